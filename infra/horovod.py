@@ -1,0 +1,110 @@
+"""Build Horovod for the torch that is installed, once per user, and install it: ``python -m trainwright.infra.horovod``.
+
+Horovod 0.28.1 asks for C++14 where torch's headers want C++20, so it cannot be an ordinary dependency: it is built here with a
+compiler wrapper that rewrites the flag. The wheel is kept under ``~/.cache/trainwright/wheels``, keyed by Horovod, torch and
+Python version, so that the minutes of compiling are spent once per user.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+VERSION = "0.28.1"
+_COMPILER_WRAPPER = """#!/bin/bash
+args=()
+for arg in "$@"; do case "$arg" in -std=*14) args+=(-std=gnu++20) ;; *) args+=("$arg") ;; esac; done
+exec g++ "${args[@]}"
+"""
+
+
+def wheel_cache() -> Path:
+    """The folder of built wheels for this Python, torch and machine."""
+    root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "trainwright" / "wheels"
+    torch = importlib.metadata.version("torch")
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    return root / f"horovod-{VERSION}-torch-{torch}-{python}-{platform.machine()}"
+
+
+def installed() -> bool:
+    """Whether the Horovod we build is installed, for the torch that is installed."""
+    try:
+        if importlib.metadata.version("horovod") != VERSION:
+            return False
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    import_check = [sys.executable, "-c", "import horovod.torch as hvd; hvd.init()"]
+    return subprocess.run(import_check, capture_output=True, check=False).returncode == 0
+
+
+def build(into: Path) -> Path:
+    """Compile the wheel into a folder and return its path. Takes minutes; prints a line every ten seconds.
+
+    Raises OSError where a tool is missing or the compiler fails; the message names the log.
+    """
+    missing = [tool for tool in ("g++", "cmake", "make") if shutil.which(tool) is None]
+    if missing:
+        raise OSError(f"Horovod's build needs {', '.join(missing)}: install them with the system's package manager")
+    into.mkdir(parents=True, exist_ok=True)
+    log_path = into / "build.log"
+    with tempfile.TemporaryDirectory(prefix="trainwright-horovod-") as folder:
+        wrapper = Path(folder) / "g++-gnu20"
+        wrapper.write_text(_COMPILER_WRAPPER)
+        wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
+        environment = os.environ | {
+            "CXX": str(wrapper),
+            "MAKEFLAGS": f"-j{os.cpu_count() or 1}",
+            "HOROVOD_WITH_PYTORCH": "1",
+            "HOROVOD_WITHOUT_TENSORFLOW": "1",
+            "HOROVOD_WITHOUT_MXNET": "1",
+            "HOROVOD_WITH_GLOO": "1",
+            "HOROVOD_WITHOUT_MPI": "1",
+        }
+        command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-cache-dir", "-v"]
+        command += [f"horovod=={VERSION}", "-w", folder]
+        started = time.monotonic()
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+            while process.poll() is None:
+                try:
+                    process.wait(timeout=10)
+                except subprocess.TimeoutExpired:
+                    _say(f"building Horovod {VERSION} (5 to 10 minutes, once): {time.monotonic() - started:4.0f} s")
+        if process.returncode != 0:
+            raise OSError(f"Horovod did not build (pip exit {process.returncode}); the compiler's words are in {log_path}")
+        built = next(Path(folder).glob("horovod-*.whl"))
+        part = into / f"{built.name}.part"
+        shutil.copyfile(built, part)
+        return part.rename(into / built.name)
+
+
+def main() -> int:
+    """Install Horovod from the cached wheel, building it first where there is none."""
+    if installed():
+        return 0
+    cache = wheel_cache()
+    wheels = sorted(cache.glob("horovod-*.whl"))
+    try:
+        wheel = wheels[-1] if wheels else build(cache)
+    except OSError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 1
+    _say(f"installing {wheel.name} from {cache}")
+    install = [sys.executable, "-m", "pip", "install", "-q", "--force-reinstall", "--no-deps", str(wheel)]
+    return subprocess.run(install, check=False).returncode
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

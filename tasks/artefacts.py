@@ -1,0 +1,287 @@
+"""What flows from step to step: one frozen model per file of the run folder.
+
+    validate -> Validation   extract -> Structure   estimate -> Estimate   allocate -> Plan
+    search_lr -> LearningRateSearch   train -> Result   store -> Manifest   analyze -> Report
+
+`Structure` is the estimator's (`trainwright.estimator.structure`). Every artefact has a `schema_version` and ignores fields it does not
+know, so that each version reads its neighbours' files. Units stand in the names.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from trainwright.estimator.curves import DeviceCurve, Interval, Mode
+from trainwright.tasks.job import Job, Task
+from trainwright.tasks.pool import Device
+
+State = Literal["running", "success", "failed", "infeasible", "interrupted"]
+
+
+class Value(BaseModel):
+    """A part of an artefact."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Artefact(Value):
+    """A file of the run folder."""
+
+    FILE: ClassVar[str]
+    schema_version: int = 1
+
+
+class RunJob(Job):
+    """job.json: the job as it runs, its paths absolute."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    FILE: ClassVar[str] = "job.json"
+    schema_version: int = 1
+
+
+class Status(Artefact):
+    """status.json: how far the run is. The one file that changes, and the only one the manifest leaves out."""
+
+    FILE: ClassVar[str] = "status.json"
+    state: State
+    step: str | None = Field(default=None, description="the step that runs, or in which the run ended")
+    holder: str
+    started_at: str
+    updated_at: str
+    steps: dict[str, float] = Field(default_factory=dict, description="seconds each finished step took")
+    error: dict[str, Any] | None = None
+
+
+class DataSchema(Value):
+    """What the data looks like to a model. Shapes are of one sample, without the batch."""
+
+    task: Task
+    rows: int
+    train_rows: int
+    validation_rows: int
+    inputs: dict[str, tuple[int, ...]] = Field(description="shape by input; one input is called `inputs`")
+    input_dtypes: dict[str, str]
+    target: str
+    target_dtype: str
+    classes: list[str] | None = Field(default=None, description="labels in the order of their numbers")
+    sha256: str = Field(description="of the content, so that a change is seen")
+
+
+class Expectation(Value):
+    """One expectation and how the data met it."""
+
+    expectation: str
+    column: str | None = None
+    expected: dict[str, Any] = Field(default_factory=dict)
+    success: bool
+    observed: Any = None
+    unexpected_count: int | None = None
+    sample_rows: list[dict[str, Any]] = Field(default_factory=list, description="rows that fail it, with their index")
+
+
+class Validation(Artefact):
+    """validation.json"""
+
+    FILE: ClassVar[str] = "validation.json"
+    success: bool
+    suite_source: Literal["given", "kept", "inferred"]
+    suite: list[dict[str, Any]] = Field(description="the expectations, as Great Expectations writes them")
+    expectations: list[Expectation]
+    data: DataSchema | None = Field(default=None, description="None where the data can't even be described")
+    checked_rows: int
+    great_expectations: dict[str, Any] = Field(description="Great Expectations' own result")
+
+
+class Estimate(Artefact):
+    """estimate.json: one curve for each kind of device in the pool."""
+
+    FILE: ClassVar[str] = "estimate.json"
+    mode: Mode
+    curves: list[DeviceCurve]
+    calibrations: dict[str, str] = Field(default_factory=dict, description="sha256 of the calibration, by device kind")
+
+    def curve(self, device: Device) -> DeviceCurve:
+        """The curve of a device's kind."""
+        for curve in self.curves:
+            if (curve.device_type, curve.cores, curve.speed) == device.variant:
+                return curve
+        raise KeyError(device.variant)
+
+
+class PlannedDevice(Device):
+    """A device of the plan, with its share of each step."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    batch_size: int
+    step_time_s: Interval = Field(description="of its own share, without waiting for the others")
+    peak_memory_bytes: float
+
+
+class Prediction(Value):
+    """What a plan is predicted to take."""
+
+    step_time_s: Interval
+    duration_s: Interval
+    energy_j: Interval | None
+    cost: Interval | None
+
+
+class Alternative(Value):
+    """A configuration that lost, and why."""
+
+    devices: dict[str, int] = Field(description="count by kind of device")
+    global_batch_size: int
+    predicted: Prediction | None = None
+    feasible: bool
+    reason: str
+
+
+class Plan(Artefact):
+    """plan.json"""
+
+    FILE: ClassVar[str] = "plan.json"
+    feasible: bool
+    objective: Literal["energy", "cost", "time"]
+    devices: list[PlannedDevice]
+    global_batch_size: int
+    steps_per_epoch: int
+    epochs: int
+    strategy: dict[str, Any]
+    predicted: Prediction | None
+    deadline_s: float | None
+    binding: str | None = Field(default=None, description="where infeasible: the limit that binds")
+    nearest: dict[str, float] = Field(default_factory=dict, description="where infeasible: deadline_s, budget that would do")
+    alternatives: list[Alternative] = Field(default_factory=list)
+    search: Literal["exact", "greedy"] = "exact"
+    solve_time_s: float
+
+
+class LearningRatePoint(Value):
+    """One step of the ramp."""
+
+    learning_rate: float
+    loss: float
+    smoothed_loss: float
+    accuracy: float | None = None
+    smoothed_accuracy: float | None = None
+
+
+class CurveFit(Value):
+    """A curve fitted over x = log10(learning rate)."""
+
+    curve: Literal["loss", "accuracy"]
+    kind: Literal["polynomial", "logarithmic"]
+    coefficients: list[float]
+    low: float = Field(description="least learning rate it was fitted on")
+    high: float = Field(description="greatest")
+    r2: float
+
+
+class LearningRateSearch(Artefact):
+    """lr_search.json; the plot is lr_search.html beside it."""
+
+    FILE: ClassVar[str] = "lr_search.json"
+    learning_rate: float
+    interval: tuple[float, float]
+    source: Literal["searched", "given", "replayed"]
+    reason: str
+    points: list[LearningRatePoint] = Field(default_factory=list)
+    fits: list[CurveFit] = Field(default_factory=list)
+    diverged_at: float | None = None
+    plot: str | None = None
+
+
+class SplitEvent(Value):
+    """A change of the batch split, from `step` on."""
+
+    step: int
+    batch_sizes: list[int] = Field(description="by rank")
+    reason: str
+
+
+class DeviceResult(Value):
+    """What one device did."""
+
+    id: str
+    type: str
+    rank: int
+    batch_size: int = Field(description="at the end")
+    samples: int
+    step_time_s: Interval | None = Field(description="measured: median, 5th and 95th percentile of its own work")
+    wait_s: float = Field(description="spent waiting for the other ranks")
+    peak_memory_bytes: float
+    cpu_s: float
+    share: str = Field(description="how it was held to its share of the CPU")
+
+
+class Measured(Value):
+    """The measured side of Prediction."""
+
+    step_time_s: Interval | None
+    duration_s: float
+    peak_memory_bytes: float
+    energy_j: float | None
+    energy_source: str | None
+    cost: float | None
+
+
+class Checkpoint(Value):
+    """A checkpoint of the run folder."""
+
+    path: str
+    step: int
+    metrics: dict[str, float] = Field(default_factory=dict)
+    best: bool = False
+
+
+class Result(Artefact):
+    """result.json"""
+
+    FILE: ClassVar[str] = "result.json"
+    state: State
+    metrics: dict[str, float]
+    target_reached: bool | None
+    predicted: Prediction | None
+    measured: Measured
+    devices: list[DeviceResult]
+    split_events: list[SplitEvent]
+    checkpoints: list[Checkpoint]
+    learning_rate: float
+    global_batch_size: int
+    steps: int
+    epochs: int
+    resumed_from_step: int | None
+    backend: str
+    versions: dict[str, str]
+
+
+class SealedFile(Value):
+    """A file of a manifest."""
+
+    size: int
+    sha256: str
+
+
+class Manifest(Artefact):
+    """manifest.json: seals the run; written once, last."""
+
+    FILE: ClassVar[str] = "manifest.json"
+    run: str
+    sealed_at: str
+    files: dict[str, SealedFile]
+
+
+class Report(Artefact):
+    """report/report.json: the numbers behind report/report.html."""
+
+    FILE: ClassVar[str] = "report/report.json"
+    html: str = "report/report.html"
+    run: str
+    runs_compared: int
+    engine: str = Field(description="what did the arithmetic: dask, or pandas below the stated size")
+    epochs: list[dict[str, float | None]] = Field(description="loss and metrics by epoch")
+    predicted_and_measured: list[dict[str, Any]]
+    devices: list[dict[str, Any]]
+    history: list[dict[str, Any]] = Field(description="this run and the earlier ones, newest first")

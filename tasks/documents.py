@@ -1,0 +1,162 @@
+"""What people write: YAML (1.2 core types, no tags, no aliases) or JSON, read into frozen pydantic models.
+
+A wrong document gives one line: the file, the field, what was given, what is allowed. Stored artefacts are not read
+here (`tasks.artefacts`).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError, WithJsonSchema
+
+from trainwright.tasks.errors import BadInput
+
+MAX_BYTES = 1_000_000
+_MAX_DEPTH = 30
+
+
+class Document(BaseModel):
+    """Base of what people write: frozen, unknown fields refused, numbers finite."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+AnyDocument = TypeVar("AnyDocument", bound=Document)
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML with the types of YAML 1.2's core schema: `no` is a word, `18:00` is a word."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not allowed")
+        event = self.peek_event()
+        if getattr(event, "tag", None):
+            raise yaml.YAMLError(f"tags ({event.tag}) are not allowed")
+        self.depth += 1
+        if self.depth > _MAX_DEPTH:
+            raise yaml.YAMLError(f"nested deeper than {_MAX_DEPTH} levels")
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if not isinstance(key, str):
+                raise yaml.YAMLError(f"the key {key!r} is not text")
+            if keys.count(key) > 1:
+                raise yaml.YAMLError(f"the field {key!r} stands there twice")
+        return super().construct_mapping(node, deep=deep)
+
+
+for _tag, _pattern, _first in (
+    ("tag:yaml.org,2002:bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
+    ("tag:yaml.org,2002:int", r"^[-+]?(?:0|[1-9][0-9]*)$", "-+0123456789"),
+    ("tag:yaml.org,2002:float", r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$", "-+.0123456789"),
+    ("tag:yaml.org,2002:null", r"^(?:~|null|Null|NULL|)$", "~nN\0"),
+):
+    _Loader.add_implicit_resolver(_tag, re.compile(_pattern), list(_first) + ([""] if "null" in _tag else []))
+
+
+def parse_text(text: str, name: str) -> dict[str, Any]:
+    """The mapping that a YAML or JSON text holds. Raises BadInput, naming the document, for anything else."""
+    if len(text.encode(errors="replace")) > MAX_BYTES:
+        raise BadInput(f"{name}: larger than {MAX_BYTES} bytes")
+    try:
+        value = yaml.load(text, Loader=_Loader)  # noqa: S506
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problem = getattr(error, "problem", None) or str(error)
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1})" if mark else ""
+        raise BadInput(f"{name}: not valid YAML or JSON{where}: {problem}") from None
+    if value is None:
+        raise BadInput(f"{name}: the file is empty; allowed: a mapping of fields")
+    if not isinstance(value, dict):
+        raise BadInput(f"{name}: got a {type(value).__name__}; allowed: a mapping of fields")
+    return value
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML or JSON file holds. Raises BadInput where there is none."""
+    try:
+        if path.is_file() and path.stat().st_size > MAX_BYTES:
+            raise BadInput(f"{path}: larger than {MAX_BYTES} bytes")
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: can't be read as text ({getattr(error, 'strerror', None) or 'not UTF-8'})") from None
+    return parse_text(text, str(path))
+
+
+def validated(model: type[AnyDocument], values: dict[str, Any], name: str) -> AnyDocument:
+    """The model these values describe. Raises BadInput with one line: document, field, given, allowed."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise BadInput(f"{name}: {one_line(error)}") from None
+
+
+def one_line(error: ValidationError) -> str:
+    """The first thing a ValidationError complains of, in one line, with the number of the others."""
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    field = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("function-", "tagged-")))
+    if first["type"] == "extra_forbidden":
+        line = f"{field}: unknown field"
+    elif first["type"] == "missing":
+        line = f"{field}: missing, and needed"
+    else:
+        given = repr(first.get("input"))
+        message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        line = f"{field}: got {given if len(given) <= 80 else given[:77] + '...'}; allowed: {message}"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return line.removeprefix(": ") + more
+
+
+_TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_RATES = {"kbit": 125.0, "Mbit": 125e3, "Gbit": 125e6, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+
+
+def _measure(value: Any, units: dict[str, float], example: str) -> float:
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?)\s*([A-Za-z]+)\s*", value)
+        if match and match.group(2) in units:
+            return float(match.group(1)) * units[match.group(2)]
+    raise ValueError(f"a number with its unit, one of {', '.join(units)}, such as {example}")
+
+
+def _positive(value: float) -> float:
+    if value <= 0:
+        raise ValueError("more than zero")
+    return value
+
+
+def _text_schema(example: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "examples": [example]})
+
+
+Duration = Annotated[
+    float,
+    BeforeValidator(lambda value: _positive(_measure(value, _TIMES, "30m"))),
+    PlainSerializer(lambda seconds: f"{seconds!r}s", return_type=str),
+    _text_schema("30m"),
+]
+"""Seconds, written with a unit: 90s, 30m, 8h, 50us."""
+
+Bandwidth = Annotated[
+    float,
+    BeforeValidator(lambda value: _positive(_measure(value, _RATES, "10Gbit"))),
+    PlainSerializer(lambda rate: f"{rate / 125e6!r}Gbit", return_type=str),
+    _text_schema("10Gbit"),
+]
+"""Bytes per second, written with a unit: 200Mbit, 10Gbit, 1GB."""

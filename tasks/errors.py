@@ -1,0 +1,92 @@
+"""The errors of the steps, each for something a caller handles in its own way.
+
+    TrainwrightError              exit code
+    ├── BadInput              2   a job, pool, model or option is wrong
+    ├── DataRejected          1   validation failed: names the expectations
+    ├── TrainingFailed        1   a rank failed, or the loss is not a number
+    ├── CorruptArtefact       1   what the store holds is not what was written
+    ├── RunHeld               1   another process works on this run
+    ├── Infeasible            3   no plan meets the limits: which, and the nearest that does
+    ├── ServiceUnreachable    4   a service does not answer: which, where, how to start it
+    └── Interrupted         130   stopped by a person or a signal
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainwright.estimator.errors import BadInput, TrainwrightError
+
+
+class DataRejected(TrainwrightError):
+    """The data does not meet its expectations."""
+
+    kind = "data_rejected"
+
+
+class TrainingFailed(TrainwrightError):
+    """Training ended without a model."""
+
+    kind = "training_failed"
+
+
+class CorruptArtefact(TrainwrightError):
+    """A stored object is missing, cut short or changed."""
+
+    kind = "corrupt_artefact"
+
+
+class RunHeld(TrainwrightError):
+    """Another process holds the run or its devices."""
+
+    kind = "held"
+
+
+class Infeasible(TrainwrightError):
+    """No plan meets the limits."""
+
+    kind = "infeasible"
+    exit_code = 3
+
+
+class ServiceUnreachable(TrainwrightError):
+    """A needed service does not answer."""
+
+    kind = "service_unreachable"
+    exit_code = 4
+
+
+class Interrupted(TrainwrightError):
+    """Stopped on request; what was saved can be resumed."""
+
+    kind = "interrupted"
+    exit_code = 130
+
+
+_KINDS: dict[str, type[TrainwrightError]] = {
+    error.kind: error
+    for error in (
+        TrainwrightError, BadInput, DataRejected, TrainingFailed, CorruptArtefact, RunHeld, Infeasible,
+        ServiceUnreachable, Interrupted,
+    )
+}  # fmt: skip
+
+
+def from_document(document: dict[str, Any]) -> TrainwrightError:
+    """The error that another process wrote down with `TrainwrightError.document`."""
+    details = {key: value for key, value in document.items() if key not in ("kind", "message")}
+    return _KINDS.get(str(document.get("kind")), TrainwrightError)(str(document.get("message", "")), **details)
+
+
+__all__ = [
+    "BadInput",
+    "CorruptArtefact",
+    "DataRejected",
+    "Infeasible",
+    "Interrupted",
+    "RunHeld",
+    "ServiceUnreachable",
+    "TrainingFailed",
+    "TrainwrightError",
+    "from_document",
+]

@@ -1,0 +1,196 @@
+"""The job file: which data, which model, how to train, by when. The same class is the file, the REST body and the form.
+
+Paths in a job file are relative to the file; `load_job` makes them absolute. See DESIGN's example in README.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from trainwright.tasks.documents import Document, Duration, read_mapping, validated
+
+Task = Literal[
+    "image-classification",
+    "tabular-classification",
+    "tabular-regression",
+    "text-classification",
+    "forecasting",
+    "custom",
+]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", description="lower-case letters, digits, -")]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Scalar = str | int | float | bool | None
+
+
+class DataSpec(Document):
+    """The data of a job."""
+
+    uri: str = Field(min_length=1, description="builtin:NAME, s3://…, file://… or a path: parquet, csv, npz, image folder")
+    target: str = Field(default="label", min_length=1, description="the column or array to predict")
+    task: Task | None = Field(default=None, description="what is to be learnt; inferred from the data when left out")
+    validation_fraction: Fraction = Field(default=0.2, description="share of rows held out for validation")
+    expectations: str | None = Field(default=None, description="a Great Expectations suite (JSON); inferred when left out")
+
+
+class ModelSpec(Document):
+    """The model of a job."""
+
+    source: str = Field(min_length=1, description="path/to/model.py, or a module that defines build_model")
+    config: dict[str, Scalar | list[Scalar]] = Field(default_factory=dict, description="arguments of build_model")
+
+
+class Optimizer(Document):
+    """The optimizer and its constants (torch.optim's names)."""
+
+    name: Literal["sgd", "momentum", "adam", "adamw"] = Field(default="adamw", description="the update rule")
+    weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty (decoupled in adamw)")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="for momentum only")
+
+
+class CheckpointPolicy(Document):
+    """When checkpoints are written and which are kept."""
+
+    every_steps: int = Field(default=50, ge=1, description="steps between checkpoints")
+    keep_last: int = Field(default=3, ge=1, description="how many of the newest stay")
+    keep_best: bool = Field(default=True, description="keep the one with the best validation metric too")
+
+
+class Target(Document):
+    """A metric that training should reach; it is reported, and marks the best checkpoint."""
+
+    metric: Literal["accuracy", "loss"] = Field(default="accuracy", description="measured on the held-out rows")
+    value: float = Field(description="what is to be reached")
+
+
+class TrainSpec(Document):
+    """How to train."""
+
+    epochs: int = Field(default=5, ge=1, le=100_000, description="passes over the training rows")
+    global_batch_size: int | Literal["auto"] = Field(default="auto", description="samples per step over all devices")
+    batch_bounds: tuple[int, int] = Field(default=(64, 1024), description="least and greatest global batch for auto")
+    optimizer: Optimizer = Optimizer()
+    learning_rate: float | Literal["auto"] = Field(default="auto", description="a number, or found by search_lr")
+    learning_rate_rule: Literal["auto", "constant", "linear", "sqrt", "adascale"] = Field(
+        default="auto", description="how it follows a batch that grows while training"
+    )
+    schedule: Literal["constant", "cosine"] = Field(default="cosine", description="of the learning rate over the run")
+    clip_norm: float | None = Field(default=None, gt=0, description="bound on the gradient's norm")
+    precision: Literal["fp32", "fp64"] = Field(default="fp32", description="of parameters and arithmetic")
+    seed: int = Field(default=0, ge=0, lt=2**31, description="of initial weights, data order and split")
+    backend: Literal["auto", "horovod", "torch"] = Field(default="auto", description="the collectives' library")
+    adaptive_split: bool = Field(default=True, description="correct the batch split by measured step times")
+    adaptive_batch: bool = Field(default=False, description="let the global batch grow within batch_bounds")
+    checkpoint: CheckpointPolicy = CheckpointPolicy()
+    target: Target | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrainSpec:
+        low, high = self.batch_bounds
+        if not 1 <= low <= high:
+            raise ValueError(f"batch_bounds as [least, greatest] with 1 <= least <= greatest, not [{low}, {high}]")
+        if self.global_batch_size != "auto" and self.global_batch_size < 1:
+            raise ValueError(f"global_batch_size of 1 or more, or auto, not {self.global_batch_size}")
+        if self.learning_rate != "auto" and self.learning_rate <= 0:
+            raise ValueError(f"a learning_rate above zero, or auto, not {self.learning_rate:g}")
+        return self
+
+
+class Objective(Document):
+    """What the planner minimises, within which limits."""
+
+    minimize: Literal["energy", "cost", "time"] = Field(default="energy", description="what counts")
+    deadline: Duration | None = Field(default=None, description="from the lease to the end of training, such as 30m")
+    budget: float | None = Field(default=None, gt=0, description="the most it may cost, in the pool's currency")
+    confidence: Annotated[float, Field(ge=0.5, lt=1)] = Field(default=0.9, description="how surely the limits must hold")
+
+
+class DeviceFilter(Document):
+    """Which of the pool's devices may be used; left out, the planner is free."""
+
+    types: list[str] = Field(default_factory=list, description="device types; empty: all")
+    hosts: list[str] = Field(default_factory=list, description="host names; empty: all")
+    ids: list[str] = Field(default_factory=list, description="device ids; empty: all")
+    exclude: list[str] = Field(default_factory=list, description="types, hosts or ids not to use")
+    min_count: int = Field(default=1, ge=1, description="the fewest devices")
+    max_count: int | None = Field(default=None, ge=1, description="the most devices")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> DeviceFilter:
+        if self.max_count is not None and self.max_count < self.min_count:
+            raise ValueError(f"max_count of at least min_count ({self.min_count}), not {self.max_count}")
+        return self
+
+
+class Schedule(Document):
+    """When Airflow runs the job by itself."""
+
+    cron: str | None = Field(default=None, description="five cron fields, UTC")
+    on_new_data: bool = Field(default=False, description="whenever the data's Asset is updated")
+
+
+class Promotion(Document):
+    """What a finished model must be to get an alias in the store."""
+
+    alias: Name = Field(default="production", description="the name that serving follows")
+    require_approval: bool = Field(default=False, description="a person must agree first")
+    only_if_better: str | None = Field(default=None, description="the metric that must beat the current model's")
+
+
+class Job(Document):
+    """A training job. Every field's description is its help in the form."""
+
+    name: Name
+    pool: str | None = Field(default=None, description="a pool file; left out: this machine")
+    priority: int = Field(default=0, ge=-100, le=100, description="rank in the queue for devices; higher goes first")
+    data: DataSpec
+    model: ModelSpec | None = Field(default=None, description="the model's source")
+    train: TrainSpec = TrainSpec()
+    objective: Objective = Objective()
+    devices: DeviceFilter = DeviceFilter()
+    schedule: Schedule | None = None
+    promotion: Promotion | None = None
+
+    def not_yet_acted_on(self) -> list[str]:
+        """The fields this job sets that this version reads but does not act on, so that nobody relies on them."""
+        waiting = {
+            "priority": self.priority != 0,
+            "promotion": self.promotion is not None,
+            "schedule.on_new_data": self.schedule is not None and self.schedule.on_new_data,
+            "train.adaptive_batch": self.train.adaptive_batch,
+            "train.learning_rate_rule": self.train.learning_rate_rule not in ("auto", "constant"),
+        }
+        return [field for field, is_set in waiting.items() if is_set]
+
+
+def load_job(source: str | Path | dict[str, Any], pool: str | Path | None = None) -> Job:
+    """The job in a file, or in a mapping (as an Airflow parameter carries it).
+
+    `pool` overrides the job's pool. Paths become absolute: relative to the job's file, or to the current folder for a
+    mapping and for `pool`. Raises BadInput with one line.
+    """
+    if isinstance(source, dict):
+        values, base, name = source, Path.cwd(), "job"
+    else:
+        path = Path(source).absolute()
+        values, base, name = read_mapping(path), path.parent, str(source)
+    job = validated(Job, values, name)
+    data = job.data.model_copy(
+        update={
+            "uri": _absolute(job.data.uri, base),
+            "expectations": job.data.expectations and _absolute(job.data.expectations, base),
+        }
+    )
+    model = job.model
+    if model is not None and (model.source.endswith(".py") or "/" in model.source):
+        model = model.model_copy(update={"source": _absolute(model.source, base)})
+    chosen = str(Path(pool).absolute()) if pool is not None else job.pool and _absolute(job.pool, base)
+    return job.model_copy(update={"data": data, "model": model, "pool": chosen})
+
+
+def _absolute(uri: str, base: Path) -> str:
+    if uri.startswith("builtin:") or "://" in uri:
+        return uri
+    return str((base / uri).resolve())

@@ -1,0 +1,301 @@
+"""Objects under keys, in any S3 server (minio SDK) or a folder: the only way trainwright reads and writes its store.
+
+Uses what every S3 server promises: put, get, list, delete, conditional create. Step `store` (sealing a run) is
+`tasks.store`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+from trainwright.infra.local import s3_access
+from trainwright.tasks.errors import BadInput, CorruptArtefact, ServiceUnreachable
+from trainwright.tasks.settings import Settings, settings
+
+_KEY = re.compile(r"^(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+)*$")
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """A key and the size of what lies there, in bytes."""
+
+    key: str
+    size: int
+
+
+class ObjectStore(Protocol):
+    """Keys are relative paths with /. A missing key is FileNotFoundError; a store out of reach, ServiceUnreachable."""
+
+    uri: str
+
+    def get(self, key: str) -> bytes: ...
+    def put(self, key: str, data: bytes) -> None: ...
+    def create(self, key: str, data: bytes) -> bool:
+        """Write only where nothing lies: True for the one writer that did."""
+        ...
+
+    def put_file(self, key: str, path: Path) -> None: ...
+    def get_file(self, key: str, path: Path) -> None: ...
+    def delete(self, key: str) -> None: ...
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Every object whose key begins with the prefix, in the order of the keys."""
+        ...
+
+    def folders(self, prefix: str = "") -> Iterator[str]:
+        """The names directly below a prefix that ends in / (or is empty) that have objects below them."""
+        ...
+
+
+def checked_key(key: str) -> str:
+    """The key, if it is one: relative, no `..`, plain characters. Raises BadInput."""
+    if not _KEY.match(key):
+        raise BadInput(f"key: got {key!r}; allowed: relative paths of letters, digits and . _ = + @ -")
+    return key
+
+
+class FolderStore:
+    """Objects as files of a folder. Writes are atomic: a reader sees the old bytes or the new."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.uri = root.as_uri()
+
+    def _path(self, key: str) -> Path:
+        return self.root / checked_key(key)
+
+    def get(self, key: str) -> bytes:
+        return self._path(key).read_bytes()
+
+    def put(self, key: str, data: bytes) -> None:
+        part = self._part(key, data)
+        part.replace(self._path(key))
+
+    def create(self, key: str, data: bytes) -> bool:
+        part = self._part(key, data)
+        try:
+            os.link(part, self._path(key))
+        except FileExistsError:
+            return False
+        finally:
+            part.unlink()
+        return True
+
+    def _part(self, key: str, data: bytes) -> Path:
+        target = self._path(key)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=".part-", dir=target.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        return Path(name)
+
+    def put_file(self, key: str, path: Path) -> None:
+        self.put(key, path.read_bytes())
+
+    def get_file(self, key: str, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(self.get(key))
+
+    def delete(self, key: str) -> None:
+        self._path(key).unlink(missing_ok=True)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        files = (path for path in self.root.rglob("*") if path.is_file() and not path.name.startswith(".part-"))
+        for key, path in sorted((path.relative_to(self.root).as_posix(), path) for path in files):
+            if key.startswith(prefix):
+                yield ObjectInfo(key, path.stat().st_size)
+
+    def folders(self, prefix: str = "") -> Iterator[str]:
+        base = self.root / prefix
+        if base.is_dir():
+            yield from sorted(path.name for path in base.iterdir() if path.is_dir())
+
+
+class S3Store:
+    """Objects of a bucket, below a prefix."""
+
+    def __init__(self, bucket: str, prefix: str, endpoint: str, access: str, secret: str, region: str) -> None:
+        import urllib3
+        from minio import Minio
+
+        self.bucket, self.prefix, self.endpoint = bucket, f"{prefix}/" if prefix else "", endpoint
+        self.uri = f"s3://{bucket}/{prefix}".rstrip("/")
+        pool = urllib3.PoolManager(
+            timeout=urllib3.Timeout(connect=5, read=60),
+            retries=urllib3.Retry(total=3, connect=2, backoff_factor=0.2, status_forcelist=[500, 502, 503, 504]),
+        )
+        split = urlsplit(endpoint)
+        self.client = Minio(
+            split.netloc, access_key=access, secret_key=secret, region=region, secure=split.scheme == "https",
+            http_client=pool,
+        )  # fmt: skip
+        self._bucket_known = False
+
+    def get(self, key: str) -> bytes:
+        with self._errors(key):
+            response = self.client.get_object(self.bucket, self.prefix + checked_key(key))
+            try:
+                return bytes(response.read())
+            finally:
+                response.close()
+                response.release_conn()
+
+    def put(self, key: str, data: bytes) -> None:
+        with self._errors(key):
+            self._ensure_bucket()
+            self.client.put_object(self.bucket, self.prefix + checked_key(key), io.BytesIO(data), len(data))
+
+    def create(self, key: str, data: bytes) -> bool:
+        from minio.error import S3Error
+
+        with self._errors(key):
+            self._ensure_bucket()
+            try:
+                # The SDK's public put_object turns If-None-Match into user metadata and overwrites; a test holds this.
+                headers: dict[str, Any] = {"If-None-Match": "*"}
+                self.client._put_object(self.bucket, self.prefix + checked_key(key), data, headers)
+            except S3Error as error:
+                if error.code in ("PreconditionFailed", "ConditionalRequestConflict"):
+                    return False
+                raise
+        return True
+
+    def put_file(self, key: str, path: Path) -> None:
+        with self._errors(key):
+            self._ensure_bucket()
+            self.client.fput_object(self.bucket, self.prefix + checked_key(key), str(path))
+
+    def get_file(self, key: str, path: Path) -> None:
+        with self._errors(key):
+            self.client.fget_object(self.bucket, self.prefix + checked_key(key), str(path))
+
+    def delete(self, key: str) -> None:
+        with self._errors(key):
+            self.client.remove_object(self.bucket, self.prefix + checked_key(key))
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        for item in self._listed(prefix, recursive=True):
+            if not item.is_dir:
+                yield ObjectInfo(item.object_name[len(self.prefix) :], item.size)
+
+    def folders(self, prefix: str = "") -> Iterator[str]:
+        for item in self._listed(prefix, recursive=False):
+            if item.is_dir:
+                yield item.object_name.rstrip("/").rsplit("/", 1)[-1]
+
+    def _listed(self, prefix: str, *, recursive: bool) -> list[Any]:
+        from minio.error import S3Error
+
+        with self._errors(prefix):
+            try:
+                return list(self.client.list_objects(self.bucket, self.prefix + prefix, recursive=recursive))
+            except S3Error as error:
+                if error.code == "NoSuchBucket":
+                    return []
+                raise
+
+    def _ensure_bucket(self) -> None:
+        from minio.error import S3Error
+
+        if not self._bucket_known:
+            try:
+                if not self.client.bucket_exists(self.bucket):
+                    self.client.make_bucket(self.bucket)
+            except S3Error as error:
+                if error.code not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
+                    raise
+            self._bucket_known = True
+
+    def _errors(self, key: str) -> _S3Errors:
+        return _S3Errors(self, key)
+
+
+class _S3Errors:
+    """Translates what the SDK raises into this project's errors; the secret never shows."""
+
+    def __init__(self, store: S3Store, key: str) -> None:
+        self.store, self.key = store, key
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
+        import urllib3
+        from minio.error import MinioException, S3Error
+
+        where = f"S3 server at {self.store.endpoint}"
+        if isinstance(error, S3Error):
+            if error.code in ("NoSuchKey", "NoSuchBucket", "NoSuchObject"):
+                raise FileNotFoundError(f"{self.store.uri}/{self.key}") from None
+            if error.code in ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"):
+                raise ServiceUnreachable(
+                    f"{where}: it refused the credentials ({error.code}); set TRAINWRIGHT_S3_ACCESS_KEY and "
+                    "TRAINWRIGHT_S3_SECRET_KEY",
+                    service="s3", address=self.store.endpoint,
+                ) from None  # fmt: skip
+            raise ServiceUnreachable(
+                f"{where}: {error.code}: {error.message}", service="s3", address=self.store.endpoint
+            ) from error
+        if isinstance(error, urllib3.exceptions.HTTPError | MinioException | ConnectionError):
+            raise ServiceUnreachable(
+                f"{where} can't be reached; start the embedded one with `trainwright up`, or set "
+                "TRAINWRIGHT_S3_ENDPOINT to another",
+                service="s3", address=self.store.endpoint,
+            ) from error  # fmt: skip
+
+
+def open_store(uri: str, config: Settings | None = None) -> ObjectStore:
+    """The store at `s3://bucket/prefix` or `file:///folder`. Connects at the first use, not here.
+
+    Raises BadInput for another URI, ServiceUnreachable where the embedded S3 server was never started.
+    """
+    config = config or settings()
+    split = urlsplit(uri)
+    if split.scheme == "file" and split.netloc in ("", "localhost") and split.path:
+        return FolderStore(Path(unquote(split.path)))
+    if split.scheme != "s3" or not re.match(r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$", split.netloc):
+        raise BadInput(f"store: got {uri!r}; allowed: s3://bucket/prefix or file:///folder")
+    prefix = split.path.strip("/")
+    if prefix:
+        checked_key(prefix)
+    endpoint, credentials = config.s3_endpoint, config.s3_credentials()
+    if endpoint is None or credentials is None:
+        try:
+            embedded = s3_access(config.home)
+        except OSError as error:
+            raise ServiceUnreachable(
+                "S3 server: none was set up here; start the embedded one with `trainwright up`, or set "
+                "TRAINWRIGHT_S3_ENDPOINT, TRAINWRIGHT_S3_ACCESS_KEY and TRAINWRIGHT_S3_SECRET_KEY",
+                service="s3", address=endpoint or "127.0.0.1",
+            ) from error  # fmt: skip
+        endpoint = endpoint or embedded.endpoint
+        credentials = credentials or (embedded.access_key, embedded.secret_key)
+    if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).netloc:
+        raise BadInput(f"TRAINWRIGHT_S3_ENDPOINT: got {endpoint!r}; allowed: http(s)://host:port")
+    return S3Store(split.netloc, prefix, endpoint, *credentials, config.s3_region)
+
+
+def sha256(data: bytes) -> str:
+    """The hexadecimal SHA-256 of some bytes."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def get_verified(store: ObjectStore, key: str, digest: str) -> bytes:
+    """An object whose SHA-256 is known. Raises CorruptArtefact where it is missing or differs."""
+    try:
+        data = store.get(key)
+    except FileNotFoundError:
+        raise CorruptArtefact(f"{store.uri}/{key}: missing") from None
+    if sha256(data) != digest:
+        raise CorruptArtefact(f"{store.uri}/{key}: changed since it was written (sha256 differs)")
+    return data

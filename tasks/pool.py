@@ -1,0 +1,148 @@
+"""The pool file: hosts, their devices, the network between them, what they cost and draw.
+
+Who holds which device is the ledger's business (`tasks.allocate.ledger`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+
+from trainwright.estimator.devices import DEVICE_TYPES, EMULATED
+from trainwright.tasks.documents import Bandwidth, Document, Duration, read_mapping, validated
+from trainwright.tasks.job import Name
+
+LOCAL_ADDRESSES = ("localhost", "127.0.0.1", "::1")
+
+
+def _per(unit: str) -> BeforeValidator:
+    def parse(value: object) -> float:
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*/\s*" + unit + r"\s*", value) if isinstance(value, str) else None
+        if match is None:
+            raise ValueError(f"a number of zero or more per {unit}, such as 2.1/{unit}")
+        return float(match.group(1))
+
+    return BeforeValidator(parse)
+
+
+PerHour = Annotated[float, _per("h"), PlainSerializer(lambda price: f"{price!r}/h", return_type=str)]
+PerKilowattHour = Annotated[float, _per("kWh"), PlainSerializer(lambda price: f"{price!r}/kWh", return_type=str)]
+
+
+class DeviceEntry(Document):
+    """One or more equal devices of a host."""
+
+    type: str = Field(description="a known device type, cpu or emulated")
+    count: int = Field(default=1, ge=1, le=10_000, description="how many")
+    cores: float | None = Field(default=None, gt=0, le=4096, description="for cpu: how many cores, or a fraction of one")
+    speed: float | None = Field(default=None, gt=0, description="for emulated: relative speed")
+
+    @model_validator(mode="after")
+    def _known(self) -> DeviceEntry:
+        if self.type not in DEVICE_TYPES:
+            raise ValueError(f"a device type of {', '.join(sorted(DEVICE_TYPES))}, not {self.type!r}")
+        if self.cores is not None and self.type != "cpu":
+            raise ValueError(f"cores only for cpu devices, not for {self.type}")
+        if (self.speed is not None) != (self.type == EMULATED):
+            raise ValueError("speed for emulated devices, and only for them")
+        return self
+
+
+class Host(Document):
+    """A machine and its devices."""
+
+    name: Name
+    address: str = Field(default="localhost", pattern=r"^[A-Za-z0-9.:_-]{1,253}$", description="name or IP address")
+    devices: list[DeviceEntry] = Field(min_length=1, description="at least one")
+    available: str | None = Field(
+        default=None, pattern=r"^\d\d:\d\d-\d\d:\d\d$", description="daily window, UTC, such as 18:00-08:00"
+    )
+
+
+class Network(Document):
+    """The network between hosts."""
+
+    bandwidth: Bandwidth = 125e6
+    latency: Duration = 50e-6
+
+
+class Power(Document):
+    """What a device draws; overrides the datasheet."""
+
+    idle_w: float = Field(ge=0, description="leased, but waiting")
+    load_w: float = Field(gt=0, description="computing")
+
+
+class Pool(Document):
+    """A pool of devices."""
+
+    name: Name
+    network: Network = Network()
+    hosts: list[Host] = Field(min_length=1, description="at least one")
+    prices: dict[str, PerHour | PerKilowattHour] = Field(default_factory=dict, description="per type, and of energy")
+    power: dict[str, Power] = Field(default_factory=dict, description="per type")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Pool:
+        names = [host.name for host in self.hosts]
+        if len(set(names)) != len(names):
+            raise ValueError("hosts of different names")
+        for named in (*self.prices, *self.power):
+            if named not in DEVICE_TYPES and named != "energy":
+                raise ValueError(f"prices and power of known device types, not {named!r}")
+        return self
+
+    def devices(self) -> list[Device]:
+        """Every device, in the order of the file, with an id that stays while the file does."""
+        found = []
+        for host in self.hosts:
+            numbers: dict[str, int] = {}
+            for entry in host.devices:
+                for _ in range(entry.count):
+                    number = numbers[entry.type] = numbers.get(entry.type, -1) + 1
+                    found.append(
+                        Device(
+                            id=f"{host.name}/{entry.type}-{number}",
+                            type=entry.type,
+                            host=host.name,
+                            address=host.address,
+                            index=number,
+                            cores=entry.cores if entry.type != "cpu" else entry.cores or 1.0,
+                            speed=entry.speed,
+                        )
+                    )
+        return found
+
+
+class Device(Document):
+    """One device of a pool. `index` counts the devices of its type on its host."""
+
+    id: str
+    type: str
+    host: str
+    address: str
+    index: int
+    cores: float | None = None
+    speed: float | None = None
+
+    @property
+    def variant(self) -> tuple[str, float | None, float | None]:
+        """What devices must share to take the same time: type, cores, speed."""
+        return (self.type, self.cores, self.speed)
+
+    @property
+    def local(self) -> bool:
+        """Whether the device is on this machine."""
+        return self.address in LOCAL_ADDRESSES
+
+
+def load_pool(path: str | Path | None) -> Pool:
+    """The pool in a file; without one, this machine as one CPU device. Raises BadInput with one line."""
+    if path is None:
+        cores = float(len(os.sched_getaffinity(0)))
+        return Pool(name="local", hosts=[Host(name="localhost", devices=[DeviceEntry(type="cpu", cores=cores)])])
+    return validated(Pool, read_mapping(Path(path)), str(path))

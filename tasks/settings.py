@@ -1,0 +1,52 @@
+"""The one place where the environment is read.
+
+| variable | default | meaning |
+|---|---|---|
+| TRAINWRIGHT_HOME | ~/.trainwright | where the embedded stack, the ledger and the calibrations live |
+| TRAINWRIGHT_STORE | s3://trainwright | where runs are kept: s3://bucket/prefix or file:///folder |
+| TRAINWRIGHT_S3_ENDPOINT | the embedded server | http(s)://host:port of any S3 server |
+| TRAINWRIGHT_S3_ACCESS_KEY, TRAINWRIGHT_S3_SECRET_KEY | the embedded server's | its credentials |
+| TRAINWRIGHT_S3_REGION | us-east-1 | its region |
+| TRAINWRIGHT_LEDGER | sqlite under TRAINWRIGHT_HOME | SQLAlchemy URL of the table of leases |
+| TRAINWRIGHT_JOBS | the shipped dags/jobs | the folder of job files that become scheduled DAGs |
+| TRAINWRIGHT_PROGRESS | none | a file to which steps append progress, one JSON object a line |
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where things are. Secrets are kept out of `repr`, so that no log shows them."""
+
+    home: Path
+    store: str
+    s3_endpoint: str | None
+    s3_region: str
+    ledger_url: str
+    jobs: Path
+    progress: Path | None
+
+    def s3_credentials(self) -> tuple[str, str] | None:
+        """Access and secret key from the environment; None where the embedded server's own are to be used."""
+        access, secret = os.environ.get("TRAINWRIGHT_S3_ACCESS_KEY"), os.environ.get("TRAINWRIGHT_S3_SECRET_KEY")
+        return (access, secret) if access and secret else None
+
+
+def settings() -> Settings:
+    """The settings as the environment has them now."""
+    home = Path(os.environ.get("TRAINWRIGHT_HOME") or Path.home() / ".trainwright").expanduser().absolute()
+    progress = os.environ.get("TRAINWRIGHT_PROGRESS")
+    return Settings(
+        home=home,
+        store=os.environ.get("TRAINWRIGHT_STORE") or "s3://trainwright",
+        s3_endpoint=os.environ.get("TRAINWRIGHT_S3_ENDPOINT") or None,
+        s3_region=os.environ.get("TRAINWRIGHT_S3_REGION") or "us-east-1",
+        ledger_url=os.environ.get("TRAINWRIGHT_LEDGER") or f"sqlite:///{home / 'ledger.sqlite'}",
+        jobs=Path(os.environ.get("TRAINWRIGHT_JOBS") or Path(__file__).parents[1] / "dags" / "jobs"),
+        progress=Path(progress) if progress else None,
+    )
