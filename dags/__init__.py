@@ -1,0 +1,1 @@
+"""Chains of operators, nothing but wiring. `python -m trainwright.dags` runs the `retrain` DAG in this process."""

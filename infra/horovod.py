@@ -79,7 +79,9 @@ def build(into: Path) -> Path:
                 except subprocess.TimeoutExpired:
                     _say(f"building Horovod {VERSION} (5 to 10 minutes, once): {time.monotonic() - started:4.0f} s")
         if process.returncode != 0:
-            raise OSError(f"Horovod did not build (pip exit {process.returncode}); the compiler's words are in {log_path}")
+            raise OSError(
+                f"Horovod did not build (pip exit {process.returncode}); the compiler's words are in {log_path}"
+            )
         built = next(Path(folder).glob("horovod-*.whl"))
         part = into / f"{built.name}.part"
         shutil.copyfile(built, part)

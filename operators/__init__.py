@@ -1,0 +1,52 @@
+"""trainwright's Airflow operators: each step of the chain, usable alone in any DAG.
+
+    from trainwright.operators import ValidateOperator, TrainOperator
+
+Nothing is imported until it is named, and no operator's module loads torch, pandas or the like: the work happens in
+`trainwright.tasks`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainwright.operators.allocate import AllocateOperator, ReleaseOperator
+    from trainwright.operators.analyze import AnalyzeOperator
+    from trainwright.operators.estimate import EstimateOperator
+    from trainwright.operators.extract import ExtractOperator
+    from trainwright.operators.search_lr import SearchLearningRateOperator
+    from trainwright.operators.store import StoreOperator
+    from trainwright.operators.train import TrainOperator
+    from trainwright.operators.validate import ValidateOperator
+
+_MODULES = {
+    "AllocateOperator": "allocate",
+    "AnalyzeOperator": "analyze",
+    "EstimateOperator": "estimate",
+    "ExtractOperator": "extract",
+    "ReleaseOperator": "allocate",
+    "SearchLearningRateOperator": "search_lr",
+    "StoreOperator": "store",
+    "TrainOperator": "train",
+    "ValidateOperator": "validate",
+}
+
+__all__ = [
+    "AllocateOperator",
+    "AnalyzeOperator",
+    "EstimateOperator",
+    "ExtractOperator",
+    "ReleaseOperator",
+    "SearchLearningRateOperator",
+    "StoreOperator",
+    "TrainOperator",
+    "ValidateOperator",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,8 +3,8 @@
     validate -> Validation   extract -> Structure   estimate -> Estimate   allocate -> Plan
     search_lr -> LearningRateSearch   train -> Result   store -> Manifest   analyze -> Report
 
-`Structure` is the estimator's (`trainwright.estimator.structure`). Every artefact has a `schema_version` and ignores fields it does not
-know, so that each version reads its neighbours' files. Units stand in the names.
+`Structure` is the estimator's (`trainwright.estimator.structure`). Every artefact has a `schema_version` and ignores fields
+it does not know, so that each version reads its neighbours' files. Units stand in the names.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ class Estimate(Artefact):
     FILE: ClassVar[str] = "estimate.json"
     mode: Mode
     curves: list[DeviceCurve]
+    gradient_bytes: float = Field(description="what an all-reduce carries each step")
     calibrations: dict[str, str] = Field(default_factory=dict, description="sha256 of the calibration, by device kind")
 
     def curve(self, device: Device) -> DeviceCurve:
@@ -152,7 +153,9 @@ class Plan(Artefact):
     predicted: Prediction | None
     deadline_s: float | None
     binding: str | None = Field(default=None, description="where infeasible: the limit that binds")
-    nearest: dict[str, float] = Field(default_factory=dict, description="where infeasible: deadline_s, budget that would do")
+    nearest: dict[str, float] = Field(
+        default_factory=dict, description="where infeasible: deadline_s, budget that would do"
+    )
     alternatives: list[Alternative] = Field(default_factory=list)
     search: Literal["exact", "greedy"] = "exact"
     solve_time_s: float

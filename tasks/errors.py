@@ -1,14 +1,14 @@
 """The errors of the steps, each for something a caller handles in its own way.
 
-    TrainwrightError              exit code
-    ├── BadInput              2   a job, pool, model or option is wrong
-    ├── DataRejected          1   validation failed: names the expectations
-    ├── TrainingFailed        1   a rank failed, or the loss is not a number
-    ├── CorruptArtefact       1   what the store holds is not what was written
-    ├── RunHeld               1   another process works on this run
-    ├── Infeasible            3   no plan meets the limits: which, and the nearest that does
-    ├── ServiceUnreachable    4   a service does not answer: which, where, how to start it
-    └── Interrupted         130   stopped by a person or a signal
+TrainwrightError              exit code
+├── BadInput              2   a job, pool, model or option is wrong
+├── DataRejected          1   validation failed: names the expectations
+├── TrainingFailed        1   a rank failed, or the loss is not a number
+├── CorruptArtefact       1   what the store holds is not what was written
+├── RunHeld               1   another process works on this run
+├── Infeasible            3   no plan meets the limits: which, and the nearest that does
+├── ServiceUnreachable    4   a service does not answer: which, where, how to start it
+└── Interrupted         130   stopped by a person or a signal
 """
 
 from __future__ import annotations

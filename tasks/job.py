@@ -20,7 +20,9 @@ Task = Literal[
     "forecasting",
     "custom",
 ]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", description="lower-case letters, digits, -")]
+Name = Annotated[
+    str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", description="lower-case letters, digits, -")
+]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Scalar = str | int | float | bool | None
 
@@ -28,11 +30,15 @@ Scalar = str | int | float | bool | None
 class DataSpec(Document):
     """The data of a job."""
 
-    uri: str = Field(min_length=1, description="builtin:NAME, s3://…, file://… or a path: parquet, csv, npz, image folder")
+    uri: str = Field(
+        min_length=1, description="builtin:NAME, s3://…, file://… or a path: parquet, csv, npz, image folder"
+    )
     target: str = Field(default="label", min_length=1, description="the column or array to predict")
     task: Task | None = Field(default=None, description="what is to be learnt; inferred from the data when left out")
     validation_fraction: Fraction = Field(default=0.2, description="share of rows held out for validation")
-    expectations: str | None = Field(default=None, description="a Great Expectations suite (JSON); inferred when left out")
+    expectations: str | None = Field(
+        default=None, description="a Great Expectations suite (JSON); inferred when left out"
+    )
 
 
 class ModelSpec(Document):
@@ -104,7 +110,9 @@ class Objective(Document):
     minimize: Literal["energy", "cost", "time"] = Field(default="energy", description="what counts")
     deadline: Duration | None = Field(default=None, description="from the lease to the end of training, such as 30m")
     budget: float | None = Field(default=None, gt=0, description="the most it may cost, in the pool's currency")
-    confidence: Annotated[float, Field(ge=0.5, lt=1)] = Field(default=0.9, description="how surely the limits must hold")
+    confidence: Annotated[float, Field(ge=0.5, lt=1)] = Field(
+        default=0.9, description="how surely the limits must hold"
+    )
 
 
 class DeviceFilter(Document):

@@ -269,17 +269,20 @@ def open_store(uri: str, config: Settings | None = None) -> ObjectStore:
     if prefix:
         checked_key(prefix)
     endpoint, credentials = config.s3_endpoint, config.s3_credentials()
-    if endpoint is None or credentials is None:
+    if endpoint is None:
         try:
             embedded = s3_access(config.home)
         except OSError as error:
             raise ServiceUnreachable(
                 "S3 server: none was set up here; start the embedded one with `trainwright up`, or set "
                 "TRAINWRIGHT_S3_ENDPOINT, TRAINWRIGHT_S3_ACCESS_KEY and TRAINWRIGHT_S3_SECRET_KEY",
-                service="s3", address=endpoint or "127.0.0.1",
+                service="s3", address="127.0.0.1",
             ) from error  # fmt: skip
-        endpoint = endpoint or embedded.endpoint
-        credentials = credentials or (embedded.access_key, embedded.secret_key)
+        endpoint, credentials = embedded.endpoint, credentials or (embedded.access_key, embedded.secret_key)
+    if credentials is None:  # the embedded server's keys are not shown to another server
+        raise BadInput(
+            "TRAINWRIGHT_S3_ACCESS_KEY, TRAINWRIGHT_S3_SECRET_KEY: not set, and needed with TRAINWRIGHT_S3_ENDPOINT"
+        )
     if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).netloc:
         raise BadInput(f"TRAINWRIGHT_S3_ENDPOINT: got {endpoint!r}; allowed: http(s)://host:port")
     return S3Store(split.netloc, prefix, endpoint, *credentials, config.s3_region)

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from trainwright.estimator.devices import DEVICE_TYPES, EMULATED
 from trainwright.tasks.documents import Bandwidth, Document, Duration, read_mapping, validated
@@ -19,18 +19,24 @@ from trainwright.tasks.job import Name
 LOCAL_ADDRESSES = ("localhost", "127.0.0.1", "::1")
 
 
-def _per(unit: str) -> BeforeValidator:
-    def parse(value: object) -> float:
-        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*/\s*" + unit + r"\s*", value) if isinstance(value, str) else None
+def _prices(values: object) -> object:
+    """{type: "2.1/h", energy: "0.25/kWh"} -> numbers."""
+    if not isinstance(values, dict):
+        return values
+    parsed = {}
+    for name, value in values.items():
+        unit = "kWh" if name == "energy" else "h"
+        match = (
+            re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*/\s*" + unit + r"\s*", value) if isinstance(value, str) else None
+        )
         if match is None:
-            raise ValueError(f"a number of zero or more per {unit}, such as 2.1/{unit}")
-        return float(match.group(1))
+            raise ValueError(f"for {name} a number of zero or more per {unit}, such as 2.1/{unit}")
+        parsed[name] = float(match.group(1))
+    return parsed
 
-    return BeforeValidator(parse)
 
-
-PerHour = Annotated[float, _per("h"), PlainSerializer(lambda price: f"{price!r}/h", return_type=str)]
-PerKilowattHour = Annotated[float, _per("kWh"), PlainSerializer(lambda price: f"{price!r}/kWh", return_type=str)]
+Prices = Annotated[dict[str, float], BeforeValidator(_prices)]
+"""Per hour of a device type, and per kWh of energy, in the pool's currency."""
 
 
 class DeviceEntry(Document):
@@ -38,7 +44,9 @@ class DeviceEntry(Document):
 
     type: str = Field(description="a known device type, cpu or emulated")
     count: int = Field(default=1, ge=1, le=10_000, description="how many")
-    cores: float | None = Field(default=None, gt=0, le=4096, description="for cpu: how many cores, or a fraction of one")
+    cores: float | None = Field(
+        default=None, gt=0, le=4096, description="for cpu: how many cores, or a fraction of one"
+    )
     speed: float | None = Field(default=None, gt=0, description="for emulated: relative speed")
 
     @model_validator(mode="after")
@@ -83,7 +91,7 @@ class Pool(Document):
     name: Name
     network: Network = Network()
     hosts: list[Host] = Field(min_length=1, description="at least one")
-    prices: dict[str, PerHour | PerKilowattHour] = Field(default_factory=dict, description="per type, and of energy")
+    prices: Prices = Field(default_factory=dict, description="per type, and of energy")
     power: dict[str, Power] = Field(default_factory=dict, description="per type")
 
     @model_validator(mode="after")

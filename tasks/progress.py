@@ -5,16 +5,25 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Callable
 from typing import Any
 
 from trainwright.tasks.settings import settings
 
 _log = logging.getLogger("trainwright")
+_listeners: list[Callable[[dict[str, Any]], None]] = []
+
+
+def listen(listener: Callable[[dict[str, Any]], None]) -> None:
+    """Call this for every event of this process."""
+    _listeners.append(listener)
 
 
 def emit(event: str, **fields: Any) -> None:
     """Say that something happened: `emit("epoch", epoch=3, loss=0.21)`. Fields are JSON values."""
     path = settings().progress
+    for listener in _listeners:
+        listener({"event": event, **fields})
     if path is None:
         _log.info("%s %s", event, " ".join(f"{name}={value}" for name, value in fields.items()))
         return

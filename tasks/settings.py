@@ -9,6 +9,7 @@
 | TRAINWRIGHT_S3_REGION | us-east-1 | its region |
 | TRAINWRIGHT_LEDGER | sqlite under TRAINWRIGHT_HOME | SQLAlchemy URL of the table of leases |
 | TRAINWRIGHT_JOBS | the shipped dags/jobs | the folder of job files that become scheduled DAGs |
+| TRAINWRIGHT_HOLDER, TRAINWRIGHT_HOLDER_PID | none | in whose name leases are taken, and the process they end with |
 | TRAINWRIGHT_PROGRESS | none | a file to which steps append progress, one JSON object a line |
 """
 
@@ -30,6 +31,8 @@ class Settings:
     ledger_url: str
     jobs: Path
     progress: Path | None
+    holder: str | None
+    holder_pid: int | None
 
     def s3_credentials(self) -> tuple[str, str] | None:
         """Access and secret key from the environment; None where the embedded server's own are to be used."""
@@ -41,6 +44,7 @@ def settings() -> Settings:
     """The settings as the environment has them now."""
     home = Path(os.environ.get("TRAINWRIGHT_HOME") or Path.home() / ".trainwright").expanduser().absolute()
     progress = os.environ.get("TRAINWRIGHT_PROGRESS")
+    pid = os.environ.get("TRAINWRIGHT_HOLDER_PID", "")
     return Settings(
         home=home,
         store=os.environ.get("TRAINWRIGHT_STORE") or "s3://trainwright",
@@ -49,4 +53,6 @@ def settings() -> Settings:
         ledger_url=os.environ.get("TRAINWRIGHT_LEDGER") or f"sqlite:///{home / 'ledger.sqlite'}",
         jobs=Path(os.environ.get("TRAINWRIGHT_JOBS") or Path(__file__).parents[1] / "dags" / "jobs"),
         progress=Path(progress) if progress else None,
+        holder=os.environ.get("TRAINWRIGHT_HOLDER") or None,
+        holder_pid=int(pid) if pid.isdigit() else None,
     )

@@ -1,0 +1,30 @@
+"""Take devices for a run, and give them back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.sdk import Context
+
+from trainwright.operators.base import StepOperator
+from trainwright.tasks import steps
+
+
+class AllocateOperator(StepOperator):
+    """Choose the devices that meet the job's limits at the least energy, cost or time, split the batch, lease them.
+
+    Fails at once where no plan meets the limits, naming the one that binds and the nearest that would do. Pair it with
+    `ReleaseOperator` as teardown; a lease also ends by expiry.
+    """
+
+    step = "allocate"
+
+
+class ReleaseOperator(StepOperator):
+    """Give a run's devices back. Made to be a teardown: it succeeds whatever became of the run, and twice as well."""
+
+    step = "release"
+
+    def work(self, context: Context) -> dict[str, Any]:
+        """Release what the run holds."""
+        return steps.release(self.open(context))

@@ -1,0 +1,92 @@
+"""What every operator shares: which run it works on, how errors reach Airflow, how it is stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from airflow.sdk import BaseOperator, Context
+from airflow.sdk.exceptions import AirflowFailException
+
+from trainwright.tasks import steps
+from trainwright.tasks.errors import RunHeld, ServiceUnreachable, TrainwrightError
+from trainwright.tasks.job import load_job
+from trainwright.tasks.run import Run
+
+
+class StepOperator(BaseOperator):
+    """A step of a run. Give it `run` (what an upstream step returned, or a run's URI) or a `job` to open a run for.
+
+    :param run: *(templated)* the reference that another step returned, or a run's URI
+    :param job: *(templated)* a job file's path, or the job as a mapping; the steps before this one are done first where
+        they are missing
+    :param pool: *(templated)* a pool file; overrides the job's
+    :param store: *(templated)* where runs are kept; default: the settings'
+    :param new: *(templated)* with `job`: start afresh instead of continuing an unfinished run
+    :param replay: *(templated)* URI of a run whose plan, learning rate and split events are used again
+
+    Returns a small JSON reference: `{"run": URI, "artefact": file, …summary}`.
+
+    | failure | what Airflow does |
+    |---|---|
+    | bad input, rejected data, infeasible plan, failed training | fails at once, no retry |
+    | a service out of reach, devices or run held by another | fails; retried as the task's `retries` say |
+    """
+
+    template_fields: Sequence[str] = ("run", "job", "pool", "store", "new", "replay")
+    step: ClassVar[str]
+
+    def __init__(
+        self,
+        *,
+        run: dict[str, Any] | str | None = None,
+        job: dict[str, Any] | str | None = None,
+        pool: str | None = None,
+        store: str | None = None,
+        new: bool | str = False,
+        replay: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.run = run
+        self.job = job
+        self.pool = pool
+        self.store = store
+        self.new = new
+        self.replay = replay
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Do the step. Errors that a retry can't mend become AirflowFailException."""
+        try:
+            return self.work(context)
+        except (ServiceUnreachable, RunHeld):
+            raise
+        except TrainwrightError as error:
+            raise AirflowFailException(f"{error.kind}: {error}") from error
+
+    def work(self, context: Context) -> dict[str, Any]:
+        """The step on its run; the steps before it are done first where they are missing."""
+        return steps.do(self.open(context), self.step, given(self.replay))
+
+    def open(self, context: Context) -> Run:
+        """The run to work on."""
+        reference = self.run
+        uri = reference.get("run") if isinstance(reference, dict) else given(reference)
+        if uri:
+            return Run(str(uri))
+        job = load_job(self.job if isinstance(self.job, dict) else given(self.job) or "", given(self.pool))
+        if given(self.replay):
+            steps.replayed(str(self.replay), job)
+        dag_run = context["dag_run"]
+        owner = steps.holder(f"Airflow {dag_run.dag_id} {dag_run.run_id}")
+        return steps.open_for(job, owner, store=given(self.store), new=str(self.new).lower() == "true")
+
+    def on_kill(self) -> None:
+        """Stop the running step; training saves a checkpoint first."""
+        steps.stop.set()
+
+
+def given(value: object) -> str | None:
+    """A templated text field: None where it is empty, or where the template rendered None."""
+    text = "" if value is None else str(value).strip()
+    return None if text in ("", "None") else text

@@ -1,0 +1,49 @@
+"""Predict what a training step costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow.sdk import Context
+
+from trainwright.operators.base import StepOperator
+from trainwright.tasks import alone
+
+
+class EstimateOperator(StepOperator):
+    """Predict step time, memory and energy, each with its interval, on every kind of device of the pool.
+
+    Within a chain it takes `run` or `job` (see `StepOperator`). Alone it takes `model` and needs no store; it returns one
+    prediction for each device type named.
+
+    :param model: *(templated)* a model's source alone: a file, or `{"source": …, "config": {…}}`
+    :param device_types: device types to predict for, with `model`
+    :param batch_size: samples in a step, with `model`
+    """
+
+    step = "estimate"
+    template_fields: Sequence[str] = (*StepOperator.template_fields, "model", "device_types")
+
+    def __init__(
+        self,
+        *,
+        model: dict[str, Any] | str | None = None,
+        device_types: Sequence[str] = ("cpu",),
+        batch_size: int = 32,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.model = model
+        self.device_types = device_types
+        self.batch_size = batch_size
+
+    def work(self, context: Context) -> dict[str, Any]:
+        """Predict for the run's pool, or for the device types given."""
+        if self.model is None:
+            return super().work(context)
+        structure = alone.extract_model(self.model, batch_size=self.batch_size)
+        return {
+            name: alone.estimate_step(structure, batch_size=self.batch_size, device_type=name)
+            for name in self.device_types
+        }

@@ -1,0 +1,37 @@
+"""Read a model's structure from its code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow.sdk import Context
+
+from trainwright.operators.base import StepOperator
+from trainwright.tasks import alone
+
+
+class ExtractOperator(StepOperator):
+    """Trace a training step with fake tensors: operations, FLOPs, bytes, memory, parameters. Nothing is allocated.
+
+    Within a chain it takes `run` or `job` (see `StepOperator`). Alone it takes `model` and needs no store; it returns the
+    structure's summary.
+
+    :param model: *(templated)* a model's source alone: a file, or `{"source": …, "config": {…}}`
+    :param batch_size: samples in the traced step, with `model`
+    """
+
+    step = "extract"
+    template_fields: Sequence[str] = (*StepOperator.template_fields, "model")
+
+    def __init__(self, *, model: dict[str, Any] | str | None = None, batch_size: int = 32, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.model = model
+        self.batch_size = batch_size
+
+    def work(self, context: Context) -> dict[str, Any]:
+        """Trace the run's model, or the model given."""
+        if self.model is None:
+            return super().work(context)
+        structure = alone.extract_model(self.model, batch_size=self.batch_size)
+        return structure.model_dump(mode="json", exclude={"trace"})

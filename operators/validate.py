@@ -1,0 +1,32 @@
+"""Validate data before anything is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow.sdk import Context
+
+from trainwright.operators.base import StepOperator
+from trainwright.tasks import alone
+
+
+class ValidateOperator(StepOperator):
+    """Check data against its expectations with Great Expectations; fail, naming them, where it does not meet them.
+
+    Within a chain it takes `run` or `job` (see `StepOperator`). Alone, as a gate before anybody's task, it takes `data` and
+    needs no store.
+
+    :param data: *(templated)* the data alone: `{"uri": …, "target": …, "expectations": …}` as in a job file
+    """
+
+    step = "validate"
+    template_fields: Sequence[str] = (*StepOperator.template_fields, "data")
+
+    def __init__(self, *, data: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.data = data
+
+    def work(self, context: Context) -> dict[str, Any]:
+        """Check the data of the run, or the data given."""
+        return super().work(context) if self.data is None else alone.validate_data(self.data)

@@ -1,0 +1,364 @@
+"""The plan: which devices, which global batch, which share for each. Arithmetic on values; no clock but for its own.
+
+Devices of a kind (type, cores, speed) on a host are alike, so a configuration is a count for each. All are tried where there are
+few enough of them; otherwise devices are added greedily, and the plan says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from trainwright.estimator.curves import DeviceCurve, Interval
+from trainwright.tasks.allocate.split import split_batch
+from trainwright.tasks.artefacts import Alternative, DataSchema, Estimate, Plan, PlannedDevice, Prediction
+from trainwright.tasks.errors import BadInput, Infeasible
+from trainwright.tasks.job import DeviceFilter, Job
+from trainwright.tasks.pool import Device, Pool
+
+EXACT_LIMIT = 20_000
+_SHOWN = 10
+_START_S = 10.0  # processes start, data is read
+_GOOD_ENOUGH = 0.9  # of the best throughput
+_NORMAL = NormalDist()
+
+
+@dataclass(frozen=True)
+class _Configuration:
+    """Devices with their shares, and what that is predicted to take."""
+
+    devices: tuple[Device, ...]
+    batches: tuple[int, ...]
+    prediction: Prediction
+    upper: dict[str, float]
+
+    @property
+    def global_batch_size(self) -> int:
+        return sum(self.batches)
+
+
+def usable(pool: Pool, chosen: DeviceFilter) -> list[Device]:
+    """The pool's devices that the job's restrictions leave. Raises BadInput where a name is unknown or too few are left."""
+    devices = pool.devices()
+    known = {
+        "types": {device.type for device in devices},
+        "hosts": {device.host for device in devices},
+        "ids": {device.id for device in devices},
+    }
+    for field, names in (("types", chosen.types), ("hosts", chosen.hosts), ("ids", chosen.ids)):
+        for name in names:
+            if name not in known[field]:
+                raise BadInput(f"devices.{field}: got {name!r}; pool {pool.name} has {', '.join(sorted(known[field]))}")
+    for name in chosen.exclude:
+        if not any(name in names for names in known.values()):
+            raise BadInput(f"devices.exclude: got {name!r}; pool {pool.name} has no such type, host or id")
+    left = [
+        device
+        for device in devices
+        if (not chosen.types or device.type in chosen.types)
+        and (not chosen.hosts or device.host in chosen.hosts)
+        and (not chosen.ids or device.id in chosen.ids)
+        and not {device.type, device.host, device.id} & set(chosen.exclude)
+    ]
+    if len(left) < chosen.min_count:
+        raise BadInput(
+            f"devices.min_count: got {chosen.min_count}; pool {pool.name} has {len(left)} device(s) that the job may use"
+        )
+    return left
+
+
+def make_plan(job: Job, pool: Pool, estimate: Estimate, data: DataSchema, free: Sequence[Device] | None = None) -> Plan:
+    """The plan that minimises the job's objective within its limits at its confidence.
+
+    `free` are the devices to choose from (default: all that the job may use). Raises Infeasible, with the limit that binds and
+    the nearest deadline and budget that would do.
+    """
+    started = time.perf_counter()
+    devices = usable(pool, job.devices) if free is None else list(free)
+    if len(devices) < job.devices.min_count:
+        raise Infeasible(
+            f"devices: {len(devices)} free, at least {job.devices.min_count} needed (devices.min_count)",
+            binding="devices",
+        )
+    planner = _Planner(job, pool, estimate, data)
+    groups = _groups(devices)
+    search = "exact" if math.prod(len(group) + 1 for group in groups) <= EXACT_LIMIT else "greedy"
+    picks = _every_pick(groups, job.devices) if search == "exact" else planner.greedy_picks(groups)
+    found = [configuration for pick in picks if (configuration := planner.configure(pick)) is not None]
+    if not found:
+        raise Infeasible(planner.memory_reason(devices), binding="memory")
+    ranked = sorted(found, key=lambda one: (planner.excess(one), planner.objective(one), len(one.devices)))
+    best = ranked[0]
+    if planner.excess(best) > 0:
+        raise planner.infeasible(found)
+    return Plan(
+        feasible=True,
+        objective=job.objective.minimize,
+        devices=[
+            PlannedDevice(
+                **device.model_dump(),
+                batch_size=batch,
+                step_time_s=estimate.curve(device).step_time(batch),
+                peak_memory_bytes=estimate.curve(device).safe_memory_bytes(batch),
+            )
+            for device, batch in zip(best.devices, best.batches, strict=True)
+        ],
+        global_batch_size=best.global_batch_size,
+        steps_per_epoch=planner.steps_per_epoch(best.global_batch_size),
+        epochs=job.train.epochs,
+        strategy={"name": "data-parallel", "collective": "ring all-reduce"},
+        predicted=best.prediction,
+        deadline_s=job.objective.deadline,
+        alternatives=[planner.alternative(one, best) for one in ranked[1 : _SHOWN + 1]],
+        search=search,
+        solve_time_s=time.perf_counter() - started,
+    )
+
+
+class _Planner:
+    def __init__(self, job: Job, pool: Pool, estimate: Estimate, data: DataSchema) -> None:
+        self.job, self.pool, self.estimate, self.data = job, pool, estimate, data
+        self.gradient_bytes = estimate.gradient_bytes
+
+    def steps_per_epoch(self, batch: int) -> int:
+        return math.ceil(self.data.train_rows / batch)
+
+    def configure(self, devices: Sequence[Device]) -> _Configuration | None:
+        """The best batch and split for these devices; None where none fits in memory."""
+        size = self.job.train.global_batch_size
+        if size != "auto":
+            return self._with_batch(devices, size)
+        low, high = self.job.train.batch_bounds
+        low, high = min(low, self.data.train_rows), min(high, self.data.train_rows)
+        sizes = sorted({low, high} | {2**power for power in range(21) if low <= 2**power <= high})
+        found = [one for size in sizes if (one := self._with_batch(devices, size)) is not None]
+        if not found:
+            return None
+        # A larger batch learns less per sample: take the smallest that uses the devices well.
+        rates = [one.global_batch_size / one.prediction.step_time_s.median for one in found]
+        return next(one for one, rate in zip(found, rates, strict=True) if rate >= _GOOD_ENOUGH * max(rates))
+
+    def _with_batch(self, devices: Sequence[Device], size: int) -> _Configuration | None:
+        curves = [self.estimate.curve(device) for device in devices]
+        limits = [_largest_batch(curve, size) for curve in curves]
+        batches = split_batch(size, [curve.step_time_s for curve in curves], limits)
+        if batches is None:
+            return None
+        times = [curve.step_time(batch) for curve, batch in zip(curves, batches, strict=True)]
+        step = Interval(
+            median=max(one.median for one in times),
+            low=max(one.low for one in times),
+            high=max(one.high for one in times),
+        )
+        step = step + self._all_reduce_s(devices)
+        steps = self.steps_per_epoch(size) * self.job.train.epochs
+        duration = step * steps + _START_S
+        powers = [self._powers(device) for device in devices]
+        energy = None
+        if all(power is not None for power in powers):
+            # A device draws its load while it computes and its idle power while it waits for the others.
+            busy = sum(load * one.median for (_, load), one in zip(filter(None, powers), times, strict=True))
+            idle = sum(
+                watts * (step.median - one.median) for (watts, _), one in zip(filter(None, powers), times, strict=True)
+            )
+            start = sum(watts * _START_S for watts, _ in filter(None, powers))
+            scale = steps * (busy + idle) / step.median
+            energy = step * scale + start
+        cost = self._cost(devices, duration, energy)
+        prediction = Prediction(step_time_s=step, duration_s=duration, energy_j=energy, cost=cost)
+        upper = {
+            "time": _at(duration, self.job.objective.confidence),
+            "energy": _at(energy, self.job.objective.confidence) if energy else math.inf,
+            "cost": _at(cost, self.job.objective.confidence) if cost else math.inf,
+        }
+        return _Configuration(tuple(devices), tuple(batches), prediction, upper)
+
+    def _all_reduce_s(self, devices: Sequence[Device]) -> float:
+        """Ring all-reduce: 2 (n − 1) / n · bytes / bandwidth + 2 (n − 1) · latency; between hosts only."""
+        hosts = len({device.address for device in devices})
+        if hosts < 2:
+            return 0.0
+        share = 2 * (hosts - 1) / hosts
+        return share * self.gradient_bytes / self.pool.network.bandwidth + 2 * (hosts - 1) * self.pool.network.latency
+
+    def _powers(self, device: Device) -> tuple[float, float] | None:
+        curve = self.estimate.curve(device)
+        return None if curve.idle_w is None or curve.load_w is None else (curve.idle_w, curve.load_w)
+
+    def _cost(self, devices: Sequence[Device], duration: Interval, energy: Interval | None) -> Interval | None:
+        """Rent of the devices by the hour, and energy by the kWh; None where the pool names no price that applies."""
+        prices = self.pool.prices
+        rent = [prices.get(device.type) for device in devices]
+        if all(price is None for price in rent) and "energy" not in prices:
+            return None
+        total = duration * (sum(price or 0.0 for price in rent) / 3600)
+        if "energy" in prices and energy is not None:
+            power = energy * (prices["energy"] / 3.6e6)
+            total = Interval(
+                median=total.median + power.median, low=total.low + power.low, high=total.high + power.high
+            )
+        return total
+
+    def objective(self, one: _Configuration) -> float:
+        value = {"time": one.prediction.duration_s, "energy": one.prediction.energy_j, "cost": one.prediction.cost}[
+            self.job.objective.minimize
+        ]
+        if value is None:
+            raise BadInput(
+                f"objective.minimize: got {self.job.objective.minimize!r}; pool {self.pool.name} "
+                + (
+                    "names no prices"
+                    if self.job.objective.minimize == "cost"
+                    else "has a device whose power is not known"
+                )
+            )
+        return value.median
+
+    def excess(self, one: _Configuration) -> float:
+        """By how much the limits are missed, as a share; 0 where they hold at the job's confidence."""
+        over = 0.0
+        deadline, budget = self.job.objective.deadline, self.job.objective.budget
+        if deadline is not None:
+            over = max(over, one.upper["time"] / deadline - 1)
+        if budget is not None:
+            over = max(over, one.upper["cost"] / budget - 1)
+        return over
+
+    def infeasible(self, found: Sequence[_Configuration]) -> Infeasible:
+        """Which limit binds, and what would do."""
+        objective = self.job.objective
+        quickest = min(found, key=lambda one: one.upper["time"])
+        cheapest = min(found, key=lambda one: one.upper["cost"])
+        details: dict[str, object] = {"confidence": objective.confidence}
+        words = []
+        late = objective.deadline is not None and quickest.upper["time"] > objective.deadline
+        dear = objective.budget is not None and cheapest.upper["cost"] > objective.budget
+        if late:
+            nearest = _rounded_up(quickest.upper["time"])
+            words.append(
+                f"the deadline of {objective.deadline:g} s binds: the nearest that is feasible is {nearest:g} s"
+            )
+            details |= {"nearest_deadline_s": nearest, "deadline_s": objective.deadline}
+        if dear:
+            if math.isinf(cheapest.upper["cost"]):
+                raise BadInput(f"objective.budget: got {objective.budget:g}; pool {self.pool.name} names no prices")
+            nearest = _rounded_up(cheapest.upper["cost"])
+            words.append(f"the budget of {objective.budget:g} binds: the nearest that is feasible is {nearest:g}")
+            details |= {"nearest_budget": nearest, "budget": objective.budget}
+        if not words:
+            in_time = min(
+                (one for one in found if objective.deadline is None or one.upper["time"] <= objective.deadline),
+                key=lambda one: one.upper["cost"],
+            )
+            nearest = _rounded_up(in_time.upper["cost"])
+            words.append(f"deadline and budget bind together: within the deadline it takes a budget of {nearest:g}")
+            details |= {"nearest_budget": nearest}
+        binding = "deadline" if late else "budget"
+        shape = ", ".join(f"{count} x {kind}" for kind, count in _kinds(quickest.devices).items())
+        return Infeasible(
+            f"no feasible plan: {' and '.join(words)} (at confidence {objective.confidence:g}; quickest: {shape})",
+            feasible=False, binding=binding, **details,
+        )  # fmt: skip
+
+    def memory_reason(self, devices: Sequence[Device]) -> str:
+        """Why nothing fits: a sentence with the figures of the roomiest device."""
+        size = self.job.train.global_batch_size
+        least = size if size != "auto" else min(self.job.train.batch_bounds[0], self.data.train_rows)
+        if least < self.job.devices.min_count:
+            count = self.job.devices.min_count
+            return f"no feasible plan: a global batch of {least} for {count} devices (one sample each at least)"
+        curves = [self.estimate.curve(device) for device in devices]
+        roomiest = max(curves, key=lambda curve: curve.memory_limit_bytes or 0)
+        need = roomiest.safe_memory_bytes(1) / 2**30
+        have = (roomiest.memory_limit_bytes or 0) / 2**30
+        return (
+            f"no feasible plan: memory binds: a global batch of {least} does not fit; one sample takes {need:.2f} GiB, "
+            f"{roomiest.device_type} has {have:.2f} GiB"
+        )
+
+    def alternative(self, one: _Configuration, best: _Configuration) -> Alternative:
+        name, unit = {"time": ("duration", "s"), "energy": ("energy", "J"), "cost": ("cost", "")}[
+            self.job.objective.minimize
+        ]
+        if self.excess(one) > 0:
+            reason = f"misses a limit by {100 * self.excess(one):.0f} %"
+        else:
+            mine, theirs = self.objective(one), self.objective(best)
+            more = (
+                f"{100 * (mine / theirs - 1):.0f} % more {name}" if mine > theirs else f"the same {name}, more devices"
+            )
+            reason = f"{more} ({mine:.4g} {unit} instead of {theirs:.4g} {unit})".replace(" )", ")")
+        return Alternative(
+            devices=_kinds(one.devices),
+            global_batch_size=one.global_batch_size,
+            predicted=one.prediction,
+            feasible=self.excess(one) == 0,
+            reason=reason,
+        )
+
+    def greedy_picks(self, groups: Sequence[Sequence[Device]]) -> Iterator[list[Device]]:
+        """Add one device at a time, each time the one that helps most; every stage is a pick."""
+        left = [list(group) for group in groups]
+        chosen: list[Device] = []
+        most = self.job.devices.max_count or sum(map(len, groups))
+        while len(chosen) < most and any(left):
+            stages = []
+            for group in filter(None, left):
+                one = self.configure([*chosen, group[0]])
+                if one is not None:
+                    stages.append((self.excess(one), self.objective(one), group))
+            group = min(stages, key=lambda stage: stage[:2])[2] if stages else next(filter(None, left))
+            chosen.append(group.pop(0))
+            if len(chosen) >= self.job.devices.min_count:
+                yield list(chosen)
+
+
+def _groups(devices: Sequence[Device]) -> list[list[Device]]:
+    by_kind: dict[object, list[Device]] = {}
+    for device in devices:
+        by_kind.setdefault((device.host, device.variant), []).append(device)
+    return list(by_kind.values())
+
+
+def _every_pick(groups: Sequence[Sequence[Device]], chosen: DeviceFilter) -> Iterator[list[Device]]:
+    most = chosen.max_count or sum(map(len, groups))
+    for counts in itertools.product(*(range(len(group) + 1) for group in groups)):
+        if chosen.min_count <= sum(counts) <= most:
+            yield [device for group, count in zip(groups, counts, strict=True) for device in group[:count]]
+
+
+def _largest_batch(curve: DeviceCurve, size: int) -> int | None:
+    if curve.memory_limit_bytes is None:
+        return None
+    memory = curve.peak_memory_bytes
+    room = curve.memory_limit_bytes / curve.memory_safe_factor - memory.fixed
+    if room <= 0:
+        return 0
+    return size if memory.per_sample <= 0 else min(size, int(room / memory.per_sample))
+
+
+def _kinds(devices: Sequence[Device]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for device in devices:
+        cores = f" ({device.cores:g} core{'s' if device.cores != 1 else ''})" if device.cores is not None else ""
+        speed = f" (speed {device.speed:g}, emulated)" if device.speed is not None else ""
+        counts[device.type + cores + speed] = counts.get(device.type + cores + speed, 0) + 1
+    return counts
+
+
+def _at(interval: Interval, confidence: float) -> float:
+    """The value not exceeded with this probability, log-normal between the median and the 95 % point."""
+    if interval.high <= interval.median:
+        return interval.high
+    sigma = math.log(interval.high / interval.median) / _NORMAL.inv_cdf(0.95)
+    return interval.median * math.exp(sigma * _NORMAL.inv_cdf(confidence))
+
+
+def _rounded_up(value: float) -> float:
+    """Three significant digits, never less."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return math.ceil(value / unit) * unit

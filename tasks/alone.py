@@ -1,0 +1,114 @@
+"""Single steps without a run and without a store: data or a model in, an answer out.
+
+What `extract`, `estimate`, `validate` and `plan` do at the command line, and what operators do that were given plain values.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainwright.estimator import source as model_source
+from trainwright.estimator.calibration import Calibration
+from trainwright.estimator.curves import DeviceCurve
+from trainwright.estimator.devices import DEVICE_TYPES
+from trainwright.estimator.source import BatchSpec
+from trainwright.estimator.step_time import estimate_step as step_document
+from trainwright.estimator.structure import Structure
+from trainwright.tasks.allocate.planner import make_plan, usable
+from trainwright.tasks.artefacts import Plan, Validation
+from trainwright.tasks.documents import validated
+from trainwright.tasks.errors import BadInput, DataRejected
+from trainwright.tasks.job import DataSpec, Job, ModelSpec, Optimizer
+from trainwright.tasks.pool import Device, load_pool
+from trainwright.tasks.steps import batch_spec
+
+
+def extract_model(
+    model: str | dict[str, Any] | ModelSpec,
+    *,
+    batch_size: int = 32,
+    spec: BatchSpec | None = None,
+    optimizer: Optimizer | None = None,
+    precision: str = "fp32",
+) -> Structure:
+    """The structure of a model's source. Without `spec`, the source must define `example_batch`."""
+    from trainwright.tasks.extract import extract
+
+    if isinstance(model, str):
+        model = {"source": model}
+    chosen = model if isinstance(model, ModelSpec) else validated(ModelSpec, model, "model")
+    if not 1 <= batch_size <= 1_000_000:
+        raise BadInput(f"batch size: got {batch_size}; allowed: 1 to 1000000")
+    entry, files = model_source.snapshot(chosen.source)
+    with tempfile.TemporaryDirectory(prefix="trainwright-source-") as name:
+        folder = Path(name)
+        for file, data in files.items():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_bytes(data)
+        return extract(
+            folder,
+            entry,
+            chosen.config,
+            batch_size=batch_size,
+            batch_spec=spec,
+            optimizer=optimizer or Optimizer(),
+            precision=precision,
+        )
+
+
+def estimate_step(
+    structure: Structure, *, batch_size: int, device_type: str | None = None, calibration: Calibration | None = None
+) -> dict[str, Any]:
+    """Time, memory and energy of one step on a device type, from a calibration or from the datasheet."""
+    curve = _curve(structure, device_type or (calibration.device_type if calibration else "cpu"), calibration)
+    return step_document(curve, batch_size)
+
+
+def _curve(structure: Structure, device_type: str, calibration: Calibration | None) -> DeviceCurve:
+    from trainwright.estimator.step_time import predict_curve
+
+    if device_type not in DEVICE_TYPES:
+        raise BadInput(f"device type: got {device_type!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}")
+    if calibration is not None and calibration.device_type != device_type:
+        raise BadInput(f"device type: got {device_type!r}; the calibration is of {calibration.device_type}")
+    cores = float(calibration.threads) if calibration is not None and device_type == "cpu" else None
+    speed = 1.0 if device_type == "emulated" else None
+    return predict_curve(structure, calibration, device_type=device_type, cores=cores, speed=speed)
+
+
+def validate_job(job: Job, kept_suite: list[dict[str, Any]] | None = None) -> Validation:
+    """Check a job's data."""
+    from trainwright.tasks.validate import validate
+
+    return validate(job.data, seed=job.train.seed, kept_suite=kept_suite)
+
+
+def validate_data(data: dict[str, Any]) -> dict[str, Any]:
+    """Check data that is described as in a job file; a summary. Raises DataRejected where it does not pass."""
+    from trainwright.tasks.validate import failure_line, validate
+
+    validation = validate(validated(DataSpec, data, "data"))
+    if not validation.success:
+        raise DataRejected(failure_line(validation))
+    return {"success": True, "expectations": len(validation.expectations), "rows": validation.checked_rows}
+
+
+def plan_job(job: Job, calibrations: Sequence[Calibration] = ()) -> Plan:
+    """The plan for a job on its whole pool, whoever holds the devices now. Leases nothing."""
+    from trainwright.tasks import data
+    from trainwright.tasks.estimate import estimate
+
+    if job.model is None:
+        raise BadInput("model: missing in the job, and needed by this step")
+    pool = load_pool(job.pool)
+    devices: list[Device] = usable(pool, job.devices)
+    schema = data.describe(job.data)
+    structure = extract_model(
+        job.model, spec=batch_spec(schema), optimizer=job.train.optimizer, precision=job.train.precision
+    )
+    given = {calibration.threads: calibration for calibration in calibrations}
+    found = estimate(structure, devices, calibrations=given or None, power=pool.power)
+    return make_plan(job, pool, found, schema)

@@ -1,0 +1,213 @@
+"""The run folder: `<store>/runs/<job name>/<run id>/`, the only truth about a run.
+
+Every step reads what it needs from there and adds one artefact. A run without manifest.json is not finished; running the
+job again continues it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from trainwright.estimator import source as model_source
+from trainwright.estimator.structure import Structure
+from trainwright.tasks.allocate.ledger import Holder, Ledger
+from trainwright.tasks.artefacts import Manifest, RunJob, State, Status
+from trainwright.tasks.documents import one_line
+from trainwright.tasks.errors import BadInput, CorruptArtefact
+from trainwright.tasks.job import Job
+from trainwright.tasks.objects import ObjectStore, open_store
+from trainwright.tasks.settings import settings
+
+_URI = re.compile(r"^(?P<store>(s3|file)://.+)/runs/(?P<job>[a-z0-9-]{1,63})/(?P<id>[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6})/?$")
+
+
+class _File(Protocol):
+    FILE: str
+
+
+AnyArtefact = TypeVar("AnyArtefact", bound=BaseModel)
+
+
+class Run:
+    """A run folder. `objects` is rooted at it: the key `plan.json` is the run's plan."""
+
+    def __init__(self, uri: str) -> None:
+        match = _URI.match(uri)
+        if match is None:
+            raise BadInput(
+                f"run: got {uri!r}; allowed: <store>/runs/<job name>/<run id>, as `trainwright runs` lists them"
+            )
+        self.uri = uri.rstrip("/")
+        self.store_uri, self.job_name, self.id = match["store"], match["job"], match["id"]
+        self.objects: ObjectStore = open_store(self.uri)
+
+    def __repr__(self) -> str:
+        return f"Run({self.uri!r})"
+
+    def read(self, kind: type[AnyArtefact]) -> AnyArtefact:
+        """An artefact. Raises FileNotFoundError where it is not there yet, CorruptArtefact where it can't be read."""
+        file = _file(kind)
+        try:
+            return kind.model_validate_json(self.objects.get(file))
+        except ValidationError as error:
+            raise CorruptArtefact(f"{self.uri}/{file}: {one_line(error)}") from error
+
+    def find(self, kind: type[AnyArtefact]) -> AnyArtefact | None:
+        """An artefact, or None where it is not there yet."""
+        try:
+            return self.read(kind)
+        except FileNotFoundError:
+            return None
+
+    def has(self, kind: type[BaseModel]) -> bool:
+        """Whether an artefact is there."""
+        return any(item.key == _file(kind) for item in self.objects.list(_file(kind)))
+
+    def write(self, artefact: BaseModel) -> None:
+        """Add an artefact (or replace it, where a step is done again)."""
+        self.objects.put(_file(type(artefact)), artefact.model_dump_json(indent=1).encode())
+
+    def exists(self) -> bool:
+        """Whether the run was created."""
+        return self.has(RunJob)
+
+    def finished(self) -> bool:
+        """Whether the run is sealed."""
+        return self.has(Manifest)
+
+    def job(self) -> Job:
+        """The job as it runs."""
+        return self.read(RunJob)
+
+    def root(self) -> ObjectStore:
+        """The whole store."""
+        return open_store(self.store_uri)
+
+    @property
+    def hold(self) -> str:
+        """The ledger's name for the right to work on this job's runs."""
+        return f"{self.store_uri}/runs/{self.job_name}"
+
+    def work_folder(self) -> Path:
+        """The local folder for what a step needs on disk; it can be lost at any time."""
+        folder = settings().home / "work" / self.job_name / self.id
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def source(self) -> tuple[Path, str]:
+        """A local copy of the model's source, verified, and its entry point."""
+        try:
+            listing = json.loads(self.objects.get("source/source.json"))
+        except FileNotFoundError:
+            raise BadInput("model: missing in the job, and needed by this step") from None
+        folder = self.work_folder() / "source"
+        files = {name: self.objects.get(f"source/{name}") for name in listing["files"]}
+        if model_source.digest(files) != listing["sha256"]:
+            raise CorruptArtefact(f"{self.uri}/source: changed since the run was created (sha256 differs)")
+        for name, data in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        return folder, str(listing["entry"])
+
+    def status(self) -> Status:
+        """How far the run is."""
+        return self.read(Status)
+
+    def note(self, **changes: Any) -> Status:
+        """Change the status: state, step, error, steps."""
+        status = self.status().model_copy(update={"updated_at": now(), **changes})
+        self.write(status)
+        return status
+
+
+def _file(kind: type[BaseModel]) -> str:
+    return str(getattr(kind, "FILE", Structure.FILE if kind is Structure else ""))
+
+
+def now() -> str:
+    """This moment, UTC, to the millisecond, as artefacts write it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def list_runs(store_uri: str, job_name: str | None = None) -> list[Run]:
+    """The runs of a store, or of one job in it, newest first."""
+    store = open_store(store_uri)
+    jobs = [job_name] if job_name is not None else list(store.folders("runs/"))
+    found = []
+    for job in jobs:
+        for identifier in store.folders(f"runs/{job}/"):
+            if _URI.match(uri := f"{store.uri}/runs/{job}/{identifier}"):
+                found.append(Run(uri))
+    return sorted(found, key=lambda run: run.id, reverse=True)
+
+
+def open_run(job: Job, store_uri: str, holder: Holder, *, new: bool = False) -> Run:
+    """The run that works on this job: its newest unfinished one with an identical job and source, or a new one.
+
+    Takes the hold on the job first, so that of two callers one gets it. Raises RunHeld with the other's name.
+    """
+    ledger = Ledger(settings().ledger_url)
+    store = open_store(store_uri)
+    fresh = Run(f"{store.uri}/runs/{job.name}/{_new_id()}")
+    ledger.take([fresh.hold], holder, fresh.uri)
+    try:
+        entry, files = model_source.snapshot(job.model.source) if job.model else ("", {})
+        run = fresh if new else _unfinished(job, store.uri, model_source.digest(files)) or fresh
+        if run is not fresh:
+            ledger.release(fresh.uri, [fresh.hold])
+            ledger.take([run.hold], holder, run.uri)
+            run.note(state="running", holder=holder.name, error=None)
+            return run
+        if files:
+            for name, data in files.items():
+                run.objects.put(f"source/{name}", data)
+            listing = {"entry": entry, "sha256": model_source.digest(files), "files": sorted(files)}
+            run.objects.put("source/source.json", json.dumps(listing, indent=1).encode())
+        moment = now()
+        run.write(Status(state="running", holder=holder.name, started_at=moment, updated_at=moment))
+        run.write(RunJob.model_validate(job.model_dump(mode="json")))
+        return run
+    except BaseException:
+        ledger.release(fresh.uri)
+        raise
+
+
+def _new_id() -> str:
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+
+
+def _unfinished(job: Job, store_uri: str, source_sha256: str) -> Run | None:
+    for run in list_runs(store_uri, job.name):
+        stored = run.find(RunJob)
+        if stored is None:
+            continue  # killed while it was created
+        if run.finished():
+            return None  # only the newest finished run's successors count
+        if _same(stored, job) and _source_sha256(run) == source_sha256:
+            return run
+    return None
+
+
+def _same(stored: RunJob, job: Job) -> bool:
+    return stored.model_dump(exclude={"schema_version"}) == job.model_dump()
+
+
+def _source_sha256(run: Run) -> str:
+    try:
+        return str(json.loads(run.objects.get("source/source.json"))["sha256"])
+    except FileNotFoundError:
+        return model_source.digest({})
+
+
+def final_state(error: BaseException) -> State:
+    """The state of a run that ended with this error."""
+    kind = getattr(error, "kind", "")
+    return "infeasible" if kind == "infeasible" else "interrupted" if kind == "interrupted" else "failed"

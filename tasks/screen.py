@@ -1,0 +1,233 @@
+"""What the command line shows a person: progress on stderr, tables on stdout. Figures are aligned and carry their unit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.table import Table
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+STEPS = ("validate", "extract", "estimate", "allocate", "search_lr", "train", "release", "store", "analyze")
+
+
+def seconds(value: float | None) -> str:
+    """0.0123 -> 12.3 ms, 75 -> 1 min 15 s."""
+    if value is None:
+        return "-"
+    if value < 1e-3:
+        return f"{value * 1e6:.0f} us"
+    if value < 1:
+        return f"{value * 1e3:.3g} ms"
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def amount(value: float | None, unit: str = "") -> str:
+    """123456789 FLOP -> 123 MFLOP."""
+    if value is None:
+        return "-"
+    for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale:
+            return f"{value / scale:.3g} {prefix}{unit}".rstrip()
+    return f"{value:.3g} {unit}".rstrip()
+
+
+def size(value: float | None) -> str:
+    """Bytes, in powers of 1024."""
+    if value is None:
+        return "-"
+    for scale, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value:.0f} B"
+
+
+def interval(value: dict[str, float] | None, show: Any) -> str:
+    """median (low to high)."""
+    if value is None:
+        return "-"
+    return f"{show(value['median'])}  ({show(value['low'])} to {show(value['high'])})"
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> None:
+    """Print a table; `right` are the columns of figures."""
+    grid = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for number, column in enumerate(columns):
+        grid.add_column(column, justify="right" if number in right else "left", header_style="dim", overflow="fold")
+    for row in rows:
+        grid.add_row(*(escape(cell) for cell in row))
+    out.print(grid)
+    out.print()
+
+
+class Watch:
+    """Shows the events of a run: one line for each finished step, a bar while it works."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[note]}"),
+            console=err, transient=True,
+        )  # fmt: skip
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Watch:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "run":
+            self._line(f"run        {event['run']}")
+        elif kind == "notice":
+            self._line(f"note       {event['message']}")
+        elif kind == "stage":
+            self._begin(f"starting {event['name']}")
+        elif kind == "step":
+            self._step(event)
+        elif kind == "epoch":
+            figures = "  ".join(
+                f"{name} {event[name]:.4f}"
+                for name in ("train_loss", "loss", "accuracy")
+                if event.get(name) is not None
+            )
+            self._line(f"           epoch {event['epoch']:>3}  {figures}")
+        elif kind == "split":
+            self._line(
+                f"           split {event.get('batch_sizes')} from step {event.get('step')}: {event.get('reason', '')}"
+            )
+        elif self._task is not None:
+            self._update(event)
+
+    def _step(self, event: dict[str, Any]) -> None:
+        name = event["name"]
+        if event["state"] == "started":
+            self._begin(name)
+            return
+        self._end()
+        if event["state"] == "failed":
+            self._line(f"{name:<10} failed")
+        elif name != "release":
+            self._line(f"{name:<10} {event['seconds']:6.1f} s  {_summary(name, event)}")
+
+    def _update(self, event: dict[str, Any]) -> None:
+        assert self._task is not None
+        done, total = event.get("step"), event.get("steps")
+        note = "  ".join(
+            text
+            for text in (
+                f"step {done}/{total}" if done is not None and total else "",
+                f"loss {event['loss']:.4f}" if event.get("loss") is not None else "",
+                f"{event['samples_per_s']:.0f} samples/s" if event.get("samples_per_s") is not None else "",
+                f"batch {event['batch_sizes']}" if event.get("batch_sizes") else "",
+                str(event.get("message", "")),
+            )
+            if text
+        )
+        self._progress.update(self._task, completed=done, total=total, note=escape(note))
+
+    def _begin(self, name: str) -> None:
+        self._end()
+        self._task = self._progress.add_task(name, total=None, note="")
+
+    def _end(self) -> None:
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+            self._task = None
+
+    def _line(self, text: str) -> None:
+        self._progress.console.print(escape(text), soft_wrap=True)
+
+
+def _summary(name: str, event: dict[str, Any]) -> str:
+    if name == "validate":
+        return f"{event['rows']} rows meet {event['expectations']} expectations ({event['suite']})"
+    if name == "extract":
+        return f"{event['parameters']:,} parameters, {amount(event['forward_flops_per_sample'], 'FLOP')} a sample"
+    if name == "estimate":
+        return f"{event['device_kinds']} kind(s) of device, {event['mode']}"
+    if name == "allocate":
+        split = ", ".join(f"{device} {batch}" for device, batch in event["devices"].items())
+        return f"global batch {event['global_batch_size']} ({split}), about {seconds(event['predicted_duration_s'])}"
+    if name == "search_lr":
+        low, high = event["interval"]
+        return f"learning rate {event['learning_rate']:.3g} ({low:.2g} to {high:.2g}, {event['source']})"
+    if name == "train":
+        return ", ".join(f"{metric} {value:.4f}" for metric, value in event["metrics"].items())
+    if name == "store":
+        return f"{event['files']} files, {size(event['bytes'])}, sealed and verified"
+    if name == "analyze":
+        return f"compared with {event['runs_compared']} earlier run(s)"
+    return ""
+
+
+def show_run(document: dict[str, Any]) -> None:
+    """The closing summary of a run."""
+    out.print()
+    facts = [("state", document["state"]), ("run", document["run"])]
+    facts += [(name, f"{value:.4f}") for name, value in document["metrics"].items()]
+    if document["learning_rate"] is not None:
+        facts.append(("learning rate", f"{document['learning_rate']:.3g}"))
+    if document["report"]:
+        facts += [
+            ("report", document["report"]),
+            ("open it with", f"trainwright show {document['run'].rsplit('/', 1)[-1]} --report report.html"),
+        ]
+    if document.get("error"):
+        facts.append(("error", f"{document['error']['kind']}: {document['error']['message']}"))
+    table(document["job"], ("", ""), facts)
+    predicted, measured = document["predicted"], document["measured"]
+    if predicted and measured:
+        rows = []
+        for label, field, show in (
+            ("step time", "step_time_s", seconds),
+            ("duration", "duration_s", seconds),
+            ("energy", "energy_j", lambda value: amount(value, "J")),
+            ("cost", "cost", lambda value: f"{value:.4g}"),
+        ):
+            value = measured.get(field)
+            if isinstance(value, dict):
+                value = value["median"]
+            inside = ""
+            if predicted.get(field) and value is not None:
+                inside = "inside" if predicted[field]["low"] <= value <= predicted[field]["high"] else "outside"
+            rows.append(
+                (label, interval(predicted.get(field), show), show(value) if value is not None else "-", inside)
+            )
+        table("predicted and measured", ("", "predicted (90 % interval)", "measured", "interval"), rows, right=(1, 2))
+    if document["devices"]:
+        rows = [
+            (
+                device["id"], str(device["batch_size"]), seconds((device["step_time_s"] or {}).get("median")),
+                seconds(device["wait_s"]), size(device["peak_memory_bytes"]), f"{device['samples']:,}", device["share"],
+            )
+            for device in document["devices"]
+        ]  # fmt: skip
+        columns = (
+            "device",
+            "batch",
+            "own step time",
+            "waited in all",
+            "peak memory",
+            "samples",
+            "held to its share by",
+        )
+        table("devices", columns, rows, right=(1, 2, 3, 4, 5))
+    if document["steps"]:
+        known = [(name, document["steps"][name]) for name in STEPS if name in document["steps"]]
+        rows = [(name, seconds(value)) for name, value in known] + [("all", seconds(sum(value for _, value in known)))]
+        table("steps", ("step", "took"), rows, right=(1,))

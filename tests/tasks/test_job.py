@@ -1,0 +1,119 @@
+"""The job file: DESIGN's example is read whole; what is wrong is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trainwright.tasks.artefacts import RunJob
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.job import Job, load_job
+
+EXAMPLE = """
+name: digits
+pool: ../pools/two-cpus.yaml
+priority: 0
+data:
+  {uri: builtin:digits, target: label, task: image-classification, validation_fraction: 0.2, expectations: suite.json}
+model: {source: cnn.py, config: {width: 64}}
+train:
+  {epochs: 5, global_batch_size: auto, batch_bounds: [64, 1024], optimizer: {name: adamw, weight_decay: 0.01},
+   learning_rate: auto, learning_rate_rule: auto, schedule: cosine, clip_norm: 1.0, precision: fp32, seed: 0, backend: auto,
+   adaptive_split: true, adaptive_batch: false, checkpoint: {every_steps: 50, keep_last: 3, keep_best: true},
+   target: {metric: accuracy, value: 0.97}}
+objective: {minimize: energy, deadline: 30m, budget: 5.0, confidence: 0.9}
+devices: {types: [cpu], hosts: [], ids: [], exclude: [], min_count: 1, max_count: 4}
+schedule: {cron: "0 3 * * *", on_new_data: true}
+promotion: {alias: production, require_approval: false, only_if_better: accuracy}
+"""
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    """A small good job with some fields changed; a change to None takes the field away."""
+    values: dict[str, Any] = {"name": "small", "data": {"uri": "builtin:digits"}, "model": {"source": "m.py"}} | changes
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump({name: value for name, value in values.items() if value is not None}))
+    return path
+
+
+def test_every_field_of_the_contract_is_read_and_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    path = tmp_path / "jobs" / "job.yaml"
+    path.write_text(EXAMPLE)
+    job = load_job(path)
+    assert job.objective.deadline == 1800
+    assert job.pool == str(tmp_path / "pools" / "two-cpus.yaml")
+    assert job.model is not None
+    assert job.model.source == str(tmp_path / "jobs" / "cnn.py")
+    assert job.data.expectations == str(tmp_path / "jobs" / "suite.json")
+    assert job.data.uri == "builtin:digits"
+
+
+def test_a_job_survives_the_run_folder(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(EXAMPLE)
+    job = load_job(tmp_path / "job.yaml")
+    stored = RunJob.model_validate(job.model_dump(mode="json"))
+    again = RunJob.model_validate_json(stored.model_dump_json())
+    assert again.model_dump(exclude={"schema_version"}) == job.model_dump()
+
+
+def test_fields_that_are_read_but_not_acted_on_are_named(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(EXAMPLE)
+    assert load_job(tmp_path / "job.yaml").not_yet_acted_on() == ["promotion", "schedule.on_new_data"]
+    assert load_job(write(tmp_path)).not_yet_acted_on() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"nmae": "x"}, "nmae: unknown field"),
+        ({"train": {"epoch": 3}}, "train.epoch: unknown field"),
+        ({"train": {"epochs": "many"}}, "train.epochs: got 'many'; allowed:"),
+        ({"train": {"epochs": 0}}, "train.epochs: got 0; allowed: greater than or equal to 1"),
+        ({"train": {"global_batch_size": -4}}, "global_batch_size of 1 or more, or auto, not -4"),
+        ({"train": {"batch_bounds": [9, 3]}}, "batch_bounds as [least, greatest]"),
+        ({"train": {"learning_rate": -1.0}}, "a learning_rate above zero"),
+        ({"train": {"learning_rate": float("inf")}}, "train.learning_rate"),
+        ({"name": "../../etc"}, "name: got '../../etc'; allowed:"),
+        ({"name": "<script>"}, "name: got '<script>'"),
+        ({"name": "a" * 64}, "name: got "),
+        ({"name": ""}, "name: got ''"),
+        ({"name": None}, "name: missing, and needed"),
+        ({"data": None}, "data: missing, and needed"),
+        ({"data": {"uri": "builtin:digits", "validation_fraction": 1.5}}, "data.validation_fraction: got 1.5"),
+        ({"objective": {"deadline": 30}}, "objective.deadline: got 30; allowed: a number with its unit"),
+        ({"objective": {"minimize": "joy"}}, "objective.minimize: got 'joy'; allowed: 'energy', 'cost' or 'time'"),
+        ({"objective": {"budget": -1}}, "objective.budget: got -1"),
+        ({"devices": {"min_count": 3, "max_count": 2}}, "max_count of at least min_count (3), not 2"),
+    ],
+)
+def test_a_wrong_field_gives_one_line_with_field_given_and_allowed(
+    tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(BadInput) as caught:
+        load_job(write(tmp_path, **changes))
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_more_than_one_mistake_is_counted(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"\(and 1 more\)"):
+        load_job(write(tmp_path, nmae="x", train={"epochs": 0}))
+
+
+def test_every_field_has_help_for_the_form() -> None:
+    def bare(model: Any, path: str = "") -> list[str]:
+        missing = []
+        for name, field in model.model_fields.items():
+            inner = field.annotation
+            nested = [one for one in (inner, *getattr(inner, "__args__", ())) if hasattr(one, "model_fields")]
+            if nested:
+                missing += bare(nested[0], f"{path}{name}.")
+            elif not field.description:
+                missing.append(path + name)
+        return missing
+
+    assert bare(Job) == []

@@ -1,0 +1,72 @@
+"""The pool file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.pool import load_pool
+
+EXAMPLE = """
+name: lab
+network: {bandwidth: 10Gbit, latency: 50us}
+hosts:
+  - {name: gpu-a, address: 10.0.0.11, devices: [{type: nvidia-a100-80gb, count: 8}], available: "18:00-08:00"}
+  - {name: here,  address: localhost, devices: [{type: cpu, cores: 1.0}, {type: cpu, cores: 0.5}]}
+  - {name: sim,   address: localhost, devices: [{type: emulated, speed: 2.0}, {type: emulated, speed: 1.0}]}
+prices: {nvidia-a100-80gb: 2.1/h, energy: 0.25/kWh}
+power: {nvidia-a100-80gb: {idle_w: 55, load_w: 400}}
+"""
+
+
+def test_the_contracts_example_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "lab.yaml"
+    path.write_text(EXAMPLE)
+    pool = load_pool(path)
+    devices = pool.devices()
+    assert len(devices) == 12
+    assert [device.id for device in devices[7:10]] == ["gpu-a/nvidia-a100-80gb-7", "here/cpu-0", "here/cpu-1"]
+    assert [(device.cores, device.speed) for device in devices[8:]] == [
+        (1.0, None),
+        (0.5, None),
+        (None, 2.0),
+        (None, 1.0),
+    ]
+    assert pool.network.bandwidth == 1.25e9
+    assert pool.prices == {"nvidia-a100-80gb": 2.1, "energy": 0.25}
+
+
+def test_without_a_file_the_pool_is_this_machine() -> None:
+    (device,) = load_pool(None).devices()
+    assert device.type == "cpu"
+    assert device.local
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("name: p\nhosts: []", "hosts"),
+        ("name: p", "hosts: missing"),
+        ("name: p\nhosts: [{name: a, devices: []}]", "hosts.0.devices"),
+        ("name: p\nhosts: [{name: a, devices: [{type: abacus}]}]", "a device type of"),
+        ("name: p\nhosts: [{name: a, devices: [{type: cpu, cores: -1}]}]", "cores: got -1"),
+        ("name: p\nhosts: [{name: a, devices: [{type: cpu, cores: 0}]}]", "cores: got 0"),
+        ("name: p\nhosts: [{name: a, devices: [{type: emulated}]}]", "speed for emulated"),
+        ("name: p\nhosts: [{name: a, devices: [{type: nvidia-t4, cores: 2}]}]", "cores only for cpu"),
+        ("name: p\nhosts: [{name: a, devices: [{type: cpu}]}, {name: a, devices: [{type: cpu}]}]", "different names"),
+        ("name: p\nnetwork: {bandwidth: 10}\nhosts: [{name: a, devices: [{type: cpu}]}]", "a number with its unit"),
+        ("name: p\nprices: {cpu: -2/h}\nhosts: [{name: a, devices: [{type: cpu}]}]", "zero or more per h"),
+        ("name: p\nprices: {energy: 2/h}\nhosts: [{name: a, devices: [{type: cpu}]}]", "per kWh"),
+        ("name: p\nprices: {abacus: 2/h}\nhosts: [{name: a, devices: [{type: cpu}]}]", "known device types"),
+        ("name: p\nhosts: [{name: a, address: 'x; rm', devices: [{type: cpu}]}]", "address"),
+    ],
+)
+def test_a_wrong_pool_gives_one_line(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_text(text)
+    with pytest.raises(BadInput) as caught:
+        load_pool(path)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)

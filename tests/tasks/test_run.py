@@ -1,0 +1,105 @@
+"""The run folder: one live run for each job, continued when it is unfinished and the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainwright.tasks.allocate.ledger import Holder, Ledger
+from trainwright.tasks.artefacts import Manifest, Plan, Status
+from trainwright.tasks.errors import BadInput, CorruptArtefact, RunHeld
+from trainwright.tasks.job import Job, load_job
+from trainwright.tasks.run import Run, list_runs, open_run
+from trainwright.tasks.settings import settings
+
+ME, OTHER = Holder("me"), Holder("other")
+
+
+@pytest.fixture
+def job(tmp_path: Path, home: Path) -> Job:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "m.py").write_text("def build_model():\n    return None\n")
+    return load_job(
+        {"name": "small", "data": {"uri": "builtin:digits"}, "model": {"source": str(tmp_path / "model" / "m.py")}}
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return (tmp_path / "store").as_uri()
+
+
+def freed() -> None:
+    ledger = Ledger(settings().ledger_url)
+    for lease in ledger.held():
+        ledger.release(lease.run)
+
+
+def finish(run: Run) -> None:
+    run.write(Manifest(run=run.uri, sealed_at="now", files={}))
+
+
+def test_a_second_run_of_a_live_job_is_refused_with_the_holders_name(job: Job, store: str) -> None:
+    first = open_run(job, store, ME)
+    for new in (False, True):
+        with pytest.raises(RunHeld, match="held by me"):
+            open_run(job, store, OTHER, new=new)
+    assert [run.uri for run in list_runs(store)] == [first.uri]
+
+
+def test_an_unfinished_run_nobody_holds_goes_on_and_a_finished_one_does_not(job: Job, store: str) -> None:
+    first = open_run(job, store, ME)
+    freed()
+    again = open_run(job, store, OTHER)
+    assert again.uri == first.uri
+    assert again.status().holder == "other"
+    finish(again)
+    freed()
+    assert open_run(job, store, ME).uri != first.uri
+
+
+def test_a_changed_job_or_source_or_new_starts_afresh(job: Job, store: str) -> None:
+    first = open_run(job, store, ME)
+    freed()
+    changed = job.model_copy(update={"train": job.train.model_copy(update={"epochs": 99})})
+    second = open_run(changed, store, ME)
+    freed()
+    assert job.model is not None
+    Path(job.model.source).write_text("def build_model():\n    return 1\n")
+    third = open_run(changed, store, ME)
+    freed()
+    fourth = open_run(changed, store, ME, new=True)
+    assert len({first.uri, second.uri, third.uri, fourth.uri}) == 4
+
+
+def test_the_source_is_kept_whole_and_verified(job: Job, store: str) -> None:
+    run = open_run(job, store, ME)
+    folder, entry = run.source()
+    assert (folder / entry).read_text().startswith("def build_model")
+    run.objects.put("source/m.py", b"evil = True\n")
+    with pytest.raises(CorruptArtefact, match="sha256 differs"):
+        run.source()
+
+
+def test_a_damaged_artefact_is_named(job: Job, store: str) -> None:
+    run = open_run(job, store, ME)
+    assert run.find(Plan) is None
+    run.objects.put("plan.json", b'{"feasible": ')
+    with pytest.raises(CorruptArtefact, match=r"plan\.json"):
+        run.read(Plan)
+
+
+def test_artefacts_of_a_later_version_are_read(job: Job, store: str) -> None:
+    run = open_run(job, store, ME)
+    later = run.status().model_dump_json().replace('"schema_version":1', '"schema_version":2,"colour":"blue"')
+    run.objects.put("status.json", later.encode())
+    assert run.read(Status).state == "running"
+
+
+@pytest.mark.parametrize(
+    "uri", ["", "runs/x", "s3://b/runs/../x", "s3://b/runs/<script>/20260101T000000Z-abcdef", "http://h/runs/a/b"]
+)
+def test_what_is_no_runs_uri_is_refused(uri: str) -> None:
+    with pytest.raises(BadInput, match="run: got"):
+        Run(uri)
