@@ -7,7 +7,6 @@ from typing import Any
 from airflow.sdk import Context
 
 from trainwright.operators.base import StepOperator
-from trainwright.tasks import steps
 
 
 class AllocateOperator(StepOperator):
@@ -27,4 +26,6 @@ class ReleaseOperator(StepOperator):
 
     def work(self, context: Context) -> dict[str, Any]:
         """Release what the run holds."""
+        from trainwright.tasks import steps
+
         return steps.release(self.open(context))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
-from trainwright.tasks import steps
 from trainwright.tasks.errors import RunHeld, ServiceUnreachable, TrainwrightError
-from trainwright.tasks.job import load_job
-from trainwright.tasks.run import Run
+
+if TYPE_CHECKING:
+    from trainwright.tasks.run import Run
 
 
 class StepOperator(BaseOperator):
@@ -66,10 +66,16 @@ class StepOperator(BaseOperator):
 
     def work(self, context: Context) -> dict[str, Any]:
         """The step on its run; the steps before it are done first where they are missing."""
+        from trainwright.tasks import steps
+
         return steps.do(self.open(context), self.step, given(self.replay))
 
     def open(self, context: Context) -> Run:
         """The run to work on."""
+        from trainwright.tasks import steps
+        from trainwright.tasks.job import load_job
+        from trainwright.tasks.run import Run
+
         reference = self.run
         uri = reference.get("run") if isinstance(reference, dict) else given(reference)
         if uri:
@@ -83,6 +89,8 @@ class StepOperator(BaseOperator):
 
     def on_kill(self) -> None:
         """Stop the running step; training saves a checkpoint first."""
+        from trainwright.tasks import steps
+
         steps.stop.set()
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from airflow.sdk import Context
 
 from trainwright.operators.base import StepOperator
-from trainwright.tasks import alone
 
 
 class EstimateOperator(StepOperator):
@@ -40,6 +39,8 @@ class EstimateOperator(StepOperator):
 
     def work(self, context: Context) -> dict[str, Any]:
         """Predict for the run's pool, or for the device types given."""
+        from trainwright.tasks import alone
+
         if self.model is None:
             return super().work(context)
         structure = alone.extract_model(self.model, batch_size=self.batch_size)

@@ -8,7 +8,6 @@ from typing import Any
 from airflow.sdk import Context
 
 from trainwright.operators.base import StepOperator
-from trainwright.tasks import alone
 
 
 class ExtractOperator(StepOperator):
@@ -31,6 +30,8 @@ class ExtractOperator(StepOperator):
 
     def work(self, context: Context) -> dict[str, Any]:
         """Trace the run's model, or the model given."""
+        from trainwright.tasks import alone
+
         if self.model is None:
             return super().work(context)
         structure = alone.extract_model(self.model, batch_size=self.batch_size)

@@ -8,7 +8,6 @@ from typing import Any
 from airflow.sdk import Context
 
 from trainwright.operators.base import StepOperator
-from trainwright.tasks import alone
 
 
 class ValidateOperator(StepOperator):
@@ -29,4 +28,6 @@ class ValidateOperator(StepOperator):
 
     def work(self, context: Context) -> dict[str, Any]:
         """Check the data of the run, or the data given."""
+        from trainwright.tasks import alone
+
         return super().work(context) if self.data is None else alone.validate_data(self.data)

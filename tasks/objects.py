@@ -26,10 +26,11 @@ _KEY = re.compile(r"^(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+(/(?!\.{1,2}(/|$))[A-Za-z
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """A key and the size of what lies there, in bytes."""
+    """A key, the size of what lies there in bytes, and the server's mark of this version of it (None in a folder)."""
 
     key: str
     size: int
+    etag: str | None = None
 
 
 class ObjectStore(Protocol):
@@ -186,7 +187,7 @@ class S3Store:
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         for item in self._listed(prefix, recursive=True):
             if not item.is_dir:
-                yield ObjectInfo(item.object_name[len(self.prefix) :], item.size)
+                yield ObjectInfo(item.object_name[len(self.prefix) :], item.size, item.etag)
 
     def folders(self, prefix: str = "") -> Iterator[str]:
         for item in self._listed(prefix, recursive=False):

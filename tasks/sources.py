@@ -1,0 +1,263 @@
+"""Where data lies and what it says there: builtin sets, files, folders of images, in a path or an S3 store.
+
+Covers fetching and reading, without judging: `read` gives the rows as they are, missing values and all, because validation
+must see those too. What a model gets is made in `tasks.data`. Everything is held in memory.
+
+| source | what it holds |
+|---|---|
+| builtin:digits | 1,797 handwritten digits, 8×8 pixels, shipped by scikit-learn (E. Alpaydin, C. Kaynak, UCI) |
+| .parquet, .csv | a table, the target one of its columns |
+| .npy | a table: a structured array, or rows × columns, whose columns are then called 0, 1, … |
+| .npz | arrays with one entry a row; the target is one of them, all others are inputs |
+| folder with index.csv | images: the column `file` (a path within the folder) and the target's column |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.job import DataSpec
+from trainwright.tasks.objects import checked_key, open_store
+from trainwright.tasks.settings import settings
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+BUILTIN = ("digits",)
+SUFFIXES = (".parquet", ".csv", ".npz", ".npy")
+INDEX = "index.csv"
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Data as its source holds it, one entry a row.
+
+    `table` (pyarrow) has the rows of a table, the index of a folder of images, or the target's column alone. `images` are
+    arrays (channels, height, width) of uint8, None where a file is no image.
+    """
+
+    sha256: str
+    table: Any
+    arrays: dict[str, Array] = field(default_factory=dict)
+    images: list[Array | None] | None = None
+    targets: Array | None = None  # where a row has several values to predict, which no column holds
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the inputs are the table's columns."""
+        return not self.arrays and self.images is None
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return len(self.targets) if self.targets is not None else int(self.table.num_rows)
+
+
+def localized(spec: DataSpec) -> DataSpec:
+    """The spec with a builtin's name or a path on this machine as its uri; what lies in S3 is fetched.
+
+    A version of an object is fetched once, into the folder `data` under TRAINWRIGHT_HOME. Raises BadInput where nothing is
+    there, ServiceUnreachable where the server does not answer.
+    """
+    uri = spec.uri
+    if uri.startswith("builtin:"):
+        if uri.removeprefix("builtin:") not in BUILTIN:
+            raise BadInput(f"data.uri: got {uri}; allowed: {', '.join(f'builtin:{name}' for name in BUILTIN)}")
+        return spec
+    split = urlsplit(uri)
+    if split.scheme == "s3":
+        path = _fetched(uri)
+    elif split.scheme == "file" and split.netloc in ("", "localhost"):
+        path = Path(unquote(split.path))
+    elif "://" in uri:
+        raise BadInput(f"data.uri: got {uri}; allowed: builtin:NAME, s3://…, file://… or a path")
+    else:
+        path = Path(uri)
+    if path.is_dir():
+        if not (path / INDEX).is_file():
+            raise BadInput(f"data.uri: got {uri}, a folder without {INDEX}; allowed: a folder of images with one")
+    elif not path.exists():
+        raise BadInput(f"data.uri: got {uri}; there is no such file")
+    elif path.suffix.lower() not in SUFFIXES:
+        raise BadInput(f"data.uri: got {uri}; allowed: {', '.join(SUFFIXES)}, or a folder of images with {INDEX}")
+    return spec.model_copy(update={"uri": str(path.absolute())})
+
+
+def _fetched(uri: str) -> Path:
+    """The local copy of the object at an S3 URI, or of the folder of objects."""
+    parent, _, name = uri.rstrip("/").rpartition("/")
+    if parent in ("s3:", "s3:/") or not name:
+        raise BadInput(f"data.uri: got {uri}; allowed: s3://bucket/key")
+    store = open_store(parent)
+    found = {item.key: item for item in store.list(name) if item.key == name or item.key.startswith(f"{name}/")}
+    if not found:
+        raise BadInput(f"data.uri: got {uri}; there is no such object")
+    version = hashlib.sha256(repr((store.uri, sorted((i.key, i.size, i.etag) for i in found.values()))).encode())
+    cache = settings().home / "data"
+    folder = cache / version.hexdigest()[:32]
+    if not folder.is_dir():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".part-", dir=cache) as part:
+            whole = Path(part) / "whole"
+            for key in found:
+                (whole / checked_key(key)).parent.mkdir(parents=True, exist_ok=True)
+                store.get_file(key, whole / key)
+            try:
+                whole.rename(folder)
+            except OSError:
+                if not folder.is_dir():  # else another process was first, with the same content
+                    raise
+    return folder / name
+
+
+def read(spec: DataSpec) -> Raw:
+    """The rows of a data source. Raises BadInput where there is none, or it can't be read as what it claims to be."""
+    import pyarrow as pa
+
+    spec = localized(spec)
+    path = Path(spec.uri)
+    try:
+        if spec.uri.startswith("builtin:"):
+            return _digits(spec)
+        if path.is_dir():
+            return _image_folder(path, spec.target)
+        if path.suffix.lower() == ".npz":
+            return _arrays(path, spec.target)
+        return Raw(_file_sha256([path]), _table(path))
+    except (pa.ArrowException, OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise BadInput(f"data.uri: got {spec.uri}; it can't be read: {reason or type(error).__name__}") from error
+
+
+def _file_sha256(paths: Iterable[Path]) -> str:
+    whole = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()
+
+
+def _digits(spec: DataSpec) -> Raw:
+    """The digits that scikit-learn ships, read from its file: importing its loader costs a second and brings pandas."""
+    import numpy as np
+    import pyarrow as pa
+    from pyarrow import csv
+
+    package = importlib.util.find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise BadInput("data.uri: got builtin:digits; it needs scikit-learn, which is not installed")
+    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    table = csv.read_csv(path, read_options=csv.ReadOptions(autogenerate_column_names=True))
+    values = np.stack([column.to_numpy() for column in table.columns], axis=1)
+    images = (values[:, :64] / 16).astype(np.float32).reshape(-1, 1, 8, 8)
+    labels = pa.table({spec.target: values[:, 64].astype(np.int64)})
+    return Raw(_file_sha256([path]), labels, {"inputs": images})
+
+
+def _table(path: Path) -> Any:
+    import numpy as np
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        table = parquet.ParquetFile(path).read()
+    elif suffix == ".npy":
+        array = np.load(path, allow_pickle=False)
+        if array.dtype.names is None and array.ndim != 2:
+            raise ValueError(
+                f"an array of shape {array.shape} is no table; allowed: rows × columns, or a structured array"
+            )
+        names = array.dtype.names or range(array.shape[1])
+        columns = (array[name] if array.dtype.names else array[:, name] for name in names)
+        table = pa.table({str(name): pa.array(np.ascontiguousarray(c)) for name, c in zip(names, columns, strict=True)})
+    elif path.stat().st_size == 0:
+        table = pa.table({})
+    else:
+        table = csv.read_csv(path, convert_options=csv.ConvertOptions(strings_can_be_null=True))
+    doubled = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
+    if doubled:
+        raise ValueError(f"the column {doubled[0]!r} stands there twice")
+    for number, entry in enumerate(table.schema):
+        if pa.types.is_dictionary(entry.type):
+            table = table.set_column(number, entry.name, table.column(number).cast(entry.type.value_type))
+        elif pa.types.is_decimal(entry.type) or pa.types.is_float16(entry.type):
+            table = table.set_column(number, entry.name, table.column(number).cast(pa.float64()))
+    return table
+
+
+def _arrays(path: Path, target: str) -> Raw:
+    import numpy as np
+    import pyarrow as pa
+
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    if target not in arrays or len(arrays) < 2:
+        raise BadInput(
+            f"data.target: got {target!r}; allowed: one of two or more arrays of {path.name}: {_names(arrays)}"
+        )
+    lengths = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise BadInput(
+            f"data.uri: got {path} with arrays of unlike lengths ({listed}); allowed: one entry a row in each"
+        )
+    targets = arrays.pop(target)
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biuf" or array.ndim < 1:
+            raise BadInput(f"data.uri: got {path}, whose array {name!r} holds {array.dtype}; allowed: numbers")
+    inputs = arrays if len(arrays) > 1 else {"inputs": next(iter(arrays.values()))}
+    digest = _file_sha256([path])
+    if targets.ndim == 1:
+        return Raw(digest, pa.table({target: pa.array(targets)}), inputs)
+    return Raw(digest, pa.table({}), inputs, targets=targets)
+
+
+def _image_folder(folder: Path, target: str) -> Raw:
+    index = _table(folder / INDEX)
+    for column, name in (("data.uri", "file"), ("data.target", target)):
+        if name not in index.column_names:
+            raise BadInput(f"{column}: {folder / INDEX} has no column {name!r}; it has: {_names(index.column_names)}")
+    paths = []
+    for name in index.column("file").to_pylist():
+        path = folder / str(name)
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise BadInput(f"data.uri: {folder / INDEX} names {name!r}; allowed: files within the folder")
+        if not path.is_file():
+            raise BadInput(f"data.uri: {folder / INDEX} names {name!r}; there is no such file")
+        paths.append(path)
+    return Raw(_file_sha256([folder / INDEX, *paths]), index, images=[_image(path) for path in paths])
+
+
+def _image(path: Path) -> Array | None:
+    import numpy as np
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            if image.mode == "F":
+                return None
+            if image.mode.startswith("I"):  # 16 bits a pixel
+                pixels = (np.asarray(image) // 257).astype(np.uint8)
+            else:
+                pixels = np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB"))
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return None  # the row is named by validation, and by whoever loads it
+    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _names(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:20]) + (f", … ({len(listed)} in all)" if len(listed) > 20 else "") or "none"
