@@ -81,11 +81,14 @@ class StepOperator(BaseOperator):
         if uri:
             return Run(str(uri))
         job = load_job(self.job if isinstance(self.job, dict) else given(self.job) or "", given(self.pool))
-        if given(self.replay):
-            steps.replayed(str(self.replay), job)
+        replay = given(self.replay)
+        if replay is not None:
+            steps.replayed(replay, job)
         dag_run = context["dag_run"]
         owner = steps.holder(f"Airflow {dag_run.dag_id} {dag_run.run_id}")
-        return steps.open_for(job, owner, store=given(self.store), new=str(self.new).lower() == "true")
+        return steps.open_for(
+            job, owner, store=given(self.store), new=replay is not None or str(self.new).lower() == "true"
+        )
 
     def on_kill(self) -> None:
         """Stop the running step; training saves a checkpoint first."""

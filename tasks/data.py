@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from trainwright.tasks.artefacts import DataSchema
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.job import DataSpec, Task
-from trainwright.tasks.sources import Raw, read
+from trainwright.tasks.sources import Raw, read, to_arrow, to_numpy
 
 if TYPE_CHECKING:
     import numpy as np
@@ -171,18 +171,17 @@ def _features(table: Any, spec: DataSpec) -> Array:
         column = table.column(name)
         _require_present(column, f"data.uri: {spec.uri}: column {name!r}")
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            values = sorted(column.unique().to_pylist())
+            column, values = _codes(column)
             if len(values) > MAX_CODES:
                 raise BadInput(
                     f"data.uri: {spec.uri}: column {name!r} holds {len(values)} different texts; allowed: numbers, or at most "
                     f"{MAX_CODES} different texts"
                 )
-            column = _codes(column, values)
         elif not (
             pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)
         ):
             raise BadInput(f"data.uri: {spec.uri}: column {name!r} holds {column.type}; allowed: numbers, or few texts")
-        features[:, number] = column.to_numpy()
+        features[:, number] = to_numpy(column)
         _require_finite(features[:, number], f"data.uri: {spec.uri}: column {name!r}")
     return features
 
@@ -211,24 +210,26 @@ def _targets(raw: Raw, spec: DataSpec, task: Task) -> tuple[Array, list[str] | N
         raise BadInput(f"{where} holds {column.type}; allowed: numbers, texts, true and false")
     if task.endswith("classification") or (task == "custom" and (text or flag)):
         if pa.types.is_floating(column.type):
-            numbers = column.to_numpy()
+            numbers = to_numpy(column)
             if not np.array_equal(numbers, np.floor(numbers)) or not np.isfinite(numbers).all():
                 raise BadInput(f"{where} holds fractions; allowed for {task}: whole numbers, texts, true and false")
-            column = pa.chunked_array([numbers.astype(np.int64)])
-        values = sorted(column.unique().to_pylist())
-        return _codes(column, values).to_numpy().astype(np.int64), [str(value) for value in values]
+            column = pa.chunked_array([to_arrow(numbers.astype(np.int64))])
+        codes, classes = _codes(column)
+        return to_numpy(codes).astype(np.int64), classes
     if text:
         raise BadInput(f"{where} holds texts; allowed for {task}: numbers")
-    targets = column.to_numpy().astype(np.int64 if whole and task == "custom" else np.float32)
+    targets = to_numpy(column).astype(np.int64 if whole and task == "custom" else np.float32)
     _require_finite(targets, where)
     return targets, None
 
 
-def _codes(column: Any, values: list[Any]) -> Any:
-    import pyarrow as pa
+def _codes(column: Any) -> tuple[Any, list[str]]:
+    """Each value's place in the sorted list of the values, and that list."""
     from pyarrow import compute
 
-    return compute.index_in(column, value_set=pa.array(values, type=column.type))
+    values = column.unique()
+    values = values.take(compute.array_sort_indices(values))
+    return compute.index_in(column, value_set=values), [str(value) for value in values.to_pylist()]
 
 
 def _no_such_target(raw: Raw, spec: DataSpec) -> NoReturn:

@@ -141,6 +141,34 @@ def read(spec: DataSpec) -> Raw:
         raise BadInput(f"data.uri: got {spec.uri}; it can't be read: {reason or type(error).__name__}") from error
 
 
+def to_arrow(array: Array) -> Any:
+    """A one-dimensional array as an Arrow array. pa.array would import pandas, and so would Arrow's to_numpy."""
+    import numpy as np
+    import pyarrow as pa
+
+    if array.dtype.kind in "US":
+        texts = np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array
+        ends = np.concatenate([[0], np.cumsum(np.char.str_len(texts))]).astype(np.int64)
+        buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(texts.tolist()))]
+        return pa.Array.from_buffers(pa.large_string(), len(array), buffers)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"it holds {array.dtype}; allowed: numbers, texts, true and false")
+    kind = np.dtype(np.uint8) if array.dtype.kind == "b" else array.dtype.newbyteorder("=")
+    values = pa.py_buffer(np.ascontiguousarray(array, dtype=kind))
+    column = pa.Array.from_buffers(pa.from_numpy_dtype(kind), len(array), [None, values])
+    return column.cast(pa.bool_()) if array.dtype.kind == "b" else column
+
+
+def to_numpy(column: Any) -> Array:
+    """A column of numbers, or of true and false as 1 and 0, without missing values, as an array."""
+    import numpy as np
+    import pyarrow as pa
+
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.uint8())
+    return np.from_dlpack(column.combine_chunks())
+
+
 def _file_sha256(paths: Iterable[Path]) -> str:
     whole = hashlib.sha256()
     for path in paths:
@@ -160,9 +188,9 @@ def _digits(spec: DataSpec) -> Raw:
         raise BadInput("data.uri: got builtin:digits; it needs scikit-learn, which is not installed")
     path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     table = csv.read_csv(path, read_options=csv.ReadOptions(autogenerate_column_names=True))
-    values = np.stack([column.to_numpy() for column in table.columns], axis=1)
+    values = np.stack([to_numpy(column) for column in table.columns], axis=1)
     images = (values[:, :64] / 16).astype(np.float32).reshape(-1, 1, 8, 8)
-    labels = pa.table({spec.target: values[:, 64].astype(np.int64)})
+    labels = pa.table({spec.target: to_arrow(values[:, 64])})
     return Raw(_file_sha256([path]), labels, {"inputs": images})
 
 
@@ -182,7 +210,7 @@ def _table(path: Path) -> Any:
             )
         names = array.dtype.names or range(array.shape[1])
         columns = (array[name] if array.dtype.names else array[:, name] for name in names)
-        table = pa.table({str(name): pa.array(np.ascontiguousarray(c)) for name, c in zip(names, columns, strict=True)})
+        table = pa.table({str(name): to_arrow(c) for name, c in zip(names, columns, strict=True)})
     elif path.stat().st_size == 0:
         table = pa.table({})
     else:
@@ -202,6 +230,8 @@ def _arrays(path: Path, target: str) -> Raw:
     import numpy as np
     import pyarrow as pa
 
+    if not zipfile.is_zipfile(path):
+        raise ValueError("it is no npz file")
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     if target not in arrays or len(arrays) < 2:
@@ -221,7 +251,7 @@ def _arrays(path: Path, target: str) -> Raw:
     inputs = arrays if len(arrays) > 1 else {"inputs": next(iter(arrays.values()))}
     digest = _file_sha256([path])
     if targets.ndim == 1:
-        return Raw(digest, pa.table({target: pa.array(targets)}), inputs)
+        return Raw(digest, pa.table({target: to_arrow(targets)}), inputs)
     return Raw(digest, pa.table({}), inputs, targets=targets)
 
 

@@ -1,0 +1,77 @@
+"""The DAG files: what they load, which DAGs they make, how they are wired. Airflow is real; nothing is run here."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LOOK = """
+import json, sys
+import trainwright.dags.retrain as module
+from airflow.sdk import DAG
+heavy = [name for name in sys.argv[1].split() if name in sys.modules]
+dags = {dag.dag_id: dag for dag in vars(module).values() if isinstance(dag, DAG)}
+print(json.dumps({"heavy": heavy, "dags": {
+    name: {"tasks": {t.task_id: [type(t).__module__, sorted(t.downstream_task_ids)] for t in dag.tasks},
+           "schedule": str(dag.schedule), "doc": dag.doc_md, "params": sorted(dag.params),
+           "teardown": [t.task_id for t in dag.tasks if t.is_teardown]}
+    for name, dag in dags.items()}}))
+"""
+
+
+def look(jobs: Path | None, tmp_path: Path) -> dict[str, Any]:
+    environment = os.environ | {"AIRFLOW_HOME": str(tmp_path / "airflow"), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    if jobs is not None:
+        environment["TRAINWRIGHT_JOBS"] = str(jobs)
+    heavy = "torch numpy pandas great_expectations dask horovod"
+    done = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning:trainwright", "-c", LOOK, heavy],
+        capture_output=True, text=True, env=environment, check=True,
+    )  # fmt: skip
+    parsed = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(parsed, dict)
+    return parsed
+
+
+def test_the_shipped_dags_load_nothing_heavy_and_every_operator_is_ours(home: Path, tmp_path: Path) -> None:
+    found = look(None, tmp_path)
+    assert found["heavy"] == []
+    assert set(found["dags"]) == {"retrain", "retrain_digits"}
+    for dag in found["dags"].values():
+        assert all(module.startswith("trainwright.operators") for module, _ in dag["tasks"].values())
+        assert dag["teardown"] == ["release"]
+    assert found["dags"]["retrain"]["params"] == ["job", "new", "pool", "replay", "run"]
+
+
+def test_the_steps_are_chained_in_order_and_release_follows_train(home: Path, tmp_path: Path) -> None:
+    tasks = look(None, tmp_path)["dags"]["retrain"]["tasks"]
+    order = ["validate", "extract", "estimate", "allocate", "search_lr", "train", "store", "analyze"]
+    for before, after in itertools.pairwise(order):
+        assert after in tasks[before][1]
+    assert "release" in tasks["train"][1]
+
+
+def test_a_job_file_with_a_schedule_makes_a_scheduled_dag_and_a_wrong_one_harms_nobody(
+    home: Path, tmp_path: Path
+) -> None:
+    jobs = tmp_path / "jobs"
+    jobs.mkdir()
+    (jobs / "nightly.yaml").write_text("name: nightly\ndata: {uri: 'builtin:digits'}\nschedule: {cron: '0 3 * * *'}\n")
+    (jobs / "wrong.yaml").write_text("name: wrong\nwat: 1\n")
+    dags = look(jobs, tmp_path)["dags"]
+    assert set(dags) == {"retrain", "retrain_nightly", "retrain_wrong"}
+    assert "0 3 * * *" in dags["retrain_nightly"]["schedule"]
+    assert "data: missing" in dags["retrain_wrong"]["doc"]
+
+
+@pytest.mark.parametrize("name", ["AllocateOperator", "TrainOperator", "ValidateOperator"])
+def test_operators_are_exported_lazily(name: str) -> None:
+    code = f"import sys; from trainwright import operators; assert 'airflow' not in sys.modules; operators.{name}"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -1,0 +1,44 @@
+"""The README's example of our operators in somebody else's DAG, run as it stands there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+RUN = """
+import importlib.util, json, sys
+from airflow.sdk import DAG
+spec = importlib.util.spec_from_file_location("foreign", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+(dag,) = (value for value in vars(module).values() if isinstance(value, DAG))
+run = dag.test()
+states = {ti.task_id: str(ti.state) for ti in run.get_task_instances()}
+print(json.dumps({"state": str(run.state), "tasks": states}))
+"""
+
+
+def test_the_readmes_foreign_dag_runs_to_success(stack: Path, tmp_path: Path) -> None:
+    from trainwright.infra.local import airflow_environment, ensure_airflow_db
+
+    example = re.search(
+        r"<!-- example: foreign DAG -->\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    )
+    assert example is not None
+    folder = tmp_path / "dags"
+    folder.mkdir()
+    (folder / "foreign.py").write_text(example.group(1).replace("MODELS", str(ROOT / "dags" / "jobs")))
+    environment = os.environ | airflow_environment(stack, folder)
+    ensure_airflow_db(stack, folder)
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(folder / "foreign.py")],
+        capture_output=True, text=True, env=environment, timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result == {"state": "success", "tasks": {"check": "success", "train": "success", "publish": "success"}}
