@@ -126,10 +126,10 @@ def read(spec: DataSpec) -> Raw:
     """The rows of a data source. Raises BadInput where there is none, or it can't be read as what it claims to be."""
     import pyarrow as pa
 
-    spec = localized(spec)
-    path = Path(spec.uri)
+    local = localized(spec).uri
+    path = Path(local)
     try:
-        if spec.uri.startswith("builtin:"):
+        if local.startswith("builtin:"):
             return _digits(spec)
         if path.is_dir():
             return _image_folder(path, spec.target)
@@ -247,7 +247,9 @@ def _arrays(path: Path, target: str) -> Raw:
     targets = arrays.pop(target)
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf" or array.ndim < 1:
-            raise BadInput(f"data.uri: got {path}, whose array {name!r} holds {array.dtype}; allowed: numbers")
+            raise BadInput(
+                f"data.uri: got {path}, whose array {name!r} is {array.dtype} of shape {array.shape}; allowed: numbers, by row"
+            )
     inputs = arrays if len(arrays) > 1 else {"inputs": next(iter(arrays.values()))}
     digest = _file_sha256([path])
     if targets.ndim == 1:

@@ -1,0 +1,17 @@
+"""Training on unlike devices: one rank for each device of the plan, each with its own batch and share of the CPU.
+
+    launch  starts the ranks, watches them, gathers what they did        (no torch)
+    worker  is a rank: the loop                                          (torch, Horovod)
+    batches, rebalance  which samples a rank takes; when the split changes (pure)
+    collective, gradients, batch_norm  what makes n unequal ranks equal one process on the joint batch
+    checkpoint, metrics  what is kept, and where
+
+`train` and `ramp` are the two things a caller needs.
+"""
+
+from __future__ import annotations
+
+from trainwright.tasks.train.launch import ramp, train
+from trainwright.tasks.train.request import RampPoint, TrainRequest
+
+__all__ = ["RampPoint", "TrainRequest", "ramp", "train"]

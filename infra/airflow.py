@@ -1,0 +1,175 @@
+"""Airflow on SQLite, reachable from 127.0.0.1 only: its settings, its database, its four processes.
+
+The four are what `airflow standalone` runs, started one by one: standalone's log servers listen on every interface, and its
+parts outlive it. Logs are on this machine's disk, where the API server reads them, so no log server is needed.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import importlib.metadata
+import json
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+from trainwright.infra.service import Service, alone, free_ports, private_folder, stop, wait_until, write_private
+
+USER = "admin"
+_FIRST_PORT = 8080
+_COMPONENTS = {
+    "api-server": ["api-server"],
+    "scheduler": ["scheduler", "--skip-serve-logs"],
+    "dag-processor": ["dag-processor"],
+    "triggerer": ["triggerer", "--skip-serve-logs"],
+}
+_HEALTHY = ("metadatabase", "scheduler", "triggerer", "dag_processor")
+
+
+def airflow_services(home: Path) -> list[Service]:
+    """Airflow's processes."""
+    return [Service(f"airflow-{name}", home / "airflow") for name in _COMPONENTS]
+
+
+def password_file(home: Path) -> Path:
+    """Where the password of `USER` is (JSON, mode 0600)."""
+    return home / "airflow" / "passwords.json"
+
+
+def airflow_address(home: Path) -> str:
+    """The URL of the UI and the REST API. Raises FileNotFoundError where it was never set up."""
+    return f"http://127.0.0.1:{int(_secrets_file(home, 'port').read_text())}"
+
+
+def airflow_environment(home: Path, dags_folder: Path) -> dict[str, str]:
+    """The environment of every Airflow process of this home; generates passwords and keys at the first use."""
+    folder = home / "airflow"
+    if not _secrets_file(home, "port").exists():
+        with alone(folder):
+            _set_up(home)
+    address = airflow_address(home)
+    settings = {
+        "core": {
+            "dags_folder": str(dags_folder),
+            "load_examples": "False",
+            "executor": "LocalExecutor",
+            "parallelism": "4",
+            "auth_manager": "airflow.api_fastapi.auth.managers.simple.simple_auth_manager.SimpleAuthManager",
+            "simple_auth_manager_users": f"{USER}:admin",
+            "simple_auth_manager_all_admins": "False",
+            "simple_auth_manager_passwords_file": str(password_file(home)),
+            "fernet_key": _secrets_file(home, "fernet-key").read_text(),
+            "execution_api_server_url": f"{address}/execution/",
+        },
+        "database": {"sql_alchemy_conn": f"sqlite:///{folder / 'airflow.db'}"},
+        "api": {
+            "host": "127.0.0.1",
+            "port": address.rpartition(":")[2],
+            "base_url": address,
+            "workers": "1",
+            "secret_key": _secrets_file(home, "api-key").read_text(),
+        },
+        "api_auth": {"jwt_secret": _secrets_file(home, "jwt-secret").read_text()},
+        "logging": {"base_log_folder": str(folder / "logs")},
+        "scheduler": {"enable_health_check": "False"},
+    }
+    environment = {
+        f"AIRFLOW__{section.upper()}__{name.upper()}": value
+        for section, values in settings.items()
+        for name, value in values.items()
+    }
+    return environment | {"AIRFLOW_HOME": str(folder), "TRAINWRIGHT_HOME": str(home)}
+
+
+def ensure_airflow_db(home: Path, dags_folder: Path) -> None:
+    """Bring the database to the installed version's schema; once for each version.
+
+    Raises OSError where that fails.
+    """
+    folder = home / "airflow"
+    environment = airflow_environment(home, dags_folder)
+    version, done = importlib.metadata.version("apache-airflow"), folder / "migrated"
+
+    def up_to_date() -> bool:
+        return done.exists() and done.read_text() == version and (folder / "airflow.db").exists()
+
+    if up_to_date():
+        return
+    with alone(folder):
+        if up_to_date():  # by a process that was before us
+            return
+        log_path = folder / "migrate.log"
+        with log_path.open("wb") as log:
+            command = [sys.executable, "-m", "airflow", "db", "migrate"]
+            ended = subprocess.run(
+                command, env=os.environ | environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT, check=False,
+            )  # fmt: skip
+        if ended.returncode != 0:
+            raise OSError(f"airflow db migrate ended with {ended.returncode} (log: {log_path})")
+        write_private(done, version)
+
+
+def start_airflow(home: Path, dags_folder: Path) -> None:
+    """Start what of Airflow does not run, and wait until all of it is healthy. Raises OSError, TimeoutError."""
+    ensure_airflow_db(home, dags_folder)
+    services = airflow_services(home)
+    with alone(home / "airflow"):
+        if all(service.pid() for service in services) and airflow_answers(home):
+            return
+        if services[0].pid() is None:  # the port belongs to the API server, and the others are told it at their start
+            stop(services, grace_s=20)
+            port = _secrets_file(home, "port")
+            write_private(port, str(free_ports(1, int(port.read_text()))))
+        environment = airflow_environment(home, dags_folder)
+        for service, arguments in zip(services, _COMPONENTS.values(), strict=True):
+            if service.pid() is None:
+                stop([service], grace_s=20)  # what an earlier one may have left
+                service.start([sys.executable, "-m", "airflow", *arguments], environment)
+        wait_until(lambda: airflow_answers(home), services, timeout_s=240)
+
+
+def stop_airflow(home: Path) -> None:
+    """Stop all of it, running tasks too. What it stored stays."""
+    if (home / "airflow").exists():
+        with alone(home / "airflow"):
+            stop(airflow_services(home), grace_s=20)
+
+
+def airflow_answers(home: Path) -> bool:
+    """Whether every part says that it is healthy."""
+    try:
+        host = airflow_address(home).removeprefix("http://")
+    except FileNotFoundError:
+        return False
+    connection = http.client.HTTPConnection(host, timeout=5)
+    try:
+        connection.request("GET", "/api/v2/monitor/health")
+        response = connection.getresponse()
+        if response.status != 200:
+            return False
+        health = json.loads(response.read())
+    except (OSError, http.client.HTTPException, ValueError):
+        return False
+    finally:
+        connection.close()
+    return all((health.get(part) or {}).get("status") == "healthy" for part in _HEALTHY)
+
+
+def _secrets_file(home: Path, name: str) -> Path:
+    return home / "airflow" / "secrets" / name
+
+
+def _set_up(home: Path) -> None:
+    """Generate, once, passwords and keys. The port comes last: it says that the rest is there."""
+    if _secrets_file(home, "port").exists():
+        return
+    private_folder(home / "airflow" / "secrets")
+    write_private(password_file(home), json.dumps({USER: secrets.token_urlsafe(15)}) + "\n")
+    write_private(_secrets_file(home, "jwt-secret"), secrets.token_urlsafe(64))
+    write_private(_secrets_file(home, "api-key"), secrets.token_urlsafe(32))
+    write_private(_secrets_file(home, "fernet-key"), base64.urlsafe_b64encode(secrets.token_bytes(32)).decode())
+    write_private(_secrets_file(home, "port"), str(free_ports(1, _FIRST_PORT)))

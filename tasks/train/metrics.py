@@ -1,0 +1,45 @@
+"""What is recorded while training: rows by step and rank, rows by epoch, split events; as parquet parts in the run folder.
+
+A part holds the rows since the last checkpoint and is written before it, so that a run that goes on from a checkpoint has every
+row up to it, once: parts that begin later are dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from trainwright.tasks.objects import ObjectStore
+
+_PART = re.compile(r"^metrics/(?:steps-rank\d+|epochs|splits)-(\d{8})\.parquet$")
+
+
+class Rows:
+    """Rows of one kind that wait to be written."""
+
+    def __init__(self, store: ObjectStore, kind: str) -> None:
+        self._store, self._kind, self._rows = store, kind, list[dict[str, Any]]()
+
+    def add(self, **row: Any) -> None:
+        """Add a row; the first column is `step`."""
+        self._rows.append(row)
+
+    def write(self) -> None:
+        """Write what waits as one part, named by its first step."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if self._rows:
+            sink = pa.BufferOutputStream()
+            pq.write_table(pa.Table.from_pylist(self._rows), sink)
+            key = f"metrics/{self._kind}-{self._rows[0]['step']:08d}.parquet"
+            self._store.put(key, sink.getvalue().to_pybytes())
+            self._rows = []
+
+
+def drop_after(store: ObjectStore, step: int) -> None:
+    """Drop the parts that begin after a step: they belong to work that is done again."""
+    for item in list(store.list("metrics/")):
+        match = _PART.match(item.key)
+        if match and int(match.group(1)) > step:
+            store.delete(item.key)

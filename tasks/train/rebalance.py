@@ -1,0 +1,57 @@
+"""When the batch split changes: from measured step times, by a fit that outlives one change, with hysteresis. Pure.
+
+A rank's time for b samples is taken as t = a + s·b; with one batch size seen, a = 0. Re-splitting on the last block's b/t alone
+oscillates; here a change needs a predicted gain above the noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from trainwright.estimator.curves import Affine
+from trainwright.tasks.allocate.split import split_batch
+
+LEAST_GAIN = 0.10
+MOST_CHANGES = 8
+
+
+@dataclass
+class Rebalancer:
+    """Remembers, for each rank, the median time by batch size. Every rank has the same, and decides the same."""
+
+    split: list[int]
+    seen: list[dict[int, float]] = field(default_factory=list)
+    changes: int = 0
+
+    def observe(self, medians: Sequence[float]) -> tuple[list[int], str] | None:
+        """Take in each rank's median own-work time (s) with the present split; a better split and the reason, or None."""
+        if not self.seen:
+            self.seen = [{} for _ in self.split]
+        for known, batch, median in zip(self.seen, self.split, medians, strict=True):
+            known[batch] = median
+        if self.changes >= MOST_CHANGES or len(self.split) < 2 or min(medians) <= 0:
+            return None
+        curves = [_fit(known, batch) for known, batch in zip(self.seen, self.split, strict=True)]
+        better = split_batch(sum(self.split), curves)
+        if better is None or better == self.split:
+            return None
+        now, then = max(medians), max(curve(batch) for curve, batch in zip(curves, better, strict=True))
+        if now / then - 1 < LEAST_GAIN:
+            return None
+        reason = f"slowest rank took {now * 1e3:.1f} ms, {then * 1e3:.1f} ms expected"
+        self.split = better
+        self.changes += 1
+        return better, reason
+
+
+def _fit(known: dict[int, float], batch: int) -> Affine:
+    """The line through the present point and the one farthest from it in batch size, where that says something."""
+    time = known[batch]
+    other = max(known, key=lambda size: abs(size - batch))
+    if abs(other - batch) >= 0.1 * batch:
+        slope = (known[other] - time) / (other - batch)
+        fixed = time - slope * batch
+        if slope > 0 and 0 <= fixed < time:
+            return Affine(fixed=fixed, per_sample=slope)
+    return Affine(fixed=0.0, per_sample=time / batch)

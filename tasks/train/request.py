@@ -1,0 +1,51 @@
+"""What the launcher asks of the ranks, and what they answer: plain values, as JSON."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from trainwright.tasks.artefacts import DataSchema, Plan, SplitEvent
+from trainwright.tasks.job import Job
+
+
+class TrainRequest(BaseModel):
+    """A training to be done by a plan."""
+
+    model_config = ConfigDict(frozen=True)
+    job: Job
+    plan: Plan
+    learning_rate: float
+    schema_: DataSchema = Field(alias="schema")
+    source_folder: str = Field(description="a local copy of the model's source")
+    entry: str
+    run_uri: str | None = Field(description="where checkpoints and metrics go; None: to the work folder only")
+    work_folder: str = Field(description="local: logs, events")
+    replay_events: list[SplitEvent] | None = Field(
+        default=None, description="change the split just so, and not otherwise"
+    )
+    resume: bool = True
+
+
+class Order(BaseModel):
+    """What one launch of ranks is to do."""
+
+    model_config = ConfigDict(frozen=True)
+    request: TrainRequest
+    mode: Literal["train", "ramp"]
+    backend: Literal["horovod", "torch"]
+    learning_rates: list[float] = Field(default_factory=list, description="of the ramp, one a step")
+    checkpoint: str | None = Field(default=None, description="local folder of the checkpoint to go on from")
+    cgroups: list[str | None] = Field(
+        default_factory=list, description="the cgroup that each rank joins before it trains"
+    )
+
+
+class RampPoint(BaseModel):
+    """One step of the learning-rate ramp, on the joint global batch, before the update."""
+
+    model_config = ConfigDict(frozen=True)
+    learning_rate: float
+    loss: float
+    accuracy: float | None = None
