@@ -48,6 +48,30 @@ class Structure(_Value):
     activation_bytes_per_sample: float = Field(description="kept from the forward for the backward pass")
     peak_memory_bytes: Affine = Field(description="most bytes of tensors alive at once in a step, parameters included")
     layers: list[Layer]
-    features: dict[str, float] = Field(description="the quantified vector: layers, filters, widths, image and batch size")
+    features: dict[str, float] = Field(
+        description="the quantified vector: layers, filters, widths, image and batch size"
+    )
     operations: dict[str, int] = Field(description="count by kind, for a whole training step")
     trace: list[Operation]
+
+
+_FAMILIES = {
+    "conv": ("convolution", "conv1d", "conv2d", "conv3d", "mkldnn_convolution"),
+    "conv_backward": ("convolution_backward",),
+    "matmul": ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "_scaled_dot_product"),
+    "norm": ("native_batch_norm", "native_layer_norm", "native_group_norm", "softmax", "log_softmax", "nll_loss"),
+    "pool": ("pool",),
+}
+
+
+def family_of(kind: str, flops: Affine, moved: Affine) -> str:
+    """What an operation is calibrated as. One that moves no bytes is a view: it costs its call only."""
+    name = kind.removeprefix("aten.").lstrip("_")
+    if flops(1) == 0 and moved(1) == 0:
+        return "view"
+    if name.startswith("convolution_backward"):
+        return "conv_backward"
+    for family, names in _FAMILIES.items():
+        if any(one in name if family in ("norm", "pool") else name.startswith(one.lstrip("_")) for one in names):
+            return family
+    return "elementwise"

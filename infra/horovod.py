@@ -27,9 +27,12 @@ exec g++ "${args[@]}"
 
 
 def wheel_cache() -> Path:
-    """The folder of built wheels for this Python, torch and machine."""
-    root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "trainwright" / "wheels"
-    torch = importlib.metadata.version("torch")
+    """The folder of built wheels for this Python, torch and machine. Raises OSError where there is no torch."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainwright" / "wheels"
+    try:
+        torch = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        raise OSError("Horovod is built for the torch that is installed, and there is none: install torch") from None
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     return root / f"horovod-{VERSION}-torch-{torch}-{python}-{platform.machine()}"
 
@@ -83,24 +86,31 @@ def build(into: Path) -> Path:
                 f"Horovod did not build (pip exit {process.returncode}); the compiler's words are in {log_path}"
             )
         built = next(Path(folder).glob("horovod-*.whl"))
-        part = into / f"{built.name}.part"
+        part = into / f"{built.name}.{os.getpid()}.part"
         shutil.copyfile(built, part)
         return part.rename(into / built.name)
 
 
-def main() -> int:
-    """Install Horovod from the cached wheel, building it first where there is none."""
-    if installed():
-        return 0
+def wheel() -> Path:
+    """The wheel for this Python, torch and machine: from the cache, or built. Raises OSError where it can't be."""
     cache = wheel_cache()
     wheels = sorted(cache.glob("horovod-*.whl"))
+    return wheels[-1] if wheels else build(cache)
+
+
+def main(arguments: list[str]) -> int:
+    """Install Horovod, unless it is. With `--wheel`, only see to it that its wheel is in the cache."""
+    if installed():
+        return 0
     try:
-        wheel = wheels[-1] if wheels else build(cache)
+        path = wheel()
     except OSError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 1
-    _say(f"installing {wheel.name} from {cache}")
-    install = [sys.executable, "-m", "pip", "install", "-q", "--force-reinstall", "--no-deps", str(wheel)]
+    if "--wheel" in arguments:
+        return 0
+    _say(f"installing {path.name} from {path.parent}")
+    install = [sys.executable, "-m", "pip", "install", "-q", "--force-reinstall", "--no-deps", str(path)]
     return subprocess.run(install, check=False).returncode
 
 
@@ -109,4 +119,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

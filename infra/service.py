@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import random
-import signal
 import socket
 import subprocess
 import time
@@ -107,21 +106,26 @@ def _session(process: psutil.Process) -> int | None:
 
 
 def stop(services: Iterable[Service], grace_s: float) -> None:
-    """End services and all their processes: SIGTERM to every leader of a process group, SIGKILL after `grace_s`."""
+    """End services and all their processes: SIGTERM, and SIGKILL after `grace_s`.
+
+    SIGTERM goes to the leaders of process groups, who end what they started in their own order, and to orphans.
+    """
     services = list(services)
     deadline = time.monotonic() + grace_s
     asked: set[int] = set()
     while left := [process for service in services for process in service.processes()]:
-        late = time.monotonic() > deadline
+        late, family = time.monotonic() > deadline, {process.pid for process in left}
         for process in left:
             try:
                 if late:
                     process.kill()
-                elif process.pid not in asked and os.getpgid(process.pid) == process.pid:
-                    process.send_signal(signal.SIGTERM)
+                elif process.pid not in asked and (
+                    os.getpgid(process.pid) == process.pid or process.ppid() not in family
+                ):
+                    process.terminate()
+                    asked.add(process.pid)
             except (psutil.NoSuchProcess, ProcessLookupError):
                 continue
-            asked.add(process.pid)
         time.sleep(0.1)
 
 

@@ -277,8 +277,7 @@ class Training:
                 self._end_epoch(epoch, time.perf_counter() - epoch_started)
             if (
                 stopped
-                or (ends_epoch
-                and state.step == self.total_steps)
+                or (ends_epoch and state.step == self.total_steps)
                 or state.step % spec.checkpoint.every_steps == 0
             ):
                 self._checkpoint()

@@ -1,0 +1,66 @@
+# Targets are listed by `make help`. Everything is installed in .venv; PYTHON says which Python makes it.
+SHELL := /bin/bash
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+PACKAGES := dags operators tasks estimator infra
+# What Horovod's build imports. The versions are the lock file's.
+BUILD_TOOLS := torch setuptools packaging cloudpickle psutil pyyaml cffi
+# Debian packages that tests need; `make setup-system` installs them.
+SYSTEM_PACKAGES :=
+
+.PHONY: help setup setup-system run test test-all lint bench clean
+
+help: ## this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
+
+setup: $(READY) ## everything trainwright needs, in .venv
+
+# Horovod compiles for minutes: its wheel is built beside the other installs, and kept for the next time.
+$(READY): infra/requirements.lock pyproject.toml infra/horovod.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo >&2 "trainwright needs Python 3.11 or later, \
+	and $(PYTHON) is $$($(PYTHON) -V 2>&1 || true); name another: make setup PYTHON=python3.11"; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv 2>/dev/null || { $(PYTHON) -m venv --clear --without-pip .venv \
+	&& $(PYTHON) -m pip --python $(BIN)/python install -q pip; }
+	@echo "installing torch and what the build of Horovod needs"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c infra/requirements.lock $(BUILD_TOOLS)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@set -m; $(BIN)/python -m trainwright.infra.horovod --wheel & build=$$!; \
+	trap 'kill -- -$$build 2>/dev/null' EXIT; trap 'exit 130' INT TERM; \
+	echo "installing the packages of infra/requirements.lock"; \
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -r infra/requirements.lock \
+	| grep --line-buffered -E '^(Downloading|Installing|Successfully|ERROR)' | cut -c1-100; \
+	test $${PIPESTATUS[0]} = 0 && wait $$build
+	@$(BIN)/python -m trainwright.infra.horovod
+	@touch $@
+
+setup-system: ## the Debian packages that test-all needs
+ifeq ($(strip $(SYSTEM_PACKAGES)),)
+	@echo "the tests need no Debian packages beyond Python, gcc, cmake and make"
+else
+	apt-get update -q && apt-get install -y -q --no-install-recommends $(SYSTEM_PACKAGES)
+endif
+
+run: setup ## train the digits job, all steps, through Airflow
+	$(BIN)/trainwright run dags/jobs/digits.yaml
+
+test: setup ## the tests, without the slow ones
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: setup setup-system ## all the tests
+	$(BIN)/python -m pytest
+
+# mypy and import-linter look for packages in folders of their names: these links are that view of the tree.
+lint: setup ## ruff, mypy, import-linter
+	@mkdir -p build/lint/trainwright && for p in $(PACKAGES); do ln -sfn ../../../$$p build/lint/trainwright/$$p; done
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	MYPYPATH=build/lint $(BIN)/mypy -p trainwright.estimator -p trainwright.tasks -p trainwright.operators
+	PYTHONPATH=build/lint $(BIN)/lint-imports
+
+bench: setup ## the figures that are quoted, measured anew
+	@for file in tests/benchmarks/*.py; do if [ -e "$$file" ]; then echo "== $$file"; $(BIN)/python "$$file" || exit; fi; done
+
+clean: ## remove .venv, builds and caches of this tree; what runs stored stays
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,75 @@
+"""Calibrations of this machine: measured at the first use, kept under the trainwright home, by processor, threads and torch."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from trainwright.estimator.calibration import Calibration, load
+from trainwright.infra.process import dying_with_parent
+from trainwright.tasks import progress
+from trainwright.tasks.errors import BadInput, TrainwrightError
+from trainwright.tasks.settings import settings
+
+FIRST_USE_S = 35.0
+LEAST_BUDGET_S = 1.0
+
+
+def calibration_for(threads: int) -> Calibration:
+    """This machine's calibration for a number of CPU threads, from the cache or measured now (under a minute)."""
+    version = importlib.metadata.version("torch")
+    machine = hashlib.sha256(f"{_processor()} torch {version}".encode()).hexdigest()[:12]
+    path = settings().home / "calibrations" / f"cpu-{machine}-{threads}-threads.json"
+    if path.exists():
+        try:
+            return load(path, version)
+        except BadInput as error:
+            progress.emit("notice", message=f"{error}: measuring again")
+    progress.emit(
+        "notice", message=f"measuring this machine ({threads} thread(s)), once, for about {FIRST_USE_S:.0f} s"
+    )
+    return calibrate(path, budget_s=FIRST_USE_S, threads=threads)
+
+
+def calibrate(out: Path, *, budget_s: float, device: str = "cpu", threads: int = 1) -> Calibration:
+    """Measure a device of this machine for so many seconds, in a process of its own, and write the calibration."""
+    if device != "cpu":
+        raise BadInput(f"--device: got {device!r}; allowed: cpu (calibration of GPUs is not there yet)")
+    if not 1 <= threads <= 1024:
+        raise BadInput(f"--threads: got {threads}; allowed: 1 to 1024")
+    if budget_s < LEAST_BUDGET_S:
+        raise BadInput(f"--budget: got {budget_s:g}; allowed: {LEAST_BUDGET_S:g} s or more")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--out: {out}: can't be written ({error.strerror})") from None
+    command = [sys.executable, "-m", "trainwright.estimator.measure"]
+    command += ["--out", str(out.absolute()), "--budget", str(budget_s), "--threads", str(threads)]
+    last = ""
+    with subprocess.Popen(
+        dying_with_parent(command),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            for line in process.stderr or ():
+                last = line.strip() or last
+                if line.startswith("{"):
+                    progress.emit("calibrate", message=json.loads(line)["message"])
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode != 0:
+        raise TrainwrightError(f"calibrate: the measuring process ended with {process.returncode}: {last[:300]}")
+    return load(out)
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")

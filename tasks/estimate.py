@@ -1,0 +1,50 @@
+"""Step `estimate`: what a training step costs on every kind of device that the job may use."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from trainwright.estimator.calibration import Calibration
+from trainwright.estimator.step_time import predict_curve
+from trainwright.estimator.structure import Structure
+from trainwright.tasks.artefacts import Estimate
+from trainwright.tasks.calibrate import calibration_for
+from trainwright.tasks.pool import Device, Power
+
+
+def estimate(
+    structure: Structure,
+    devices: Sequence[Device],
+    calibrations: Mapping[int, Calibration] | None = None,
+    power: Mapping[str, Power] | None = None,
+) -> Estimate:
+    """One curve for each kind of device. CPUs are measured where no calibration for their threads is given; GPUs by datasheet."""
+    known = dict(calibrations or {})
+    curves, sources = [], {}
+    for device in {device.variant: device for device in devices}.values():
+        calibration = None
+        if device.type == "cpu":
+            threads = max(1, int(device.cores or 1))
+            calibration = known.get(threads)
+            if calibration is None:
+                calibration = known[threads] = calibration_for(threads)
+            sources[f"cpu, {threads} thread(s)"] = hashlib.sha256(calibration.model_dump_json().encode()).hexdigest()
+        override = (power or {}).get(device.type)
+        curves.append(
+            predict_curve(
+                structure,
+                calibration,
+                device_type=device.type,
+                cores=device.cores,
+                speed=device.speed,
+                power_w=(override.idle_w, override.load_w) if override else None,
+            )
+        )
+    modes = {curve.mode for curve in curves}
+    return Estimate(
+        mode="datasheet" if "datasheet" in modes else "calibrated",
+        curves=curves,
+        gradient_bytes=structure.parameter_bytes,
+        calibrations=sources,
+    )

@@ -1,0 +1,78 @@
+"""Step `extract`: a model's structure from its code, traced in a process of its own with limits, so that no model takes us down.
+
+The process gets no secrets, no more than a stated time and memory, and ends with us.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from trainwright.estimator.source import BatchSpec
+from trainwright.estimator.structure import Structure
+from trainwright.infra.process import dying_with_parent
+from trainwright.tasks.errors import BadInput, from_document
+from trainwright.tasks.job import Optimizer
+
+TIMEOUT_S = 120.0
+MEMORY_LIMIT_BYTES = 12 * 2**30  # of address space: torch alone maps some GiB
+_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "VIRTUAL_ENV")
+
+
+def extract(
+    source_folder: Path,
+    entry: str,
+    config: dict[str, Any],
+    *,
+    batch_size: int = 32,
+    batch_spec: BatchSpec | None = None,
+    optimizer: Optimizer | None = None,
+    precision: str = "fp32",
+    timeout_s: float = TIMEOUT_S,
+    memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+) -> Structure:
+    """The structure of one training step. Raises BadInput where the model can't do one, or not within the limits."""
+    with tempfile.TemporaryDirectory(prefix="trainwright-extract-") as name:
+        request, result, log = (Path(name) / file for file in ("request.json", "result.json", "log"))
+        request.write_text(
+            json.dumps(
+                {
+                    "folder": str(source_folder), "entry": entry, "config": config, "batch_size": batch_size,
+                    "spec": batch_spec.model_dump(mode="json") if batch_spec else None,
+                    "optimizer": (optimizer or Optimizer()).model_dump(), "precision": precision,
+                    "memory_limit_bytes": memory_limit_bytes,
+                }
+            )
+        )  # fmt: skip
+        command = [sys.executable, "-m", "trainwright.estimator.trace", str(request), str(result)]
+        environment = {key: os.environ[key] for key in _PASSED_ON if key in os.environ}
+        environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1"}
+        with log.open("wb") as output:
+            try:
+                done = subprocess.run(
+                    dying_with_parent(command), env=environment, cwd=name, stdin=subprocess.DEVNULL, stdout=output,
+                    stderr=output, timeout=timeout_s, check=False,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired:
+                raise BadInput(f"model: {entry} was not traced within {timeout_s:g} s; does it end?") from None
+        if done.returncode != 0 or not result.exists():
+            raise BadInput(f"model: tracing {entry} {_how_it_ended(done.returncode, log, memory_limit_bytes)}")
+        answer = json.loads(result.read_text())
+    if "error" in answer:
+        raise from_document(answer["error"])
+    return Structure.model_validate(answer)
+
+
+def _how_it_ended(code: int, log: Path, memory_limit_bytes: int) -> str:
+    words = log.read_text(errors="replace").strip().splitlines()
+    last = words[-1][:300] if words else ""
+    if "alloc" in last or "MemoryError" in last:
+        return f"took more than the {memory_limit_bytes / 2**30:g} GiB allowed: {last}"
+    if code < 0:
+        return f"crashed the process (signal {-code}) {last}".rstrip()
+    return f"ended the process with {code}: {last}"
