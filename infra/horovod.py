@@ -11,7 +11,6 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -48,6 +47,14 @@ def installed() -> bool:
     return subprocess.run(import_check, capture_output=True, check=False).returncode == 0
 
 
+def write_compiler(folder: Path) -> Path:
+    """A compiler that reads every C++14 flag as C++20."""
+    wrapper = folder / "g++-gnu20"
+    wrapper.write_text(_COMPILER_WRAPPER)
+    wrapper.chmod(0o755)
+    return wrapper
+
+
 def build(into: Path) -> Path:
     """Compile the wheel into a folder and return its path. Takes minutes; prints a line every ten seconds.
 
@@ -59,11 +66,8 @@ def build(into: Path) -> Path:
     into.mkdir(parents=True, exist_ok=True)
     log_path = into / "build.log"
     with tempfile.TemporaryDirectory(prefix="trainwright-horovod-") as folder:
-        wrapper = Path(folder) / "g++-gnu20"
-        wrapper.write_text(_COMPILER_WRAPPER)
-        wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
         environment = os.environ | {
-            "CXX": str(wrapper),
+            "CXX": str(write_compiler(Path(folder))),
             "MAKEFLAGS": f"-j{os.cpu_count() or 1}",
             "HOROVOD_WITH_PYTORCH": "1",
             "HOROVOD_WITHOUT_TENSORFLOW": "1",

@@ -11,7 +11,7 @@ import io
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -58,7 +58,7 @@ class ObjectStore(Protocol):
 
 def checked_key(key: str) -> str:
     """The key, if it is one: relative, no `..`, plain characters. Raises BadInput."""
-    if not _KEY.match(key):
+    if not _KEY.fullmatch(key):
         raise BadInput(f"key: got {key!r}; allowed: relative paths of letters, digits and . _ = + @ -")
     return key
 
@@ -194,7 +194,7 @@ class S3Store:
             if item.is_dir:
                 yield item.object_name.rstrip("/").rsplit("/", 1)[-1]
 
-    def _listed(self, prefix: str, *, recursive: bool) -> list[Any]:
+    def _listed(self, prefix: str, *, recursive: bool) -> Sequence[Any]:
         from minio.error import S3Error
 
         with self._errors(prefix):

@@ -1,0 +1,199 @@
+"""Step `search_lr`: the learning rate from an exponential ramp on the real model and data.
+
+The idea is of 2019: train while the rate rises exponentially, fit the training curve with a polynomial and a logarithm, and
+take the best interval or its middle. Here both fits are made of the smoothed loss and accuracy over x = log10(rate).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from trainwright.tasks.artefacts import CurveFit, LearningRatePoint, LearningRateSearch
+from trainwright.tasks.errors import TrainingFailed
+
+if TYPE_CHECKING:
+    from trainwright.tasks.train import RampPoint, TrainRequest
+
+STEPS = 90
+LADDERS = {"sgd": (1e-4, 10.0), "momentum": (1e-5, 3.0), "adam": (1e-5, 1.0), "adamw": (1e-5, 1.0)}
+SMOOTHING = 0.85
+_DEGREE = 5
+_LEARNS = 0.1  # share of the whole fall of the loss at which learning has begun
+
+
+def ladder(low: float, high: float, steps: int) -> list[float]:
+    """Rates from low to high, each the same factor above the one before."""
+    return [low * (high / low) ** (number / (steps - 1)) for number in range(steps)]
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """Exponential moving average without the bias of its start: m_k / (1 − β^k)."""
+    smoothed, mean = [], 0.0
+    for count, value in enumerate(values, start=1):
+        mean = SMOOTHING * mean + (1 - SMOOTHING) * value
+        smoothed.append(mean / (1 - SMOOTHING**count))
+    return smoothed
+
+
+def choose(points: Sequence[tuple[float, float, float | None]]) -> LearningRateSearch:
+    """Interval and value from a ramp's (rate, loss, accuracy), rates rising.
+
+    The interval goes from where the loss has made a tenth of its whole fall to where its fitted polynomial is least; the
+    value is the interval's middle on the logarithmic scale. Raises TrainingFailed where there are no points at all.
+    """
+    finite = [point for point in points if math.isfinite(point[1])]
+    if not finite:
+        raise TrainingFailed(
+            "search_lr: the loss was not a number from the first step on; name a learning_rate in the job"
+        )
+    rates = [rate for rate, _, _ in finite]
+    loss = smooth([value for _, value, _ in finite])
+    accuracies = [value for _, _, value in finite if value is not None]
+    accuracy = smooth(accuracies) if len(accuracies) == len(finite) else None
+    shown = [
+        LearningRatePoint(
+            learning_rate=rate, loss=raw, smoothed_loss=loss[k], accuracy=seen,
+            smoothed_accuracy=accuracy[k] if accuracy else None,
+        )
+        for k, (rate, raw, seen) in enumerate(finite)
+    ]  # fmt: skip
+    least = min(range(len(loss)), key=loss.__getitem__)
+    begin = max(loss[: least + 1])
+    fall = begin - loss[least]
+    gone = next(
+        (k for k in range(least, len(loss)) if loss[k] > loss[least] + max(0.5 * fall, 0.05 * abs(begin))), None
+    )
+    diverged_at = rates[gone] if gone is not None else None
+    end = gone if gone is not None else len(rates)
+    if len(finite) < 8 or least < 3 or fall <= _noise(finite, loss) or fall <= 1e-3 * abs(begin):
+        return _fallback(shown, rates, diverged_at)
+    started = next(k for k in range(least + 1) if begin - loss[k] >= _LEARNS * fall and k >= loss.index(begin))
+    fits = _fits(rates, loss, accuracy, end, started, least)
+    polynomial = next(fit for fit in fits if fit.curve == "loss" and fit.kind == "polynomial")
+    high = max(_fitted_minimum(polynomial, rates[started], rates[end - 1]), rates[started])
+    low = rates[started]
+    value = math.sqrt(low * high)
+    reason = (
+        f"the loss has begun to fall at {low:.2g} and its fitted polynomial is least at {high:.2g}; "
+        f"{value:.2g} is the middle between them"
+        + (f", well below {diverged_at:.2g}, where it diverged" if diverged_at is not None else "")
+    )
+    return LearningRateSearch(
+        learning_rate=value, interval=(low, high), source="searched", reason=reason, points=shown, fits=fits,
+        diverged_at=diverged_at, plot="lr_search.html",
+    )  # fmt: skip
+
+
+def _noise(points: Sequence[tuple[float, float, float | None]], smoothed: Sequence[float]) -> float:
+    """How far the smoothed loss wanders by chance: the raw values' deviation, less what smoothing takes away."""
+    residuals = sorted(abs(raw - mean) for (_, raw, _), mean in zip(points, smoothed, strict=True))
+    return 2 * residuals[len(residuals) // 2] * math.sqrt((1 - SMOOTHING) / (1 + SMOOTHING))
+
+
+def _fallback(shown: list[LearningRatePoint], rates: list[float], diverged_at: float | None) -> LearningRateSearch:
+    """Where the ramp taught nothing: the middle of what did not diverge."""
+    low, high = rates[0], max(rates[0], (diverged_at or rates[-1]) / 10)
+    value = math.sqrt(low * high)
+    return LearningRateSearch(
+        learning_rate=value, interval=(low, high), source="searched", points=shown, diverged_at=diverged_at,
+        reason=f"the loss did not fall beyond its noise; {value:.2g} is the middle of the rates that did not diverge",
+        plot="lr_search.html",
+    )  # fmt: skip
+
+
+def _fits(
+    rates: list[float], loss: list[float], accuracy: list[float] | None, end: int, started: int, least: int
+) -> list[CurveFit]:
+    """Polynomials up to divergence; logarithms (lines in x) over the fall."""
+    import numpy as np
+
+    fits = []
+    for name, values in (("loss", loss), ("accuracy", accuracy)):
+        if values is None:
+            continue
+        for kind, first, last, degree in (
+            ("polynomial", 0, end, _DEGREE),
+            ("logarithmic", started, max(least + 1, started + 2), 1),
+        ):
+            x, y = np.log10(rates[first:last]), np.array(values[first:last])
+            coefficients = np.polyfit(x, y, min(degree, len(x) - 1))
+            spread = float(np.sum((y - y.mean()) ** 2))
+            left = float(np.sum((y - np.polyval(coefficients, x)) ** 2))
+            fits.append(
+                CurveFit(
+                    curve=name, kind=kind, coefficients=[float(one) for one in coefficients], low=rates[first],
+                    high=rates[last - 1], r2=1 - left / spread if spread > 0 else 0.0,
+                )
+            )  # fmt: skip
+    return fits
+
+
+def _fitted_minimum(fit: CurveFit, low: float, high: float) -> float:
+    """The rate between low and high at which a fitted curve is least."""
+    import numpy as np
+
+    x = np.linspace(math.log10(low), math.log10(high), 400)
+    return float(10 ** x[int(np.argmin(np.polyval(fit.coefficients, x)))])
+
+
+def search_learning_rate(request: TrainRequest, *, stop: threading.Event | None = None) -> LearningRateSearch:
+    """Ramp on the job's own model, data and split, and choose."""
+    from trainwright.tasks.train import ramp
+
+    low, high = LADDERS[request.job.train.optimizer.name]
+    points: list[RampPoint] = ramp(request, ladder(low, high, STEPS), stop=stop)
+    return choose([(one.learning_rate, one.loss, one.accuracy) for one in points])
+
+
+def plot(search: LearningRateSearch) -> str:
+    """The ramp as a page that opens by itself, offline: raw and smoothed curves, fits, interval, choice."""
+    from bokeh.embed import file_html
+    from bokeh.layouts import column
+    from bokeh.resources import INLINE
+
+    charts = [chart(search, curve) for curve in ("loss", "accuracy") if any(fit.curve == curve for fit in search.fits)]
+    return str(file_html(column(*charts or [chart(search, "loss")]), INLINE, title="Learning-rate search"))
+
+
+def chart(search: LearningRateSearch, curve: str) -> Any:
+    """One curve of the ramp as a bokeh figure."""
+    import numpy as np
+    from bokeh.models import BoxAnnotation, Span
+    from bokeh.plotting import figure
+
+    shown = figure(
+        title=f"Training {curve} while the learning rate rises", x_axis_type="log", width=760, height=320,
+        x_axis_label="learning rate", y_axis_label=curve, tools="pan,wheel_zoom,reset,hover",
+    )  # fmt: skip
+    x = [point.learning_rate for point in search.points]
+    shown.scatter(
+        x, [getattr(point, curve) for point in search.points], size=4, color="#9aa5b1", legend_label="each step"
+    )
+    shown.line(
+        x,
+        [getattr(point, f"smoothed_{curve}") for point in search.points],
+        width=2,
+        color="#1f77b4",
+        legend_label="smoothed",
+    )
+    for fit in search.fits:
+        if fit.curve == curve:
+            along = np.logspace(math.log10(fit.low), math.log10(fit.high), 120)
+            dash = "solid" if fit.kind == "polynomial" else "dashed"
+            shown.line(
+                along, np.polyval(fit.coefficients, np.log10(along)), color="#d1495b", line_dash=dash, width=1.5,
+                legend_label=fit.kind,
+            )  # fmt: skip
+    low, high = search.interval
+    shown.add_layout(BoxAnnotation(left=low, right=high, fill_alpha=0.12, fill_color="#2a9d8f"))
+    shown.add_layout(Span(location=search.learning_rate, dimension="height", line_color="#2a9d8f", line_width=2))
+    smoothed = [getattr(point, f"smoothed_{curve}") for point in search.points]
+    middle = smoothed[: max(1, len(smoothed) * 9 // 10)]
+    span = (max(middle) - min(middle)) or 1.0
+    shown.y_range.start, shown.y_range.end = min(middle) - 0.1 * span, max(middle) + 0.3 * span
+    shown.legend.location = "bottom_left" if curve == "loss" else "top_left"
+    shown.toolbar.logo = None
+    return shown

@@ -1,0 +1,161 @@
+"""Step `store`: the model into the run folder, then a seal over all of it; and the way back, verified.
+
+The manifest holds size and SHA-256 of every file and is created once, last, by a conditional write: a run with a manifest is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from trainwright.tasks.artefacts import LearningRateSearch, Manifest, Plan, Result, SealedFile, Status, Validation
+from trainwright.tasks.errors import BadInput, CorruptArtefact
+from trainwright.tasks.objects import ObjectStore, get_verified, sha256
+from trainwright.tasks.run import Run, now
+from trainwright.tasks.train import checkpoint
+
+if TYPE_CHECKING:
+    import torch
+
+_NOT_SEALED = ("report/", "export/", Manifest.FILE, Status.FILE)
+_SIGNATURE = "model/signature.json"
+
+
+def save_model(run: Run) -> None:
+    """Put the trained model under model/: weights (safetensors) of the best or else the last checkpoint, whole source, signature."""
+    result, plan, job = run.read(Result), run.read(Plan), run.job()
+    states = checkpoint.list_states(run.objects)
+    if not states:
+        raise CorruptArtefact(f"{run.uri}/checkpoints: there is none that is whole")
+    best = [state for state in states if state.best]
+    chosen = best[-1] if best and job.train.checkpoint.keep_best else states[-1]
+    key = f"{checkpoint.folder_name(chosen.step)}/model.safetensors"
+    weights = get_verified(run.objects, key, chosen.sha256["model.safetensors"])
+    listing = json.loads(run.objects.get("source/source.json"))
+    validation = run.read(Validation)
+    search = run.find(LearningRateSearch)
+    assert validation.data is not None  # a rejected run has no result
+    data = validation.data
+    signature = {
+        "schema_version": 1,
+        "entry": listing["entry"],
+        "config": job.model.config if job.model else {},
+        "source_sha256": listing["sha256"],
+        "weights_sha256": sha256(weights),
+        "checkpoint_step": chosen.step,
+        "metrics": chosen.metrics,
+        "task": data.task,
+        "inputs": {name: {"shape": shape, "dtype": data.input_dtypes[name]} for name, shape in data.inputs.items()},
+        "target": {"name": data.target, "dtype": data.target_dtype, "classes": data.classes},
+        "precision": job.train.precision,
+        "trained_with": {
+            "global_batch_size": plan.global_batch_size, "learning_rate": search.learning_rate if search else None,
+            "versions": result.versions,
+        },
+        "how_to_load": "trainwright.tasks.store.load_model(run_uri): verifies, imports the source, loads the safetensors",
+    }  # fmt: skip
+    for name in listing["files"]:
+        run.objects.put(f"model/source/{name}", run.objects.get(f"source/{name}"))
+    run.objects.put("model/model.safetensors", weights)
+    run.objects.put(_SIGNATURE, json.dumps(signature, indent=1).encode())
+
+
+def seal(run: Run) -> Manifest:
+    """Write the manifest over everything in the run folder but status, report and exports. Once: a second seal must be equal.
+
+    Raises CorruptArtefact where the run was sealed with other content.
+    """
+    manifest = Manifest(run=run.uri, sealed_at=now(), files=_files(run.objects))
+    if not run.objects.create(Manifest.FILE, manifest.model_dump_json(indent=1).encode()):
+        sealed = run.read(Manifest)
+        if sealed.files != manifest.files:
+            raise CorruptArtefact(
+                f"{run.uri}: was sealed before with other content: {_differences(sealed.files, manifest.files)}"
+            )
+        return sealed
+    return manifest
+
+
+def verify(run: Run) -> Manifest:
+    """Read everything back and compare it with the manifest. Raises CorruptArtefact naming what is missing, changed or extra."""
+    try:
+        manifest = run.read(Manifest)
+    except FileNotFoundError:
+        raise CorruptArtefact(f"{run.uri}: has no manifest.json; the run is not finished") from None
+    found = _files(run.objects)
+    if found != manifest.files:
+        raise CorruptArtefact(f"{run.uri}: is not what was sealed: {_differences(manifest.files, found)}")
+    return manifest
+
+
+def _files(objects: ObjectStore) -> dict[str, SealedFile]:
+    return {
+        item.key: SealedFile(size=size, sha256=digest)
+        for item in objects.list()
+        if not item.key.startswith(_NOT_SEALED)
+        for size, digest in [_measured(objects, item.key)]
+    }
+
+
+def _measured(objects: ObjectStore, key: str) -> tuple[int, str]:
+    """Size and SHA-256 of an object, read through a file so that a large one needs no memory."""
+    with tempfile.TemporaryDirectory(prefix="trainwright-verify-") as folder:
+        path = Path(folder) / "object"
+        objects.get_file(key, path)
+        with path.open("rb") as file:
+            return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _differences(sealed: dict[str, SealedFile], found: dict[str, SealedFile]) -> str:
+    missing = sorted(sealed.keys() - found.keys())
+    extra = sorted(found.keys() - sealed.keys())
+    changed = sorted(key for key in sealed.keys() & found.keys() if sealed[key] != found[key])
+    parts = [
+        f"{word} {', '.join(keys[:5])}"
+        for word, keys in (("missing", missing), ("changed", changed), ("extra", extra))
+        if keys
+    ]
+    return "; ".join(parts)
+
+
+def seal_folder(objects: ObjectStore, folder: str) -> None:
+    """Seal a folder of the run on its own (report/, export/<kind>/), anew each time it is made."""
+    files = {
+        item.key: list(_measured(objects, item.key))
+        for item in objects.list(folder)
+        if not item.key.endswith(Manifest.FILE)
+    }
+    document: dict[str, Any] = {
+        "schema_version": 1, "sealed_at": now(),
+        "files": {key.removeprefix(folder): {"size": size, "sha256": digest} for key, (size, digest) in files.items()},
+    }  # fmt: skip
+    objects.put(f"{folder}{Manifest.FILE}", json.dumps(document, indent=1).encode())
+
+
+def load_model(run_uri: str, folder: Path) -> torch.nn.Module:
+    """The trained model of a finished run, verified, its source laid in `folder`. Runs the source; loads no pickle."""
+    from safetensors.torch import load
+
+    from trainwright.estimator import source as model_source
+
+    run = Run(run_uri)
+    files = verify(run).files
+    try:
+        signature = json.loads(get_verified(run.objects, _SIGNATURE, files[_SIGNATURE].sha256))
+    except (KeyError, ValidationError):
+        raise BadInput(f"{run.uri}: holds no model") from None
+    for key in files:
+        if key.startswith("model/source/"):
+            path = folder / key.removeprefix("model/source/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(get_verified(run.objects, key, files[key].sha256))
+    model = model_source.build(model_source.load(folder, signature["entry"]), signature["config"])
+    if signature["precision"] == "fp64":
+        model = model.double()
+    model.load_state_dict(load(get_verified(run.objects, "model/model.safetensors", signature["weights_sha256"])))
+    return model.eval()

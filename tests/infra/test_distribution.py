@@ -1,0 +1,74 @@
+"""What is shipped: the wheel holds trainwright and nothing else at top level, and the source distribution builds it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PARTS = ("dags", "operators", "tasks", "estimator", "infra")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from the source distribution, which is built from a copy of the tree; and that distribution."""
+    tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
+    for part in PARTS:
+        shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(tree)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return out
+
+
+@pytest.fixture(scope="module")
+def names(built: Path) -> set[str]:
+    (wheel,) = built.glob("*.whl")
+    return set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_the_wheel_has_no_other_top_level_module(built: Path, names: set[str]) -> None:
+    assert len(list(built.glob("*.tar.gz"))) == 1
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"trainwright"}
+    assert {name.split("/")[1] for name in names if name.startswith("trainwright/")} == set(PARTS)
+
+
+def test_the_wheel_holds_every_module_and_every_file_that_is_not_python(names: set[str]) -> None:
+    shipped = {".py", ".yaml", ".typed", ".lock", ".html", ".css", ".js"}
+    for part in PARTS:
+        for path in (ROOT / part).rglob("*"):
+            if path.suffix in shipped and "__pycache__" not in path.parts:
+                assert f"trainwright/{path.relative_to(ROOT).as_posix()}" in names
+        assert f"trainwright/{part}/py.typed" in names
+    assert "trainwright/dags/.airflowignore" in names
+    assert "trainwright/infra/requirements.lock" in names
+
+
+def test_the_wheel_gives_the_command_and_the_provider_and_carries_the_licence(built: Path, names: set[str]) -> None:
+    (wheel,) = built.glob("*.whl")
+    (points,) = (name for name in names if name.endswith(".dist-info/entry_points.txt"))
+    declared = zipfile.ZipFile(wheel).read(points).decode()
+    assert "trainwright = trainwright.tasks.cli:main" in declared
+    assert "apache_airflow_provider" in declared
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def test_the_lock_file_pins_every_package_the_extras_ask_for() -> None:
+    lines = (ROOT / "infra" / "requirements.lock").read_text().split()
+    pinned = {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in lines}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    for requirement in map(Requirement, asked):
+        if requirement.name != "trainwright":
+            assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), requirement
