@@ -106,7 +106,8 @@ def _airflow(run: Run, replay: str | None, holder: str, watch: Watcher) -> None:
                 raise
             finally:
                 _kill_group(process)
-        run.objects.put_file("logs/airflow.log", log_path)
+        if error is not None or process.returncode != 0:
+            run.objects.put_file("logs/airflow.log", log_path)  # a sealed run takes nothing more
         if error is not None:
             raise error
         if process.returncode != 0:
