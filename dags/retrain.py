@@ -27,7 +27,7 @@ JOB_FILES = sorted(path for path in settings().jobs.glob("*") if path.suffix in 
 
 def chain(job: str, pool: str | None, new: str, replay: str | None, run: str | None) -> None:
     """Wire the steps of one run, within a DAG."""
-    validate = ValidateOperator(task_id="validate", run=run, job=job, pool=pool, new=new, replay=replay)
+    validate = ValidateOperator(task_id="validate", run=run, job=job, device_pool=pool, new=new, replay=replay)
     reference = validate.output
     extract = ExtractOperator(task_id="extract", run=reference)
     estimate = EstimateOperator(task_id="estimate", run=reference)

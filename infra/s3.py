@@ -11,6 +11,7 @@ signed token, and gRPC wants a client certificate; tokens and certificate are ge
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import secrets
 import sys
@@ -21,6 +22,7 @@ from urllib.parse import urlsplit
 from trainwright.infra.service import Service, alone, free_ports, private_folder, stop, wait_until, write_private
 
 _FIRST_PORT = 18333
+_PROBE_BUCKET = "trainwright-probe"
 _GRPC = ("master", "volume", "filer", "s3", "client")
 
 
@@ -82,11 +84,7 @@ def stop_s3(home: Path) -> None:
 
 
 def s3_answers(home: Path) -> bool:
-    """Whether a server at the recorded address is healthy and takes our credentials."""
-    import urllib3
-    from minio import Minio
-    from minio.error import MinioException
-
+    """Whether a server at the recorded address is healthy, takes our keys and gives back what is stored."""
     try:
         access = s3_access(home)
     except FileNotFoundError:
@@ -94,22 +92,41 @@ def s3_answers(home: Path) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", access.port, timeout=5)
     try:
         connection.request("GET", "/healthz")
-        if connection.getresponse().status != 200:
-            return False
+        return connection.getresponse().status == 200 and _gives_back(access)
     except (OSError, http.client.HTTPException):
         return False
     finally:
         connection.close()
+
+
+def _gives_back(access: S3Access) -> bool:
+    """Read an object, which is written at the first look: the server is healthy before its volumes can be reached."""
+    import urllib3
+    from minio import Minio
+    from minio.error import MinioException, S3Error
+
     pool = urllib3.PoolManager(timeout=urllib3.Timeout(5), retries=False)
     client = Minio(
         f"127.0.0.1:{access.port}", access_key=access.access_key, secret_key=access.secret_key, secure=False,
         region="us-east-1", http_client=pool,
     )  # fmt: skip
     try:
-        client.list_buckets()
+        try:
+            response = client.get_object(_PROBE_BUCKET, "probe")
+        except S3Error as error:
+            if error.code == "NoSuchBucket":
+                client.make_bucket(_PROBE_BUCKET)
+            elif error.code != "NoSuchKey":
+                return False
+            client.put_object(_PROBE_BUCKET, "probe", io.BytesIO(b"here"), 4)
+            return True
+        try:
+            return bool(response.read() == b"here")
+        finally:
+            response.close()
+            response.release_conn()
     except (MinioException, urllib3.exceptions.HTTPError):
         return False
-    return True
 
 
 def _choose_ports(home: Path) -> S3Access:

@@ -20,7 +20,7 @@ class StepOperator(BaseOperator):
     :param run: *(templated)* the reference that another step returned, or a run's URI
     :param job: *(templated)* a job file's path, or the job as a mapping; the steps before this one are done first where
         they are missing
-    :param pool: *(templated)* a pool file; overrides the job's
+    :param device_pool: *(templated)* a pool file; overrides the job's
     :param store: *(templated)* where runs are kept; default: the settings'
     :param new: *(templated)* with `job`: start afresh instead of continuing an unfinished run
     :param replay: *(templated)* URI of a run whose plan, learning rate and split events are used again
@@ -33,7 +33,7 @@ class StepOperator(BaseOperator):
     | a service out of reach, devices or run held by another | fails; retried as the task's `retries` say |
     """
 
-    template_fields: Sequence[str] = ("run", "job", "pool", "store", "new", "replay")
+    template_fields: Sequence[str] = ("run", "job", "device_pool", "store", "new", "replay")
     step: ClassVar[str]
 
     def __init__(
@@ -41,7 +41,7 @@ class StepOperator(BaseOperator):
         *,
         run: dict[str, Any] | str | None = None,
         job: dict[str, Any] | str | None = None,
-        pool: str | None = None,
+        device_pool: str | None = None,
         store: str | None = None,
         new: bool | str = False,
         replay: str | None = None,
@@ -50,7 +50,7 @@ class StepOperator(BaseOperator):
         super().__init__(**kwargs)
         self.run = run
         self.job = job
-        self.pool = pool
+        self.device_pool = device_pool
         self.store = store
         self.new = new
         self.replay = replay
@@ -80,7 +80,7 @@ class StepOperator(BaseOperator):
         uri = reference.get("run") if isinstance(reference, dict) else given(reference)
         if uri:
             return Run(str(uri))
-        job = load_job(self.job if isinstance(self.job, dict) else given(self.job) or "", given(self.pool))
+        job = load_job(self.job if isinstance(self.job, dict) else given(self.job) or "", given(self.device_pool))
         replay = given(self.replay)
         if replay is not None:
             steps.replayed(replay, job)

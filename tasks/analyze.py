@@ -28,7 +28,8 @@ _LOCAL_CLUSTER_BYTES = (
 def analyze(run: Run, store_uri: str, engine: Engine = "dask") -> Report:
     """The report on a run whose training is finished, written to report/ and sealed there.
 
-    Earlier runs that failed, or whose files are damaged, are listed as what they are. Raises FileNotFoundError without result.json.
+    Earlier runs that failed, or whose files are damaged, are listed as what they are. Raises FileNotFoundError without
+    result.json.
     """
     from trainwright.tasks.report import page
 

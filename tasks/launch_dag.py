@@ -111,8 +111,9 @@ def _airflow(run: Run, replay: str | None, holder: str, watch: Watcher) -> None:
         if error is not None:
             raise error
         if process.returncode != 0:
-            last = log_path.read_text(errors="replace").strip().splitlines()[-1:]
-            raise TrainwrightError(f"Airflow ended with {process.returncode}: {' '.join(last)}; its log is {log_path}")
+            raise TrainwrightError(
+                f"Airflow ended with {process.returncode}, and no step said why; its log is {log_path}"
+            )
 
 
 def _follow(process: subprocess.Popen[bytes], progress: Path, watch: Watcher) -> TrainwrightError | None:

@@ -25,7 +25,8 @@ p { color: var(--soft); margin: 4px 0 12px; overflow-wrap: anywhere; }
 .tile { background: var(--tile); border-radius: 8px; padding: 12px 14px; } .tile b { display: block; font-size: 20px; }
 .tile span { color: var(--soft); font-size: 13px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 14px; }
-th { text-align: left; color: var(--soft); font-weight: 500; } th, td { padding: 6px 14px 6px 0; border-bottom: 1px solid var(--line); }
+th { text-align: left; color: var(--soft); font-weight: 500; }
+th, td { padding: 6px 14px 6px 0; border-bottom: 1px solid var(--line); }
 td.figure, th.figure { text-align: right; } .good { color: var(--good); } .bad { color: var(--bad); }
 .wide { overflow-x: auto; }
 """
@@ -76,10 +77,12 @@ def table(columns: list[str], rows: list[list[str]], figures: set[int]) -> str:
     """An HTML table; cells are HTML already, `figures` are the columns to align at the right."""
 
     def cells(tag: str, row: list[str]) -> str:
-        return "".join(f"<{tag}{' class=figure' if k in figures else ''}>{cell}</{tag}>" for k, cell in enumerate(row))
+        marks = [' class="figure"' if number in figures else "" for number in range(len(row))]
+        return "".join(f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in zip(marks, row, strict=True))
 
     head = f"<tr>{cells('th', columns)}</tr>"
-    return f'<div class="wide"><table>{head}{"".join(f"<tr>{cells("td", row)}</tr>" for row in rows)}</table></div>'
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f'<div class="wide"><table>{head}{body}</table></div>'
 
 
 def _percent(value: float | None, sign: bool = False) -> str:

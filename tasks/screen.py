@@ -122,7 +122,7 @@ class Watch:
         if event["state"] == "failed":
             self._line(f"{name:<10} failed")
         elif name != "release":
-            self._line(f"{name:<10} {event['seconds']:6.1f} s  {_summary(name, event)}")
+            self._line(f"{name:<10} {event['seconds']:6.1f} s  {_summary(name, event['summary'])}")
 
     def _update(self, event: dict[str, Any]) -> None:
         assert self._task is not None

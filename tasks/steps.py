@@ -84,13 +84,13 @@ def step(
                     reference = work(run, *args, **kwargs)
                 if beat.lost.is_set():
                     raise RunHeld(f"{run.uri}: the hold on this run was lost while {name} ran")
+                seconds = time.monotonic() - started
+                steps = run.status().steps | {name: round(seconds, 3)}
+                run.note(steps=steps, **({"state": "success", "step": None} if last else {}))
+                progress.emit("step", name=name, state="done", seconds=seconds, summary=reference)
             except BaseException as error:
                 _note_failure(run, name, error)
                 raise
-            seconds = time.monotonic() - started
-            steps = run.status().steps | {name: round(seconds, 3)}
-            run.note(steps=steps, **({"state": "success", "step": None} if last else {}))
-            progress.emit("step", name=name, state="done", seconds=seconds, **reference)
             return {"run": run.uri, **reference}
 
         return wrapped
@@ -260,7 +260,7 @@ def release(run: Run) -> Reference:
     """Give the run's devices back, whatever became of it."""
     plan = run.find(Plan)
     count = ledger().release(run.uri, resources(plan)) if plan is not None else 0
-    progress.emit("step", name="release", state="done", seconds=0.0, released=count)
+    progress.emit("step", name="release", state="done", seconds=0.0, summary={"released": count})
     return {"run": run.uri, "released": count}
 
 

@@ -1,6 +1,6 @@
 """Step `store`: the model into the run folder, then a seal over all of it; and the way back, verified.
 
-The manifest holds size and SHA-256 of every file and is created once, last, by a conditional write: a run with a manifest is whole.
+The manifest holds size and SHA-256 of every file and is created once, last, by a conditional write: a run that has one is whole.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SIGNATURE = "model/signature.json"
 
 
 def save_model(run: Run) -> None:
-    """Put the trained model under model/: weights (safetensors) of the best or else the last checkpoint, whole source, signature."""
+    """The trained model under model/: weights of the best or else the last checkpoint, the whole source, a signature."""
     result, plan, job = run.read(Result), run.read(Plan), run.job()
     states = checkpoint.list_states(run.objects)
     if not states:

@@ -1,7 +1,7 @@
 """When the batch split changes: from measured step times, by a fit that outlives one change, with hysteresis. Pure.
 
 A rank's time for b samples is taken as t = a + s·b; with one batch size seen, a = 0. Re-splitting on the last block's b/t alone
-oscillates; here a change needs a predicted gain above the noise.
+oscillates: here a change needs a predicted gain above the noise in two windows running.
 """
 
 from __future__ import annotations
@@ -23,25 +23,30 @@ class Rebalancer:
     split: list[int]
     seen: list[dict[int, float]] = field(default_factory=list)
     changes: int = 0
+    asked_before: bool = False
 
     def observe(self, medians: Sequence[float]) -> tuple[list[int], str] | None:
         """Take in each rank's median own-work time (s) with the present split; a better split and the reason, or None."""
         if not self.seen:
             self.seen = [{} for _ in self.split]
         for known, batch, median in zip(self.seen, self.split, medians, strict=True):
-            known[batch] = median
+            known[batch] = (known[batch] + median) / 2 if batch in known else median
         if self.changes >= MOST_CHANGES or len(self.split) < 2 or min(medians) <= 0:
             return None
         curves = [_fit(known, batch) for known, batch in zip(self.seen, self.split, strict=True)]
         better = split_batch(sum(self.split), curves)
-        if better is None or better == self.split:
+        if better is None:
             return None
-        now, then = max(medians), max(curve(batch) for curve, batch in zip(curves, better, strict=True))
-        if now / then - 1 < LEAST_GAIN:
+        present = [known[batch] for known, batch in zip(self.seen, self.split, strict=True)]
+        now, then = max(present), max(curve(batch) for curve, batch in zip(curves, better, strict=True))
+        pays = now / then - 1 >= LEAST_GAIN
+        twice, self.asked_before = pays and self.asked_before, pays
+        if not twice:
             return None
         reason = f"slowest rank took {now * 1e3:.1f} ms, {then * 1e3:.1f} ms expected"
         self.split = better
         self.changes += 1
+        self.asked_before = False
         return better, reason
 
 

@@ -35,8 +35,8 @@ from trainwright.tasks.train.optimization import learning_rate_at, make_optimize
 from trainwright.tasks.train.rebalance import Rebalancer
 from trainwright.tasks.train.request import Order
 
-REBALANCE_EVERY = 20
-FIRST_REBALANCE = 10
+WINDOW_STEPS = 20
+WINDOW_S = 1.5  # shorter windows measure the machine's noise
 DIVERGED = 4.0
 _PRECISIONS = {"fp32": torch.float32, "fp64": torch.float64}
 
@@ -354,13 +354,17 @@ class Training:
         rank, spec, step = self.rank, self.rank.spec, self.state.step
         if not spec.adaptive_split or rank.request.replay_events is not None or rank.size == 1:
             return
-        if step % REBALANCE_EVERY != 0 and step != FIRST_REBALANCE:
+        if step % WINDOW_STEPS != 0:
             return
-        medians = torch.zeros(rank.size, dtype=torch.float64)
+        medians = torch.zeros(rank.size + 1, dtype=torch.float64)
         medians[rank.rank] = statistics.median(self.recent) if self.recent else 0.0
+        medians[-1] = sum(self.recent)
         sum_(rank.collective, medians, "medians")
+        *medians_s, window_s = medians.tolist()
+        if window_s < WINDOW_S * rank.size:  # seconds of work that all ranks did together
+            return
         self.recent = []
-        decision = self.rebalancer.observe(medians.tolist())
+        decision = self.rebalancer.observe(medians_s)
         if decision is not None and step < self.total_steps:
             self._apply(*decision)
 
