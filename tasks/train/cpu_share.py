@@ -39,6 +39,19 @@ def make_cgroup(name: str, cores: float) -> Path | None:
     return None
 
 
+def join_cgroup(group: Path) -> None:
+    """Hold the calling thread, and those it starts from now on, to the cgroup's quota.
+
+    With cgroup v1 the threads that carry the collectives stay outside: a quota used up by computing would delay every message
+    by a period, as no real device's would. With v2 the whole process joins.
+    """
+    tasks = group / "tasks"
+    if tasks.exists():
+        tasks.write_text(str(threading.get_native_id()))
+    else:
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+
+
 def remove_cgroup(group: Path) -> None:
     """Remove a cgroup whose processes have ended (they may take a moment to leave it)."""
     for _ in range(50):

@@ -10,10 +10,11 @@ last digit, and a replay must have the same.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch  # noqa: TID253 - only ranks import this
 
-from trainwright.tasks.train.collective import Collective, sum_
+from trainwright.tasks.train.collective import Collective
 
 
 class GradientSum:
@@ -29,17 +30,24 @@ class GradientSum:
             for (dtype, device), group in self._groups.items()
         }
         self._collective = collective
+        self._handles: list[Any] = []
 
-    def __call__(self) -> None:
-        """After backward: every `grad` becomes the sum over ranks. A parameter that this rank did not use counts as zero."""
+    def start(self) -> None:
+        """After backward: begin the sum. A parameter that this rank did not use counts as zero."""
+        self._handles = []
         for key, group in self._groups.items():
             buffer, at = self._buffers[key], 0
             for parameter in group:
                 part = buffer[at : at + parameter.numel()]
                 part.zero_() if parameter.grad is None else part.copy_(parameter.grad.reshape(-1))
                 at += parameter.numel()
-            sum_(self._collective, buffer, f"gradients.{key[0]}")
-            at = 0
+            self._handles.append(self._collective.start_sum(buffer, f"gradients.{key[0]}"))
+
+    def finish(self) -> None:
+        """Wait for the sum: every `grad` becomes the sum over ranks."""
+        for handle, (key, group) in zip(self._handles, self._groups.items(), strict=True):
+            self._collective.finish(handle)
+            buffer, at = self._buffers[key], 0
             for parameter in group:
                 part = buffer[at : at + parameter.numel()].view_as(parameter)
                 if parameter.grad is None:

@@ -171,6 +171,7 @@ class Ranks:
                 "HOROVOD_CONTROLLER": "gloo",
                 "HOROVOD_CPU_OPERATIONS": "gloo",
                 "HOROVOD_GLOO_IFACE": "lo",
+                "HOROVOD_CYCLE_TIME": "0.2",  # ms: one buffer a step is summed, there is nothing to wait and fuse
                 "HOROVOD_STALL_CHECK_TIME_SECONDS": "60",
             }
         return environment

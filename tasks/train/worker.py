@@ -25,7 +25,7 @@ from trainwright.tasks import data
 from trainwright.tasks.artefacts import SplitEvent
 from trainwright.tasks.errors import TrainingFailed, TrainwrightError
 from trainwright.tasks.objects import FolderStore, ObjectStore, open_store
-from trainwright.tasks.train import checkpoint
+from trainwright.tasks.train import checkpoint, cpu_share
 from trainwright.tasks.train.batch_norm import join_batch_norms
 from trainwright.tasks.train.batches import epoch_order, own_part, shares, steps_per_epoch
 from trainwright.tasks.train.collective import Collective, connect, sum_, take_from_first
@@ -137,16 +137,12 @@ class Rank:
             target = EMULATED_SAMPLE_S * weight * total / self.planned.speed
             time.sleep(max(0.0, target - own))
             own = max(own, target)
-        self.sum_gradients()
-        figures = torch.tensor(
-            [
-                float(loss.detach()) * weight if weight else 0.0,
-                self.correct(outputs, targets) if weight else 0.0,
-                self.stop_asked,
-            ],
-            dtype=torch.float64,
-        )
-        sum_(self.collective, figures, "figures")
+        self.sum_gradients.start()
+        joint = [float(loss.detach()), self.correct(outputs, targets)] if weight else [0.0, 0.0]
+        figures = torch.tensor([joint[0] * weight, joint[1], self.stop_asked], dtype=torch.float64)
+        handle = self.collective.start_sum(figures, "figures")
+        self.sum_gradients.finish()
+        self.collective.finish(handle)
         return float(figures[0]), float(figures[1]), total, bool(figures[2] > 0), own
 
     def update(self, learning_rate: float) -> None:
@@ -410,9 +406,8 @@ def main() -> int:
             torch.cuda.set_device(device)
         collective = connect(order.backend, device)
         rank = Rank(order, collective, channel, device)
-        cgroup = order.cgroups[rank_number] if order.cgroups else None
-        if cgroup is not None:
-            (Path(cgroup) / "cgroup.procs").write_text(str(os.getpid()))
+        if order.cgroups and order.cgroups[rank_number] is not None:
+            cpu_share.join_cgroup(Path(str(order.cgroups[rank_number])))
         channel.send("ready")
         result = {"points": ramp(rank)} if order.mode == "ramp" else Training(rank).run()
         channel.send("done", **result)

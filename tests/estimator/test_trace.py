@@ -1,0 +1,157 @@
+"""The trace of a training step: its counts are torch's own, and lines over the batch size."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from trainwright.estimator.errors import BadInput
+from trainwright.estimator.source import BatchSpec, ModelDefinition
+from trainwright.estimator.structure import Structure
+from trainwright.estimator.trace import StepSpec, trace
+
+IMAGES = BatchSpec(
+    inputs={"inputs": (1, 8, 8)}, input_dtypes={"inputs": "float32"}, target_dtype="int64", classes=10,
+    task="image-classification",
+)  # fmt: skip
+TOKENS = IMAGES.model_copy(update={"inputs": {"inputs": (12,)}, "input_dtypes": {"inputs": "int64"}})
+
+
+class _Encoder(nn.Module):
+    """A transformer over tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 32)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2)
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(self.embedding(tokens)).mean(1))
+
+
+class _Branching(nn.Module):
+    """Looks at the values of its activations, which fake tensors do not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        outputs = self.head(images.flatten(1))
+        return outputs * 2 if outputs.sum().item() > 0 else outputs
+
+
+def _convolutional() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 24, 3, padding=1), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(24 * 16, 40), nn.ReLU(), nn.Linear(40, 10),
+    )  # fmt: skip
+
+
+def _dense() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))
+
+
+def _traced(
+    build: Callable[[], nn.Module], spec: BatchSpec = IMAGES, *, batch_size: int = 16, optimizer: str = "adamw",
+    precision: str = "fp32",
+) -> Structure:  # fmt: skip
+    what = StepSpec(ModelDefinition(build, None, None), {}, spec, {"name": optimizer}, precision)
+    return trace(what, batch_size)
+
+
+def _total(structure: Structure, quantity: str, batch_size: int) -> float:
+    return sum(one.count * getattr(one, quantity)(batch_size) for one in structure.trace)
+
+
+@pytest.mark.parametrize(("build", "spec"), [(_convolutional, IMAGES), (_dense, IMAGES), (_Encoder, TOKENS)])
+def test_parameters_and_forward_flops_are_those_that_torch_counts(
+    build: Callable[[], nn.Module], spec: BatchSpec
+) -> None:
+    structure, model = _traced(build, spec), build()
+    dtype = getattr(torch, spec.input_dtypes["inputs"])
+    with FlopCounterMode(display=False) as counter:
+        model(torch.zeros((16, *spec.inputs["inputs"]), dtype=dtype))
+    assert structure.method == "fake tensors"
+    assert structure.parameters == sum(one.numel() for one in model.parameters())
+    assert structure.forward_flops_per_sample * 16 == counter.get_total_flops()
+
+
+def test_the_forward_flops_of_the_layers_add_up_to_the_models() -> None:
+    structure = _traced(_convolutional)
+    assert sum(one.forward_flops for one in structure.layers) == structure.forward_flops_per_sample * 16
+    assert sum(one.parameters for one in structure.layers) == structure.parameters
+    first = structure.layers[0]
+    assert (first.kind, first.output_shape) == ("Conv2d", (16, 16, 8, 8))
+
+
+def test_the_features_quantify_the_model() -> None:
+    assert _traced(_convolutional, batch_size=16).features == {
+        "conv_layers": 2, "filters": 40, "dense_layers": 2, "dense_widths": 50, "image_height": 8, "image_width": 8,
+        "batch_size": 16,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("quantity", ["flops", "bytes"])
+def test_a_trace_at_one_batch_size_holds_at_another(quantity: str) -> None:
+    small, large = _traced(_convolutional, batch_size=8), _traced(_convolutional, batch_size=64)
+    for batch_size in (8, 24, 64):
+        assert _total(small, quantity, batch_size) == pytest.approx(_total(large, quantity, batch_size))
+
+
+def test_a_step_holds_parameters_gradients_and_two_moments_for_adam() -> None:
+    adam, sgd = _traced(_dense, optimizer="adamw"), _traced(_dense, optimizer="sgd")
+    assert 4.0 <= adam.peak_memory_bytes.fixed / adam.parameter_bytes < 6.0  # and two temporaries of the largest
+    assert sgd.peak_memory_bytes.fixed < adam.peak_memory_bytes.fixed - 1.5 * adam.parameter_bytes
+
+
+def test_activations_and_peak_memory_grow_with_the_batch() -> None:
+    structure = _traced(_convolutional)
+    kept = 4 * (16 * 64 * 2 + 24 * 64)  # what the two convolutions and the normalisation give, at least
+    assert structure.activation_bytes_per_sample >= kept
+    assert structure.peak_memory_bytes.per_sample >= structure.activation_bytes_per_sample * 0.9
+
+
+def test_double_precision_moves_twice_the_bytes() -> None:
+    single, double = _traced(_convolutional), _traced(_convolutional, precision="fp64")
+    assert double.parameter_bytes == 2 * single.parameter_bytes
+    assert _total(double, "bytes", 16) == pytest.approx(2 * _total(single, "bytes", 16), rel=0.03)  # not the indices
+
+
+def test_a_model_that_looks_at_its_data_is_traced_by_real_steps_and_says_so() -> None:
+    structure = _traced(_Branching, batch_size=32)
+    assert structure.method == "real step"
+    assert structure.batch_size == 32
+    assert structure.forward_flops_per_sample == 2 * 64 * 10
+
+
+def test_a_model_too_large_for_this_machine_is_traced_without_memory() -> None:
+    width = 1_000_000
+    structure = _traced(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, width)))
+    assert structure.parameters == 64 * width + width + width * width + width
+    assert structure.peak_memory_bytes.fixed > 4 * structure.parameters * 4
+
+
+def test_fewer_outputs_than_classes_are_refused() -> None:
+    with pytest.raises(BadInput, match="gives 5 outputs, the data has 10 classes"):
+        _traced(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 5)))
+
+
+def test_a_structure_is_read_back_without_torch() -> None:
+    document = _traced(_convolutional).model_dump_json()
+    code = """
+import sys
+from trainwright.estimator.structure import Structure
+structure = Structure.model_validate_json(sys.stdin.read())
+assert "torch" not in sys.modules and "numpy" not in sys.modules
+sys.stdout.write(structure.model_dump_json())
+"""
+    done = subprocess.run([sys.executable, "-c", code], input=document, capture_output=True, text=True, check=True)
+    assert done.stdout == document

@@ -1,0 +1,131 @@
+"""The steps `calibrate` and `estimate`: one curve for each kind of device, measured where it has to be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from trainwright.estimator.calibration import Calibration, load
+from trainwright.estimator.source import BatchSpec, ModelDefinition
+from trainwright.estimator.structure import Structure
+from trainwright.estimator.trace import StepSpec, trace
+from trainwright.tasks.artefacts import Estimate
+from trainwright.tasks.calibrate import calibrate
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.estimate import estimate
+from trainwright.tasks.pool import Device, Power
+
+
+@pytest.fixture(scope="module")
+def structure() -> Structure:
+    images = BatchSpec(
+        inputs={"inputs": (1, 8, 8)}, input_dtypes={"inputs": "float32"}, target_dtype="int64", classes=10,
+        task="image-classification",
+    )  # fmt: skip
+    definition = ModelDefinition(
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 10)
+        ),
+        None,
+        None,
+    )
+    return trace(StepSpec(definition, {}, images, {"name": "adamw"}, "fp32"), 16)
+
+
+@pytest.fixture(scope="module")
+def calibration(tmp_path_factory: pytest.TempPathFactory) -> Calibration:
+    """Of this machine, as short as it gets."""
+    path = tmp_path_factory.mktemp("calibration") / "cpu.json"
+    made = calibrate(path, budget_s=1.0, threads=1)
+    assert load(path, torch.__version__.split("+")[0]) if "+" not in made.torch else load(path, made.torch) == made
+    return made
+
+
+def _device(number: int, type_: str, *, cores: float | None = None, speed: float | None = None) -> Device:
+    return Device(
+        id=f"here/{type_}-{number}",
+        type=type_,
+        host="here",
+        address="localhost",
+        index=number,
+        cores=cores,
+        speed=speed,
+    )
+
+
+def test_a_calibration_of_this_machine_says_what_it_is_worth(calibration: Calibration) -> None:
+    assert (calibration.device_type, calibration.threads) == ("cpu", 1)
+    assert calibration.measurements > 50
+    assert calibration.sentinel_drift >= 0
+    assert 0 <= calibration.cross_validated_error.median <= calibration.cross_validated_error.p90
+    assert calibration.low_factor <= 1 <= calibration.high_factor
+    assert calibration.duration_s > 0
+
+
+def test_a_calibration_covers_what_a_convolutional_network_does(calibration: Calibration, structure: Structure) -> None:
+    assert calibration.coverage(structure, 16) == 1.0
+    assert calibration.step_time_s(structure, 64) > calibration.step_time_s(structure, 16) > 0
+
+
+def test_each_kind_of_device_gets_one_curve_and_its_calibration_is_named(
+    calibration: Calibration, structure: Structure
+) -> None:
+    devices = [
+        _device(0, "cpu", cores=1.0), _device(1, "cpu", cores=0.5), _device(2, "cpu", cores=0.5),
+        _device(0, "emulated", speed=2.0), _device(0, "nvidia-t4"), _device(1, "nvidia-t4"),
+    ]  # fmt: skip
+    found = estimate(structure, devices, calibrations={1: calibration}, power={"nvidia-t4": Power(idle_w=9, load_w=60)})
+    assert len(found.curves) == 4
+    whole, half = found.curve(devices[0]), found.curve(devices[1])
+    assert half.step_time_s(64) == pytest.approx(2 * whole.step_time_s(64))
+    assert found.curve(devices[3]).step_time_s(100) == pytest.approx(0.05)
+    assert found.curve(devices[4]).mode == "datasheet"
+    assert found.curve(devices[5]).load_w == 60
+    assert found.mode == "datasheet"
+    assert found.gradient_bytes == structure.parameter_bytes
+    assert list(found.calibrations) == ["cpu, 1 thread(s)"]
+    assert Estimate.model_validate_json(found.model_dump_json()) == found
+
+
+def test_only_calibrated_devices_make_a_calibrated_estimate(calibration: Calibration, structure: Structure) -> None:
+    found = estimate(structure, [_device(0, "cpu", cores=1.0)], calibrations={1: calibration})
+    assert found.mode == "calibrated"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"device": "tpu"}, "--device: got 'tpu'; allowed: cpu"),
+        ({"threads": 0}, "--threads: got 0"),
+        ({"budget_s": 0.0}, "--budget: got 0"),
+    ],
+)
+def test_calibrate_refuses_what_it_can_not_do(options: dict[str, object], says: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as raised:
+        calibrate(tmp_path / "cpu.json", **{"budget_s": 1.0, **options})  # type: ignore[arg-type]
+    assert says in str(raised.value)
+    assert not (tmp_path / "cpu.json").exists()
+
+
+def test_a_calibration_is_kept_under_the_home_and_read_from_there(
+    calibration: Calibration, structure: Structure, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainwright.tasks import calibrate as step
+
+    monkeypatch.setattr(step, "FIRST_USE_S", 1.0)
+    progress = home / "progress"
+    home.mkdir()
+    monkeypatch.setenv("TRAINWRIGHT_PROGRESS", str(progress))
+    first = step.calibration_for(1)
+    said = [json.loads(line) for line in progress.read_text().splitlines()]
+    assert any(one["event"] == "calibrate" for one in said)
+    assert step.calibration_for(1) == first
+    assert len(progress.read_text().splitlines()) == len(said)
+    [kept] = (home / "calibrations").iterdir()
+    kept.write_text(kept.read_text()[:100])
+    assert step.calibration_for(1).created_at >= first.created_at
+    assert load(kept).threads == 1

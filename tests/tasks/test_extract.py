@@ -1,0 +1,130 @@
+"""The step `extract`: a model's source in, its structure out, and one clear line where there is none. Real processes."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from trainwright.estimator.source import BatchSpec
+from trainwright.estimator.structure import Structure
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.extract import extract
+from trainwright.tasks.job import Optimizer
+
+IMAGES = BatchSpec(
+    inputs={"inputs": (1, 8, 8)}, input_dtypes={"inputs": "float32"}, target_dtype="int64", classes=10,
+    task="image-classification",
+)  # fmt: skip
+HEAD = "import torch\nfrom torch import nn\n"
+GOOD = """
+def build_model(width=16, classes=10):
+    return nn.Sequential(nn.Conv2d(1, width, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36 * width, classes))
+"""
+EXAMPLE = """
+def example_batch(size):
+    return torch.rand(size, 1, 8, 8), torch.randint(0, 10, (size,))
+"""
+
+
+def _extract(folder: Path, code: str, config: dict[str, Any] | None = None, **options: Any) -> Structure:
+    (folder / "model.py").write_text(HEAD + textwrap.dedent(code))
+    return extract(folder, "model.py", config or {}, **{"batch_spec": IMAGES, **options})
+
+
+def _refusal(folder: Path, code: str, config: dict[str, Any] | None = None, **options: Any) -> str:
+    with pytest.raises(BadInput) as raised:
+        _extract(folder, code, config, **options)
+    message = str(raised.value)
+    assert "\n" not in message
+    assert "Traceback" not in message
+    return message
+
+
+def test_a_model_is_read_with_its_config_whatever_it_prints(tmp_path: Path) -> None:
+    noisy = GOOD + 'print("{}", flush=True)\nimport sys; sys.stderr.write("warning\\n")\n'
+    structure = _extract(tmp_path, noisy, {"width": 8}, batch_size=4, optimizer=Optimizer(name="sgd"))
+    assert structure.parameters == 8 * 9 + 8 + 36 * 8 * 10 + 10
+    assert structure.forward_flops_per_sample == 2 * 36 * 9 * 8 + 2 * 36 * 8 * 10
+    assert (structure.batch_size, structure.optimizer, structure.method) == (4, "sgd", "fake tensors")
+    assert structure.features["conv_layers"] == 1
+    assert structure.operations["aten.convolution_backward"] == 1
+
+
+def test_modules_beside_the_source_and_its_own_batch_and_loss_are_used(tmp_path: Path) -> None:
+    (tmp_path / "parts.py").write_text("from torch import nn\nhead = lambda: nn.Linear(64, 3)\n")
+    code = """
+    from parts import head
+    def build_model(): return nn.Sequential(nn.Flatten(), head())
+    def example_batch(size): return torch.rand(size, 1, 8, 8), torch.rand(size, 3)
+    def loss(outputs, targets): return (outputs - targets).abs().mean()
+    """
+    structure = _extract(tmp_path, code, batch_spec=None)
+    assert structure.parameters == 64 * 3 + 3
+    assert "aten.abs" in structure.operations
+
+
+def test_the_process_gets_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TRAINWRIGHT_S3_SECRET_KEY", "AWS_SECRET_ACCESS_KEY", "MY_TOKEN"):
+        monkeypatch.setenv(name, "hush")
+    seen = tmp_path / "seen"
+    code = f"import os, pathlib\npathlib.Path({str(seen)!r}).write_text(repr(dict(os.environ)))\n"
+    _extract(tmp_path, code + GOOD)
+    assert "hush" not in seen.read_text()
+    assert "PATH" in seen.read_text()
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("x = 1", "defines no function build_model"),
+        ("import no_such_module_at_all", "can't be imported: ModuleNotFoundError"),
+        ("def build_model(: pass", "can't be imported: SyntaxError"),
+        ("def build_model(): raise ValueError('no\\nway')", "build_model() raised ValueError: no way"),
+        ("def build_model(): return 3", "returned a int; allowed: a torch.nn.Module"),
+        ("def build_model(): return nn.Flatten()", "no parameters"),
+        (
+            "def build_model(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 5))",
+            "gives 5 outputs, the data has 10 classes",
+        ),
+        ("def build_model(): return nn.Sequential(nn.Flatten(), nn.Linear(63, 10))", "its forward pass raised"),
+        (GOOD + "def loss(outputs, targets): return outputs.sum(1)", "loss: gave (32,); allowed: a scalar"),
+        (GOOD + "def loss(outputs, targets): return 1 / 0", "loss: it raised ZeroDivisionError"),
+        ("import os\ndef build_model(): os._exit(7)", "ended the process with 7"),
+    ],
+)
+def test_a_model_that_can_not_be_trained_gives_one_line(code: str, says: str, tmp_path: Path) -> None:
+    assert says in _refusal(tmp_path, code)
+
+
+def test_a_wrong_argument_of_build_model_is_named(tmp_path: Path) -> None:
+    message = _refusal(tmp_path, GOOD, {"depth": 3})
+    assert "build_model(depth=3)" in message
+    assert "unexpected keyword argument 'depth'" in message
+
+
+def test_without_data_a_source_needs_an_example_batch(tmp_path: Path) -> None:
+    assert "defines no example_batch" in _refusal(tmp_path, GOOD, batch_spec=None)
+    assert _extract(tmp_path, GOOD + EXAMPLE, batch_spec=None).parameters > 0
+
+
+def test_a_model_that_never_ends_is_stopped_and_no_process_stays(tmp_path: Path) -> None:
+    code = "import time\ndef build_model():\n    time.sleep(3600)"
+    assert "not traced within 4 s" in _refusal(tmp_path, code, timeout_s=4)
+    deadline = time.monotonic() + 5
+    while (left := [one.pid for one in psutil.Process(os.getpid()).children(recursive=True)]) and (
+        time.monotonic() < deadline
+    ):
+        time.sleep(0.05)
+    assert left == []
+
+
+def test_a_model_that_takes_too_much_memory_is_stopped(tmp_path: Path) -> None:
+    code = "def build_model():\n    kept = [bytearray(2**30) for _ in range(64)]\n" + "    return nn.Linear(1, 1)"
+    message = _refusal(tmp_path, code, memory_limit_bytes=6 * 2**30)
+    assert "MemoryError" in message or "memory" in message
