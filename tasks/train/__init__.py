@@ -1,10 +1,11 @@
 """Training on unlike devices: one rank for each device of the plan, each with its own batch and share of the CPU.
 
-    launch  starts the ranks, watches them, gathers what they did        (no torch)
-    worker  is a rank: the loop                                          (torch, Horovod)
-    batches, rebalance  which samples a rank takes; when the split changes (pure)
-    collective, gradients, batch_norm  what makes n unequal ranks equal one process on the joint batch
-    checkpoint, metrics  what is kept, and where
+    launch, ranks, outcome  start the ranks, watch them, gather what they did           (no torch)
+    worker, rank, loop      are a rank: the process, what is within a step, the steps   (torch, Horovod)
+    channel                 what ranks and launcher say to each other
+    batches, rebalance      which samples a rank takes; when the split changes          (pure)
+    collective, gradients, batch_norm   make n unequal ranks equal one process on the joint batch
+    checkpoint, metrics     what is kept, and where
 
 `train` and `ramp` are the two things a caller needs.
 """

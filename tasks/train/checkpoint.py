@@ -6,20 +6,21 @@ over for the one before. Tensors are safetensors; nothing is pickled.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from dataclasses import dataclass, field
+import logging
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainwright.tasks.errors import CorruptArtefact
 from trainwright.tasks.job import CheckpointPolicy
-from trainwright.tasks.objects import ObjectStore, get_verified
+from trainwright.tasks.objects import ObjectStore, get_verified, sha256
 
 if TYPE_CHECKING:
     import torch
 
-TENSOR_FILES = ("model.safetensors", "optimizer.safetensors")
+MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -30,9 +31,16 @@ class State:
     epoch: int
     split: list[int]
     metrics: dict[str, float] = field(default_factory=dict)
+    """of the last finished epoch"""
     best: bool = False
+    """whether this checkpoint's metrics are the best so far"""
+    best_score: float | None = None
     events: list[dict[str, Any]] = field(default_factory=list)
-    samples: list[int] = field(default_factory=list)
+    """changes of the split so far"""
+    epoch_loss_sum: float = 0.0
+    epoch_samples: int = 0
+    duration_s: float = 0.0
+    """of the whole training until here"""
     sha256: dict[str, str] = field(default_factory=dict)
 
 
@@ -42,15 +50,15 @@ def folder_name(step: int) -> str:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The optimizer's state as named tensors: `exp_avg.3` is of the fourth parameter."""
+    """The optimizer's state: `exp_avg.3` is of the fourth parameter. The tensors themselves, where it holds tensors."""
     import torch
 
-    found = {}
-    for number, values in optimizer.state_dict()["state"].items():
-        for name, value in values.items():
-            if value is not None:
-                found[f"{name}.{number}"] = torch.as_tensor(value).detach().clone()
-    return found
+    return {
+        f"{name}.{number}": torch.as_tensor(value)
+        for number, values in optimizer.state_dict()["state"].items()
+        for name, value in values.items()
+        if value is not None
+    }
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
@@ -68,62 +76,78 @@ def save(
     model: dict[str, torch.Tensor],
     optimizer: torch.optim.Optimizer,
     policy: CheckpointPolicy,
-) -> str:
-    """Write a checkpoint, then drop those that the policy no longer keeps; its folder."""
+) -> None:
+    """Write a checkpoint, then drop those that the policy no longer keeps."""
+    for name, tensors in ((MODEL, model), (OPTIMIZER, optimizer_tensors(optimizer))):
+        data = _as_bytes(tensors)
+        store.put(f"{folder_name(state.step)}/{name}", data)
+        state.sha256[name] = sha256(data)
+    store.put(f"{folder_name(state.step)}/{STATE}", json.dumps(asdict(state), indent=1).encode())
+    _retain(store, policy)
+
+
+def _as_bytes(tensors: dict[str, torch.Tensor]) -> bytes:
     from safetensors.torch import save as to_bytes
 
-    folder = folder_name(state.step)
-    contents = {
-        "model.safetensors": to_bytes(
-            {name: value.detach().cpu().clone().contiguous() for name, value in model.items()}
-        ),
-        "optimizer.safetensors": to_bytes({name: value.cpu() for name, value in optimizer_tensors(optimizer).items()}),
-    }
-    for name, data in contents.items():
-        store.put(f"{folder}/{name}", data)
-    state.sha256 = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
-    store.put(f"{folder}/state.json", json.dumps(state.__dict__, indent=1).encode())
-    _retain(store, policy)
-    return folder
+    # safetensors refuses tensors that share memory, as tied weights do: each gets its own copy.
+    data: bytes = to_bytes({name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()})
+    return data
 
 
 def _retain(store: ObjectStore, policy: CheckpointPolicy) -> None:
     states = list_states(store)
     keep = {state.step for state in states[-policy.keep_last :]}
-    if policy.keep_best:
-        keep |= {state.step for state in [state for state in states if state.best][-1:]}
+    best = best_of(states)
+    if policy.keep_best and best is not None:
+        keep.add(best.step)
     for state in states:
         if state.step not in keep:
-            for name in ("state.json", *TENSOR_FILES):  # state.json first: half a checkpoint is none
+            for name in (STATE, MODEL, OPTIMIZER):  # the state first: half a checkpoint is none
                 store.delete(f"{folder_name(state.step)}/{name}")
 
 
+def drop_all(store: ObjectStore) -> None:
+    """Forget every checkpoint: a training begins anew."""
+    for item in list(store.list("checkpoints/")):
+        store.delete(item.key)
+
+
 def list_states(store: ObjectStore) -> list[State]:
-    """The complete checkpoints, by step. One whose state can't be read is passed over."""
+    """The states of the checkpoints, by step. One that can't be read is passed over, with a warning."""
     found = []
-    for item in store.list("checkpoints/"):
-        if item.key.endswith("/state.json"):
+    for item in list(store.list("checkpoints/")):
+        if item.key.endswith(f"/{STATE}"):
             try:
                 found.append(State(**json.loads(store.get(item.key))))
-            except (ValueError, TypeError, FileNotFoundError):
-                continue
+            except (ValueError, TypeError) as error:
+                _log.warning("%s/%s is damaged and passed over: %s", store.uri, item.key, error)
     return sorted(found, key=lambda state: state.step)
 
 
-def fetch(store: ObjectStore, state: State, into: Path) -> None:
-    """Bring a checkpoint here, verified. Raises CorruptArtefact."""
-    for name in TENSOR_FILES:
-        data = get_verified(store, f"{folder_name(state.step)}/{name}", state.sha256.get(name, ""))
-        into.mkdir(parents=True, exist_ok=True)
-        (into / name).write_bytes(data)
+def best_of(states: list[State]) -> State | None:
+    """The newest of those that were the best when they were written."""
+    return next((state for state in reversed(states) if state.best), None)
 
 
 def fetch_latest(store: ObjectStore, into: Path) -> State | None:
-    """Bring the newest checkpoint that is whole here; None where there is none."""
+    """Bring the newest checkpoint that is whole into a folder; None where there is none."""
     for state in reversed(list_states(store)):
         try:
-            fetch(store, state, into)
-        except CorruptArtefact:
+            for name in (MODEL, OPTIMIZER):
+                data = get_verified(store, f"{folder_name(state.step)}/{name}", state.sha256.get(name, ""))
+                into.mkdir(parents=True, exist_ok=True)
+                (into / name).write_bytes(data)
+        except CorruptArtefact as error:
+            _log.warning("%s; the checkpoint before is used", error)
             continue
+        (into / STATE).write_text(json.dumps(asdict(state)))
         return state
     return None
+
+
+def read_local(folder: Path) -> tuple[State, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """State, model and optimizer of a checkpoint that `fetch_latest` brought here."""
+    from safetensors.torch import load_file
+
+    state = State(**json.loads((folder / STATE).read_text()))
+    return state, load_file(folder / MODEL), load_file(folder / OPTIMIZER)

@@ -1,69 +1,77 @@
-"""Sums over all ranks, by Horovod or by torch.distributed, behind one interface. Everything else is made of sums."""
+"""Sums over all ranks, by Horovod or by torch.distributed, behind one interface. Everything else is made of sums.
+
+Tensors that are summed lie in the host's memory, whatever device a rank computes on: so CPUs and GPUs can train together.
+"""
 
 from __future__ import annotations
 
-import os
 import time
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch  # noqa: TID253 - only ranks import this
+
+from trainwright.tasks.errors import TrainingFailed
+
+
+class PeersLost(TrainingFailed):
+    """A sum failed because another rank is gone: the cause is there, not here."""
+
+    kind = "peers_lost"
 
 
 class Collective(Protocol):
     """The ranks of one training. `wait_s` adds up the time spent waiting for the others."""
 
-    name: str
     rank: int
     size: int
     wait_s: float
 
+    def sum_(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """Sum a contiguous tensor over all ranks, in place. Raises PeersLost."""
+        ...
+
     def start_sum(self, tensor: torch.Tensor, name: str) -> Any:
-        """Begin to sum a tensor over all ranks, in place; every rank uses the same names in the same order."""
+        """Begin such a sum. All ranks start theirs in the same order (calls of `sum_` may lie anywhere in between)."""
         ...
 
     def finish(self, handle: Any) -> None:
-        """Wait until the sum is there."""
+        """Wait until a sum that was begun is there. Raises PeersLost."""
         ...
 
-    def shutdown(self) -> None: ...
-
-
-def sum_(collective: Collective, tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """Sum a tensor over all ranks, in place."""
-    collective.finish(collective.start_sum(tensor, name))
-    return tensor
-
-
-def take_from_first(collective: Collective, tensors: list[torch.Tensor], name: str) -> None:
-    """Give every rank the tensors of rank 0, in place (a sum in which the others add zero)."""
-    for number, tensor in enumerate(tensors):
-        if collective.rank != 0:
-            tensor.zero_()
-        if tensor.dtype == torch.bool:
-            whole = tensor.to(torch.uint8)
-            tensor.copy_(sum_(collective, whole, f"{name}.{number}").bool())
-        else:
-            sum_(collective, tensor, f"{name}.{number}")
+    def shutdown(self) -> None:
+        """Leave the others; nothing can be summed after it."""
+        ...
 
 
 class HorovodCollective:
-    """Horovod: Gloo on CPUs, NCCL on GPUs."""
-
-    name = "horovod"
+    """Horovod with Gloo. Its place among the ranks comes from the environment."""
 
     def __init__(self) -> None:
         import horovod.torch as hvd
 
         hvd.init()
         self._hvd = hvd
-        self.rank, self.size, self.wait_s = hvd.rank(), hvd.size(), 0.0
+        self.rank: int = hvd.rank()
+        self.size: int = hvd.size()
+        self.wait_s = 0.0
+
+    def sum_(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        self.finish(self.start_sum(tensor, name))
+        return tensor
 
     def start_sum(self, tensor: torch.Tensor, name: str) -> Any:
-        return self._hvd.allreduce_async_(tensor, name=name, op=self._hvd.Sum)
+        try:
+            return self._hvd.allreduce_async_(tensor, name=name, op=self._hvd.Sum)
+        except ValueError as error:  # Horovod has shut down
+            raise PeersLost(f"Horovod: {error}") from error
 
     def finish(self, handle: Any) -> None:
         started = time.perf_counter()
-        self._hvd.synchronize(handle)
+        try:
+            self._hvd.synchronize(handle)
+        except RuntimeError as error:  # HorovodInternalError
+            raise PeersLost(f"Horovod: {error}") from error
         self.wait_s += time.perf_counter() - started
 
     def shutdown(self) -> None:
@@ -71,32 +79,54 @@ class HorovodCollective:
 
 
 class TorchCollective:
-    """torch.distributed: Gloo on CPUs, NCCL on GPUs. Rank, size and address come from the environment, as torchrun sets them."""
+    """torch.distributed with Gloo. The ranks meet through a file.
 
-    name = "torch.distributed"
+    It matches sums by their order, not by name. Those begun early have a group of their own, so that a rank may begin
+    them at another moment between the blocking ones.
+    """
 
-    def __init__(self, backend: str) -> None:
-        import torch.distributed
+    def __init__(self, rank: int, size: int, meeting: Path) -> None:
+        import torch.distributed as dist
 
-        torch.distributed.init_process_group(backend)
-        self._distributed = torch.distributed
-        self.rank, self.size, self.wait_s = torch.distributed.get_rank(), torch.distributed.get_world_size(), 0.0
+        dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=size)
+        self._dist = dist
+        self._early = dist.new_group()
+        self.rank, self.size, self.wait_s = rank, size, 0.0
+
+    def sum_(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        self.finish(self._start(tensor, None))
+        return tensor
 
     def start_sum(self, tensor: torch.Tensor, name: str) -> Any:
-        return self._distributed.all_reduce(tensor, async_op=True)
+        return self._start(tensor, self._early)
+
+    def _start(self, tensor: torch.Tensor, group: Any) -> Any:
+        try:
+            return self._dist.all_reduce(tensor, group=group, async_op=True)
+        except RuntimeError as error:
+            raise PeersLost(f"torch.distributed: {error}") from error
 
     def finish(self, handle: Any) -> None:
         started = time.perf_counter()
-        handle.wait()
+        try:
+            handle.wait()
+        except RuntimeError as error:
+            raise PeersLost(f"torch.distributed: {error}") from error
         self.wait_s += time.perf_counter() - started
 
     def shutdown(self) -> None:
-        self._distributed.destroy_process_group()
+        self._dist.destroy_process_group()
 
 
-def connect(backend: str, device: torch.device) -> Collective:
-    """Join the other ranks."""
-    if backend == "horovod":
-        return HorovodCollective()
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    return TorchCollective("nccl" if device.type == "cuda" else "gloo")
+def take_from_first(collective: Collective, tensors: list[torch.Tensor], name: str) -> None:
+    """Give every rank the tensors of rank 0, in place and to the last bit: a sum of integers in which the others add zero."""
+    if collective.size == 1 or not tensors:
+        return
+    parts = [tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
+    padding = torch.zeros(-sum(part.numel() for part in parts) % 4, dtype=torch.uint8)
+    whole = torch.cat([*parts, padding]).view(torch.int32)  # Horovod does not sum bytes
+    if collective.rank != 0:
+        whole.zero_()
+    received = collective.sum_(whole, name).view(torch.uint8).split([one.numel() for one in (*parts, padding)])
+    for tensor, part in zip(tensors, received, strict=False):
+        tensor.detach().copy_(part.clone().view(tensor.dtype).reshape(tensor.shape))

@@ -1,6 +1,6 @@
 """Holds a rank to its share of the CPU: by a cgroup's quota, or, without the right to make one, by stopping and continuing it.
 
-The share begins with the first training step, not while the rank loads its libraries.
+The share begins when a rank has loaded its libraries and data.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def make_cgroup(name: str, cores: float) -> Path | None:
 def join_cgroup(group: Path) -> None:
     """Hold the calling thread, and those it starts from now on, to the cgroup's quota.
 
-    With cgroup v1 the threads that carry the collectives stay outside: a quota used up by computing would delay every message
-    by a period, as no real device's would. With v2 the whole process joins.
+    With cgroup v1 the threads that carry the collectives, started before, stay outside: a quota used up by computing would
+    delay every message by a period, as no real device's would. With v2 the whole process joins.
     """
     tasks = group / "tasks"
     if tasks.exists():
@@ -73,6 +73,33 @@ def remove_stale_cgroups() -> None:
             if launcher.isdigit() and not Path(f"/proc/{launcher}").exists():
                 with contextlib.suppress(OSError):  # its ranks may still be on their way out
                     group.rmdir()
+
+
+class CpuShare:
+    """A number of cores for one process. `how` says what holds it to them: cgroup, duty cycle or none."""
+
+    def __init__(self, name: str, cores: float | None) -> None:
+        self._cores = cores
+        self._cycle: DutyCycle | None = None
+        self.group = make_cgroup(name, cores) if cores is not None else None
+        """What the process is to join by `join_cgroup`, where there is one."""
+        self.how = "cgroup" if self.group else "duty cycle" if cores is not None and cores < 1 else "none"
+
+    def hold(self, pid: int) -> None:
+        """Where there is no cgroup: from now on, let the process run for its share of the time."""
+        if self.how == "duty cycle" and self._cores is not None:
+            self._cycle = DutyCycle(pid, self._cores)
+
+    def let_go(self) -> None:
+        """Before the process is waited for: its number may then become another's."""
+        if self._cycle is not None:
+            self._cycle.end()
+            self._cycle = None
+
+    def remove(self) -> None:
+        """Once the process has ended."""
+        if self.group is not None:
+            remove_cgroup(self.group)
 
 
 class DutyCycle:

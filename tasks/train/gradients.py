@@ -1,57 +1,124 @@
 """Gradients of the joint batch from ranks with unequal batches.
 
 With loss_r the mean over rank r's b_r samples, the mean over all B is Σ_r (b_r / B) · loss_r. So each rank scales its loss by
-b_r / B before the backward pass, and the gradients are summed (not averaged: that would be off by 25 % at a 3:1 split).
+b_r / B before the backward pass, and the gradients are summed (not averaged: at a split of 3:1 that would be off by 25 %).
 
-All gradients travel as one flat buffer, always in the same order: with three ranks or more, the order of a sum is part of its
-last digit, and a replay must have the same.
+Gradients travel in buckets, each sent as soon as the backward pass has filled it, while the pass goes on. What lies where in
+a bucket is fixed: with three ranks or more, the order of a sum is part of its last digit, and a replay must have the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch  # noqa: TID253 - only ranks import this
 
+from trainwright.tasks.errors import TrainingFailed
 from trainwright.tasks.train.collective import Collective
+
+BUCKET_BYTES = 4 << 20
+
+
+@dataclass
+class _Bucket:
+    """A flat buffer in the host's memory, and the part of it that belongs to each of some parameters."""
+
+    name: str
+    flat: torch.Tensor
+    parts: dict[int, torch.Tensor]
+    missing: set[int] = field(default_factory=set)
+    handle: Any = None
 
 
 class GradientSum:
-    """Sums the gradients of some parameters over all ranks."""
+    """Sums the gradients of some parameters over all ranks: `begin`, the backward pass, `send_rest`, `finish`."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], collective: Collective) -> None:
-        self._groups: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
-        for parameter in parameters:
-            if parameter.requires_grad:
-                self._groups.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-        self._buffers = {
-            (dtype, device): torch.zeros(sum(one.numel() for one in group), dtype=dtype, device=device)
-            for (dtype, device), group in self._groups.items()
-        }
+        # The backward pass reaches the last parameters first.
+        self._parameters = [one for one in parameters if one.requires_grad][::-1]
         self._collective = collective
-        self._handles: list[Any] = []
+        self._buckets = _buckets(self._parameters)
+        self._bucket_of = {number: bucket for bucket in self._buckets for number in bucket.parts}
+        self._sent = 0
+        self.used = torch.zeros(len(self._parameters), dtype=torch.float64)
+        """1 for every parameter that had a gradient in this step."""
+        for number, parameter in enumerate(self._parameters):
+            parameter.register_post_accumulate_grad_hook(self._hook(number))
 
-    def start(self) -> None:
-        """After backward: begin the sum. A parameter that this rank did not use counts as zero."""
-        self._handles = []
-        for key, group in self._groups.items():
-            buffer, at = self._buffers[key], 0
-            for parameter in group:
-                part = buffer[at : at + parameter.numel()]
-                part.zero_() if parameter.grad is None else part.copy_(parameter.grad.reshape(-1))
-                at += parameter.numel()
-            self._handles.append(self._collective.start_sum(buffer, f"gradients.{key[0]}"))
+    def begin(self) -> None:
+        """Forget the step before."""
+        for bucket in self._buckets:
+            bucket.missing, bucket.handle = set(bucket.parts), None
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._sent = 0
+        self.used.zero_()
 
-    def finish(self) -> None:
-        """Wait for the sum: every `grad` becomes the sum over ranks."""
-        for handle, (key, group) in zip(self._handles, self._groups.items(), strict=True):
-            self._collective.finish(handle)
-            buffer, at = self._buffers[key], 0
-            for parameter in group:
-                part = buffer[at : at + parameter.numel()].view_as(parameter)
-                if parameter.grad is None:
-                    parameter.grad = part.clone()
-                else:
-                    parameter.grad.copy_(part)
-                at += parameter.numel()
+    def _hook(self, number: int) -> Any:
+        def take(parameter: torch.Tensor) -> None:
+            if self.used[number]:
+                raise TrainingFailed("model: a parameter gets its gradient in several parts (reentrant checkpointing?)")
+            gradient = parameter.grad
+            assert gradient is not None
+            bucket = self._bucket_of[number]
+            bucket.parts[number].copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+            bucket.missing.discard(number)
+            self.used[number] = 1
+            self._send(only_full=True)
+
+        return take
+
+    def _send(self, *, only_full: bool) -> None:
+        while self._sent < len(self._buckets) and not (only_full and self._buckets[self._sent].missing):
+            bucket = self._buckets[self._sent]
+            for number in bucket.missing:  # a parameter that this rank did not use adds nothing
+                bucket.parts[number].zero_()
+            bucket.handle = self._collective.start_sum(bucket.flat, bucket.name)
+            self._sent += 1
+
+    def send_rest(self) -> None:
+        """After the backward pass: what was not sent yet."""
+        self._send(only_full=False)
+
+    def finish(self, used_anywhere: torch.Tensor) -> None:
+        """Every `grad` becomes the sum over ranks; None for a parameter that no rank used (`used`, summed, is 0)."""
+        for bucket in self._buckets:
+            self._collective.finish(bucket.handle)
+        for number, parameter in enumerate(self._parameters):
+            part = self._bucket_of[number].parts[number]
+            parameter.grad = part.to(parameter.device) if used_anywhere[number] else None
+
+    def clip(self, bound: float) -> None:
+        """Scale the gradients so that their norm is at most `bound`.
+
+        The norm is taken in float64: ranks with other numbers of threads add in another order, and must find the same.
+        """
+        gradients = [one.grad for one in self._parameters if one.grad is not None]
+        norms = [float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) for gradient in gradients]
+        norm = sum(value * value for value in norms) ** 0.5
+        if norm > bound:
+            for gradient in gradients:
+                gradient.mul_(bound / (norm + 1e-6))
+
+
+def _buckets(parameters: list[torch.nn.Parameter]) -> list[_Bucket]:
+    groups: list[list[int]] = []
+    size = 0
+    for number, parameter in enumerate(parameters):
+        count = parameter.numel() * parameter.element_size()
+        if not groups or size + count > BUCKET_BYTES or parameters[groups[-1][0]].dtype != parameter.dtype:
+            groups.append([])
+            size = 0
+        groups[-1].append(number)
+        size += count
+    buckets = []
+    for at, group in enumerate(groups):
+        counts = [parameters[number].numel() for number in group]
+        flat = torch.zeros(sum(counts), dtype=parameters[group[0]].dtype)
+        parts = {
+            number: part.view(parameters[number].shape) for number, part in zip(group, flat.split(counts), strict=True)
+        }
+        buckets.append(_Bucket(f"gradients.{at}", flat, parts))
+    return buckets

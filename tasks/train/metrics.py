@@ -37,9 +37,21 @@ class Rows:
             self._rows = []
 
 
-def drop_after(store: ObjectStore, step: int) -> None:
-    """Drop the parts that begin after a step: they belong to work that is done again."""
+def read_rows(store: ObjectStore, kind: str) -> list[dict[str, Any]]:
+    """All rows of a kind, in the order of their parts."""
+    import io
+
+    import pyarrow.parquet as pq
+
+    rows: list[dict[str, Any]] = []
+    for item in store.list(f"metrics/{kind}-"):
+        rows += pq.read_table(io.BytesIO(store.get(item.key))).to_pylist()
+    return rows
+
+
+def drop_from(store: ObjectStore, step: int) -> None:
+    """Drop the parts that begin at a step or later: they belong to work that is done again."""
     for item in list(store.list("metrics/")):
         match = _PART.match(item.key)
-        if match and int(match.group(1)) > step:
+        if match and int(match.group(1)) >= step:
             store.delete(item.key)

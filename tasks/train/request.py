@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainwright.tasks.artefacts import DataSchema, Plan, SplitEvent
 from trainwright.tasks.job import Job
+from trainwright.tasks.objects import FolderStore, ObjectStore, open_store
 
 
 class TrainRequest(BaseModel):
@@ -21,11 +23,15 @@ class TrainRequest(BaseModel):
     source_folder: str = Field(description="a local copy of the model's source")
     entry: str
     run_uri: str | None = Field(description="where checkpoints and metrics go; None: to the work folder only")
-    work_folder: str = Field(description="local: logs, events")
+    work_folder: str = Field(description="local: logs, events; and all the rest where run_uri is None")
     replay_events: list[SplitEvent] | None = Field(
         default=None, description="change the split just so, and not otherwise"
     )
-    resume: bool = True
+    resume: bool = Field(default=True, description="from the newest checkpoint, where there is one; else anew")
+
+    def store(self) -> ObjectStore:
+        """Where what is kept goes."""
+        return open_store(self.run_uri) if self.run_uri is not None else FolderStore(Path(self.work_folder))
 
 
 class Order(BaseModel):
@@ -37,9 +43,8 @@ class Order(BaseModel):
     backend: Literal["horovod", "torch"]
     learning_rates: list[float] = Field(default_factory=list, description="of the ramp, one a step")
     checkpoint: str | None = Field(default=None, description="local folder of the checkpoint to go on from")
-    cgroups: list[str | None] = Field(
-        default_factory=list, description="the cgroup that each rank joins before it trains"
-    )
+    cgroups: list[str | None] = Field(default_factory=list, description="what each rank joins")
+    started_at_s: float = Field(description="seconds since 1970")
 
 
 class RampPoint(BaseModel):

@@ -1,0 +1,122 @@
+"""What became of a training: the Result, from what the ranks said and the rows they recorded. Loads no torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+from typing import Any
+
+from trainwright.estimator.curves import Interval
+from trainwright.estimator.devices import DEVICE_TYPES
+from trainwright.tasks.artefacts import Checkpoint, DeviceResult, Measured, PlannedDevice, Result, SplitEvent
+from trainwright.tasks.job import Target
+from trainwright.tasks.objects import ObjectStore
+from trainwright.tasks.pool import load_pool
+from trainwright.tasks.train import checkpoint
+from trainwright.tasks.train.metrics import read_rows
+from trainwright.tasks.train.request import Order
+
+Message = dict[str, Any]
+
+
+def result_of(
+    order: Order, store: ObjectStore, done: list[Message], shares: list[str], resumed_from_step: int | None
+) -> Result:
+    """The result of a training that has reached its end. Rows of earlier launches count, those of lost steps do not."""
+    request, first = order.request, done[0]
+    plan, job = request.plan, request.job
+    rows = [read_rows(store, f"steps-rank{rank}") for rank in range(len(plan.devices))]
+    events = [SplitEvent.model_validate(event) for event in first["events"]]
+    split_since = events[-1].step if events else 0
+    devices = [
+        _device_result(rank, device, done[rank], rows[rank], first["split"][rank], split_since, shares[rank])
+        for rank, device in enumerate(plan.devices)
+    ]
+    busy_s = [sum(row["compute_s"] for row in own) for own in rows]
+    energy_j, cost = energy_and_cost(job.pool, plan.devices, busy_s, first["duration_s"])
+    states = checkpoint.list_states(store)
+    best = checkpoint.best_of(states)
+    return Result(
+        state="success",
+        metrics=first["metrics"],
+        target_reached=_reached(job.train.target, first["metrics"]),
+        predicted=plan.predicted,
+        measured=Measured(
+            step_time_s=percentiles([row["step_time_s"] for row in rows[0]]),
+            duration_s=first["duration_s"],
+            peak_memory_bytes=max(device.peak_memory_bytes for device in devices),
+            energy_j=energy_j,
+            energy_source="datasheet",
+            cost=cost,
+        ),
+        devices=devices,
+        split_events=events,
+        checkpoints=[
+            Checkpoint(
+                path=checkpoint.folder_name(state.step), step=state.step, metrics=state.metrics, best=state is best
+            )
+            for state in states
+        ],
+        learning_rate=request.learning_rate,
+        global_batch_size=plan.global_batch_size,
+        steps=first["step"],
+        epochs=job.train.epochs,
+        resumed_from_step=resumed_from_step,
+        backend=order.backend,
+        versions=_versions(order.backend),
+    )
+
+
+def _device_result(
+    rank: int, device: PlannedDevice, said: Message, rows: list[Message], batch_size: int, split_since: int, share: str
+) -> DeviceResult:
+    full = [row["compute_s"] for row in rows if row["step"] >= split_since and row["batch_size"] == batch_size]
+    return DeviceResult(
+        id=device.id,
+        type=device.type,
+        rank=rank,
+        batch_size=batch_size,
+        samples=sum(row["batch_size"] for row in rows),
+        step_time_s=percentiles(full),
+        wait_s=sum(row["wait_s"] for row in rows),
+        peak_memory_bytes=said["peak_memory_bytes"],
+        cpu_s=said["cpu_s"],
+        share=share,
+    )
+
+
+def percentiles(values: Sequence[float]) -> Interval | None:
+    """Median, 5th and 95th percentile; None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    low, median, high = (ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.05, 0.5, 0.95))
+    return Interval(low=low, median=median, high=high)
+
+
+def energy_and_cost(
+    pool_file: str | None, devices: Sequence[PlannedDevice], busy_s: Sequence[float], duration_s: float
+) -> tuple[float, float | None]:
+    """Joule and money: measured times by the power of the pool file or the datasheet, load while busy, idle while not."""
+    pool = load_pool(pool_file)
+    energy_j = rent = 0.0
+    for device, busy in zip(devices, busy_s, strict=True):
+        known, override = DEVICE_TYPES[device.type], pool.power.get(device.type)
+        cores = device.cores or 1.0
+        idle_w = override.idle_w if override else known.idle_w * cores
+        load_w = override.load_w if override else known.load_w * cores
+        energy_j += load_w * busy + idle_w * max(0.0, duration_s - busy)
+        rent += pool.prices.get(device.type, 0.0) * duration_s / 3600
+    return energy_j, rent + pool.prices.get("energy", 0.0) * energy_j / 3.6e6 if pool.prices else None
+
+
+def _reached(target: Target | None, metrics: dict[str, float]) -> bool | None:
+    if target is None or target.metric not in metrics:
+        return None
+    value = metrics[target.metric]
+    return value <= target.value if target.metric == "loss" else value >= target.value
+
+
+def _versions(backend: str) -> dict[str, str]:
+    names = ["trainwright", "torch", *(["horovod"] if backend == "horovod" else [])]
+    return {name: importlib.metadata.version(name) for name in names}

@@ -1,0 +1,204 @@
+"""One rank's model, data and place among the others: what happens within a step, and in validation.
+
+The loops over steps are `loop`; how sums over ranks become those of one process on the joint batch, `gradients` and `batch_norm`.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch  # noqa: TID253 - only ranks import this
+
+from trainwright.estimator import source as model_source
+from trainwright.estimator.devices import EMULATED_SAMPLE_S
+from trainwright.tasks import data
+from trainwright.tasks.errors import BadInput, TrainingFailed, TrainwrightError
+from trainwright.tasks.train.batch_norm import join_batch_norms
+from trainwright.tasks.train.batches import own_part, shares
+from trainwright.tasks.train.checkpoint import optimizer_tensors
+from trainwright.tasks.train.collective import Collective, PeersLost, take_from_first
+from trainwright.tasks.train.gradients import GradientSum
+from trainwright.tasks.train.optimization import make_optimizer
+from trainwright.tasks.train.request import TrainRequest
+
+LEAST_VALIDATION_BATCH = 64
+_PRECISIONS = {"fp32": torch.float32, "fp64": torch.float64}
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """What a step found on the joint batch, and what this rank's own work took, without waiting for the others."""
+
+    loss: float
+    correct: float
+    samples: int
+    stop: bool
+    own_s: float
+
+
+class Rank:
+    """A rank with its data and its model, whose parameters are those of all others."""
+
+    def __init__(
+        self, request: TrainRequest, dataset: data.Dataset, collective: Collective, device: torch.device
+    ) -> None:
+        self.request, self.collective, self.device = request, collective, device
+        self.rank, self.size = collective.rank, collective.size
+        self.spec = request.job.train
+        self.split = [planned.batch_size for planned in request.plan.devices]
+        self.classifies = request.schema_.task.endswith("classification")
+        self.stop_asked = False
+        self._speed = request.plan.devices[self.rank].speed
+        self._update_s = 0.0
+        self._proven = False
+        self._dtype = _PRECISIONS[self.spec.precision]
+        self._take(dataset)
+        self._build_model()
+
+    def stop_on(self, number: signal.Signals) -> None:
+        """From now on, this signal asks for a stop at the end of the step."""
+
+        def ask(*_: object) -> None:
+            self.stop_asked = True
+
+        signal.signal(number, ask)
+
+    def _take(self, dataset: data.Dataset) -> None:
+        request = self.request
+        if dataset.schema.sha256 != request.schema_.sha256:
+            raise TrainingFailed(f"data.uri: {request.job.data.uri} has changed since it was validated")
+        self._inputs = {name: self._tensor(array) for name, array in dataset.inputs.items()}
+        self._targets = self._tensor(dataset.targets)
+        self.train_rows, self.validation_rows = data.split_rows(
+            dataset.schema.rows, request.job.data.validation_fraction, self.spec.seed
+        )
+
+    def _tensor(self, array: Any) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor.to(device=self.device, dtype=self._dtype if tensor.is_floating_point() else tensor.dtype)
+
+    def _build_model(self) -> None:
+        request = self.request
+        definition = model_source.load(Path(request.source_folder), request.entry)
+        torch.set_default_dtype(self._dtype)
+        torch.manual_seed(self.spec.seed)
+        model = model_source.build(definition, request.job.model.config if request.job.model else {})
+        self.model = model.to(device=self.device, dtype=self._dtype)
+        self.model.train()
+        self._loss: Callable[[Any, Any], torch.Tensor] = model_source.loss_function(definition, request.schema_.task)
+        self._joined = join_batch_norms(self.model, self.collective)
+        self.optimizer = make_optimizer(self.model.parameters(), self.spec.optimizer, request.learning_rate)
+        self._gradients = GradientSum(self.model.parameters(), self.collective)
+        self.take_state_from_first()
+
+    def take_state_from_first(self) -> None:
+        """All ranks go on from rank 0's parameters, buffers and optimizer: unlike devices round differently."""
+        state = [*self.model.state_dict().values(), *optimizer_tensors(self.optimizer).values()]
+        take_from_first(self.collective, state, "state")
+
+    def load_state(self, model: dict[str, torch.Tensor]) -> None:
+        """Take parameters and buffers from a checkpoint. Raises TrainingFailed where they are another model's."""
+        try:
+            self.model.load_state_dict(model)
+        except RuntimeError as error:
+            raise TrainingFailed(f"the checkpoint does not fit the model: {error}") from error
+
+    def _batch(self, rows: Any) -> tuple[Any, torch.Tensor]:
+        index = torch.as_tensor(rows, device=self.device)
+        inputs = {name: tensor[index] for name, tensor in self._inputs.items()}
+        return next(iter(inputs.values())) if len(inputs) == 1 else inputs, self._targets[index]
+
+    def _correct(self, outputs: Any, targets: torch.Tensor) -> float:
+        if not self.classifies or not isinstance(outputs, torch.Tensor):
+            return 0.0
+        return float((outputs.argmax(dim=1) == targets).sum())
+
+    def step(self, order: Any, step_in_epoch: int, step: int) -> StepFigures:
+        """Forward, backward and the sums; `update` is the other half. `order` holds the rows of the epoch."""
+        rows, total = own_part(order, step_in_epoch, self.split, self.rank)
+        started, waited = time.perf_counter(), self.collective.wait_s
+        self._seed(step)
+        counts = len(rows) > 0
+        if not counts:  # take part in every sum, with a sample that does not count
+            rows = order[:1]
+        for joint in self._joined:
+            joint.weight = 1.0 if counts else 0.0
+        self._gradients.begin()
+        loss, correct = self._forward_backward(rows, len(rows) / total if counts else 0.0)
+        own = time.perf_counter() - started - (self.collective.wait_s - waited)
+        if self._speed is not None:
+            emulated = EMULATED_SAMPLE_S * len(rows) * counts / self._speed - self._update_s
+            time.sleep(max(0.0, emulated - own))
+            own = max(own, emulated)
+        self._gradients.send_rest()
+        figures = torch.tensor([loss, correct if counts else 0.0, self.stop_asked], dtype=torch.float64)
+        summed = self.collective.sum_(torch.cat([figures, self._gradients.used]), "figures")
+        self._gradients.finish(summed[3:])
+        return StepFigures(float(summed[0]), float(summed[1]), total, bool(summed[2] > 0), own)
+
+    def _seed(self, step: int) -> None:
+        """Dropout and the like: the same in a replay. (`torch.manual_seed` would record a stack trace each time.)"""
+        on_gpu = self.device.type == "cuda"
+        generator = torch.cuda.default_generators[self.device.index] if on_gpu else torch.default_generator
+        generator.manual_seed((self.spec.seed * 1_000_003 + step) * 4096 + self.rank)
+
+    def _forward_backward(self, rows: Any, weight: float) -> tuple[float, float]:
+        """The rank's part of the joint loss, and how many samples are classified rightly."""
+        inputs, targets = self._batch(rows)
+        try:
+            outputs = self.model(inputs)
+            loss = self._loss(outputs, targets)
+            (loss * weight).backward()
+            correct = self._correct(outputs, targets)
+        except (TrainwrightError, MemoryError):
+            raise
+        except Exception as error:
+            if self._proven or isinstance(error.__cause__, PeersLost):
+                raise
+            raise BadInput(
+                f"model: a batch of inputs {_shapes(inputs)} and targets {_shapes(targets)} ends in "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        self._proven = True
+        return float(loss.detach()) * weight if weight else 0.0, correct
+
+    def update(self, learning_rate: float) -> float:
+        """One step of the optimizer with the summed gradients; the seconds it took."""
+        started = time.perf_counter()
+        if self.spec.clip_norm is not None:
+            self._gradients.clip(self.spec.clip_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.step()
+        self._update_s = time.perf_counter() - started
+        return self._update_s
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """Loss (and accuracy) on the held-out rows, each rank its share of them."""
+        parts = shares(len(self.validation_rows), self.split)
+        begin = sum(parts[: self.rank])
+        rows = self.validation_rows[begin : begin + parts[self.rank]]
+        figures = torch.zeros(3, dtype=torch.float64)
+        size = max(LEAST_VALIDATION_BATCH, self.split[self.rank])
+        self.model.eval()
+        for at in range(0, len(rows), size):
+            inputs, targets = self._batch(rows[at : at + size])
+            outputs = self.model(inputs)
+            loss, count = float(self._loss(outputs, targets)), len(targets)
+            figures += torch.tensor([loss * count, self._correct(outputs, targets), count], dtype=torch.float64)
+        self.model.train()
+        loss, correct, count = self.collective.sum_(figures, "validation").tolist()
+        found = {"loss": loss / count}
+        return found | {"accuracy": correct / count} if self.classifies else found
+
+
+def _shapes(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shapes(one)}" for name, one in value.items())
+    return f"{tuple(value.shape)} {value.dtype}".replace("torch.", "")

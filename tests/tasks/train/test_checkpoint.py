@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainwright.tasks.job import CheckpointPolicy
+from trainwright.tasks.objects import FolderStore
+from trainwright.tasks.train import checkpoint
+
+
+def saved(store: FolderStore, steps: dict[int, bool], policy: CheckpointPolicy) -> None:
+    """Checkpoints after these steps, some of them the best so far; each holds its step as its weights."""
+    tensors = {"weight": torch.zeros(2)}
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
+    for step, best in steps.items():
+        tensors["weight"].fill_(step)
+        state = checkpoint.State(step=step, epoch=0, split=[2, 1], best=best)
+        checkpoint.save(store, state, tensors, optimizer, policy)
+
+
+def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    saved(store, {10: False, 20: True, 30: False, 40: False, 50: False}, CheckpointPolicy(keep_last=2))
+    assert [state.step for state in checkpoint.list_states(store)] == [20, 40, 50]
+    assert {item.key.split("/")[1] for item in store.list("checkpoints/")} == {
+        "step-00000020",
+        "step-00000040",
+        "step-00000050",
+    }
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "missing", "state", "no state"])
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, damage: str) -> None:
+    store = FolderStore(tmp_path / "run")
+    saved(store, {10: False, 20: False}, CheckpointPolicy())
+    folder = "checkpoints/step-00000020"
+    model = store.get(f"{folder}/model.safetensors")
+    if damage == "cut":
+        store.put(f"{folder}/model.safetensors", model[:-1])
+    elif damage == "changed":
+        store.put(f"{folder}/model.safetensors", model[:-1] + b"!")
+    elif damage == "missing":
+        store.delete(f"{folder}/optimizer.safetensors")
+    elif damage == "state":
+        store.put(f"{folder}/state.json", b'{"step": 20')
+    else:
+        store.delete(f"{folder}/state.json")
+    found = checkpoint.fetch_latest(store, tmp_path / "here")
+    assert found is not None
+    assert found.step == 10
+    assert (tmp_path / "here/model.safetensors").read_bytes() == store.get(
+        "checkpoints/step-00000010/model.safetensors"
+    )
+
+
+def test_where_there_is_no_checkpoint_there_is_none(tmp_path: Path) -> None:
+    assert checkpoint.fetch_latest(FolderStore(tmp_path), tmp_path / "here") is None
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_an_optimizers_state_survives_the_round_trip(name: str) -> None:
+    def make(parameter: torch.nn.Parameter) -> torch.optim.Optimizer:
+        if name == "adam":
+            return torch.optim.Adam([parameter], lr=0.1)
+        return torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+
+    def step(parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
+        parameter.grad = parameter.detach() * 2 + 1
+        optimizer.step()
+
+    first = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    one = make(first)
+    step(first, one)
+    second = torch.nn.Parameter(first.detach().clone())
+    other = make(second)
+    tensors = {key: value.clone() for key, value in checkpoint.optimizer_tensors(one).items()}
+    checkpoint.load_optimizer(other, tensors)
+    step(first, one)
+    step(second, other)
+    assert torch.equal(first, second)

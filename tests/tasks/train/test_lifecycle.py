@@ -1,0 +1,204 @@
+"""What becomes of a training that is stopped, killed, damaged, replayed, or told that its devices are another's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from training_case import ranks, request, rows, when_checkpoint
+
+from trainwright.tasks.artefacts import SplitEvent
+from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, TrainingFailed
+from trainwright.tasks.train import ramp, train
+
+SLOW = [{"type": "emulated", "speed": 1.0}, {"type": "emulated", "speed": 0.5}]
+"""Devices on which a step of 40 and 20 samples takes 40 ms: long enough to interfere."""
+
+
+def losses(asked: Any, rank: int) -> list[tuple[int, float, int]]:
+    """Step, loss and batch size of every recorded step."""
+    return [(row["step"], row["loss"], row["batch_size"]) for row in rows(asked, f"steps-rank{rank}")]
+
+
+def weights(folder: Path, step: int) -> bytes:
+    """The model of a checkpoint."""
+    return (folder / f"run/checkpoints/step-{step:08d}/model.safetensors").read_bytes()
+
+
+def test_a_stopped_training_goes_on_from_its_last_whole_checkpoint_to_the_last_digit(tmp_path: Path) -> None:
+    # 1,438 rows in steps of 60: 24 an epoch. The stop falls into the second epoch.
+    settings: dict[str, Any] = {
+        "devices": SLOW, "model": {"norm": True, "dropout": 0.3}, "epochs": 2, "optimizer": {"name": "adamw"},
+        "schedule": "cosine", "checkpoint": {"every_steps": 5, "keep_last": 3},
+    }  # fmt: skip
+    whole = request(tmp_path / "whole", [40, 20], **settings)
+    events = [SplitEvent(step=31, batch_sizes=[30, 30], reason="so it is told")]
+    whole = whole.model_copy(update={"replay_events": events})
+    expected = train(whole)
+    assert expected.split_events == events
+
+    stopped = request(tmp_path / "stopped", [40, 20], **settings).model_copy(update={"replay_events": events})
+    stop = threading.Event()
+    watcher = when_checkpoint(tmp_path / "stopped", 30, stop.set)
+    with pytest.raises(Interrupted, match="checkpoint"):
+        train(stopped, stop=stop)
+    watcher.join()
+    assert ranks() == {}
+    kept = sorted(tmp_path.glob("stopped/run/checkpoints/*/state.json"))
+    newest = kept[-1].parent / "model.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])  # so the one before has to do
+
+    result = train(stopped)
+    assert result.resumed_from_step == int(kept[-2].parent.name.removeprefix("step-"))
+    assert result.metrics == expected.metrics
+    assert result.split_events == events
+    assert [losses(stopped, rank) for rank in (0, 1)] == [losses(whole, rank) for rank in (0, 1)]
+    assert [step for step, _, _ in losses(stopped, 0)] == list(range(48))
+    found, wanted = rows(stopped, "epochs"), rows(whole, "epochs")
+    assert [(row["epoch"], row["train_loss"], row["loss"], row["accuracy"]) for row in found] == [
+        (row["epoch"], row["train_loss"], row["loss"], row["accuracy"]) for row in wanted
+    ]
+    assert weights(tmp_path / "stopped", 48) == weights(tmp_path / "whole", 48)
+    assert [device.samples for device in result.devices] == [device.samples for device in expected.devices]
+    assert [one.step for one in result.checkpoints][-1] == 48
+    assert sum(one.best for one in result.checkpoints) == 1
+
+
+def test_a_killed_rank_fails_the_training_by_name_and_leaves_no_process(tmp_path: Path) -> None:
+    asked = request(tmp_path, [40, 20], devices=SLOW, epochs=50)
+    watcher = when_checkpoint(tmp_path, 5, lambda: ranks()[1].kill())
+    with pytest.raises(TrainingFailed, match=r"rank 1 \(here/1\).*signal 9.*rank-1\.log"):
+        train(asked)
+    watcher.join()
+    assert ranks() == {}
+    assert (tmp_path / "run/logs/rank-1.log").exists()
+
+
+def test_ranks_die_with_a_killed_launcher(tmp_path: Path) -> None:
+    asked = request(tmp_path, [40, 20], devices=SLOW, epochs=500)
+    (tmp_path / "request.json").write_text(asked.model_dump_json(by_alias=True))
+    program = (
+        "import sys; from pathlib import Path; from trainwright.tasks.train import TrainRequest, train;"
+        "train(TrainRequest.model_validate_json(Path(sys.argv[1]).read_text()))"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "request.json")])
+    seen: dict[int, psutil.Process] = {}
+
+    def kill() -> None:
+        seen.update(ranks())
+        launcher.send_signal(signal.SIGKILL)
+
+    when_checkpoint(tmp_path, 5, kill).join()
+    launcher.wait()
+    assert sorted(seen) == [0, 1]
+    _, alive = psutil.wait_procs(list(seen.values()), timeout=10)
+    assert alive == []
+
+
+def test_a_lost_lease_ends_the_training_without_another_checkpoint(tmp_path: Path) -> None:
+    asked = request(tmp_path, [40, 20], devices=SLOW, epochs=50, checkpoint={"every_steps": 20})
+    lost = threading.Event()
+    watcher = when_checkpoint(tmp_path, 20, lost.set)
+    with pytest.raises(RunHeld):
+        train(asked, still_mine=lambda: not lost.is_set())
+    watcher.join()
+    assert ranks() == {}
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-00000020"]
+
+
+def test_ctrl_c_reaches_the_launcher_alone_and_keeps_a_checkpoint(tmp_path: Path) -> None:
+    asked = request(tmp_path, [40, 20], devices=SLOW, epochs=50, checkpoint={"every_steps": 15})
+    watcher = when_checkpoint(tmp_path, 15, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(Interrupted) as caught:
+        train(asked)
+    watcher.join()
+    assert ranks() == {}
+    assert (tmp_path / f"run/checkpoints/step-{caught.value.details['step']:08d}/state.json").exists()
+
+
+def test_the_ramp_ends_where_the_loss_runs_away_and_keeps_nothing(tmp_path: Path) -> None:
+    asked = request(tmp_path, [60], optimizer={"name": "sgd"})
+    rates = [10 ** (-3 + step / 4) for step in range(40)]
+    points = ramp(asked, rates)
+    assert 10 < len(points) < 40
+    assert [point.learning_rate for point in points] == rates[: len(points)]
+    assert all(point.accuracy is not None and 0 <= point.accuracy <= 1 for point in points)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_that_is_no_number_fails_at_a_named_step(tmp_path: Path) -> None:
+    asked = request(tmp_path, [40, 20], optimizer={"name": "sgd"}).model_copy(update={"learning_rate": 1e30})
+    with pytest.raises(TrainingFailed, match=r"rank \d .*the loss is (nan|inf) at step [1-9]"):
+        train(asked)
+    assert ranks() == {}
+
+
+def test_a_model_that_does_not_fit_its_labels_is_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="model: "):
+        train(request(tmp_path, [40, 20], model={"broken": True}))
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ({"type": "cpu", "cores": 1.0, "address": "10.0.0.9"}, "here/0: .*other hosts"),
+        ({"type": "nvidia-t4"}, "here/0: .*no such GPU"),
+    ],
+)
+def test_a_device_that_is_not_here_is_bad_input(tmp_path: Path, device: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        train(request(tmp_path, [60], devices=[device]))
+
+
+@pytest.mark.slow
+def test_the_split_follows_the_devices_speeds_and_its_changes_can_be_replayed(tmp_path: Path) -> None:
+    devices = [{"type": "emulated", "speed": 2.0}, {"type": "emulated", "speed": 1.0}]
+    settings: dict[str, Any] = {"devices": devices, "adaptive_split": True, "epochs": 12}
+    first = request(tmp_path / "first", [60, 60], **settings)
+    result = train(first)
+    fast, slow = (device.batch_size for device in result.devices)
+    assert fast + slow == 120
+    assert 1.7 <= fast / slow <= 2.3
+    assert result.split_events
+
+    again = request(tmp_path / "again", [60, 60], **settings)
+    again = again.model_copy(update={"replay_events": result.split_events})
+    train(again)
+    assert losses(again, 1) == losses(first, 1)
+
+
+def test_ranks_of_fractions_of_a_core_are_held_to_them_and_leave_no_cgroup(tmp_path: Path) -> None:
+    asked = request(tmp_path, [40, 20], devices=[{"type": "cpu", "cores": 1.0}, {"type": "cpu", "cores": 0.5}])
+    result = train(asked)
+    assert result.devices[1].share in ("cgroup", "duty cycle")
+    left = [*Path("/sys/fs/cgroup").glob(f"trainwright-{os.getpid()}-*")]
+    left += Path("/sys/fs/cgroup").glob(f"cpu/trainwright-{os.getpid()}-*")
+    assert left == []
+    assert result.measured.energy_j is not None
+    assert result.measured.energy_j > 0
+
+
+def test_a_duty_cycle_stops_and_continues_a_process_and_lets_it_go_at_the_end() -> None:
+    from trainwright.tasks.train.cpu_share import DutyCycle
+
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        try:
+            cycle, watched, seen = DutyCycle(process.pid, 0.5), psutil.Process(process.pid), set()
+            for _ in range(500):
+                seen.add(watched.status() == psutil.STATUS_STOPPED)
+                time.sleep(0.003)
+                if len(seen) == 2:
+                    break
+            assert seen == {True, False}
+            cycle.end()
+            assert watched.status() != psutil.STATUS_STOPPED
+        finally:
+            process.kill()

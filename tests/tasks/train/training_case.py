@@ -1,0 +1,181 @@
+"""A small training for the tests of this folder: data, model, plan and request; and the same in one plain process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from trainwright.estimator.curves import Interval
+from trainwright.tasks import data
+from trainwright.tasks.artefacts import Plan, PlannedDevice
+from trainwright.tasks.job import Job
+from trainwright.tasks.train import TrainRequest
+
+LEARNING_RATE = 0.01
+MODEL = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self, norm, dropout, broken):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(1, 6, 3, bias=not norm)  # before a norm, its gradient is rounding noise
+        self.norm = torch.nn.BatchNorm2d(6) if norm else torch.nn.Identity()
+        self.drop = torch.nn.Dropout(dropout)
+        self.out = torch.nn.Linear(6 * 36, 3 if broken else 10)
+        self.unused = torch.nn.Linear(2, 2)
+
+    def forward(self, images):
+        return self.out(self.drop(torch.relu(self.norm(self.conv(images))).flatten(1)))
+
+
+def build_model(norm=False, dropout=0.0, broken=False):
+    return Net(norm, dropout, broken)
+"""
+
+
+def planned(devices: list[dict[str, Any]], batch_sizes: list[int]) -> Plan:
+    """A plan of these devices with these shares of the global batch."""
+    time = Interval(median=0.01, low=0.01, high=0.02)
+    return Plan(
+        feasible=True,
+        objective="time",
+        devices=[
+            PlannedDevice.model_validate(
+                {
+                    "id": f"here/{number}", "host": "here", "address": "localhost", "index": number,
+                    "batch_size": batch, "step_time_s": time, "peak_memory_bytes": 1e8, **device,
+                }
+            )
+            for number, (device, batch) in enumerate(zip(devices, batch_sizes, strict=True))
+        ],
+        global_batch_size=sum(batch_sizes),
+        steps_per_epoch=1,
+        epochs=1,
+        strategy={"name": "data-parallel"},
+        predicted=None,
+        deadline_s=None,
+        solve_time_s=0.0,
+    )  # fmt: skip
+
+
+def request(
+    folder: Path,
+    batch_sizes: list[int],
+    *,
+    model: dict[str, Any] | None = None,
+    devices: list[dict[str, Any]] | None = None,
+    validation_fraction: float = 0.2,
+    **train: Any,
+) -> TrainRequest:
+    """The digits, a small network, these batch sizes on emulated devices that are faster than they need be."""
+    source = folder / "source"
+    source.mkdir(parents=True, exist_ok=True)
+    (source / "net.py").write_text(MODEL)
+    pool = folder / "pool.json"
+    pool.write_text(json.dumps({"name": "p", "hosts": [{"name": "here", "devices": [{"type": "cpu"}]}]}))
+    spec = {
+        "epochs": 1, "schedule": "constant", "adaptive_split": False, "optimizer": {"name": "momentum"},
+        "checkpoint": {"every_steps": 5}, **train,
+    }  # fmt: skip
+    job = Job.model_validate(
+        {
+            "name": "case",
+            "pool": str(pool),
+            "data": {"uri": "builtin:digits", "validation_fraction": validation_fraction},
+            "model": {"source": str(source / "net.py"), "config": model or {}},
+            "train": spec,
+        }
+    )
+    return TrainRequest(
+        job=job,
+        plan=planned(devices or [{"type": "emulated", "speed": 1e6}] * len(batch_sizes), batch_sizes),
+        learning_rate=LEARNING_RATE,
+        schema=data.describe(job.data),
+        source_folder=str(source),
+        entry="net.py",
+        run_uri=(folder / "run").as_uri(),
+        work_folder=str(folder / "work"),
+    )
+
+
+def alone(asked: TrainRequest) -> dict[str, Any]:
+    """The parameters and buffers after the same training in one process that takes the joint batches, by plain torch."""
+    import torch
+
+    from trainwright.estimator import source
+    from trainwright.tasks.train.batches import epoch_order
+
+    spec = asked.job.train
+    dtype = {"fp32": torch.float32, "fp64": torch.float64}[spec.precision]
+    torch.set_num_threads(1)
+    torch.set_default_dtype(dtype)
+    try:
+        torch.manual_seed(spec.seed)
+        assert asked.job.model is not None
+        model = source.build(source.load(Path(asked.source_folder), asked.entry), asked.job.model.config)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    make = {
+        "momentum": lambda p: torch.optim.SGD(p, lr=LEARNING_RATE, momentum=0.9),
+        "adam": lambda p: torch.optim.Adam(p, lr=LEARNING_RATE),
+    }
+    optimizer = make[spec.optimizer.name](model.parameters())
+    dataset = data.load(asked.job.data)
+    rows, _ = data.split_rows(len(dataset.targets), asked.job.data.validation_fraction, spec.seed)
+    size = asked.plan.global_batch_size
+    for epoch in range(spec.epochs):
+        order = epoch_order(rows, spec.seed, epoch)
+        for at in range(0, len(order), size):
+            batch = order[at : at + size]
+            optimizer.zero_grad()
+            outputs = model(torch.from_numpy(dataset.inputs["inputs"][batch]).to(dtype))
+            torch.nn.functional.cross_entropy(outputs, torch.from_numpy(dataset.targets[batch])).backward()
+            if spec.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), spec.clip_norm)
+            optimizer.step()
+    return dict(model.state_dict())
+
+
+def ranks() -> dict[int, psutil.Process]:
+    """The ranks that run below this process, by number."""
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            words = process.cmdline()
+            if "trainwright.tasks.train.worker" in words and process.status() != psutil.STATUS_ZOMBIE:
+                environment = process.environ()
+                found[int(environment["HOROVOD_RANK"])] = process
+    return found
+
+
+def when_checkpoint(folder: Path, step: int, then: Callable[[], object]) -> threading.Thread:
+    """Do something as soon as a checkpoint of this step, or a later one, lies in the run's folder."""
+
+    def wait() -> None:
+        for _ in range(3000):
+            states = folder.glob("run/checkpoints/step-*/state.json")
+            if any(int(state.parent.name.removeprefix("step-")) >= step for state in states):
+                then()
+                return
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def rows(asked: TrainRequest, kind: str) -> list[dict[str, Any]]:
+    """What a training recorded under metrics/, in the order of the files."""
+    import pyarrow.parquet as pq
+
+    folder = Path(asked.work_folder).parent / "run" / "metrics"
+    parts = sorted(folder.glob(f"{kind}-*.parquet"))
+    return [row for part in parts for row in pq.read_table(part).to_pylist()]
