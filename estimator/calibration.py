@@ -163,12 +163,10 @@ def fit(
     for family in sorted({one.family for one in steps}):
         others = [one for one in steps if one.family != family]
         left_scale, left_per_op = fit_step(costs, others)
-        for one in steps:
-            if one.family == family:
-                predicted = left_scale * op_time_s(costs, one.structure, one.batch_size) + left_per_op * op_count(
-                    one.structure
-                )
-                ratios.append(one.seconds / predicted)
+        for step in steps:
+            if step.family == family:
+                ops_s, count = op_time_s(costs, step.structure, step.batch_size), op_count(step.structure)
+                ratios.append(step.seconds / (left_scale * ops_s + left_per_op * count))
     errors = np.abs(1 / np.array(ratios) - 1)
     low, high = np.quantile(ratios, [0.05, 0.95])
     return Calibration(

@@ -74,7 +74,7 @@ class _Recorder(TorchDispatchMode):
     """Sees every operation below autograd, and every storage from its birth to its end."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
         self.step = _Step()
         self.recording = False
         self.forward = False

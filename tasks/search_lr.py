@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from trainwright.tasks.artefacts import CurveFit, LearningRatePoint, LearningRateSearch
 from trainwright.tasks.errors import TrainingFailed
@@ -111,13 +111,15 @@ def _fits(
     import numpy as np
 
     fits = []
-    for name, values in (("loss", loss), ("accuracy", accuracy)):
+    curves: list[tuple[Literal["loss", "accuracy"], list[float] | None]] = [("loss", loss), ("accuracy", accuracy)]
+    spans: list[tuple[Literal["polynomial", "logarithmic"], int, int, int]] = [
+        ("polynomial", 0, end, _DEGREE),
+        ("logarithmic", started, max(least + 1, started + 2), 1),
+    ]
+    for name, values in curves:
         if values is None:
             continue
-        for kind, first, last, degree in (
-            ("polynomial", 0, end, _DEGREE),
-            ("logarithmic", started, max(least + 1, started + 2), 1),
-        ):
+        for kind, first, last, degree in spans:
             x, y = np.log10(rates[first:last]), np.array(values[first:last])
             coefficients = np.polyfit(x, y, min(degree, len(x) - 1))
             spread = float(np.sum((y - y.mean()) ** 2))
