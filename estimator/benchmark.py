@@ -57,11 +57,7 @@ def op_cases(seed: int) -> list[OpCase]:
             inputs, weight = torch.rand(batch, channels, side, side), torch.rand(filters, channels, 3, 3)
             out = torch.nn.functional.conv2d(inputs, weight, padding=1)
             flops = 2.0 * out.numel() * channels * 9
-            cases.append(
-                OpCase(
-                    "conv", flops, _size(inputs, weight, out), partial(nn.functional.conv2d, inputs, weight, padding=1)
-                )
-            )
+            cases.append(OpCase("conv", flops, _size(inputs, weight, out), _conv(inputs, weight)))
             moved = 2 * _size(inputs, weight) + _size(out)
             cases.append(OpCase("conv_backward", 2 * flops, moved, _conv_backward(inputs, weight, out)))
     for rows, inner, columns in (
@@ -74,11 +70,13 @@ def op_cases(seed: int) -> list[OpCase]:
     ):
         left, right = torch.rand(rows, inner), torch.rand(inner, columns)
         moved = _size(left, right) + 4.0 * rows * columns
-        cases.append(OpCase("matmul", 2.0 * rows * inner * columns, moved, partial(torch.mm, left, right)))
+        cases.append(OpCase("matmul", 2.0 * rows * inner * columns, moved, _mm(left, right)))
     for count in (16, 256, 4_096, 40_000, 200_000, 800_000, 3_000_000):
         one, two = torch.rand(count), torch.rand(count)
         cases.append(OpCase("elementwise", 0.0, 3 * _size(one), partial(torch.add, one, two)))
-        cases.append(OpCase("elementwise", 0.0, 3 * _size(one), partial(one.addcmul_, two, two, value=1e-6)))
+        cases.append(
+            OpCase("elementwise", 0.0, 3 * _size(one), partial(torch.Tensor.addcmul_, one, two, two, value=1e-6))
+        )
         cases.append(OpCase("elementwise", 0.0, 2 * _size(one), partial(torch.relu, one)))
     for rows, columns in ((32, 10), (128, 100), (512, 512), (2048, 256)):
         inputs = torch.rand(rows, columns)
@@ -88,14 +86,22 @@ def op_cases(seed: int) -> list[OpCase]:
         images = torch.rand(batch, channels, side, side)
         cases.append(OpCase("pool", 0.0, 1.75 * _size(images), partial(nn.functional.max_pool2d, images, 2)))
     base = torch.rand(64, 64)
-    cases += [OpCase("view", 0.0, 0.0, base.t), OpCase("view", 0.0, 0.0, partial(base.view, -1))]
+    cases += [OpCase("view", 0.0, 0.0, lambda: base.t()), OpCase("view", 0.0, 0.0, lambda: base.view(-1))]
     return cases
+
+
+def _conv(inputs: torch.Tensor, weight: torch.Tensor) -> Callable[[], Any]:
+    return lambda: torch.nn.functional.conv2d(inputs, weight, padding=1)
 
 
 def _conv_backward(inputs: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> Callable[[], Any]:
     gradient = torch.rand_like(out)
     arguments = (gradient, inputs, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
-    return partial(torch.ops.aten.convolution_backward, *arguments)
+    return lambda: torch.ops.aten.convolution_backward(*arguments)
+
+
+def _mm(left: torch.Tensor, right: torch.Tensor) -> Callable[[], Any]:
+    return lambda: left @ right
 
 
 def convolutional(layers: int, filters: int, dense: int, width: int, side: int, *, normalise: bool) -> nn.Module:
@@ -133,7 +139,7 @@ def network_cases(seed: int) -> list[NetworkCase]:
         for normalise in (False, True):
             dense, width = draw.choice((0, 1, 2)), draw.choice((64, 128, 256))
             family = f"conv{layers}x{filters}@{side}"
-            for batch in draw.sample((16, 32, 64, 128), 2):
+            for batch in draw.sample((16, 32, 64, 128, 256), 2):
                 build = partial(convolutional, layers, filters, dense, width, side, normalise=normalise)
                 cases.append(NetworkCase(family, build, (1, side, side), 10, batch))
     for dense, width, inputs in ((1, 128, 64), (3, 256, 64), (2, 512, 256)):
