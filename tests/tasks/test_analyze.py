@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import cloudpickle
 import pandas as pd
 import pytest
 from finished_run import begin_run, finished_training, local_path, write_metrics, write_outcome
 
+from trainwright.tasks import analyze as step
 from trainwright.tasks.analyze import analyze, device_use, history, predicted_and_measured
 from trainwright.tasks.artefacts import Estimate, Plan, Report, Result
 from trainwright.tasks.run import Run, list_runs
@@ -194,3 +197,57 @@ def test_a_run_whose_training_has_not_finished_is_not_analysed(store: str) -> No
         analyze(run, store)
     assert list(run.objects.list("report/")) == []
     assert [one.uri for one in list_runs(store)] == [run.uri]
+
+
+def test_this_run_shows_its_outcome_and_not_the_step_that_writes_the_report(store: str) -> None:
+    assert analyze(finished_training(store), store).history[0]["state"] == "success"
+
+
+def test_this_jobs_runs_come_before_those_of_other_jobs(store: str) -> None:
+    own = finished_training(store, "mine", 1)
+    for number in range(2, 62):
+        begin_run(store, "other", number)
+    run = finished_training(store, "mine", 99)
+    assert analyze(run, store).history[1]["run"] == own.uri
+    assert own.id in run.objects.get("report/report.html").decode()
+
+
+def test_runs_compared_are_those_that_were_read(store: str) -> None:
+    for number in range(1, 206):
+        begin_run(store, "other", number)
+    report = analyze(finished_training(store, "mine", 999), store)
+    assert report.runs_compared == len(report.history) - 1
+
+
+def test_a_plan_of_devices_that_the_estimate_does_not_know_is_analysed_without_them(store: str) -> None:
+    run = finished_training(store)
+    estimate = run.read(Estimate)
+    run.write(estimate.model_copy(update={"curves": estimate.curves[:1]}))
+    named = [row["quantity"] for row in analyze(run, store).predicted_and_measured]
+    assert "memory of here/cpu-0" in named
+    assert "memory of here/cpu-1" not in named
+
+
+def test_an_earlier_run_that_took_no_time_breaks_nothing(store: str) -> None:
+    write_outcome(finished_training(store, "small", 1), metrics={"accuracy": 0.9}, duration_s=0.0)
+    assert analyze(finished_training(store, "small", 2), store).runs_compared == 1
+
+
+def test_a_metric_that_a_model_names_is_text_on_the_page(store: str) -> None:
+    run = begin_run(store, "small", 1)
+    write_outcome(run, metrics={"<img src=x>": 1.0})
+    analyze(run, store)
+    assert b"<img src=x>" not in run.objects.get("report/report.html")
+
+
+def test_large_rows_are_read_by_a_clusters_processes(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = finished_training(store)
+    threads = analyze(run, store)
+    monkeypatch.setattr(step, "_LOCAL_CLUSTER_BYTES", 0)
+    assert analyze(run, store).devices == threads.devices
+
+
+def test_what_goes_to_a_clusters_processes_can_be_sent_there_from_an_s3_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("ENDPOINT", "http://127.0.0.1:9"), ("ACCESS_KEY", "a"), ("SECRET_KEY", "b")):
+        monkeypatch.setitem(os.environ, f"TRAINWRIGHT_S3_{name}", value)
+    assert cloudpickle.dumps((step._part, "s3://bucket/runs/small/20260101T000001Z-abcdef", "metrics/x.parquet"))

@@ -158,3 +158,35 @@ def test_the_rate_found_on_real_digits_trains_them(optimizer: str) -> None:
     found = choose(_train(optimizer, ladder(*LADDERS[optimizer], STEPS))).learning_rate
     last = _train(optimizer, [found] * 150)[-20:]
     assert sum(accuracy or 0.0 for _, _, accuracy in last) / 20 > 0.9
+
+
+def falling(noise: float = 0.0, seed: int = 0) -> list[tuple[float, float, float | None]]:
+    chance = random.Random(seed)
+    done = [min(1.0, max(0.0, math.log10(rate / 1e-4) / math.log10(300))) for rate in RATES]
+    return [(rate, 2.3 - 1.8 * part + chance.gauss(0, noise), None) for rate, part in zip(RATES, done, strict=True)]
+
+
+def test_noise_is_not_taken_for_learning() -> None:
+    learnt = 0
+    for seed in range(40):
+        chance = random.Random(seed)
+        learnt += "did not fall" not in choose([(rate, 2.3 + chance.gauss(0, 0.1), None) for rate in RATES]).reason
+    assert learnt <= 4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_hardly_moves_the_choice(seed: int) -> None:
+    clean, noisy = choose(falling()).learning_rate, choose(falling(0.2, seed)).learning_rate
+    assert abs(math.log10(noisy / clean)) < 0.3
+
+
+def test_a_loss_that_is_no_number_ends_the_ramp_and_is_called_divergence() -> None:
+    search = choose([(rate, math.nan if k == 60 else loss, None) for k, (rate, loss, _) in enumerate(falling())])
+    assert search.diverged_at == RATES[60]
+    assert len(search.points) == 60
+    assert search.interval[1] <= RATES[59]
+
+
+def test_a_loss_that_falls_only_at_the_last_step_gives_a_rate_too() -> None:
+    search = choose([(rate, -1.0 if k == 7 else 0.0, None) for k, rate in enumerate(RATES[:8])])
+    assert RATES[0] <= search.interval[0] <= search.learning_rate <= search.interval[1] <= RATES[7]

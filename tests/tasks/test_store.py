@@ -194,3 +194,13 @@ def test_an_s3_server_keeps_seals_and_gives_back_the_same(s3: S3Access, tmp_path
     run.objects.put("metrics/splits-00000000.parquet", b"")
     with pytest.raises(CorruptArtefact, match=r"extra metrics/splits-00000000\.parquet"):
         verify(run)
+
+
+@pytest.mark.parametrize("name", ["manifest.json.old", "status.json2"])
+def test_a_file_named_almost_like_an_unsealed_one_is_an_extra_file(store: str, name: str) -> None:
+    run = finished_training(store)
+    save_model(run)
+    seal(run)
+    run.objects.put(name, b"x")
+    with pytest.raises(CorruptArtefact, match=f"extra {name}"):
+        verify(run)
