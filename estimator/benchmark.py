@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch  # noqa: TID253 - measuring runs in a process of its own
@@ -72,20 +73,18 @@ def op_cases(seed: int) -> list[OpCase]:
         cases.append(OpCase("matmul", 2.0 * rows * inner * columns, moved, _mm(left, right)))
     for count in (16, 256, 4_096, 40_000, 200_000, 800_000, 3_000_000):
         one, two = torch.rand(count), torch.rand(count)
-        cases.append(OpCase("elementwise", 0.0, 3 * _size(one), lambda one=one, two=two: one + two))
+        cases.append(OpCase("elementwise", 0.0, 3 * _size(one), partial(torch.add, one, two)))
         cases.append(
-            OpCase("elementwise", 0.0, 3 * _size(one), lambda one=one, two=two: one.addcmul_(two, two, value=1e-6))
+            OpCase("elementwise", 0.0, 3 * _size(one), partial(torch.Tensor.addcmul_, one, two, two, value=1e-6))
         )
-        cases.append(OpCase("elementwise", 0.0, 2 * _size(one), lambda one=one: torch.relu(one)))
+        cases.append(OpCase("elementwise", 0.0, 2 * _size(one), partial(torch.relu, one)))
     for rows, columns in ((32, 10), (128, 100), (512, 512), (2048, 256)):
         inputs = torch.rand(rows, columns)
-        cases.append(OpCase("norm", 0.0, 2 * _size(inputs), lambda inputs=inputs: torch.log_softmax(inputs, 1)))
-        cases.append(
-            OpCase("norm", 0.0, 2 * _size(inputs), lambda i=inputs, c=columns: nn.functional.layer_norm(i, [c]))
-        )
+        cases.append(OpCase("norm", 0.0, 2 * _size(inputs), partial(torch.log_softmax, inputs, 1)))
+        cases.append(OpCase("norm", 0.0, 2 * _size(inputs), partial(nn.functional.layer_norm, inputs, [columns])))
     for batch, channels, side in ((16, 16, 8), (64, 64, 8), (96, 32, 16), (32, 64, 16)):
         images = torch.rand(batch, channels, side, side)
-        cases.append(OpCase("pool", 0.0, 1.75 * _size(images), lambda i=images: nn.functional.max_pool2d(i, 2)))
+        cases.append(OpCase("pool", 0.0, 1.75 * _size(images), partial(nn.functional.max_pool2d, images, 2)))
     base = torch.rand(64, 64)
     cases += [OpCase("view", 0.0, 0.0, lambda: base.t()), OpCase("view", 0.0, 0.0, lambda: base.view(-1))]
     return cases
@@ -140,21 +139,15 @@ def network_cases(seed: int) -> list[NetworkCase]:
         for normalise in (False, True):
             dense, width = draw.choice((0, 1, 2)), draw.choice((64, 128, 256))
             family = f"conv{layers}x{filters}@{side}"
-            for batch in draw.sample((16, 32, 64, 128), 2):
-
-                def build(
-                    layers: int = layers, filters: int = filters, dense: int = dense, width: int = width, side: int = side,
-                    normalise: bool = normalise,
-                ) -> nn.Module:  # fmt: skip
-                    return convolutional(layers, filters, dense, width, side, normalise=normalise)
-
+            for batch in draw.sample((16, 32, 64, 128, 256), 2):
+                build = partial(convolutional, layers, filters, dense, width, side, normalise=normalise)
                 cases.append(NetworkCase(family, build, (1, side, side), 10, batch))
     for dense, width, inputs in ((1, 128, 64), (3, 256, 64), (2, 512, 256)):
         for batch in draw.sample((16, 64, 256), 2):
             cases.append(
                 NetworkCase(
                     f"dense{dense}x{width}",
-                    lambda i=inputs, d=dense, w=width: perceptron(i, d, w),
+                    partial(perceptron, inputs, dense, width),
                     (inputs,),
                     10,
                     batch,

@@ -2,7 +2,7 @@
 
 Per family of operations, t = a + max(flops / F, bytes / B). A training step is c · Σ t + d · (number of operations): c for what
 operations cost one another (caches), d for what autograd and Python cost each. The interval is what was seen on networks that the
-fit of c and d had not seen (leave one family out).
+fit of c and d had not seen (leave one family out), widened by what the machine drifted meanwhile: it will drift again.
 """
 
 from __future__ import annotations
@@ -19,6 +19,11 @@ from trainwright.estimator.errors import BadInput
 from trainwright.estimator.structure import Structure
 
 SCHEMA_VERSION = 1
+_FLOPS_FACTOR = {
+    "fp32": 1.0,
+    "fp64": 2.0,
+}  # what is measured is fp32; fp64 has half the lanes (its bytes are counted double)
+_UNBOUND = 1e18  # a rate that no operation of the family is bound by, per second
 
 
 class _Value(BaseModel):
@@ -78,9 +83,8 @@ class Calibration(_Value):
     step_scale: float
     step_per_op_s: float
     cross_validated_error: ErrorSummary
-    low_factor: float = Field(description="5th percentile of measured / predicted, networks left out")
-    high_factor: float = Field(description="95th percentile")
-    process_bytes: float = Field(description="of a training process before it has a model")
+    low_factor: float = Field(description="5th percentile of measured / predicted, networks left out, less drift")
+    high_factor: float = Field(description="95th percentile, and drift")
 
     def step_time_s(self, structure: Structure, batch_size: int) -> float:
         """The predicted median of a training step, seconds."""
@@ -88,9 +92,9 @@ class Calibration(_Value):
 
     def coverage(self, structure: Structure, batch_size: int) -> float:
         """The share of the predicted time in operations of families that were measured by themselves."""
-        total = op_time_s(self.costs, structure, batch_size)
+        total, factor = op_time_s(self.costs, structure, batch_size), _FLOPS_FACTOR[structure.precision]
         known = sum(
-            one.count * self.costs[one.family](one.flops(batch_size), one.bytes(batch_size))
+            one.count * self.costs[one.family](factor * one.flops(batch_size), one.bytes(batch_size))
             for one in structure.trace
             if one.family in self.costs
         )
@@ -104,31 +108,31 @@ def op_count(structure: Structure) -> int:
 
 def op_time_s(costs: dict[str, OpCost], structure: Structure, batch_size: int) -> float:
     """The sum of a step's operations, each at its family's cost; an unknown family costs as elementwise operations do."""
-    other = costs["elementwise"]
+    other, flops_factor = costs["elementwise"], _FLOPS_FACTOR[structure.precision]
     return sum(
-        one.count * costs.get(one.family, other)(one.flops(batch_size), one.bytes(batch_size))
+        one.count * costs.get(one.family, other)(flops_factor * one.flops(batch_size), one.bytes(batch_size))
         for one in structure.trace
     )
 
 
 def fit_op(measured: Sequence[OpMeasurement]) -> OpCost:
-    """The cost of a family: latency from its smallest cases, rates that minimise the squared log error."""
+    """The cost of a family: the latency and rates of least absolute log error, searched from the best seen."""
     from scipy.optimize import minimize
 
     seconds = [one.seconds for one in measured]
     latency = min(seconds)
-    flops_rate = max((one.flops / one.seconds for one in measured), default=0.0) or 1e15
-    bytes_rate = max((one.bytes / one.seconds for one in measured), default=0.0) or 1e15
+    flops_rate = max(one.flops / one.seconds for one in measured)
+    bytes_rate = max(one.bytes / one.seconds for one in measured)
 
     def cost(logs: Any) -> OpCost:
         a, f, b = (math.exp(min(max(value, -80.0), 80.0)) for value in logs)
-        return OpCost(latency_s=a, flops_per_s=f, bytes_per_s=b)
+        return OpCost(latency_s=a, flops_per_s=f if flops_rate else _UNBOUND, bytes_per_s=b if bytes_rate else _UNBOUND)
 
     def loss(logs: Any) -> float:
         model = cost(logs)
         return sum(abs(math.log(model(one.flops, one.bytes) / one.seconds)) for one in measured)
 
-    start = [math.log(latency), math.log(flops_rate), math.log(bytes_rate)]
+    start = [math.log(latency), math.log(flops_rate or _UNBOUND), math.log(bytes_rate or _UNBOUND)]
     found = minimize(loss, start, method="Nelder-Mead", options={"maxiter": 2000, "xatol": 1e-3, "fatol": 1e-3})
     return cost(found.x)
 
@@ -155,20 +159,18 @@ def fit(
     import numpy as np
 
     by_family: dict[str, list[OpMeasurement]] = {}
-    for one in ops:
-        by_family.setdefault(one.family, []).append(one)
+    for op in ops:
+        by_family.setdefault(op.family, []).append(op)
     costs = {family: fit_op(measured) for family, measured in by_family.items()}
     scale, per_op = fit_step(costs, steps)
     ratios = []
     for family in sorted({one.family for one in steps}):
         others = [one for one in steps if one.family != family]
         left_scale, left_per_op = fit_step(costs, others)
-        for one in steps:
-            if one.family == family:
-                predicted = left_scale * op_time_s(costs, one.structure, one.batch_size) + left_per_op * op_count(
-                    one.structure
-                )
-                ratios.append(one.seconds / predicted)
+        for step in steps:
+            if step.family == family:
+                ops_s, count = op_time_s(costs, step.structure, step.batch_size), op_count(step.structure)
+                ratios.append(step.seconds / (left_scale * ops_s + left_per_op * count))
     errors = np.abs(1 / np.array(ratios) - 1)
     low, high = np.quantile(ratios, [0.05, 0.95])
     return Calibration(
@@ -178,8 +180,8 @@ def fit(
         measurements=len(ops) + len(steps),
         sentinel_drift=sentinel_drift,
         cross_validated_error=ErrorSummary(median=float(np.median(errors)), p90=float(np.quantile(errors, 0.9))),
-        low_factor=float(min(1.0, low)),
-        high_factor=float(max(1.0, high)),
+        low_factor=float(min(1.0, low)) / (1 + sentinel_drift),
+        high_factor=float(max(1.0, high)) * (1 + sentinel_drift),
         **facts,
     )
 

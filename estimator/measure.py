@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch  # noqa: TID253 - this is a process of its own
 
 from trainwright.estimator.benchmark import NetworkCase, network_cases, op_cases
@@ -68,7 +67,6 @@ def measure(budget_s: float, threads: int, say: Say, seed: int = 0) -> Calibrati
     """Measure until the budget is used, at least two rounds; the calibration."""
     torch.set_num_threads(threads)
     started = time.monotonic()
-    process_bytes = float(psutil.Process().memory_info().rss)
     left, right = torch.rand(192, 192), torch.rand(192, 192)
     sentinel = _Case(lambda: left @ right)
     ops = op_cases(seed)
@@ -112,7 +110,6 @@ def measure(budget_s: float, threads: int, say: Say, seed: int = 0) -> Calibrati
         processor=processor(),
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         duration_s=time.monotonic() - started,
-        process_bytes=process_bytes,
     )
 
 

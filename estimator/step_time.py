@@ -19,7 +19,9 @@ _REACHED_FLOPS = 0.35
 _REACHED_BYTES = 0.6
 _CALL_S = 8e-6
 _DATASHEET_LOW, _DATASHEET_HIGH = 0.4, 3.5
-_PROCESS_BYTES = 350 * 2**20  # of a training process that nobody measured
+_PROCESS_BYTES = (
+    420 * 2**20
+)  # of a rank before its model: torch, oneDNN, Horovod, TensorBoard, the readers of data (measured)
 _MEMORY_SAFE_FACTOR = 1.25
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -46,17 +48,14 @@ def predict_curve(
     elif calibration is not None:
         slower = calibration.threads / cores if cores is not None else 1.0
         line = _line([(b, slower * calibration.step_time_s(structure, b)) for b in _around(structure.batch_size)])
-        low, high = calibration.low_factor, calibration.high_factor
         coverage = calibration.coverage(structure, structure.batch_size)
-        high *= 1 + (1 - coverage)
-        low *= coverage
+        low, high = calibration.low_factor * coverage, calibration.high_factor * (2 - coverage)
     else:
         mode, coverage, low, high = "datasheet", 0.0, _DATASHEET_LOW, _DATASHEET_HIGH
         share = cores or 1.0
         line = _line([(b, _roofline(structure, device, b) / share) for b in _around(structure.batch_size)])
     share = (cores or 1.0) if device_type == "cpu" else 1.0
     idle, load = power_w or (device.idle_w * share, device.load_w * share)
-    process = calibration.process_bytes if calibration is not None else _PROCESS_BYTES
     peak = structure.peak_memory_bytes
     return DeviceCurve(
         device_type=device_type,
@@ -68,7 +67,9 @@ def predict_curve(
         low_factor=low,
         high_factor=high,
         # the process, the tensors, and the buffer in which gradients are summed
-        peak_memory_bytes=Affine(fixed=process + peak.fixed + structure.parameter_bytes, per_sample=peak.per_sample),
+        peak_memory_bytes=Affine(
+            fixed=_PROCESS_BYTES + peak.fixed + structure.parameter_bytes, per_sample=peak.per_sample
+        ),
         memory_safe_factor=_MEMORY_SAFE_FACTOR,
         memory_limit_bytes=device.memory_bytes,
         idle_w=idle,

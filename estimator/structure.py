@@ -61,17 +61,35 @@ _FAMILIES = {
     "matmul": ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "_scaled_dot_product"),
     "norm": ("native_batch_norm", "native_layer_norm", "native_group_norm", "softmax", "log_softmax", "nll_loss"),
     "pool": ("pool",),
+    "other": (
+        "rnn",
+        "lstm",
+        "gru",
+        "embedding",
+        "index",
+        "gather",
+        "scatter",
+        "sort",
+        "topk",
+        "cumsum",
+        "upsample",
+        "grid_sampler",
+        "fft",
+        "linalg",
+        "cdist",
+    ),
 }
+_ANYWHERE = ("norm", "pool", "other")  # their names stand within the operator's
 
 
 def family_of(kind: str, flops: Affine, moved: Affine) -> str:
-    """What an operation is calibrated as. One that moves no bytes is a view: it costs its call only."""
+    """What an operation is calibrated as; `other` is not. One that moves no bytes is a view: it costs its call only."""
     name = kind.removeprefix("aten.").lstrip("_")
     if flops(1) == 0 and moved(1) == 0:
         return "view"
     if name.startswith("convolution_backward"):
         return "conv_backward"
     for family, names in _FAMILIES.items():
-        if any(one in name if family in ("norm", "pool") else name.startswith(one.lstrip("_")) for one in names):
+        if any(one in name if family in _ANYWHERE else name.startswith(one.lstrip("_")) for one in names):
             return family
     return "elementwise"

@@ -2,7 +2,8 @@
 
 Two whole steps are run, the second is recorded (the optimizer's state exists by then), at two batch sizes, so that every
 operation's FLOPs and bytes are known as a line over the batch size. No tensor is allocated. A model that looks at data while it
-is built or run can't be traced so: then real steps of tiny batches are recorded instead, and the structure says so.
+is built or run can't be traced so: then real steps of tiny batches are recorded instead, and the structure says so. What fails
+there too is the model's own failure.
 
 Runs the user's code, so it belongs in a process of its own (`tasks.extract` starts it with limits).
 """
@@ -21,12 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch  # noqa: TID253 - this is a process of its own
-from torch._subclasses.fake_tensor import (  # noqa: TID253
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: TID253
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: TID253
 from torch.utils._pytree import tree_leaves  # noqa: TID253
 from torch.utils.flop_counter import flop_registry  # noqa: TID253
@@ -38,7 +34,6 @@ from trainwright.estimator.source import BatchSpec, ModelDefinition
 from trainwright.estimator.structure import Layer, Operation, Structure, family_of
 
 _DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
-_LOOKS_AT_DATA = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
 
 @dataclass
@@ -68,13 +63,15 @@ class _Step:
     peak_bytes: float = 0.0
     layers: dict[str, _Layer] = field(default_factory=dict)
     input_shapes: list[tuple[int, ...]] = field(default_factory=list)
+    parameters: int = 0
+    features: dict[str, float] = field(default_factory=dict)
 
 
 class _Recorder(TorchDispatchMode):
     """Sees every operation below autograd, and every storage from its birth to its end."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not say its types here
         self.step = _Step()
         self.recording = False
         self.forward = False
@@ -106,12 +103,10 @@ class _Recorder(TorchDispatchMode):
             for layer in self.layers:
                 layer.flops += flops
         known = {one.untyped_storage()._cdata for one in inputs}
-        is_view = func.is_view or not results
+        writes = func._schema.is_mutable or any(one.untyped_storage()._cdata not in known for one in results)
         moved = 0.0
-        if not is_view:
+        if writes and not func.is_view:  # otherwise a view, or a reshape that needs no copy
             moved = float(sum(one.numel() * one.element_size() for one in (*inputs, *results)))
-            if not func._schema.is_mutable and all(one.untyped_storage()._cdata in known for one in results):
-                moved = 0.0  # such as reshape that needs no copy
         self.step.operations.append(_Recorded(str(packet), flops, moved))
 
     def watch(self, tensor: torch.Tensor) -> None:
@@ -150,10 +145,12 @@ def trace(what: StepSpec, batch_size: int) -> Structure:
             first = _record(what, batch_size, fake=True)
             second = _record(what, 2 * batch_size, fake=True)
         return _structure(what, batch_size, batch_size, first, second, "fake tensors")
-    except _LOOKS_AT_DATA:
-        small = min(batch_size, 2)
-        first, second = _record(what, small, fake=False), _record(what, 2 * small, fake=False)
-        return _structure(what, batch_size, small, first, second, "real step")
+    except BadInput as error:
+        if error.__cause__ is None:
+            raise  # our own finding; an exception of the model's may be due to the fake tensors only
+    small = min(batch_size, 2)
+    first, second = _record(what, small, fake=False), _record(what, 2 * small, fake=False)
+    return _structure(what, batch_size, small, first, second, "real step")
 
 
 def _record(what: StepSpec, batch_size: int, *, fake: bool) -> _Step:
@@ -180,7 +177,8 @@ def _record(what: StepSpec, batch_size: int, *, fake: bool) -> _Step:
                 _one_step(what, model, optimizer, recorder, batch_size, dtype)
     finally:
         torch.set_default_dtype(before)
-    recorder.step.peak_bytes = max(recorder.step.peak_bytes, 1.0)
+    recorder.step.parameters = sum(one.numel() for one in model.parameters())
+    recorder.step.features = _features(model, recorder.step.input_shapes)
     return recorder.step
 
 
@@ -219,7 +217,7 @@ def _one_step(
 def _user_code(field: str, doing: str) -> Iterator[None]:
     try:
         yield
-    except (*_LOOKS_AT_DATA, TrainwrightError):
+    except TrainwrightError:
         raise
     except Exception as error:
         raise BadInput(f"{field}: {doing} raised {type(error).__name__}: {error}") from error
@@ -323,10 +321,6 @@ def _structure(what: StepSpec, batch_size: int, size: int, first: _Step, second:
             (one.kind, Affine(fixed=0, per_sample=one.flops / size), Affine(fixed=0, per_sample=one.bytes / size))
             for one in first.operations
         )
-    fake = method == "fake tensors"
-    with FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext(), _quiet_initialisers():
-        model = model_source.build(what.definition, what.config)
-    parameters = sum(one.numel() for one in model.parameters())
     layers = [
         Layer(
             name=name, kind=one.kind, output_shape=(batch_size, *one.output_shape[1:]), parameters=one.parameters,
@@ -339,13 +333,13 @@ def _structure(what: StepSpec, batch_size: int, size: int, first: _Step, second:
         optimizer=str(what.optimizer.get("name", "adamw")),
         precision=what.precision,
         method=method,
-        parameters=parameters,
-        parameter_bytes=parameters * _DTYPES[what.precision].itemsize,
+        parameters=first.parameters,
+        parameter_bytes=first.parameters * _DTYPES[what.precision].itemsize,
         forward_flops_per_sample=first.forward_flops / size,
         activation_bytes_per_sample=first.activation_bytes / size,
         peak_memory_bytes=_line(first.peak_bytes, second.peak_bytes, size),
         layers=layers,
-        features=_features(model, first.input_shapes, batch_size),
+        features={**first.features, "batch_size": float(batch_size)},
         operations=dict(Counter(kinds)),
         trace=[
             Operation(kind=kind, family=family_of(kind, flops, moved), count=count, flops=flops, bytes=moved)
@@ -354,8 +348,8 @@ def _structure(what: StepSpec, batch_size: int, size: int, first: _Step, second:
     )
 
 
-def _features(model: torch.nn.Module, shapes: list[tuple[int, ...]], batch_size: int) -> dict[str, float]:
-    """The hand features of the benchmark family: layers, filters, widths, image size, batch size."""
+def _features(model: torch.nn.Module, shapes: list[tuple[int, ...]]) -> dict[str, float]:
+    """The hand features of the benchmark family: layers, filters, widths, image size."""
     convolutions = [one for one in model.modules() if isinstance(one, torch.nn.modules.conv._ConvNd)]
     dense = [one for one in model.modules() if isinstance(one, torch.nn.Linear)]
     image = next((shape for shape in shapes if len(shape) == 4), None)
@@ -366,7 +360,6 @@ def _features(model: torch.nn.Module, shapes: list[tuple[int, ...]], batch_size:
         "dense_widths": float(sum(one.out_features for one in dense)),
         "image_height": float(image[2]) if image else 0.0,
         "image_width": float(image[3]) if image else 0.0,
-        "batch_size": float(batch_size),
     }
 
 

@@ -1,6 +1,6 @@
 """Step `analyze`: this run beside all earlier ones, in numbers (Dask) and as a report that opens offline (`tasks.report`).
 
-The arithmetic is written once, on dataframes: Dask above a stated size, pandas below it, the same numbers either way (a test).
+The arithmetic is written once, on dataframes: Dask, or pandas for who asks for it, the same numbers either way (a test).
 Of other runs only result.json and status.json are read, so that the cost of a run's analysis does not grow with their length.
 """
 
@@ -10,6 +10,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from trainwright.estimator.curves import DeviceCurve
 from trainwright.tasks.artefacts import Estimate, LearningRateSearch, Plan, Report, Result, Status, Validation
 from trainwright.tasks.errors import CorruptArtefact
 from trainwright.tasks.run import Run, list_runs
@@ -34,7 +35,10 @@ def analyze(run: Run, store_uri: str, engine: Engine = "dask") -> Report:
     from trainwright.tasks.report import page
 
     result, plan = run.read(Result), run.find(Plan)
-    others = [one for one in list_runs(store_uri) if one.id < run.id]
+    earlier = [one for one in list_runs(store_uri) if one.id < run.id]
+    others = sorted(earlier, key=lambda one: one.job_name != run.job_name)[:_SHOWN_RUNS]  # this job's first
+    compared = history([run, *others], engine)
+    compared[0]["state"] = result.state  # its status says `running` until this step is done
     table = _rows_of(run, "metrics/steps-rank")
     report = Report(
         run=run.uri,
@@ -43,7 +47,7 @@ def analyze(run: Run, store_uri: str, engine: Engine = "dask") -> Report:
         epochs=[{name: _number(value) for name, value in row.items()} for row in _records(run, "metrics/epochs-")],
         predicted_and_measured=predicted_and_measured(result, run.find(Estimate), plan),
         devices=device_use(table, result, engine),
-        history=history([run, *others[:_SHOWN_RUNS]], engine),
+        history=compared,
     )
     html = page(run, report, result, run.find(LearningRateSearch), run.find(Validation), table)
     run.objects.put(report.html, html.encode())
@@ -67,12 +71,9 @@ def _rows_of(run: Run, prefix: str) -> pd.DataFrame:
 
     parts = _parts(run, prefix)
 
-    def read(key: str) -> pd.DataFrame:
-        return pd.read_parquet(io.BytesIO(run.objects.get(key)))
-
     if not parts:
         return pd.DataFrame()
-    tasks = [dask.delayed(read)(key) for key, _ in parts]
+    tasks = [dask.delayed(_part)(run.uri, key) for key, _ in parts]
     if sum(size for _, size in parts) > _LOCAL_CLUSTER_BYTES:
         from distributed import Client, LocalCluster
 
@@ -81,6 +82,13 @@ def _rows_of(run: Run, prefix: str) -> pd.DataFrame:
     else:
         frames = dask.compute(*tasks, scheduler="threads")
     return pd.concat(frames, ignore_index=True).sort_values(["rank", "step"], ignore_index=True)
+
+
+def _part(run_uri: str, key: str) -> pd.DataFrame:
+    """One parquet part. Takes the run by its URI: a connection to a store can't be sent to a cluster's processes."""
+    import pandas as pd
+
+    return pd.read_parquet(io.BytesIO(Run(run_uri).objects.get(key)))
 
 
 def _records(run: Run, prefix: str) -> list[dict[str, Any]]:
@@ -149,8 +157,8 @@ def predicted_and_measured(result: Result, estimate: Estimate | None, plan: Plan
             if guess is not None:
                 rows.append(_compared(name, unit, guess.median, guess.low, guess.high, seen))
     for device, planned in zip(result.devices, plan.devices if plan else [], strict=False):
-        if estimate is not None:
-            curve = estimate.curve(planned)
+        curve = next((one for one in estimate.curves if _variant(one) == planned.variant), None) if estimate else None
+        if curve is not None:  # a replayed plan's devices need not be those of the estimate
             expected = curve.peak_memory_bytes(device.batch_size)
             safe = curve.safe_memory_bytes(device.batch_size)
             rows.append(_compared(f"memory of {device.id}", "B", expected, 0.0, safe, device.peak_memory_bytes))
@@ -161,6 +169,10 @@ def predicted_and_measured(result: Result, estimate: Estimate | None, plan: Plan
     return rows
 
 
+def _variant(curve: DeviceCurve) -> tuple[str, float | None, float | None]:
+    return curve.device_type, curve.cores, curve.speed
+
+
 def _compared(name: str, unit: str, median: float, low: float, high: float, seen: float | None) -> dict[str, Any]:
     return {
         "quantity": name, "unit": unit, "predicted": median, "low": low, "high": high, "measured": seen,
@@ -169,14 +181,14 @@ def _compared(name: str, unit: str, median: float, low: float, high: float, seen
 
 
 def history(runs: Sequence[Run], engine: Engine) -> list[dict[str, Any]]:
-    """Each run's outcome, newest first: metrics, duration, energy, and how its accuracy ranks among its job's runs."""
+    """Each run's outcome, in the order given: metrics, duration, energy, and the means of its job's runs."""
     import dask
     import pandas as pd
 
     rows = dask.compute(*[dask.delayed(_outcome)(run) for run in runs], scheduler="threads")
     table = pd.DataFrame(list(rows))
     means = computed(frame(table, engine).groupby("job")[["duration_s", "energy_j", "accuracy"]].mean())
-    table = table.join(means, on="job", rsuffix="_mean_of_job")
+    table = table.join(means.add_suffix("_mean_of_job"), on="job")
     return [{key: None if pd.isna(value) else value for key, value in row.items()} for row in table.to_dict("records")]
 
 
@@ -197,7 +209,11 @@ def _outcome(run: Run) -> dict[str, Any]:
         row |= {
             "accuracy": result.metrics.get("accuracy", float("nan")), "loss": result.metrics.get("loss", float("nan")),
             "duration_s": measured.duration_s, "energy_j": _or_nan(measured.energy_j), "devices": len(result.devices),
-            "duration_error": predicted.duration_s.median / measured.duration_s - 1 if predicted else float("nan"),
+            "duration_error": (
+                predicted.duration_s.median / measured.duration_s - 1
+                if predicted and measured.duration_s
+                else float("nan")
+            ),
         }  # fmt: skip
     return row
 

@@ -23,7 +23,7 @@ State = Literal["running", "success", "failed", "infeasible", "interrupted"]
 class Value(BaseModel):
     """A part of an artefact."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", ser_json_inf_nan="strings")
 
 
 class Artefact(Value):
@@ -287,4 +287,4 @@ class Report(Artefact):
     epochs: list[dict[str, float | None]] = Field(description="loss and metrics by epoch")
     predicted_and_measured: list[dict[str, Any]]
     devices: list[dict[str, Any]]
-    history: list[dict[str, Any]] = Field(description="this run and the earlier ones, newest first")
+    history: list[dict[str, Any]] = Field(description="this run, its job's earlier runs, the others: each newest first")

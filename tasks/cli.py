@@ -351,7 +351,7 @@ def plan(
 
 def _in_process(job: Path, pool: Path | None, store: str | None, name: str, plan_file: Path | None = None) -> Any:
     """Do a step of a job's run in this process, and what is missing before it; give the devices back."""
-    from trainwright.tasks import screen, steps
+    from trainwright.tasks import progress, screen, steps
     from trainwright.tasks.allocate.ledger import Holder
     from trainwright.tasks.artefacts import Plan
     from trainwright.tasks.job import load_job
@@ -369,7 +369,7 @@ def _in_process(job: Path, pool: Path | None, store: str | None, name: str, plan
             raise BadInput(f"--plan: {plan_file} is not a plan.json ({type(error).__name__})") from None
     ensure_store(store or settings().store)
     with screen.Watch() as watch:
-        steps.progress.listen(watch)
+        progress.listen(watch)
         run = steps.open_for(chosen, Holder(holder_name(), os.getpid()), store=store)
         watch({"event": "run", "run": run.uri})
         try:
@@ -473,7 +473,7 @@ def runs(
     from trainwright.tasks.run import list_runs
     from trainwright.tasks.settings import settings
 
-    documents = []
+    documents: list[dict[str, Any]] = []
     for one in list_runs(store or settings().store, job):
         status, result = one.find(Status), one.find(Result)
         if status is not None:

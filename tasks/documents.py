@@ -37,7 +37,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("aliases (*name) are not allowed")
-        event = self.peek_event()
+        event = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML's parser has no types
         if getattr(event, "tag", None):
             raise yaml.YAMLError(f"tags ({event.tag}) are not allowed")
         self.depth += 1

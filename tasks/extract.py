@@ -42,7 +42,7 @@ def extract(
         request.write_text(
             json.dumps(
                 {
-                    "folder": str(source_folder), "entry": entry, "config": config, "batch_size": batch_size,
+                    "folder": str(source_folder.absolute()), "entry": entry, "config": config, "batch_size": batch_size,
                     "spec": batch_spec.model_dump(mode="json") if batch_spec else None,
                     "optimizer": (optimizer or Optimizer()).model_dump(), "precision": precision,
                     "memory_limit_bytes": memory_limit_bytes,

@@ -100,16 +100,16 @@ def _airflow(run: Run, replay: str | None, holder: str, watch: Watcher) -> None:
                 start_new_session=True,
             )  # fmt: skip
             try:
-                error = _follow(process, progress, watch)
+                failed = _follow(process, progress, watch)
             except BaseException:
                 _stop(process)
                 raise
             finally:
                 _kill_group(process)
-        if error is not None or process.returncode != 0:
+        if failed is not None or process.returncode != 0:
             run.objects.put_file("logs/airflow.log", log_path)  # a sealed run takes nothing more
-        if error is not None:
-            raise error
+        if failed is not None:
+            raise failed
         if process.returncode != 0:
             raise TrainwrightError(
                 f"Airflow ended with {process.returncode}, and no step said why; its log is {log_path}"

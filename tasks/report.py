@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +43,11 @@ def page(
 ) -> str:
     """The whole page. Everything that a person named is escaped."""
     from bokeh.embed import components
-    from bokeh.resources import INLINE
+    from bokeh.resources import Resources
 
     charts: dict[str, Any] = {}
+    if any(row["measured"] for row in report.predicted_and_measured):
+        charts["predicted"] = _ratios(report.predicted_and_measured)
     if report.epochs:
         charts["epochs"] = _epochs(report.epochs)
     if len(steps):
@@ -59,17 +62,18 @@ def page(
     sections = [
         f"<h1>{escape(run.job_name)}</h1><p>{escape(run.uri)}</p>",
         _tiles(result),
-        "<h2>Predicted and measured</h2>" + _predicted(report),
+        "<h2>Predicted and measured</h2>" + _predicted(report) + chart.get("predicted", ""),
         "<h2>Learning</h2>" + chart.get("epochs", ""),
         "<h2>Devices</h2>" + _devices(report) + chart.get("steps", "") + _splits(result),
         _learning_rate(search, chart.get("ramp", "")),
         _data(validation),
-        f"<h2>Compared with {report.runs_compared} earlier run(s)</h2>" + chart.get("history", "") + _runs(report),
+        f"<h2>Compared with {report.runs_compared} earlier run(s)</h2>",
+        _incomplete(report) + chart.get("history", "") + _runs(report),
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{escape(run.job_name)} {escape(run.id)}</title><style>{_STYLE}</style>"
-        f"{INLINE.render()}</head><body>{''.join(sections)}{script}</body></html>\n"
+        f"{Resources(mode='inline', components=['bokeh']).render()}</head><body>{''.join(sections)}{script}</body></html>\n"
     )
 
 
@@ -100,7 +104,7 @@ def _tiles(result: Result) -> str:
     ]
     return (
         '<div class="tiles">'
-        + "".join(f'<div class="tile"><b>{value}</b><span>{name}</span></div>' for value, name in tiles)
+        + "".join(f'<div class="tile"><b>{value}</b><span>{escape(name)}</span></div>' for value, name in tiles)
         + "</div>"
     )
 
@@ -187,6 +191,14 @@ def _data(validation: Validation | None) -> str:
     )
 
 
+def _incomplete(report: Report) -> str:
+    """How many of the earlier runs have no sound outcome."""
+    counts = Counter(row["state"] for row in report.history[1:] if row["state"] != "success")
+    return (
+        f"<p>Of these {escape(', '.join(f'{n} {state}' for state, n in sorted(counts.items())))}.</p>" if counts else ""
+    )
+
+
 def _runs(report: Report) -> str:
     rows = [
         [
@@ -212,10 +224,11 @@ def _figure(title: str, **options: Any) -> Any:
 
 
 def _epochs(epochs: list[dict[str, float | None]]) -> Any:
-    from bokeh.models import LinearAxis, Range1d
+    from bokeh.models import BasicTicker, LinearAxis, Range1d
 
     shown = _figure("Loss and accuracy by epoch", x_axis_label="epoch", y_axis_label="loss")
     x = [row["epoch"] for row in epochs]
+    shown.xaxis.ticker = BasicTicker(min_interval=1)
     for name, colour in (("train_loss", _COLOURS[5]), ("loss", _COLOURS[0])):
         shown.line(x, [row.get(name) for row in epochs], color=colour, width=2, legend_label=name.replace("_", " "))
     accuracy = [row.get("accuracy") for row in epochs]
@@ -224,7 +237,23 @@ def _epochs(epochs: list[dict[str, float | None]]) -> Any:
         shown.extra_y_ranges = {"accuracy": Range1d(start=min(known) - 0.02, end=1.005)}
         shown.add_layout(LinearAxis(y_range_name="accuracy", axis_label="accuracy"), "right")
         shown.line(x, accuracy, color=_COLOURS[2], width=2, y_range_name="accuracy", legend_label="accuracy")
-    shown.legend.location = "center_right"
+    shown.legend.orientation = "horizontal"
+    shown.add_layout(shown.legend[0], "above")  # beside the curves, never over them
+    return shown
+
+
+def _ratios(rows: list[dict[str, Any]]) -> Any:
+    """Each prediction as a multiple of what was measured, with its interval; 1 is right."""
+    from bokeh.models import Span
+
+    known = [row for row in rows[::-1] if row["measured"]]
+    names = [row["quantity"] for row in known]
+    shown = _figure("Predicted, as a multiple of measured", y_range=names, x_axis_label="predicted / measured")
+    shown.height = 90 + 26 * len(names)
+    lows = [(row["low"] or row["predicted"]) / row["measured"] for row in known]  # memory has an upper bound only
+    shown.segment(lows, names, [row["high"] / row["measured"] for row in known], names, color=_COLOURS[5], line_width=3)
+    shown.scatter([row["predicted"] / row["measured"] for row in known], names, color=_COLOURS[0], size=8)
+    shown.add_layout(Span(location=1, dimension="height", line_color=_COLOURS[2], line_width=1))
     return shown
 
 

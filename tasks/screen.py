@@ -210,7 +210,7 @@ def show_run(document: dict[str, Any]) -> None:
             )
         table("predicted and measured", ("", "predicted (90 % interval)", "measured", "interval"), rows, right=(1, 2))
     if document["devices"]:
-        rows = [
+        used = [
             (
                 device["id"], str(device["batch_size"]), seconds((device["step_time_s"] or {}).get("median")),
                 seconds(device["wait_s"]), size(device["peak_memory_bytes"]), f"{device['samples']:,}", device["share"],
@@ -226,8 +226,8 @@ def show_run(document: dict[str, Any]) -> None:
             "samples",
             "held to its share by",
         )
-        table("devices", columns, rows, right=(1, 2, 3, 4, 5))
+        table("devices", columns, used, right=(1, 2, 3, 4, 5))
     if document["steps"]:
         known = [(name, document["steps"][name]) for name in STEPS if name in document["steps"]]
-        rows = [(name, seconds(value)) for name, value in known] + [("all", seconds(sum(value for _, value in known)))]
-        table("steps", ("step", "took"), rows, right=(1,))
+        took = [(name, seconds(value)) for name, value in known] + [("all", seconds(sum(value for _, value in known)))]
+        table("steps", ("step", "took"), took, right=(1,))

@@ -6,10 +6,12 @@ take the best interval or its middle. Here both fits are made of the smoothed lo
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from trainwright.tasks.artefacts import CurveFit, LearningRatePoint, LearningRateSearch
 from trainwright.tasks.errors import TrainingFailed
@@ -41,17 +43,19 @@ def smooth(values: Sequence[float]) -> list[float]:
 def choose(points: Sequence[tuple[float, float, float | None]]) -> LearningRateSearch:
     """Interval and value from a ramp's (rate, loss, accuracy), rates rising.
 
-    The interval goes from where the loss has made a tenth of its whole fall to where its fitted polynomial is least; the
-    value is the interval's middle on the logarithmic scale. Raises TrainingFailed where there are no points at all.
+    The ramp ends at the first loss that is not a number. The interval goes from where the loss has made, for good, a tenth
+    of its whole fall to where its fitted polynomial is least; the value is the interval's middle on the logarithmic scale.
+    Raises TrainingFailed where there are no points at all.
     """
-    finite = [point for point in points if math.isfinite(point[1])]
+    finite = list(itertools.takewhile(lambda point: math.isfinite(point[1]), points))
     if not finite:
         raise TrainingFailed(
             "search_lr: the loss was not a number from the first step on; name a learning_rate in the job"
         )
     rates = [rate for rate, _, _ in finite]
-    loss = smooth([value for _, value, _ in finite])
-    accuracies = [value for _, _, value in finite if value is not None]
+    raw_loss = [value for _, value, _ in finite]
+    loss = smooth(raw_loss)
+    accuracies = [value for _, _, value in finite if value is not None and math.isfinite(value)]
     accuracy = smooth(accuracies) if len(accuracies) == len(finite) else None
     shown = [
         LearningRatePoint(
@@ -61,20 +65,22 @@ def choose(points: Sequence[tuple[float, float, float | None]]) -> LearningRateS
         for k, (rate, raw, seen) in enumerate(finite)
     ]  # fmt: skip
     least = min(range(len(loss)), key=loss.__getitem__)
-    begin = max(loss[: least + 1])
+    begin = statistics.median(raw_loss[: max(3, len(raw_loss) // 9)])  # one odd first batch does not move it
     fall = begin - loss[least]
+    noise = _noise(raw_loss[: max(least, 8)])
     gone = next(
-        (k for k in range(least, len(loss)) if loss[k] > loss[least] + max(0.5 * fall, 0.05 * abs(begin))), None
+        (k for k in range(least, len(loss)) if loss[k] > loss[least] + max(0.5 * fall, 0.05 * abs(begin), noise)), None
     )
-    diverged_at = rates[gone] if gone is not None else None
+    broken = points[len(finite)][0] if len(finite) < len(points) else None
+    diverged_at = rates[gone] if gone is not None else broken
     end = gone if gone is not None else len(rates)
-    if len(finite) < 8 or least < 3 or fall <= _noise(finite, loss) or fall <= 1e-3 * abs(begin):
+    if len(finite) < 8 or least < 3 or fall <= noise or fall <= 1e-3 * abs(begin):
         return _fallback(shown, rates, diverged_at)
-    started = next(k for k in range(least + 1) if begin - loss[k] >= _LEARNS * fall and k >= loss.index(begin))
+    started = 1 + max((k for k in range(least) if begin - loss[k] < _LEARNS * fall), default=-1)
     fits = _fits(rates, loss, accuracy, end, started, least)
     polynomial = next(fit for fit in fits if fit.curve == "loss" and fit.kind == "polynomial")
-    high = max(_fitted_minimum(polynomial, rates[started], rates[end - 1]), rates[started])
     low = rates[started]
+    high = min(max(_fitted_minimum(polynomial, low, rates[end - 1]), low), rates[end - 1])
     value = math.sqrt(low * high)
     reason = (
         f"the loss has begun to fall at {low:.2g} and its fitted polynomial is least at {high:.2g}; "
@@ -87,10 +93,14 @@ def choose(points: Sequence[tuple[float, float, float | None]]) -> LearningRateS
     )  # fmt: skip
 
 
-def _noise(points: Sequence[tuple[float, float, float | None]], smoothed: Sequence[float]) -> float:
-    """How far the smoothed loss wanders by chance: the raw values' deviation, less what smoothing takes away."""
-    residuals = sorted(abs(raw - mean) for (_, raw, _), mean in zip(points, smoothed, strict=True))
-    return 2 * residuals[len(residuals) // 2] * math.sqrt((1 - SMOOTHING) / (1 + SMOOTHING))
+def _noise(losses: Sequence[float]) -> float:
+    """A fall that chance alone hardly makes: 1.5 deviations, from neighbouring steps, so that the fall itself is not in it.
+
+    For normal noise the median |difference| is 0.954 σ. Smoothing leaves 0.28 σ, and its least of 90 lies about 2.2 of those
+    below the mean; the start's median adds its own.
+    """
+    steps = [abs(after - before) for before, after in itertools.pairwise(losses)]
+    return 1.5 * statistics.median(steps) / 0.954 if steps else 0.0
 
 
 def _fallback(shown: list[LearningRatePoint], rates: list[float], diverged_at: float | None) -> LearningRateSearch:
@@ -111,13 +121,15 @@ def _fits(
     import numpy as np
 
     fits = []
-    for name, values in (("loss", loss), ("accuracy", accuracy)):
+    curves: list[tuple[Literal["loss", "accuracy"], list[float] | None]] = [("loss", loss), ("accuracy", accuracy)]
+    ranges: list[tuple[Literal["polynomial", "logarithmic"], int, int, int]] = [
+        ("polynomial", 0, end, _DEGREE),
+        ("logarithmic", min(started, least - 1), least + 1, 1),
+    ]
+    for name, values in curves:
         if values is None:
             continue
-        for kind, first, last, degree in (
-            ("polynomial", 0, end, _DEGREE),
-            ("logarithmic", started, max(least + 1, started + 2), 1),
-        ):
+        for kind, first, last, degree in ranges:
             x, y = np.log10(rates[first:last]), np.array(values[first:last])
             coefficients = np.polyfit(x, y, min(degree, len(x) - 1))
             spread = float(np.sum((y - y.mean()) ** 2))

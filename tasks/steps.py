@@ -40,6 +40,7 @@ from trainwright.tasks.settings import settings
 
 Reference = dict[str, Any]
 P = ParamSpec("P")
+Step = Callable[Concatenate[Run, P], Reference]
 
 stop = threading.Event()
 """Set by whoever wants the running step to end (a signal handler, Airflow's on_kill)."""
@@ -64,14 +65,12 @@ def open_for(job: Job, owner: Holder, *, store: str | None = None, new: bool = F
     return open_run(job, store or settings().store, owner, new=new)
 
 
-def step(
-    name: str, *, last: bool = False
-) -> Callable[[Callable[Concatenate[Run, P], Reference]], Callable[Concatenate[Run, P], Reference]]:
+def step(name: str, *, last: bool = False) -> Callable[[Step[P]], Step[P]]:
     """Note in the run's status that a step runs, how long it took, how it ended; keep the run's hold alive meanwhile."""
 
-    def decorate(work: Callable[Concatenate[Run, P], Reference]) -> Callable[Concatenate[Run, P], Reference]:
+    def decorate(work: Step[P]) -> Step[P]:
         @functools.wraps(work)
-        def wrapped(run: Run, *args: P.args, **kwargs: P.kwargs) -> Reference:
+        def wrapped(run: Run, /, *args: P.args, **kwargs: P.kwargs) -> Reference:
             started = time.monotonic()
             progress.emit("step", name=name, state="started", run=run.uri)
             if not ledger().renew(run.uri, [run.hold]):
@@ -85,7 +84,8 @@ def step(
                 if beat.lost.is_set():
                     raise RunHeld(f"{run.uri}: the hold on this run was lost while {name} ran")
                 seconds = time.monotonic() - started
-                steps = run.status().steps | {name: round(seconds, 3)}
+                before = run.status().steps
+                steps = before | {name: round(before.get(name, 0.0) + seconds, 3)}  # a step done again took both times
                 run.note(steps=steps, **({"state": "success", "step": None} if last else {}))
                 progress.emit("step", name=name, state="done", seconds=seconds, summary=reference)
             except BaseException as error:

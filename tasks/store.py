@@ -22,7 +22,8 @@ from trainwright.tasks.train import checkpoint
 if TYPE_CHECKING:
     import torch
 
-_NOT_SEALED = ("report/", "export/", Manifest.FILE, Status.FILE)
+_SEALED_APART = ("report/", "export/")
+_NOT_SEALED = (Manifest.FILE, Status.FILE)
 _SIGNATURE = "model/signature.json"
 
 
@@ -97,7 +98,7 @@ def _files(objects: ObjectStore) -> dict[str, SealedFile]:
     return {
         item.key: SealedFile(size=size, sha256=digest)
         for item in objects.list()
-        if not item.key.startswith(_NOT_SEALED)
+        if item.key not in _NOT_SEALED and not item.key.startswith(_SEALED_APART)
         for size, digest in [_measured(objects, item.key)]
     }
 
@@ -128,7 +129,7 @@ def seal_folder(objects: ObjectStore, folder: str) -> None:
     files = {
         item.key: list(_measured(objects, item.key))
         for item in objects.list(folder)
-        if not item.key.endswith(Manifest.FILE)
+        if item.key != f"{folder}{Manifest.FILE}"
     }
     document: dict[str, Any] = {
         "schema_version": 1, "sealed_at": now(),

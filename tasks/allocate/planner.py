@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Literal
 
 from trainwright.estimator.curves import DeviceCurve, Interval
 from trainwright.tasks.allocate.split import split_batch
@@ -86,7 +87,9 @@ def make_plan(job: Job, pool: Pool, estimate: Estimate, data: DataSchema, free: 
         )
     planner = _Planner(job, pool, estimate, data)
     groups = _groups(devices)
-    search = "exact" if math.prod(len(group) + 1 for group in groups) <= EXACT_LIMIT else "greedy"
+    search: Literal["exact", "greedy"] = (
+        "exact" if math.prod(len(group) + 1 for group in groups) <= EXACT_LIMIT else "greedy"
+    )
     picks = _every_pick(groups, job.devices) if search == "exact" else planner.greedy_picks(groups)
     found = [configuration for pick in picks if (configuration := planner.configure(pick)) is not None]
     if not found:

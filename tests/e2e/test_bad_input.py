@@ -73,7 +73,7 @@ def test_a_wrong_job_file(home: Path, tmp_path: Path, text: str | None, says: st
         (["fly"], "No such command"),
         (["run", "x", "--colour"], "No such option"),
         (["estimate", "x.py", "--batch-size", "8"], "--calibration FILE or --device-type NAME"),
-        (["estimate", "x.py", "--batch-size", "many", "--device-type", "cpu"], "many"),
+        (["estimate", "x.py", "--batch-size", "many", "--device-type", "cpu"], "'--batch-size'"),
         (["show", "nonsense", "--store", "file:///nowhere"], "run: got 'nonsense'"),
         (["runs", "--store", "ftp://x"], "store: got 'ftp://x'"),
     ],

@@ -11,13 +11,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 RUN = """
-import importlib.util, json, sys
-from airflow.sdk import DAG
-spec = importlib.util.spec_from_file_location("foreign", sys.argv[1])
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-(dag,) = (value for value in vars(module).values() if isinstance(value, DAG))
-run = dag.test()
+import json, sys
+from airflow.dag_processing.dagbag import DagBag
+bag = DagBag(dag_folder=sys.argv[1])
+assert not bag.import_errors, bag.import_errors
+run = bag.dags["foreign"].test()
 states = {ti.task_id: str(ti.state) for ti in run.get_task_instances()}
 print(json.dumps({"state": str(run.state), "tasks": states}))
 """

@@ -74,10 +74,10 @@ def _steps(noise: float = 0.0) -> list[StepMeasurement]:
     return made
 
 
-def _calibration(noise: float = 0.0) -> Calibration:
+def _calibration(noise: float = 0.0, sentinel_drift: float = 0.02) -> Calibration:
     return fit(
-        _ops(), _steps(noise), sentinel_drift=0.02, device_type="cpu", threads=1, dtype="fp32", torch="2.0.0",
-        processor="made up", created_at="2026-01-01T00:00:00+00:00", duration_s=1.0, process_bytes=2e8,
+        _ops(), _steps(noise), sentinel_drift=sentinel_drift, device_type="cpu", threads=1, dtype="fp32", torch="2.0.0",
+        processor="made up", created_at="2026-01-01T00:00:00+00:00", duration_s=1.0,
     )  # fmt: skip
 
 
@@ -92,6 +92,17 @@ def test_the_fit_of_a_family_finds_the_costs_it_was_measured_with(family: str) -
     found = fit_op(measured)
     for one in measured:
         assert found(one.flops, one.bytes) == pytest.approx(one.seconds, rel=0.05)
+
+
+def test_a_family_that_was_measured_without_flops_is_never_bound_by_them() -> None:
+    found = fit_op([one for one in _ops() if one.family == "elementwise"])
+    assert found(1e9, 1e6) == pytest.approx(found(0, 1e6))
+
+
+def test_drift_of_the_machine_widens_the_interval() -> None:
+    calm, restless = _calibration(), _calibration(sentinel_drift=0.5)
+    assert restless.high_factor == pytest.approx(calm.high_factor * 1.5 / 1.02)
+    assert restless.low_factor == pytest.approx(calm.low_factor * 1.02 / 1.5)
 
 
 def test_a_step_that_was_not_measured_is_predicted(calibration: Calibration) -> None:

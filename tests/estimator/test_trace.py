@@ -132,6 +132,29 @@ def test_a_model_that_looks_at_its_data_is_traced_by_real_steps_and_says_so() ->
     assert structure.forward_flops_per_sample == 2 * 64 * 10
 
 
+def test_a_model_that_looks_at_numbers_while_it_is_built_is_traced_all_the_same() -> None:
+    def build() -> nn.Module:
+        rates = [one.item() for one in torch.linspace(0, 0.1, 3)]
+        return nn.Sequential(nn.Flatten(), nn.Dropout(rates[1]), nn.Linear(64, 10))
+
+    structure = _traced(build)
+    assert structure.method == "real step"
+    assert structure.parameters == 64 * 10 + 10
+
+
+def test_recurrent_layers_are_no_elementwise_operations() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(8, 32, batch_first=True), nn.Linear(32, 10)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.head(self.lstm(images.squeeze(1))[0][:, -1])
+
+    families = {one.kind: one.family for one in _traced(Recurrent).trace}
+    assert families["aten.mkldnn_rnn_layer"] == families["aten.mkldnn_rnn_layer_backward"] == "other"
+
+
 def test_a_model_too_large_for_this_machine_is_traced_without_memory() -> None:
     width = 1_000_000
     structure = _traced(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, width)))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
 
 from trainwright.estimator.calibration import Calibration, load
 from trainwright.estimator.source import BatchSpec, ModelDefinition
 from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace import StepSpec, trace
+from trainwright.tasks import calibrate as step
 from trainwright.tasks.artefacts import Estimate
 from trainwright.tasks.calibrate import calibrate
 from trainwright.tasks.errors import BadInput
@@ -37,12 +38,22 @@ def structure() -> Structure:
 
 
 @pytest.fixture(scope="module")
-def calibration(tmp_path_factory: pytest.TempPathFactory) -> Calibration:
-    """Of this machine, as short as it gets."""
-    path = tmp_path_factory.mktemp("calibration") / "cpu.json"
-    made = calibrate(path, budget_s=1.0, threads=1)
-    assert load(path, torch.__version__.split("+")[0]) if "+" not in made.torch else load(path, made.torch) == made
-    return made
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A home in which this machine was measured at first use, as shortly as it gets; what was said is in `progress`."""
+    folder = tmp_path_factory.mktemp("measured")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAINWRIGHT_HOME", str(folder))
+        patch.setenv("TRAINWRIGHT_PROGRESS", str(folder / "progress"))
+        patch.setattr(step, "FIRST_USE_S", 1.0)
+        step.calibration_for(1)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def calibration(measured: Path) -> Calibration:
+    """This machine's calibration."""
+    [kept] = (measured / "calibrations").iterdir()
+    return load(kept)
 
 
 def _device(number: int, type_: str, *, cores: float | None = None, speed: float | None = None) -> Device:
@@ -111,21 +122,16 @@ def test_calibrate_refuses_what_it_can_not_do(options: dict[str, object], says: 
     assert not (tmp_path / "cpu.json").exists()
 
 
-def test_a_calibration_is_kept_under_the_home_and_read_from_there(
-    calibration: Calibration, structure: Structure, home: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_calibration_is_measured_once_with_progress_and_again_where_its_file_is_damaged(
+    calibration: Calibration, measured: Path
 ) -> None:
-    from trainwright.tasks import calibrate as step
-
-    monkeypatch.setattr(step, "FIRST_USE_S", 1.0)
-    progress = home / "progress"
-    home.mkdir()
-    monkeypatch.setenv("TRAINWRIGHT_PROGRESS", str(progress))
-    first = step.calibration_for(1)
-    said = [json.loads(line) for line in progress.read_text().splitlines()]
-    assert any(one["event"] == "calibrate" for one in said)
-    assert step.calibration_for(1) == first
-    assert len(progress.read_text().splitlines()) == len(said)
-    [kept] = (home / "calibrations").iterdir()
+    progress = measured / "progress"
+    said = progress.read_text().splitlines()
+    assert any(json.loads(line)["event"] == "calibrate" for line in said)
+    assert step.calibration_for(1) == calibration
+    assert progress.read_text().splitlines() == said
+    [kept] = (measured / "calibrations").iterdir()
     kept.write_text(kept.read_text()[:100])
-    assert step.calibration_for(1).created_at >= first.created_at
+    assert step.calibration_for(1).measurements == calibration.measurements
+    assert len(progress.read_text().splitlines()) > len(said)
     assert load(kept).threads == 1

@@ -69,6 +69,12 @@ def test_modules_beside_the_source_and_its_own_batch_and_loss_are_used(tmp_path:
     assert "aten.abs" in structure.operations
 
 
+def test_a_relative_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.py").write_text(HEAD + GOOD)
+    monkeypatch.chdir(tmp_path)
+    assert extract(Path(), "model.py", {}, batch_spec=IMAGES).parameters > 0
+
+
 def test_the_process_gets_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TRAINWRIGHT_S3_SECRET_KEY", "AWS_SECRET_ACCESS_KEY", "MY_TOKEN"):
         monkeypatch.setenv(name, "hush")
@@ -125,6 +131,6 @@ def test_a_model_that_never_ends_is_stopped_and_no_process_stays(tmp_path: Path)
 
 
 def test_a_model_that_takes_too_much_memory_is_stopped(tmp_path: Path) -> None:
-    code = "def build_model():\n    kept = [bytearray(2**30) for _ in range(64)]\n" + "    return nn.Linear(1, 1)"
+    code = "def build_model():\n    kept = bytearray(2**40)\n    return nn.Linear(1, 1)"
     message = _refusal(tmp_path, code, memory_limit_bytes=6 * 2**30)
     assert "MemoryError" in message or "memory" in message

@@ -1,0 +1,39 @@
+"""How long the DAG files take to parse beyond Airflow's own import: `python tests/benchmarks/dag_parse.py`.
+
+Each round is a fresh process that imports Airflow's SDK, then the DAG files; the same import of nothing is the noise floor.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+
+ROUNDS = 9
+CODE = """
+import json, time
+from airflow.sdk import DAG, BaseOperator, Param
+started = time.perf_counter()
+import trainwright.dags.retrain
+parsed = time.perf_counter() - started
+started = time.perf_counter()
+import trainwright.dags.retrain
+print(json.dumps([parsed, time.perf_counter() - started]))
+"""
+
+
+def main() -> None:
+    """Print median and spread."""
+    rounds = []
+    for _ in range(ROUNDS):
+        done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+        rounds.append(json.loads(done.stdout.splitlines()[-1]))
+    parsed, floor = ([one[k] for one in rounds] for k in (0, 1))
+    print(f"DAG files beyond Airflow's import, {ROUNDS} fresh processes")
+    print(f"  parse        median {statistics.median(parsed):.4f} s   min {min(parsed):.4f}   max {max(parsed):.4f}")
+    print(f"  noise floor  median {statistics.median(floor):.6f} s   max {max(floor):.6f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""Step `store`: the model is kept, the run is sealed, and nothing that was touched later passes for it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from finished_run import begin_run, finished_training, local_path, write_checkpoints, write_outcome
+
+from trainwright.infra.s3 import S3Access
+from trainwright.tasks.artefacts import Manifest, Status
+from trainwright.tasks.errors import CorruptArtefact
+from trainwright.tasks.run import Run
+from trainwright.tasks.store import load_model, save_model, seal, seal_folder, verify
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return (tmp_path / "store").as_uri()
+
+
+@pytest.fixture
+def sealed(store: str) -> Run:
+    run = finished_training(store)
+    save_model(run)
+    seal(run)
+    return run
+
+
+def test_the_model_kept_is_the_best_checkpoints(store: str) -> None:
+    run = begin_run(store, "small", 1)
+    weights = write_checkpoints(run, (True, True, False))
+    write_outcome(run, metrics={"accuracy": 0.95})
+    save_model(run)
+    assert json.loads(run.objects.get("model/signature.json"))["checkpoint_step"] == 20
+    from safetensors.torch import load
+
+    kept = load(run.objects.get("model/model.safetensors"))
+    assert all(torch.equal(kept[name], value) for name, value in weights[1].items())
+
+
+def test_without_keep_best_the_model_kept_is_the_last_checkpoints(store: str) -> None:
+    run = finished_training(store, checkpoint={"keep_best": False})
+    save_model(run)
+    assert json.loads(run.objects.get("model/signature.json"))["checkpoint_step"] == 30
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+def test_a_loaded_model_computes_what_the_trained_one_did(store: str, tmp_path: Path, precision: str) -> None:
+    run = begin_run(store, "small", 1, precision=precision)
+    weights = write_checkpoints(run, (False, True))[1]
+    write_outcome(run, metrics={"accuracy": 0.95})
+    save_model(run)
+    seal(run)
+    model = load_model(run.uri, tmp_path / "code")
+    inputs = torch.rand(5, 4, dtype=weights["weight"].dtype)
+    assert torch.equal(model(inputs), inputs @ weights["weight"].T + weights["bias"])
+    assert not model.training
+    assert (tmp_path / "code" / "m.py").read_bytes() == run.objects.get("source/m.py")
+
+
+def test_the_signature_says_what_goes_in_and_how_the_model_was_made(store: str) -> None:
+    run = finished_training(store)
+    save_model(run)
+    signature = json.loads(run.objects.get("model/signature.json"))
+    assert signature["inputs"] == {"inputs": {"shape": [4], "dtype": "float32"}}
+    assert signature["target"]["classes"] == ["a", "b", "c"]
+    assert signature["config"] == {"width": 4}
+    assert signature["weights_sha256"] == hashlib.sha256(run.objects.get("model/model.safetensors")).hexdigest()
+
+
+def test_a_run_without_a_whole_checkpoint_has_no_model(store: str) -> None:
+    run = begin_run(store, "small", 1)
+    write_outcome(run, metrics={"accuracy": 0.95})
+    with pytest.raises(CorruptArtefact, match="none that is whole"):
+        save_model(run)
+
+
+def test_a_damaged_checkpoint_is_not_taken_for_the_model(store: str) -> None:
+    run = finished_training(store)
+    local_path(run, "checkpoints/step-00000020/model.safetensors").write_bytes(b"\0" * 200)
+    with pytest.raises(CorruptArtefact, match=r"step-00000020/model\.safetensors: changed"):
+        save_model(run)
+
+
+def test_the_manifest_holds_size_and_sha256_of_every_file_but_what_is_sealed_apart(sealed: Run) -> None:
+    sealed.objects.put("report/report.html", b"later")
+    sealed.objects.put("export/onnx/model.onnx", b"later")
+    manifest = verify(sealed)
+    root = local_path(sealed, "")
+    expected = {
+        path.relative_to(root).as_posix(): (path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
+        for path in root.rglob("*")
+        if path.is_file()
+        and path.relative_to(root).parts[0] not in ("report", "export", "status.json", "manifest.json")
+    }
+    assert {key: (file.size, file.sha256) for key, file in manifest.files.items()} == expected
+    assert {"job.json", "result.json", "model/model.safetensors", "source/m.py", "logs/rank-0.log"} <= expected.keys()
+
+
+def test_a_sealed_run_stays_whole_when_its_status_and_report_change(sealed: Run) -> None:
+    sealed.write(Status(state="success", holder="you", started_at="1", updated_at="2"))
+    sealed.objects.put("report/report.html", b"<html>")
+    assert verify(sealed) == sealed.read(Manifest)
+
+
+def test_sealing_again_what_is_the_same_changes_nothing(sealed: Run) -> None:
+    before = sealed.objects.get("manifest.json")
+    assert seal(sealed) == sealed.read(Manifest)
+    assert sealed.objects.get("manifest.json") == before
+
+
+def test_sealing_again_with_other_content_is_refused_and_names_the_file(sealed: Run) -> None:
+    before = sealed.objects.get("manifest.json")
+    sealed.objects.put("result.json", b"{}")
+    with pytest.raises(CorruptArtefact, match=r"sealed before with other content: changed result\.json"):
+        seal(sealed)
+    assert sealed.objects.get("manifest.json") == before
+
+
+def test_of_many_that_seal_at_once_all_get_the_one_manifest(store: str) -> None:
+    run = finished_training(store)
+    with ThreadPoolExecutor(8) as pool:
+        manifests = list(pool.map(lambda _: seal(Run(run.uri)), range(8)))
+    assert set(map(Manifest.model_dump_json, manifests)) == {run.read(Manifest).model_dump_json()}
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (Path.unlink, r"missing model/model\.safetensors"),
+        (_flip, r"changed model/model\.safetensors"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), r"changed model/model\.safetensors"),
+        (lambda path: path.write_bytes(b""), r"changed model/model\.safetensors"),
+        (lambda path: path.with_name("other").write_bytes(b"x"), "extra model/other"),
+    ],
+    ids=["deleted", "one bit flipped", "cut short", "emptied", "another file beside it"],
+)
+def test_a_touched_run_is_refused_and_the_file_named(
+    sealed: Run, tmp_path: Path, damage: Callable[[Path], object], said: str
+) -> None:
+    damage(local_path(sealed, "model/model.safetensors"))
+    with pytest.raises(CorruptArtefact, match=said):
+        verify(sealed)
+    with pytest.raises(CorruptArtefact, match=said):
+        load_model(sealed.uri, tmp_path / "code")
+
+
+def test_changed_source_is_never_run(sealed: Run, tmp_path: Path) -> None:
+    mark = tmp_path / "it-ran"
+    local_path(sealed, "model/source/m.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    with pytest.raises(CorruptArtefact, match=r"changed model/source/m\.py"):
+        load_model(sealed.uri, tmp_path / "code")
+    assert not mark.exists()
+
+
+def test_a_run_without_a_manifest_is_not_finished(store: str) -> None:
+    with pytest.raises(CorruptArtefact, match="not finished"):
+        verify(finished_training(store))
+
+
+def test_a_damaged_manifest_is_named(sealed: Run) -> None:
+    local_path(sealed, "manifest.json").write_bytes(b'{"run": ')
+    with pytest.raises(CorruptArtefact, match=r"manifest\.json"):
+        verify(sealed)
+
+
+def test_a_folder_sealed_on_its_own_lists_its_files_by_their_name_in_it(store: str) -> None:
+    run = finished_training(store)
+    for content in (b"first", b"second"):
+        run.objects.put("report/report.html", content)
+        seal_folder(run.objects, "report/")
+        files = json.loads(run.objects.get("report/manifest.json"))["files"]
+        assert files == {"report.html": {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}}
+
+
+def test_an_s3_server_keeps_seals_and_gives_back_the_same(s3: S3Access, tmp_path: Path) -> None:
+    run = finished_training("s3://test-store-step/somewhere")
+    save_model(run)
+    manifest = seal(run)
+    assert seal(run) == verify(run) == manifest
+    assert isinstance(load_model(run.uri, tmp_path / "code"), torch.nn.Linear)
+    run.objects.put("metrics/splits-00000000.parquet", b"")
+    with pytest.raises(CorruptArtefact, match=r"extra metrics/splits-00000000\.parquet"):
+        verify(run)
+
+
+@pytest.mark.parametrize("name", ["manifest.json.old", "status.json2"])
+def test_a_file_named_almost_like_an_unsealed_one_is_an_extra_file(store: str, name: str) -> None:
+    run = finished_training(store)
+    save_model(run)
+    seal(run)
+    run.objects.put(name, b"x")
+    with pytest.raises(CorruptArtefact, match=f"extra {name}"):
+        verify(run)
