@@ -1,8 +1,8 @@
 """Predicted against measured training-step time on this machine: `python tests/benchmarks/step_time_accuracy.py [SECONDS]`.
 
 Calibrates (default 35 s), then times networks of families that calibration does not hold: interleaved, in random order, the
-rounds split into two halves, whose disagreement is the noise floor. Prints median, p90 and worst error, the bias, and the share of
-measurements inside the 90 % interval, beside the datasheet's roofline on the same cases.
+rounds split into two halves, whose disagreement is the noise floor. Prints median, p90 and worst error, the bias, and the
+share of measurements inside the 90 % interval, beside the datasheet's roofline on the same cases.
 """
 
 from __future__ import annotations
