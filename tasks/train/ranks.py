@@ -98,7 +98,6 @@ class Ranks:
                 "HOROVOD_GLOO_TIMEOUT_SECONDS": "120",
                 # What is fused depends on timing, and with it the order, and so the last digit, of a sum.
                 "HOROVOD_FUSION_THRESHOLD": "0",
-                "HOROVOD_CYCLE_TIME": "0.2",  # ms; waiting longer serves fusion only
             }
         return environment
 
