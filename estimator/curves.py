@@ -27,10 +27,6 @@ class Interval(_Value):
         """The interval of a quantity `factor` (>= 0) times as large."""
         return Interval(median=self.median * factor, low=self.low * factor, high=self.high * factor)
 
-    def __add__(self, constant: float) -> Interval:
-        """The interval of a quantity larger by an exactly known `constant`."""
-        return Interval(median=self.median + constant, low=self.low + constant, high=self.high + constant)
-
 
 class Affine(_Value):
     """fixed + per_sample · batch size."""

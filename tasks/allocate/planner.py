@@ -23,7 +23,7 @@ from trainwright.tasks.pool import Device, Pool
 
 EXACT_LIMIT = 20_000
 _SHOWN = 10
-_START_S = 10.0  # processes start, data is read
+_START_S = Interval(median=6.0, low=3.0, high=20.0)  # processes start, data is read: a prior
 _LOOPBACK_BYTES_PER_S, _LOOPBACK_LATENCY_S = 0.5e9, 2e-3  # Gloo between two ranks of one machine, as a prior
 _GOOD_ENOUGH = 0.9  # of the best throughput
 _NORMAL = NormalDist()
@@ -162,7 +162,7 @@ class _Planner:
         # Nobody measured this machine's collectives: half and three times the prior are the bounds.
         step = Interval(median=step.median + shared, low=step.low + shared / 2, high=step.high + 3 * shared)
         steps = self.steps_per_epoch(size) * self.job.train.epochs
-        duration = step * steps + _START_S
+        duration = _sum(step * steps, _START_S)
         powers = [self._powers(device) for device in devices]
         energy = None
         if all(power is not None for power in powers):
@@ -171,9 +171,8 @@ class _Planner:
             idle = sum(
                 watts * (step.median - one.median) for (watts, _), one in zip(filter(None, powers), times, strict=True)
             )
-            start = sum(watts * _START_S for watts, _ in filter(None, powers))
             scale = steps * (busy + idle) / step.median
-            energy = step * scale + start
+            energy = _sum(step * scale, _START_S * sum(watts for watts, _ in filter(None, powers)))
         cost = self._cost(devices, duration, energy)
         prediction = Prediction(step_time_s=step, duration_s=duration, energy_j=energy, cost=cost)
         upper = {
@@ -207,9 +206,7 @@ class _Planner:
         total = duration * (sum(price or 0.0 for price in rent) / 3600)
         if "energy" in prices and energy is not None:
             power = energy * (prices["energy"] / 3.6e6)
-            total = Interval(
-                median=total.median + power.median, low=total.low + power.low, high=total.high + power.high
-            )
+            total = _sum(total, power)
         return total
 
     def objective(self, one: _Configuration) -> float:
@@ -357,6 +354,11 @@ def _kinds(devices: Sequence[Device]) -> dict[str, int]:
         speed = f" (speed {device.speed:g}, emulated)" if device.speed is not None else ""
         counts[device.type + cores + speed] = counts.get(device.type + cores + speed, 0) + 1
     return counts
+
+
+def _sum(one: Interval, other: Interval) -> Interval:
+    """The interval of a sum whose parts err together, which is the widest it can be."""
+    return Interval(median=one.median + other.median, low=one.low + other.low, high=one.high + other.high)
 
 
 def _at(interval: Interval, confidence: float) -> float:
