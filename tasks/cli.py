@@ -195,7 +195,7 @@ def extract(
         ("operations in a step", str(sum(structure.operations.values()))),
         ("read by", structure.method),
     ]
-    screen.table("in all", ("", ""), facts, right=(1,))
+    screen.facts("in all", facts)
 
 
 def _structure(model: str, batch_size: int, config: list[str] | None, optimizer: str, precision: str) -> Any:
@@ -249,7 +249,7 @@ def calibrate(
         ("took", screen.seconds(result.duration_s)),
         ("written to", str(out)),
     ]
-    screen.table(f"{result.device_type}, {threads} thread(s)", ("", ""), facts)
+    screen.facts(f"{result.device_type}, {threads} thread(s)", facts)
 
 
 @app.command()
@@ -292,7 +292,7 @@ def estimate(
         ("energy of a step", screen.interval(document["energy_j"], lambda value: screen.amount(value, "J"))),
         ("power known from", str(document["energy_source"])),
     ]
-    screen.table(f"{model} at batch {batch_size}", ("", "median (90 % interval)"), facts)
+    screen.facts(f"{model} at batch {batch_size}: median (90 % interval)", facts)
 
 
 @app.command()
@@ -339,7 +339,7 @@ def plan(
         ("cost", screen.interval(predicted.get("cost"), lambda value: f"{value:.4g}")),
         ("deadline", screen.seconds(result.deadline_s)),
     ]
-    screen.table(f"predicted, least {result.objective}", ("", "median (90 % interval)"), facts, right=(1,))
+    screen.facts(f"predicted, least {result.objective}: median (90 % interval)", facts)
     rows = [
         (", ".join(f"{count} x {kind}" for kind, count in other.devices.items()), str(other.global_batch_size),
          screen.seconds(other.predicted.duration_s.median if other.predicted else None), other.reason)
@@ -401,7 +401,7 @@ def search_lr(
         ("because", result.reason),
         ("run", run.uri),
     ]
-    screen.table("learning rate", ("", ""), facts)
+    screen.facts("learning rate", facts)
 
 
 @app.command()
@@ -449,15 +449,12 @@ def analyze(
     if as_json:
         _print_model(report)
         return
-    screen.table(
-        "report",
-        ("", ""),
-        [
-            ("run", report.run),
-            ("report", f"{chosen.uri}/{report.html}"),
-            ("compared with", f"{report.runs_compared} run(s)"),
-        ],
-    )
+    lines = [
+        ("run", report.run),
+        ("report", f"{chosen.uri}/{report.html}"),
+        ("compared with", f"{report.runs_compared} run(s)"),
+    ]
+    screen.facts("report", lines)
 
 
 @app.command()
@@ -490,11 +487,16 @@ def runs(
     rows = [
         (
             str(one["id"]), str(one["job"]), str(one["state"]) + (f" in {one['step']}" if one["step"] else ""),
-            screen.seconds(one["seconds"]), "  ".join(f"{name} {value:.4f}" for name, value in one["metrics"].items()),
+            screen.seconds(one["seconds"]), _one_metric(one["metrics"]),
         )
         for one in documents
     ]  # fmt: skip
-    screen.table(f"{len(rows)} run(s)", ("run", "job", "state", "steps took", "metrics"), rows, right=(3,))
+    screen.table(f"{len(rows)} run(s)", ("run", "job", "state", "steps took", "result"), rows, right=(3,))
+
+
+def _one_metric(metrics: dict[str, float]) -> str:
+    name = next((one for one in ("accuracy", "loss") if one in metrics), None)
+    return f"{name} {metrics[name]:.4f}" if name else ""
 
 
 @app.command()

@@ -63,10 +63,24 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, 
     """Print a table; `right` are the columns of figures."""
     grid = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for number, column in enumerate(columns):
-        grid.add_column(column, justify="right" if number in right else "left", header_style="dim", overflow="fold")
+        grid.add_column(
+            column,
+            justify="right" if number in right else "left",
+            header_style="dim",
+            overflow="fold",
+            no_wrap=number == 0,
+        )
     for row in rows:
         grid.add_row(*(escape(cell) for cell in row))
     out.print(grid)
+    out.print()
+
+
+def facts(title: str, lines: Iterable[tuple[str, str]]) -> None:
+    """Print names and values, a line each; a long value is not broken, so that it can be copied."""
+    out.print(title, style="bold", markup=False)
+    for name, value in lines:
+        out.print(f"  {name:<22} {value}", soft_wrap=True, markup=False)
     out.print()
 
 
@@ -178,18 +192,18 @@ def _summary(name: str, event: dict[str, Any]) -> str:
 def show_run(document: dict[str, Any]) -> None:
     """The closing summary of a run."""
     out.print()
-    facts = [("state", document["state"]), ("run", document["run"])]
-    facts += [(name, f"{value:.4f}") for name, value in document["metrics"].items()]
+    lines = [("state", document["state"])]
+    lines += [(name.replace("_", " "), f"{value:.4f}") for name, value in document["metrics"].items()]
     if document["learning_rate"] is not None:
-        facts.append(("learning rate", f"{document['learning_rate']:.3g}"))
-    if document["report"]:
-        facts += [
-            ("report", document["report"]),
-            ("open it with", f"trainwright show {document['run'].rsplit('/', 1)[-1]} --report report.html"),
-        ]
+        lines.append(("learning rate", f"{document['learning_rate']:.3g}"))
+    if document["global_batch_size"] is not None:
+        lines.append(("global batch", str(document["global_batch_size"])))
     if document.get("error"):
-        facts.append(("error", f"{document['error']['kind']}: {document['error']['message']}"))
-    table(document["job"], ("", ""), facts)
+        lines.append(("error", f"{document['error']['kind']}: {document['error']['message']}"))
+    lines.append(("run", document["run"]))
+    if document["report"]:
+        lines.append(("report", f"trainwright show {document['run'].rsplit('/', 1)[-1]} --report report.html"))
+    facts(document["job"], lines)
     predicted, measured = document["predicted"], document["measured"]
     if predicted and measured:
         rows = []
@@ -217,15 +231,7 @@ def show_run(document: dict[str, Any]) -> None:
             )
             for device in document["devices"]
         ]  # fmt: skip
-        columns = (
-            "device",
-            "batch",
-            "own step time",
-            "waited in all",
-            "peak memory",
-            "samples",
-            "held to its share by",
-        )
+        columns = ("device", "batch", "own step time", "waited", "memory", "samples", "held by")
         table("devices", columns, used, right=(1, 2, 3, 4, 5))
     if document["steps"]:
         known = [(name, document["steps"][name]) for name in STEPS if name in document["steps"]]
