@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
@@ -202,7 +204,8 @@ def show_run(document: dict[str, Any]) -> None:
         lines.append(("error", f"{document['error']['kind']}: {document['error']['message']}"))
     lines.append(("run", document["run"]))
     if document["report"]:
-        lines.append(("report", f"trainwright show {document['run'].rsplit('/', 1)[-1]} --report report.html"))
+        command = "trainwright" if shutil.which("trainwright") else sys.argv[0]
+        lines.append(("report", f"{command} show {document['run'].rsplit('/', 1)[-1]} --report report.html"))
     facts(document["job"], lines)
     predicted, measured = document["predicted"], document["measured"]
     if predicted and measured:
