@@ -68,7 +68,16 @@ class StepOperator(BaseOperator):
         """The step on its run; the steps before it are done first where they are missing."""
         from trainwright.tasks import steps
 
-        return steps.do(self.open(context), self.step, given(self.replay))
+        run = self.open(context)
+        try:
+            return steps.do(run, self.step, given(self.replay))
+        finally:
+            if not self.reference() and self.step not in ("validate", "extract", "estimate", "allocate"):
+                steps.ledger().release(run.uri)  # it took the devices itself, so nobody else gives them back
+
+    def reference(self) -> str | None:
+        """The URI of the run that `run` names; None where this operator opens one for its `job`."""
+        return given(self.run.get("run") if isinstance(self.run, dict) else self.run)
 
     def open(self, context: Context) -> Run:
         """The run to work on."""
@@ -76,10 +85,9 @@ class StepOperator(BaseOperator):
         from trainwright.tasks.job import load_job
         from trainwright.tasks.run import Run
 
-        reference = self.run
-        uri = reference.get("run") if isinstance(reference, dict) else given(reference)
+        uri = self.reference()
         if uri:
-            return Run(str(uri))
+            return Run(uri)
         job = load_job(self.job if isinstance(self.job, dict) else given(self.job) or "", given(self.device_pool))
         replay = given(self.replay)
         if replay is not None:

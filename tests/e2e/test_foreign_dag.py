@@ -9,6 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from trainwright.tasks.allocate.ledger import Ledger
+from trainwright.tasks.settings import settings
+
 ROOT = Path(__file__).parents[2]
 RUN = """
 import json, sys
@@ -39,4 +42,5 @@ def test_the_readmes_foreign_dag_runs_to_success(stack: Path, tmp_path: Path) ->
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])
+    assert Ledger(settings().ledger_url).held() == []
     assert result == {"state": "success", "tasks": {"check": "success", "train": "success", "publish": "success"}}
