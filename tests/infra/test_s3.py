@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import io
 import socket
@@ -45,7 +46,10 @@ def load(access: S3Access, key: str) -> bytes:
 
 def listening(pid: int) -> dict[int, str]:
     """The TCP ports on which a process listens, with the kernel's hexadecimal address."""
-    inodes = {link.readlink().as_posix() for link in Path(f"/proc/{pid}/fd").iterdir()}
+    inodes = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since the folder was listed
+            inodes.add(link.readlink().as_posix())
     found = {}
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
