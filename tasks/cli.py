@@ -98,7 +98,8 @@ def run(
     from trainwright.tasks.launch_dag import ensure_store, run_job
     from trainwright.tasks.settings import settings
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs start with SIGINT ignored
+        signal.signal(number, signal.default_int_handler)
     chosen = load_job(job, pool)
     if chosen.model is None:
         raise BadInput(f"{job}: model: missing, and needed by this step")
