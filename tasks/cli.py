@@ -126,21 +126,11 @@ def validate(job: JobFile, pool: PoolFile = None, as_json: Json = False, debug: 
         _print_model(result)
     elif not as_json:
         rows = [
-            (
-                "met" if one.success else "FAILED",
-                one.expectation,
-                one.column or "",
-                _short(one.observed),
-                str(one.unexpected_count or ""),
-            )
+            ("met" if one.success else "FAILED", one.column or "", _phrase(one.expectation), _short(one.observed))
             for one in result.expectations
         ]
-        screen.table(
-            f"{result.checked_rows} rows, suite {result.suite_source}",
-            ("", "expectation", "column", "observed", "failing rows"),
-            rows,
-            right=(4,),
-        )
+        title = f"{result.checked_rows} rows, suite {result.suite_source}"
+        screen.table(title, ("", "column", "expectation", "observed"), rows)
         for one in result.expectations:
             for row in one.sample_rows:
                 screen.out.print(f"  {one.expectation} {one.column or ''}: {row}", markup=False)
@@ -148,9 +138,13 @@ def validate(job: JobFile, pool: PoolFile = None, as_json: Json = False, debug: 
         raise DataRejected(failure_line(result), validation=result.model_dump(mode="json"))
 
 
+def _phrase(expectation: str) -> str:
+    return expectation.removeprefix("expect_").removeprefix("column_").replace("_", " ")
+
+
 def _short(value: Any) -> str:
     text = "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= 48 else text[:45] + "..."
+    return text if len(text) <= 24 else text[:21] + "..."
 
 
 @app.command()
@@ -487,7 +481,7 @@ def runs(
         return
     rows = [
         (
-            str(one["id"]), str(one["job"]), str(one["state"]) + (f" in {one['step']}" if one["step"] else ""),
+            str(one["id"]), str(one["job"]), str(one["state"]) + (f" ({one['step']})" if one["step"] else ""),
             screen.seconds(one["seconds"]), _one_metric(one["metrics"]),
         )
         for one in documents
