@@ -32,7 +32,7 @@ from trainwright.tasks.artefacts import (
     Result,
     Validation,
 )
-from trainwright.tasks.errors import BadInput, DataRejected, Infeasible, Interrupted, RunHeld, TrainwrightError
+from trainwright.tasks.errors import BadInput, DataRejected, Interrupted, RunHeld, TrainwrightError
 from trainwright.tasks.job import Job
 from trainwright.tasks.pool import Device, load_pool
 from trainwright.tasks.run import Run, final_state, list_runs, open_run
@@ -240,11 +240,7 @@ def allocate(run: Run, replay: str | None = None) -> Reference:
                 f"{lease.holder} for {lease.run}",
                 holder=lease.holder, run=lease.run,
             )  # fmt: skip
-        try:
-            plan = make_plan(job, pool, run.read(Estimate), checked_data(run), free)
-        except Infeasible as error:
-            run.objects.put("infeasible.json", json.dumps(error.document(), indent=1).encode())
-            raise
+        plan = make_plan(job, pool, run.read(Estimate), checked_data(run), free)
     ledger().take(resources(plan), holder(run.status().holder), run.uri)
     run.write(plan)
     return {
