@@ -66,14 +66,14 @@ class StepOperator(BaseOperator):
 
     def work(self, context: Context) -> dict[str, Any]:
         """The step on its run; the steps before it are done first where they are missing."""
-        from trainwright.tasks import steps
+        from trainwright.tasks import step, steps
 
         run = self.open(context)
         try:
             return steps.do(run, self.step, given(self.replay))
         finally:
             if not self.reference() and self.step not in ("validate", "extract", "estimate", "allocate"):
-                steps.ledger().release(run.uri)  # it took the devices itself, so nobody else gives them back
+                step.ledger().release(run.uri)  # it took the devices itself, so nobody else gives them back
 
     def reference(self) -> str | None:
         """The URI of the run that `run` names; None where this operator opens one for its `job`."""
@@ -81,9 +81,9 @@ class StepOperator(BaseOperator):
 
     def open(self, context: Context) -> Run:
         """The run to work on."""
-        from trainwright.tasks import steps
+        from trainwright.tasks import step, steps
         from trainwright.tasks.job import load_job
-        from trainwright.tasks.run import Run
+        from trainwright.tasks.run import Run, replayed
 
         uri = self.reference()
         if uri:
@@ -91,18 +91,18 @@ class StepOperator(BaseOperator):
         job = load_job(self.job if isinstance(self.job, dict) else given(self.job) or "", given(self.device_pool))
         replay = given(self.replay)
         if replay is not None:
-            steps.replayed(replay, job)
+            replayed(replay, job)
         dag_run = context["dag_run"]
-        owner = steps.holder(f"Airflow {dag_run.dag_id} {dag_run.run_id}")
+        owner = step.holder(f"Airflow {dag_run.dag_id} {dag_run.run_id}")
         return steps.open_for(
             job, owner, store=given(self.store), new=replay is not None or str(self.new).lower() == "true"
         )
 
     def on_kill(self) -> None:
         """Stop the running step; training saves a checkpoint first."""
-        from trainwright.tasks import steps
+        from trainwright.tasks import step
 
-        steps.stop.set()
+        step.stop.set()
 
 
 def given(value: object) -> str | None:

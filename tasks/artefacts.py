@@ -160,6 +160,11 @@ class Plan(Artefact):
     search: Literal["exact", "greedy"] = "exact"
     solve_time_s: float
 
+    @property
+    def resources(self) -> list[str]:
+        """The ledger's names of the plan's devices."""
+        return [device.resource for device in self.devices]
+
 
 class LearningRatePoint(Value):
     """One step of the ramp."""

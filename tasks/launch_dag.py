@@ -20,11 +20,11 @@ from typing import Any
 
 from trainwright.infra import local
 from trainwright.infra.process import dying_with_parent
-from trainwright.tasks import steps
+from trainwright.tasks import step, steps
 from trainwright.tasks.allocate.ledger import Heartbeat, Holder
 from trainwright.tasks.errors import Interrupted, ServiceUnreachable, TrainwrightError, from_document
 from trainwright.tasks.job import Job
-from trainwright.tasks.run import Run
+from trainwright.tasks.run import Run, replayed
 from trainwright.tasks.settings import settings
 
 GRACE_S = 3.5
@@ -59,19 +59,19 @@ def run_job(job: Job, *, new: bool, replay: str | None, watch: Watcher) -> Run:
     config = settings()
     ensure_store(config.store)
     if replay is not None:
-        replay, new = steps.replayed(replay, job), True
+        replay, new = replayed(replay, job), True
     name = holder_name()
     run = steps.open_for(job, Holder(name, os.getpid()), new=new)
     watch({"event": "run", "run": run.uri, "holder": name})
     try:
-        with Heartbeat(steps.ledger(), run.uri, [run.hold]):
+        with Heartbeat(step.ledger(), run.uri, [run.hold]):
             _airflow(run, replay, name, watch)
     except KeyboardInterrupt:
         error = Interrupted(f"interrupted; `trainwright run` goes on with {run.uri}", run=run.uri)
         run.note(state="interrupted", error=error.document())
         raise error from None
     finally:
-        steps.ledger().release(run.uri)
+        step.ledger().release(run.uri)
     return run
 
 

@@ -147,6 +147,11 @@ class Device(Document):
         """Whether the device is on this machine."""
         return self.address in LOCAL_ADDRESSES
 
+    @property
+    def resource(self) -> str:
+        """The ledger's name of the device: the same in every pool that lists it so."""
+        return f"device {self.address} {self.id}"
+
 
 def load_pool(path: str | Path | None) -> Pool:
     """The pool in a file; without one, this machine as one CPU device. Raises BadInput with one line."""

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from trainwright.estimator import source as model_source
 from trainwright.estimator.structure import Structure
 from trainwright.tasks.allocate.ledger import Holder, Ledger
-from trainwright.tasks.artefacts import Manifest, RunJob, State, Status
+from trainwright.tasks.artefacts import Manifest, Result, RunJob, State, Status
 from trainwright.tasks.documents import one_line
 from trainwright.tasks.errors import BadInput, CorruptArtefact
 from trainwright.tasks.job import Job
@@ -211,3 +211,26 @@ def final_state(error: BaseException) -> State:
     """The state of a run that ended with this error."""
     kind = getattr(error, "kind", "")
     return "infeasible" if kind == "infeasible" else "interrupted" if kind == "interrupted" else "failed"
+
+
+def replayed(run_uri: str, job: Job) -> str:
+    """The URI of a run to replay, checked: finished training, the same job. Raises BadInput."""
+    earlier = Run(run_uri)
+    if not earlier.exists() or earlier.find(Result) is None:
+        raise BadInput(f"--replay: got {run_uri}; allowed: a run whose training has finished")
+    if earlier.job_name != job.name:
+        raise BadInput(f"--replay: got a run of job {earlier.job_name}; allowed: one of {job.name}")
+    return earlier.uri
+
+
+def resolve(given: str, store: str | None = None) -> Run:
+    """The run of a URI, or of an id as `runs` prints it. Raises BadInput where there is none."""
+    if "://" in given:
+        run = Run(given)
+        if not run.exists():
+            raise BadInput(f"run: got {given}; there is no such run")
+        return run
+    for run in list_runs(store or settings().store):
+        if run.id == given:
+            return run
+    raise BadInput(f"run: got {given!r}; allowed: a run's URI, or an id that `trainwright runs` lists")

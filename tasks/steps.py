@@ -8,19 +8,16 @@ done again. Operators and the command line call these; the work itself is in the
 
 from __future__ import annotations
 
-import functools
 import json
-import threading
-import time
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 from pydantic import BaseModel
 
 from trainwright.estimator.source import BatchSpec
 from trainwright.estimator.structure import Structure
 from trainwright.tasks import progress
-from trainwright.tasks.allocate.ledger import Heartbeat, Holder, Ledger
+from trainwright.tasks.allocate.ledger import Heartbeat, Holder
 from trainwright.tasks.allocate.planner import make_plan, usable
 from trainwright.tasks.artefacts import (
     DataSchema,
@@ -32,29 +29,12 @@ from trainwright.tasks.artefacts import (
     Result,
     Validation,
 )
-from trainwright.tasks.errors import BadInput, DataRejected, Interrupted, RunHeld, TrainwrightError
+from trainwright.tasks.errors import BadInput, DataRejected, RunHeld
 from trainwright.tasks.job import Job
-from trainwright.tasks.pool import Device, load_pool
-from trainwright.tasks.run import Run, final_state, list_runs, open_run
+from trainwright.tasks.pool import load_pool
+from trainwright.tasks.run import Run, open_run
 from trainwright.tasks.settings import settings
-
-Reference = dict[str, Any]
-P = ParamSpec("P")
-Step = Callable[Concatenate[Run, P], Reference]
-
-stop = threading.Event()
-"""Set by whoever wants the running step to end (a signal handler, Airflow's on_kill)."""
-
-
-def ledger() -> Ledger:
-    """The ledger that the settings name."""
-    return Ledger(settings().ledger_url)
-
-
-def holder(default: str) -> Holder:
-    """In whose name leases are taken: who started this process says, else the default."""
-    config = settings()
-    return Holder(config.holder or default, config.holder_pid)
+from trainwright.tasks.step import Reference, holder, ledger, step, stop
 
 
 def open_for(job: Job, owner: Holder, *, store: str | None = None, new: bool = False) -> Run:
@@ -63,51 +43,6 @@ def open_for(job: Job, owner: Holder, *, store: str | None = None, new: bool = F
     for field in job.not_yet_acted_on():
         progress.emit("notice", message=f"{field}: read, but not acted on in this version")
     return open_run(job, store or settings().store, owner, new=new)
-
-
-def step(name: str, *, last: bool = False) -> Callable[[Step[P]], Step[P]]:
-    """Note in the run's status that a step runs, how long it took, how it ended; keep the run's hold alive meanwhile."""
-
-    def decorate(work: Step[P]) -> Step[P]:
-        @functools.wraps(work)
-        def wrapped(run: Run, /, *args: P.args, **kwargs: P.kwargs) -> Reference:
-            started = time.monotonic()
-            progress.emit("step", name=name, state="started", run=run.uri)
-            if not ledger().renew(run.uri, [run.hold]):
-                ledger().take([run.hold], holder(run.status().holder), run.uri)
-            run.note(state="running", step=name, error=None)
-            try:
-                if stop.is_set():
-                    raise Interrupted(f"{name}: stopped before it began")
-                with Heartbeat(ledger(), run.uri, [run.hold]) as beat:
-                    reference = work(run, *args, **kwargs)
-                if beat.lost.is_set():
-                    raise RunHeld(f"{run.uri}: the hold on this run was lost while {name} ran")
-                seconds = time.monotonic() - started
-                before = run.status().steps
-                steps = before | {name: round(before.get(name, 0.0) + seconds, 3)}  # a step done again took both times
-                run.note(steps=steps, **({"state": "success", "step": None} if last else {}))
-                progress.emit("step", name=name, state="done", seconds=seconds, summary=reference)
-            except BaseException as error:
-                _note_failure(run, name, error)
-                raise
-            return {"run": run.uri, **reference}
-
-        return wrapped
-
-    return decorate
-
-
-def _note_failure(run: Run, name: str, error: BaseException) -> None:
-    """Write down how a step ended, give up the hold, and tell whoever watches."""
-    ours = (
-        error if isinstance(error, TrainwrightError) else TrainwrightError(f"{name}: {type(error).__name__}: {error}")
-    )
-    if isinstance(error, KeyboardInterrupt):
-        ours = Interrupted(f"{name}: interrupted")
-    progress.emit("step", name=name, state="failed", error=ours.document())
-    run.note(state=final_state(ours), step=name, error=ours.document())
-    ledger().release(run.uri, [run.hold])
 
 
 @step("validate")
@@ -208,16 +143,6 @@ def estimate(run: Run) -> Reference:
     return {"artefact": Estimate.FILE, "mode": found.mode, "device_kinds": len(found.curves)}
 
 
-def resource(device: Device) -> str:
-    """The ledger's name of a device: the same in every pool that lists it so."""
-    return f"device {device.address} {device.id}"
-
-
-def resources(plan: Plan) -> list[str]:
-    """The ledger's names of a plan's devices."""
-    return [resource(device) for device in plan.devices]
-
-
 @step("allocate")
 def allocate(run: Run, replay: str | None = None) -> Reference:
     """Choose the devices and each one's share of the batch, and lease them.
@@ -232,7 +157,7 @@ def allocate(run: Run, replay: str | None = None) -> Reference:
         pool = load_pool(job.pool)
         devices = usable(pool, job.devices)
         held = {lease.resource: lease for lease in ledger().held("device ") if lease.run != run.uri}
-        free = [device for device in devices if resource(device) not in held]
+        free = [device for device in devices if device.resource not in held]
         if len(free) < job.devices.min_count and held:
             lease = next(iter(held.values()))
             raise RunHeld(
@@ -241,7 +166,7 @@ def allocate(run: Run, replay: str | None = None) -> Reference:
                 holder=lease.holder, run=lease.run,
             )  # fmt: skip
         plan = make_plan(job, pool, run.read(Estimate), checked_data(run), free)
-    ledger().take(resources(plan), holder(run.status().holder), run.uri)
+    ledger().take(plan.resources, holder(run.status().holder), run.uri)
     run.write(plan)
     return {
         "artefact": Plan.FILE,
@@ -255,7 +180,7 @@ def allocate(run: Run, replay: str | None = None) -> Reference:
 def release(run: Run) -> Reference:
     """Give the run's devices back, whatever became of it."""
     plan = run.find(Plan)
-    count = ledger().release(run.uri, resources(plan)) if plan is not None else 0
+    count = ledger().release(run.uri, plan.resources) if plan is not None else 0
     progress.emit("step", name="release", state="done", seconds=0.0, summary={"released": count})
     return {"run": run.uri, "released": count}
 
@@ -294,7 +219,7 @@ def search_lr(run: Run, replay: str | None = None) -> Reference:
                 learning_rate=given, interval=(given, given), source="given", reason="the job names it"
             )
         else:
-            with Heartbeat(ledger(), run.uri, resources(run.read(Plan))):
+            with Heartbeat(ledger(), run.uri, run.read(Plan).resources):
                 search = search_learning_rate(_request(run), stop=stop)
             run.objects.put("lr_search.html", plot(search).encode())
         run.write(search)
@@ -316,7 +241,7 @@ def train(run: Run, replay: str | None = None) -> Reference:
         request = _request(run)
         if replay is not None:
             request = request.model_copy(update={"replay_events": Run(replay).read(Result).split_events})
-        names = resources(request.plan)
+        names = request.plan.resources
         ledger().take(names, holder(run.status().holder), run.uri)
         with Heartbeat(ledger(), run.uri, [*names, run.hold]) as beat:
             result = run_training(request, stop=stop, still_mine=lambda: not beat.lost.is_set())
@@ -382,55 +307,3 @@ def do(run: Run, name: str, replay: str | None = None) -> Reference:
 
 def _call(work: Callable[..., Reference], run: Run, replay: str | None) -> Reference:
     return work(run, replay) if work in (allocate, search_lr, train) else work(run)
-
-
-def summary(run: Run) -> dict[str, Any]:
-    """What `run` and `show` print of a run: state, metrics, predicted and measured side by side, where things are."""
-    status, result, plan, search = run.status(), run.find(Result), run.find(Plan), run.find(LearningRateSearch)
-    files = {item.key for item in run.objects.list("report/")}
-    document: dict[str, Any] = {
-        "run": run.uri,
-        "job": run.job_name,
-        "state": status.state,
-        "holder": status.holder,
-        "started_at": status.started_at,
-        "metrics": result.metrics if result else {},
-        "predicted": plan.predicted.model_dump(mode="json") if plan and plan.predicted else None,
-        "measured": result.measured.model_dump(mode="json") if result else None,
-        "steps": status.steps,
-        "devices": [device.model_dump(mode="json") for device in result.devices] if result else [],
-        "planned": [device.model_dump(mode="json") for device in plan.devices] if plan else [],
-        "learning_rate": search.learning_rate if search else None,
-        "global_batch_size": plan.global_batch_size if plan else None,
-        "target_reached": result.target_reached if result else None,
-        "split_events": [event.model_dump(mode="json") for event in result.split_events] if result else [],
-        "checkpoints": [f"{run.uri}/{checkpoint.path}" for checkpoint in result.checkpoints] if result else [],
-        "report": f"{run.uri}/report/report.html" if "report/report.html" in files else None,
-        "manifest": f"{run.uri}/manifest.json" if run.finished() else None,
-    }
-    if status.error is not None:
-        document["error"] = status.error
-    return document
-
-
-def replayed(run_uri: str, job: Job) -> str:
-    """The URI of a run to replay, checked: finished training, the same job. Raises BadInput."""
-    earlier = Run(run_uri)
-    if not earlier.exists() or earlier.find(Result) is None:
-        raise BadInput(f"--replay: got {run_uri}; allowed: a run whose training has finished")
-    if earlier.job_name != job.name:
-        raise BadInput(f"--replay: got a run of job {earlier.job_name}; allowed: one of {job.name}")
-    return earlier.uri
-
-
-def resolve(given: str, store: str | None = None) -> Run:
-    """The run of a URI, or of an id as `runs` prints it. Raises BadInput where there is none."""
-    if "://" in given:
-        run = Run(given)
-        if not run.exists():
-            raise BadInput(f"run: got {given}; there is no such run")
-        return run
-    for run in list_runs(store or settings().store):
-        if run.id == given:
-            return run
-    raise BadInput(f"run: got {given!r}; allowed: a run's URI, or an id that `trainwright runs` lists")

@@ -21,8 +21,8 @@ import yaml
 from trainwright.tasks.allocate.ledger import Ledger
 from trainwright.tasks.run import Run, list_runs
 from trainwright.tasks.settings import settings
-from trainwright.tasks.steps import summary
 from trainwright.tasks.store import verify
+from trainwright.tasks.summary import summary
 
 JOBS = Path(__file__).parents[2] / "dags" / "jobs"
 TRAINWRIGHT = [sys.executable, "-m", "trainwright.tasks.cli"]

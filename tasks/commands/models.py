@@ -1,0 +1,151 @@
+"""Commands about a model and a device, without a run: extract, calibrate, estimate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trainwright.estimator.errors import BadInput
+from trainwright.tasks.commands.options import Debug, Json, print_json, print_model
+
+
+def extract(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="path/to/model.py or package.module")],
+    batch_size: Annotated[int, typer.Option("--batch-size", help="samples in the traced step")] = 32,
+    config: Annotated[
+        list[str] | None, typer.Option("--config", metavar="k=v", help="an argument of build_model")
+    ] = None,
+    optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw")] = "adamw",
+    precision: Annotated[str, typer.Option(help="fp32 or fp64")] = "fp32",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Read a model's structure from its code, without allocating it."""
+    from trainwright.tasks import screen
+
+    with screen.err.status("tracing a training step"):
+        structure = _structure(model, batch_size, config, optimizer, precision)
+    if as_json:
+        print_model(structure)
+        return
+    rows = [
+        (
+            layer.name,
+            layer.kind,
+            "x".join(map(str, layer.output_shape)),
+            f"{layer.parameters:,}",
+            screen.amount(layer.forward_flops, "FLOP"),
+        )
+        for layer in structure.layers
+    ]
+    screen.table(
+        f"{model} at batch {structure.batch_size}",
+        ("layer", "kind", "output", "parameters", "forward"),
+        rows,
+        right=(2, 3, 4),
+    )
+    facts = [
+        ("parameters", f"{structure.parameters:,}"),
+        ("forward, a sample", screen.amount(structure.forward_flops_per_sample, "FLOP")),
+        ("activations, a sample", screen.size(structure.activation_bytes_per_sample)),
+        ("operations in a step", str(sum(structure.operations.values()))),
+        ("read by", structure.method),
+    ]
+    screen.facts("in all", facts)
+
+
+def _structure(model: str, batch_size: int, config: list[str] | None, optimizer: str, precision: str) -> Any:
+    from trainwright.estimator.structure import Structure
+    from trainwright.tasks import alone
+    from trainwright.tasks.documents import parse_text, validated
+    from trainwright.tasks.job import ModelSpec, Optimizer, TrainSpec
+
+    if model.endswith(".json"):
+        from pydantic import ValidationError
+
+        try:
+            return Structure.model_validate_json(Path(model).read_bytes())
+        except (OSError, ValidationError, ValueError) as error:
+            raise BadInput(f"{model}: not a structure.json ({type(error).__name__})") from None
+    arguments: dict[str, Any] = {}
+    for one in config or []:
+        name, equals, value = one.partition("=")
+        if not equals or not name.isidentifier():
+            raise BadInput(f"--config: got {one!r}; allowed: name=value")
+        arguments |= parse_text(f"{name}: {value}", "--config")
+    spec = validated(ModelSpec, {"source": model, "config": arguments}, "model")
+    rule = validated(Optimizer, {"name": optimizer}, "--optimizer")
+    chosen = validated(TrainSpec, {"precision": precision}, "--precision").precision
+    return alone.extract_model(spec, batch_size=batch_size, optimizer=rule, precision=chosen)
+
+
+def calibrate(
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="where the calibration is written")],
+    budget: Annotated[float, typer.Option(help="seconds to measure")] = 90.0,
+    device: Annotated[str, typer.Option(help="cpu or cuda:0")] = "cpu",
+    threads: Annotated[int, typer.Option(help="CPU threads")] = 1,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure this machine, so that estimates are of it."""
+    from trainwright.tasks import screen
+    from trainwright.tasks.calibrate import calibrate as measure
+
+    with screen.err.status(f"measuring for up to {budget:.0f} s"):
+        result = measure(out, budget_s=budget, device=device, threads=threads)
+    if as_json:
+        print_model(result)
+        return
+    error = result.cross_validated_error
+    facts = [
+        ("measurements", str(result.measurements)),
+        ("error, cross-validated", f"median {100 * error.median:.0f} %, p90 {100 * error.p90:.0f} %"),
+        ("drift of the machine", f"{100 * result.sentinel_drift:.1f} %"),
+        ("took", screen.seconds(result.duration_s)),
+        ("written to", str(out)),
+    ]
+    screen.facts(f"{result.device_type}, {threads} thread(s)", facts)
+
+
+def estimate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="path/to/model.py, package.module or structure.json")],
+    batch_size: Annotated[int, typer.Option("--batch-size", help="samples in a step")],
+    calibration: Annotated[
+        Path | None, typer.Option("--calibration", metavar="FILE", help="from `calibrate --out`")
+    ] = None,
+    device_type: Annotated[
+        str | None, typer.Option("--device-type", metavar="NAME", help="a known device type")
+    ] = None,
+    config: Annotated[
+        list[str] | None, typer.Option("--config", metavar="k=v", help="an argument of build_model")
+    ] = None,
+    optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw")] = "adamw",
+    precision: Annotated[str, typer.Option(help="fp32 or fp64")] = "fp32",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Predict time, memory and energy of a training step on a device type."""
+    from trainwright.estimator.calibration import load as load_calibration
+    from trainwright.tasks import alone, screen
+
+    if calibration is None and device_type is None:
+        raise BadInput("estimate: give --calibration FILE or --device-type NAME")
+    if batch_size < 1:
+        raise BadInput(f"--batch-size: got {batch_size}; allowed: 1 or more")
+    measured = load_calibration(calibration) if calibration is not None else None
+    structure = _structure(model, batch_size, config, optimizer, precision)
+    document = alone.estimate_step(structure, batch_size=batch_size, device_type=device_type, calibration=measured)
+    if as_json:
+        print_json(document)
+        return
+    memory = document["peak_memory_bytes"]
+    facts = [
+        ("mode", f"{document['mode']}, coverage {100 * document['coverage']:.0f} %"),
+        ("step time", screen.interval(document["step_time_s"], screen.seconds)),
+        ("peak memory", f"{screen.size(memory['expected'])}  (safe: {screen.size(memory['safe'])})"),
+        ("energy of a step", screen.interval(document["energy_j"], lambda value: screen.amount(value, "J"))),
+        ("power known from", str(document["energy_source"])),
+    ]
+    screen.facts(f"{model} at batch {batch_size}: median (90 % interval)", facts)

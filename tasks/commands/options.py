@@ -1,0 +1,32 @@
+"""What commands share: options, and the JSON document on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="a job file (YAML or JSON)")]
+PoolFile = Annotated[Path | None, typer.Option("--pool", metavar="FILE", help="a pool file; overrides the job's")]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON document on stdout")]
+Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
+Store = Annotated[
+    str | None, typer.Option("--store", metavar="URI", help="where runs are kept; default: TRAINWRIGHT_STORE")
+]
+
+
+def print_json(document: Any) -> None:
+    """The document, alone on stdout."""
+    sys.stdout.write(json.dumps(document, indent=2, allow_nan=False, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def print_model(model: BaseModel, **options: Any) -> None:
+    """An artefact, as its file has it."""
+    print_json(model.model_dump(mode="json", **options))

@@ -1,0 +1,217 @@
+"""Commands that make runs and show them. Each reads arguments, calls a step, prints."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trainwright.estimator.errors import BadInput
+from trainwright.tasks.commands.options import Debug, JobFile, Json, PoolFile, Store, print_json, print_model
+
+
+def run(
+    job: JobFile,
+    pool: PoolFile = None,
+    new: Annotated[bool, typer.Option("--new", help="start afresh instead of continuing an unfinished run")] = False,
+    replay: Annotated[
+        str | None, typer.Option("--replay", metavar="RUN", help="use a run's plan, learning rate, splits")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Do the whole chain for a job, through Airflow: validate, size, train, store, analyse."""
+    from trainwright.tasks import screen
+    from trainwright.tasks.job import load_job
+    from trainwright.tasks.launch_dag import ensure_store, run_job
+    from trainwright.tasks.run import resolve
+    from trainwright.tasks.settings import settings
+    from trainwright.tasks.summary import summary
+
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs start with SIGINT ignored
+        signal.signal(number, signal.default_int_handler)
+    chosen = load_job(job, pool)
+    if chosen.model is None:
+        raise BadInput(f"{job}: model: missing, and needed by this step")
+    if replay is not None:
+        ensure_store(settings().store)
+        replay = resolve(replay).uri
+    with screen.Watch() as watch:
+        done = run_job(chosen, new=new, replay=replay, watch=watch)
+    document = summary(done)
+    print_json(document) if as_json else screen.show_run(document)
+
+
+def _in_process(job: Path, pool: Path | None, store: str | None, name: str, plan_file: Path | None = None) -> Any:
+    """Do a step of a job's run in this process, and what is missing before it; give the devices back."""
+    from trainwright.tasks import progress, screen, step, steps
+    from trainwright.tasks.allocate.ledger import Holder
+    from trainwright.tasks.artefacts import Plan
+    from trainwright.tasks.job import load_job
+    from trainwright.tasks.launch_dag import ensure_store, holder_name
+    from trainwright.tasks.settings import settings
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: step.stop.set())
+    chosen = load_job(job, pool)
+    given = None
+    if plan_file is not None:
+        try:
+            given = Plan.model_validate_json(plan_file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise BadInput(f"--plan: {plan_file} is not a plan.json ({type(error).__name__})") from None
+    ensure_store(store or settings().store)
+    with screen.Watch() as watch:
+        progress.listen(watch)
+        run = steps.open_for(chosen, Holder(holder_name(), os.getpid()), store=store)
+        watch({"event": "run", "run": run.uri})
+        try:
+            if given is not None:
+                run.write(given)
+            steps.do(run, name)
+        finally:
+            step.ledger().release(run.uri)
+    return run
+
+
+def search_lr(
+    job: JobFile, pool: PoolFile = None, store: Store = None, as_json: Json = False, debug: Debug = False
+) -> None:
+    """Find the learning rate on the real model and data, on leased devices."""
+    from trainwright.tasks import screen
+    from trainwright.tasks.artefacts import LearningRateSearch
+
+    run = _in_process(job, pool, store, "search_lr")
+    result = run.read(LearningRateSearch)
+    if as_json:
+        print_model(result)
+        return
+    low, high = result.interval
+    facts = [
+        ("learning rate", f"{result.learning_rate:.3g}"),
+        ("interval", f"{low:.2g} to {high:.2g}"),
+        ("because", result.reason),
+        ("run", run.uri),
+    ]
+    screen.facts("learning rate", facts)
+
+
+def train(
+    job: JobFile,
+    pool: PoolFile = None,
+    plan_file: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="a plan.json to train by")] = None,
+    store: Store = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train a job in this process's care, without Airflow; the steps before it are done where they are missing."""
+    from trainwright.tasks import screen
+    from trainwright.tasks.summary import summary
+
+    run = _in_process(job, pool, store, "train", plan_file)
+    run.note(state="success", step=None)
+    document = summary(run)
+    print_json(document) if as_json else screen.show_run(document)
+
+
+def analyze(
+    run_id: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="a run; default: the newest finished one")
+    ] = None,
+    store: Store = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Analyse a finished run beside all earlier ones; write its report anew."""
+    from trainwright.tasks import screen
+    from trainwright.tasks.analyze import analyze as report_on
+    from trainwright.tasks.run import list_runs, resolve
+    from trainwright.tasks.settings import settings
+
+    if run_id is not None:
+        chosen = resolve(run_id, store)
+    else:
+        finished = (one for one in list_runs(store or settings().store) if one.finished())
+        found = next(finished, None)
+        if found is None:
+            raise BadInput("analyze: the store holds no finished run; `trainwright run JOB` makes one")
+        chosen = found
+    report = report_on(chosen, chosen.store_uri)
+    if as_json:
+        print_model(report)
+        return
+    lines = [
+        ("run", report.run),
+        ("report", f"{chosen.uri}/{report.html}"),
+        ("compared with", f"{report.runs_compared} run(s)"),
+    ]
+    screen.facts("report", lines)
+
+
+def runs(
+    job: Annotated[str | None, typer.Argument(metavar="[JOB NAME]", help="of this job only")] = None,
+    store: Store = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the runs, newest first."""
+    from trainwright.tasks import screen
+    from trainwright.tasks.artefacts import Result, Status
+    from trainwright.tasks.run import list_runs
+    from trainwright.tasks.settings import settings
+
+    documents: list[dict[str, Any]] = []
+    for one in list_runs(store or settings().store, job):
+        status, result = one.find(Status), one.find(Result)
+        if status is not None:
+            documents.append(
+                {
+                    "run": one.uri, "id": one.id, "job": one.job_name, "state": status.state, "step": status.step,
+                    "started_at": status.started_at, "seconds": sum(status.steps.values()),
+                    "metrics": result.metrics if result else {},
+                }
+            )  # fmt: skip
+    if as_json:
+        print_json({"runs": documents})
+        return
+    rows = [
+        (
+            str(one["id"]), str(one["job"]), str(one["state"]) + (f" ({one['step']})" if one["step"] else ""),
+            screen.seconds(one["seconds"]), _one_metric(one["metrics"]),
+        )
+        for one in documents
+    ]  # fmt: skip
+    screen.table(f"{len(rows)} run(s)", ("run", "job", "state", "steps took", "result"), rows, right=(3,))
+
+
+def _one_metric(metrics: dict[str, float]) -> str:
+    name = next((one for one in ("accuracy", "loss") if one in metrics), None)
+    return f"{name} {metrics[name]:.4f}" if name else ""
+
+
+def show(
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="a run's id or URI")],
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="save the run's report to a file")
+    ] = None,
+    store: Store = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show a run: what was predicted and measured, where things are."""
+    from trainwright.tasks import screen
+    from trainwright.tasks.run import resolve
+    from trainwright.tasks.summary import summary
+
+    chosen = resolve(run_id, store)
+    if report is not None:
+        try:
+            chosen.objects.get_file("report/report.html", report)
+        except FileNotFoundError:
+            raise BadInput(f"{chosen.uri}: has no report yet") from None
+        screen.err.print(f"saved to {report}")
+    document = summary(chosen)
+    print_json(document) if as_json else screen.show_run(document)

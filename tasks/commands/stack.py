@@ -1,0 +1,50 @@
+"""Commands for the embedded stack: up, status, down."""
+
+from __future__ import annotations
+
+from trainwright.tasks.commands.options import Debug, Json, print_json
+
+
+def up(as_json: Json = False, debug: Debug = False) -> None:
+    """Start the embedded stack: S3 server, Airflow with its UI."""
+    from trainwright.infra import local
+    from trainwright.tasks import screen
+    from trainwright.tasks.errors import ServiceUnreachable
+    from trainwright.tasks.launch_dag import dags_folder
+    from trainwright.tasks.settings import settings
+
+    try:
+        with screen.err.status("starting the S3 server and Airflow (a minute the first time)"):
+            local.up(settings().home, dags_folder())
+    except (OSError, TimeoutError) as error:
+        raise ServiceUnreachable(str(error)) from error
+    _stack(as_json)
+
+
+def status(as_json: Json = False, debug: Debug = False) -> None:
+    """Say what of the embedded stack runs, and where."""
+    _stack(as_json)
+
+
+def down(as_json: Json = False, debug: Debug = False) -> None:
+    """Stop the embedded stack; what it stored stays."""
+    from trainwright.infra import local
+    from trainwright.tasks import screen
+    from trainwright.tasks.settings import settings
+
+    with screen.err.status("stopping Airflow and the S3 server"):
+        local.down(settings().home)
+    _stack(as_json)
+
+
+def _stack(as_json: bool) -> None:
+    from trainwright.infra import local
+    from trainwright.tasks import screen
+    from trainwright.tasks.settings import settings
+
+    services = local.status(settings().home)
+    if as_json:
+        print_json({"services": services})
+        return
+    rows = [(one["name"], one["state"], one.get("address") or "", one.get("note") or "") for one in services]
+    screen.table("embedded stack", ("service", "state", "address", ""), rows)

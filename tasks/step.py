@@ -1,0 +1,78 @@
+"""What surrounds a step of a run: its hold on the run, its line in the status, how it is stopped, how its failure is told."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec
+
+from trainwright.tasks import progress
+from trainwright.tasks.allocate.ledger import Heartbeat, Holder, Ledger
+from trainwright.tasks.errors import Interrupted, RunHeld, TrainwrightError
+from trainwright.tasks.run import Run, final_state
+from trainwright.tasks.settings import settings
+
+Reference = dict[str, Any]
+P = ParamSpec("P")
+Step = Callable[Concatenate[Run, P], Reference]
+
+stop = threading.Event()
+"""Set by whoever wants the running step to end (a signal handler, Airflow's on_kill)."""
+
+
+def ledger() -> Ledger:
+    """The ledger that the settings name."""
+    return Ledger(settings().ledger_url)
+
+
+def holder(default: str) -> Holder:
+    """In whose name leases are taken: who started this process says, else the default."""
+    config = settings()
+    return Holder(config.holder or default, config.holder_pid)
+
+
+def step(name: str, *, last: bool = False) -> Callable[[Step[P]], Step[P]]:
+    """Note in the run's status that a step runs, how long it took, how it ended; keep the run's hold alive meanwhile."""
+
+    def decorate(work: Step[P]) -> Step[P]:
+        @functools.wraps(work)
+        def wrapped(run: Run, /, *args: P.args, **kwargs: P.kwargs) -> Reference:
+            started = time.monotonic()
+            progress.emit("step", name=name, state="started", run=run.uri)
+            if not ledger().renew(run.uri, [run.hold]):
+                ledger().take([run.hold], holder(run.status().holder), run.uri)
+            run.note(state="running", step=name, error=None)
+            try:
+                if stop.is_set():
+                    raise Interrupted(f"{name}: stopped before it began")
+                with Heartbeat(ledger(), run.uri, [run.hold]) as beat:
+                    reference = work(run, *args, **kwargs)
+                if beat.lost.is_set():
+                    raise RunHeld(f"{run.uri}: the hold on this run was lost while {name} ran")
+                seconds = time.monotonic() - started
+                before = run.status().steps
+                steps = before | {name: round(before.get(name, 0.0) + seconds, 3)}  # a step done again took both times
+                run.note(steps=steps, **({"state": "success", "step": None} if last else {}))
+                progress.emit("step", name=name, state="done", seconds=seconds, summary=reference)
+            except BaseException as error:
+                _note_failure(run, name, error)
+                raise
+            return {"run": run.uri, **reference}
+
+        return wrapped
+
+    return decorate
+
+
+def _note_failure(run: Run, name: str, error: BaseException) -> None:
+    """Write down how a step ended, give up the hold, and tell whoever watches."""
+    ours = (
+        error if isinstance(error, TrainwrightError) else TrainwrightError(f"{name}: {type(error).__name__}: {error}")
+    )
+    if isinstance(error, KeyboardInterrupt):
+        ours = Interrupted(f"{name}: interrupted")
+    progress.emit("step", name=name, state="failed", error=ours.document())
+    run.note(state=final_state(ours), step=name, error=ours.document())
+    ledger().release(run.uri, [run.hold])

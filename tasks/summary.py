@@ -1,0 +1,37 @@
+"""What `run` and `show` print of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainwright.tasks.artefacts import LearningRateSearch, Plan, Result
+from trainwright.tasks.run import Run
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """What `run` and `show` print of a run: state, metrics, predicted and measured side by side, where things are."""
+    status, result, plan, search = run.status(), run.find(Result), run.find(Plan), run.find(LearningRateSearch)
+    files = {item.key for item in run.objects.list("report/")}
+    document: dict[str, Any] = {
+        "run": run.uri,
+        "job": run.job_name,
+        "state": status.state,
+        "holder": status.holder,
+        "started_at": status.started_at,
+        "metrics": result.metrics if result else {},
+        "predicted": plan.predicted.model_dump(mode="json") if plan and plan.predicted else None,
+        "measured": result.measured.model_dump(mode="json") if result else None,
+        "steps": status.steps,
+        "devices": [device.model_dump(mode="json") for device in result.devices] if result else [],
+        "planned": [device.model_dump(mode="json") for device in plan.devices] if plan else [],
+        "learning_rate": search.learning_rate if search else None,
+        "global_batch_size": plan.global_batch_size if plan else None,
+        "target_reached": result.target_reached if result else None,
+        "split_events": [event.model_dump(mode="json") for event in result.split_events] if result else [],
+        "checkpoints": [f"{run.uri}/{checkpoint.path}" for checkpoint in result.checkpoints] if result else [],
+        "report": f"{run.uri}/report/report.html" if "report/report.html" in files else None,
+        "manifest": f"{run.uri}/manifest.json" if run.finished() else None,
+    }
+    if status.error is not None:
+        document["error"] = status.error
+    return document
