@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from datetime import UTC, datetime
 
 from airflow.sdk import DAG, Param
@@ -83,7 +84,7 @@ for path in JOB_FILES:
         name, problem, cron = job.name, None, job.schedule.cron if job.schedule else None
     except BadInput as error:  # one bad file must not take the other DAGs away; its own DAG says what is wrong
         logging.getLogger(__name__).warning("%s", error)
-        name, problem, cron = path.stem, str(error), None
+        name, problem, cron = re.sub(r"[^a-z0-9-]+", "-", path.stem.lower()), str(error), None
     with DAG(
         f"retrain_{name}",
         description=problem or f"Retrain {name}.",
@@ -91,6 +92,7 @@ for path in JOB_FILES:
         start_date=datetime(2026, 1, 1, tzinfo=UTC),
         catchup=False,
         max_active_runs=1,
+        is_paused_upon_creation=cron is None,
         tags=["trainwright", "job file is wrong"] if problem else ["trainwright"],
         doc_md=f"`{path}`: {problem or 'the whole chain for this job'}",
     ) as scheduled:

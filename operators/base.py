@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
-from trainwright.tasks.errors import RunHeld, ServiceUnreachable, TrainwrightError
+from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, ServiceUnreachable, TrainwrightError
 
 if TYPE_CHECKING:
     from trainwright.tasks.run import Run
@@ -30,7 +30,7 @@ class StepOperator(BaseOperator):
     | failure | what Airflow does |
     |---|---|
     | bad input, rejected data, infeasible plan, failed training | fails at once, no retry |
-    | a service out of reach, devices or run held by another | fails; retried as the task's `retries` say |
+    | a service out of reach, devices or run held by another, killed | fails; retried as the task's `retries` say |
     """
 
     template_fields: Sequence[str] = ("run", "job", "device_pool", "store", "new", "replay")
@@ -59,7 +59,7 @@ class StepOperator(BaseOperator):
         """Do the step. Errors that a retry can't mend become AirflowFailException."""
         try:
             return self.work(context)
-        except (ServiceUnreachable, RunHeld):
+        except (ServiceUnreachable, RunHeld, Interrupted):
             raise
         except TrainwrightError as error:
             raise AirflowFailException(f"{error.kind}: {error}") from error
@@ -72,8 +72,9 @@ class StepOperator(BaseOperator):
         try:
             return steps.do(run, self.step, given(self.replay))
         finally:
-            if not self.reference() and self.step not in ("validate", "extract", "estimate", "allocate"):
-                step.ledger().release(run.uri)  # it took the devices itself, so nobody else gives them back
+            if not self.reference():  # what it took itself nobody else gives back, but for AllocateOperator's devices
+                mine = [run.hold] if self.step == "allocate" else None
+                step.ledger().release(run.uri, mine, holder=step.holder(run).name)
 
     def reference(self) -> str | None:
         """The URI of the run that `run` names; None where this operator opens one for its `job`."""
@@ -82,21 +83,28 @@ class StepOperator(BaseOperator):
     def open(self, context: Context) -> Run:
         """The run to work on."""
         from trainwright.tasks import step, steps
+        from trainwright.tasks.allocate.ledger import Holder
         from trainwright.tasks.job import load_job
         from trainwright.tasks.run import Run, replayed
 
+        dag_run = context["dag_run"]
+        owner = step.act_as(Holder(f"Airflow {dag_run.dag_id} {dag_run.run_id}"))
         uri = self.reference()
         if uri:
             return Run(uri)
+        if not isinstance(self.job, dict) and given(self.job) is None:
+            raise BadInput(f"{self.task_id}: got neither `run` nor `job`; allowed: one of them")
         job = load_job(self.job if isinstance(self.job, dict) else given(self.job) or "", given(self.device_pool))
         replay = given(self.replay)
         if replay is not None:
             replayed(replay, job)
-        dag_run = context["dag_run"]
-        owner = step.holder(f"Airflow {dag_run.dag_id} {dag_run.run_id}")
-        return steps.open_for(
-            job, owner, store=given(self.store), new=replay is not None or str(self.new).lower() == "true"
-        )
+        new, store = replay is not None or str(self.new).lower() == "true", given(self.store)
+        run = steps.open_for(job, owner, store=store, new=new)
+        if self.step in ("train", "store", "analyze") and run.has(steps.ORDER[self.step][1]):
+            # An earlier DAG run did this step: its result is not this one's.
+            step.ledger().release(run.uri, holder=owner.name)
+            run = steps.open_for(job, owner, store=store, new=True)
+        return run
 
     def on_kill(self) -> None:
         """Stop the running step; training saves a checkpoint first."""

@@ -17,19 +17,19 @@ class EstimateOperator(StepOperator):
     prediction for each device type named.
 
     :param model: *(templated)* a model's source alone: a file, or `{"source": …, "config": {…}}`
-    :param device_types: device types to predict for, with `model`
-    :param batch_size: samples in a step, with `model`
+    :param device_types: *(templated)* device types to predict for, with `model`
+    :param batch_size: *(templated)* samples in a step, with `model`
     """
 
     step = "estimate"
-    template_fields: Sequence[str] = (*StepOperator.template_fields, "model", "device_types")
+    template_fields: Sequence[str] = (*StepOperator.template_fields, "model", "device_types", "batch_size")
 
     def __init__(
         self,
         *,
         model: dict[str, Any] | str | None = None,
         device_types: Sequence[str] = ("cpu",),
-        batch_size: int = 32,
+        batch_size: int | str = 32,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -43,8 +43,8 @@ class EstimateOperator(StepOperator):
 
         if self.model is None:
             return super().work(context)
-        structure = alone.extract_model(self.model, batch_size=self.batch_size)
+        batch_size = int(self.batch_size)
+        structure = alone.extract_model(self.model, batch_size=batch_size)
         return {
-            name: alone.estimate_step(structure, batch_size=self.batch_size, device_type=name)
-            for name in self.device_types
+            name: alone.estimate_step(structure, batch_size=batch_size, device_type=name) for name in self.device_types
         }

@@ -17,13 +17,13 @@ class ExtractOperator(StepOperator):
     structure's summary.
 
     :param model: *(templated)* a model's source alone: a file, or `{"source": …, "config": {…}}`
-    :param batch_size: samples in the traced step, with `model`
+    :param batch_size: *(templated)* samples in the traced step, with `model`
     """
 
     step = "extract"
-    template_fields: Sequence[str] = (*StepOperator.template_fields, "model")
+    template_fields: Sequence[str] = (*StepOperator.template_fields, "model", "batch_size")
 
-    def __init__(self, *, model: dict[str, Any] | str | None = None, batch_size: int = 32, **kwargs: Any) -> None:
+    def __init__(self, *, model: dict[str, Any] | str | None = None, batch_size: int | str = 32, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.model = model
         self.batch_size = batch_size
@@ -34,5 +34,5 @@ class ExtractOperator(StepOperator):
 
         if self.model is None:
             return super().work(context)
-        structure = alone.extract_model(self.model, batch_size=self.batch_size)
-        return structure.model_dump(mode="json", exclude={"trace"})
+        structure = alone.extract_model(self.model, batch_size=int(self.batch_size))
+        return structure.model_dump(mode="json", exclude={"trace", "layers"})  # an XCom stays small

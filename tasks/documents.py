@@ -50,11 +50,13 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        seen: set[str] = set()
         for key in keys:
             if not isinstance(key, str):
                 raise yaml.YAMLError(f"the key {key!r} is not text")
-            if keys.count(key) > 1:
+            if key in seen:
                 raise yaml.YAMLError(f"the field {key!r} stands there twice")
+            seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
 

@@ -5,10 +5,11 @@ Paths in a job file are relative to the file; `load_job` makes them absolute. Se
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from trainwright.tasks.documents import Document, Duration, read_mapping, validated
 
@@ -25,6 +26,28 @@ Name = Annotated[
 ]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Scalar = str | int | float | bool | None
+
+
+def _cron_pattern() -> re.Pattern[str]:
+    def field(value: str) -> str:
+        part = rf"(\*|{value}(-{value})?)(/[1-9][0-9]?)?"
+        return rf"{part}(,{part})*"
+
+    months, days = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec", "sun|mon|tue|wed|thu|fri|sat"
+    minute, hour, day = "[0-5]?[0-9]", "([01]?[0-9]|2[0-3])", "(0?[1-9]|[12][0-9]|3[01])"
+    return re.compile(" +".join(map(field, (minute, hour, day, f"(0?[1-9]|1[0-2]|{months})", f"([0-7]|{days})"))))
+
+
+_CRON = _cron_pattern()
+
+
+def _cron(value: str) -> str:
+    if not _CRON.fullmatch(value.strip().lower()):
+        raise ValueError('minute, hour, day, month and weekday as cron writes them, such as "0 3 * * *"')
+    return value
+
+
+Cron = Annotated[str, AfterValidator(_cron)]
 
 
 class DataSpec(Document):
@@ -135,7 +158,7 @@ class DeviceFilter(Document):
 class Schedule(Document):
     """When Airflow runs the job by itself."""
 
-    cron: str | None = Field(default=None, description="five cron fields, UTC")
+    cron: Cron | None = Field(default=None, description="five cron fields, UTC")
     on_new_data: bool = Field(default=False, description="whenever the data's Asset is updated")
 
 

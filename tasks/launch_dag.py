@@ -24,7 +24,7 @@ from trainwright.tasks import step, steps
 from trainwright.tasks.allocate.ledger import Heartbeat, Holder
 from trainwright.tasks.errors import Interrupted, ServiceUnreachable, TrainwrightError, from_document
 from trainwright.tasks.job import Job
-from trainwright.tasks.run import Run, replayed
+from trainwright.tasks.run import Run, final_state, replayed
 from trainwright.tasks.settings import settings
 
 GRACE_S = 3.5
@@ -64,14 +64,18 @@ def run_job(job: Job, *, new: bool, replay: str | None, watch: Watcher) -> Run:
     run = steps.open_for(job, Holder(name, os.getpid()), new=new)
     watch({"event": "run", "run": run.uri, "holder": name})
     try:
-        with Heartbeat(step.ledger(), run.uri, [run.hold]):
+        with Heartbeat(step.ledger(), run.uri, [run.hold], holder=name):
             _airflow(run, replay, name, watch)
     except KeyboardInterrupt:
         error = Interrupted(f"interrupted; `trainwright run` goes on with {run.uri}", run=run.uri)
         run.note(state="interrupted", error=error.document())
         raise error from None
+    except TrainwrightError as error:
+        if run.status().state == "running" and run.status().holder == name:  # no step said why: Airflow itself ended
+            run.note(state=final_state(error), error=error.document())
+        raise
     finally:
-        step.ledger().release(run.uri)
+        step.ledger().release(run.uri, holder=name)
     return run
 
 
@@ -106,7 +110,7 @@ def _airflow(run: Run, replay: str | None, holder: str, watch: Watcher) -> None:
                 raise
             finally:
                 _kill_group(process)
-        if failed is not None or process.returncode != 0:
+        if (failed is not None or process.returncode != 0) and not run.finished():
             run.objects.put_file("logs/airflow.log", log_path)  # a sealed run takes nothing more
         if failed is not None:
             raise failed

@@ -55,7 +55,7 @@ class Run:
         """An artefact. Raises FileNotFoundError where it is not there yet, CorruptArtefact where it can't be read."""
         file = _file(kind)
         try:
-            return kind.model_validate_json(self.objects.get(file))
+            return kind.model_validate_json(self.objects.get(file), extra="ignore")  # a later version's fields
         except ValidationError as error:
             raise CorruptArtefact(f"{self.uri}/{file}: {one_line(error)}") from error
 
@@ -163,8 +163,12 @@ def open_run(job: Job, store_uri: str, holder: Holder, *, new: bool = False) -> 
         run = fresh if new else _unfinished(job, store.uri, model_source.digest(files)) or fresh
         if run is not fresh:
             ledger.release(fresh.uri, [fresh.hold])
-            ledger.take([run.hold], holder, run.uri)
-            run.note(state="running", holder=holder.name, error=None)
+            ledger.take([run.hold], holder, run.uri)  # RunHeld where another was quicker
+            try:
+                run.note(state="running", holder=holder.name, error=None)
+            except BaseException:
+                ledger.release(run.uri, [run.hold], holder=holder.name)
+                raise
             return run
         if files:
             for name, data in files.items():
@@ -189,8 +193,8 @@ def _unfinished(job: Job, store_uri: str, source_sha256: str) -> Run | None:
         stored = run.find(RunJob)
         if stored is None:
             continue  # killed while it was created
-        if run.finished():
-            return None  # only the newest finished run's successors count
+        if run.finished() and run.status().state == "success":
+            return None  # only the newest finished run's successors count; one that is sealed may still lack its report
         if _same(stored, job) and _source_sha256(run) == source_sha256:
             return run
     return None

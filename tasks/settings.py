@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -28,7 +28,7 @@ class Settings:
     store: str
     s3_endpoint: str | None
     s3_region: str
-    ledger_url: str
+    ledger_url: str = field(repr=False)  # it may hold a password
     jobs: Path
     progress: Path | None
     holder: str | None

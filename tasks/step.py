@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec
 
 from trainwright.tasks import progress
 from trainwright.tasks.allocate.ledger import Heartbeat, Holder, Ledger
-from trainwright.tasks.errors import Interrupted, RunHeld, TrainwrightError
+from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, TrainwrightError
 from trainwright.tasks.run import Run, final_state
 from trainwright.tasks.settings import settings
 
@@ -27,10 +27,21 @@ def ledger() -> Ledger:
     return Ledger(settings().ledger_url)
 
 
-def holder(default: str) -> Holder:
-    """In whose name leases are taken: who started this process says, else the default."""
+_me: Holder | None = None
+
+
+def act_as(owner: Holder) -> Holder:
+    """From now on this process holds things in this name, or in the one that whoever started it says; which."""
+    global _me
     config = settings()
-    return Holder(config.holder or default, config.holder_pid)
+    _me = Holder(config.holder, config.holder_pid) if config.holder else owner
+    return _me
+
+
+def holder(run: Run) -> Holder:
+    """In whose name this process holds things: as `act_as` said, else in the name of who opened the run."""
+    config = settings()
+    return _me or Holder(config.holder or run.status().holder, config.holder_pid)
 
 
 def step(name: str, *, last: bool = False) -> Callable[[Step[P]], Step[P]]:
@@ -41,20 +52,25 @@ def step(name: str, *, last: bool = False) -> Callable[[Step[P]], Step[P]]:
         def wrapped(run: Run, /, *args: P.args, **kwargs: P.kwargs) -> Reference:
             started = time.monotonic()
             progress.emit("step", name=name, state="started", run=run.uri)
-            if not ledger().renew(run.uri, [run.hold]):
-                ledger().take([run.hold], holder(run.status().holder), run.uri)
-            run.note(state="running", step=name, error=None)
+            if not run.exists():
+                raise BadInput(f"run: got {run.uri}; there is no such run")
+            me = holder(run)
+            if not ledger().renew(run.uri, [run.hold], holder=me.name):
+                ledger().take([run.hold], me, run.uri)
+            run.note(state="running", step=name, error=None, holder=me.name)
             try:
                 if stop.is_set():
                     raise Interrupted(f"{name}: stopped before it began")
-                with Heartbeat(ledger(), run.uri, [run.hold]) as beat:
+                with Heartbeat(ledger(), run.uri, [run.hold], holder=me.name) as beat:
                     reference = work(run, *args, **kwargs)
-                if beat.lost.is_set():
+                if not beat.still_held():
                     raise RunHeld(f"{run.uri}: the hold on this run was lost while {name} ran")
                 seconds = time.monotonic() - started
                 before = run.status().steps
                 steps = before | {name: round(before.get(name, 0.0) + seconds, 3)}  # a step done again took both times
                 run.note(steps=steps, **({"state": "success", "step": None} if last else {}))
+                if last:
+                    ledger().release(run.uri, holder=me.name)
                 progress.emit("step", name=name, state="done", seconds=seconds, summary=reference)
             except BaseException as error:
                 _note_failure(run, name, error)
@@ -74,5 +90,10 @@ def _note_failure(run: Run, name: str, error: BaseException) -> None:
     if isinstance(error, KeyboardInterrupt):
         ours = Interrupted(f"{name}: interrupted")
     progress.emit("step", name=name, state="failed", error=ours.document())
-    run.note(state=final_state(ours), step=name, error=ours.document())
-    ledger().release(run.uri, [run.hold])
+    me = holder(run)
+    if not ledger().renew(run.uri, [run.hold], holder=me.name):
+        return  # another has the run by now: its status is not ours to write
+    try:
+        run.note(state=final_state(ours), step=name, error=ours.document())
+    finally:
+        ledger().release(run.uri, [run.hold], holder=me.name)

@@ -29,20 +29,21 @@ from trainwright.tasks.artefacts import (
     Result,
     Validation,
 )
-from trainwright.tasks.errors import BadInput, DataRejected, RunHeld
+from trainwright.tasks.errors import BadInput, DataRejected, Infeasible, RunHeld
 from trainwright.tasks.job import Job
 from trainwright.tasks.pool import load_pool
 from trainwright.tasks.run import Run, open_run
 from trainwright.tasks.settings import settings
-from trainwright.tasks.step import Reference, holder, ledger, step, stop
+from trainwright.tasks.step import Reference, act_as, holder, ledger, step, stop
 
 
 def open_for(job: Job, owner: Holder, *, store: str | None = None, new: bool = False) -> Run:
     """The run that works on this job (see `tasks.run.open_run`), its pool checked too."""
-    load_pool(job.pool)
-    for field in job.not_yet_acted_on():
+    pool = load_pool(job.pool)
+    unread = [f"pool {pool.name}: hosts.{host.name}.available" for host in pool.hosts if host.available]
+    for field in [*job.not_yet_acted_on(), *unread]:
         progress.emit("notice", message=f"{field}: read, but not acted on in this version")
-    return open_run(job, store or settings().store, owner, new=new)
+    return open_run(job, store or settings().store, act_as(owner), new=new)
 
 
 @step("validate")
@@ -150,13 +151,18 @@ def allocate(run: Run, replay: str | None = None) -> Reference:
     A run that goes on keeps its plan. Raises Infeasible, or RunHeld where another run holds the devices.
     """
     job = run.job()
-    plan = run.find(Plan)
+    plan = stored = run.find(Plan)
     if plan is None and replay is not None:
         plan = Run(replay).read(Plan)
     if plan is None:
         pool = load_pool(job.pool)
         devices = usable(pool, job.devices)
-        held = {lease.resource: lease for lease in ledger().held("device ") if lease.run != run.uri}
+        wanted = {device.resource for device in devices}
+        held = {
+            lease.resource: lease
+            for lease in ledger().held("device ")
+            if lease.run != run.uri and lease.resource in wanted
+        }
         free = [device for device in devices if device.resource not in held]
         if len(free) < job.devices.min_count and held:
             lease = next(iter(held.values()))
@@ -165,9 +171,22 @@ def allocate(run: Run, replay: str | None = None) -> Reference:
                 f"{lease.holder} for {lease.run}",
                 holder=lease.holder, run=lease.run,
             )  # fmt: skip
-        plan = make_plan(job, pool, run.read(Estimate), checked_data(run), free)
-    ledger().take(plan.resources, holder(run.status().holder), run.uri)
-    run.write(plan)
+        try:
+            plan = make_plan(job, pool, run.read(Estimate), checked_data(run), free)
+        except Infeasible:
+            if not held:
+                raise
+            make_plan(job, pool, run.read(Estimate), checked_data(run), devices)  # Infeasible, whoever holds what
+            lease = next(iter(held.values()))
+            raise RunHeld(
+                f"devices: those that are free do not meet the job's limits; {lease.resource} is held by {lease.holder} for "
+                f"{lease.run}",
+                holder=lease.holder, run=lease.run,
+            ) from None  # fmt: skip
+    if not run.has(Result):  # what is trained needs no devices
+        ledger().take(plan.resources, holder(run), run.uri)
+    if stored is None:
+        run.write(plan)
     return {
         "artefact": Plan.FILE,
         "feasible": plan.feasible,
@@ -180,7 +199,7 @@ def allocate(run: Run, replay: str | None = None) -> Reference:
 def release(run: Run) -> Reference:
     """Give the run's devices back, whatever became of it."""
     plan = run.find(Plan)
-    count = ledger().release(run.uri, plan.resources) if plan is not None else 0
+    count = ledger().release(run.uri, plan.resources, holder=holder(run).name) if plan is not None else 0
     progress.emit("step", name="release", state="done", seconds=0.0, summary={"released": count})
     return {"run": run.uri, "released": count}
 
@@ -219,8 +238,12 @@ def search_lr(run: Run, replay: str | None = None) -> Reference:
                 learning_rate=given, interval=(given, given), source="given", reason="the job names it"
             )
         else:
-            with Heartbeat(ledger(), run.uri, run.read(Plan).resources):
+            names, me = run.read(Plan).resources, holder(run)
+            ledger().take(names, me, run.uri)  # a run that goes on may have lost them
+            with Heartbeat(ledger(), run.uri, names, holder=me.name) as beat:
                 search = search_learning_rate(_request(run), stop=stop)
+            if not beat.still_held():
+                raise RunHeld("the lease on the devices was lost while the learning rate was searched")
             run.objects.put("lr_search.html", plot(search).encode())
         run.write(search)
     return {
@@ -242,9 +265,10 @@ def train(run: Run, replay: str | None = None) -> Reference:
         if replay is not None:
             request = request.model_copy(update={"replay_events": Run(replay).read(Result).split_events})
         names = request.plan.resources
-        ledger().take(names, holder(run.status().holder), run.uri)
-        with Heartbeat(ledger(), run.uri, [*names, run.hold]) as beat:
-            result = run_training(request, stop=stop, still_mine=lambda: not beat.lost.is_set())
+        me = holder(run)
+        ledger().take(names, me, run.uri)
+        with Heartbeat(ledger(), run.uri, [*names, run.hold], holder=me.name) as beat:
+            result = run_training(request, stop=stop, still_mine=beat.mine)
         run.write(result)
     return {
         "artefact": Result.FILE,
@@ -278,7 +302,6 @@ def analyze(run: Run) -> Reference:
     from trainwright.tasks.analyze import analyze as report_on
 
     report = report_on(run, run.store_uri)
-    ledger().release(run.uri)
     return {"artefact": Report.FILE, "report": f"{run.uri}/{report.html}", "runs_compared": report.runs_compared}
 
 

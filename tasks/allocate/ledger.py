@@ -69,14 +69,14 @@ class Ledger:
     def take(self, resources: Iterable[str], holder: Holder, run: str, ttl_s: float = TTL_S) -> int:
         """Lease every resource for a run, or none; what the run holds already is renewed. Returns the token.
 
-        Raises RunHeld, naming the holder and the resource, where one is held by another run.
+        Raises RunHeld, naming the holder and the resource, where one is held for another run, or by another for this one.
         """
         wanted = sorted(set(resources))
         started = _process_started(holder.pid) if holder.pid is not None else None
         with self._transaction() as connection:
             now = time.time()
             for row in connection.execute(sql.select(_leases).where(_leases.c.resource.in_(wanted))):
-                if row.run != run and _alive(row, now):
+                if (row.run, row.holder) != (run, holder.name) and _alive(row, now):
                     raise RunHeld(
                         f"{row.resource} is held by {row.holder} for {row.run}",
                         resource=row.resource, holder=row.holder, run=row.run, expires_in_s=round(row.expires_at - now, 1),
@@ -92,20 +92,20 @@ class Ledger:
                 connection.execute(sql.insert(_leases), [{"resource": resource, **values} for resource in wanted])
         return token
 
-    def renew(self, run: str, resources: Iterable[str], ttl_s: float = TTL_S) -> bool:
-        """Move the expiry of a run's leases on. False where one of them is no longer the run's."""
+    def renew(self, run: str, resources: Iterable[str], ttl_s: float = TTL_S, *, holder: str | None = None) -> bool:
+        """Move the expiry of a run's leases on. False where one of them is no longer the run's (or this holder's)."""
         wanted = sorted(set(resources))
         with self._transaction() as connection:
             changed = connection.execute(
                 sql.update(_leases)
-                .where(_leases.c.resource.in_(wanted), _leases.c.run == run)
+                .where(_leases.c.resource.in_(wanted), _leases.c.run == run, *_held_by(holder))
                 .values(expires_at=time.time() + ttl_s)
             )
             return bool(changed.rowcount == len(wanted))
 
-    def release(self, run: str, resources: Iterable[str] | None = None) -> int:
-        """End a run's leases (all, or these). Returns how many there were; none is no error."""
-        statement = sql.delete(_leases).where(_leases.c.run == run)
+    def release(self, run: str, resources: Iterable[str] | None = None, *, holder: str | None = None) -> int:
+        """End a run's leases (all, these, or only a holder's). Returns how many there were; none is no error."""
+        statement = sql.delete(_leases).where(_leases.c.run == run, *_held_by(holder))
         if resources is not None:
             statement = statement.where(_leases.c.resource.in_(sorted(set(resources))))
         with self._transaction() as connection:
@@ -136,22 +136,39 @@ class _Transaction:
         try:
             _create_tables(self._engine)
             self._connection = self._engine.connect()
-            self._connection.execute(sql.text(_SERIALISE.get(self._engine.dialect.name, "LOCK TABLE leases")))
-        except (sql.exc.OperationalError, OSError) as error:
-            reason = str(getattr(error, "orig", error)).splitlines()[0]
-            raise ServiceUnreachable(
-                f"ledger at {self._where}: {reason}; check TRAINWRIGHT_LEDGER", service="ledger", address=self._where
-            ) from error
+            try:
+                self._connection.execute(sql.text(_SERIALISE.get(self._engine.dialect.name, "LOCK TABLE leases")))
+            except BaseException:
+                self._connection.close()
+                raise
+        except (sql.exc.DBAPIError, OSError) as error:
+            raise self._unreachable(error) from error
         return self._connection
+
+    def _unreachable(self, error: Exception) -> ServiceUnreachable:
+        reason = (str(getattr(error, "orig", error)).splitlines() or [type(error).__name__])[0]
+        return ServiceUnreachable(
+            f"ledger at {self._where}: {reason}; check TRAINWRIGHT_LEDGER", service="ledger", address=self._where
+        )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self._connection.commit()
-        else:
-            self._connection.rollback()
-        self._connection.close()
+        try:
+            if error is None:
+                self._connection.commit()
+            else:
+                self._connection.rollback()
+        except sql.exc.DBAPIError as lost:
+            raise self._unreachable(lost) from lost
+        finally:
+            self._connection.close()
+        if isinstance(error, sql.exc.DBAPIError):
+            raise self._unreachable(error) from error
+
+
+def _held_by(holder: str | None) -> list[sql.ColumnElement[bool]]:
+    return [] if holder is None else [_leases.c.holder == holder]
 
 
 _SERIALISE = {"sqlite": "BEGIN IMMEDIATE"}
@@ -200,24 +217,40 @@ def _alive(row: sql.Row[tuple[object, ...]], now: float) -> bool:
 class Heartbeat:
     """Renews a run's leases from a thread while the block runs. `lost` is set when one of them is another's."""
 
-    def __init__(self, ledger: Ledger, run: str, resources: Iterable[str], ttl_s: float = TTL_S) -> None:
+    def __init__(
+        self, ledger: Ledger, run: str, resources: Iterable[str], ttl_s: float = TTL_S, *, holder: str | None = None
+    ) -> None:
         self._ledger, self._run, self._resources, self._ttl_s = ledger, run, sorted(set(resources)), ttl_s
+        self._holder, self._until = holder, time.time() + ttl_s
         self.lost = threading.Event()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lease-heartbeat", daemon=True)
 
     def _beat(self) -> None:
-        last = time.monotonic()
         while not self._done.wait(self._ttl_s / 6):
             try:
-                if not self._ledger.renew(self._run, self._resources, self._ttl_s):
+                if not self.still_held():
                     self.lost.set()
                     return
-                last = time.monotonic()
             except ServiceUnreachable:
-                if time.monotonic() - last > self._ttl_s:  # nobody can say that the lease is still ours
+                if time.time() > self._until:  # nobody can say that the lease is still ours
                     self.lost.set()
                     return
+
+    def still_held(self) -> bool:
+        """Ask the ledger now, and renew: what sleeps past its expiry must not trust the last beat."""
+        asked_at = time.time()
+        held = self._ledger.renew(self._run, self._resources, self._ttl_s, holder=self._holder)
+        if held:
+            self._until = asked_at + self._ttl_s
+        return held
+
+    def mine(self) -> bool:
+        """Whether the leases are still ours, as far as anybody can say: a ledger out of reach is given their time to live."""
+        try:
+            return not self.lost.is_set() and self.still_held()
+        except ServiceUnreachable:
+            return time.time() < self._until
 
     def __enter__(self) -> Heartbeat:
         self._thread.start()

@@ -142,9 +142,11 @@ class _Planner:
         found = [one for size in sizes if (one := self._with_batch(devices, size)) is not None]
         if not found:
             return None
-        # A larger batch learns less per sample: take the smallest that uses the devices well.
+        # A larger batch learns less per sample: take the smallest that uses the devices well and meets the limits. Where none
+        # does both, the smallest of those that meet them, or else the one that misses them least.
         rates = [one.global_batch_size / one.prediction.step_time_s.median for one in found]
-        return next(one for one, rate in zip(found, rates, strict=True) if rate >= _GOOD_ENOUGH * max(rates))
+        good = [one for one, rate in zip(found, rates, strict=True) if rate >= _GOOD_ENOUGH * max(rates)]
+        return next((one for one in good if self.excess(one) <= 0), None) or min(found, key=self.excess)
 
     def _with_batch(self, devices: Sequence[Device], size: int) -> _Configuration | None:
         curves = [self.estimate.curve(device) for device in devices]
@@ -198,10 +200,10 @@ class _Planner:
         return None if curve.idle_w is None or curve.load_w is None else (curve.idle_w, curve.load_w)
 
     def _cost(self, devices: Sequence[Device], duration: Interval, energy: Interval | None) -> Interval | None:
-        """Rent of the devices by the hour, and energy by the kWh; None where the pool names no price that applies."""
+        """Rent of the devices by the hour, and energy by the kWh; None where the pool names no prices."""
         prices = self.pool.prices
         rent = [prices.get(device.type) for device in devices]
-        if all(price is None for price in rent) and "energy" not in prices:
+        if all(price is None for price in rent) and ("energy" not in prices or energy is None):
             return None
         total = duration * (sum(price or 0.0 for price in rent) / 3600)
         if "energy" in prices and energy is not None:

@@ -73,7 +73,7 @@ def _in_process(job: Path, pool: Path | None, store: str | None, name: str, plan
                 run.write(given)
             steps.do(run, name)
         finally:
-            step.ledger().release(run.uri)
+            step.ledger().release(run.uri, holder=holder_name())
     return run
 
 

@@ -1,0 +1,123 @@
+"""Records a training step as PyTorch's dispatcher sees it: every operation below autograd, every storage's life. Heavy: torch.
+
+With fake tensors nothing is computed; with real ones `clock=True` also times each operation where it stands in the step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch  # noqa: TID253 - recording runs in a process of its own
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: TID253
+from torch.utils.flop_counter import flop_registry  # noqa: TID253
+
+from trainwright.estimator.operations import Operation, describe, hidden_bytes, tensors
+
+
+@dataclass
+class LayerSeen:
+    """A module without children, as it ran."""
+
+    kind: str
+    output_shape: tuple[int, ...] = ()
+    parameters: int = 0
+    forward_flops: float = 0.0
+
+
+@dataclass
+class Recording:
+    """What one step did. Bytes are of tensors' storages; `live_bytes` of an operation counts its results."""
+
+    operations: list[Operation] = field(default_factory=list)
+    forward_flops: float = 0.0
+    activation_bytes: float = 0.0
+    layers: dict[str, LayerSeen] = field(default_factory=dict)
+    layers_running: list[LayerSeen] = field(default_factory=list)
+
+
+class Recorder(TorchDispatchMode):
+    """Records between `start()` and `stop()`; storages are followed all the time.
+
+    `optimizing` is set while the optimizer steps: which number its step count is then does not matter to fake tensors.
+    """
+
+    def __init__(self, *, clock: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not say its types here
+        self.recording: Recording | None = None
+        self.forward = False
+        self.optimizing = False
+        self.live_bytes = 0.0
+        self._clock = clock
+        self._storages: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.optimizing and not self._clock and func is torch.ops.aten._local_scalar_dense.default:
+            return 1.0
+        if self._clock:
+            started = time.perf_counter()
+            out = func(*args, **kwargs)
+            seconds = time.perf_counter() - started
+        else:
+            out, seconds = func(*args, **kwargs), 0.0
+        if func.namespace in ("prim", "profiler"):
+            return out  # bookkeeping, not work
+        if (
+            not self._clock and not func.is_view
+        ):  # a copied module's fake parameters and views of them have storages apart
+            for one in tensors(out):
+                self.watch(one, hidden_bytes(func, args, out) if one.numel() == 0 else 0.0)
+        if self.recording is not None:
+            self._record(self.recording, func, args, kwargs, out, seconds)
+        return out
+
+    def _record(self, recording: Recording, func: Any, args: Any, kwargs: Any, out: Any, seconds: float) -> None:
+        seen = describe(func, args, kwargs, out)
+        seen.seconds, seen.live_bytes = seconds, self.live_bytes
+        recording.operations.append(seen)
+        packet = func._overloadpacket
+        if (
+            self.forward and packet in flop_registry
+        ):  # as torch's counter counts: it has none for fused recurrent layers
+            flops = seen.flops if seen.family != "rnn" else 0.0
+            recording.forward_flops += flops
+            for layer in recording.layers_running:
+                layer.forward_flops += flops
+
+    def watch(self, tensor: torch.Tensor, hidden_bytes: float = 0.0) -> None:
+        """Count a tensor's storage as alive until it ends; `hidden_bytes` is what a fake tensor does not say of its size."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._storages and self._storages[key]() is not None:
+            return
+        size = storage.nbytes() + hidden_bytes
+
+        def ended(_: Any, key: int = key, size: float = size) -> None:
+            self.live_bytes -= size
+            self._storages.pop(key, None)
+
+        self._storages[key] = weakref.ref(storage, ended)
+        self.live_bytes += size
+
+    @contextlib.contextmanager
+    def record(self) -> Iterator[Recording]:
+        """Record what runs inside."""
+        self.recording = Recording()
+        try:
+            yield self.recording
+        finally:
+            self.recording = None
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Record nothing inside: what is not part of the step."""
+        kept, self.recording = self.recording, None
+        try:
+            yield
+        finally:
+            self.recording = kept
