@@ -1,157 +1,520 @@
-"""What calibration measures: single operations over a range of shapes, and whole training steps of small generated networks.
+"""The benchmark family: small networks generated over the range that training uses, whose steps calibration measures.
 
-The networks vary convolution layers, filters, dense layers and widths, image size and batch size (the 2019 family). Heavy: torch.
+The idea of 2019 varied convolution layers, filters, dense layers and widths, image size and batch size; here come recurrent,
+attention, normalisation, embedding and residual blocks, and chains of single operations. Each family is what cross-validation
+leaves out as one. Heavy: torch.
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch  # noqa: TID253 - measuring runs in a process of its own
 from torch import nn  # noqa: TID253
+from torch.nn import functional  # noqa: TID253
+
+CLASSES = 10
+_OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adamw")
 
 
 @dataclass(frozen=True)
-class OpCase:
-    """An operation to time, with what it computes and moves."""
-
-    family: str
-    flops: float
-    bytes: float
-    run: Callable[[], Any]
-
-
-@dataclass(frozen=True)
-class NetworkCase:
-    """A network to train for some steps. Its family is what cross-validation leaves out."""
+class Network:
+    """A network to train for some steps."""
 
     family: str
     build: Callable[[], nn.Module]
-    input_shape: tuple[int, ...]
-    classes: int
+    inputs: Callable[[int], torch.Tensor]
     batch_size: int
+    optimizer: str
+
+    @property
+    def single(self) -> bool:
+        """Whether it is one layer only: it tells of operations, not of steps."""
+        return self.family in _SINGLES
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy, or of a single layer something whose gradient is dense."""
+        return outputs.square().mean() if self.single else functional.cross_entropy(outputs, targets)
+
+    def example_batch(self, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Random inputs and labels."""
+        return self.inputs(batch_size), torch.randint(0, CLASSES, (batch_size,))
 
 
-def _size(*tensors: torch.Tensor) -> float:
-    return float(sum(one.numel() * one.element_size() for one in tensors))
+def networks(seed: int) -> Iterator[Network]:
+    """Networks without end, the families in turn, each with sizes drawn anew; the same for the same seed."""
+    number = 0
+    made = {**_FAMILIES, **_SINGLES}
+    while True:
+        for family in turn():
+            number += 1
+            draw = random.Random(f"{seed} {number}")
+            build, inputs = made[family](draw)
+            yield Network(family, build, inputs, draw.choice((2, 4, 8, 16, 32, 64, 128, 256)), draw.choice(_OPTIMIZERS))
 
 
-def op_cases(seed: int) -> list[OpCase]:
-    """Operations of every family that `structure.family_of` names, small to large."""
-    draw = random.Random(seed)
-    cases: list[OpCase] = []
-    for channels, filters, side in (
-        (1, 16, 8),
-        (1, 64, 8),
-        (16, 32, 16),
-        (32, 32, 8),
-        (64, 64, 8),
-        (64, 64, 16),
-        (3, 32, 32),
-    ):
-        for batch in draw.sample((8, 24, 48, 96, 160), 3):
-            inputs, weight = torch.rand(batch, channels, side, side), torch.rand(filters, channels, 3, 3)
-            out = torch.nn.functional.conv2d(inputs, weight, padding=1)
-            flops = 2.0 * out.numel() * channels * 9
-            cases.append(OpCase("conv", flops, _size(inputs, weight, out), _conv(inputs, weight)))
-            moved = 2 * _size(inputs, weight) + _size(out)
-            cases.append(OpCase("conv_backward", 2 * flops, moved, _conv_backward(inputs, weight, out)))
-    for rows, inner, columns in (
-        (8, 64, 64),
-        (32, 256, 128),
-        (64, 1024, 128),
-        (128, 512, 512),
-        (256, 1024, 256),
-        (512, 512, 512),
-    ):
-        left, right = torch.rand(rows, inner), torch.rand(inner, columns)
-        moved = _size(left, right) + 4.0 * rows * columns
-        cases.append(OpCase("matmul", 2.0 * rows * inner * columns, moved, _mm(left, right)))
-    for count in (16, 256, 4_096, 40_000, 200_000, 800_000, 3_000_000):
-        one, two = torch.rand(count), torch.rand(count)
-        cases.append(OpCase("elementwise", 0.0, 3 * _size(one), partial(torch.add, one, two)))
-        cases.append(
-            OpCase("elementwise", 0.0, 3 * _size(one), partial(torch.Tensor.addcmul_, one, two, two, value=1e-6))
-        )
-        cases.append(OpCase("elementwise", 0.0, 2 * _size(one), partial(torch.relu, one)))
-    for rows, columns in ((32, 10), (128, 100), (512, 512), (2048, 256)):
-        inputs = torch.rand(rows, columns)
-        cases.append(OpCase("norm", 0.0, 2 * _size(inputs), partial(torch.log_softmax, inputs, 1)))
-        cases.append(OpCase("norm", 0.0, 2 * _size(inputs), partial(nn.functional.layer_norm, inputs, [columns])))
-    for batch, channels, side in ((16, 16, 8), (64, 64, 8), (96, 32, 16), (32, 64, 16)):
-        images = torch.rand(batch, channels, side, side)
-        cases.append(OpCase("pool", 0.0, 1.75 * _size(images), partial(nn.functional.max_pool2d, images, 2)))
-    base = torch.rand(64, 64)
-    cases += [OpCase("view", 0.0, 0.0, lambda: base.t()), OpCase("view", 0.0, 0.0, lambda: base.view(-1))]
-    return cases
+def turn() -> list[str]:
+    """The families in their order, before the first comes again."""
+    return [*sorted(_FAMILIES), *(_SINGLES_PER_TURN * sorted(_SINGLES))]
 
 
-def _conv(inputs: torch.Tensor, weight: torch.Tensor) -> Callable[[], Any]:
-    return lambda: torch.nn.functional.conv2d(inputs, weight, padding=1)
+def _images(channels: int, side: int) -> Callable[[int], torch.Tensor]:
+    return lambda batch: torch.rand(batch, channels, side, side)
 
 
-def _conv_backward(inputs: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> Callable[[], Any]:
-    gradient = torch.rand_like(out)
-    arguments = (gradient, inputs, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
-    return lambda: torch.ops.aten.convolution_backward(*arguments)
+def _tokens(length: int, vocabulary: int) -> Callable[[int], torch.Tensor]:
+    return lambda batch: torch.randint(0, vocabulary, (batch, length))
 
 
-def _mm(left: torch.Tensor, right: torch.Tensor) -> Callable[[], Any]:
-    return lambda: left @ right
+def _rows(*shape: int) -> Callable[[int], torch.Tensor]:
+    return lambda batch: torch.rand(batch, *shape)
 
 
-def convolutional(layers: int, filters: int, dense: int, width: int, side: int, *, normalise: bool) -> nn.Module:
-    """A network of the benchmark family: `layers` convolutions, one pooling, `dense` dense layers, 10 classes."""
-    modules: list[nn.Module] = []
-    channels = 1
-    for _ in range(layers):
-        modules.append(nn.Conv2d(channels, filters, 3, padding=1))
-        if normalise:
-            modules.append(nn.BatchNorm2d(filters))
-        modules.append(nn.ReLU())
-        channels = filters
-    modules += [nn.MaxPool2d(2), nn.Flatten()]
-    return nn.Sequential(*modules, *_dense(channels * (side // 2) ** 2, dense, width))
+def _activation(draw: random.Random) -> Callable[[], nn.Module]:
+    return draw.choice((nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.LeakyReLU, nn.Hardswish, nn.Sigmoid, nn.ELU))
 
 
-def perceptron(inputs: int, dense: int, width: int) -> nn.Module:
-    """Dense layers only."""
-    return nn.Sequential(nn.Flatten(), *_dense(inputs, dense, width))
+class _Mean(nn.Module):
+    """The mean over all but the first two sides of an image, or over the steps of a sequence."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x.flatten(2).mean(2) if x.dim() == 4 else x.mean(1)
 
 
-def _dense(inputs: int, layers: int, width: int) -> list[nn.Module]:
-    modules: list[nn.Module] = []
-    for _ in range(layers):
-        modules += [nn.Linear(inputs, width), nn.ReLU()]
-        inputs = width
-    return [*modules, nn.Linear(inputs, 10)]
+class _Sum(nn.Module):
+    """x + inner(x), with a projection where the shapes differ."""
+
+    def __init__(self, inner: nn.Module, shortcut: nn.Module | None = None) -> None:
+        super().__init__()
+        self.inner, self.shortcut = inner, shortcut or nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.shortcut(x) + self.inner(x)
 
 
-def network_cases(seed: int) -> list[NetworkCase]:
-    """Networks drawn over the range that training on such devices uses."""
-    draw = random.Random(seed)
-    cases = []
-    for layers, filters, side in ((1, 16, 8), (2, 32, 8), (2, 64, 8), (3, 32, 16), (2, 16, 28), (3, 64, 8)):
-        for normalise in (False, True):
-            dense, width = draw.choice((0, 1, 2)), draw.choice((64, 128, 256))
-            family = f"conv{layers}x{filters}@{side}"
-            for batch in draw.sample((16, 32, 64, 128, 256), 2):
-                build = partial(convolutional, layers, filters, dense, width, side, normalise=normalise)
-                cases.append(NetworkCase(family, build, (1, side, side), 10, batch))
-    for dense, width, inputs in ((1, 128, 64), (3, 256, 64), (2, 512, 256)):
-        for batch in draw.sample((16, 64, 256), 2):
-            cases.append(
-                NetworkCase(
-                    f"dense{dense}x{width}",
-                    partial(perceptron, inputs, dense, width),
-                    (inputs,),
-                    10,
-                    batch,
+Made = tuple[Callable[[], nn.Module], Callable[[int], torch.Tensor]]
+
+
+def _convolutional(draw: random.Random) -> Made:
+    layers, filters, side = draw.randint(1, 4), draw.choice((8, 16, 32, 48, 64, 96)), draw.choice((8, 12, 16, 24, 32))
+    channels, dense, width = draw.choice((1, 3)), draw.randint(0, 2), draw.choice((32, 64, 128, 256))
+    kernel, pool = draw.choice((3, 3, 3, 5)), draw.choice((nn.MaxPool2d, nn.AvgPool2d))
+
+    def build() -> nn.Module:
+        modules: list[nn.Module] = []
+        before = channels
+        for _ in range(layers):
+            modules += [nn.Conv2d(before, filters, kernel, padding=kernel // 2), nn.ReLU()]
+            before = filters
+        inner = filters * (side // 2) ** 2
+        modules += [pool(2), nn.Flatten()]
+        for _ in range(dense):
+            modules += [nn.Linear(inner, width), nn.ReLU()]
+            inner = width
+        return nn.Sequential(*modules, nn.Linear(inner, CLASSES))
+
+    return build, _images(channels, side)
+
+
+def _residual(draw: random.Random) -> Made:
+    width, side, blocks = draw.choice((16, 24, 32, 64, 96, 128)), draw.choice((8, 16, 24, 32)), draw.randint(1, 4)
+    narrow = draw.random() < 0.5
+
+    def block(before: int, after: int, stride: int) -> nn.Module:
+        inner = after // 4 if narrow else after
+        first = 1 if narrow else 3
+        body = [
+            nn.Conv2d(before, inner, first, padding=first // 2, bias=False), nn.BatchNorm2d(inner), nn.ReLU(inplace=True),
+            nn.Conv2d(inner, inner, 3, stride=stride, padding=1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(inplace=True),
+        ]  # fmt: skip
+        if narrow:
+            body += [nn.Conv2d(inner, after, 1, bias=False), nn.BatchNorm2d(after)]
+        shortcut = None
+        if before != after or stride != 1:
+            shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride=stride, bias=False), nn.BatchNorm2d(after))
+        return nn.Sequential(_Sum(nn.Sequential(*body), shortcut), nn.ReLU())
+
+    def build() -> nn.Module:
+        modules: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
+        before = width
+        for number in range(blocks):
+            after = before * 2 if number % 2 else before
+            modules.append(block(before, after, 2 if number % 2 else 1))
+            before = after
+        return nn.Sequential(*modules, _Mean(), nn.Linear(before, CLASSES))
+
+    return build, _images(3, side)
+
+
+def _separable(draw: random.Random) -> Made:
+    width, side, blocks = draw.choice((16, 32, 48, 64)), draw.choice((16, 24, 32, 48)), draw.randint(1, 3)
+    kernel, activation, wider = draw.choice((3, 3, 5, 7)), _activation(draw), draw.choice((2, 4, 6))
+
+    def build() -> nn.Module:
+        modules: list[nn.Module] = [nn.Conv2d(3, width, 3, stride=2, padding=1), nn.BatchNorm2d(width), activation()]
+        for _ in range(blocks):
+            inner = width * wider
+            modules.append(
+                _Sum(
+                    nn.Sequential(
+                        nn.Conv2d(width, inner, 1), nn.BatchNorm2d(inner), activation(),
+                        nn.Conv2d(inner, inner, kernel, padding=kernel // 2, groups=inner), nn.BatchNorm2d(inner), activation(),
+                        nn.Conv2d(inner, width, 1), nn.BatchNorm2d(width),
+                    )
                 )
-            )
-    draw.shuffle(cases)
-    return cases
+            )  # fmt: skip
+        return nn.Sequential(*modules, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, CLASSES))
+
+    return build, _images(3, side)
+
+
+def _dense(draw: random.Random) -> Made:
+    inputs, layers, width = (
+        draw.choice((16, 64, 256, 784)),
+        draw.randint(1, 5),
+        draw.choice((32, 64, 128, 256, 512, 1024)),
+    )
+    activation, drop, normalise = _activation(draw), draw.random() < 0.4, draw.random() < 0.4
+
+    def build() -> nn.Module:
+        modules: list[nn.Module] = []
+        before = inputs
+        for _ in range(layers):
+            modules += [nn.Linear(before, width), *([nn.BatchNorm1d(width)] if normalise else []), activation()]
+            modules += [nn.Dropout(0.1)] if drop else []
+            before = width
+        return nn.Sequential(*modules, nn.Linear(before, CLASSES))
+
+    return build, _rows(inputs)
+
+
+class _Recurrent(nn.Module):
+    """Tokens or rows through a recurrent layer; the last step decides."""
+
+    def __init__(self, kind: str, inputs: int, hidden: int, layers: int, vocabulary: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, inputs)
+        made = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}[kind]
+        self.layers = made(inputs, hidden, layers, batch_first=True)
+        self.head = nn.Linear(hidden, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(self.layers(self.embedding(x))[0][:, -1])
+
+
+def _recurrent(kinds: tuple[str, ...]) -> Callable[[random.Random], Made]:
+    def drawn(draw: random.Random) -> Made:
+        kind, inputs, hidden = draw.choice(kinds), draw.choice((16, 32, 64, 128)), draw.choice((32, 64, 128, 200, 256))
+        layers, vocabulary, length = draw.randint(1, 2), draw.choice((50, 1000, 5000)), draw.choice((8, 16, 32, 48))
+        return lambda: _Recurrent(kind, inputs, hidden, layers, vocabulary), _tokens(length, vocabulary)
+
+    return drawn
+
+
+class _Attention(nn.Module):
+    """Multi-head attention by one of the three ways that code uses: torch's layer, its fused function, or matrices by hand."""
+
+    def __init__(self, width: int, heads: int, way: str, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.way, self.causal = heads, way, causal
+        if way == "layer":
+            self.layer = nn.MultiheadAttention(width, heads, batch_first=True)
+        else:
+            self.three, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.way == "layer":
+            return self.layer(x, x, x, need_weights=False)[0]
+        batch, length, width = x.shape
+        query, key, value = self.three(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        if self.way == "fused":
+            out = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        else:
+            scores = query @ key.transpose(-2, -1) / (width // self.heads) ** 0.5
+            if self.causal:
+                scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), float("-inf"))
+            out = scores.softmax(-1) @ value
+        return self.out(out.transpose(1, 2).reshape(batch, length, width))
+
+
+class _Transformer(nn.Module):
+    """Tokens with positions through pre-norm blocks."""
+
+    def __init__(
+        self, width: int, heads: int, blocks: int, length: int, vocabulary: int, way: str, causal: bool
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(torch.zeros(1, length, width))
+        self.blocks = nn.Sequential()
+        for _ in range(blocks):
+            self.blocks.append(_Sum(nn.Sequential(nn.LayerNorm(width), _Attention(width, heads, way, causal))))
+            inner = [nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)]
+            self.blocks.append(_Sum(nn.Sequential(*inner, nn.Dropout(0.1))))
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(self.blocks(self.embedding(x) + self.positions).mean(1))
+
+
+def _attention(draw: random.Random) -> Made:
+    heads, each = draw.choice((2, 4, 8)), draw.choice((8, 16, 32))
+    blocks, length, vocabulary = draw.randint(1, 3), draw.choice((8, 16, 32, 64, 128)), draw.choice((100, 1000, 8000))
+    way, causal = draw.choice(("layer", "fused", "by hand")), draw.random() < 0.5
+    return lambda: _Transformer(heads * each, heads, blocks, length, vocabulary, way, causal), _tokens(
+        length, vocabulary
+    )
+
+
+class _Tables(nn.Module):
+    """Columns of categories, each with a table of its own, and dense layers over all of them."""
+
+    def __init__(self, columns: int, rows: int, width: int, hidden: int) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(rows, width) for _ in range(columns))
+        self.top = nn.Sequential(nn.Linear(columns * width, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.top(torch.cat([table(x[:, place]) for place, table in enumerate(self.tables)], 1))
+
+
+def _embedding(draw: random.Random) -> Made:
+    columns, rows, width = draw.choice((4, 8, 16)), draw.choice((100, 1000, 10_000)), draw.choice((8, 16, 32))
+    hidden = draw.choice((32, 64, 256))
+    return lambda: _Tables(columns, rows, width, hidden), _tokens(columns, rows)
+
+
+class _Shaped(nn.Module):
+    """Down and up again, joined with what was there before."""
+
+    def __init__(self, width: int, normalise: str, up: str) -> None:
+        super().__init__()
+
+        def double(before: int, after: int) -> nn.Module:
+            norm = {"batch": nn.BatchNorm2d(after), "group": nn.GroupNorm(4, after), "none": nn.Identity()}[normalise]
+            return nn.Sequential(nn.Conv2d(before, after, 3, padding=1), norm, nn.ReLU())
+
+        self.one, self.two, self.three = double(3, width), double(width, 2 * width), double(3 * width, width)
+        scale = nn.Upsample(scale_factor=2, mode="bilinear" if up == "smooth" else "nearest")
+        self.up = nn.ConvTranspose2d(2 * width, 2 * width, 2, stride=2) if up == "learned" else scale
+        self.head = nn.Conv2d(width, CLASSES, 1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        one = self.one(x)
+        return self.head(self.three(torch.cat([one, self.up(self.two(functional.max_pool2d(one, 2)))], 1))).mean((2, 3))
+
+
+def _shaped(draw: random.Random) -> Made:
+    width, side = draw.choice((8, 16, 32, 48)), draw.choice((16, 24, 32, 48))
+    normalise, up = draw.choice(("batch", "group", "none")), draw.choice(("learned", "smooth", "nearest"))
+    return lambda: _Shaped(width, normalise, up), _images(3, side)
+
+
+def _temporal(draw: random.Random) -> Made:
+    width, length, layers = draw.choice((16, 32, 64)), draw.choice((32, 64, 128, 256)), draw.randint(1, 4)
+    channels, kernel, activation = draw.choice((1, 4, 16)), draw.choice((3, 5, 7)), _activation(draw)
+
+    def build() -> nn.Module:
+        modules: list[nn.Module] = []
+        before = channels
+        for number in range(layers):
+            dilation = 2**number
+            modules += [
+                nn.Conv1d(before, width, kernel, padding=dilation * (kernel // 2), dilation=dilation), activation(),
+            ]  # fmt: skip
+            before = width
+        return nn.Sequential(*modules, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(width, CLASSES))
+
+    return build, _rows(channels, length)
+
+
+class _Permuted(nn.Module):
+    """Channels last and back: normalisation and dense layers over the channels of an image, windows or not."""
+
+    def __init__(self, width: int, patch: int, blocks: int, window: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, patch, stride=patch)
+        self.window = window
+        self.depth = nn.ModuleList(nn.Conv2d(width, width, 5, padding=2, groups=width) for _ in range(blocks))
+        self.wide = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.GELU(), nn.Linear(3 * width, width))
+            for _ in range(blocks)
+        )
+        self.scale = nn.Parameter(torch.full((width,), 0.1))
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.stem(x)
+        for depth, wide in zip(self.depth, self.wide, strict=True):
+            y = depth(x).permute(0, 2, 3, 1)
+            batch, high, across, width = y.shape
+            if self.window and high % self.window == 0:
+                y = y.view(batch, high // self.window, self.window, across // self.window, self.window, width)
+                y = wide(y.permute(0, 1, 3, 2, 4, 5).reshape(-1, self.window**2, width))
+                y = y.view(batch, high // self.window, across // self.window, self.window, self.window, width)
+                y = y.permute(0, 1, 3, 2, 4, 5).reshape(batch, high, across, width)
+            else:
+                y = wide(y)
+            x = x + (self.scale * y).permute(0, 3, 1, 2)
+        return self.head(x.mean((2, 3)))
+
+
+def _permuted(draw: random.Random) -> Made:
+    width, side, patch = draw.choice((24, 32, 48, 64, 96)), draw.choice((16, 32, 48, 64)), draw.choice((2, 4))
+    blocks, window = draw.randint(1, 3), draw.choice((0, 2, 4))
+    return lambda: _Permuted(width, patch, blocks, window), _images(3, side)
+
+
+_CHAIN: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    lambda x: x.exp(), lambda x: x.clamp(-3, 3), lambda x: x.sqrt(), lambda x: x * x, lambda x: x / (x + 1.5),
+    lambda x: x.tanh(), lambda x: x.sigmoid(), lambda x: functional.gelu(x), lambda x: functional.softplus(x),
+    lambda x: x.softmax(-1), lambda x: x - x.mean(-1, keepdim=True), lambda x: functional.layer_norm(x, x.shape[-1:]),
+    lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), lambda x: torch.cat([x, x], -1)[..., : x.shape[-1]],
+    lambda x: x.roll(1, 1), lambda x: x.abs() + 0.1, lambda x: x.pow(2).mean(-1, keepdim=True).add(1e-5).rsqrt() * x,
+    lambda x: functional.dropout(x, 0.1), lambda x: torch.where(x > 0.5, x, 0.5 * x), lambda x: x.log1p(),
+    lambda x: x + x.amax(-1, keepdim=True), lambda x: x.cumsum(1) * 0.1, lambda x: x.sin(), lambda x: torch.maximum(x, x * 0.5),
+    lambda x: functional.normalize(x, dim=-1), lambda x: x.flip(1), lambda x: x + torch.stack([x, x], 0).sum(0),
+    lambda x: functional.pad(x, (1, 1))[..., 1:-1], lambda x: functional.silu(x), lambda x: x.chunk(2, -1)[0].repeat(1, 1, 2),
+)  # fmt: skip
+
+
+class _Chain(nn.Module):
+    """Single operations after one another."""
+
+    def __init__(self, width: int, places: list[int]) -> None:
+        super().__init__()
+        self.places = places
+        self.scale, self.head = nn.Parameter(torch.ones(width)), nn.Linear(width, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = x * self.scale
+        for place in self.places:
+            x = _CHAIN[place](x).abs() + 0.01
+        return self.head(x.mean(1))
+
+
+def _chained(draw: random.Random) -> Made:
+    width, length = draw.choice((16, 64, 128, 256)), draw.choice((4, 16, 64, 256))
+    places = [draw.randrange(len(_CHAIN)) for _ in range(draw.randint(5, 12))]
+    return lambda: _Chain(width, places), _rows(length, width)
+
+
+class _Single(nn.Module):
+    """One layer, whose inputs need gradients too."""
+
+    def __init__(self, layer: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.scale = layer, nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x * self.scale)
+
+
+def _power(draw: random.Random, low: float, high: float) -> int:
+    """A size drawn evenly over its logarithm, often a round one."""
+    size = 2 ** draw.uniform(math.log2(low), math.log2(high))
+    return max(1, round(size) if draw.random() < 0.3 else 8 * max(1, round(size / 8)) if size >= 8 else round(size))
+
+
+def _one_convolution(draw: random.Random) -> Made:
+    channels, filters, side = _power(draw, 1, 256), _power(draw, 8, 256), _power(draw, 4, 64)
+    kernel, stride = draw.choice((1, 1, 3, 3, 3, 5, 7)), draw.choice((1, 1, 1, 2))
+    return (
+        lambda: _Single(
+            nn.Conv2d(channels, filters, kernel, stride=stride, padding=kernel // 2, bias=draw.random() < 0.5)
+        ),
+        _images(channels, side),
+    )
+
+
+def _one_depthwise(draw: random.Random) -> Made:
+    channels, side, kernel, stride = (
+        _power(draw, 8, 512),
+        _power(draw, 4, 64),
+        draw.choice((3, 3, 5, 7)),
+        draw.choice((1, 1, 2)),
+    )
+    return (
+        lambda: _Single(nn.Conv2d(channels, channels, kernel, stride=stride, padding=kernel // 2, groups=channels)),
+        _images(channels, side),
+    )
+
+
+def _one_convolution_1d(draw: random.Random) -> Made:
+    channels, filters, length = _power(draw, 1, 128), _power(draw, 8, 128), _power(draw, 16, 512)
+    kernel, dilation = draw.choice((1, 3, 5, 7)), draw.choice((1, 1, 2, 4))
+    return (
+        lambda: _Single(nn.Conv1d(channels, filters, kernel, padding=dilation * (kernel // 2), dilation=dilation)),
+        _rows(channels, length),
+    )
+
+
+def _one_product(draw: random.Random) -> Made:
+    inputs, outputs, length = _power(draw, 8, 2048), _power(draw, 8, 2048), draw.choice((1, 1, 8, 32, 128))
+    return lambda: _Single(nn.Linear(inputs, outputs, bias=draw.random() < 0.7)), _rows(length, inputs)
+
+
+def _one_attention(draw: random.Random) -> Made:
+    heads, each, length = (
+        draw.choice((1, 2, 4, 8, 12)),
+        draw.choice((8, 16, 32, 64)),
+        draw.choice((8, 16, 32, 64, 128, 196)),
+    )
+    way, causal = draw.choice(("fused", "by hand")), draw.random() < 0.3
+    return lambda: _Single(_Attention(heads * each, heads, way, causal)), _rows(length, heads * each)
+
+
+class _Steps(nn.Module):
+    """A recurrent layer's outputs only."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x)[0]
+
+
+def _one_recurrent(draw: random.Random) -> Made:
+    inputs, hidden, length = _power(draw, 8, 256), _power(draw, 16, 384), _power(draw, 4, 64)
+    return lambda: _Single(_Steps(nn.LSTM(inputs, hidden, batch_first=True))), _rows(length, inputs)
+
+
+def _one_normalisation(draw: random.Random) -> Made:
+    channels, side = _power(draw, 8, 256), _power(draw, 2, 64)
+    made = draw.choice((nn.BatchNorm2d, lambda size: nn.GroupNorm(4, size), nn.InstanceNorm2d))
+    return lambda: _Single(made(4 * math.ceil(channels / 4))), _images(4 * math.ceil(channels / 4), side)
+
+
+def _one_of_rows(draw: random.Random) -> Made:
+    width, length = _power(draw, 8, 1024), _power(draw, 4, 256)
+    layer = draw.choice((nn.LayerNorm(width), nn.Softmax(-1), nn.LogSoftmax(-1), nn.Softmax(1)))
+    return lambda: _Single(layer), _rows(length, width)
+
+
+def _one_pool(draw: random.Random) -> Made:
+    channels, side = _power(draw, 4, 128), 2 * _power(draw, 4, 32)
+    layer = draw.choice(
+        (
+            nn.MaxPool2d(2), nn.AvgPool2d(2), nn.MaxPool2d(3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Upsample(scale_factor=2),
+            nn.Upsample(scale_factor=2, mode="bilinear"), nn.ConvTranspose2d(channels, max(1, channels // 2), 2, stride=2),
+        )
+    )  # fmt: skip
+    return lambda: _Single(layer), _images(channels, side)
+
+
+_SINGLES: dict[str, Callable[[random.Random], Made]] = {
+    "one convolution": _one_convolution, "one depthwise": _one_depthwise, "one convolution 1d": _one_convolution_1d,
+    "one product": _one_product, "one attention": _one_attention, "one recurrent": _one_recurrent,
+    "one normalisation": _one_normalisation, "one of rows": _one_of_rows, "one pool": _one_pool,
+}  # fmt: skip
+_SINGLES_PER_TURN = 3
+_FAMILIES: dict[str, Callable[[random.Random], Made]] = {
+    "convolutional": _convolutional, "residual": _residual, "separable": _separable, "dense": _dense,
+    "lstm": _recurrent(("lstm",)), "recurrent": _recurrent(("gru", "rnn")), "attention": _attention, "embedding": _embedding,
+    "shaped": _shaped, "temporal": _temporal, "permuted": _permuted, "chain": _chained,
+}  # fmt: skip

@@ -1,12 +1,15 @@
-"""A device's calibration: what its operations cost, fitted to measurements of it. Kept as JSON; loads no torch.
+"""A device's calibration: what its operations and steps cost, fitted to measurements of it. Kept as JSON; loads no torch.
 
-Per family of operations, t = a + max(flops / F, bytes / B). A training step is c · Σ t + d · (number of operations): c for what
-operations cost one another (caches), d for what autograd and Python cost each. The interval is what was seen on networks that the
-fit of c and d had not seen (leave one family out), widened by what the machine drifted meanwhile: it will drift again.
+A training step takes c · Σ t + d · (number of operations): Σ t its operations by `op_cost`, c and d for what they cost one
+another and what Python and autograd cost each. c and d are used where cross-validation says that they help, else 1 and 0. The
+interval is conformal: the quantiles of measured / predicted on families of networks that the fit had not seen (leave one family
+out; Vovk et al., Algorithmic Learning in a Random World, 2005). What was measured is told in the machine's median speed, by the
+sentinel.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -16,47 +19,28 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trainwright.estimator.errors import BadInput
+from trainwright.estimator.op_cost import FamilyCost, OpSample, Work, fit_families, times
 from trainwright.estimator.structure import Structure
 
-SCHEMA_VERSION = 1
-_FLOPS_FACTOR = {
-    "fp32": 1.0,
-    "fp64": 2.0,
-}  # what is measured is fp32; fp64 has half the lanes (its bytes are counted double)
-_UNBOUND = 1e18  # a rate that no operation of the family is bound by, per second
+SCHEMA_VERSION = 2
+_FLOPS_FACTOR = {"fp64": 2.0}  # what is measured is fp32; fp64 has half the lanes (its bytes are counted double)
+_TAIL = 0.05
+_UNSEEN = 0.25  # what the logarithm of an interval's half widens by where nothing of a step was seen
 
 
 class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
-class OpMeasurement(_Value):
-    """Seconds that one operation took."""
+class StepSample(_Value):
+    """Seconds that one training step of a network took, and each of its operations where it stood in it."""
 
     family: str
-    flops: float
-    bytes: float
-    seconds: float
-
-
-class StepMeasurement(_Value):
-    """Seconds that one training step of a network took, and the network's structure."""
-
-    family: str
+    single: bool = Field(default=False, description="one layer only: it tells of operations, not of steps")
     batch_size: int
-    structure: Structure
     seconds: float
-
-
-class OpCost(_Value):
-    """t = latency_s + max(flops / flops_per_s, bytes / bytes_per_s)."""
-
-    latency_s: float
-    flops_per_s: float
-    bytes_per_s: float
-
-    def __call__(self, flops: float, moved: float) -> float:
-        return self.latency_s + max(flops / self.flops_per_s, moved / self.bytes_per_s)
+    sentinel_s: float
+    ops: tuple[OpSample, ...]
 
 
 class ErrorSummary(_Value):
@@ -64,6 +48,13 @@ class ErrorSummary(_Value):
 
     median: float
     p90: float
+
+
+class StepCorrection(_Value):
+    """t = scale · Σ t + per_op_s · operations."""
+
+    scale: float = 1.0
+    per_op_s: float = 0.0
 
 
 class Calibration(_Value):
@@ -79,26 +70,43 @@ class Calibration(_Value):
     measurements: int
     duration_s: float
     sentinel_drift: float = Field(description="spread of the sentinel's time over the session: (p90 - p10) / median")
-    costs: dict[str, OpCost]
-    step_scale: float
-    step_per_op_s: float
+    families: dict[str, FamilyCost]
+    kinds: tuple[str, ...] = Field(description="the operations that were seen")
+    correction: StepCorrection
     cross_validated_error: ErrorSummary
-    low_factor: float = Field(description="5th percentile of measured / predicted, networks left out, less drift")
-    high_factor: float = Field(description="95th percentile, and drift")
+    low_factor: float = Field(description="5th percentile of measured / predicted, families left out")
+    high_factor: float = Field(description="95th percentile")
 
-    def step_time_s(self, structure: Structure, batch_size: int) -> float:
-        """The predicted median of a training step, seconds."""
-        return self.step_scale * op_time_s(self.costs, structure, batch_size) + self.step_per_op_s * op_count(structure)
+    def step_times_s(self, structure: Structure, batch_sizes: Sequence[int]) -> list[float]:
+        """The predicted median of a training step, seconds, for each batch size (ascending); never less for more samples."""
+        raw = [
+            _corrected(self.correction, sum(float(one.sum()) for one in each.values()), op_count(structure))
+            for each in (self._op_times(structure, size) for size in batch_sizes)
+        ]
+        return list(itertools.accumulate(raw, max))
 
-    def coverage(self, structure: Structure, batch_size: int) -> float:
-        """The share of the predicted time in operations of families that were measured by themselves."""
-        total, factor = op_time_s(self.costs, structure, batch_size), _FLOPS_FACTOR[structure.precision]
-        known = sum(
-            one.count * self.costs[one.family](factor * one.flops(batch_size), one.bytes(batch_size))
-            for one in structure.trace
-            if one.family in self.costs
-        )
-        return min(1.0, known / total) if total > 0 else 0.0
+    def coverage(self, structure: Structure, batch_size: int) -> tuple[float, list[str]]:
+        """The share of the predicted time in kinds of operations that were measured, and the other kinds, dearest first."""
+        seen, unknown = 0.0, dict[str, float]()
+        for family, seconds in self._op_times(structure, batch_size).items():
+            for kind, value in zip(_work(structure, batch_size)[family].kinds, seconds, strict=True):
+                if kind in self.kinds:
+                    seen += float(value)
+                else:
+                    unknown[kind] = unknown.get(kind, 0.0) + float(value)
+        total = seen + sum(unknown.values())
+        return (min(1.0, seen / total) if total > 0 else 0.0), sorted(unknown, key=lambda kind: -unknown[kind])
+
+    def factors(self, coverage: float) -> tuple[float, float]:
+        """The interval's ends over the median, wider where less of the step was seen."""
+        wider = math.exp(_UNSEEN * (1 - coverage) * 4)
+        return self.low_factor / wider, self.high_factor * wider
+
+    def _op_times(self, structure: Structure, batch_size: int) -> dict[str, Any]:
+        factor = _FLOPS_FACTOR.get(structure.precision, 1.0)
+        return {
+            family: times(self.families, family, work, factor) for family, work in _work(structure, batch_size).items()
+        }
 
 
 def op_count(structure: Structure) -> int:
@@ -106,91 +114,112 @@ def op_count(structure: Structure) -> int:
     return sum(one.count for one in structure.trace)
 
 
-def op_time_s(costs: dict[str, OpCost], structure: Structure, batch_size: int) -> float:
-    """The sum of a step's operations, each at its family's cost; an unknown family costs as elementwise operations do."""
-    other, flops_factor = costs["elementwise"], _FLOPS_FACTOR[structure.precision]
-    return sum(
-        one.count * costs.get(one.family, other)(flops_factor * one.flops(batch_size), one.bytes(batch_size))
-        for one in structure.trace
-    )
-
-
-def fit_op(measured: Sequence[OpMeasurement]) -> OpCost:
-    """The cost of a family: the latency and rates of least absolute log error, searched from the best seen."""
-    from scipy.optimize import minimize
-
-    seconds = [one.seconds for one in measured]
-    latency = min(seconds)
-    flops_rate = max(one.flops / one.seconds for one in measured)
-    bytes_rate = max(one.bytes / one.seconds for one in measured)
-
-    def cost(logs: Any) -> OpCost:
-        a, f, b = (math.exp(min(max(value, -80.0), 80.0)) for value in logs)
-        return OpCost(latency_s=a, flops_per_s=f if flops_rate else _UNBOUND, bytes_per_s=b if bytes_rate else _UNBOUND)
-
-    def loss(logs: Any) -> float:
-        model = cost(logs)
-        return sum(abs(math.log(model(one.flops, one.bytes) / one.seconds)) for one in measured)
-
-    start = [math.log(latency), math.log(flops_rate or _UNBOUND), math.log(bytes_rate or _UNBOUND)]
-    found = minimize(loss, start, method="Nelder-Mead", options={"maxiter": 2000, "xatol": 1e-3, "fatol": 1e-3})
-    return cost(found.x)
-
-
-def fit_step(costs: dict[str, OpCost], steps: Sequence[StepMeasurement]) -> tuple[float, float]:
-    """Scale and per-operation overhead of whole steps, by non-negative least squares on relative errors."""
-    import numpy as np
-    from scipy.optimize import nnls
-
-    rows = np.array(
+def _work(structure: Structure, batch_size: int) -> dict[str, Work]:
+    """A step's operations by family."""
+    return _by_family(
         [
-            [op_time_s(costs, one.structure, one.batch_size) / one.seconds, op_count(one.structure) / one.seconds]
-            for one in steps
+            (
+                one.family, one.kind, one.count, one.flops(batch_size), one.bytes(batch_size),
+                {name: line(batch_size) for name, line in one.dims.items()},
+            )
+            for one in structure.trace
         ]
-    )
-    (scale, per_op), _ = nnls(rows, np.ones(len(steps)))
-    return float(scale), float(per_op)
+    )  # fmt: skip
 
 
-def fit(
-    ops: Sequence[OpMeasurement], steps: Sequence[StepMeasurement], *, sentinel_drift: float, **facts: Any
-) -> Calibration:
+def _by_family(rows: Sequence[tuple[str, str, int, float, float, dict[str, float]]]) -> dict[str, Work]:
+    groups: dict[str, list[tuple[str, str, int, float, float, dict[str, float]]]] = {}
+    for row in rows:
+        groups.setdefault(row[0], []).append(row)
+    return {
+        family: Work(
+            kinds=tuple(row[1] for row in members),
+            counts=tuple(row[2] for row in members),
+            flops=tuple(row[3] for row in members),
+            bytes=tuple(row[4] for row in members),
+            dims=tuple(row[5] for row in members),
+        )
+        for family, members in groups.items()
+    }
+
+
+def _corrected(correction: StepCorrection, ops_s: float, count: int) -> float:
+    return correction.scale * ops_s + correction.per_op_s * count
+
+
+class _Fold:
+    """The steps as a fit sees them: predicted operations and their number, beside what was measured."""
+
+    def __init__(self, costs: dict[str, FamilyCost], steps: Sequence[StepSample]) -> None:
+        import numpy as np
+
+        self.ops_s = np.array([_predicted(costs, step) for step in steps])
+        self.counts = np.array([float(sum(one.count for one in step.ops)) for step in steps])
+        self.seconds = np.array([step.seconds for step in steps])
+
+    def fit(self) -> StepCorrection:
+        """Non-negative least squares on relative errors."""
+        import numpy as np
+        from scipy.optimize import nnls
+
+        rows = np.stack([self.ops_s / self.seconds, self.counts / self.seconds], axis=1)
+        (scale, per_op), _ = nnls(rows, np.ones(len(self.seconds)))
+        return StepCorrection(scale=float(scale), per_op_s=float(per_op)) if scale > 0 else StepCorrection()
+
+    def ratios(self, correction: StepCorrection) -> Any:
+        """measured / predicted."""
+        return self.seconds / (correction.scale * self.ops_s + correction.per_op_s * self.counts)
+
+
+def _predicted(costs: dict[str, FamilyCost], step: StepSample) -> float:
+    work = _by_family([(one.family, one.kind, one.count, one.flops, one.bytes, one.dims) for one in step.ops])
+    return sum(float(times(costs, family, each).sum()) for family, each in work.items())
+
+
+def fit(samples: Sequence[StepSample], **facts: Any) -> Calibration:
     """The calibration that these measurements give; `facts` are the device's and the session's."""
     import numpy as np
 
-    by_family: dict[str, list[OpMeasurement]] = {}
-    for op in ops:
-        by_family.setdefault(op.family, []).append(op)
-    costs = {family: fit_op(measured) for family, measured in by_family.items()}
-    scale, per_op = fit_step(costs, steps)
-    ratios = []
-    for family in sorted({one.family for one in steps}):
-        others = [one for one in steps if one.family != family]
-        left_scale, left_per_op = fit_step(costs, others)
-        for step in steps:
-            if step.family == family:
-                ops_s, count = op_time_s(costs, step.structure, step.batch_size), op_count(step.structure)
-                ratios.append(step.seconds / (left_scale * ops_s + left_per_op * count))
-    errors = np.abs(1 / np.array(ratios) - 1)
-    low, high = np.quantile(ratios, [0.05, 0.95])
+    sentinels = np.array([one.sentinel_s for one in samples])
+    unit = float(np.median(sentinels))
+    steps = [_at_median_speed(one, unit / one.sentinel_s) for one in samples]
+    costs = fit_families([op for step in steps for op in step.ops])
+    ratios: dict[bool, list[float]] = {True: [], False: []}
+    whole = [one for one in steps if not one.single]
+    for family in sorted({one.family for one in whole}):
+        others, left = [one for one in whole if one.family != family], [one for one in whole if one.family == family]
+        without = fit_families([op for step in steps if step.family != family for op in step.ops], like=costs)
+        for corrected in ratios:
+            correction = _Fold(without, others).fit() if corrected else StepCorrection()
+            ratios[corrected] += _Fold(without, left).ratios(correction).tolist()
+    helps = np.median(np.abs(np.log(ratios[True]))) < np.median(np.abs(np.log(ratios[False])))
+    seen = np.sort(ratios[bool(helps)])
+    errors = np.abs(1 / seen - 1)
+    rank = min(len(seen) - 1, math.ceil((len(seen) + 1) * (1 - _TAIL)) - 1)
+    low, high = np.quantile(sentinels, [0.1, 0.9])
     return Calibration(
-        costs=costs,
-        step_scale=scale,
-        step_per_op_s=per_op,
-        measurements=len(ops) + len(steps),
-        sentinel_drift=sentinel_drift,
+        families=costs,
+        kinds=tuple(sorted({op.kind for step in steps for op in step.ops})),
+        correction=_Fold(costs, whole).fit() if helps else StepCorrection(),
+        measurements=sum(len(one.ops) + 1 for one in samples),
+        sentinel_drift=float((high - low) / unit),
         cross_validated_error=ErrorSummary(median=float(np.median(errors)), p90=float(np.quantile(errors, 0.9))),
-        low_factor=float(min(1.0, low)) / (1 + sentinel_drift),
-        high_factor=float(max(1.0, high)) * (1 + sentinel_drift),
+        low_factor=min(1.0, float(seen[len(seen) - 1 - rank])),
+        high_factor=max(1.0, float(seen[rank])),
         **facts,
     )
+
+
+def _at_median_speed(sample: StepSample, factor: float) -> StepSample:
+    ops = tuple(one.model_copy(update={"seconds": one.seconds * factor}) for one in sample.ops)
+    return sample.model_copy(update={"seconds": sample.seconds * factor, "ops": ops})
 
 
 def save(calibration: Calibration, path: Path) -> None:
     """Write a calibration, at once or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
-    part.write_text(calibration.model_dump_json(indent=1))
+    part.write_text(calibration.model_dump_json())
     part.replace(path)
 
 

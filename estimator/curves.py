@@ -5,6 +5,8 @@ Pure arithmetic on values: t(b) = a + s·b, m(b) = m0 + m1·b, energy = time × 
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -38,10 +40,37 @@ class Affine(_Value):
         return self.fixed + self.per_sample * batch_size
 
 
+class Knots(_Value):
+    """A curve through points, straight between them and beyond: what is known exactly at some batch sizes."""
+
+    sizes: tuple[int, ...] = Field(min_length=2)
+    values: tuple[float, ...]
+
+    def __call__(self, batch_size: float) -> float:
+        place = min(max(bisect.bisect_right(self.sizes, batch_size) - 1, 0), len(self.sizes) - 2)
+        left, right = self.sizes[place], self.sizes[place + 1]
+        low, high = self.values[place], self.values[place + 1]
+        return max(0.0, low + (high - low) * (batch_size - left) / (right - left))
+
+    def bends(self, by: float = 0.25) -> list[int]:
+        """The batch sizes where the slope changes by more than this share."""
+        slopes = [
+            (self.values[place + 1] - self.values[place]) / (self.sizes[place + 1] - self.sizes[place])
+            for place in range(len(self.sizes) - 1)
+        ]
+        pairs = itertools.pairwise(slopes)
+        return [
+            self.sizes[place + 1]
+            for place, (one, two) in enumerate(pairs)
+            if abs(two - one) > by * max(abs(one), abs(two))
+        ]
+
+
 class DeviceCurve(_Value):
     """A model's training step on one kind of device (type, cores, speed).
 
-    `step_time_s` is the median; the 90 % interval is that times `low_factor` and `high_factor`.
+    `step_time_s` and `peak_memory_bytes` are lines over the batch size; where `time_knots` and `memory_knots` are known they
+    say it exactly. The 90 % interval of the time is the median times `low_factor` and `high_factor`.
     """
 
     device_type: str
@@ -49,11 +78,17 @@ class DeviceCurve(_Value):
     speed: float | None = None
     mode: Mode
     coverage: float = Field(ge=0, le=1, description="share of the step's cost in operations seen in calibration")
+    unknown: tuple[str, ...] = Field(
+        default=(), description="the operations that calibration has not seen, dearest first"
+    )
     step_time_s: Affine
+    time_knots: Knots | None = None
     low_factor: float
     high_factor: float
     peak_memory_bytes: Affine
-    memory_safe_factor: float = Field(ge=1, description="`safe` = expected times this")
+    memory_knots: Knots | None = None
+    memory_safe_factor: float = Field(ge=1, description="`safe` = expected times this, and `memory_safe_bytes` more")
+    memory_safe_bytes: float = 0.0
     memory_limit_bytes: float | None = Field(default=None, description="what the device has; None: not known")
     idle_w: float | None = None
     load_w: float | None = None
@@ -61,9 +96,13 @@ class DeviceCurve(_Value):
 
     def step_time(self, batch_size: int) -> Interval:
         """Seconds for one step of this many samples."""
-        median = self.step_time_s(batch_size)
+        median = (self.time_knots or self.step_time_s)(batch_size)
         return Interval(median=median, low=median * self.low_factor, high=median * self.high_factor)
+
+    def memory_bytes(self, batch_size: int) -> float:
+        """Bytes that a step of this many samples is expected to need."""
+        return (self.memory_knots or self.peak_memory_bytes)(batch_size)
 
     def safe_memory_bytes(self, batch_size: int) -> float:
         """Bytes that a step of this many samples stays below."""
-        return self.peak_memory_bytes(batch_size) * self.memory_safe_factor
+        return self.memory_bytes(batch_size) * self.memory_safe_factor + self.memory_safe_bytes

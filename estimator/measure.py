@@ -1,34 +1,39 @@
 """Measures this machine: `python -m trainwright.estimator.measure --out FILE --budget S --threads N`. Heavy: torch.
 
-Cases run in random order, rounds interleaved, each round between two runs of a sentinel kernel: what the machine drifts meanwhile
-shows in the sentinel, and each time is corrected by the sentinels beside it. The median over rounds counts.
+Networks of the benchmark family are built in turn; of each, whole steps are timed, and then steps in which every operation is
+timed where it stands (so that caches and the allocator are as in training). A sentinel kernel runs before and after each network:
+all times are told in sentinels, so that a machine that becomes slower or faster meanwhile does no harm, and the spread of the
+sentinel is told as drift. What was measured is kept beside the result until that is complete: a run that was cut short goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
 import importlib.metadata
 import json
 import platform
-import random
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch  # noqa: TID253 - this is a process of its own
 
-from trainwright.estimator.benchmark import NetworkCase, network_cases, op_cases
-from trainwright.estimator.calibration import Calibration, OpMeasurement, StepMeasurement, fit, save
-from trainwright.estimator.source import BatchSpec, ModelDefinition
-from trainwright.estimator.trace import StepSpec, trace
+from trainwright.estimator.benchmark import Network, networks, turn
+from trainwright.estimator.calibration import Calibration, StepSample, fit, save
+from trainwright.estimator.op_cost import OpSample
+from trainwright.estimator.operations import Operation
+from trainwright.estimator.recorder import Recorder
+from trainwright.estimator.source import ModelDefinition
+from trainwright.estimator.training_step import StepSpec, TrainingStep, prepare
 
-_LEAST_S = 2e-3  # of work timed at once
-_MOST_REPEATS = 2000
-_OPTIMIZER = {"name": "adamw", "weight_decay": 0.01}
+_LONGEST_STEP_S = 0.25
+_RECORDED_STEPS = 2
+_FIT_SHARE = 0.12  # of the budget, for fitting
 Say = Callable[[str], None]
 
 
@@ -42,101 +47,154 @@ def processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def _repeat(run: Callable[[], Any], repeats: int) -> float:
-    started = time.perf_counter()
-    for _ in range(repeats):
-        run()
-    return (time.perf_counter() - started) / repeats
+class Sentinel:
+    """A kernel whose time says how fast the machine is at the moment: a matrix product and a sum of arrays."""
+
+    def __init__(self) -> None:
+        self._left, self._right = torch.rand(160, 160), torch.rand(160, 160)
+        self._one, self._two = torch.rand(400_000), torch.rand(400_000)
+        self()
+
+    def __call__(self) -> float:
+        """Seconds, the median of five."""
+        seen = []
+        for _ in range(5):
+            started = time.perf_counter()
+            for _ in range(2):
+                _ = self._left @ self._right
+            _ = self._one + self._two
+            seen.append(time.perf_counter() - started)
+        return statistics.median(seen)
 
 
-class _Case:
-    """Something to time: how often at once, and what it took in each round, in sentinels."""
+def measure(budget_s: float, threads: int, say: Say, seed: int = 0, kept: Path | None = None) -> Calibration:
+    """Measure until the budget is used, each family at least once; the calibration.
 
-    def __init__(self, run: Callable[[], Any]) -> None:
-        self.run = run
-        run()
-        once = max(_repeat(run, 2), 1e-7)
-        self.repeats = max(1, min(_MOST_REPEATS, int(_LEAST_S / once)))
-        self.times: list[float] = []
-
-    def measure(self) -> float:
-        return _repeat(self.run, self.repeats)
-
-
-def measure(budget_s: float, threads: int, say: Say, seed: int = 0) -> Calibration:
-    """Measure until the budget is used, at least two rounds; the calibration."""
+    `kept` is a file of samples to go on from, and to add to.
+    """
     torch.set_num_threads(threads)
     started = time.monotonic()
-    left, right = torch.rand(192, 192), torch.rand(192, 192)
-    sentinel = _Case(lambda: left @ right)
-    ops = op_cases(seed)
-    say(f"preparing {len(ops)} operations and networks")
-    networks = network_cases(seed)
-    structures = [_structure(case) for case in networks]
-    cases = [_Case(case.run) for case in ops] + [_Case(_stepper(case)) for case in networks]
-    order, draw, sentinels, rounds = list(range(len(cases))), random.Random(seed), list[float](), 0
-    while rounds < 2 or time.monotonic() - started < budget_s:
-        draw.shuffle(order)
-        before = sentinel.measure()
-        for place, number in enumerate(order):
-            taken = cases[number].measure()
-            after = before
-            if place % 8 == 7:
-                after = sentinel.measure()
-                sentinels.append(after)
-            cases[number].times.append(taken / ((before + after) / 2))
-            before = after
-            if rounds >= 2 and time.monotonic() - started > budget_s:
-                break
-        rounds += 1
-        say(f"round {rounds}, {time.monotonic() - started:.0f} of {budget_s:.0f} s")
-    unit = statistics.median(sentinels)
-    seconds = [statistics.median(case.times) * unit for case in cases]
-    spread = statistics.quantiles(sentinels, n=10)
-    return fit(
-        [
-            OpMeasurement(family=case.family, flops=case.flops, bytes=case.bytes, seconds=taken)
-            for case, taken in zip(ops, seconds, strict=False)
-        ],
-        [
-            StepMeasurement(family=case.family, batch_size=case.batch_size, structure=structure, seconds=taken)
-            for case, structure, taken in zip(networks, structures, seconds[len(ops) :], strict=True)
-        ],
-        sentinel_drift=(spread[-1] - spread[0]) / unit,
+    sentinel = Sentinel()
+    samples, spent = _read(kept, _setting(threads, seed))
+    least = len(turn())
+    for number, network in enumerate(networks(seed)):
+        if number < len(samples):
+            continue
+        elapsed = spent + time.monotonic() - started
+        if elapsed > (1 - _FIT_SHARE) * budget_s and number >= least:
+            break
+        torch.manual_seed(number)
+        sample = measure_network(network, sentinel)
+        samples.append(sample)
+        _append(kept, _setting(threads, seed), sample, elapsed)
+        say(f"{len(samples)} networks, {elapsed:.0f} of {budget_s:.0f} s")
+    say(f"fitting {sum(len(one.ops) for one in samples)} operations of {len(samples)} steps")
+    made = fit(
+        samples,
         device_type="cpu",
         threads=threads,
-        dtype="fp32",
+        dtype="float32",
         torch=importlib.metadata.version("torch"),
         processor=processor(),
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        duration_s=time.monotonic() - started,
+        duration_s=spent + time.monotonic() - started,
+    )
+    if kept is not None:
+        kept.unlink(missing_ok=True)
+    return made
+
+
+def measure_network(network: Network, sentinel: Sentinel) -> StepSample:
+    """Time steps of a network, then its operations; its batch is halved until a step is short enough to be timed often."""
+    batch = network.batch_size
+    while True:
+        step = ready(network, batch)
+        started = time.perf_counter()
+        step()
+        if time.perf_counter() - started < _LONGEST_STEP_S or batch == 1:
+            break
+        batch //= 2
+    before = sentinel()
+    seconds = time_steps(step)
+    recorder = Recorder(clock=True)
+    recorded = []
+    with recorder:
+        for _ in range(_RECORDED_STEPS):
+            with recorder.record() as recording:
+                step(recorder)
+            recorded.append(recording.operations)
+    after = sentinel()
+    return StepSample(
+        family=network.family,
+        single=network.single,
+        batch_size=batch,
+        seconds=seconds,
+        sentinel_s=(before + after) / 2,
+        ops=_alike(recorded),
     )
 
 
-def _structure(case: NetworkCase) -> Any:
-    spec = BatchSpec(
-        inputs={"inputs": case.input_shape}, input_dtypes={"inputs": "float32"}, target_dtype="int64", classes=case.classes,
-        task="image-classification",
+def ready(network: Network, batch_size: int) -> TrainingStep:
+    """A step of a network, built."""
+    definition = ModelDefinition(network.build, network.example_batch, network.loss)
+    return prepare(StepSpec(definition, {}, None, {"name": network.optimizer}), network.build(), batch_size)
+
+
+def time_steps(step: Callable[[], None], least_s: float = 0.03) -> float:
+    """Seconds of a step: the median of several, each timed alone."""
+    seen: list[float] = []
+    while len(seen) < 3 or (sum(seen) < least_s and len(seen) < 50):
+        started = time.perf_counter()
+        step()
+        seen.append(time.perf_counter() - started)
+    return statistics.median(seen)
+
+
+def _alike(recorded: list[list[Operation]]) -> tuple[OpSample, ...]:
+    """Alike operations of the recorded steps as one sample each: the mean over its places of the least over the steps."""
+    groups: dict[tuple[str, float, float, tuple[tuple[str, float], ...]], list[tuple[Operation, float]]] = {}
+    for places in zip(*recorded, strict=False):
+        one = places[0]
+        seconds = min(place.seconds for place in places)
+        groups.setdefault((one.kind, one.flops, one.bytes, tuple(one.dims.items())), []).append((one, seconds))
+    return tuple(
+        OpSample(
+            kind=members[0][0].kind, family=members[0][0].family, dtype=members[0][0].dtype, flops=members[0][0].flops,
+            bytes=members[0][0].bytes, dims=members[0][0].dims, count=len(members),
+            seconds=statistics.fmean(seconds for _, seconds in members),
+        )
+        for members in groups.values()
     )  # fmt: skip
-    definition = ModelDefinition(case.build, None, None)
-    return trace(StepSpec(definition, {}, spec, _OPTIMIZER, "fp32"), case.batch_size)
 
 
-def _stepper(case: NetworkCase) -> Callable[[], None]:
-    """A training step as the ranks do it: new gradients each time, AdamW."""
-    torch.manual_seed(0)
-    model = case.build()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
-    inputs = torch.rand(case.batch_size, *case.input_shape)
-    targets = torch.randint(0, case.classes, (case.batch_size,))
+def _setting(threads: int, seed: int) -> str:
+    """What samples must share to be put together."""
+    from trainwright.estimator import benchmark
 
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        torch.nn.functional.cross_entropy(model(inputs), targets).backward()
-        optimizer.step()
+    code = Path(benchmark.__file__).read_bytes()
+    facts = f"{processor()} {importlib.metadata.version('torch')} {threads} {seed}".encode()
+    return hashlib.sha256(code + facts).hexdigest()[:16]
 
-    step()
-    return step
+
+def _read(kept: Path | None, setting: str) -> tuple[list[StepSample], float]:
+    """The samples of an earlier run that was cut short, and the seconds it had used."""
+    samples, spent = [], 0.0
+    if kept is not None and kept.exists():
+        with contextlib.suppress(ValueError, KeyError):  # the line that was being written when the run was cut short
+            for line in kept.read_text().splitlines():
+                document = json.loads(line)
+                if document["setting"] != setting:
+                    return [], 0.0
+                samples.append(StepSample.model_validate(document["sample"]))
+                spent = document["elapsed_s"]
+    return samples, spent
+
+
+def _append(kept: Path | None, setting: str, sample: StepSample, elapsed: float) -> None:
+    if kept is not None:
+        line = {"setting": setting, "elapsed_s": elapsed, "sample": sample.model_dump(mode="json")}
+        with kept.open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 def main() -> int:
@@ -151,7 +209,7 @@ def main() -> int:
         sys.stderr.write(json.dumps({"message": message}) + "\n")
         sys.stderr.flush()
 
-    save(measure(given.budget, given.threads, say), given.out)
+    save(measure(given.budget, given.threads, say, kept=given.out.with_suffix(".samples")), given.out)
     return 0
 
 

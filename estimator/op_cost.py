@@ -2,13 +2,14 @@
 
     t = roofline(flops, bytes) · exp(r(x))        roofline = a + max(flops / F, bytes / B)
 
-r is the mean of a Gaussian process over x, the logarithms of FLOPs, bytes and the operation's sizes: where calibration has seen alike
-operations r follows them, far from all of them it goes to zero and the roofline alone remains. Its kernel has two parts, one for the
-family and one for the kind (`aten.exp` and `aten.add` are both elementwise):
+r is the mean of a Gaussian process over x, the logarithms of FLOPs, bytes and the operation's sizes: where calibration has seen
+alike operations r follows them, far from all of them it goes to zero and the roofline alone remains. Its kernel is Matérn's of
+order 3/2, M, over the distance d with a length for each size, in two parts: one for the family and one for the kind (`aten.exp`
+and `aten.add` are both elementwise). Lengths, amplitudes and noise are those of highest marginal likelihood.
 
-    k(x, y) = σ² exp(−|x − y|² / 2ℓ²) + σ² [same kind] exp(−|x − y|² / 8ℓ²)
+    k(x, y) = σ₁² M(d) + σ₂² [same kind] M(d / 2)        M(d) = (1 + √3 d) exp(−√3 d)
 
-(Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, eq. 2.23 and 5.8.)
+Source: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, equations 2.23, 4.17, 5.8.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 _UNBOUND = 1e18  # a rate that no operation of the family is bound by, per second
-_SIGMA2 = 0.25
-_LENGTHS, _NOISES = (1.0, 2.0, 4.0), (0.05, 0.15, 0.4)
-_MOST_POINTS = 400
+_MOST_POINTS = 500
+_MOST_FOR_LIKELIHOOD = 120
+_FURTHEST = 2.5  # of r: a cost is never told to be more than e^2.5 off its roofline
 
 
 class _Value(BaseModel):
@@ -56,13 +57,34 @@ class Roofline(_Value):
         return self.latency_s + np.maximum(flops / self.flops_per_s, moved / self.bytes_per_s)
 
 
+class Kernel(_Value):
+    """The process's parameters: a length for each coordinate (None: it does not vary), two amplitudes, the noise."""
+
+    lengths: tuple[float | None, ...]
+    family_sigma: float
+    kind_sigma: float
+    noise: float
+
+    def __call__(self, left: Any, right: Any, alike: Any) -> Any:
+        """Shapes: (n, d), (m, d), (n, m) whether two are of one kind; (n, m)."""
+        import numpy as np
+
+        used = [place for place, length in enumerate(self.lengths) if length is not None]
+        scale = np.array([1 / (self.lengths[place] or 1.0) for place in used])
+        one, two = left[:, used] * scale, right[:, used] * scale
+        squares = (one**2).sum(1)[:, None] + (two**2).sum(1)[None, :] - 2 * one @ two.T
+        distance = np.sqrt(3 * np.maximum(squares, 0.0))
+        near = (1 + distance) * np.exp(-distance)
+        half = (1 + distance / 2) * np.exp(-distance / 2)
+        return self.family_sigma**2 * near + self.kind_sigma**2 * alike * half
+
+
 class FamilyCost(_Value):
     """The cost of a family's operations. `weights` are those of the process at its `points`, K⁻¹ r."""
 
     roofline: Roofline
     dims: tuple[str, ...]
-    length: float
-    noise: float
+    kernel: Kernel
     kinds: tuple[str, ...]
     points: tuple[tuple[float, ...], ...]
     weights: tuple[float, ...]
@@ -71,12 +93,8 @@ class FamilyCost(_Value):
         """Seconds of each operation. Shapes: (n,), (n,), (n,), (n, 2 + dims) as `log_point` makes them."""
         import numpy as np
 
-        base = self.roofline(flops, moved)
-        if not self.points:
-            return base
-        known = np.array(self.points)
-        kernel = _kernel(points, known, _alike(kinds, self.kinds), self.length)
-        return base * np.exp(np.clip(kernel @ np.array(self.weights), -2.5, 2.5))
+        off = self.kernel(points, np.array(self.points), _alike(kinds, self.kinds)) @ np.array(self.weights)
+        return self.roofline(flops, moved) * np.exp(np.clip(off, -_FURTHEST, _FURTHEST))
 
 
 def log_point(flops: float, moved: float, dims: Mapping[str, float], names: Sequence[str]) -> list[float]:
@@ -88,14 +106,6 @@ def _alike(left: Sequence[str], right: Sequence[str]) -> Any:
     import numpy as np
 
     return np.array(left)[:, None] == np.array(right)[None, :]
-
-
-def _kernel(left: Any, right: Any, alike: Any, length: float) -> Any:
-    import numpy as np
-
-    distance2 = (left**2).sum(1)[:, None] + (right**2).sum(1)[None, :] - 2 * left @ right.T
-    near = np.exp(-np.maximum(distance2, 0.0) / (2 * length**2))
-    return _SIGMA2 * (near + alike * np.sqrt(np.sqrt(near)))
 
 
 def fit_roofline(flops: Any, moved: Any, seconds: Any, weights: Any) -> Roofline:
@@ -119,55 +129,88 @@ def fit_roofline(flops: Any, moved: Any, seconds: Any, weights: Any) -> Roofline
     return made(found.x)
 
 
-def fit_family(samples: Sequence[OpSample]) -> FamilyCost:
-    """The cost of a family from its samples; the process's length and noise are those of highest marginal likelihood."""
+def _gathered(samples: Sequence[OpSample]) -> list[OpSample]:
+    """Samples of the same operation at nearly the same sizes as one: their mean; at most so many, the dearest."""
+    groups: dict[tuple[str, tuple[int, ...]], list[OpSample]] = {}
+    for one in samples:
+        names = sorted(one.dims)
+        sizes = tuple(round(4 * math.log1p(one.dims[name])) for name in names)
+        groups.setdefault(
+            (one.kind, (round(4 * math.log1p(one.flops)), round(4 * math.log1p(one.bytes)), *sizes)), []
+        ).append(one)
+    made = []
+    for members in groups.values():
+        count = sum(one.count for one in members)
+        seconds = math.exp(sum(one.count * math.log(one.seconds) for one in members) / count)
+        made.append(members[0].model_copy(update={"seconds": seconds, "count": count}))
+    return sorted(made, key=lambda one: -one.seconds * one.count)[:_MOST_POINTS]
+
+
+def fit_family(samples: Sequence[OpSample], kernel: Kernel | None = None) -> FamilyCost:
+    """The cost of a family from its samples, with a kernel that is given or found."""
     import numpy as np
 
     names = tuple(sorted({name for one in samples for name in one.dims}))
-    if len(samples) > _MOST_POINTS:  # the cheap ones matter least
-        keep = np.random.default_rng(0).permutation(len(samples))[: _MOST_POINTS // 2]
-        dear = sorted(range(len(samples)), key=lambda place: -samples[place].seconds * samples[place].count)
-        chosen = dict.fromkeys([*dear[: _MOST_POINTS // 2], *keep.tolist()])
-        samples = [samples[place] for place in chosen]
-    flops = np.array([one.flops for one in samples])
-    moved = np.array([one.bytes for one in samples])
-    seconds = np.array([one.seconds for one in samples])
+    gathered = _gathered(samples)
+    flops = np.array([one.flops for one in gathered])
+    moved = np.array([one.bytes for one in gathered])
+    seconds = np.array([one.seconds for one in gathered])
     roofline = fit_roofline(flops, moved, seconds, np.sqrt(seconds / seconds.mean()))
-    points = np.array([log_point(one.flops, one.bytes, one.dims, names) for one in samples])
-    residual = np.log(seconds / roofline(flops, moved))
-    kinds = tuple(one.kind for one in samples)
-    alike = _alike(kinds, kinds)
-    best: tuple[float, float, float, Any] | None = None
-    for length in _LENGTHS:
-        kernel = _kernel(points, points, alike, length)
-        for noise in _NOISES:
-            try:
-                lower = np.linalg.cholesky(kernel + noise**2 * np.eye(len(samples)))
-            except np.linalg.LinAlgError:
-                continue
-            whitened = np.linalg.solve(lower, residual)
-            likelihood = -0.5 * float(whitened @ whitened) - float(np.log(np.diag(lower)).sum())
-            if best is None or likelihood > best[0]:
-                best = (likelihood, length, noise, np.linalg.solve(lower.T, whitened))
-    if best is None:
-        return FamilyCost(roofline=roofline, dims=names, length=1.0, noise=1.0, kinds=(), points=(), weights=())
+    points = np.array([log_point(one.flops, one.bytes, one.dims, names) for one in gathered])
+    off = np.log(seconds / roofline(flops, moved))
+    kinds = tuple(one.kind for one in gathered)
+    if kernel is None or len(kernel.lengths) != points.shape[1]:
+        kernel = _likeliest(points, off, _alike(kinds, kinds))
+    matrix = kernel(points, points, _alike(kinds, kinds)) + (kernel.noise**2 + 1e-6) * np.eye(len(off))
     return FamilyCost(
         roofline=roofline,
         dims=names,
-        length=best[1],
-        noise=best[2],
+        kernel=kernel,
         kinds=kinds,
-        points=tuple(tuple(round(float(value), 6) for value in row) for row in points),
-        weights=tuple(float(value) for value in best[3]),
+        points=tuple(tuple(round(float(value), 5) for value in row) for row in points),
+        weights=tuple(float(value) for value in np.linalg.solve(matrix, off)),
     )
 
 
-def fit_families(samples: Sequence[OpSample]) -> dict[str, FamilyCost]:
-    """A cost for every family in the samples."""
+def _likeliest(points: Any, off: Any, alike: Any) -> Kernel:
+    """The kernel of highest marginal likelihood on a part of the points, with a weak prior: lengths about e, noise about 0.14."""
+    import numpy as np
+    from scipy.optimize import minimize
+
+    part = np.random.default_rng(0).permutation(len(off))[:_MOST_FOR_LIKELIHOOD]
+    points, off, alike = points[part], off[part], alike[np.ix_(part, part)]
+    varies = points.std(0) > 1e-6
+
+    def made(logs: Any) -> Kernel:
+        values = np.exp(np.clip(logs, -6, 6))
+        lengths = iter(values[:-3].tolist())
+        return Kernel(
+            lengths=tuple(next(lengths) if one else None for one in varies),
+            family_sigma=float(values[-3]), kind_sigma=float(values[-2]), noise=float(values[-1]),
+        )  # fmt: skip
+
+    def loss(logs: Any) -> float:
+        kernel = made(logs)
+        matrix = kernel(points, points, alike) + (kernel.noise**2 + 1e-6) * np.eye(len(off))
+        try:
+            lower = np.linalg.cholesky(matrix)
+        except np.linalg.LinAlgError:
+            return 1e9
+        whitened = np.linalg.solve(lower, off)
+        prior = ((logs[:-3] - 1) ** 2).sum() / 8 + ((logs[-3:] - np.array([-0.7, -0.7, -2.0])) ** 2).sum() / 8
+        return float(0.5 * whitened @ whitened + np.log(np.diag(lower)).sum() + prior)
+
+    start = np.array([*np.ones(int(varies.sum())), -0.7, -0.7, -2.0])
+    return made(minimize(loss, start, method="L-BFGS-B", options={"maxiter": 15}).x)
+
+
+def fit_families(samples: Sequence[OpSample], like: Mapping[str, FamilyCost] | None = None) -> dict[str, FamilyCost]:
+    """A cost for every family in the samples, with the kernels of another fit where one is given."""
     by_family: dict[str, list[OpSample]] = {}
     for one in samples:
         by_family.setdefault(one.family, []).append(one)
-    return {family: fit_family(members) for family, members in sorted(by_family.items())}
+    kernels = {family: cost.kernel for family, cost in (like or {}).items()}
+    return {family: fit_family(members, kernels.get(family)) for family, members in sorted(by_family.items())}
 
 
 class Work(_Value):

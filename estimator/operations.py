@@ -39,6 +39,9 @@ _FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
 )  # fmt: skip
 
 
+_ALWAYS_MAPPED = 32 * 2**20  # glibc asks the kernel for new pages for blocks larger than this, each time
+
+
 @dataclass(slots=True)
 class Operation:
     """One call: `dims` are the sizes that its time depends on, by name, in a fixed order for each family."""
@@ -87,8 +90,8 @@ def describe(func: Any, args: Any, kwargs: Any, out: Any) -> Operation:
         dims = sizes(name, args, inputs, results)
     except (IndexError, TypeError, AttributeError):  # an operator of the family with other arguments
         dims = _plain(name, args, inputs, results)
-    first = (results or inputs or [None])[0]
-    dtype = str(first.dtype).removeprefix("torch.") if first is not None else ""
+    dims["fresh"] = float(sum(one.numel() * one.element_size() > _ALWAYS_MAPPED for one in results))
+    dtype = str((results or inputs)[0].dtype).removeprefix("torch.") if results or inputs else ""
     return Operation(kind, family, dtype, flops, moved, dims)
 
 
@@ -116,7 +119,7 @@ def _rnn_flops(name: str, args: Any) -> float:
     """2 · T · N · (I + H) · 4H for the gates of an LSTM, twice that backward; torch's own counter has none for them."""
     steps, batch, inputs = args[0].shape
     gates, hidden = args[2].shape
-    forward = 2.0 * steps * batch * (inputs + hidden) * gates
+    forward = float(2 * steps * batch * (inputs + hidden) * gates)
     return 2 * forward if name.endswith("backward") else forward
 
 
@@ -133,6 +136,16 @@ def _plain(name: str, args: Any, inputs: list[torch.Tensor], results: list[torch
         "tensors": float(len(inputs)),
         "last": float(inputs[0].shape[-1]) if inputs and inputs[0].dim() else 1.0,
         "strided": _strided(*inputs, *results[:1]),
+    }
+
+
+def _softmax(name: str, args: Any, inputs: list[torch.Tensor], results: list[torch.Tensor]) -> dict[str, float]:
+    whole = max(inputs, key=lambda one: one.numel())
+    place = next((one for one in args if isinstance(one, int) and not isinstance(one, bool)), -1)
+    along = place if -whole.dim() <= place < whole.dim() else -1
+    return _plain(name, args, inputs, results) | {
+        "along": float(whole.shape[along]) if whole.dim() else 1.0,
+        "inner": float(math.prod(whole.shape[along + 1 :])) if along != -1 else 1.0,
     }
 
 
@@ -200,4 +213,5 @@ def _norm(name: str, args: Any, inputs: list[torch.Tensor], results: list[torch.
 
 _DIMS = {
     "conv": _conv, "conv_backward": _conv, "matmul": _matmul, "attention": _attention, "rnn": _rnn, "norm": _norm,
+    "softmax": _softmax,
 }  # fmt: skip

@@ -6,10 +6,11 @@ that nobody measured). For `emulated` devices it is what their definition says.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from trainwright.estimator.calibration import Calibration, op_count
-from trainwright.estimator.curves import Affine, DeviceCurve
+from trainwright.estimator.curves import Affine, DeviceCurve, Knots
 from trainwright.estimator.devices import DEVICE_TYPES, EMULATED, EMULATED_SAMPLE_S, DeviceType
 from trainwright.estimator.structure import Structure
 
@@ -23,6 +24,7 @@ _PROCESS_BYTES = (
     420 * 2**20
 )  # of a rank before its model: torch, oneDNN, Horovod, TensorBoard, the readers of data (measured)
 _MEMORY_SAFE_FACTOR = 1.25
+_NAMED = 5  # unknown operations
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -42,34 +44,36 @@ def predict_curve(
     """
     device = DEVICE_TYPES[device_type]
     mode: Literal["calibrated", "datasheet"] = "calibrated"
-    low, high, coverage = 1.0, 1.0, 1.0
+    low, high, coverage, unknown = 1.0, 1.0, 1.0, tuple[str, ...]()
+    sizes = _around(structure.batch_size)
     if device_type == EMULATED:
-        line = Affine(fixed=0.0, per_sample=EMULATED_SAMPLE_S / (speed or 1.0))
+        times = [EMULATED_SAMPLE_S * size / (speed or 1.0) for size in sizes]
     elif calibration is not None:
         slower = calibration.threads / cores if cores is not None else 1.0
-        line = _line([(b, slower * calibration.step_time_s(structure, b)) for b in _around(structure.batch_size)])
-        coverage = calibration.coverage(structure, structure.batch_size)
-        low, high = calibration.low_factor * coverage, calibration.high_factor * (2 - coverage)
+        times = [slower * seconds for seconds in calibration.step_times_s(structure, sizes)]
+        coverage, kinds = calibration.coverage(structure, structure.batch_size)
+        low, high = calibration.factors(coverage)
+        unknown = tuple(kinds[:_NAMED])
     else:
         mode, coverage, low, high = "datasheet", 0.0, _DATASHEET_LOW, _DATASHEET_HIGH
-        share = cores or 1.0
-        line = _line([(b, _roofline(structure, device, b) / share) for b in _around(structure.batch_size)])
+        times = [_roofline(structure, device, size) / (cores or 1.0) for size in sizes]
     share = (cores or 1.0) if device_type == "cpu" else 1.0
     idle, load = power_w or (device.idle_w * share, device.load_w * share)
-    peak = structure.peak_memory_bytes
+    # the process, the tensors, and the buffer in which gradients are summed
+    memory = [_PROCESS_BYTES + structure.parameter_bytes + structure.peak_bytes(size) for size in sizes]
     return DeviceCurve(
         device_type=device_type,
         cores=cores,
         speed=speed,
         mode=mode,
         coverage=coverage,
-        step_time_s=line,
+        unknown=unknown,
+        step_time_s=_line(sizes, times),
+        time_knots=Knots(sizes=tuple(sizes), values=tuple(times)),
         low_factor=low,
         high_factor=high,
-        # the process, the tensors, and the buffer in which gradients are summed
-        peak_memory_bytes=Affine(
-            fixed=_PROCESS_BYTES + peak.fixed + structure.parameter_bytes, per_sample=peak.per_sample
-        ),
+        peak_memory_bytes=_above(sizes, memory),
+        memory_knots=Knots(sizes=tuple(sizes), values=tuple(memory)),
         memory_safe_factor=_MEMORY_SAFE_FACTOR,
         memory_limit_bytes=device.memory_bytes,
         idle_w=idle,
@@ -79,23 +83,30 @@ def predict_curve(
 
 
 def _around(batch_size: int) -> list[int]:
-    """The batch sizes through which the line is laid: those in use around the traced one."""
-    return [size for size in _BATCHES if batch_size / 8 <= size <= batch_size * 8] or [batch_size, 2 * batch_size]
+    """The batch sizes at which a curve is known: those in use around the traced one, and that one."""
+    near = [size for size in _BATCHES if batch_size / 8 <= size <= batch_size * 8]
+    return sorted({*near, batch_size, 2 * batch_size})
 
 
-def _line(points: list[tuple[int, float]]) -> Affine:
+def _line(sizes: Sequence[int], seconds: Sequence[float]) -> Affine:
     """The line of least squared relative error, neither part negative."""
     import numpy as np
     from scipy.optimize import nnls
 
-    rows = np.array([[1 / seconds, size / seconds] for size, seconds in points])
-    (fixed, per_sample), _ = nnls(rows, np.ones(len(points)))
+    rows = np.array([[1 / value, size / value] for size, value in zip(sizes, seconds, strict=True)])
+    (fixed, per_sample), _ = nnls(rows, np.ones(len(sizes)))
     return Affine(fixed=float(fixed), per_sample=float(per_sample))
+
+
+def _above(sizes: Sequence[int], values: Sequence[float]) -> Affine:
+    """The line through the ends: above all points between, where the curve is the highest of several lines."""
+    per_sample = (values[-1] - values[0]) / (sizes[-1] - sizes[0])
+    return Affine(fixed=max(0.0, values[0] - per_sample * sizes[0]), per_sample=per_sample)
 
 
 def _roofline(structure: Structure, device: DeviceType, batch_size: int) -> float:
     """Σ max(flops / reached F, bytes / reached B) + calls: the datasheet's guess."""
-    peak = device.peak_flops[structure.precision] * _REACHED_FLOPS
+    peak = device.peak_flops["bf16" if structure.precision == "amp" else structure.precision] * _REACHED_FLOPS
     bandwidth = device.bandwidth_bytes_per_s * _REACHED_BYTES
     work = sum(
         one.count * max(one.flops(batch_size) / peak, one.bytes(batch_size) / bandwidth) for one in structure.trace
@@ -112,9 +123,10 @@ def estimate_step(curve: DeviceCurve, batch_size: int) -> dict[str, Any]:
         "batch_size": batch_size,
         "mode": curve.mode,
         "coverage": curve.coverage,
+        "unknown_operations": list(curve.unknown),
         "step_time_s": time.model_dump(),
         "peak_memory_bytes": {
-            "expected": curve.peak_memory_bytes(batch_size),
+            "expected": curve.memory_bytes(batch_size),
             "safe": curve.safe_memory_bytes(batch_size),
         },
         "energy_j": energy,

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainwright.estimator.curves import Affine
+from trainwright.estimator.workspace import workspace_bytes
 
 
 class _Value(BaseModel):
@@ -24,28 +25,41 @@ class Layer(_Value):
 
 
 class Operation(_Value):
-    """A kind of operation of the training step, at one shape: how often, and what each costs over the batch size."""
+    """Alike operations of the training step: how many, and what each costs over the batch size."""
 
     kind: str = Field(description="the operator's name, such as aten.convolution")
     family: str = Field(description="what it is calibrated as: conv, conv_backward, matmul, elementwise …")
+    dtype: str = "float32"
     count: int
     flops: Affine
-    bytes: Affine
+    bytes: Affine = Field(description="of its arguments and results")
+    dims: dict[str, Affine] = Field(default_factory=dict, description="the sizes that its time depends on, by name")
+    live_bytes: Affine = Field(
+        default=Affine(fixed=0.0, per_sample=0.0),
+        description="of tensors alive once it has run, the most of any of them",
+    )
 
 
 class Structure(_Value):
     """structure.json"""
 
     FILE: ClassVar[str] = "structure.json"
-    schema_version: int = 1
+    schema_version: int = 2
     batch_size: int
     optimizer: str
     precision: str
+    accumulation: int = Field(default=1, description="micro-batches in a step")
     method: Literal["fake tensors", "real step"]
     parameters: int
     parameter_bytes: int
-    forward_flops_per_sample: float
+    forward_flops_per_sample: float = Field(
+        description="as torch's FlopCounterMode counts, which has none for fused recurrent layers; `trace` has them"
+    )
     activation_bytes_per_sample: float = Field(description="kept from the forward for the backward pass")
+    idle_bytes: Affine = Field(
+        default=Affine(fixed=0.0, per_sample=0.0),
+        description="alive between steps: parameters, gradients, optimizer state, the batch",
+    )
     peak_memory_bytes: Affine = Field(description="most bytes of tensors alive at once in a step, parameters included")
     layers: list[Layer]
     features: dict[str, float] = Field(
@@ -54,42 +68,13 @@ class Structure(_Value):
     operations: dict[str, int] = Field(description="count by kind, for a whole training step")
     trace: list[Operation]
 
-
-_FAMILIES = {
-    "conv": ("convolution", "conv1d", "conv2d", "conv3d", "mkldnn_convolution"),
-    "conv_backward": ("convolution_backward",),
-    "matmul": ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "_scaled_dot_product"),
-    "norm": ("native_batch_norm", "native_layer_norm", "native_group_norm", "softmax", "log_softmax", "nll_loss"),
-    "pool": ("pool",),
-    "other": (
-        "rnn",
-        "lstm",
-        "gru",
-        "embedding",
-        "index",
-        "gather",
-        "scatter",
-        "sort",
-        "topk",
-        "cumsum",
-        "upsample",
-        "grid_sampler",
-        "fft",
-        "linalg",
-        "cdist",
-    ),
-}
-_ANYWHERE = ("norm", "pool", "other")  # their names stand within the operator's
-
-
-def family_of(kind: str, flops: Affine, moved: Affine) -> str:
-    """What an operation is calibrated as; `other` is not. One that moves no bytes is a view: it costs its call only."""
-    name = kind.removeprefix("aten.").lstrip("_")
-    if flops(1) == 0 and moved(1) == 0:
-        return "view"
-    if name.startswith("convolution_backward"):
-        return "conv_backward"
-    for family, names in _FAMILIES.items():
-        if any(one in name if family in _ANYWHERE else name.startswith(one.lstrip("_")) for one in names):
-            return family
-    return "elementwise"
+    def peak_bytes(self, batch_size: int) -> float:
+        """Most bytes alive at once in a step of this many samples: of the operations' lines, each with its workspace."""
+        return max(
+            (
+                one.live_bytes(batch_size)
+                + workspace_bytes(one.family, one.kind, one.dtype, {k: v(batch_size) for k, v in one.dims.items()})
+                for one in self.trace
+            ),
+            default=self.peak_memory_bytes(batch_size),
+        )

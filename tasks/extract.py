@@ -33,6 +33,7 @@ def extract(
     batch_spec: BatchSpec | None = None,
     optimizer: Optimizer | None = None,
     precision: str = "fp32",
+    accumulation: int = 1,
     timeout_s: float = TIMEOUT_S,
     memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
 ) -> Structure:
@@ -45,7 +46,7 @@ def extract(
                     "folder": str(source_folder.absolute()), "entry": entry, "config": config, "batch_size": batch_size,
                     "spec": batch_spec.model_dump(mode="json") if batch_spec else None,
                     "optimizer": (optimizer or Optimizer()).model_dump(), "precision": precision,
-                    "memory_limit_bytes": memory_limit_bytes,
+                    "accumulation": accumulation, "memory_limit_bytes": memory_limit_bytes,
                 }
             )
         )  # fmt: skip

@@ -343,7 +343,7 @@ def _largest_batch(curve: DeviceCurve, size: int) -> int | None:
     if curve.memory_limit_bytes is None:
         return None
     memory = curve.peak_memory_bytes
-    room = curve.memory_limit_bytes / curve.memory_safe_factor - memory.fixed
+    room = (curve.memory_limit_bytes - curve.memory_safe_bytes) / curve.memory_safe_factor - memory.fixed
     if room <= 0:
         return 0
     return size if memory.per_sample <= 0 else min(size, int(room / memory.per_sample))

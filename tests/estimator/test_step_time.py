@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.estimator.calibration import Calibration, ErrorSummary, OpCost
+from trainwright.estimator.calibration import Calibration, ErrorSummary, StepCorrection
 from trainwright.estimator.curves import Affine
 from trainwright.estimator.devices import DEVICE_TYPES, EMULATED, EMULATED_SAMPLE_S
+from trainwright.estimator.op_cost import FamilyCost, Kernel, Roofline
 from trainwright.estimator.step_time import estimate_step, predict_curve
 from trainwright.estimator.structure import Operation, Structure
 
@@ -42,7 +43,7 @@ def _structure(precision: str = "fp32", flops: float = 1e7) -> Structure:
         trace=[
             Operation(
                 kind="aten.mm", family="matmul", count=10, flops=Affine(fixed=0, per_sample=flops),
-                bytes=Affine(fixed=4000, per_sample=1e4),
+                bytes=Affine(fixed=4000, per_sample=1e4), live_bytes=Affine(fixed=16_000, per_sample=20_000),
             ),
             Operation(
                 kind="aten.add", family="elementwise", count=100, flops=Affine(fixed=0, per_sample=0),
@@ -53,11 +54,16 @@ def _structure(precision: str = "fp32", flops: float = 1e7) -> Structure:
 
 
 def _calibration(threads: int = 1) -> Calibration:
-    cost = OpCost(latency_s=2e-6, flops_per_s=1e11, bytes_per_s=1e10)
+    cost = FamilyCost(
+        roofline=Roofline(latency_s=2e-6, flops_per_s=1e11, bytes_per_s=1e10), dims=(),
+        kernel=Kernel(lengths=(None, None), family_sigma=0.5, kind_sigma=0.5, noise=0.1),
+        kinds=("aten.mm",), points=((0.0, 0.0),), weights=(0.0,),
+    )  # fmt: skip
     return Calibration(
-        device_type="cpu", threads=threads, dtype="fp32", torch="2.0.0", processor="made up",
+        device_type="cpu", threads=threads, dtype="float32", torch="2.0.0", processor="made up",
         created_at="2026-01-01T00:00:00+00:00", measurements=3, duration_s=1.0, sentinel_drift=0.01,
-        costs={"matmul": cost, "elementwise": cost}, step_scale=1.0, step_per_op_s=5e-6,
+        families={"matmul": cost, "elementwise": cost}, kinds=("aten.mm", "aten.add"),
+        correction=StepCorrection(scale=1.0, per_op_s=5e-6),
         cross_validated_error=ErrorSummary(median=0.1, p90=0.2), low_factor=0.8, high_factor=1.3,
     )  # fmt: skip
 
@@ -98,7 +104,9 @@ def test_a_calibrated_curve_follows_the_calibration_around_the_traced_batch_size
     assert (curve.mode, curve.coverage) == ("calibrated", 1.0)
     assert (curve.low_factor, curve.high_factor) == (0.8, 1.3)
     for batch_size in (8, 32, 64, 256):
-        assert curve.step_time_s(batch_size) == pytest.approx(calibration.step_time_s(structure, batch_size), rel=0.1)
+        (seconds,) = calibration.step_times_s(structure, [batch_size])
+        assert curve.step_time(batch_size).median == pytest.approx(seconds)
+        assert curve.step_time_s(batch_size) == pytest.approx(seconds, rel=0.1)
 
 
 def test_double_precision_takes_longer_than_single() -> None:
@@ -111,11 +119,12 @@ def test_double_precision_takes_longer_than_single() -> None:
 
 def test_unknown_operations_widen_the_interval() -> None:
     structure, calibration = _structure(), _calibration()
-    other = structure.trace[1].model_copy(update={"family": "other", "count": 300})
+    other = structure.trace[1].model_copy(update={"kind": "aten.fft", "family": "other", "count": 300})
     strange = structure.model_copy(update={"trace": [*structure.trace, other]})
     known = predict_curve(structure, calibration, device_type="cpu", cores=1.0)
     unknown = predict_curve(strange, calibration, device_type="cpu", cores=1.0)
     assert unknown.coverage < known.coverage
+    assert (known.unknown, unknown.unknown) == ((), ("aten.fft",))
     assert unknown.low_factor < known.low_factor
     assert unknown.high_factor > known.high_factor
 
@@ -139,8 +148,8 @@ def test_by_datasheet_a_larger_device_is_faster_where_work_counts() -> None:
 def test_memory_counts_the_process_the_tensors_and_the_gradients_sum() -> None:
     structure = _structure()
     curve = predict_curve(structure, _calibration(), device_type="cpu", cores=1.0)
-    assert curve.peak_memory_bytes(10) - curve.peak_memory_bytes(0) == 10 * structure.peak_memory_bytes.per_sample
-    assert curve.peak_memory_bytes(0) >= 400e6 + structure.peak_memory_bytes.fixed
+    assert curve.memory_bytes(10) - curve.memory_bytes(0) == pytest.approx(10 * 20_000)
+    assert curve.memory_bytes(0) >= 400e6 + 16_000
     assert curve.safe_memory_bytes(10) > curve.peak_memory_bytes(10)
     assert predict_curve(structure, None, device_type="nvidia-t4").memory_limit_bytes == 16 * 2**30
     assert curve.memory_limit_bytes is None

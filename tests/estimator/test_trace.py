@@ -152,7 +152,7 @@ def test_recurrent_layers_are_no_elementwise_operations() -> None:
             return self.head(self.lstm(images.squeeze(1))[0][:, -1])
 
     families = {one.kind: one.family for one in _traced(Recurrent).trace}
-    assert families["aten.mkldnn_rnn_layer"] == families["aten.mkldnn_rnn_layer_backward"] == "other"
+    assert families["aten.mkldnn_rnn_layer"] == families["aten.mkldnn_rnn_layer_backward"] == "rnn"
 
 
 def test_a_model_too_large_for_this_machine_is_traced_without_memory() -> None:

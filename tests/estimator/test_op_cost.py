@@ -1,0 +1,89 @@
+"""The cost of operations. The samples are made up of known costs, so that the fit must find them."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainwright.estimator.op_cost import OpSample, Roofline, Work, fit_families, fit_family, fit_roofline, times
+
+TRUTH = Roofline(latency_s=2e-6, flops_per_s=1e11, bytes_per_s=1e10)
+
+
+def _sample(kind: str, flops: float, moved: float, width: float, seconds: float, family: str = "matmul") -> OpSample:
+    return OpSample(
+        kind=kind,
+        family=family,
+        dtype="float32",
+        flops=flops,
+        bytes=moved,
+        dims={"width": width},
+        count=1,
+        seconds=seconds,
+    )
+
+
+def _samples(count: int = 150, slow: float = 3.0) -> list[OpSample]:
+    """Two kinds of operations: one is `slow` times slower than the roofline, and narrow ones are slower still."""
+    draw, made = random.Random(1), []
+    for number in range(count):
+        kind = ("aten.fast", "aten.slow")[number % 2]
+        flops, width = 10 ** draw.uniform(4, 9), 2.0 ** draw.randint(2, 8)
+        seconds = float(TRUTH(flops, flops / 50)) * (slow if kind == "aten.slow" else 1.0) * (1 + 4 / width)
+        made.append(_sample(kind, flops, flops / 50, width, seconds * math.exp(draw.gauss(0, 0.03))))
+    return made
+
+
+def _predicted(family: str, samples: list[OpSample], costs: dict[str, object]) -> np.ndarray:
+    work = Work(
+        kinds=tuple(one.kind for one in samples), counts=tuple(one.count for one in samples),
+        flops=tuple(one.flops for one in samples), bytes=tuple(one.bytes for one in samples),
+        dims=tuple(one.dims for one in samples),
+    )  # fmt: skip
+    return np.asarray(times(costs, family, work))  # type: ignore[arg-type]
+
+
+@settings(max_examples=20, deadline=None)
+@given(latency=st.floats(1e-6, 1e-4), flops_rate=st.floats(1e9, 1e12), bytes_rate=st.floats(1e9, 1e11))
+def test_the_roofline_that_made_the_samples_is_found(latency: float, flops_rate: float, bytes_rate: float) -> None:
+    truth = Roofline(latency_s=latency, flops_per_s=flops_rate, bytes_per_s=bytes_rate)
+    sizes = 10 ** np.linspace(2, 10, 20)
+    flops, moved = np.concatenate([sizes, np.full(20, 1e2)]), np.concatenate([np.full(20, 1e2), sizes])
+    seconds = truth(flops, moved)
+    found = fit_roofline(flops, moved, seconds, np.ones(40))
+    assert np.abs(np.log(found(flops, moved) / seconds)).max() < 0.2
+
+
+def test_kinds_and_sizes_that_differ_from_the_roofline_are_learned() -> None:
+    known, unseen = _samples()[:120], _samples()[120:]
+    predicted = _predicted("matmul", unseen, fit_families(known))
+    errors = np.abs(predicted / np.array([one.seconds for one in unseen]) - 1)
+    assert np.median(errors) < 0.08
+    assert errors.max() < 0.4
+
+
+def test_far_from_all_samples_the_roofline_alone_remains() -> None:
+    cost = fit_family(_samples())
+    far = np.full((1, 3), 1e4)
+    flops = np.array([1e18])
+    assert cost.seconds(["aten.else"], flops, flops, far)[0] == pytest.approx(
+        float(cost.roofline(flops, flops)[0]), rel=0.05
+    )
+
+
+def test_an_unknown_family_costs_what_elementwise_operations_do_by_their_roofline() -> None:
+    samples = [_sample("aten.add", 0.0, one.bytes, 8.0, one.bytes / 1e10 + 1e-6, "elementwise") for one in _samples(40)]
+    costs = fit_families(samples)
+    strange = [_sample("aten.fft", 0.0, 1e8, 8.0, 0.0, "other")]
+    assert _predicted("other", strange, costs)[0] == pytest.approx(1e-2, rel=0.2)
+
+
+def test_the_same_samples_give_the_same_fit_and_many_alike_ones_count_as_one() -> None:
+    samples = _samples(40)
+    assert fit_family(samples) == fit_family(samples)
+    assert len(fit_family([*samples, *samples]).points) == len(fit_family(samples).points)
