@@ -9,6 +9,7 @@ directions usable at once, and the time of adding numbers up to be part of β: t
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,6 +18,7 @@ from trainwright.estimator.curves import Interval
 from trainwright.estimator.errors import BadInput
 
 _FASTEST_BYTES_PER_S = 1e13  # beyond any link: times that do not grow with the bytes do not make it infinite
+_SHORTEST_S = 1e-9
 
 
 class Link(BaseModel):
@@ -77,42 +79,43 @@ def all_reduce(link: Link, size_bytes: float, ranks: int) -> Interval:
 def fit_link(samples: Sequence[tuple[float, int, float]]) -> Link:
     """The link that explains all-reduces best: samples are (bytes, ranks, seconds).
 
-    Minimises Σ |1 − predicted / seconds| over α, 1 / β ≥ 0, as a linear program: relative, so that the small sizes count
-    as the large ones do, and absolute, so that a sample which was disturbed has no more weight than another. `spread` is
-    the 90th percentile of what measured and predicted differ by. Raises BadInput where there are fewer than two sizes.
+    Of each size the median counts. Over those, the fit minimises Σ |1 − predicted / seconds| for α, 1 / β ≥ 0, as a linear
+    program: relative, so that small sizes count as large ones do, and absolute, so that a size that does not follow the
+    line bends it no more than another. `spread` is the 90th percentile, over all samples, of the factor between measured
+    and predicted, less one. Raises BadInput where there are fewer than two sizes, or a time is not above zero.
     """
     import numpy as np
     from scipy.optimize import linprog
 
-    usable = [one for one in samples if one[1] > 1]
-    if len({size for size, _, _ in usable}) < 2 or any(not 0 < seconds < math.inf for _, _, seconds in usable):
+    times: dict[tuple[float, int], list[float]] = {}
+    for size, ranks, seconds in samples:
+        if ranks > 1:
+            times.setdefault((size, ranks), []).append(seconds)
+    if len({size for size, _ in times}) < 2 or any(not 0 < one < math.inf for group in times.values() for one in group):
         raise BadInput(
-            f"link: got {len(samples)} samples; needed: two sizes or more between two ranks or more, each of a time > 0 s"
+            f"link: got {len(samples)} samples; needed: two sizes or more between two ranks or more, each with a time > 0 s"
         )
-    seconds = np.array([one[2] for one in usable])
-    ring = np.array([_ring(size, ranks) for size, ranks, _ in usable])
-    # What is divided by the times and scaled to 1 keeps the program well conditioned; the scales go back in at the end.
-    relative = 2 * ring / seconds[:, None]
-    scale = relative.max(axis=0)
-    scaled, ones = relative / scale, np.eye(len(usable))
-    # Least Σ e with −e <= 1 − scaled · x <= e: two unknowns of the link, then one e for each sample.
+    medians = np.array([statistics.median(group) for group in times.values()])
+    # Σ e is least with −e <= 1 − rows · x <= e: x are α and 1 / β, there is an e for each size. Columns are scaled to 1,
+    # because α and 1 / β lie some six orders of magnitude apart.
+    rows = np.array([[2 * part for part in _ring(size, ranks)] for size, ranks in times]) / medians[:, None]
+    scale, one_each = rows.max(axis=0), np.eye(len(medians))
     found = linprog(
-        c=np.r_[0.0, 0.0, np.ones(len(usable))],
-        A_ub=np.block([[scaled, -ones], [-scaled, -ones]]),
-        b_ub=np.r_[np.ones(len(usable)), -np.ones(len(usable))],
+        c=np.r_[0.0, 0.0, np.ones(len(medians))],
+        A_ub=np.block([[rows / scale, -one_each], [-rows / scale, -one_each]]),
+        b_ub=np.r_[np.ones(len(medians)), -np.ones(len(medians))],
         bounds=(0, None),
         method="highs",
     )
     assert found.success, found.message
-    latency_s, seconds_per_byte = found.x[:2] / scale
+    latency_s, seconds_per_byte = (float(value) for value in found.x[:2] / scale)
     link = Link(
-        latency_s=float(latency_s),
-        bandwidth_bytes_per_s=float(1 / max(seconds_per_byte, 1 / _FASTEST_BYTES_PER_S)),
-        spread=0.0,
+        latency_s=latency_s, bandwidth_bytes_per_s=1 / max(seconds_per_byte, 1 / _FASTEST_BYTES_PER_S), spread=0.0
     )
-    ratios = np.array([all_reduce(link, size, ranks).median / taken for size, ranks, taken in usable])
-    with np.errstate(divide="ignore"):
-        off = np.maximum(ratios, 1 / ratios) - 1
+    off = []
+    for (size, ranks), group in times.items():
+        predicted = max(all_reduce(link, size, ranks).median, _SHORTEST_S)
+        off += [max(predicted / seconds, seconds / predicted) - 1 for seconds in group]
     return link.model_copy(update={"spread": float(np.quantile(off, 0.9))})
 
 

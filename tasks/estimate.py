@@ -9,7 +9,7 @@ from trainwright.estimator.calibration import Calibration
 from trainwright.estimator.step_time import predict_curve
 from trainwright.estimator.structure import Structure
 from trainwright.tasks.artefacts import Estimate
-from trainwright.tasks.calibrate import calibration_for
+from trainwright.tasks.calibrate import calibration_for, link_for_this_machine
 from trainwright.tasks.pool import Device, Power
 
 
@@ -19,7 +19,10 @@ def estimate(
     calibrations: Mapping[int, Calibration] | None = None,
     power: Mapping[str, Power] | None = None,
 ) -> Estimate:
-    """One curve for each kind of device. CPUs are measured where no calibration for their threads is given; GPUs by datasheet."""
+    """One curve for each kind of device. CPUs are measured where no calibration for their threads is given; GPUs by datasheet.
+
+    Where two devices or more are on this machine, its link between ranks is measured too.
+    """
     known = dict(calibrations or {})
     curves, sources = [], {}
     for device in {device.variant: device for device in devices}.values():
@@ -47,4 +50,5 @@ def estimate(
         curves=curves,
         gradient_bytes=structure.parameter_bytes,
         calibrations=sources,
+        local_link=link_for_this_machine() if sum(device.local for device in devices) > 1 else None,
     )
