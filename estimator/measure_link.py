@@ -56,17 +56,17 @@ def measure_samples(address: str = "127.0.0.1", budget_s: float = 5.0, seed: int
         order = ["--folder", name, "--interface", interface, "--budget", str(budget_s), "--seed", str(seed)]
         processes = [ranks.enter_context(_running(rank, order, folder)) for rank in range(_RANKS)]
         deadline = time.monotonic() + _MEET_S + 2 * budget_s
-        while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-            if any(process.poll() for process in processes):
-                break
-            time.sleep(_LOOK_EVERY_S)
-        for rank, process in enumerate(processes):
-            if process.poll():
+        while processes[0].poll() != 0:  # it has the samples
+            for rank, process in enumerate(processes):
+                if process.poll():
+                    raise TrainwrightError(
+                        f"link: rank {rank} ended with {process.returncode}: {_last_line(folder / f'errors.{rank}')}"
+                    )
+            if time.monotonic() > deadline:
                 raise TrainwrightError(
-                    f"link: rank {rank} ended with {process.returncode}: {_last_line(folder / f'errors.{rank}')}"
+                    f"link: no answer after {_MEET_S + 2 * budget_s:.0f} s over {address} ({interface})"
                 )
-        if any(process.poll() is None for process in processes):
-            raise TrainwrightError(f"link: no answer after {_MEET_S + 2 * budget_s:.0f} s over {address} ({interface})")
+            time.sleep(_LOOK_EVERY_S)
         return [(size, count, seconds) for size, count, seconds in json.loads((folder / "samples").read_text())]
 
 
@@ -105,7 +105,7 @@ def _writable(path: Path) -> Iterator[Path]:
         part.touch()
         yield part
     except OSError as error:
-        raise BadInput(f"--out: {path}: can't be written ({error.strerror})") from None
+        raise BadInput(f"link: {path}: can't be written ({error.strerror})") from None
     finally:
         with suppress(OSError):
             part.unlink()

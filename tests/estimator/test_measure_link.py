@@ -58,7 +58,7 @@ def test_a_file_that_can_not_be_written_is_said_before_anything_is_measured(tmp_
     done = run("--out", str(tmp_path / "file" / "link.json"), "--budget", "60")
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
-    assert line.startswith(f"--out: {tmp_path}/file/link.json: can't be written")
+    assert line.startswith(f"link: {tmp_path}/file/link.json: can't be written")
 
 
 def test_the_interface_of_an_address_is_found_and_budgets_are_bounded() -> None:
