@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from trainwright.estimator.curves import Interval
 from trainwright.estimator.errors import BadInput
 
+HOROVOD_CYCLE_S = 1e-3
+"""HOROVOD_CYCLE_TIME where nobody sets it (Horovod 0.28, operations.cc)."""
 _FASTEST_BYTES_PER_S = 1e13  # beyond any link: times that do not grow with the bytes do not make it infinite
 _SHORTEST_S = 1e-9
 
@@ -74,6 +76,16 @@ def all_reduce(link: Link, size_bytes: float, ranks: int) -> Interval:
     _check(size_bytes, ranks)
     messages, volume_bytes = _ring(size_bytes, ranks)
     return link.time(2 * messages, 2 * volume_bytes)
+
+
+def on_cycle(time: Interval, cycle_s: float) -> Interval:
+    """Seconds where the library begins what it is given once in a cycle: a wait of 0 to cycle_s comes first, half at the median.
+
+    Raises ValueError for a negative cycle.
+    """
+    if cycle_s < 0:
+        raise ValueError(f"cycle {cycle_s:g} s; allowed: 0 s or more")
+    return Interval(median=time.median + cycle_s / 2, low=time.low, high=time.high + cycle_s)
 
 
 def fit_link(samples: Sequence[tuple[float, int, float]]) -> Link:

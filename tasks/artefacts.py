@@ -106,6 +106,7 @@ class Estimate(Artefact):
     local_link: Link | None = Field(
         default=None, description="between ranks of this machine, measured; None: not needed, or not measured"
     )
+    cycle_s: float = Field(default=0.0, description="how often the collectives' library begins sums; 0: at once")
 
     def curve(self, device: Device) -> DeviceCurve:
         """The curve of a device's kind."""

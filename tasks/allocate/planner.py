@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
-from trainwright.estimator.communication import Link, all_reduce
+from trainwright.estimator.communication import Link, all_reduce, on_cycle
 from trainwright.estimator.curves import DeviceCurve, Interval
 from trainwright.tasks.allocate.split import split_batch
 from trainwright.tasks.artefacts import Alternative, DataSchema, Estimate, Plan, PlannedDevice, Prediction
@@ -199,8 +199,8 @@ class _Planner:
 
     def _within_s(self, ranks: int, *, here: bool) -> Interval:
         """By the link that was measured, which is this machine's; elsewhere by the prior."""
-        if here and self.estimate.local_link is not None:
-            return all_reduce(self.estimate.local_link, self.gradient_bytes, ranks)
+        if ranks > 1 and here and self.estimate.local_link is not None:
+            return on_cycle(all_reduce(self.estimate.local_link, self.gradient_bytes, ranks), self.estimate.cycle_s)
         prior = Link(bandwidth_bytes_per_s=_LOOPBACK_BYTES_PER_S, latency_s=_LOOPBACK_LATENCY_S, spread=0.0)
         return _unmeasured(all_reduce(prior, self.gradient_bytes, ranks))
 

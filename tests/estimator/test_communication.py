@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.estimator.communication import Link, all_gather, all_reduce, broadcast, fit_link, point_to_point
+from trainwright.estimator.communication import (
+    Link,
+    all_gather,
+    all_reduce,
+    broadcast,
+    fit_link,
+    on_cycle,
+    point_to_point,
+)
 from trainwright.estimator.curves import Interval
 from trainwright.estimator.errors import BadInput
 
@@ -73,6 +81,17 @@ def test_negative_sizes_and_no_ranks_are_refused(collective: Collective) -> None
     for size, ranks in ((-1.0, 2), (1.0, 0)):
         with pytest.raises(ValueError, match="allowed: 0 bytes or more, one rank or more"):
             collective(link, size, ranks)
+
+
+@given(link=LINKS, size=BYTES, cycle=st.floats(0, 1))
+def test_a_cycle_delays_by_half_of_it_and_at_most_by_all_of_it(link: Link, size: float, cycle: float) -> None:
+    time = point_to_point(link, size)
+    delayed = on_cycle(time, cycle)
+    assert delayed.low == time.low
+    assert delayed.median - time.median == pytest.approx(cycle / 2, abs=1e-9 * time.median)
+    assert delayed.high - time.high == pytest.approx(cycle, abs=1e-9 * time.high)
+    with pytest.raises(ValueError, match="0 s or more"):
+        on_cycle(time, -1.0)
 
 
 REAL_LINKS = st.builds(

@@ -32,12 +32,15 @@ def curve(cores: float, memory: float | None = None) -> DeviceCurve:
     )  # fmt: skip
 
 
-def plan(pool: dict[str, Any], memory: float | None = None, link: Link | None = None, **job: Any) -> Plan:
+def plan(
+    pool: dict[str, Any], memory: float | None = None, link: Link | None = None, cycle_s: float = 0.0, **job: Any
+) -> Plan:
     chosen = Pool.model_validate({"name": "p", **pool})
     estimate = Estimate(
         mode="calibrated", gradient_bytes=1e6,
         curves=[curve(cores, memory) for cores in {device.cores or 1.0 for device in chosen.devices()}],
         local_link=link,
+        cycle_s=cycle_s,
     )  # fmt: skip
     values = {"name": "j", "data": {"uri": "builtin:digits"}, "objective": {"minimize": "time"}, **job}
     return make_plan(Job.model_validate(values), chosen, estimate, DATA)
@@ -89,6 +92,16 @@ def test_the_measured_link_takes_the_place_of_the_prior_with_its_own_interval() 
     prior = step_time(TWO, None)
     assert prior.median > alone.median
     assert prior.high - alone.high == pytest.approx(3 * (prior.median - alone.median))
+
+
+def test_a_library_that_begins_sums_once_in_a_cycle_makes_a_step_wait_for_half_of_it() -> None:
+    link = Link(bandwidth_bytes_per_s=1e8, latency_s=1e-3, spread=0.25)
+    at_once, cycled = step_time(TWO, link), step_time(TWO, link, cycle_s=1e-2)
+    assert cycled.median - at_once.median == pytest.approx(5e-3)
+    assert cycled.low == pytest.approx(at_once.low)
+    assert cycled.high - at_once.high == pytest.approx(1e-2)
+    one = {"devices": {"max_count": 1, "min_count": 1}}
+    assert step_time(TWO, link, cycle_s=1e-2, **one) == step_time(TWO, link, **one)
 
 
 def test_this_machines_link_says_nothing_of_ranks_on_another_machine() -> None:
