@@ -26,8 +26,8 @@ from trainwright.tasks.pool import Device, Pool
 EXACT_LIMIT = 20_000
 _SHOWN = 10
 _START_S = Interval(median=6.0, low=3.0, high=20.0)  # processes start, data is read: a prior
-# Gloo between two ranks of one machine, as a prior where nobody has measured it.
-_LOOPBACK_BYTES_PER_S, _LOOPBACK_LATENCY_S = 0.5e9, 2e-3
+# Between two ranks of one machine, as a prior where nobody has measured it.
+_LOOPBACK = Link(bandwidth_bytes_per_s=0.5e9, latency_s=2e-3, spread=0.0)
 _UNMEASURED_LOW, _UNMEASURED_HIGH = 1 / 2, 3.0  # of what a prior, or the pool file's network, makes of a collective
 _MACHINE = "this machine"  # whatever the pool's hosts call its address
 _GOOD_ENOUGH = 0.9  # of the best throughput
@@ -132,6 +132,7 @@ class _Planner:
     def __init__(self, job: Job, pool: Pool, estimate: Estimate, data: DataSchema) -> None:
         self.job, self.pool, self.estimate, self.data = job, pool, estimate, data
         self.gradient_bytes = estimate.gradient_bytes
+        self.network = Link(bandwidth_bytes_per_s=pool.network.bandwidth, latency_s=pool.network.latency, spread=0.0)
 
     def steps_per_epoch(self, batch: int) -> int:
         return math.ceil(self.data.train_rows / batch)
@@ -191,18 +192,14 @@ class _Planner:
         """Ring all-reduces of the gradients: within each machine, the slowest counts, and then between machines."""
         ranks = Counter(_MACHINE if device.local else device.address for device in devices)
         within = [self._within_s(count, here=address == _MACHINE) for address, count in ranks.items()]
-        network = Link(
-            bandwidth_bytes_per_s=self.pool.network.bandwidth, latency_s=self.pool.network.latency, spread=0.0
-        )
-        between = _unmeasured(all_reduce(network, self.gradient_bytes, len(ranks)))
+        between = _unmeasured(all_reduce(self.network, self.gradient_bytes, len(ranks)))
         return _sum(max(within, key=lambda one: one.median), between)
 
     def _within_s(self, ranks: int, *, here: bool) -> Interval:
         """By the link that was measured, which is this machine's; elsewhere by the prior."""
         if ranks > 1 and here and self.estimate.local_link is not None:
             return on_cycle(all_reduce(self.estimate.local_link, self.gradient_bytes, ranks), self.estimate.cycle_s)
-        prior = Link(bandwidth_bytes_per_s=_LOOPBACK_BYTES_PER_S, latency_s=_LOOPBACK_LATENCY_S, spread=0.0)
-        return _unmeasured(all_reduce(prior, self.gradient_bytes, ranks))
+        return _unmeasured(all_reduce(_LOOPBACK, self.gradient_bytes, ranks))
 
     def _powers(self, device: Device) -> tuple[float, float] | None:
         curve = self.estimate.curve(device)
