@@ -110,5 +110,5 @@ def plan_job(job: Job, calibrations: Sequence[Calibration] = ()) -> Plan:
         job.model, spec=batch_spec(schema), optimizer=job.train.optimizer, precision=job.train.precision
     )
     given = {calibration.threads: calibration for calibration in calibrations}
-    found = estimate(structure, devices, calibrations=given or None, power=pool.power)
+    found = estimate(structure, devices, calibrations=given or None, power=pool.power, backend=job.train.backend)
     return make_plan(job, pool, found, schema)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trainwright.estimator.communication import Link
 from trainwright.estimator.curves import DeviceCurve, Interval, Mode
 from trainwright.tasks.job import Job, Task
 from trainwright.tasks.pool import Device
@@ -102,6 +103,10 @@ class Estimate(Artefact):
     curves: list[DeviceCurve]
     gradient_bytes: float = Field(description="what an all-reduce carries each step")
     calibrations: dict[str, str] = Field(default_factory=dict, description="sha256 of the calibration, by device kind")
+    local_link: Link | None = Field(
+        default=None, description="between ranks of this machine, measured; None: not needed, or not measured"
+    )
+    cycle_s: float = Field(default=0.0, description="how often the collectives' library begins sums; 0: at once")
 
     def curve(self, device: Device) -> DeviceCurve:
         """The curve of a device's kind."""

@@ -1,4 +1,7 @@
-"""Calibrations of this machine: measured at the first use, kept under the trainwright home, by processor, threads and torch."""
+"""What is measured of this machine: its devices, and the link between its ranks.
+
+At the first use; then kept under the trainwright home, by processor, threads and torch.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from trainwright.estimator.calibration import Calibration, load
+from trainwright.estimator.communication import Link
+from trainwright.estimator.measure_link import measure_link
+from trainwright.estimator.measure_link import save as save_link
 from trainwright.infra.process import dying_with_parent
 from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput, TrainwrightError
@@ -18,13 +26,14 @@ from trainwright.tasks.settings import settings
 
 FIRST_USE_S = 35.0
 LEAST_BUDGET_S = 1.0
+LINK_S = 1.5
+"""Loading torch in two processes comes on top: the whole is to stay below 6 s."""
 
 
 def calibration_for(threads: int) -> Calibration:
     """This machine's calibration for a number of CPU threads, from the cache or measured now (under a minute)."""
     version = importlib.metadata.version("torch")
-    machine = hashlib.sha256(f"{_processor()} torch {version}".encode()).hexdigest()[:12]
-    path = settings().home / "calibrations" / f"cpu-{machine}-{threads}-threads.json"
+    path = settings().home / "calibrations" / f"cpu-{_machine(version)}-{threads}-threads.json"
     if path.exists():
         try:
             return load(path, version)
@@ -34,6 +43,23 @@ def calibration_for(threads: int) -> Calibration:
         "notice", message=f"measuring this machine ({threads} thread(s)), once, for about {FIRST_USE_S:.0f} s"
     )
     return calibrate(path, budget_s=FIRST_USE_S, threads=threads)
+
+
+def link_for_this_machine() -> Link:
+    """The link between ranks of this machine, from the cache or measured now (under 6 s).
+
+    Raises TrainwrightError where it can't be measured.
+    """
+    path = settings().home / "links" / f"cpu-{_machine(importlib.metadata.version('torch'))}.json"
+    if path.exists():
+        try:
+            return Link.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            progress.emit("notice", message=f"link: {path}: is not a link, or was cut short: measuring again")
+    progress.emit("notice", message=f"measuring all-reduce on this machine, once, for about {LINK_S + 3:.0f} s")
+    link = measure_link(budget_s=LINK_S)
+    save_link(link, path)
+    return link
 
 
 def calibrate(out: Path, *, budget_s: float, device: str = "cpu", threads: int = 1) -> Calibration:
@@ -71,6 +97,10 @@ def calibrate(out: Path, *, budget_s: float, device: str = "cpu", threads: int =
     if process.returncode != 0:
         raise TrainwrightError(f"calibrate: the measuring process ended with {process.returncode}: {last[:300]}")
     return load(out)
+
+
+def _machine(torch_version: str) -> str:
+    return hashlib.sha256(f"{_processor()} torch {torch_version}".encode()).hexdigest()[:12]
 
 
 def _processor() -> str:

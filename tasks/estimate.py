@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from trainwright.estimator.calibration import Calibration
+from trainwright.estimator.communication import HOROVOD_CYCLE_S
 from trainwright.estimator.step_time import predict_curve
 from trainwright.estimator.structure import Structure
 from trainwright.tasks.artefacts import Estimate
-from trainwright.tasks.calibrate import calibration_for
+from trainwright.tasks.calibrate import calibration_for, link_for_this_machine
 from trainwright.tasks.pool import Device, Power
 
 
@@ -18,8 +21,13 @@ def estimate(
     devices: Sequence[Device],
     calibrations: Mapping[int, Calibration] | None = None,
     power: Mapping[str, Power] | None = None,
+    backend: Literal["auto", "horovod", "torch"] = "auto",
 ) -> Estimate:
-    """One curve for each kind of device. CPUs are measured where no calibration for their threads is given; GPUs by datasheet."""
+    """One curve for each kind of device. CPUs are measured where no calibration for their threads is given; GPUs by datasheet.
+
+    Where two devices or more are on this machine, its link between ranks is measured too. `backend` is the collectives'
+    library, as the job names it.
+    """
     known = dict(calibrations or {})
     curves, sources = [], {}
     for device in {device.variant: device for device in devices}.values():
@@ -41,10 +49,13 @@ def estimate(
                 power_w=(override.idle_w, override.load_w) if override else None,
             )
         )
+    horovod = backend != "torch" and importlib.util.find_spec("horovod") is not None
     modes = {curve.mode for curve in curves}
     return Estimate(
         mode="datasheet" if "datasheet" in modes else "calibrated",
         curves=curves,
         gradient_bytes=structure.parameter_bytes,
         calibrations=sources,
+        local_link=link_for_this_machine() if sum(device.local for device in devices) > 1 else None,
+        cycle_s=HOROVOD_CYCLE_S if horovod else 0.0,
     )

@@ -139,7 +139,7 @@ def estimate(run: Run) -> Reference:
     if found is None:
         job = run.job()
         pool = load_pool(job.pool)
-        found = predict(run.read(Structure), usable(pool, job.devices), power=pool.power)
+        found = predict(run.read(Structure), usable(pool, job.devices), power=pool.power, backend=job.train.backend)
         run.write(found)
     return {"artefact": Estimate.FILE, "mode": found.mode, "device_kinds": len(found.curves)}
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
+from trainwright.estimator.communication import Link, all_reduce, on_cycle
 from trainwright.estimator.curves import DeviceCurve, Interval
 from trainwright.tasks.allocate.split import split_batch
 from trainwright.tasks.artefacts import Alternative, DataSchema, Estimate, Plan, PlannedDevice, Prediction
@@ -24,7 +26,10 @@ from trainwright.tasks.pool import Device, Pool
 EXACT_LIMIT = 20_000
 _SHOWN = 10
 _START_S = Interval(median=6.0, low=3.0, high=20.0)  # processes start, data is read: a prior
-_LOOPBACK_BYTES_PER_S, _LOOPBACK_LATENCY_S = 0.5e9, 2e-3  # Gloo between two ranks of one machine, as a prior
+# Between two ranks of one machine, as a prior where nobody has measured it.
+_LOOPBACK = Link(bandwidth_bytes_per_s=0.5e9, latency_s=2e-3, spread=0.0)
+_UNMEASURED_LOW, _UNMEASURED_HIGH = 1 / 2, 3.0  # of what a prior, or the pool file's network, makes of a collective
+_MACHINE = "this machine"  # whatever the pool's hosts call its address
 _GOOD_ENOUGH = 0.9  # of the best throughput
 _NORMAL = NormalDist()
 
@@ -127,6 +132,7 @@ class _Planner:
     def __init__(self, job: Job, pool: Pool, estimate: Estimate, data: DataSchema) -> None:
         self.job, self.pool, self.estimate, self.data = job, pool, estimate, data
         self.gradient_bytes = estimate.gradient_bytes
+        self.network = Link(bandwidth_bytes_per_s=pool.network.bandwidth, latency_s=pool.network.latency, spread=0.0)
 
     def steps_per_epoch(self, batch: int) -> int:
         return math.ceil(self.data.train_rows / batch)
@@ -160,9 +166,7 @@ class _Planner:
             low=max(one.low for one in times),
             high=max(one.high for one in times),
         )
-        shared = self._all_reduce_s(devices)
-        # Nobody measured this machine's collectives: half and three times the prior are the bounds.
-        step = Interval(median=step.median + shared, low=step.low + shared / 2, high=step.high + 3 * shared)
+        step = _sum(step, self._all_reduce_s(devices))
         steps = self.steps_per_epoch(size) * self.job.train.epochs
         duration = _sum(step * steps, _START_S)
         powers = [self._powers(device) for device in devices]
@@ -184,16 +188,18 @@ class _Planner:
         }
         return _Configuration(tuple(devices), tuple(batches), prediction, upper)
 
-    def _all_reduce_s(self, devices: Sequence[Device]) -> float:
-        """Ring all-reduce: 2 (n − 1) / n · bytes / bandwidth + 2 (n − 1) · latency, between ranks and then between hosts."""
+    def _all_reduce_s(self, devices: Sequence[Device]) -> Interval:
+        """Ring all-reduces of the gradients: within each machine, the slowest counts, and then between machines."""
+        ranks = Counter(_MACHINE if device.local else device.address for device in devices)
+        within = [self._within_s(count, here=address == _MACHINE) for address, count in ranks.items()]
+        between = _unmeasured(all_reduce(self.network, self.gradient_bytes, len(ranks)))
+        return _sum(max(within, key=lambda one: one.median), between)
 
-        def ring(count: int, bandwidth: float, latency: float) -> float:
-            return 2 * (count - 1) / count * self.gradient_bytes / bandwidth + 2 * (count - 1) * latency
-
-        hosts = len({device.address for device in devices})
-        ranks = math.ceil(len(devices) / hosts)
-        within = ring(ranks, _LOOPBACK_BYTES_PER_S, _LOOPBACK_LATENCY_S)
-        return within + ring(hosts, self.pool.network.bandwidth, self.pool.network.latency)
+    def _within_s(self, ranks: int, *, here: bool) -> Interval:
+        """By the link that was measured, which is this machine's; elsewhere by the prior."""
+        if ranks > 1 and here and self.estimate.local_link is not None:
+            return on_cycle(all_reduce(self.estimate.local_link, self.gradient_bytes, ranks), self.estimate.cycle_s)
+        return _unmeasured(all_reduce(_LOOPBACK, self.gradient_bytes, ranks))
 
     def _powers(self, device: Device) -> tuple[float, float] | None:
         curve = self.estimate.curve(device)
@@ -356,6 +362,11 @@ def _kinds(devices: Sequence[Device]) -> dict[str, int]:
         speed = f" (speed {device.speed:g}, emulated)" if device.speed is not None else ""
         counts[device.type + cores + speed] = counts.get(device.type + cores + speed, 0) + 1
     return counts
+
+
+def _unmeasured(collective: Interval) -> Interval:
+    median = collective.median
+    return Interval(median=median, low=median * _UNMEASURED_LOW, high=median * _UNMEASURED_HIGH)
 
 
 def _sum(one: Interval, other: Interval) -> Interval:

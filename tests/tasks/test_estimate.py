@@ -10,6 +10,7 @@ import pytest
 from torch import nn
 
 from trainwright.estimator.calibration import Calibration, load
+from trainwright.estimator.communication import HOROVOD_CYCLE_S, Link
 from trainwright.estimator.source import BatchSpec, ModelDefinition
 from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace import StepSpec, trace
@@ -136,3 +137,35 @@ def test_a_calibration_is_measured_once_with_progress_and_again_where_its_file_i
     assert step.calibration_for(1).measurements == calibration.measurements
     assert len(progress.read_text().splitlines()) > len(said)
     assert load(kept).threads == 1
+
+
+def test_the_link_between_ranks_is_measured_once_where_two_devices_are_on_this_machine(
+    calibration: Calibration, structure: Structure, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step, "LINK_S", 0.3)
+    one, two = [_device(0, "emulated", speed=1.0), _device(1, "emulated", speed=1.0)]
+    elsewhere = two.model_copy(update={"host": "there", "address": "10.0.0.7"})
+    assert estimate(structure, [one]).local_link is None
+    assert estimate(structure, [one, elsewhere]).local_link is None
+    assert not home.exists()
+    found = estimate(structure, [one, two]).local_link
+    assert found is not None
+    assert estimate(structure, [one, two]).local_link == found
+    [kept] = (home / "links").iterdir()
+    kept.write_text(kept.read_text()[:20])
+    assert estimate(structure, [one, two]).local_link is not None
+    assert Link.model_validate_json(kept.read_text()) == step.link_for_this_machine()
+
+
+def test_only_where_horovod_sums_does_a_sum_wait_for_its_cycle(structure: Structure) -> None:
+    device = _device(0, "emulated", speed=1.0)
+    assert estimate(structure, [device], backend="horovod").cycle_s == HOROVOD_CYCLE_S
+    assert estimate(structure, [device], backend="torch").cycle_s == 0
+
+
+def test_a_link_that_can_not_be_kept_is_an_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "LINK_S", 0.3)
+    home.mkdir()
+    (home / "links").touch()
+    with pytest.raises(BadInput, match="can't be written"):
+        step.link_for_this_machine()

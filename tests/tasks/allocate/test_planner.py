@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from trainwright.estimator.curves import Affine, DeviceCurve
+from trainwright.estimator.communication import Link, all_reduce
+from trainwright.estimator.curves import Affine, DeviceCurve, Interval
 from trainwright.tasks.allocate.planner import make_plan, usable
 from trainwright.tasks.artefacts import DataSchema, Estimate, Plan
 from trainwright.tasks.errors import BadInput, Infeasible
@@ -29,17 +32,23 @@ def curve(cores: float, memory: float | None = None) -> DeviceCurve:
     )  # fmt: skip
 
 
-def plan(pool: dict[str, Any], memory: float | None = None, **job: Any) -> Plan:
+def plan(
+    pool: dict[str, Any], memory: float | None = None, link: Link | None = None, cycle_s: float = 0.0, **job: Any
+) -> Plan:
     chosen = Pool.model_validate({"name": "p", **pool})
     estimate = Estimate(
         mode="calibrated", gradient_bytes=1e6,
         curves=[curve(cores, memory) for cores in {device.cores or 1.0 for device in chosen.devices()}],
+        local_link=link,
+        cycle_s=cycle_s,
     )  # fmt: skip
     values = {"name": "j", "data": {"uri": "builtin:digits"}, "objective": {"minimize": "time"}, **job}
     return make_plan(Job.model_validate(values), chosen, estimate, DATA)
 
 
-TWO = {"hosts": [{"name": "a", "devices": [{"type": "cpu", "cores": 1.0}, {"type": "cpu", "cores": 0.5}]}]}
+TWO: dict[str, Any] = {
+    "hosts": [{"name": "a", "devices": [{"type": "cpu", "cores": 1.0}, {"type": "cpu", "cores": 0.5}]}]
+}
 MANY = {
     "hosts": [
         {"name": "a", "devices": [{"type": "cpu", "cores": 1.0, "count": 4}, {"type": "cpu", "cores": 0.5, "count": 4}]}
@@ -52,6 +61,75 @@ def test_unlike_devices_get_shares_in_proportion_to_their_speed() -> None:
     assert [device.batch_size for device in result.devices] in ([65, 31], [64, 32])
     assert result.global_batch_size == 96
     assert result.steps_per_epoch == 11
+
+
+BOTH: dict[str, Any] = {"devices": {"min_count": 2}, "train": {"global_batch_size": 96}}
+
+
+def step_time(pool: dict[str, Any], link: Link | None, **job: Any) -> Interval:
+    predicted = plan(pool, link=link, **BOTH | job).predicted
+    assert predicted is not None
+    return predicted.step_time_s
+
+
+@given(bandwidth=st.floats(1e6, 1e12), latency=st.floats(1e-6, 0.1), spread=st.floats(0, 4), slower=st.floats(1.1, 100))
+def test_a_slower_link_between_ranks_makes_a_step_longer(
+    bandwidth: float, latency: float, spread: float, slower: float
+) -> None:
+    link = Link(bandwidth_bytes_per_s=bandwidth, latency_s=latency, spread=spread)
+    here = step_time(TWO, link)
+    for change in ({"bandwidth_bytes_per_s": bandwidth / slower}, {"latency_s": latency * slower}):
+        assert step_time(TWO, link.model_copy(update=change)).median > here.median
+
+
+def test_the_measured_link_takes_the_place_of_the_prior_with_its_own_interval() -> None:
+    still = Link(bandwidth_bytes_per_s=1e300, latency_s=0, spread=0)
+    link = Link(bandwidth_bytes_per_s=1e8, latency_s=1e-3, spread=0.25)
+    alone, shared, summed = step_time(TWO, still), step_time(TWO, link), all_reduce(link, 1e6, 2)
+    assert shared.median - alone.median == pytest.approx(summed.median)
+    assert shared.low - alone.low == pytest.approx(summed.low)
+    assert shared.high - alone.high == pytest.approx(summed.high)
+    prior = step_time(TWO, None)
+    assert prior.median > alone.median
+    assert prior.high - alone.high == pytest.approx(3 * (prior.median - alone.median))
+
+
+def test_a_library_that_begins_sums_once_in_a_cycle_makes_a_step_wait_for_half_of_it() -> None:
+    link = Link(bandwidth_bytes_per_s=1e8, latency_s=1e-3, spread=0.25)
+    at_once, cycled = step_time(TWO, link), step_time(TWO, link, cycle_s=1e-2)
+    assert cycled.median - at_once.median == pytest.approx(5e-3)
+    assert cycled.low == pytest.approx(at_once.low)
+    assert cycled.high - at_once.high == pytest.approx(1e-2)
+    one = {"devices": {"max_count": 1, "min_count": 1}}
+    assert step_time(TWO, link, cycle_s=1e-2, **one) == step_time(TWO, link, **one)
+
+
+def test_this_machines_link_says_nothing_of_ranks_on_another_machine() -> None:
+    elsewhere = {"hosts": [TWO["hosts"][0] | {"address": "10.0.0.7"}]}
+    slow = Link(bandwidth_bytes_per_s=1e3, latency_s=1, spread=0)
+    assert step_time(elsewhere, slow) == step_time(elsewhere, None)
+    assert step_time(TWO, slow).median > step_time(TWO, None).median
+
+
+def test_hosts_of_the_pool_on_one_machine_are_one_machine_and_others_meet_over_the_network() -> None:
+    def pool(*addresses: str) -> dict[str, Any]:
+        kinds = [{"type": "cpu", "cores": 1.0}, {"type": "cpu", "cores": 0.5}]
+        return {
+            "network": {"bandwidth": "1kB", "latency": "1s"},
+            "hosts": [
+                {"name": f"h{number}", "address": address, "devices": [kinds[number]]}
+                for number, address in enumerate(addresses)
+            ],
+        }
+
+    fast = Link(bandwidth_bytes_per_s=1e12, latency_s=1e-6, spread=0)
+    assert step_time(pool("localhost", "127.0.0.1"), fast).median < 1
+    assert step_time(pool("localhost", "10.0.0.7"), fast).median == pytest.approx(2 + 1e6 / 1e3, rel=1e-3)
+
+
+def test_an_estimate_stored_without_a_link_is_read() -> None:
+    old = {"schema_version": 1, "mode": "calibrated", "gradient_bytes": 1.0, "curves": [], "calibrations": {}}
+    assert Estimate.model_validate(old).local_link is None
 
 
 def test_least_time_takes_all_devices_and_least_energy_does_not() -> None:
