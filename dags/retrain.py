@@ -48,6 +48,7 @@ with DAG(
     schedule=None,
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,
+    is_paused_upon_creation=False,
     tags=["trainwright"],
     doc_md=__doc__,
     params={
@@ -92,7 +93,7 @@ for path in JOB_FILES:
         start_date=datetime(2026, 1, 1, tzinfo=UTC),
         catchup=False,
         max_active_runs=1,
-        is_paused_upon_creation=cron is None,
+        is_paused_upon_creation=False,
         tags=["trainwright", "job file is wrong"] if problem else ["trainwright"],
         doc_md=f"`{path}`: {problem or 'the whole chain for this job'}",
     ) as scheduled:

@@ -13,6 +13,10 @@ EMULATED_SAMPLE_S = 1e-3
 """An emulated device of speed 1 takes this long for a sample: step time = EMULATED_SAMPLE_S · batch / speed."""
 
 
+HOST_MEMORY_TYPES = ("cpu", EMULATED)
+"""Devices whose ranks share the memory of their host."""
+
+
 @dataclass(frozen=True)
 class DeviceType:
     """A kind of device. `memory_bytes` is None where it is the host's."""

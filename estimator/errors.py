@@ -15,7 +15,7 @@ class TrainwrightError(Exception):
     """Something a caller can handle. The message is one line: the thing, the cause, the way out.
 
     `kind` names it in JSON documents, `exit_code` is what the command line ends with, `details` are JSON-able facts
-    that belong to it (which limit binds, who holds what).
+    that belong to it (which limit binds, who holds what). `run` is the URI of the run that it ended, where it ended one.
     """
 
     kind = "failed"
@@ -24,6 +24,7 @@ class TrainwrightError(Exception):
     def __init__(self, message: str, **details: Any) -> None:
         super().__init__(" ".join(message.split()))
         self.details = details
+        self.run: str | None = None
 
     def document(self) -> dict[str, Any]:
         """The error as the JSON object that `--json` prints and status.json keeps."""

@@ -17,13 +17,16 @@ from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.source import BatchSpec
 from trainwright.estimator.step_time import estimate_step as step_document
 from trainwright.estimator.structure import Structure
+from trainwright.tasks import progress
 from trainwright.tasks.allocate.planner import make_plan, usable
 from trainwright.tasks.artefacts import Plan, Validation
 from trainwright.tasks.documents import validated
-from trainwright.tasks.errors import BadInput, DataRejected
+from trainwright.tasks.errors import BadInput, DataRejected, ServiceUnreachable
 from trainwright.tasks.job import DataSpec, Job, ModelSpec, Optimizer
+from trainwright.tasks.objects import open_store
 from trainwright.tasks.pool import Device, load_pool
-from trainwright.tasks.steps import batch_spec
+from trainwright.tasks.settings import settings
+from trainwright.tasks.steps import batch_spec, kept_suite
 
 
 def extract_model(
@@ -79,11 +82,16 @@ def _curve(structure: Structure, device_type: str, calibration: Calibration | No
     return predict_curve(structure, calibration, device_type=device_type, cores=cores, speed=speed)
 
 
-def validate_job(job: Job, kept_suite: list[dict[str, Any]] | None = None) -> Validation:
-    """Check a job's data."""
+def validate_job(job: Job) -> Validation:
+    """Check a job's data, against the suite that an earlier run of the job inferred where the store has one."""
     from trainwright.tasks.validate import validate
 
-    return validate(job.data, seed=job.train.seed, kept_suite=kept_suite)
+    kept = None
+    try:
+        kept = kept_suite(open_store(settings().store), job)
+    except ServiceUnreachable as error:
+        progress.emit("notice", message=f"no suite of earlier runs is looked at: {error}")
+    return validate(job.data, seed=job.train.seed, kept_suite=kept)
 
 
 def validate_data(data: dict[str, Any]) -> dict[str, Any]:
@@ -109,6 +117,6 @@ def plan_job(job: Job, calibrations: Sequence[Calibration] = ()) -> Plan:
     structure = extract_model(
         job.model, spec=batch_spec(schema), optimizer=job.train.optimizer, precision=job.train.precision
     )
-    given = {calibration.threads: calibration for calibration in calibrations}
+    given = {calibration.threads: calibration for calibration in calibrations if calibration.device_type == "cpu"}
     found = estimate(structure, devices, calibrations=given or None, power=pool.power, backend=job.train.backend)
     return make_plan(job, pool, found, schema)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from typing import Any
 
 import typer
 
@@ -57,10 +58,17 @@ def main() -> None:
 
 
 def _fail(error: TrainwrightError, wants_json: bool, debug: bool) -> None:
+    from trainwright.tasks.errors import final_state
+
     if debug:
         traceback.print_exc()
     if wants_json:
-        print_json({"error": error.document()} | ({"feasible": False} if error.kind == "infeasible" else {}))
+        document: dict[str, Any] = {"error": error.document()}
+        if error.kind == "infeasible":
+            document["feasible"] = False
+        if error.run is not None:
+            document |= {"run": error.run, "state": final_state(error)}
+        print_json(document)
     print(f"trainwright: {error}", file=sys.stderr)  # noqa: T201
     sys.exit(error.exit_code)
 

@@ -110,10 +110,10 @@ def validated(model: type[AnyDocument], values: dict[str, Any], name: str) -> An
 
 
 def one_line(error: ValidationError) -> str:
-    """The first thing a ValidationError complains of, in one line, with the number of the others."""
+    """The first thing a ValidationError complains of, in one line, and the other fields that are wrong."""
     problems = error.errors(include_url=False)
     first = problems[0]
-    field = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("function-", "tagged-")))
+    field = _field(first)
     if first["type"] == "extra_forbidden":
         line = f"{field}: unknown field"
     elif first["type"] == "missing":
@@ -121,9 +121,15 @@ def one_line(error: ValidationError) -> str:
     else:
         given = repr(first.get("input"))
         message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        message = message.replace("String should match pattern", "text that matches")
         line = f"{field}: got {given if len(given) <= 80 else given[:77] + '...'}; allowed: {message}"
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    others = list(dict.fromkeys(_field(one) for one in problems[1:] if _field(one) != field))
+    more = f" (wrong too: {', '.join(others[:5])}{' …' if len(others) > 5 else ''})" if others else ""
     return line.removeprefix(": ") + more
+
+
+def _field(problem: Any) -> str:
+    return ".".join(str(part) for part in problem["loc"] if not str(part).startswith(("function-", "tagged-")))
 
 
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

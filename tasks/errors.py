@@ -13,7 +13,7 @@ TrainwrightError              exit code
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from trainwright.estimator.errors import BadInput, TrainwrightError
 
@@ -90,3 +90,9 @@ __all__ = [
     "TrainwrightError",
     "from_document",
 ]
+
+
+def final_state(error: BaseException) -> Literal["failed", "infeasible", "interrupted"]:
+    """The state of a run that ended with this error."""
+    kind = getattr(error, "kind", "")
+    return "infeasible" if kind == "infeasible" else "interrupted" if kind == "interrupted" else "failed"

@@ -7,6 +7,8 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+import psutil
+
 from trainwright.estimator.calibration import Calibration
 from trainwright.estimator.communication import HOROVOD_CYCLE_S
 from trainwright.estimator.step_time import predict_curve
@@ -39,16 +41,17 @@ def estimate(
                 calibration = known[threads] = calibration_for(threads)
             sources[f"cpu, {threads} thread(s)"] = hashlib.sha256(calibration.model_dump_json().encode()).hexdigest()
         override = (power or {}).get(device.type)
-        curves.append(
-            predict_curve(
-                structure,
-                calibration,
-                device_type=device.type,
-                cores=device.cores,
-                speed=device.speed,
-                power_w=(override.idle_w, override.load_w) if override else None,
-            )
+        curve = predict_curve(
+            structure,
+            calibration,
+            device_type=device.type,
+            cores=device.cores,
+            speed=device.speed,
+            power_w=(override.idle_w, override.load_w) if override else None,
         )
+        if curve.memory_limit_bytes is None and device.local:
+            curve = curve.model_copy(update={"memory_limit_bytes": float(psutil.virtual_memory().total)})
+        curves.append(curve)
     horovod = backend != "torch" and importlib.util.find_spec("horovod") is not None
     modes = {curve.mode for curve in curves}
     return Estimate(

@@ -22,9 +22,9 @@ from trainwright.infra import local
 from trainwright.infra.process import dying_with_parent
 from trainwright.tasks import step, steps
 from trainwright.tasks.allocate.ledger import Heartbeat, Holder
-from trainwright.tasks.errors import Interrupted, ServiceUnreachable, TrainwrightError, from_document
+from trainwright.tasks.errors import Interrupted, ServiceUnreachable, TrainwrightError, final_state, from_document
 from trainwright.tasks.job import Job
-from trainwright.tasks.run import Run, final_state, replayed
+from trainwright.tasks.run import Run, replayed
 from trainwright.tasks.settings import settings
 
 GRACE_S = 3.5
@@ -68,9 +68,11 @@ def run_job(job: Job, *, new: bool, replay: str | None, watch: Watcher) -> Run:
             _airflow(run, replay, name, watch)
     except KeyboardInterrupt:
         error = Interrupted(f"interrupted; `trainwright run` goes on with {run.uri}", run=run.uri)
+        error.run = run.uri
         run.note(state="interrupted", error=error.document())
         raise error from None
     except TrainwrightError as error:
+        error.run = run.uri
         if run.status().state == "running" and run.status().holder == name:  # no step said why: Airflow itself ended
             run.note(state=final_state(error), error=error.document())
         raise

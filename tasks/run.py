@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from trainwright.estimator import source as model_source
 from trainwright.estimator.structure import Structure
 from trainwright.tasks.allocate.ledger import Holder, Ledger
-from trainwright.tasks.artefacts import Manifest, Result, RunJob, State, Status
+from trainwright.tasks.artefacts import Manifest, Result, RunJob, Status
 from trainwright.tasks.documents import one_line
 from trainwright.tasks.errors import BadInput, CorruptArtefact
 from trainwright.tasks.job import Job
@@ -209,12 +209,6 @@ def _source_sha256(run: Run) -> str:
         return str(json.loads(run.objects.get("source/source.json"))["sha256"])
     except FileNotFoundError:
         return model_source.digest({})
-
-
-def final_state(error: BaseException) -> State:
-    """The state of a run that ended with this error."""
-    kind = getattr(error, "kind", "")
-    return "infeasible" if kind == "infeasible" else "interrupted" if kind == "interrupted" else "failed"
 
 
 def replayed(run_uri: str, job: Job) -> str:

@@ -10,8 +10,8 @@ from typing import Any, Concatenate, ParamSpec
 
 from trainwright.tasks import progress
 from trainwright.tasks.allocate.ledger import Heartbeat, Holder, Ledger
-from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, TrainwrightError
-from trainwright.tasks.run import Run, final_state
+from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, TrainwrightError, final_state
+from trainwright.tasks.run import Run
 from trainwright.tasks.settings import settings
 
 Reference = dict[str, Any]
@@ -66,14 +66,12 @@ def step(name: str, *, last: bool = False) -> Callable[[Step[P]], Step[P]]:
                 if not beat.still_held():
                     raise RunHeld(f"{run.uri}: the hold on this run was lost while {name} ran")
                 seconds = time.monotonic() - started
-                before = run.status().steps
-                steps = before | {name: round(before.get(name, 0.0) + seconds, 3)}  # a step done again took both times
-                run.note(steps=steps, **({"state": "success", "step": None} if last else {}))
+                run.note(steps=_with(run, name, seconds), **({"state": "success", "step": None} if last else {}))
                 if last:
                     ledger().release(run.uri, holder=me.name)
                 progress.emit("step", name=name, state="done", seconds=seconds, summary=reference)
             except BaseException as error:
-                _note_failure(run, name, error)
+                _note_failure(run, name, error, time.monotonic() - started)
                 raise
             return {"run": run.uri, **reference}
 
@@ -82,8 +80,14 @@ def step(name: str, *, last: bool = False) -> Callable[[Step[P]], Step[P]]:
     return decorate
 
 
-def _note_failure(run: Run, name: str, error: BaseException) -> None:
-    """Write down how a step ended, give up the hold, and tell whoever watches."""
+def _with(run: Run, name: str, seconds: float) -> dict[str, float]:
+    """The seconds of the run's steps, these added: a step done again took both times."""
+    before = run.status().steps
+    return before | {name: round(before.get(name, 0.0) + seconds, 3)}
+
+
+def _note_failure(run: Run, name: str, error: BaseException, seconds: float) -> None:
+    """Write down how a step ended and what it took, give up the hold, and tell whoever watches."""
     ours = (
         error if isinstance(error, TrainwrightError) else TrainwrightError(f"{name}: {type(error).__name__}: {error}")
     )
@@ -94,6 +98,6 @@ def _note_failure(run: Run, name: str, error: BaseException) -> None:
     if not ledger().renew(run.uri, [run.hold], holder=me.name):
         return  # another has the run by now: its status is not ours to write
     try:
-        run.note(state=final_state(ours), step=name, error=ours.document())
+        run.note(state=final_state(ours), step=name, error=ours.document(), steps=_with(run, name, seconds))
     finally:
         ledger().release(run.uri, [run.hold], holder=me.name)

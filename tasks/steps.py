@@ -31,6 +31,7 @@ from trainwright.tasks.artefacts import (
 )
 from trainwright.tasks.errors import BadInput, DataRejected, Infeasible, RunHeld
 from trainwright.tasks.job import Job
+from trainwright.tasks.objects import ObjectStore
 from trainwright.tasks.pool import load_pool
 from trainwright.tasks.run import Run, open_run
 from trainwright.tasks.settings import settings
@@ -55,24 +56,31 @@ def validate(run: Run) -> Reference:
 
     job = run.job()
     earlier = run.find(Validation)
-    kept_key = f"suites/{job.name}.json"
     root = run.root()
     if earlier is not None and earlier.success and earlier.data is not None:
         if data.load(job.data).schema.sha256 == earlier.data.sha256:
             return _validation_reference(earlier)
         if run.find(Plan) is not None:
             raise BadInput(f"{job.data.uri}: the data changed since {run.uri} began; --new starts afresh with it")
-    try:
-        kept = None if job.data.expectations else json.loads(root.get(kept_key))
-    except FileNotFoundError:
-        kept = None
-    validation = check(job.data, seed=job.train.seed, kept_suite=kept)
+    validation = check(job.data, seed=job.train.seed, kept_suite=kept_suite(root, job))
     run.write(validation)
     if not validation.success:
         raise DataRejected(failure_line(validation), artefact=f"{run.uri}/{Validation.FILE}")
     if validation.suite_source == "inferred":
-        root.create(kept_key, json.dumps(validation.suite, indent=1).encode())
+        root.create(_suite_key(job), json.dumps(validation.suite, indent=1).encode())
     return _validation_reference(validation)
+
+
+def _suite_key(job: Job) -> str:
+    return f"suites/{job.name}.json"
+
+
+def kept_suite(root: ObjectStore, job: Job) -> list[dict[str, Any]] | None:
+    """The suite that the job's first run inferred, which later data is held to; None where the job names its own."""
+    try:
+        return None if job.data.expectations else json.loads(root.get(_suite_key(job)))
+    except FileNotFoundError:
+        return None
 
 
 def _validation_reference(validation: Validation) -> Reference:

@@ -17,6 +17,7 @@ from typing import Literal
 
 from trainwright.estimator.communication import Link, all_reduce, on_cycle
 from trainwright.estimator.curves import DeviceCurve, Interval
+from trainwright.estimator.devices import HOST_MEMORY_TYPES
 from trainwright.tasks.allocate.split import split_batch
 from trainwright.tasks.artefacts import Alternative, DataSchema, Estimate, Plan, PlannedDevice, Prediction
 from trainwright.tasks.errors import BadInput, Infeasible
@@ -158,7 +159,7 @@ class _Planner:
         curves = [self.estimate.curve(device) for device in devices]
         limits = [_largest_batch(curve, size) for curve in curves]
         batches = split_batch(size, [curve.step_time_s for curve in curves], limits)
-        if batches is None:
+        if batches is None or not self._fits_hosts(devices, batches):
             return None
         times = [curve.step_time(batch) for curve, batch in zip(curves, batches, strict=True)]
         step = Interval(
@@ -187,6 +188,17 @@ class _Planner:
             "cost": _at(cost, self.job.objective.confidence) if cost else math.inf,
         }
         return _Configuration(tuple(devices), tuple(batches), prediction, upper)
+
+    def _fits_hosts(self, devices: Sequence[Device], batches: Sequence[int]) -> bool:
+        """Whether ranks that share their host's memory fit into it together."""
+        needed: dict[str, float] = {}
+        limits: dict[str, float] = {}
+        for device, batch in zip(devices, batches, strict=True):
+            curve = self.estimate.curve(device)
+            if device.type in HOST_MEMORY_TYPES and curve.memory_limit_bytes is not None:
+                needed[device.address] = needed.get(device.address, 0.0) + curve.safe_memory_bytes(batch)
+                limits[device.address] = curve.memory_limit_bytes
+        return all(needed[address] <= limits[address] for address in needed)
 
     def _all_reduce_s(self, devices: Sequence[Device]) -> Interval:
         """Ring all-reduces of the gradients: within each machine, the slowest counts, and then between machines."""
@@ -259,7 +271,10 @@ class _Planner:
             details |= {"nearest_deadline_s": nearest, "deadline_s": objective.deadline}
         if dear:
             if math.isinf(cheapest.upper["cost"]):
-                raise BadInput(f"objective.budget: got {objective.budget:g}; pool {self.pool.name} names no prices")
+                raise BadInput(
+                    f"objective.budget: got {objective.budget:g}; the cost is not known: pool {self.pool.name} names no prices, "
+                    "or a price of energy and no power"
+                )
             nearest = _rounded_up(cheapest.upper["cost"])
             words.append(f"the budget of {objective.budget:g} binds: the nearest that is feasible is {nearest:g}")
             details |= {"nearest_budget": nearest, "budget": objective.budget}
@@ -289,9 +304,10 @@ class _Planner:
         roomiest = max(curves, key=lambda curve: curve.memory_limit_bytes or 0)
         need = roomiest.safe_memory_bytes(1) / 2**30
         have = (roomiest.memory_limit_bytes or 0) / 2**30
+        shared = ", which its ranks share" if roomiest.device_type in HOST_MEMORY_TYPES else ""
         return (
             f"no feasible plan: memory binds: a global batch of {least} does not fit; one sample takes {need:.2f} GiB, "
-            f"{roomiest.device_type} has {have:.2f} GiB"
+            f"{roomiest.device_type} has {have:.2f} GiB{shared}"
         )
 
     def alternative(self, one: _Configuration, best: _Configuration) -> Alternative:

@@ -16,6 +16,7 @@ JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="a job file (YAML o
 PoolFile = Annotated[Path | None, typer.Option("--pool", metavar="FILE", help="a pool file; overrides the job's")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON document on stdout")]
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
+New = Annotated[bool, typer.Option("--new", help="start afresh instead of continuing an unfinished run")]
 Store = Annotated[
     str | None, typer.Option("--store", metavar="URI", help="where runs are kept; default: TRAINWRIGHT_STORE")
 ]

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from trainwright.estimator.errors import BadInput
-from trainwright.tasks.commands.options import Debug, JobFile, Json, PoolFile, Store, print_json, print_model
+from trainwright.estimator.errors import BadInput, TrainwrightError
+from trainwright.tasks.commands.options import Debug, JobFile, Json, New, PoolFile, Store, print_json, print_model
 
 
 def run(
     job: JobFile,
     pool: PoolFile = None,
-    new: Annotated[bool, typer.Option("--new", help="start afresh instead of continuing an unfinished run")] = False,
+    new: New = False,
     replay: Annotated[
         str | None, typer.Option("--replay", metavar="RUN", help="use a run's plan, learning rate, splits")
     ] = None,
@@ -45,7 +45,9 @@ def run(
     print_json(document) if as_json else screen.show_run(document)
 
 
-def _in_process(job: Path, pool: Path | None, store: str | None, name: str, plan_file: Path | None = None) -> Any:
+def _in_process(
+    job: Path, pool: Path | None, store: str | None, name: str, *, plan_file: Path | None = None, new: bool = False
+) -> Any:
     """Do a step of a job's run in this process, and what is missing before it; give the devices back."""
     from trainwright.tasks import progress, screen, step, steps
     from trainwright.tasks.allocate.ledger import Holder
@@ -66,12 +68,15 @@ def _in_process(job: Path, pool: Path | None, store: str | None, name: str, plan
     ensure_store(store or settings().store)
     with screen.Watch() as watch:
         progress.listen(watch)
-        run = steps.open_for(chosen, Holder(holder_name(), os.getpid()), store=store)
+        run = steps.open_for(chosen, Holder(holder_name(), os.getpid()), store=store, new=new)
         watch({"event": "run", "run": run.uri})
         try:
             if given is not None:
                 run.write(given)
             steps.do(run, name)
+        except TrainwrightError as error:
+            error.run = run.uri
+            raise
         finally:
             step.ledger().release(run.uri, holder=holder_name())
     return run
@@ -102,6 +107,7 @@ def search_lr(
 def train(
     job: JobFile,
     pool: PoolFile = None,
+    new: New = False,
     plan_file: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="a plan.json to train by")] = None,
     store: Store = None,
     as_json: Json = False,
@@ -111,7 +117,7 @@ def train(
     from trainwright.tasks import screen
     from trainwright.tasks.summary import summary
 
-    run = _in_process(job, pool, store, "train", plan_file)
+    run = _in_process(job, pool, store, "train", plan_file=plan_file, new=new)
     run.note(state="success", step=None)
     document = summary(run)
     print_json(document) if as_json else screen.show_run(document)

@@ -46,5 +46,8 @@ def _stack(as_json: bool) -> None:
     if as_json:
         print_json({"services": services})
         return
-    rows = [(one["name"], one["state"], one.get("address") or "", one.get("note") or "") for one in services]
-    screen.table("embedded stack", ("service", "state", "address", ""), rows)
+    rows = [(one["name"], one["state"], one.get("address") or "") for one in services]
+    screen.table("embedded stack", ("service", "state", "address"), rows)
+    for one in services:
+        if one.get("note"):
+            screen.out.print(f"  {one['name']}: {one['note']}", soft_wrap=True, markup=False)

@@ -75,3 +75,14 @@ def test_a_job_file_with_a_schedule_makes_a_scheduled_dag_and_a_wrong_one_harms_
 def test_operators_are_exported_lazily(name: str) -> None:
     code = f"import sys; from trainwright import operators; assert 'airflow' not in sys.modules; operators.{name}"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_job_file_with_a_strange_name_or_schedule_takes_no_other_dag_away(home: Path, tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs"
+    jobs.mkdir()
+    (jobs / "My Job!.yaml").write_text("- a list\n")
+    (jobs / "late.yaml").write_text("name: late\ndata: {uri: 'builtin:digits'}\nschedule: {cron: '61 3 * * *'}\n")
+    (jobs / "good.yaml").write_text("name: good\ndata: {uri: 'builtin:digits'}\n")
+    dags = look(jobs, tmp_path)["dags"]
+    assert set(dags) == {"retrain", "retrain_my-job-", "retrain_late", "retrain_good"}
+    assert "schedule.cron: got '61 3 * * *'" in dags["retrain_late"]["doc"]

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from trainwright.tasks.allocate.ledger import Ledger
+from trainwright.tasks.run import list_runs
 from trainwright.tasks.settings import settings
 
 ROOT = Path(__file__).parents[2]
@@ -44,3 +45,5 @@ def test_the_readmes_foreign_dag_runs_to_success(stack: Path, tmp_path: Path) ->
     result = json.loads(done.stdout.splitlines()[-1])
     assert Ledger(settings().ledger_url).held() == []
     assert result == {"state": "success", "tasks": {"check": "success", "train": "success", "publish": "success"}}
+    run = next(iter(list_runs(settings().store)))
+    assert (run.status().state, run.status().step) == ("success", None)

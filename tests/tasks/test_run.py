@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,18 @@ def test_artefacts_of_a_later_version_are_read(job: Job, store: str) -> None:
 def test_what_is_no_runs_uri_is_refused(uri: str) -> None:
     with pytest.raises(BadInput, match="run: got"):
         Run(uri)
+
+
+def test_a_run_that_was_sealed_but_not_analysed_goes_on(job: Job, store: str) -> None:
+    first = open_run(job, store, ME)
+    first.write(Manifest(run=first.uri, sealed_at="now", files={}))
+    freed()
+    assert open_run(job, store, OTHER).uri == first.uri
+
+
+def test_a_job_that_a_later_version_wrote_is_read(job: Job, store: str) -> None:
+    run = open_run(job, store, ME)
+    document = json.loads(run.objects.get("job.json"))
+    document["train"]["of_a_later_version"] = 1
+    run.objects.put("job.json", json.dumps(document).encode())
+    assert run.job().model_dump(exclude={"schema_version"}) == job.model_dump()

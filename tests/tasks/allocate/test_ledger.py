@@ -105,3 +105,24 @@ def test_a_ledger_out_of_reach_is_named_without_its_password(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     with pytest.raises(ServiceUnreachable, match="TRAINWRIGHT_LEDGER"):
         Ledger(f"sqlite:///{tmp_path}/file/ledger.sqlite").held()
+
+
+def test_one_that_lost_a_lease_cannot_touch_its_successors_even_for_the_same_run(url: str) -> None:
+    ledger = Ledger(url)
+    ledger.take(["device a"], Holder("asleep"), "run-1", ttl_s=0.05)
+    time.sleep(0.1)
+    ledger.take(["device a"], Holder("awake"), "run-1")
+    assert not ledger.renew("run-1", ["device a"], holder="asleep")
+    assert ledger.release("run-1", holder="asleep") == 0
+    with pytest.raises(RunHeld, match="held by awake"):
+        ledger.take(["device a"], Holder("asleep"), "run-1")
+    assert [lease.holder for lease in ledger.held()] == ["awake"]
+
+
+def test_a_holder_whose_ledger_fails_hears_of_it_in_time(url: str, tmp_path: Path) -> None:
+    ledger = Ledger(url)
+    ledger.take(["device a"], Holder("alice"), "run-1", ttl_s=0.6)
+    with Heartbeat(ledger, "run-1", ["device a"], ttl_s=0.6, holder="alice") as beat:
+        (tmp_path / "ledger.sqlite").write_bytes(b"this is no database any more" * 100)
+        assert beat.lost.wait(timeout=10)
+        assert not beat.mine()

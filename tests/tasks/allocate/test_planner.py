@@ -183,7 +183,9 @@ def test_an_impossible_budget_is_infeasible_and_the_nearest_one_is_feasible() ->
 def test_a_batch_that_fits_no_memory_is_infeasible_and_one_that_fits_is_split_within_it() -> None:
     with pytest.raises(Infeasible, match="memory binds"):
         plan(TWO, memory=1.1e8, train={"global_batch_size": 512})
-    result = plan(TWO, memory=2e8, devices={"min_count": 2}, train={"global_batch_size": 100})
+    kinds = TWO["hosts"][0]["devices"]
+    apart = {"hosts": [{"name": f"h{n}", "address": f"10.0.0.{n}", "devices": [kind]} for n, kind in enumerate(kinds)]}
+    result = plan(apart, memory=2e8, devices={"min_count": 2}, train={"global_batch_size": 100})
     assert all(device.peak_memory_bytes <= 2e8 for device in result.devices)
 
 
@@ -209,3 +211,36 @@ def test_a_pool_too_large_to_try_everything_says_that_the_search_was_greedy() ->
     result = plan({"hosts": hosts, "network": {"bandwidth": "10Gbit", "latency": "50us"}}, devices={"max_count": 12})
     assert result.search == "greedy"
     assert 1 <= len(result.devices) <= 12
+
+
+def test_the_batch_is_chosen_among_those_that_meet_the_deadline() -> None:
+    """A tight deadline that only a large batch meets is no reason to say infeasible."""
+    auto: dict[str, Any] = {"train": {"batch_bounds": [16, 1000], "epochs": 400}}
+    with pytest.raises(Infeasible) as caught:
+        plan(TWO, **auto, objective={"minimize": "time", "deadline": "1s"})
+    nearest = caught.value.details["nearest_deadline_s"]
+    found = plan(TWO, **auto, objective={"minimize": "time", "deadline": f"{nearest}s"})
+    assert found.feasible
+    with pytest.raises(Infeasible):
+        plan(TWO, **auto, objective={"minimize": "time", "deadline": f"{0.9 * nearest}s"})
+
+
+def test_ranks_of_a_host_share_its_memory() -> None:
+    fixed: dict[str, Any] = {"train": {"global_batch_size": 96}}
+    assert len(plan(TWO, memory=1e9, **fixed).devices) == 2
+    both = 2 * 1.25 * 1e8 + 1.25e6 * 96
+    with pytest.raises(Infeasible, match="which its ranks share"):
+        plan(TWO, memory=0.99 * both, **fixed, devices={"min_count": 2})
+    assert len(plan(TWO, memory=0.99 * both, **fixed).devices) == 1
+
+
+def test_a_cost_of_which_a_part_is_unknown_is_unknown() -> None:
+    dark = {"hosts": [{"name": "a", "devices": [{"type": "cpu", "cores": 1.0}]}], "prices": {"energy": "0.3/kWh"}}
+    chosen = Pool.model_validate({"name": "p", **dark})
+    unknown = curve(1.0).model_copy(update={"idle_w": None, "load_w": None, "energy_source": None})
+    job = Job.model_validate(
+        {"name": "j", "data": {"uri": "builtin:digits"}, "objective": {"minimize": "time", "budget": 5.0}}
+    )
+    made = Estimate(mode="calibrated", gradient_bytes=1e6, curves=[unknown])
+    with pytest.raises(BadInput, match="budget: got 5; the cost is not known: pool p"):
+        make_plan(job, chosen, made, DATA)

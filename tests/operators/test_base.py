@@ -1,0 +1,51 @@
+"""What operators do with runs, outside a DAG: a real run folder, a real ledger, and a context as Airflow gives it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.tasks.finished_run import finished_training
+from trainwright.operators import ExtractOperator, TrainOperator
+from trainwright.tasks.allocate.ledger import Ledger
+from trainwright.tasks.artefacts import Result
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.run import list_runs
+from trainwright.tasks.settings import settings
+
+
+def _job(folder: Path) -> dict[str, Any]:
+    (folder / "m.py").write_text("def build_model():\n    return None\n")
+    return {"name": "small", "data": {"uri": "builtin:digits"}, "model": {"source": str(folder / "m.py")}}
+
+
+def context(run_id: str) -> Any:
+    return {"dag_run": SimpleNamespace(dag_id="foreign", run_id=run_id)}
+
+
+def test_a_dag_that_trains_again_does_not_get_the_first_runs_model(home: Path, tmp_path: Path) -> None:
+    store = (tmp_path / "store").as_uri()
+    job = _job(tmp_path)
+    first = TrainOperator(task_id="train", job=job, store=store).open(context("first day"))
+    first.write(finished_training((tmp_path / "other").as_uri()).read(Result))
+    Ledger(settings().ledger_url).release(first.uri)
+    opened = TrainOperator(task_id="train", job=job, store=store).open(context("second day"))
+    assert opened.uri != first.uri
+    assert [lease.run for lease in Ledger(settings().ledger_url).held()] == [opened.uri]
+
+
+def test_the_steps_of_one_dag_run_share_a_run(home: Path, tmp_path: Path) -> None:
+    store = (tmp_path / "store").as_uri()
+    job = _job(tmp_path)
+    first = ExtractOperator(task_id="extract", job=job, store=store).open(context("day"))
+    Ledger(settings().ledger_url).release(first.uri)
+    assert TrainOperator(task_id="train", job=job, store=store).open(context("day")).uri == first.uri
+    assert len(list(list_runs(store, "small"))) == 1
+
+
+def test_an_operator_without_run_and_job_says_so(home: Path) -> None:
+    with pytest.raises(BadInput, match="neither `run` nor `job`"):
+        TrainOperator(task_id="train").open(context("day"))
