@@ -169,9 +169,9 @@ def _alike(recorded: list[list[Operation]]) -> tuple[OpSample, ...]:
 
 def _setting(threads: int, seed: int) -> str:
     """What samples must share to be put together."""
-    from trainwright.estimator import benchmark
+    from trainwright.estimator import benchmark, blocks, single_layers
 
-    code = Path(benchmark.__file__).read_bytes()
+    code = b"".join(Path(str(one.__file__)).read_bytes() for one in (benchmark, blocks, single_layers))
     facts = f"{processor()} {importlib.metadata.version('torch')} {threads} {seed}".encode()
     return hashlib.sha256(code + facts).hexdigest()[:16]
 

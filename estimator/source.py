@@ -61,9 +61,9 @@ def snapshot(source: str) -> tuple[str, dict[str, bytes]]:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
         spec = None
-    if spec is None or spec.origin is None:
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file() or not spec.origin.endswith(".py"):
         raise BadInput(
-            f"model.source: got {source!r}; allowed: a file path/to/model.py, or a module that can be imported"
+            f"model.source: got {source!r}; allowed: a file path/to/model.py, or a module of Python code that can be imported"
         )
     origin = Path(spec.origin)
     if spec.submodule_search_locations is None:
@@ -107,7 +107,9 @@ def load(folder: Path, entry: str) -> ModelDefinition:
     except BadInput:
         raise
     except (Exception, SystemExit) as error:
-        raise BadInput(f"model.source: {entry} can't be imported: {type(error).__name__}: {error}") from error
+        raise BadInput(
+            f"model.source: {entry} can't be imported: {type(error).__name__}: {first_line(error)}"
+        ) from error
     build = getattr(module, "build_model", None)
     if not callable(build):
         raise BadInput(f"model.source: {entry} defines no function build_model(**config) -> torch.nn.Module")
@@ -120,13 +122,20 @@ def build(definition: ModelDefinition, config: dict[str, Any]) -> torch.nn.Modul
 
     try:
         model = definition.build_model(**config)
-    except Exception as error:
-        raise BadInput(f"model: build_model({_arguments(config)}) raised {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise BadInput(
+            f"model: build_model({_arguments(config)}) raised {type(error).__name__}: {first_line(error)}"
+        ) from error
     if not isinstance(model, torch.nn.Module):
         raise BadInput(
             f"model: build_model({_arguments(config)}) returned a {type(model).__name__}; allowed: a torch.nn.Module"
         )
     return model
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, in one short line: torch adds the stack of its C++ code."""
+    return " ".join(str(error).split("Exception raised from")[0].split())[:300]
 
 
 def _arguments(config: dict[str, Any]) -> str:

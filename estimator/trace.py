@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch  # noqa: TID253 - this is a process of its own
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily  # noqa: TID253
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily  # noqa: TID253
 from torch.overrides import TorchFunctionMode  # noqa: TID253
 from torch.utils._pytree import tree_leaves  # noqa: TID253
 
@@ -82,17 +82,21 @@ def _traced(what: StepSpec, batch_size: int, *, fake: bool) -> _Traced:
 
 
 class _RealConstants(TorchFunctionMode):
-    """Small tables that models make while they are built, and look at, are real among the fake tensors."""
+    """Small tables that models make while they are built, and what they make of these, are real among the fake tensors."""
 
     _MADE_BY = (torch.arange, torch.linspace, torch.logspace, torch.tensor)
+    _SMALL = 100_000
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in self._MADE_BY:
+        kwargs = kwargs or {}
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        real = all(not isinstance(one, FakeTensor) and one.numel() <= self._SMALL for one in given)
+        if func in self._MADE_BY or (given and real):
             with unset_fake_temporarily():
-                made = func(*args, **(kwargs or {}))
-            if made.numel() <= 100_000:
+                made = func(*args, **kwargs)
+            if not isinstance(made, torch.Tensor) or made.numel() <= self._SMALL:
                 return made
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def _follow_layers(model: torch.nn.Module, recorder: Recorder) -> dict[str, LayerSeen]:

@@ -15,6 +15,21 @@ def dying_with_parent(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
+def kill_all_with(name: str, value: str) -> int:
+    """Kill every process of ours that has this in its environment, whoever its parent is by now; how many there were."""
+    import contextlib
+
+    import psutil
+
+    found = 0
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # another's, or gone meanwhile
+            if process.environ().get(name) == value:
+                process.kill()
+                found += 1
+    return found
+
+
 def _main() -> None:
     import ctypes
     import signal

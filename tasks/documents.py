@@ -8,10 +8,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainSerializer,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
 
 from trainwright.tasks.errors import BadInput
 
@@ -23,6 +32,34 @@ class Document(BaseModel):
     """Base of what people write: frozen, unknown fields refused, numbers finite."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_lookalikes(cls, value: Any, info: ValidationInfo) -> Any:
+        """`true` is no number, and "5" none either; "yes" is no truth."""
+        field = cls.model_fields[info.field_name or ""]
+        if any(isinstance(one, BeforeValidator) for one in field.metadata):
+            return value
+        kinds = _kinds(field.annotation)
+        if kinds == {bool} and not isinstance(value, bool):
+            raise ValueError("true or false")
+        if kinds & {int, float} and not kinds & {bool, str}:
+            for one in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(one, bool) or (isinstance(one, str) and one not in kinds):
+                    raise ValueError("a number" + (" or auto" if "auto" in kinds else ""))
+        return value
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The plain types and literals that an annotation is made of, but for None; what is read from text counts as text."""
+    if get_origin(annotation) is Literal:
+        return set(get_args(annotation))
+    inner = [one for one in get_args(annotation) if one is not type(None)]
+    if get_origin(annotation) is Annotated:
+        inner = [str] if any(isinstance(one, BeforeValidator) for one in inner) else inner[:1]
+    if not inner:
+        return {annotation}
+    return set().union(*(_kinds(one) for one in inner))
 
 
 AnyDocument = TypeVar("AnyDocument", bound=Document)

@@ -188,7 +188,16 @@ def main(request_file: str, response_file: str) -> None:
         answer = check(spec, request["seed"], request["suite_source"], request["suite"]).model_dump(mode="json")
     except TrainwrightError as error:
         answer = {"error": error.document()}
-    Path(response_file).write_text(json.dumps(answer, allow_nan=False))
+    Path(response_file).write_text(json.dumps(_finite(answer), allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """The same, with what is no finite number as text: a standard deviation can overflow."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 if __name__ == "__main__":

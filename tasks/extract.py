@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -15,10 +16,11 @@ from typing import Any
 
 from trainwright.estimator.source import BatchSpec
 from trainwright.estimator.structure import Structure
-from trainwright.infra.process import dying_with_parent
+from trainwright.infra.process import dying_with_parent, kill_all_with
 from trainwright.tasks.errors import BadInput, from_document
 from trainwright.tasks.job import Optimizer
 
+_MARK = "TRAINWRIGHT_TRACE"
 TIMEOUT_S = 120.0
 MEMORY_LIMIT_BYTES = 12 * 2**30  # of address space: torch alone maps some GiB
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "VIRTUAL_ENV")
@@ -53,6 +55,8 @@ def extract(
         command = [sys.executable, "-m", "trainwright.estimator.trace", str(request), str(result)]
         environment = {key: os.environ[key] for key in _PASSED_ON if key in os.environ}
         environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1"}
+        mark = secrets.token_hex(8)
+        environment |= {_MARK: mark}
         with log.open("wb") as output:
             try:
                 done = subprocess.run(
@@ -61,6 +65,8 @@ def extract(
                 )  # fmt: skip
             except subprocess.TimeoutExpired:
                 raise BadInput(f"model: {entry} was not traced within {timeout_s:g} s; does it end?") from None
+            finally:
+                kill_all_with(_MARK, mark)  # what the model's code started and left behind
         if done.returncode != 0 or not result.exists():
             raise BadInput(f"model: tracing {entry} {_how_it_ended(done.returncode, log, memory_limit_bytes)}")
         answer = json.loads(result.read_text())
@@ -76,4 +82,6 @@ def _how_it_ended(code: int, log: Path, memory_limit_bytes: int) -> str:
         return f"took more than the {memory_limit_bytes / 2**30:g} GiB allowed: {last}"
     if code < 0:
         return f"crashed the process (signal {-code}) {last}".rstrip()
+    if code == 0:
+        return f"ended the process without an answer {last}".rstrip()
     return f"ended the process with {code}: {last}"

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from trainwright.tasks.documents import Document, Duration, read_mapping, validated
+from trainwright.tasks.errors import BadInput
 
 Task = Literal[
     "image-classification",
@@ -48,6 +49,12 @@ def _cron(value: str) -> str:
 
 
 Cron = Annotated[str, AfterValidator(_cron)]
+
+
+class JobName(Document):
+    """The name of a job alone, where a person gives one."""
+
+    name: Name
 
 
 class DataSpec(Document):
@@ -224,4 +231,7 @@ def load_job(source: str | Path | dict[str, Any], pool: str | Path | None = None
 def _absolute(uri: str, base: Path) -> str:
     if uri.startswith("builtin:") or "://" in uri:
         return uri
-    return str((base / uri).resolve())
+    try:
+        return str((base / uri).resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL
+        raise BadInput(f"{uri}: can't be resolved to a path ({error})") from None

@@ -21,6 +21,9 @@ from trainwright.infra.local import s3_access
 from trainwright.tasks.errors import BadInput, CorruptArtefact, ServiceUnreachable
 from trainwright.tasks.settings import Settings, settings
 
+_ENDPOINT = re.compile(
+    r"https?://([A-Za-z0-9._-]+|\[[0-9a-fA-F:]+\])(:([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5]))?/?"
+)
 _KEY = re.compile(r"^(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+)*$")
 
 
@@ -74,7 +77,10 @@ class FolderStore:
         return self.root / checked_key(key)
 
     def get(self, key: str) -> bytes:
-        return self._path(key).read_bytes()
+        try:
+            return self._path(key).read_bytes()
+        except IsADirectoryError:
+            raise CorruptArtefact(f"{self.uri}/{key}: a folder where a file should be") from None
 
     def put(self, key: str, data: bytes) -> None:
         part = self._part(key, data)
@@ -92,12 +98,21 @@ class FolderStore:
 
     def _part(self, key: str, data: bytes) -> Path:
         target = self._path(key)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=".part-", dir=target.parent)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        name = ""
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(prefix=".part-", dir=target.parent)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            if name:
+                Path(name).unlink(missing_ok=True)
+            raise ServiceUnreachable(
+                f"store {self.uri}: can't be written ({error.strerror}); free space there, or set TRAINWRIGHT_STORE",
+                service="store", address=self.uri,
+            ) from error  # fmt: skip
         return Path(name)
 
     def put_file(self, key: str, path: Path) -> None:
@@ -117,7 +132,7 @@ class FolderStore:
                 yield ObjectInfo(key, path.stat().st_size)
 
     def folders(self, prefix: str = "") -> Iterator[str]:
-        base = self.root / prefix
+        base = self.root / checked_key(prefix.rstrip("/")) if prefix else self.root
         if base.is_dir():
             yield from sorted(path.name for path in base.iterdir() if path.is_dir())
 
@@ -284,8 +299,8 @@ def open_store(uri: str, config: Settings | None = None) -> ObjectStore:
         raise BadInput(
             "TRAINWRIGHT_S3_ACCESS_KEY, TRAINWRIGHT_S3_SECRET_KEY: not set, and needed with TRAINWRIGHT_S3_ENDPOINT"
         )
-    if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).netloc:
-        raise BadInput(f"TRAINWRIGHT_S3_ENDPOINT: got {endpoint!r}; allowed: http(s)://host:port")
+    if not _ENDPOINT.fullmatch(endpoint):  # not told: it may hold a password
+        raise BadInput("TRAINWRIGHT_S3_ENDPOINT: allowed: http(s)://host:port, without user, password or path")
     return S3Store(split.netloc, prefix, endpoint, *credentials, config.s3_region)
 
 

@@ -39,6 +39,9 @@ Prices = Annotated[dict[str, float], BeforeValidator(_prices)]
 """Per hour of a device type, and per kWh of energy, in the pool's currency."""
 
 
+_CLOCK = r"([01]\d|2[0-3]):[0-5]\d"
+
+
 class DeviceEntry(Document):
     """One or more equal devices of a host."""
 
@@ -67,7 +70,7 @@ class Host(Document):
     address: str = Field(default="localhost", pattern=r"^[A-Za-z0-9.:_-]{1,253}$", description="name or IP address")
     devices: list[DeviceEntry] = Field(min_length=1, description="at least one")
     available: str | None = Field(
-        default=None, pattern=r"^\d\d:\d\d-\d\d:\d\d$", description="daily window, UTC, such as 18:00-08:00"
+        default=None, pattern=rf"^{_CLOCK}-{_CLOCK}$", description="daily window, UTC, such as 18:00-08:00"
     )
 
 

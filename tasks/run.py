@@ -119,7 +119,10 @@ class Run:
 
     def status(self) -> Status:
         """How far the run is."""
-        return self.read(Status)
+        try:
+            return self.read(Status)
+        except FileNotFoundError:
+            raise CorruptArtefact(f"{self.uri}/{Status.FILE}: missing") from None
 
     def note(self, **changes: Any) -> Status:
         """Change the status: state, step, error, steps."""

@@ -219,6 +219,8 @@ def _table(path: Path) -> Any:
     if doubled:
         raise ValueError(f"the column {doubled[0]!r} stands there twice")
     for number, entry in enumerate(table.schema):
+        if pa.types.is_binary(entry.type) and path.suffix.lower() == ".csv":
+            raise ValueError(f"the column {entry.name!r} is not UTF-8 text")
         if pa.types.is_dictionary(entry.type):
             table = table.set_column(number, entry.name, table.column(number).cast(entry.type.value_type))
         elif pa.types.is_decimal(entry.type) or pa.types.is_float16(entry.type):

@@ -29,7 +29,7 @@ from trainwright.tasks.artefacts import (
     Result,
     Validation,
 )
-from trainwright.tasks.errors import BadInput, DataRejected, Infeasible, RunHeld
+from trainwright.tasks.errors import BadInput, CorruptArtefact, DataRejected, Infeasible, RunHeld
 from trainwright.tasks.job import Job
 from trainwright.tasks.objects import ObjectStore
 from trainwright.tasks.pool import load_pool
@@ -41,6 +41,12 @@ from trainwright.tasks.step import Reference, act_as, holder, ledger, step, stop
 def open_for(job: Job, owner: Holder, *, store: str | None = None, new: bool = False) -> Run:
     """The run that works on this job (see `tasks.run.open_run`), its pool checked too."""
     pool = load_pool(job.pool)
+    away = next((device for device in usable(pool, job.devices) if not device.local), None)
+    if away is not None:
+        raise BadInput(
+            f"pool {pool.name}: {away.id} is on {away.address}; training on other hosts is not there yet: name the hosts on this "
+            "machine in devices.hosts"
+        )
     unread = [f"pool {pool.name}: hosts.{host.name}.available" for host in pool.hosts if host.available]
     for field in [*job.not_yet_acted_on(), *unread]:
         progress.emit("notice", message=f"{field}: read, but not acted on in this version")
@@ -81,6 +87,8 @@ def kept_suite(root: ObjectStore, job: Job) -> list[dict[str, Any]] | None:
         return None if job.data.expectations else json.loads(root.get(_suite_key(job)))
     except FileNotFoundError:
         return None
+    except ValueError:
+        raise CorruptArtefact(f"{root.uri}/{_suite_key(job)}: not JSON; delete it to have it inferred anew") from None
 
 
 def _validation_reference(validation: Validation) -> Reference:

@@ -20,7 +20,7 @@ import sqlalchemy as sql
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.schema import CreateTable
 
-from trainwright.tasks.errors import RunHeld, ServiceUnreachable
+from trainwright.tasks.errors import BadInput, RunHeld, ServiceUnreachable
 
 TTL_S = 60.0
 
@@ -148,7 +148,9 @@ class _Transaction:
     def _unreachable(self, error: Exception) -> ServiceUnreachable:
         reason = (str(getattr(error, "orig", error)).splitlines() or [type(error).__name__])[0]
         return ServiceUnreachable(
-            f"ledger at {self._where}: {reason}; check TRAINWRIGHT_LEDGER", service="ledger", address=self._where
+            f"ledger at {self._where}: {reason}; check TRAINWRIGHT_HOME and TRAINWRIGHT_LEDGER",
+            service="ledger",
+            address=self._where,
         )
 
     def __exit__(
@@ -188,7 +190,13 @@ def _create_tables(engine: Engine) -> None:
 
 
 def _engine(url: str) -> Engine:
-    engine = sql.create_engine(url, connect_args={"timeout": 30} if url.startswith("sqlite") else {})
+    try:
+        engine = sql.create_engine(url, connect_args={"timeout": 30} if url.startswith("sqlite") else {})
+    except (sql.exc.ArgumentError, ModuleNotFoundError) as error:  # the URL is not told: it may hold a password
+        what = f"needs {error.name}; install it" if isinstance(error, ModuleNotFoundError) else "is no database URL"
+        raise BadInput(
+            f"TRAINWRIGHT_LEDGER: {what}; allowed: sqlite:///FILE or postgresql+psycopg://HOST/DATABASE"
+        ) from None
     if engine.dialect.name == "sqlite":
 
         @sql.event.listens_for(engine, "connect")

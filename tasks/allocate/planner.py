@@ -92,6 +92,9 @@ def make_plan(job: Job, pool: Pool, estimate: Estimate, data: DataSchema, free: 
             f"devices: {len(devices)} free, at least {job.devices.min_count} needed (devices.min_count)",
             binding="devices",
         )
+    size = job.train.global_batch_size
+    if size != "auto" and size > data.train_rows:
+        raise BadInput(f"train.global_batch_size: got {size}; allowed: at most the {data.train_rows} rows to train on")
     planner = _Planner(job, pool, estimate, data)
     groups = _groups(devices)
     search: Literal["exact", "greedy"] = (

@@ -134,11 +134,14 @@ def analyze(
     """Analyse a finished run beside all earlier ones; write its report anew."""
     from trainwright.tasks import screen
     from trainwright.tasks.analyze import analyze as report_on
+    from trainwright.tasks.artefacts import Result
     from trainwright.tasks.run import list_runs, resolve
     from trainwright.tasks.settings import settings
 
     if run_id is not None:
         chosen = resolve(run_id, store)
+        if not chosen.has(Result):
+            raise BadInput(f"analyze: {chosen.uri} has not finished training")
     else:
         finished = (one for one in list_runs(store or settings().store) if one.finished())
         found = next(finished, None)
@@ -166,12 +169,26 @@ def runs(
     """List the runs, newest first."""
     from trainwright.tasks import screen
     from trainwright.tasks.artefacts import Result, Status
+    from trainwright.tasks.documents import validated
+    from trainwright.tasks.errors import CorruptArtefact
+    from trainwright.tasks.job import JobName
     from trainwright.tasks.run import list_runs
     from trainwright.tasks.settings import settings
 
+    if job is not None:
+        validated(JobName, {"name": job}, "runs")
     documents: list[dict[str, Any]] = []
     for one in list_runs(store or settings().store, job):
-        status, result = one.find(Status), one.find(Result)
+        try:
+            status, result = one.find(Status), one.find(Result)
+        except CorruptArtefact:
+            documents.append(
+                {
+                    "run": one.uri, "id": one.id, "job": one.job_name, "state": "damaged", "step": None, "started_at": None,
+                    "seconds": 0.0, "metrics": {},
+                }
+            )  # fmt: skip
+            continue
         if status is not None:
             documents.append(
                 {
@@ -218,6 +235,8 @@ def show(
             chosen.objects.get_file("report/report.html", report)
         except FileNotFoundError:
             raise BadInput(f"{chosen.uri}: has no report yet") from None
+        except OSError as error:
+            raise BadInput(f"--report: {report}: can't be written ({error.strerror})") from None
         screen.err.print(f"saved to {report}")
     document = summary(chosen)
     print_json(document) if as_json else screen.show_run(document)

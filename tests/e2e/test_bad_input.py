@@ -8,8 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
+
+from tests.tasks.finished_run import finished_training, local_path
 
 TRAINWRIGHT = [sys.executable, "-m", "trainwright.tasks.cli"]
 MODELS = {
@@ -104,10 +107,14 @@ def test_a_wrong_model(home: Path, tmp_path: Path, source: str, says: str) -> No
         ({"uri": "nowhere.csv"}, "nowhere.csv"),
         ({"uri": "table.csv", "target": "price"}, "price"),
         ({"uri": "ftp://x/y.csv"}, "ftp://"),
+        ({"uri": "latin.csv"}, "not UTF-8"),
+        ({"uri": "loop.csv"}, "loop.csv"),
     ],
 )
 def test_wrong_data(home: Path, tmp_path: Path, data: dict[str, str], says: str) -> None:
     (tmp_path / "table.csv").write_text("a,label\n1,x\n2,y\n")
+    (tmp_path / "latin.csv").write_bytes(b"a,label\n1,\xff\n2,y\n")
+    (tmp_path / "loop.csv").symlink_to(tmp_path / "loop.csv")
     one_line(run("validate", write(tmp_path, data=data), "--json"), 2, says)
 
 
@@ -130,6 +137,78 @@ def test_wrong_credentials_are_4_and_the_secret_is_not_shown(stack: Path, tmp_pa
     done = run("run", write(tmp_path), "--json", **environment)
     one_line(done, 4, "refused the credentials")
     assert "very-secret" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "code", "says"),
+    [
+        ({"TRAINWRIGHT_LEDGER": "nope"}, 2, "TRAINWRIGHT_LEDGER: is no database URL"),
+        ({"TRAINWRIGHT_LEDGER": "postgresql+nothing://u:secret@h/x"}, 2, "TRAINWRIGHT_LEDGER"),
+        ({"TRAINWRIGHT_HOME": "/proc/nowhere"}, 4, "TRAINWRIGHT_HOME"),
+    ],
+)
+def test_settings_that_can_not_be_used_are_named(home: Path, environment: dict[str, str], code: int, says: str) -> None:
+    done = run("pool", "--json", **environment)
+    one_line(done, code, says)
+    assert "secret" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["http://127.0.0.1:99999", "http://u:secret@127.0.0.1:9", "http://127.0.0.1:9/abc", "h:9"]
+)
+def test_an_endpoint_that_is_none_is_bad_input_and_not_shown(home: Path, endpoint: str) -> None:
+    keys = {"TRAINWRIGHT_S3_ACCESS_KEY": "a", "TRAINWRIGHT_S3_SECRET_KEY": "b"}
+    done = run("runs", "--json", TRAINWRIGHT_S3_ENDPOINT=endpoint, **keys)
+    one_line(done, 2, "TRAINWRIGHT_S3_ENDPOINT")
+    assert "secret" not in done.stderr
+
+
+def test_devices_on_another_host_are_refused_before_anything_is_taken(home: Path, tmp_path: Path) -> None:
+    pool = tmp_path / "pool.yaml"
+    pool.write_text("name: p\nhosts: [{name: h, address: 10.9.9.9, devices: [{type: cpu}]}]\n")
+    store = (tmp_path / "store").as_uri()
+    done = run("run", write(tmp_path), "--pool", str(pool), "--json", TRAINWRIGHT_STORE=store)
+    one_line(done, 2, "h/cpu-0 is on 10.9.9.9")
+    assert not (tmp_path / "store").exists()
+
+
+def test_what_a_models_code_starts_does_not_survive_the_trace(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(
+        "import subprocess\nfrom torch import nn, rand, zeros\n"
+        "subprocess.Popen(['sleep', '4321.5'], start_new_session=True)\n"
+        "def build_model():\n    return nn.Linear(4, 2)\n"
+        "def example_batch(n):\n    return rand(n, 4), zeros(n).long()\n"
+    )
+    assert run("extract", str(tmp_path / "model.py"), "--json").returncode == 0
+    left = [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "4321.5"]]
+    assert left == []
+
+
+def test_one_damaged_run_hides_no_other(home: Path, tmp_path: Path) -> None:
+    store = (tmp_path / "store").as_uri()
+    good, damaged = finished_training(store, number=1), finished_training(store, number=2)
+    local_path(damaged, "result.json").write_text("{")
+    done = run("runs", "--json", "--store", store)
+    assert done.returncode == 0
+    assert {one["id"]: one["state"] for one in json.loads(done.stdout)["runs"]} == {
+        good.id: good.status().state, damaged.id: "damaged",
+    }  # fmt: skip
+    local_path(good, "status.json").unlink()
+    one_line(run("show", good.uri, "--json"), 1, "status.json: missing")
+    one_line(run("runs", "../..", "--json", "--store", store), 2, "name: got '../..'")
+
+
+def test_a_batch_larger_than_the_data_and_a_model_larger_than_memory(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "wide.py").write_text(
+        "from torch.nn import *\n\n\ndef build_model(width=10**10):\n"
+        "    return Sequential(Flatten(), Linear(64, width), Linear(width, 10))\n"
+    )
+    model = {"source": "wide.py", "config": {"width": 8}}
+    large = write(tmp_path, model=model, train={"global_batch_size": 10**6})
+    one_line(run("plan", large, "--json"), 2, "rows to train on")
+    done = run("plan", write(tmp_path, model={"source": "wide.py"}), "--json")
+    one_line(done, 3, "memory binds")
+    assert json.loads(done.stdout)["error"]["binding"] == "memory"
 
 
 def test_help_names_the_commands_and_loads_nothing_heavy(home: Path) -> None:

@@ -138,7 +138,7 @@ def test_a_model_that_looks_at_numbers_while_it_is_built_is_traced_all_the_same(
         return nn.Sequential(nn.Flatten(), nn.Dropout(rates[1]), nn.Linear(64, 10))
 
     structure = _traced(build)
-    assert structure.method == "real step"
+    assert structure.method == "fake tensors"
     assert structure.parameters == 64 * 10 + 10
 
 

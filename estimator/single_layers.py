@@ -1,0 +1,124 @@
+"""Single layers over the range of sizes that training uses, in between the benchmark family's networks. Heavy: torch."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch  # noqa: TID253 - measuring runs in a process of its own
+from torch import nn  # noqa: TID253
+
+from trainwright.estimator.blocks import Attention, Made, images, rows
+
+
+class _Single(nn.Module):
+    """One layer, whose inputs need gradients too."""
+
+    def __init__(self, layer: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.scale = layer, nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x * self.scale)
+
+
+def _power(draw: random.Random, low: float, high: float) -> int:
+    """A size drawn evenly over its logarithm, often a round one."""
+    size = 2 ** draw.uniform(math.log2(low), math.log2(high))
+    return max(1, round(size) if draw.random() < 0.3 else 8 * max(1, round(size / 8)) if size >= 8 else round(size))
+
+
+def _one_convolution(draw: random.Random) -> Made:
+    channels, filters, side = _power(draw, 1, 256), _power(draw, 8, 256), _power(draw, 4, 64)
+    kernel, stride = draw.choice((1, 1, 3, 3, 3, 5, 7)), draw.choice((1, 1, 1, 2))
+    return (
+        lambda: _Single(
+            nn.Conv2d(channels, filters, kernel, stride=stride, padding=kernel // 2, bias=draw.random() < 0.5)
+        ),
+        images(channels, side),
+    )
+
+
+def _one_depthwise(draw: random.Random) -> Made:
+    channels, side, kernel, stride = (
+        _power(draw, 8, 512),
+        _power(draw, 4, 64),
+        draw.choice((3, 3, 5, 7)),
+        draw.choice((1, 1, 2)),
+    )
+    return (
+        lambda: _Single(nn.Conv2d(channels, channels, kernel, stride=stride, padding=kernel // 2, groups=channels)),
+        images(channels, side),
+    )
+
+
+def _one_convolution_1d(draw: random.Random) -> Made:
+    channels, filters, length = _power(draw, 1, 128), _power(draw, 8, 128), _power(draw, 16, 512)
+    kernel, dilation = draw.choice((1, 3, 5, 7)), draw.choice((1, 1, 2, 4))
+    return (
+        lambda: _Single(nn.Conv1d(channels, filters, kernel, padding=dilation * (kernel // 2), dilation=dilation)),
+        rows(channels, length),
+    )
+
+
+def _one_product(draw: random.Random) -> Made:
+    inputs, outputs, length = _power(draw, 8, 2048), _power(draw, 8, 2048), draw.choice((1, 1, 8, 32, 128))
+    return lambda: _Single(nn.Linear(inputs, outputs, bias=draw.random() < 0.7)), rows(length, inputs)
+
+
+def _one_attention(draw: random.Random) -> Made:
+    heads, each, length = (
+        draw.choice((1, 2, 4, 8, 12)),
+        draw.choice((8, 16, 32, 64)),
+        draw.choice((8, 16, 32, 64, 128, 196)),
+    )
+    way, causal = draw.choice(("fused", "by hand")), draw.random() < 0.3
+    return lambda: _Single(Attention(heads * each, heads, way, causal)), rows(length, heads * each)
+
+
+class _Steps(nn.Module):
+    """A recurrent layer's outputs only."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x)[0]
+
+
+def _one_recurrent(draw: random.Random) -> Made:
+    inputs, hidden, length = _power(draw, 8, 256), _power(draw, 16, 384), _power(draw, 4, 64)
+    return lambda: _Single(_Steps(nn.LSTM(inputs, hidden, batch_first=True))), rows(length, inputs)
+
+
+def _one_normalisation(draw: random.Random) -> Made:
+    channels, side = _power(draw, 8, 256), _power(draw, 2, 64)
+    made = draw.choice((nn.BatchNorm2d, lambda size: nn.GroupNorm(4, size), nn.InstanceNorm2d))
+    return lambda: _Single(made(4 * math.ceil(channels / 4))), images(4 * math.ceil(channels / 4), side)
+
+
+def _one_of_rows(draw: random.Random) -> Made:
+    width, length = _power(draw, 8, 1024), _power(draw, 4, 256)
+    layer = draw.choice((nn.LayerNorm(width), nn.Softmax(-1), nn.LogSoftmax(-1), nn.Softmax(1)))
+    return lambda: _Single(layer), rows(length, width)
+
+
+def _one_pool(draw: random.Random) -> Made:
+    channels, side = _power(draw, 4, 128), 2 * _power(draw, 4, 32)
+    layer = draw.choice(
+        (
+            nn.MaxPool2d(2), nn.AvgPool2d(2), nn.MaxPool2d(3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Upsample(scale_factor=2),
+            nn.Upsample(scale_factor=2, mode="bilinear"), nn.ConvTranspose2d(channels, max(1, channels // 2), 2, stride=2),
+        )
+    )  # fmt: skip
+    return lambda: _Single(layer), images(channels, side)
+
+
+SINGLES: dict[str, Callable[[random.Random], Made]] = {
+    "one convolution": _one_convolution, "one depthwise": _one_depthwise, "one convolution 1d": _one_convolution_1d,
+    "one product": _one_product, "one attention": _one_attention, "one recurrent": _one_recurrent,
+    "one normalisation": _one_normalisation, "one of rows": _one_of_rows, "one pool": _one_pool,
+}  # fmt: skip
