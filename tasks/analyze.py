@@ -115,7 +115,7 @@ def computed(value: Any) -> Any:
 
 
 def device_use(table: pd.DataFrame, result: Result, engine: Engine) -> list[dict[str, Any]]:
-    """What each device did: samples, samples/s, share of its time computing and waiting, energy's time base."""
+    """What each device did: samples, samples/s, share of its time computing and waiting, peak memory, CPU time."""
     sums: dict[int, dict[str, float]] = {}
     if len(table):
         grouped = frame(table, engine).groupby("rank")[["batch_size", "compute_s", "wait_s", "step_time_s"]].sum()

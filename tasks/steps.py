@@ -285,6 +285,8 @@ def train(run: Run, replay: str | None = None) -> Reference:
         ledger().take(names, me, run.uri)
         with Heartbeat(ledger(), run.uri, [*names, run.hold], holder=me.name) as beat:
             result = run_training(request, stop=stop, still_mine=beat.mine)
+            if not beat.mine():
+                raise RunHeld("the lease on the devices was lost while training ended")
         run.write(result)
     return {
         "artefact": Result.FILE,

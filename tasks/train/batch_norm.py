@@ -34,8 +34,12 @@ class JointForward:
         count = torch.tensor([inputs.numel() // channels], dtype=torch.float64, device=inputs.device)
         sums = self.sum(torch.cat([wide.sum(axes), (wide * wide).sum(axes), count]) * self.weight, "forward")
         total = float(sums[-1])
-        if total <= 1:
-            raise ValueError(f"Expected more than 1 value per channel when training, got input size {inputs.shape}")
+        if total <= 1:  # one value has no variance: what was learnt of it so far stands in
+            if norm.running_mean is None or norm.running_var is None or not norm.num_batches_tracked:
+                raise ValueError(f"Expected more than 1 value per channel when training, got input size {inputs.shape}")
+            return nn.functional.batch_norm(
+                inputs, norm.running_mean, norm.running_var, norm.weight, norm.bias, training=False, eps=norm.eps
+            )
         mean = sums[:channels] / total
         variance = (sums[channels:-1] / total - mean * mean).clamp_min(0)
         self._track(mean, variance * (total / (total - 1)))

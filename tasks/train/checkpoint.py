@@ -42,6 +42,7 @@ class State:
     duration_s: float = 0.0
     """of the whole training until here"""
     sha256: dict[str, str] = field(default_factory=dict)
+    schema_version: int = 1
 
 
 def folder_name(step: int) -> str:
@@ -112,13 +113,19 @@ def drop_all(store: ObjectStore) -> None:
         store.delete(item.key)
 
 
+def _parsed(data: bytes) -> State:
+    """A state as it was written; fields of a later version are passed over."""
+    document = json.loads(data)
+    return State(**{name: document[name] for name in document if name in State.__dataclass_fields__})
+
+
 def list_states(store: ObjectStore) -> list[State]:
     """The states of the checkpoints, by step. One that can't be read is passed over, with a warning."""
     found = []
     for item in list(store.list("checkpoints/")):
         if item.key.endswith(f"/{STATE}"):
             try:
-                found.append(State(**json.loads(store.get(item.key))))
+                found.append(_parsed(store.get(item.key)))
             except (ValueError, TypeError) as error:
                 _log.warning("%s/%s is damaged and passed over: %s", store.uri, item.key, error)
     return sorted(found, key=lambda state: state.step)
@@ -149,5 +156,5 @@ def read_local(folder: Path) -> tuple[State, dict[str, torch.Tensor], dict[str, 
     """State, model and optimizer of a checkpoint that `fetch_latest` brought here."""
     from safetensors.torch import load_file
 
-    state = State(**json.loads((folder / STATE).read_text()))
+    state = _parsed((folder / STATE).read_bytes())
     return state, load_file(folder / MODEL), load_file(folder / OPTIMIZER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import shutil
 import threading
 import time
@@ -11,13 +12,15 @@ from pathlib import Path
 from typing import Literal
 
 from trainwright.tasks.artefacts import Result
-from trainwright.tasks.errors import BadInput, Interrupted
+from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, TrainwrightError
 from trainwright.tasks.objects import FolderStore, ObjectStore
 from trainwright.tasks.train import checkpoint
 from trainwright.tasks.train.metrics import drop_from
 from trainwright.tasks.train.outcome import result_of
 from trainwright.tasks.train.ranks import Ranks
 from trainwright.tasks.train.request import Order, RampPoint, TrainRequest
+
+_log = logging.getLogger(__name__)
 
 
 def train(
@@ -34,6 +37,8 @@ def train(
     folder = work / "resume"
     shutil.rmtree(folder, ignore_errors=True)
     state = checkpoint.fetch_latest(store, folder) if request.resume else None
+    if still_mine is not None and not still_mine():
+        raise RunHeld("the lease on the devices was lost before training began; nothing was changed")
     if state is None:
         checkpoint.drop_all(store)
         shutil.rmtree(work / "events", ignore_errors=True)
@@ -53,8 +58,15 @@ def train(
     try:
         with Ranks(order, stop, still_mine) as ranks:
             done = ranks.watch()
-    finally:
-        _keep_files(store, work)
+    except RunHeld:
+        raise  # the run folder is another's by now
+    except BaseException:
+        try:
+            _keep_files(store, work)
+        except (OSError, TrainwrightError):
+            _log.warning("logs and events could not be kept", exc_info=True)
+        raise
+    _keep_files(store, work)
     if done[0]["stopped"]:
         raise Interrupted(f"stopped after step {done[0]['step']}; its checkpoint is kept", step=done[0]["step"])
     return result_of(order, store, done, ranks.shares, state.step if state is not None else None)

@@ -36,10 +36,12 @@ def ramp(rank: Rank, channel: RankChannel, learning_rates: list[float]) -> dict[
     for step, rate in enumerate(learning_rates):
         order = epoch_order(rank.train_rows, rank.spec.seed, step // per_epoch)
         found = rank.step(order, step % per_epoch, step)
-        if found.stop or not math.isfinite(found.loss):
+        if found.stop:
             break
         accuracy = found.correct / found.samples if rank.classifies else None
         points.append({"learning_rate": rate, "loss": found.loss, "accuracy": accuracy})
+        if not math.isfinite(found.loss):
+            break
         smoothed = SMOOTHING * smoothed + (1 - SMOOTHING) * found.loss
         unbiased = smoothed / (1 - SMOOTHING ** (step + 1))
         best = min(best, unbiased)
@@ -80,7 +82,7 @@ class Training:
             from torch.utils.tensorboard import SummaryWriter
 
             events = Path(rank.request.work_folder) / "events"
-            self.writer = SummaryWriter(str(events), purge_step=self.state.step or None)
+            self.writer = SummaryWriter(str(events), purge_step=self.state.step or None, flush_secs=5)
 
     def run(self) -> dict[str, Any]:
         """Train until the end, or until somebody asks to stop; what this rank says of it."""

@@ -155,7 +155,7 @@ class Rank:
             loss = self._loss(outputs, targets)
             (loss * weight).backward()
             correct = self._correct(outputs, targets)
-        except (TrainwrightError, MemoryError):
+        except (TrainwrightError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             if self._proven or isinstance(error.__cause__, PeersLost):

@@ -96,6 +96,8 @@ class Ranks:
                 "HOROVOD_GLOO_IFACE": "lo",
                 # Ranks of small shares start slowly; one that dies is noticed here, not by this timeout.
                 "HOROVOD_GLOO_TIMEOUT_SECONDS": "120",
+                # A rank that hangs without dying; long enough for rank 0 to write a large checkpoint meanwhile.
+                "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1800",
                 # What is fused depends on timing, and with it the order, and so the last digit, of a sum.
                 "HOROVOD_FUSION_THRESHOLD": "0",
             }
@@ -134,7 +136,8 @@ class Ranks:
             for rank, channel in enumerate(self._channels):
                 selector.register(channel.socket, selectors.EVENT_READ, rank)
             failed_at: float | None = None
-            while selector.get_map():
+            # A rank that is done may still hang while it leaves the others; __exit__ bounds that.
+            while selector.get_map() and len(self._done) < len(self._processes):
                 try:
                     self._obey()
                     for key, _ in selector.select(timeout=0.05):
@@ -174,7 +177,7 @@ class Ranks:
             kind = message.pop("kind")
             if kind == "done":
                 self._done[rank] = message
-            elif kind == "error":
+            elif kind == "error" and rank not in self._done:  # what fails after the last word is in the log
                 self._errors.setdefault(
                     rank, from_rank(rank, self._devices[rank].id, message["error"], self._log(rank))
                 )
@@ -192,7 +195,7 @@ class Ranks:
             return
         self._shares[rank].let_go()
         code = self._processes[rank].wait()
-        if self._stop_asked_at is not None:
+        if self._stop_asked_at is not None and code == -signal.SIGTERM:
             raise Interrupted("stopped before the first step; nothing was changed")
         how = f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with {code}"
         self._errors[rank] = TrainingFailed(
@@ -216,7 +219,7 @@ class Ranks:
             try:
                 process.wait(timeout=max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)  # with what the model's code has started
         for process in self._processes:
             process.wait()
         for share in self._shares:

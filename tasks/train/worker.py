@@ -68,7 +68,7 @@ def _device(planned: PlannedDevice) -> torch.device:
     family = planned.type.split("-")[1]
     if torch.cuda.is_available() and planned.index < torch.cuda.device_count():
         name = torch.cuda.get_device_name(planned.index)
-        if family in name.lower().replace(" ", ""):
+        if family in name.lower().replace("rtx ", "rtx").replace("-", " ").split():
             return torch.device("cuda", planned.index)
         raise BadInput(f"{planned.id}: the pool says {planned.type}; this machine has {name}")
     raise BadInput(f"{planned.id}: this machine has no such GPU that torch can use")

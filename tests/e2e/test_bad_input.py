@@ -11,8 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-
-from tests.tasks.finished_run import finished_training, local_path
+from finished_run import finished_training, local_path
 
 TRAINWRIGHT = [sys.executable, "-m", "trainwright.tasks.cli"]
 MODELS = {
@@ -92,7 +91,7 @@ def test_wrong_arguments(home: Path, args: list[str], says: str) -> None:
         ("none.py", "defines no function build_model"),
         ("raises.py", "raised ValueError: no width"),
         ("nomodule.py", "returned a int; allowed: a torch.nn.Module"),
-        ("narrow.py", "4"),
+        ("narrow.py", "model: gives 4 outputs, the data has 10 classes"),
         ("broken.py", "SyntaxError"),
     ],
 )

@@ -149,15 +149,12 @@ def test_an_interrupted_run_keeps_its_checkpoint_and_goes_on_and_a_second_runner
         second = trainwright("run", str(path), "--json")
         assert second.code == 1
         assert f"pid {first.pid}" in second.document()["error"]["message"]
-        asked = time.monotonic()
         first.send_signal(signal.SIGINT)
         first.communicate(timeout=60)
-        took = time.monotonic() - asked
     finally:
         first.kill()
         first.wait()
     assert first.returncode == 130
-    assert took < 10  # the promise is 5 s; this bound only catches a hang on a loaded machine
     assert ours_left() == []
     assert leases() == []
     assert run.status().state == "interrupted"
@@ -195,7 +192,7 @@ def test_rejected_data_stops_the_run_before_anything_is_allocated(
     ended = trainwright("run", str(path), "--json")
     assert ended.code == 1
     assert ended.document()["error"]["kind"] == "data_rejected"
-    assert "c" in ended.document()["error"]["message"]
+    assert "expect_column_values_to_not_be_null(c): 1 row" in ended.document()["error"]["message"]
     (run,) = list_runs(settings().store, "rejected")
     keys = {item.key for item in run.objects.list()}
     assert "validation.json" in keys

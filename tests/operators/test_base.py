@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from finished_run import finished_training
 
-from tests.tasks.finished_run import finished_training
 from trainwright.operators import ExtractOperator, TrainOperator
 from trainwright.tasks.allocate.ledger import Ledger
 from trainwright.tasks.artefacts import Result

@@ -80,3 +80,13 @@ def test_an_optimizers_state_survives_the_round_trip(name: str) -> None:
     step(first, one)
     step(second, other)
     assert torch.equal(first, second)
+
+
+def test_a_checkpoint_of_a_later_version_is_gone_on_from(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "run")
+    saved(store, {10: False}, CheckpointPolicy())
+    key = "checkpoints/step-00000010/state.json"
+    store.put(key, store.get(key).replace(b"{", b'{"of_a_later_version": 1, ', 1))
+    found = checkpoint.fetch_latest(store, tmp_path / "here")
+    assert found is not None
+    assert found.step == 10

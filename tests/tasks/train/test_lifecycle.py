@@ -114,6 +114,23 @@ def test_a_lost_lease_ends_the_training_without_another_checkpoint(tmp_path: Pat
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-00000020"]
 
 
+def test_a_training_that_lost_its_lease_before_it_began_changes_nothing(tmp_path: Path) -> None:
+    asked = request(tmp_path, [40, 20])
+    train(asked)
+    folder = tmp_path / "run"
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(RunHeld, match="nothing was changed"):
+        train(asked.model_copy(update={"resume": False}), still_mine=lambda: False)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_single_row_left_over_does_not_stop_batch_normalisation_over_features(tmp_path: Path) -> None:
+    asked = request(tmp_path, [300, 179], epochs=2, model={"norm": "features"})
+    assert train(asked).state == "success"
+    last = [sum(row["batch_size"] for row in rows(asked, f"steps-rank{rank}") if row["step"] == 3) for rank in (0, 1)]
+    assert sum(last) == 1
+
+
 def test_ctrl_c_reaches_the_launcher_alone_and_keeps_a_checkpoint(tmp_path: Path) -> None:
     asked = request(tmp_path, [40, 20], devices=SLOW, epochs=50, checkpoint={"every_steps": 15})
     watcher = when_checkpoint(tmp_path, 15, lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -176,9 +193,21 @@ def test_the_split_follows_the_devices_speeds_and_its_changes_can_be_replayed(tm
 
 
 def test_ranks_of_fractions_of_a_core_are_held_to_them_and_leave_no_cgroup(tmp_path: Path) -> None:
-    asked = request(tmp_path, [40, 20], devices=[{"type": "cpu", "cores": 1.0}, {"type": "cpu", "cores": 0.5}])
+    asked = request(
+        tmp_path, [40, 20], devices=[{"type": "cpu", "cores": 1.0}, {"type": "cpu", "cores": 0.5}], epochs=3
+    )
+    seen: list[str] = []
+
+    def look() -> None:
+        lines = Path(f"/proc/{ranks()[1].pid}/task").glob("*/cgroup")
+        seen.extend(line.read_text() for line in lines)
+
+    watcher = when_checkpoint(tmp_path, 5, look)
     result = train(asked)
+    watcher.join()
     assert result.devices[1].share in ("cgroup", "duty cycle")
+    if result.devices[1].share == "cgroup":
+        assert any(f"trainwright-{os.getpid()}-1" in text for text in seen)
     left = [*Path("/sys/fs/cgroup").glob(f"trainwright-{os.getpid()}-*")]
     left += Path("/sys/fs/cgroup").glob(f"cpu/trainwright-{os.getpid()}-*")
     assert left == []

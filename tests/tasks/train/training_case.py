@@ -27,13 +27,14 @@ class Net(torch.nn.Module):
     def __init__(self, norm, dropout, broken):
         super().__init__()
         self.conv = torch.nn.Conv2d(1, 6, 3, bias=not norm)  # before a norm, its gradient is rounding noise
-        self.norm = torch.nn.BatchNorm2d(6) if norm else torch.nn.Identity()
+        self.norm = torch.nn.BatchNorm2d(6) if norm is True else torch.nn.Identity()
+        self.flat = torch.nn.BatchNorm1d(6 * 36) if norm == "features" else torch.nn.Identity()
         self.drop = torch.nn.Dropout(dropout)
         self.out = torch.nn.Linear(6 * 36, 3 if broken else 10)
         self.unused = torch.nn.Linear(2, 2)
 
     def forward(self, images):
-        return self.out(self.drop(torch.relu(self.norm(self.conv(images))).flatten(1)))
+        return self.out(self.drop(self.flat(torch.relu(self.norm(self.conv(images))).flatten(1))))
 
 
 def build_model(norm=False, dropout=0.0, broken=False):
