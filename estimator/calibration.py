@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trainwright.estimator.errors import BadInput
 from trainwright.estimator.op_cost import FamilyCost, OpSample, Work, fit_families, times
-from trainwright.estimator.structure import Structure
+from trainwright.estimator.structure import Operation, Structure
 
 SCHEMA_VERSION = 2
 _FLOPS_FACTOR = {"fp64": 2.0}  # what is measured is fp32; fp64 has half the lanes (its bytes are counted double)
@@ -119,12 +119,17 @@ def _work(structure: Structure, batch_size: int) -> dict[str, Work]:
     return _by_family(
         [
             (
-                one.family, one.kind, one.count, one.flops(batch_size), one.bytes(batch_size),
+                one.family, _known_as(one), one.count, one.flops(batch_size), one.bytes(batch_size),
                 {name: line(batch_size) for name, line in one.dims.items()},
             )
             for one in structure.trace
         ]
     )  # fmt: skip
+
+
+def _known_as(one: Operation) -> str:
+    """The kind as calibration names it: what computes in half precision is another operation."""
+    return f"{one.kind} in {one.dtype}" if one.dtype in ("bfloat16", "float16") else one.kind
 
 
 def _by_family(rows: Sequence[tuple[str, str, int, float, float, dict[str, float]]]) -> dict[str, Work]:

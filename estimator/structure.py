@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from trainwright.estimator.curves import Affine
 from trainwright.estimator.workspace import workspace_bytes
 
+PRECISIONS = ("fp32", "fp64", "bf16", "amp")
+
 
 class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")

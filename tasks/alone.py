@@ -16,7 +16,7 @@ from trainwright.estimator.curves import DeviceCurve
 from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.source import BatchSpec
 from trainwright.estimator.step_time import estimate_step as step_document
-from trainwright.estimator.structure import Structure
+from trainwright.estimator.structure import PRECISIONS, Structure
 from trainwright.tasks import progress
 from trainwright.tasks.allocate.planner import make_plan, usable
 from trainwright.tasks.artefacts import Plan, Validation
@@ -36,6 +36,7 @@ def extract_model(
     spec: BatchSpec | None = None,
     optimizer: Optimizer | None = None,
     precision: str = "fp32",
+    accumulation: int = 1,
 ) -> Structure:
     """The structure of a model's source. Without `spec`, the source must define `example_batch`."""
     from trainwright.tasks.extract import extract
@@ -45,6 +46,10 @@ def extract_model(
     chosen = model if isinstance(model, ModelSpec) else validated(ModelSpec, model, "model")
     if not 1 <= batch_size <= 1_000_000:
         raise BadInput(f"batch size: got {batch_size}; allowed: 1 to 1000000")
+    if precision not in PRECISIONS:
+        raise BadInput(f"precision: got {precision!r}; allowed: {', '.join(PRECISIONS)}")
+    if accumulation < 1:
+        raise BadInput(f"accumulation: got {accumulation}; allowed: 1 or more")
     entry, files = model_source.snapshot(chosen.source)
     with tempfile.TemporaryDirectory(prefix="trainwright-source-") as name:
         folder = Path(name)
@@ -59,6 +64,7 @@ def extract_model(
             batch_spec=spec,
             optimizer=optimizer or Optimizer(),
             precision=precision,
+            accumulation=accumulation,
         )
 
 

@@ -18,7 +18,8 @@ def extract(
         list[str] | None, typer.Option("--config", metavar="k=v", help="an argument of build_model")
     ] = None,
     optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw")] = "adamw",
-    precision: Annotated[str, typer.Option(help="fp32 or fp64")] = "fp32",
+    precision: Annotated[str, typer.Option(help="fp32, fp64, bf16, or amp (bf16 where autocast says so)")] = "fp32",
+    accumulation: Annotated[int, typer.Option(help="micro-batches in a step")] = 1,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -26,7 +27,7 @@ def extract(
     from trainwright.tasks import screen
 
     with screen.err.status("tracing a training step"):
-        structure = _structure(model, batch_size, config, optimizer, precision)
+        structure = _structure(model, batch_size, config, optimizer, precision, accumulation)
     if as_json:
         print_model(structure)
         return
@@ -56,11 +57,13 @@ def extract(
     screen.facts("in all", facts)
 
 
-def _structure(model: str, batch_size: int, config: list[str] | None, optimizer: str, precision: str) -> Any:
+def _structure(
+    model: str, batch_size: int, config: list[str] | None, optimizer: str, precision: str, accumulation: int = 1
+) -> Any:
     from trainwright.estimator.structure import Structure
     from trainwright.tasks import alone
     from trainwright.tasks.documents import parse_text, validated
-    from trainwright.tasks.job import ModelSpec, Optimizer, TrainSpec
+    from trainwright.tasks.job import ModelSpec, Optimizer
 
     if model.endswith(".json"):
         from pydantic import ValidationError
@@ -77,8 +80,9 @@ def _structure(model: str, batch_size: int, config: list[str] | None, optimizer:
         arguments |= parse_text(f"{name}: {value}", "--config")
     spec = validated(ModelSpec, {"source": model, "config": arguments}, "model")
     rule = validated(Optimizer, {"name": optimizer}, "--optimizer")
-    chosen = validated(TrainSpec, {"precision": precision}, "--precision").precision
-    return alone.extract_model(spec, batch_size=batch_size, optimizer=rule, precision=chosen)
+    return alone.extract_model(
+        spec, batch_size=batch_size, optimizer=rule, precision=precision, accumulation=accumulation
+    )
 
 
 def calibrate(
@@ -122,7 +126,7 @@ def estimate(
         list[str] | None, typer.Option("--config", metavar="k=v", help="an argument of build_model")
     ] = None,
     optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw")] = "adamw",
-    precision: Annotated[str, typer.Option(help="fp32 or fp64")] = "fp32",
+    precision: Annotated[str, typer.Option(help="fp32, fp64, bf16, or amp (bf16 where autocast says so)")] = "fp32",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

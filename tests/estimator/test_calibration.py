@@ -127,6 +127,14 @@ def test_operations_that_were_never_measured_lower_the_coverage_and_are_named(ca
     assert high > calibration.high_factor
 
 
+def test_half_precision_was_not_measured_and_is_named(calibration: Calibration) -> None:
+    known = _structure(3, 3e6)
+    half = known.model_copy(update={"trace": [one.model_copy(update={"dtype": "bfloat16"}) for one in known.trace]})
+    share, kinds = calibration.coverage(half, 32)
+    assert share == 0.0
+    assert kinds == ["aten.convolution in bfloat16", "aten.add in bfloat16"]
+
+
 def test_a_calibration_is_read_back_as_it_was_written(calibration: Calibration, tmp_path: Path) -> None:
     path = tmp_path / "sub" / "cpu.json"
     save(calibration, path)
