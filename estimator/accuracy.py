@@ -116,7 +116,8 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     lines = []
     for number, one in enumerate(rows):
         cells = [
-            text.ljust(width) if not place else text.rjust(width) for place, (text, width) in enumerate(zip(one, widths, strict=True))
+            text.ljust(width) if not place else text.rjust(width)
+            for place, (text, width) in enumerate(zip(one, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
         if not number:

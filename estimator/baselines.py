@@ -92,7 +92,7 @@ def fit_totals(steps: Sequence[MeasuredStep]) -> Predictor:
 
 
 def datasheet_roofline(flops_per_s: float, bytes_per_s: float) -> Predictor:
-    """t = Σ max(flops / F, bytes / B) over the operations, at the rates that the maker states (Williams et al., Roofline, 2009)."""
+    """t = Σ max(flops / F, bytes / B) over the operations, at the maker's rates (Williams et al., Roofline, 2009)."""
 
     def predict(structure: Structure, batch_size: int) -> float:
         return sum(

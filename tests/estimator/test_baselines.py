@@ -9,6 +9,7 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from trainwright.estimator.baselines import (
     MeasuredStep,
     Totals,
@@ -123,5 +124,7 @@ def test_nothing_is_fitted_to_no_steps(fit: object) -> None:
 
 
 def test_baselines_and_accuracy_load_no_torch() -> None:
-    code = "import sys, trainwright.estimator.baselines, trainwright.estimator.accuracy; assert 'torch' not in sys.modules"
+    code = (
+        "import sys, trainwright.estimator.baselines, trainwright.estimator.accuracy; assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

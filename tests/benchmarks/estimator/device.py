@@ -2,37 +2,54 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 
 import torch
 from timing import Sentinel, time_steps
+from zoo import Case
+
 from trainwright.estimator.baselines import MeasuredStep
 from trainwright.estimator.benchmark import Network, networks
 from trainwright.estimator.calibration import Calibration
 from trainwright.estimator.measure import measure
-from trainwright.estimator.source import ModelDefinition
 from trainwright.estimator.trace import trace
-from trainwright.estimator.training_step import StepSpec, prepare
-from zoo import Case
 
 Say = Callable[[str], None]
 _SEED = 0  # the networks that calibration itself measures
 _OTHER_SEED = 1_000_003
 _LONGEST_STEP_S = 0.4
+_SENTINEL_EVERY = 4  # networks
 
 
-def calibrate(budget_s: float, threads: int, say: Say) -> Calibration:
-    """The estimator's calibration of this machine."""
-    return measure(budget_s, threads, say)
+def calibrate(budget_s: float, threads: int, sentinel: Sentinel, say: Say) -> Calibration:
+    """The estimator's calibration of this machine; the sentinel settles on the speed that the machine has meanwhile."""
+    told = 0
+
+    def listen(message: str) -> None:
+        nonlocal told
+        told += 1
+        if told % _SENTINEL_EVERY == 1:
+            sentinel()
+        say(message)
+
+    made = measure(budget_s, threads, listen)
+    sentinel.settle()
+    return made
 
 
 def _cases(seed: int) -> Iterator[Case]:
     for number, one in enumerate(_whole(seed)):
         yield Case(
-            f"in family: {one.family}", str(number), one.build, one.example_batch, one.loss, one.batch_size, one.optimizer
+            f"in family: {one.family}",
+            str(number),
+            one.build,
+            one.example_batch,
+            one.loss,
+            one.batch_size,
+            one.optimizer,
         )
 
 
@@ -45,11 +62,10 @@ def in_family_cases(count: int) -> list[Case]:
     return list(islice(_cases(_OTHER_SEED), count))
 
 
-def measured_steps(budget_s: float, say: Say) -> list[MeasuredStep]:
-    """Steps of the networks that calibration measures, timed until the budget is used, at the sentinel's median speed."""
+def measured_steps(budget_s: float, sentinel: Sentinel, say: Say) -> list[MeasuredStep]:
+    """Steps of the networks that calibration measures, timed until the budget is used, at the speed of calibration."""
     started = time.monotonic()
-    sentinel = Sentinel()
-    found: list[tuple[MeasuredStep, float]] = []
+    found: list[MeasuredStep] = []
     for case in _cases(_SEED):
         if time.monotonic() - started > budget_s and len(found) > 3:
             break
@@ -57,9 +73,7 @@ def measured_steps(budget_s: float, say: Say) -> list[MeasuredStep]:
         structure = trace(case.spec(), batch)
         before = sentinel()
         while True:
-            torch.manual_seed(0)
-            definition = ModelDefinition(case.build, case.example_batch, case.loss)
-            step = prepare(StepSpec(definition, {}, None, {"name": case.optimizer}), case.build(), batch)
+            step = replace(case, batch_size=batch).step()
             step()
             first = time.perf_counter()
             step()
@@ -67,10 +81,9 @@ def measured_steps(budget_s: float, say: Say) -> list[MeasuredStep]:
                 break
             batch //= 2
         seconds, _ = time_steps(step)
-        found.append((MeasuredStep(structure, batch, seconds), (before + sentinel()) / 2))
+        found.append(MeasuredStep(structure, batch, seconds / sentinel.slower((before + sentinel()) / 2)))
         say(f"{len(found)} steps for the baselines, {time.monotonic() - started:.0f} of {budget_s:.0f} s")
-    unit = statistics.median(now for _, now in found)
-    return [MeasuredStep(one.structure, one.batch_size, one.seconds * unit / now) for one, now in found]
+    return found
 
 
 def peaks() -> tuple[float, float]:

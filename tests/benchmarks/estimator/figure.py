@@ -23,7 +23,9 @@ class Panel:
 
 def draw(panels: Sequence[Panel], unit: str = "ms", per_second: float = 1e3) -> str:
     """The SVG. All panels share the axes; a line marks predicted = measured, a band ± 25 %, bars the intervals."""
-    values = [value * per_second for panel in panels for _, one, two, _ in panel.points for value in (one, two) if value > 0]
+    values = [
+        value * per_second for panel in panels for _, one, two, _ in panel.points for value in (one, two) if value > 0
+    ]
     low, high = math.floor(math.log10(min(values)) * 2) / 2, math.ceil(math.log10(max(values)) * 2) / 2
     families = sorted({family for panel in panels for family, *_ in panel.points})
     columns = max(1, len(panels) * 2)
@@ -36,16 +38,28 @@ def draw(panels: Sequence[Panel], unit: str = "ms", per_second: float = 1e3) -> 
         f'<rect width="{width}" height="{height}" fill="white"/>',
     ]
     for number, panel in enumerate(panels):
-        parts += _panel(panel, _LEFT + number * (SIDE + _GAP), (low, high), families, unit, per_second, first=not number)
+        parts += _panel(
+            panel, _LEFT + number * (SIDE + _GAP), (low, high), families, unit, per_second, first=not number
+        )
     for number, family in enumerate(families):
         x = _LEFT + (number % columns) * (width - _LEFT) / columns
         y = _TOP + SIDE + _BOTTOM + (number // columns) * _LEGEND_LINE
-        parts += [_mark(x, y, families.index(family)), f'<text x="{x + 9:.1f}" y="{y + 4:.1f}">{html.escape(family)}</text>']
+        parts += [
+            _mark(x, y, families.index(family)),
+            f'<text x="{x + 9:.1f}" y="{y + 4:.1f}">{html.escape(family)}</text>',
+        ]
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 def _panel(
-    panel: Panel, left: float, ends: tuple[float, float], families: list[str], unit: str, per_second: float, *, first: bool
+    panel: Panel,
+    left: float,
+    ends: tuple[float, float],
+    families: list[str],
+    unit: str,
+    per_second: float,
+    *,
+    first: bool,
 ) -> list[str]:
     low, high = ends
 
@@ -56,7 +70,14 @@ def _panel(
         return _TOP + SIDE - SIDE * (min(max(math.log10(value), low), high) - low) / (high - low)
 
     start, end = 10**low, 10**high
-    band = [(start, start * 1.25), (end / 1.25, end), (end, end), (end, end / 1.25), (start * 1.25, start), (start, start)]
+    band = [
+        (start, start * 1.25),
+        (end / 1.25, end),
+        (end, end),
+        (end, end / 1.25),
+        (start * 1.25, start),
+        (start, start),
+    ]
     corners = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in band)
     parts = [
         f'<polygon points="{corners}" fill="#e8e8e8"/>',
@@ -82,7 +103,9 @@ def _panel(
         x, y = across(measured * per_second), up(max(predicted * per_second, 1e-9))
         if interval is not None:
             bottom, top = (up(max(one * per_second, 1e-9)) for one in interval)
-            parts.append(f'<line x1="{x:.1f}" y1="{bottom:.1f}" x2="{x:.1f}" y2="{top:.1f}" stroke="#999" stroke-width="0.8"/>')
+            parts.append(
+                f'<line x1="{x:.1f}" y1="{bottom:.1f}" x2="{x:.1f}" y2="{top:.1f}" stroke="#999" stroke-width="0.8"/>'
+            )
         parts.append(_mark(x, y, families.index(family)))
     return parts
 

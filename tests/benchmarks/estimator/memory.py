@@ -16,9 +16,10 @@ from pathlib import Path
 import allocator
 import mem_tracker
 import torch
+from zoo import Case, cases
+
 from trainwright.estimator.accuracy import HEADER, percent, row, summarise, table
 from trainwright.estimator.trace import trace
-from zoo import Case, cases
 
 METHODS = ("predicted", "from another batch size", "lifetimes only", "MemTracker")
 ELSEWHERE = 4
@@ -68,7 +69,9 @@ def main() -> None:
     ]
     print("\n" + table(rows))
     if given.out:
-        document = [{"case": case.label, "family": case.family, "peak_bytes": peak, **each} for case, peak, each in seen]
+        document = [
+            {"case": case.label, "family": case.family, "peak_bytes": peak, **each} for case, peak, each in seen
+        ]
         given.out.write_text(json.dumps(document, indent=1))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+
 from trainwright.estimator.training_step import TrainingStep
 
 _LEAST_S = 0.002

@@ -1,9 +1,9 @@
-"""Predicted against measured step time on this machine: `python tests/benchmarks/estimator/step_time.py [--cases N] [--figure F]`.
+"""Predicted against measured step time on this machine: `python tests/benchmarks/estimator/step_time.py [--cases N] …`.
 
 Calibrates, then times models of families that calibration does not hold, and with `--in-family` networks of those that it does:
-interleaved, in random order, a sentinel round every block. All methods are compared on the same measurements, by wall-clock, by
-wall-clock at the sentinel's median speed, and by the CPU time of the thread; the noise floor (what the rounds' halves disagree by)
-stands in the same tables.
+interleaved, in random order, a sentinel round every block. All methods are compared on the same measurements: by wall-clock, by
+wall-clock told at the speed of calibration (by the sentinel), and by the CPU time of the thread. The noise floor (what the halves
+of the rounds disagree by) stands in the same tables. With `--figure`, predicted against measured as SVG.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import figure
 import op_replay
 import torch
 from timing import CLOCKS, Sentinel, Timed, run_rounds
+from zoo import Case, cases
+
 from trainwright.estimator.accuracy import HEADER, Accuracy, noise_floor, percent, quantile, row, summarise, table
 from trainwright.estimator.baselines import (
     Predictor,
@@ -35,7 +37,6 @@ from trainwright.estimator.calibration import Calibration
 from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.step_time import predict_curve
 from trainwright.estimator.trace import trace
-from zoo import Case, cases
 
 OURS, DATASHEET = "trainwright, calibrated", "trainwright, datasheet"
 REPLAY = "op replay"
@@ -66,15 +67,17 @@ def say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def baselines(budget_s: float, threads: int) -> dict[str, Predictor]:
+def baselines(budget_s: float, threads: int, sentinel: Sentinel) -> dict[str, Predictor]:
     """The other methods, fitted on this machine."""
-    steps = device.measured_steps(budget_s, say)
+    steps = device.measured_steps(budget_s, sentinel, say)
     flops_per_s, bytes_per_s = device.peaks()
     say(f"peaks: {flops_per_s / 1e9:.0f} GFLOP/s, {bytes_per_s / 1e9:.1f} GB/s; {len(steps)} steps for the baselines")
     sheet = DEVICE_TYPES["cpu"]
     return {
         "regression of 2019": fit_regression(steps),
-        "datasheet roofline": datasheet_roofline(threads * sheet.peak_flops["fp32"], threads * sheet.bandwidth_bytes_per_s),
+        "datasheet roofline": datasheet_roofline(
+            threads * sheet.peak_flops["fp32"], threads * sheet.bandwidth_bytes_per_s
+        ),
         "torch RuntimeEstimator": torch_roofline(flops_per_s, bytes_per_s),
         "NNLS on totals": fit_totals(steps),
     }
@@ -114,11 +117,21 @@ def report(group: str, rows: Sequence[Row], clock: str, threads: int) -> None:
     found = compare(rows, clock)
     ours = found[OURS]
     noise = [noise_floor(one.timed.rounds[clock]) for one in rows]
-    floor = ("noise floor", str(len(rows)), percent(ours.noise_median), percent(ours.noise_p90), "", percent(max(noise)), "")
+    floor = (
+        "noise floor",
+        str(len(rows)),
+        percent(ours.noise_median),
+        percent(ours.noise_p90),
+        "",
+        percent(max(noise)),
+        "",
+    )
     ordered = sorted(found.items(), key=lambda one: one[1].median)
     print(f"\n{group}, {clock}, {threads} thread{'s' if threads > 1 else ''}")
     print(table([HEADER, *(row(name, each) for name, each in ordered), floor]))
-    best_name, best = min(((n, a) for n, a in found.items() if n not in (OURS, DATASHEET)), key=lambda one: one[1].median)
+    best_name, best = min(
+        ((n, a) for n, a in found.items() if n not in (OURS, DATASHEET)), key=lambda one: one[1].median
+    )
     print(f"best baseline: {best_name}, {best.median / ours.median:.2f}x the median error of {OURS}")
     (median, by_median), (p90, by_p90) = TWO_THREADS if threads > 1 and group == "held out" else BARS[group]
     assert ours.noise_median is not None
@@ -162,7 +175,9 @@ def main() -> None:
     """Calibrate, measure, compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=90.0, help="for calibrating")
-    parser.add_argument("--baseline-seconds", type=float, default=60.0, help="for the steps that baselines are fitted to")
+    parser.add_argument(
+        "--baseline-seconds", type=float, default=60.0, help="for the steps that baselines are fitted to"
+    )
     parser.add_argument("--cases", type=int, default=72)
     parser.add_argument("--in-family", type=int, default=0, help="networks of the calibrated families, of other sizes")
     parser.add_argument("--rounds", type=int, default=6)
@@ -172,22 +187,28 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="predicted against measured, as SVG")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    calibration = device.calibrate(given.seconds, given.threads, say)
-    others = baselines(given.baseline_seconds, given.threads)
+    sentinel = Sentinel()
+    calibration = device.calibrate(given.seconds, given.threads, sentinel, say)
+    others = baselines(given.baseline_seconds, given.threads, sentinel)
     drawn = [("held out", one) for one in cases(given.seed, given.cases)]
     drawn += [("in family", one) for one in device.in_family_cases(given.in_family)]
     started = time.monotonic()
     rows = [predicted(case, group, calibration, others, given.threads) for group, case in drawn]
     say(f"predicted {len(rows)} cases in {time.monotonic() - started:.0f} s")
-    sentinel, timed = Sentinel(), [one.timed for one in rows]
+    timed = [one.timed for one in rows]
+    sentinel.seen.clear()
     run_rounds(timed, given.rounds // 2, sentinel, say)
     for one in rows:  # between the halves, so that the machine's drift is shared
         one.predicted[REPLAY] = op_replay.replay(one.case.step())
     run_rounds(timed, given.rounds - given.rounds // 2, sentinel, say)
 
-    slowest = [quantile([one.seconds(clock) for one in timed], share) * 1e3 for clock in CLOCKS[:1] for share in (0, 0.5, 1)]
+    ends = [quantile([one.seconds(CLOCKS[0]) for one in timed], share) * 1e3 for share in (0, 0.5, 1)]
+    slower = sentinel.slower(quantile(sentinel.seen, 0.5))
     print(f"{calibration.processor}, torch {torch.__version__}, calibrated in {calibration.duration_s:.0f} s")
-    print(f"steps of {slowest[0]:.1f} to {slowest[2]:.0f} ms, median {slowest[1]:.0f}; sentinel's drift {percent(sentinel.drift())}")
+    print(
+        f"steps of {ends[0]:.1f} to {ends[2]:.0f} ms, median {ends[1]:.0f}; "
+        f"sentinel's drift {percent(sentinel.drift())}, {slower:.2f}x its time in calibration"
+    )
     for group in BARS:
         members = [one for one in rows if one.group == group]
         if members:

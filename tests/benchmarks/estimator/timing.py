@@ -13,8 +13,8 @@ import torch
 BLOCK = 6
 _LEAST_S = 0.1
 _MOST_STEPS = 20
-CLOCKS = ("wall-clock", "wall-clock in sentinels", "thread-CPU")
-"""What is told of a step: its seconds; those at the sentinel's median speed; those that the CPU worked for it."""
+CLOCKS = ("wall-clock", "wall-clock at the calibrated speed", "thread-CPU")
+"""What is told of a step: its seconds; those at the machine's speed in calibration; those of the CPU."""
 
 
 class Sentinel:
@@ -23,20 +23,32 @@ class Sentinel:
     def __init__(self) -> None:
         self._left, self._right = torch.rand(256, 256), torch.rand(256, 256)
         self.seen: list[float] = []
+        self._unit_s: float | None = None
 
     def __call__(self) -> float:
         """Seconds, the median of seven."""
         taken = []
         for _ in range(7):
             started = time.perf_counter()
-            for _ in range(4):
+            for _ in range(8):
                 torch.mm(self._left, self._right)
             taken.append(time.perf_counter() - started)
         self.seen.append(statistics.median(taken))
         return self.seen[-1]
 
+    def settle(self) -> None:
+        """From here on, speeds are told by the median of what was seen so far: of the machine while it was calibrated."""
+        self._unit_s = statistics.median(self.seen)
+        self.seen.clear()
+
+    def slower(self, seconds: float) -> float:
+        """How much slower the machine was when the sentinel took so long. Raises ValueError before `settle`."""
+        if self._unit_s is None:
+            raise ValueError("sentinel: no speed to compare with; settle it first")
+        return seconds / self._unit_s
+
     def drift(self) -> float:
-        """The spread of what was seen: (p90 - p10) / median."""
+        """The spread of what was seen since: (p90 - p10) / median."""
         tenths = statistics.quantiles(self.seen, n=10, method="inclusive")
         return (tenths[-1] - tenths[0]) / statistics.median(self.seen)
 
@@ -54,8 +66,7 @@ class Timed:
 
 
 def run_rounds(timed: Sequence[Timed], rounds: int, sentinel: Sentinel, say: Callable[[str], None]) -> None:
-    """Add `rounds` rounds, each of every step in an order of its own. Blocks are told in the sentinel's first median."""
-    unit = statistics.median(sentinel() for _ in range(5))
+    """Add `rounds` rounds, each of every step in an order of its own."""
     for number in range(rounds):
         order = list(timed)
         random.Random(f"{number} {len(timed[0].rounds[CLOCKS[0]])}").shuffle(order)
@@ -65,7 +76,7 @@ def run_rounds(timed: Sequence[Timed], rounds: int, sentinel: Sentinel, say: Cal
             taken = [time_steps(one.step) for one in block]
             after = sentinel()
             for one, (wall_s, cpu_s) in zip(block, taken, strict=True):
-                values = (wall_s, wall_s * unit / ((before + after) / 2), cpu_s)
+                values = (wall_s, wall_s / sentinel.slower((before + after) / 2), cpu_s)
                 for clock, value in zip(CLOCKS, values, strict=True):
                     one.rounds[clock].append(value)
             before = after

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import nn
+
 from trainwright.estimator.source import ModelDefinition
 from trainwright.estimator.training_step import StepSpec, TrainingStep, prepare
-
-from zoo import attention, convolutional, sequences
+from zoo import attention, convolutional, patches, sequences
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 
@@ -47,7 +47,7 @@ class Case:
         return prepare(self.spec(), self.build(), self.batch_size)
 
 
-FAMILIES = {**convolutional.FAMILIES, **attention.FAMILIES, **sequences.FAMILIES}
+FAMILIES = {**convolutional.FAMILIES, **attention.FAMILIES, **patches.FAMILIES, **sequences.FAMILIES}
 
 
 def cases(seed: int, count: int) -> list[Case]:

@@ -1,4 +1,4 @@
-"""Convolutional models: ResNet, bottleneck ResNet, squeeze-and-excitation, DenseNet, MobileNetV2, ConvNeXt, U-Net, autoencoder."""
+"""Convolutional models: ResNet (basic, bottleneck, with excitation), DenseNet, MobileNetV2, ConvNeXt, U-Net, autoencoder."""
 
 from __future__ import annotations
 
@@ -115,7 +115,9 @@ def _densenet(growth: int, layers: int, stages: int) -> nn.Module:
 def _densenets(draw: random.Random) -> Drawn:
     growth, layers, stages = draw.choice((8, 12, 16, 24)), draw.choice((3, 4, 6)), draw.choice((2, 3))
     side = draw.choice((16, 32))
-    return Drawn(f"k{growth} {layers}x{stages} {side}px", lambda: _densenet(growth, layers, stages), images(side), (4, 8, 16))
+    return Drawn(
+        f"k{growth} {layers}x{stages} {side}px", lambda: _densenet(growth, layers, stages), images(side), (4, 8, 16)
+    )
 
 
 class Inverted(nn.Module):
@@ -228,7 +230,8 @@ def _autoencoders(draw: random.Random) -> Drawn:
         flat = 2 * width * (side // 4) ** 2
         return nn.Sequential(
             nn.Conv2d(1, width, 3, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(width, 2 * width, 3, 2, 1), nn.LeakyReLU(0.2),
-            nn.Flatten(), nn.Linear(flat, code), nn.Tanh(), nn.Linear(code, flat), nn.Unflatten(1, (2 * width, side // 4, side // 4)),
+            nn.Flatten(), nn.Linear(flat, code), nn.Tanh(), nn.Linear(code, flat),
+            nn.Unflatten(1, (2 * width, side // 4, side // 4)),
             nn.ConvTranspose2d(2 * width, width, 4, 2, 1), nn.LeakyReLU(0.2), nn.ConvTranspose2d(width, 1, 4, 2, 1), nn.Sigmoid(),
         )  # fmt: skip
 

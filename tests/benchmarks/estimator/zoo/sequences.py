@@ -26,7 +26,11 @@ class LanguageModel(nn.Module):
 
 
 def _language_models(draw: random.Random) -> Drawn:
-    vocabulary, width, hidden = draw.choice((200, 1000, 5000)), draw.choice((32, 64, 128)), draw.choice((64, 128, 200, 256))
+    vocabulary, width, hidden = (
+        draw.choice((200, 1000, 5000)),
+        draw.choice((32, 64, 128)),
+        draw.choice((64, 128, 200, 256)),
+    )
     layers, length = draw.choice((1, 2)), draw.choice((16, 32, 64))
     return Drawn(
         f"e{width} h{hidden} l{layers} n{length} v{vocabulary}",
@@ -46,7 +50,9 @@ class Series(nn.Module):
         return self.out(self.layers(x)[0][:, -1])
 
 
-def _series(length: int, inputs: int, *, channels_first: bool = False) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+def _series(
+    length: int, inputs: int, *, channels_first: bool = False
+) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
     shape = (inputs, length) if channels_first else (length, inputs)
     return lambda size: (torch.rand(size, *shape), torch.randint(0, CLASSES, (size,)))
 
@@ -97,7 +103,9 @@ class Recommender(nn.Module):
         self.tables = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables))
         self.bottom = nn.Sequential(nn.Linear(dense, hidden), nn.ReLU(), nn.Linear(hidden, width), nn.ReLU())
         pairs = (tables + 1) * tables // 2
-        self.top = nn.Sequential(nn.Linear(pairs + width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+        self.top = nn.Sequential(
+            nn.Linear(pairs + width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1)
+        )
         self.register_buffer("pairs", torch.stack([torch.tensor(one) for one in self._below(tables + 1)]))
 
     @staticmethod
