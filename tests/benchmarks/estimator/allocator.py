@@ -1,0 +1,35 @@
+"""What torch's CPU allocator had handed out at most during a training step, from the profiler's allocation events."""
+
+from __future__ import annotations
+
+from torch.profiler import ProfilerActivity, profile, record_function
+from zoo import Case
+
+_MARK = "the measured step"
+
+
+def peak_bytes(case: Case) -> float:
+    """The most bytes alive in the third step, the model, the optimizer's state and the batch included.
+
+    The profiler counts what is allocated while it runs, so that the model is built within it.
+    """
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step = case.step()
+        step()
+        step()
+        with record_function(_MARK):
+            step()
+    assert profiler.profiler is not None
+    assert profiler.profiler.kineto_results is not None
+    events = profiler.profiler.kineto_results.events()
+    mark = next(one for one in events if one.name() == _MARK)
+    started, ended = mark.start_ns(), mark.start_ns() + mark.duration_ns()
+    changes = sorted(
+        (one.start_ns(), place, one.nbytes()) for place, one in enumerate(events) if one.name() == "[memory]"
+    )
+    live = peak = 0
+    for at, _, size in changes:
+        before, live = live, live + size
+        if started <= at <= ended:
+            peak = max(peak, before, live)
+    return float(peak)

@@ -1,0 +1,101 @@
+"""The device under test: its calibration, the steps that the baselines are fitted to, and its peaks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+
+import torch
+from timing import Sentinel, time_steps
+from zoo import Case
+
+from trainwright.estimator.baselines import MeasuredStep
+from trainwright.estimator.benchmark import Network, networks
+from trainwright.estimator.calibration import Calibration
+from trainwright.estimator.measure import measure
+from trainwright.estimator.trace import trace
+
+Say = Callable[[str], None]
+_SEED = 0  # the networks that calibration itself measures
+_OTHER_SEED = 1_000_003
+_LONGEST_STEP_S = 0.4
+_SENTINEL_EVERY = 4  # networks
+
+
+def calibrate(budget_s: float, threads: int, sentinel: Sentinel, say: Say) -> Calibration:
+    """The estimator's calibration of this machine; the sentinel settles on the speed that the machine has meanwhile."""
+    told = 0
+
+    def listen(message: str) -> None:
+        nonlocal told
+        told += 1
+        if told % _SENTINEL_EVERY == 1:
+            sentinel()
+        say(message)
+
+    made = measure(budget_s, threads, listen)
+    sentinel.settle()
+    return made
+
+
+def _cases(seed: int) -> Iterator[Case]:
+    for number, one in enumerate(_whole(seed)):
+        yield Case(
+            f"in family: {one.family}",
+            str(number),
+            one.build,
+            one.example_batch,
+            one.loss,
+            one.batch_size,
+            one.optimizer,
+        )
+
+
+def _whole(seed: int) -> Iterator[Network]:
+    return (one for one in networks(seed) if not one.single)
+
+
+def in_family_cases(count: int) -> list[Case]:
+    """Networks of the families that calibration measures, with other sizes."""
+    return list(islice(_cases(_OTHER_SEED), count))
+
+
+def measured_steps(budget_s: float, sentinel: Sentinel, say: Say) -> list[MeasuredStep]:
+    """Steps of the networks that calibration measures, timed until the budget is used, at the speed of calibration."""
+    started = time.monotonic()
+    found: list[MeasuredStep] = []
+    for case in _cases(_SEED):
+        if time.monotonic() - started > budget_s and len(found) > 3:
+            break
+        batch = case.batch_size
+        structure = trace(case.spec(), batch)
+        before = sentinel()
+        while True:
+            step = replace(case, batch_size=batch).step()
+            step()
+            first = time.perf_counter()
+            step()
+            if time.perf_counter() - first < _LONGEST_STEP_S or batch <= 2:
+                break
+            batch //= 2
+        seconds, _ = time_steps(step)
+        found.append(MeasuredStep(structure, batch, seconds / sentinel.slower((before + sentinel()) / 2)))
+        say(f"{len(found)} steps for the baselines, {time.monotonic() - started:.0f} of {budget_s:.0f} s")
+    return found
+
+
+def peaks() -> tuple[float, float]:
+    """FLOP/s of a large matrix product, and bytes/s of a large copy (read and written); the best of several."""
+    left, right = torch.rand(1024, 1024), torch.rand(1024, 1024)
+    source, target = torch.rand(2**25), torch.empty(2**25)
+    product = min(_seconds(lambda: torch.mm(left, right)) for _ in range(8))
+    copy = min(_seconds(lambda: target.copy_(source)) for _ in range(8))
+    return 2 * 1024**3 / product, 2 * source.nbytes / copy
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started

@@ -1,0 +1,68 @@
+"""Models that calibration does not hold: known families, written in plain torch, with sizes drawn at random.
+
+`cases(seed, count)` goes through the families in turn. Sizes are such that one CPU core takes some 5 to 400 ms for a step.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainwright.estimator.source import ModelDefinition
+from trainwright.estimator.training_step import StepSpec, TrainingStep, prepare
+from zoo import attention, convolutional, patches, sequences
+
+OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with the batch and the optimizer that it is trained with."""
+
+    family: str
+    name: str
+    build: Callable[[], nn.Module]
+    example_batch: Callable[[int], tuple[Any, Any]]
+    loss: Callable[[Any, Any], torch.Tensor]
+    batch_size: int
+    optimizer: str
+
+    @property
+    def label(self) -> str:
+        """What a table's row calls it."""
+        return f"{self.family} {self.name} b{self.batch_size} {self.optimizer}"
+
+    def spec(self) -> StepSpec:
+        """The step as the tracer takes it."""
+        return StepSpec(ModelDefinition(self.build, self.example_batch, self.loss), {}, None, {"name": self.optimizer})
+
+    def step(self) -> TrainingStep:
+        """The step, built with the same weights and data each time."""
+        torch.manual_seed(0)
+        return prepare(self.spec(), self.build(), self.batch_size)
+
+
+FAMILIES = {**convolutional.FAMILIES, **attention.FAMILIES, **patches.FAMILIES, **sequences.FAMILIES}
+
+
+def cases(seed: int, count: int) -> list[Case]:
+    """`count` cases, the families in turn, the same for the same seed."""
+    made = []
+    order = list(FAMILIES)
+    random.Random(seed).shuffle(order)
+    for number in range(count):
+        family = order[number % len(order)]
+        draw = random.Random(f"{seed} {family} {number}")
+        drawn = FAMILIES[family](draw)
+        made.append(
+            Case(
+                family, drawn.name, drawn.build, drawn.example_batch, drawn.loss,
+                draw.choice(drawn.batch_sizes) * draw.choice((1, 2, 4)), draw.choice(OPTIMIZERS),
+            )
+        )  # fmt: skip
+    return made
