@@ -59,7 +59,8 @@ lint: setup ## ruff, mypy, import-linter
 	PYTHONPATH=build/lint $(BIN)/lint-imports
 
 bench: setup ## the figures that are quoted, measured anew
-	@for file in tests/benchmarks/*.py; do if [ -e "$$file" ]; then echo "== $$file"; $(BIN)/python "$$file" || exit; fi; done
+	@for file in tests/benchmarks/*.py tests/benchmarks/estimator/step_time.py tests/benchmarks/estimator/memory.py; do \
+	echo "== $$file"; $(BIN)/python "$$file" || exit; done
 
 clean: ## remove .venv, builds and caches of this tree; what runs stored stays
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -183,6 +183,13 @@ def _predicted(costs: dict[str, FamilyCost], step: StepSample) -> float:
 
 def fit(samples: Sequence[StepSample], **facts: Any) -> Calibration:
     """The calibration that these measurements give; `facts` are the device's and the session's."""
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(limits=1, user_api="blas"):  # the matrices are small: more threads only wait for one another
+        return _fit(samples, facts)
+
+
+def _fit(samples: Sequence[StepSample], facts: dict[str, Any]) -> Calibration:
     import numpy as np
 
     sentinels = np.array([one.sentinel_s for one in samples])

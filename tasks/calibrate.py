@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -77,10 +76,8 @@ def calibrate(out: Path, *, budget_s: float, device: str = "cpu", threads: int =
     command = [sys.executable, "-m", "trainwright.estimator.measure"]
     command += ["--out", str(out.absolute()), "--budget", str(budget_s), "--threads", str(threads)]
     last = ""
-    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": str(threads)}
     with subprocess.Popen(
         dying_with_parent(command),
-        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
