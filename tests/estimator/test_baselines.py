@@ -90,8 +90,7 @@ def test_totals_never_count_against_a_step() -> None:
 def test_totals_are_exceeded_by_half_of_the_steps_they_were_fitted_to() -> None:
     draw = random.Random(1)
     steps = [
-        MeasuredStep(one, size, totals(one, size).flops * 1e-10 * draw.choice((0.2, 1.0, 5.0)))
-        for one, size in drawn(0)
+        MeasuredStep(one, size, totals(one, size).flops * 1e-10 * 10 ** draw.uniform(-1, 1)) for one, size in drawn(0)
     ]
     predict = fit_totals(steps)
     longer = sum(one.seconds > predict(one.structure, one.batch_size) for one in steps)
