@@ -87,6 +87,16 @@ def test_totals_never_count_against_a_step() -> None:
     assert 0 <= predict(structure(CONV, ADD), 1) <= predict(structure(CONV, ADD), 1000)
 
 
+def test_totals_are_exceeded_by_half_of_the_steps_they_were_fitted_to() -> None:
+    draw = random.Random(1)
+    steps = [
+        MeasuredStep(one, size, totals(one, size).flops * 1e-10 * 10 ** draw.uniform(-1, 1)) for one, size in drawn(0)
+    ]
+    predict = fit_totals(steps)
+    longer = sum(one.seconds > predict(one.structure, one.batch_size) for one in steps)
+    assert abs(longer - len(steps) / 2) <= 1
+
+
 def test_totals_without_any_flops_are_fitted_all_the_same() -> None:
     steps = [MeasuredStep(structure(ADD), size, 1e-9 * 2e4 * size) for size in (1, 10, 100)]
     assert fit_totals(steps)(structure(ADD), 50) == pytest.approx(1e-9 * 2e4 * 50, rel=1e-3)

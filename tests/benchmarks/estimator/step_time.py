@@ -175,9 +175,7 @@ def main() -> None:
     """Calibrate, measure, compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=90.0, help="for calibrating")
-    parser.add_argument(
-        "--baseline-seconds", type=float, default=60.0, help="for the steps that baselines are fitted to"
-    )
+    parser.add_argument("--baseline-seconds", type=float, help="for the baselines' steps (default: as for calibrating)")
     parser.add_argument("--cases", type=int, default=72)
     parser.add_argument("--in-family", type=int, default=0, help="networks of the calibrated families, of other sizes")
     parser.add_argument("--rounds", type=int, default=6)
@@ -189,7 +187,7 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     sentinel = Sentinel()
     calibration = device.calibrate(given.seconds, given.threads, sentinel, say)
-    others = baselines(given.baseline_seconds, given.threads, sentinel)
+    others = baselines(given.baseline_seconds or given.seconds, given.threads, sentinel)
     drawn = [("held out", one) for one in cases(given.seed, given.cases)]
     drawn += [("in family", one) for one in device.in_family_cases(given.in_family)]
     started = time.monotonic()
