@@ -25,7 +25,7 @@ from trainwright.estimator.structure import Operation, Structure
 SCHEMA_VERSION = 2
 _FLOPS_FACTOR = {"fp64": 2.0}  # what is measured is fp32; fp64 has half the lanes (its bytes are counted double)
 _TAIL = 0.05
-_UNSEEN = 0.25  # what the logarithm of an interval's half widens by where nothing of a step was seen
+_UNSEEN = 1.0  # what the logarithm of an interval's half widens by where nothing of a step was seen
 
 
 class _Value(BaseModel):
@@ -88,8 +88,9 @@ class Calibration(_Value):
     def coverage(self, structure: Structure, batch_size: int) -> tuple[float, list[str]]:
         """The share of the predicted time in kinds of operations that were measured, and the other kinds, dearest first."""
         seen, unknown = 0.0, dict[str, float]()
+        work = _work(structure, batch_size)
         for family, seconds in self._op_times(structure, batch_size).items():
-            for kind, value in zip(_work(structure, batch_size)[family].kinds, seconds, strict=True):
+            for kind, value in zip(work[family].kinds, seconds, strict=True):
                 if kind in self.kinds:
                     seen += float(value)
                 else:
@@ -99,7 +100,7 @@ class Calibration(_Value):
 
     def factors(self, coverage: float) -> tuple[float, float]:
         """The interval's ends over the median, wider where less of the step was seen."""
-        wider = math.exp(_UNSEEN * (1 - coverage) * 4)
+        wider = math.exp(_UNSEEN * (1 - coverage))
         return self.low_factor / wider, self.high_factor * wider
 
     def _op_times(self, structure: Structure, batch_size: int) -> dict[str, Any]:
