@@ -20,6 +20,7 @@ from trainwright.estimator.experience import SCHEMA_VERSION, Finding, FinishedRu
 from trainwright.tasks import progress
 from trainwright.tasks.artefacts import DeviceResult, Estimate, Plan, PlannedDevice, Result
 from trainwright.tasks.documents import one_line
+from trainwright.tasks.errors import ServiceUnreachable
 from trainwright.tasks.objects import FolderStore, ObjectInfo, ObjectStore, open_store
 from trainwright.tasks.run import Run
 from trainwright.tasks.settings import settings
@@ -119,7 +120,7 @@ def _fetched(objects: ObjectStore, item: ObjectInfo, device_type: str, folder: P
         raise ValueError(f"larger than {_LARGEST_BYTES} bytes")
     data = objects.get(item.key)
     found = _parsed(data, device_type)
-    with contextlib.suppress(OSError):  # then it is fetched again
+    with contextlib.suppress(ServiceUnreachable):  # no copy can be written: it is fetched again
         FolderStore(folder).put(item.key, data)
     return found
 
