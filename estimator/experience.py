@@ -5,7 +5,7 @@ model and its batch: a part for the device (and for the share of it that the ran
 and one for the very same model. The calibration's interval is the process's variance σ² before any run, so that without evidence
 nothing changes.
 
-    k(p, q) = s² (σ² − n²) · [ D (1 + [same cores]) / 2  +  F · cos(f_p, f_q) · M(p, q)  +  S · [same model] (1 + M(p, q)) / 2 ]
+    k(p, q) = s² (σ² − n²) · [ D (1 + [same cores]) / 2  +  F · cos(f_p, f_q)² · M(p, q)  +  S · [same model] (1 + M(p, q)) / 2 ]
     M(p, q) = exp(−(log b_p − log b_q)² / 2 ℓ²)                                     D + F + S = 1
 
 f: shares of the predicted time by family of operations; b: batch size; n²: what two runs of the same step differ by. s ≥ 1 grows
@@ -30,9 +30,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from trainwright.estimator.curves import Basis, DeviceCurve, Interval, Knots, line_above, line_through
 
 SCHEMA_VERSION = 1
-_DEVICE, _FAMILIES, _SAME_MODEL = 0.35, 0.3, 0.35
-_BATCH_LENGTH = math.log(16)
-_RUN_NOISE = 0.06  # what halves of one run differ by, as a share: measured
+_DEVICE, _FAMILIES, _SAME_MODEL = 0.3, 0.2, 0.5
+_BATCH_LENGTH = math.log(8)
+_RUN_NOISE = 0.1  # halves of a run differ by 6 % at the median, a tenth of them by 20 to 30 %: measured
 _STEPS_TOGETHER = 20  # steps that are slow or fast together
 _OTHER_CALIBRATION = 0.1  # what two calibrations of one device differ by
 _MEMORY_NOISE = 0.03
@@ -199,7 +199,7 @@ def _covariance(seen: _Seen) -> Any:
     same_model = seen.models[:, None] == seen.models[None, :]
     return (
         _DEVICE * (1 + same_cores) / 2
-        + _FAMILIES * (seen.shares @ seen.shares.T) * near
+        + _FAMILIES * (seen.shares @ seen.shares.T) ** 2 * near
         + _SAME_MODEL * same_model * (1 + near) / 2
     )
 

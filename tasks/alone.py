@@ -18,7 +18,7 @@ from trainwright.estimator.experience import FinishedRun, learn
 from trainwright.estimator.source import BatchSpec
 from trainwright.estimator.step_time import estimate_step as step_document
 from trainwright.estimator.structure import PRECISIONS, Structure
-from trainwright.tasks import experience, progress
+from trainwright.tasks import calibration_set, progress
 from trainwright.tasks.allocate.planner import make_plan, usable
 from trainwright.tasks.artefacts import Plan, Validation
 from trainwright.tasks.documents import validated
@@ -83,7 +83,7 @@ def estimate_step(
     """
     curve = _curve(structure, device_type or (calibration.device_type if calibration else "cpu"), calibration)
     if store is not None:
-        curve = learn(curve, experience.read(store, [curve.device_type]))
+        curve = learn(curve, calibration_set.read(store, [curve.device_type]))
     return step_document(curve, batch_size)
 
 
@@ -143,9 +143,9 @@ def plan_job(job: Job, calibrations: Sequence[Calibration] = ()) -> Plan:
 
 
 def _finished(devices: Sequence[Device]) -> list[FinishedRun]:
-    """What finished runs of the store taught about these devices; nothing where the store can't be reached."""
+    """What finished runs of the store taught about these devices; nothing where there is no store."""
     try:
-        return experience.read(settings().store, {device.type for device in devices})
-    except ServiceUnreachable as error:
+        return calibration_set.read(settings().store, {device.type for device in devices})
+    except (BadInput, ServiceUnreachable) as error:
         progress.emit("notice", message=f"finished runs do not correct the prediction: {error}")
         return []

@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.estimator.curves import Affine, Basis, DeviceCurve, Interval, Knots
@@ -87,6 +87,7 @@ def test_a_prediction_without_a_calibration_is_left_alone() -> None:
     assert learn(curve, [_run(1, 2.0)]) == curve
 
 
+@settings(deadline=None)
 @given(st.floats(0.3, 3.0), MODELS, st.sampled_from(SIZES))
 def test_after_a_run_its_own_step_is_predicted_nearer_to_what_it_took(factor: float, model: str, size: int) -> None:
     curve = _curve(model)
@@ -99,6 +100,7 @@ def test_after_a_run_its_own_step_is_predicted_nearer_to_what_it_took(factor: fl
     assert learned.mode == "calibrated"
 
 
+@settings(deadline=None)
 @given(st.floats(0.5, 2.0), MODELS, st.sampled_from(SIZES))
 def test_many_runs_of_a_model_settle_what_it_takes(factor: float, model: str, size: int) -> None:
     learned = learn(_curve(model), [_run(number, factor, model, size) for number in range(12)])
@@ -122,6 +124,7 @@ def test_runs_predicted_by_another_calibration_of_the_device_count_less() -> Non
     assert learn(_curve(), others).step_time(32).median < learn(_curve(), ours).step_time(32).median
 
 
+@settings(deadline=None)
 @given(
     off=st.floats(-SIGMA / 2, SIGMA / 2),
     seen=st.lists(st.tuples(MODELS, st.sampled_from(SIZES)), min_size=1, max_size=12),
@@ -139,6 +142,7 @@ def test_runs_that_contradict_the_interval_widen_it_for_other_models() -> None:
     assert _width(learn(_curve("lstm"), runs)) > _width(_curve())
 
 
+@settings(deadline=None)
 @given(
     wild=st.floats(1e-6, 1e6),
     kind=MODELS,
@@ -156,6 +160,7 @@ def test_one_wild_run_among_many_hardly_moves_other_models(
         assert abs(math.log(with_it / without)) < 0.2
 
 
+@settings(deadline=None)
 @given(wild=st.floats(1e-9, 1e9), model=MODELS, kind=MODELS)
 def test_a_single_wild_run_moves_nothing_by_more_than_a_bound(wild: float, model: str, kind: str) -> None:
     learned = learn(_curve(model), [_run(1, wild, kind)])
@@ -163,6 +168,7 @@ def test_a_single_wild_run_moves_nothing_by_more_than_a_bound(wild: float, model
         assert abs(math.log(learned.step_time(size).median / _curve(model).step_time(size).median)) <= 2.0
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(MODELS, st.sampled_from(SIZES), st.floats(0.2, 5.0)), max_size=10), st.randoms())
 def test_the_order_of_runs_does_not_matter(seen: list[tuple[str, int, float]], shuffle: random.Random) -> None:
     runs = [_run(number, factor, kind, size) for number, (kind, size, factor) in enumerate(seen)]
@@ -171,6 +177,7 @@ def test_the_order_of_runs_does_not_matter(seen: list[tuple[str, int, float]], s
     assert learn(_curve(), other) == learn(_curve(), runs)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(MODELS, st.sampled_from(SIZES), st.floats(0.1, 10.0)), max_size=10), MODELS)
 def test_a_corrected_step_of_more_samples_never_takes_less_time_or_memory(
     seen: list[tuple[str, int, float]], model: str
@@ -183,6 +190,7 @@ def test_a_corrected_step_of_more_samples_never_takes_less_time_or_memory(
         assert values[0] > 0
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(MODELS, st.sampled_from(SIZES), st.floats(0.2, 20.0)), min_size=1, max_size=8))
 def test_safe_memory_is_never_below_what_the_model_was_seen_to_take(seen: list[tuple[str, int, float]]) -> None:
     runs = [_run(number, 1.0, kind, size, memory=factor) for number, (kind, size, factor) in enumerate(seen)]

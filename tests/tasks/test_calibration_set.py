@@ -16,11 +16,11 @@ from trainwright.estimator.curves import Affine, Basis, DeviceCurve, Knots
 from trainwright.estimator.experience import FinishedRun, learn
 from trainwright.estimator.op_cost import FamilyCost, Kernel, Roofline
 from trainwright.infra.s3 import S3Access
-from trainwright.tasks import alone, calibrate, experience, steps
+from trainwright.tasks import alone, calibrate, calibration_set, steps
 from trainwright.tasks.allocate.ledger import Holder
 from trainwright.tasks.artefacts import Estimate, Manifest, Plan, Result
 from trainwright.tasks.errors import ServiceUnreachable
-from trainwright.tasks.job import load_job
+from trainwright.tasks.job import Job, load_job
 from trainwright.tasks.objects import open_store
 from trainwright.tasks.run import Run, open_run
 
@@ -73,9 +73,9 @@ def progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_a_run_measured_stands_beside_what_its_calibration_said(store: str) -> None:
-    [uri] = experience.append(_trained(store))
+    [uri] = calibration_set.append(_trained(store))
     assert uri == f"{store}/calibrations/cpu/runs/{NAME}"
-    [found] = experience.read(store, ["cpu"])
+    [found] = calibration_set.read(store, ["cpu"])
     assert [(one.cores, one.batch_size) for one in found.findings] == [(1.0, 32), (0.5, 16)]
     for one in found.findings:
         assert (one.predicted_step_time_s, one.measured_step_time_s.median) == (0.01, 0.015)
@@ -91,8 +91,8 @@ def test_a_corrected_run_tells_what_its_calibration_alone_said(store: str) -> No
         "calibrated_memory_knots": Knots(sizes=SIZES, values=(2e6,) * 3),
         "learned_from": 3,
     }
-    experience.append(_trained(store, **corrected))
-    [found] = experience.read(store, ["cpu"])
+    calibration_set.append(_trained(store, **corrected))
+    [found] = calibration_set.read(store, ["cpu"])
     assert {one.predicted_step_time_s for one in found.findings} == {0.02}
     assert {one.predicted_peak_memory_bytes for one in found.findings} == {2e6}
 
@@ -100,9 +100,9 @@ def test_a_corrected_run_tells_what_its_calibration_alone_said(store: str) -> No
 def test_a_run_is_added_once_however_often_and_by_however_many(store: str) -> None:
     run = _trained(store)
     with ThreadPoolExecutor(8) as pool:
-        named = list(pool.map(lambda _: experience.append(Run(run.uri)), range(8)))
+        named = list(pool.map(lambda _: calibration_set.append(Run(run.uri)), range(8)))
     before = _objects(store).get(NAME)
-    experience.append(run)
+    calibration_set.append(run)
     assert {one for each in named for one in each} == {f"{store}/calibrations/cpu/runs/{NAME}"}
     assert [item.key for item in _objects(store).list()] == [NAME]
     assert _objects(store).get(NAME) == before
@@ -110,18 +110,18 @@ def test_a_run_is_added_once_however_often_and_by_however_many(store: str) -> No
 
 def test_a_run_that_ended_between_its_lesson_and_its_seal_is_sealed_later_and_counted_once(store: str) -> None:
     run = _trained(store)
-    experience.append(run)
+    calibration_set.append(run)
     assert not run.finished()
     run.note(state="interrupted")
     assert steps.store(run)["verified"]
     assert run.find(Manifest) is not None
-    assert len(experience.read(store, ["cpu"])) == 1
+    assert len(calibration_set.read(store, ["cpu"])) == 1
 
 
 @pytest.mark.parametrize("changes", [{"basis": None}, {"basis": _basis(torch="1")}, {"time_knots": None}])
 def test_nothing_is_learned_without_a_calibration_or_with_another_torch(store: str, changes: dict[str, Any]) -> None:
-    assert experience.append(_trained(store, **changes)) == []
-    assert experience.read(store, ["cpu"]) == []
+    assert calibration_set.append(_trained(store, **changes)) == []
+    assert calibration_set.read(store, ["cpu"]) == []
 
 
 def test_nothing_is_learned_from_emulated_devices(store: str) -> None:
@@ -132,7 +132,7 @@ def test_nothing_is_learned_from_emulated_devices(store: str) -> None:
     curve = _curve().model_copy(update={"device_type": "emulated", "cores": None, "speed": 1.0, "basis": None})
     run.write(Estimate(mode="calibrated", curves=[curve], gradient_bytes=60.0))
     run.write(result)
-    assert experience.append(run) == []
+    assert calibration_set.append(run) == []
 
 
 def test_energy_is_taken_where_one_device_was_metered(store: str) -> None:
@@ -141,8 +141,8 @@ def test_energy_is_taken_where_one_device_was_metered(store: str) -> None:
     run.write(plan.model_copy(update={"devices": plan.devices[:1]}))
     metered = result.measured.model_copy(update={"energy_source": "measured"})
     run.write(result.model_copy(update={"devices": result.devices[:1], "measured": metered, "split_events": []}))
-    experience.append(run)
-    [found] = experience.read(store, ["cpu"])
+    calibration_set.append(run)
+    [found] = calibration_set.read(store, ["cpu"])
     assert found.findings[0].power_w == pytest.approx(50.0)  # 1000 J in 20 s
     assert found.findings[0].steps == 30
 
@@ -160,48 +160,50 @@ def test_energy_is_taken_where_one_device_was_metered(store: str) -> None:
     ids=["empty", "not text", "cut short", "another device type", "a later version", "huge"],
 )
 def test_what_can_not_be_read_is_left_out_with_a_notice(store: str, progress: Path, damaged: bytes, says: str) -> None:
-    experience.append(_trained(store))
+    calibration_set.append(_trained(store))
     _objects(store).put("20260102T000000Z-abcdef.json", damaged)
     _objects(store).put("notes.txt", b"not a run")
-    assert [one.run for one in experience.read(store, ["cpu"])] == [f"{store}/runs/small/{NAME.removesuffix('.json')}"]
+    assert [one.run for one in calibration_set.read(store, ["cpu"])] == [
+        f"{store}/runs/small/{NAME.removesuffix('.json')}"
+    ]
     [notice] = _notices(progress)
     assert "20260102T000000Z-abcdef.json" in notice
     assert says in notice
 
 
 def test_only_the_newest_runs_are_read(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experience, "NEWEST", 2)
+    monkeypatch.setattr(calibration_set, "NEWEST", 2)
     for number in (3, 1, 2):
-        experience.append(_trained(store, number))
-    assert [one.run.split("Z")[0][-1] for one in experience.read(store, ["cpu"])] == ["2", "3"]
+        calibration_set.append(_trained(store, number))
+    assert [one.run.split("Z")[0][-1] for one in calibration_set.read(store, ["cpu"])] == ["2", "3"]
 
 
 def test_an_object_is_fetched_once_and_again_where_its_copy_is_damaged(store: str, home: Path) -> None:
-    experience.append(_trained(store))
-    first = experience.read(store, ["cpu"])
-    [copy] = (home / "experience").rglob("*.json")
+    calibration_set.append(_trained(store))
+    first = calibration_set.read(store, ["cpu"])
+    [copy] = (home / "calibration-sets").rglob("*.json")
     path = Path(store.removeprefix("file://")) / "calibrations/cpu/runs" / NAME
     whole = path.read_bytes()
     path.write_bytes(b"unread from here on")
-    assert experience.read(store, ["cpu"]) == first
+    assert calibration_set.read(store, ["cpu"]) == first
     path.write_bytes(whole)
     copy.write_bytes(whole[:50])
-    assert experience.read(store, ["cpu"]) == first
+    assert calibration_set.read(store, ["cpu"]) == first
     assert copy.read_bytes() == whole
 
 
 def test_a_home_that_can_not_keep_copies_is_no_obstacle(store: str, home: Path) -> None:
-    experience.append(_trained(store))
+    calibration_set.append(_trained(store))
     home.mkdir(exist_ok=True)
-    (home / "experience").touch()
-    assert len(experience.read(store, ["cpu"])) == 1
+    (home / "calibration-sets").touch()
+    assert len(calibration_set.read(store, ["cpu"])) == 1
 
 
 def test_an_s3_server_keeps_each_run_once_too(s3: S3Access, home: Path) -> None:
-    store = "s3://test-experience/somewhere"
+    store = "s3://test-calibration-set/somewhere"
     run = _trained(store)
-    assert experience.append(run) == experience.append(Run(run.uri))
-    [found] = experience.read(store, ["cpu", "nvidia-t4"])
+    assert calibration_set.append(run) == calibration_set.append(Run(run.uri))
+    [found] = calibration_set.read(store, ["cpu", "nvidia-t4"])
     assert isinstance(found, FinishedRun)
     assert learn(_curve(), [found]).step_time(32).median > 0.01
 
@@ -211,7 +213,7 @@ def test_a_store_out_of_reach_fails_who_names_it(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TRAINWRIGHT_S3_ACCESS_KEY", "k")
     monkeypatch.setenv("TRAINWRIGHT_S3_SECRET_KEY", "s")
     with pytest.raises(ServiceUnreachable):
-        experience.read("s3://nowhere", ["cpu"])
+        calibration_set.read("s3://nowhere", ["cpu"])
 
 
 MODEL = """
@@ -251,21 +253,35 @@ def known(home: Path) -> Calibration:
     return made
 
 
-def test_the_second_run_of_a_model_is_predicted_nearer_to_what_the_first_took(
-    store: str, tmp_path: Path, known: Calibration, monkeypatch: pytest.MonkeyPatch, progress: Path
-) -> None:
-    monkeypatch.setenv("TRAINWRIGHT_STORE", store)
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """The model on one core."""
     (tmp_path / "m.py").write_text(MODEL)
     (tmp_path / "pool.yaml").write_text(
         "name: one\nhosts: [{name: here, address: localhost, devices: [{type: cpu, cores: 1.0}]}]\n"
     )
-    job = load_job(
+    return load_job(
         {
             "name": "small", "pool": str(tmp_path / "pool.yaml"), "data": {"uri": "builtin:digits"},
             "model": {"source": str(tmp_path / "m.py")},
             "train": {"epochs": 1, "global_batch_size": 32, "learning_rate": 0.01},
         }
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("store", ["s3://nowhere", "no store at all"])
+def test_a_plan_needs_no_store_and_says_that_none_corrected_it(
+    store: str, job: Job, known: Calibration, monkeypatch: pytest.MonkeyPatch, progress: Path
+) -> None:
+    monkeypatch.setenv("TRAINWRIGHT_STORE", store)
+    assert alone.plan_job(job).feasible
+    assert any("finished runs do not correct the prediction" in notice for notice in _notices(progress))
+
+
+def test_the_second_run_of_a_model_is_predicted_nearer_to_what_the_first_took(
+    store: str, job: Job, known: Calibration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINWRIGHT_STORE", store)
     before = alone.plan_job(job)
     runs = []
     for _ in range(2):
@@ -281,7 +297,7 @@ def test_the_second_run_of_a_model_is_predicted_nearer_to_what_the_first_took(
     assert took is not None
     without, with_it = (one.curves[0].step_time(32).median for one in (first, second))
     assert abs(math.log(with_it / took.median)) < abs(math.log(without / took.median))
-    assert len(experience.read(store, ["cpu"])) == 2
+    assert len(calibration_set.read(store, ["cpu"])) == 2
     assert before.devices[0].step_time_s.median == pytest.approx(without)
     planned = alone.plan_job(job)
     assert abs(math.log(planned.devices[0].step_time_s.median / took.median)) < abs(math.log(without / took.median))
@@ -298,7 +314,7 @@ def test_an_estimate_alone_is_corrected_by_the_store_that_it_names(
     basis = _basis(torch=known.torch, model=structure.fingerprint(), processor="made up")
     run.write(Estimate(mode="calibrated", curves=[_curve(one, basis=basis) for one in (1.0, 0.5)], gradient_bytes=6.0))
     run.write(run.read(Result).model_copy(update={"versions": {"torch": known.torch}}))
-    experience.append(run)
+    calibration_set.append(run)
     learned = alone.estimate_step(structure, batch_size=16, calibration=known, store=store)
     assert (plain["learned_from"], learned["learned_from"]) == (0, 1)
     assert learned["step_time_s"]["median"] > plain["step_time_s"]["median"]

@@ -94,7 +94,7 @@ def read(store_uri: str, device_types: Iterable[str]) -> list[FinishedRun]:
 def _read_type(store_uri: str, device_type: str) -> list[FinishedRun]:
     objects = _objects(store_uri, device_type)
     named = [item for item in objects.list() if _NAME.fullmatch(item.key)]
-    kept = settings().home / "experience" / hashlib.sha256(objects.uri.encode()).hexdigest()[:16]
+    kept = settings().home / "calibration-sets" / hashlib.sha256(objects.uri.encode()).hexdigest()[:16]
     found = []
     for item in named[-NEWEST:]:  # ids begin with the time
         try:
