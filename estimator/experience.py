@@ -8,12 +8,13 @@ nothing changes.
     k(p, q) = s² (σ² − n²) · [ D (1 + [same cores]) / 2  +  F · cos(f_p, f_q)² · M(p, q)  +  S · [same model] (1 + M(p, q)) / 2 ]
     M(p, q) = exp(−(log b_p − log b_q)² / 2 ℓ²)                                     D + F + S = 1
 
-f: shares of the predicted time by family of operations; b: batch size; n²: what two runs of the same step differ by. s ≥ 1 grows
-where the runs show that the interval was too narrow. A run that the others contradict counts less: its variance given the others
-is divided by the weight of Student's t-distribution (ν = 4).
+f: shares of the predicted time by family of operations; b: batch size; n²: what two runs of the same step vary by, r² as much
+where runs show that the machine is less steady. s is not 1 where they show that the interval was too narrow or too wide; r and s
+are those under which each run is likeliest given the others. A run that the others contradict counts less: its variance given
+them is divided by the weight of Student's t-distribution (ν = 4).
 
-Source: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, equations 2.25, 2.26, 5.12; Lange et al., Robust
-Statistical Modeling Using the t Distribution, 1989.
+Source: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, equations 2.25, 2.26, 5.12 and section 5.4.2; Lange
+et al., Robust Statistical Modeling Using the t Distribution, 1989.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ _STEPS_TOGETHER = 20  # steps that are slow or fast together
 _OTHER_CALIBRATION = 0.1  # what two calibrations of one device differ by
 _MEMORY_NOISE = 0.03
 _FURTHEST = 2.0  # a run that is further off (e²) tells of something else than its device
-_WIDEST = 10.0  # s
+_SIGNALS, _NOISES = (1.0, 0.5, 2.0, 4.0), (1.0, 2.0, 4.0)  # s, r
 _FREEDOM = 4.0  # ν
-_ROUNDS = 12
+_ROUNDS = 8
 _NINETY = 2 * 1.645  # standard deviations between the 5th and the 95th percentile
 
 
@@ -116,9 +117,9 @@ def _with_time(curve: DeviceCurve, basis: Basis, findings: Sequence[Finding]) ->
     off = [math.log(one.measured_step_time_s.median / one.predicted_step_time_s) for one in findings]
     own = [noise + _own_noise(one) + _recalibrated(basis, one) for one in findings]
     at = [one.batch_size for one in findings]
-    means, variances = _posterior(_places(basis, curve.cores, sizes, findings, at), off, own, before - noise)
-    times = list(itertools.accumulate((v * math.exp(m) for v, m in zip(values, means, strict=True)), max))
-    exponent = math.sqrt((max(variances) + noise) / before)
+    found = _posterior(_places(basis, curve.cores, sizes, findings, at), off, own, before - noise, noise)
+    times = list(itertools.accumulate((v * math.exp(m) for v, m in zip(values, found.means, strict=True)), max))
+    exponent = math.sqrt(max(found.variances) / before)
     powers = [one.power_w for one in findings if one.power_w is not None]
     metered = {"load_w": statistics.median(powers), "energy_source": "measured"} if powers else {}
     return curve.model_copy(
@@ -141,8 +142,8 @@ def _with_memory(curve: DeviceCurve, basis: Basis, findings: Sequence[Finding]) 
     off = [math.log(one.measured_peak_memory_bytes / one.predicted_peak_memory_bytes) for one in findings]
     at = [one.memory_batch_size for one in findings]
     places = _places(basis, curve.cores, sizes, findings, at)
-    means, _ = _posterior(places, off, [noise] * len(off), before - noise)
-    memory = [value * math.exp(mean) for value, mean in zip(values, means, strict=True)]
+    found = _posterior(places, off, [noise] * len(off), before - noise, noise)
+    memory = [value * math.exp(mean) for value, mean in zip(values, found.means, strict=True)]
     memory = list(itertools.accumulate(memory, max))
     knots = Knots(sizes=sizes, values=tuple(memory))
     seen = [
@@ -204,24 +205,64 @@ def _covariance(seen: _Seen) -> Any:
     )
 
 
-def _posterior(
-    places: _Seen, off: Sequence[float], noise: Sequence[float], variance: float
-) -> tuple[list[float], list[float]]:
-    """Mean and variance at the places behind the first len(off), at which `off` was seen with variance `noise`."""
+@dataclass(frozen=True)
+class _Learned:
+    """Of each place behind the findings: the mean of y, and its variance for a further run."""
+
+    means: list[float]
+    variances: list[float]
+
+
+def _posterior(places: _Seen, off: Sequence[float], noise: Sequence[float], variance: float, floor: float) -> _Learned:
+    """What findings that were `off` by so much tell of the places behind them.
+
+    `noise` is each one's variance, `variance` the process's, `floor` what two runs of the same step vary by.
+    """
     import numpy as np
 
     count = len(off)
     known = np.clip(np.array(off), -_FURTHEST, _FURTHEST)
-    every = variance * _covariance(places)
-    own, extra, scale = np.array(noise), np.zeros(count), 1.0
+    every, own = variance * _covariance(places), np.array(noise)
+    signal, loud = _likeliest(every[:count, :count], own, known)
+    own, extra = loud**2 * own, np.zeros(count)
     for _ in range(_ROUNDS):
-        inverse = np.linalg.inv(scale**2 * every[:count, :count] + np.diag(own + extra))
-        given_others = 1 / np.diag(inverse) - extra
-        apart = np.abs(inverse @ known) / np.diag(inverse) / np.sqrt(given_others)
-        weight = np.minimum(1.0, (_FREEDOM + 1) / (_FREEDOM + apart**2))
-        extra = given_others * (1 / weight - 1)
-        scale = min(_WIDEST, max(1.0, scale * float(np.median(apart))))
-    cross = scale**2 * every[count:, :count]
-    weights = np.linalg.solve(scale**2 * every[:count, :count] + np.diag(own + extra), cross.T)
-    variances = scale**2 * np.diag(every)[count:] - (cross * weights.T).sum(1)
-    return (weights.T @ known).tolist(), np.maximum(variances, 0.0).tolist()
+        deviations, apart = _given_others(signal**2 * every[:count, :count] + np.diag(own + extra), known)
+        alone = deviations**2 - extra
+        weight = np.minimum(1.0, (_FREEDOM + 1) / (_FREEDOM + apart**2 * deviations**2 / alone))
+        extra = alone * (1 / weight - 1)
+    means, _ = _given(signal**2 * every, own + extra, known)
+    # that others were predicted well narrows no interval: only runs near it do
+    _, variances = _given(max(1.0, signal) ** 2 * every, own + extra, known)
+    return _Learned(means.tolist(), (variances + loud**2 * floor).tolist())
+
+
+def _given(every: Any, own: Any, known: Any) -> tuple[Any, Any]:
+    """Mean and variance of the places behind the known ones (equations 2.25 and 2.26)."""
+    import numpy as np
+
+    count = len(known)
+    cross = every[count:, :count]
+    weights = np.linalg.solve(every[:count, :count] + np.diag(own), cross.T)
+    return weights.T @ known, np.maximum(np.diag(every)[count:] - (cross * weights.T).sum(1), 0.0)
+
+
+def _likeliest(every: Any, own: Any, known: Any) -> tuple[float, float]:
+    """s and r: of the steps allowed, those under which each run is likeliest given the others, with a prior for 1 and 1."""
+    import numpy as np
+
+    def likelihood(chosen: tuple[float, float]) -> float:
+        signal, loud = chosen
+        deviations, apart = _given_others(signal**2 * every + np.diag(loud**2 * own), known)
+        densities = -np.log(deviations) - (_FREEDOM + 1) / 2 * np.log1p(apart**2 / _FREEDOM)
+        return float(densities.sum()) - math.log2(signal) ** 2 - math.log2(loud) ** 2
+
+    return max(itertools.product(_SIGNALS, _NOISES), key=likelihood)
+
+
+def _given_others(covariance: Any, known: Any) -> tuple[Any, Any]:
+    """The standard deviation of each run given the others, and how many of them it is off (equation 5.12)."""
+    import numpy as np
+
+    inverse = np.linalg.inv(covariance)
+    deviations = 1 / np.sqrt(np.diag(inverse))
+    return deviations, np.abs(inverse @ known) * deviations

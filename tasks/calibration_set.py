@@ -25,7 +25,7 @@ from trainwright.tasks.objects import FolderStore, ObjectInfo, ObjectStore, open
 from trainwright.tasks.run import Run
 from trainwright.tasks.settings import settings
 
-NEWEST = 200
+NEWEST = 100
 _NAME = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6}\.json")
 _LARGEST_BYTES = 1_000_000
 

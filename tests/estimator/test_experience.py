@@ -101,10 +101,10 @@ def test_after_a_run_its_own_step_is_predicted_nearer_to_what_it_took(factor: fl
 
 
 @settings(deadline=None)
-@given(st.floats(0.5, 2.0), MODELS, st.sampled_from(SIZES))
+@given(st.floats(LOW, HIGH), MODELS, st.sampled_from(SIZES))
 def test_many_runs_of_a_model_settle_what_it_takes(factor: float, model: str, size: int) -> None:
     learned = learn(_curve(model), [_run(number, factor, model, size) for number in range(12)])
-    assert learned.step_time(size).median == pytest.approx(factor * _curve(model).step_time(size).median, rel=0.05)
+    assert learned.step_time(size).median == pytest.approx(factor * _curve(model).step_time(size).median, rel=0.1)
     assert _width(learned) < _width(_curve())
 
 
