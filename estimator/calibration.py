@@ -14,6 +14,7 @@ What was measured is told in the machine's median speed, by the sentinel.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
@@ -147,6 +148,16 @@ class Calibration(_Value):
                     unknown[kind] = unknown.get(kind, 0.0) + float(value)
         total = seen + sum(unknown.values())
         return (min(1.0, seen / total) if total > 0 else 0.0), sorted(unknown, key=lambda kind: -unknown[kind])
+
+    def shares(self, structure: Structure, batch_size: int) -> dict[str, float]:
+        """The shares of the operations' predicted time, by family; they sum to one."""
+        took = {family: float(seconds.sum()) for family, (seconds, _) in self._op_times(structure, batch_size).items()}
+        total = sum(took.values())
+        return {family: seconds / total for family, seconds in took.items()} if total > 0 else {}
+
+    def sha256(self) -> str:
+        """What tells this calibration from others."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
     def factors(self, structure: Structure, batch_size: int) -> tuple[float, float]:
         """The 90 % interval's ends over the median."""
