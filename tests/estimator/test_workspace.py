@@ -70,7 +70,7 @@ def test_convolutions_need_what_onednn_copies(batch: int, channels: int, filters
         made = func(*args)
         results = made if isinstance(made, tuple) else (made,)
         seen = describe(func, args, {}, made)
-        expected = _size(*results) + workspace_bytes(seen.family, seen.kind, seen.dtype, seen.dims)
+        expected = _size(*results) + workspace_bytes(seen.family, seen.kind, seen.dtype, seen.dims | seen.layout)
         assert expected == pytest.approx(_allocated(lambda func=func, args=args: func(*args)), rel=0.05)
 
 
@@ -87,7 +87,7 @@ def test_recurrent_layers_need_packed_weights_and_gates(steps: int, batch: int, 
     func = torch.ops.aten.mkldnn_rnn_layer.default
     made = func(*args)
     seen = describe(func, args, {}, made)
-    expected = _size(*made) + workspace_bytes(seen.family, seen.kind, seen.dtype, seen.dims)
+    expected = _size(*made) + workspace_bytes(seen.family, seen.kind, seen.dtype, seen.dims | seen.layout)
     assert expected == pytest.approx(_allocated(lambda: func(*args)), rel=0.05)
 
 
