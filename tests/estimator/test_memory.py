@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.estimator.curves import Affine, DeviceCurve, Knots
@@ -37,6 +37,7 @@ def test_the_safe_bound_is_never_below_what_is_expected(structure: Structure, ba
     assert safe_bytes(structure, batch_size) >= structure.peak_bytes(batch_size)
 
 
+@settings(deadline=None)  # the first call imports scipy
 @given(_structures(), st.lists(st.integers(1, 4096), min_size=2, max_size=6))
 def test_a_plan_counts_no_less_memory_for_a_larger_batch(structure: Structure, sizes: list[int]) -> None:
     curve = predict_curve(structure, None, device_type="cpu")
@@ -45,6 +46,7 @@ def test_a_plan_counts_no_less_memory_for_a_larger_batch(structure: Structure, s
     assert all(curve.safe_memory_bytes(size) >= curve.memory_bytes(size) for size in sizes)
 
 
+@settings(deadline=None)
 @given(_structures(), st.integers(1, 64))
 def test_a_rank_takes_its_process_and_its_gradients_sum_besides(structure: Structure, batch_size: int) -> None:
     curve = predict_curve(structure, None, device_type="cpu")

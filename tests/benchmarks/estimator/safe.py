@@ -1,7 +1,7 @@
 """The safe bound against the resident memory of real processes: `python tests/benchmarks/estimator/safe.py [--cases N] [--fit]`.
 
 Each case trains in a process of its own (`resident.py`). Batch sizes are drawn so that live bytes reach from 10 MB to --most.
-With --fit the networks that calibration trains are measured, and the constants of `estimator.memory` are fitted to them.
+`memory.py` ends with the same table of fewer cases. With --fit the networks that calibration trains are measured, and the constants of `estimator.memory` are fitted to them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainwright.estimator.accuracy import percent, table
 from trainwright.estimator.memory import excess_terms, safe_bytes
 from trainwright.estimator.trace import trace
 
-_LEAST_BYTES = 1e7
+_LEAST_BYTES, MOST_BYTES = 1e7, 5e8
 _RESIDENT = Path(__file__).with_name("resident.py")
 
 
@@ -100,7 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--most", type=float, default=1e9, help="bytes")
+    parser.add_argument("--most", type=float, default=MOST_BYTES, help="bytes")
     parser.add_argument("--fit", action="store_true")
     parser.add_argument("--quantile", type=float, default=0.95)
     given = parser.parse_args()
