@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--most", type=float, default=MOST_BYTES, help="bytes")
     parser.add_argument("--fit", action="store_true")
-    parser.add_argument("--quantile", type=float, default=0.95)
+    parser.add_argument("--quantile", type=float, default=0.99)
     given = parser.parse_args()
     print("case, expected, safe, measured")
     seen = compare(given.cases, given.seed, given.most, "networks" if given.fit else "zoo")
