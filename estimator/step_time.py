@@ -49,7 +49,7 @@ def predict_curve(
         slower = calibration.threads / cores if cores is not None else 1.0
         times = [slower * seconds for seconds in calibration.step_times_s(structure, sizes)]
         coverage, kinds = calibration.coverage(structure, structure.batch_size)
-        low, high = calibration.factors(coverage)
+        low, high = calibration.factors(structure, structure.batch_size)
         unknown = tuple(kinds[:_NAMED])
     else:
         mode, coverage, low, high = "datasheet", 0.0, _DATASHEET_LOW, _DATASHEET_HIGH
