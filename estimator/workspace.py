@@ -58,7 +58,7 @@ class _Sizes:
 
 
 def _by_onednn(dims: Mapping[str, float]) -> bool:
-    """Whether torch gives a convolution to oneDNN: as ConvParams::use_mkldnn says for one thread (aten/native/Convolution.cpp)."""
+    """Whether torch gives a convolution to oneDNN: ConvParams::use_mkldnn for one thread (aten/native/Convolution.cpp)."""
     least = dims.get("least_kernel", 2.0)
     pointwise = dims["kernel"] == 1
     worth_it = dims.get("stepped") or dims["batch"] >= 16 or not pointwise

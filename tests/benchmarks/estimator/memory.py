@@ -47,7 +47,9 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=72)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--safe", type=int, default=24, help="cases of the safe bound, a process each; 300 take half an hour")
+    parser.add_argument(
+        "--safe", type=int, default=24, help="cases of the safe bound, a process each; 300 take half an hour"
+    )
     parser.add_argument("--out", type=Path, help="the cases as JSON")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)

@@ -66,7 +66,11 @@ def main() -> None:
     Path("/proc/self/clear_refs").write_text("5")
     kept = train(case, batch_size)
     high = status("VmHWM")
-    print(json.dumps({"high_bytes": high - baseline, "high_cold_bytes": high - cold, "end_bytes": status("VmRSS") - baseline}))
+    print(
+        json.dumps(
+            {"high_bytes": high - baseline, "high_cold_bytes": high - cold, "end_bytes": status("VmRSS") - baseline}
+        )
+    )
     del kept
 
 

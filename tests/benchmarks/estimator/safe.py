@@ -1,7 +1,8 @@
 """The safe bound against the resident memory of real processes: `python tests/benchmarks/estimator/safe.py [--cases N] [--fit]`.
 
 Each case trains in a process of its own (`resident.py`). Batch sizes are drawn so that live bytes reach from 10 MB to --most.
-`memory.py` ends with the same table of fewer cases. With --fit the networks that calibration trains are measured, and the constants of `estimator.memory` are fitted to them.
+`memory.py` ends with the same table of fewer cases. With --fit the networks that calibration trains are measured, and the
+constants of `estimator.memory` are fitted to them.
 """
 
 from __future__ import annotations
