@@ -11,6 +11,7 @@ from typing import Any, Literal
 from trainwright.estimator.calibration import Calibration, op_count
 from trainwright.estimator.curves import Basis, DeviceCurve, Knots, line_above, line_through
 from trainwright.estimator.devices import DEVICE_TYPES, EMULATED, EMULATED_SAMPLE_S, DeviceType
+from trainwright.estimator.memory import process_bytes, rising, safe_bytes
 from trainwright.estimator.structure import Structure
 
 # What share of its peaks a device reaches in training, and how far off that is: a prior, wide on purpose. On held-out models the
@@ -19,10 +20,6 @@ _REACHED_FLOPS = 0.35
 _REACHED_BYTES = 0.6
 _CALL_S = 8e-6
 _DATASHEET_LOW, _DATASHEET_HIGH = 0.4, 3.5
-_PROCESS_BYTES = (
-    420 * 2**20
-)  # of a rank before its model: torch, oneDNN, Horovod, TensorBoard, the readers of data (measured)
-_MEMORY_SAFE_FACTOR = 1.25
 _NAMED = 5  # unknown operations
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -66,8 +63,8 @@ def predict_curve(
         times = [_roofline(structure, device, size) / (cores or 1.0) for size in sizes]
     share = (cores or 1.0) if device_type == "cpu" else 1.0
     idle, load = power_w or (device.idle_w * share, device.load_w * share)
-    # the process, the tensors, and the buffer in which gradients are summed
-    memory = [_PROCESS_BYTES + structure.parameter_bytes + structure.peak_bytes(size) for size in sizes]
+    memory = [structure.peak_bytes(size) for size in sizes]
+    safe = rising([safe_bytes(structure, size) for size in sizes])
     return DeviceCurve(
         device_type=device_type,
         cores=cores,
@@ -81,7 +78,8 @@ def predict_curve(
         high_factor=high,
         peak_memory_bytes=line_above(sizes, memory),
         memory_knots=Knots(sizes=tuple(sizes), values=tuple(memory)),
-        memory_safe_factor=_MEMORY_SAFE_FACTOR,
+        safe_memory_knots=Knots(sizes=tuple(sizes), values=tuple(safe)),
+        process_bytes=process_bytes(structure),
         memory_limit_bytes=device.memory_bytes,
         idle_w=idle,
         load_w=load,
@@ -107,7 +105,11 @@ def _roofline(structure: Structure, device: DeviceType, batch_size: int) -> floa
 
 
 def estimate_step(curve: DeviceCurve, batch_size: int) -> dict[str, Any]:
-    """Time, memory and energy of one step, as `trainwright estimate --json` prints them."""
+    """Time, memory and energy of one step, as `trainwright estimate --json` prints them.
+
+    `peak_memory_bytes` is the model's: `expected` of tensors alive at once, `safe` of resident memory above what the process held
+    before. `process_bytes` is what a rank takes besides.
+    """
     time = curve.step_time(batch_size)
     energy = (time * curve.load_w).model_dump() if curve.load_w is not None else None
     return {
@@ -122,6 +124,7 @@ def estimate_step(curve: DeviceCurve, batch_size: int) -> dict[str, Any]:
             "expected": curve.memory_bytes(batch_size),
             "safe": curve.safe_memory_bytes(batch_size),
         },
+        "process_bytes": curve.process_bytes,
         "energy_j": energy,
         "energy_source": curve.energy_source if energy is not None else None,
     }

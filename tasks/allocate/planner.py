@@ -6,6 +6,7 @@ few enough of them; otherwise devices are added greedily, and the plan says so.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import time
@@ -116,7 +117,7 @@ def make_plan(job: Job, pool: Pool, estimate: Estimate, data: DataSchema, free: 
                 **device.model_dump(),
                 batch_size=batch,
                 step_time_s=estimate.curve(device).step_time(batch),
-                peak_memory_bytes=estimate.curve(device).safe_memory_bytes(batch),
+                peak_memory_bytes=estimate.curve(device).device_memory_bytes(batch),
             )
             for device, batch in zip(best.devices, best.batches, strict=True)
         ],
@@ -199,7 +200,7 @@ class _Planner:
         for device, batch in zip(devices, batches, strict=True):
             curve = self.estimate.curve(device)
             if device.type in HOST_MEMORY_TYPES and curve.memory_limit_bytes is not None:
-                needed[device.address] = needed.get(device.address, 0.0) + curve.safe_memory_bytes(batch)
+                needed[device.address] = needed.get(device.address, 0.0) + curve.device_memory_bytes(batch)
                 limits[device.address] = curve.memory_limit_bytes
         return all(needed[address] <= limits[address] for address in needed)
 
@@ -305,7 +306,7 @@ class _Planner:
             return f"no feasible plan: a global batch of {least} for {count} devices (one sample each at least)"
         curves = [self.estimate.curve(device) for device in devices]
         roomiest = max(curves, key=lambda curve: curve.memory_limit_bytes or 0)
-        need = roomiest.safe_memory_bytes(1) / 2**30
+        need = roomiest.device_memory_bytes(1) / 2**30
         have = (roomiest.memory_limit_bytes or 0) / 2**30
         shared = ", which its ranks share" if roomiest.device_type in HOST_MEMORY_TYPES else ""
         return (
@@ -367,11 +368,7 @@ def _every_pick(groups: Sequence[Sequence[Device]], chosen: DeviceFilter) -> Ite
 def _largest_batch(curve: DeviceCurve, size: int) -> int | None:
     if curve.memory_limit_bytes is None:
         return None
-    memory = curve.peak_memory_bytes
-    room = (curve.memory_limit_bytes - curve.memory_safe_bytes) / curve.memory_safe_factor - memory.fixed
-    if room <= 0:
-        return 0
-    return size if memory.per_sample <= 0 else min(size, int(room / memory.per_sample))
+    return bisect.bisect_right(range(1, size + 1), curve.memory_limit_bytes, key=curve.device_memory_bytes)
 
 
 def _kinds(devices: Sequence[Device]) -> dict[str, int]:

@@ -146,12 +146,14 @@ def test_by_datasheet_a_larger_device_is_faster_where_work_counts() -> None:
     assert times[0] > 5 * times[-1]
 
 
-def test_memory_counts_the_process_the_tensors_and_the_gradients_sum() -> None:
+def test_memory_is_of_the_step_and_the_process_and_the_gradients_sum_come_on_top() -> None:
     structure = _structure()
     curve = predict_curve(structure, _calibration(), device_type="cpu", cores=1.0)
     assert curve.memory_bytes(10) - curve.memory_bytes(0) == pytest.approx(10 * 20_000)
-    assert curve.memory_bytes(0) >= 400e6 + 16_000
+    assert curve.memory_bytes(0) == pytest.approx(16_000)
     assert curve.safe_memory_bytes(10) > curve.peak_memory_bytes(10)
+    assert curve.process_bytes >= 400e6 + structure.parameter_bytes
+    assert curve.device_memory_bytes(10) == curve.safe_memory_bytes(10) + curve.process_bytes
     assert predict_curve(structure, None, device_type="nvidia-t4").memory_limit_bytes == 16 * 2**30
     assert curve.memory_limit_bytes is None
 

@@ -88,13 +88,11 @@ def test_what_a_run_measured_stands_beside_what_its_calibration_said(store: str)
 def test_a_corrected_run_tells_what_its_calibration_alone_said(store: str) -> None:
     corrected = {
         "calibrated_time_knots": Knots(sizes=SIZES, values=(0.02,) * 3),
-        "calibrated_memory_knots": Knots(sizes=SIZES, values=(2e6,) * 3),
         "learned_from": 3,
     }
     calibration_set.append(_trained(store, **corrected))
     [found] = calibration_set.read(store, ["cpu"])
     assert {one.predicted_step_time_s for one in found.findings} == {0.02}
-    assert {one.predicted_peak_memory_bytes for one in found.findings} == {2e6}
 
 
 def test_a_run_is_added_once_however_often_and_by_however_many(store: str) -> None:
