@@ -14,10 +14,11 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from trainwright.estimator.energy import Power
 from trainwright.estimator.errors import BadInput
 from trainwright.estimator.op_cost import FamilyCost, OpSample, Work, fit_families, times
 from trainwright.estimator.structure import Operation, Structure
@@ -61,6 +62,7 @@ class Calibration(_Value):
     """The file that `trainwright calibrate` writes."""
 
     schema_version: int = SCHEMA_VERSION
+    mode: Literal["calibrated", "few-shot"] = "calibrated"
     device_type: str
     threads: int
     dtype: str
@@ -76,6 +78,7 @@ class Calibration(_Value):
     cross_validated_error: ErrorSummary
     low_factor: float = Field(description="5th percentile of measured / predicted, families left out")
     high_factor: float = Field(description="95th percentile")
+    power: Power | None = Field(default=None, description="where the machine has a meter; of `threads` cores of a CPU")
 
     def step_times_s(self, structure: Structure, batch_sizes: Sequence[int]) -> list[float]:
         """The predicted median of a training step, seconds, for each batch size (ascending); never less for more samples."""

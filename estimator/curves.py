@@ -92,6 +92,7 @@ class DeviceCurve(_Value):
     memory_limit_bytes: float | None = Field(default=None, description="what the device has; None: not known")
     idle_w: float | None = None
     load_w: float | None = None
+    power_spread: float = Field(default=0.0, ge=0, description="relative half width of the 90 % interval of the power")
     energy_source: Literal["measured", "datasheet"] | None = None
 
     def step_time(self, batch_size: int) -> Interval:

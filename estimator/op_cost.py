@@ -93,6 +93,8 @@ class FamilyCost(_Value):
         """Seconds of each operation. Shapes: (n,), (n,), (n,), (n, 2 + dims) as `log_point` makes them."""
         import numpy as np
 
+        if not self.points:
+            return self.roofline(flops, moved)
         off = self.kernel(points, np.array(self.points), _alike(kinds, self.kinds)) @ np.array(self.weights)
         return self.roofline(flops, moved) * np.exp(np.clip(off, -_FURTHEST, _FURTHEST))
 
