@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.energy import Power
 from trainwright.estimator.errors import BadInput
 from trainwright.estimator.op_cost import FamilyCost, OpSample, Work, fit_families, times
@@ -107,10 +108,17 @@ class Calibration(_Value):
         return self.low_factor / wider, self.high_factor * wider
 
     def _op_times(self, structure: Structure, batch_size: int) -> dict[str, Any]:
-        factor = _FLOPS_FACTOR.get(structure.precision, 1.0)
+        factor = self._flops_factor(structure.precision)
         return {
             family: times(self.families, family, work, factor) for family, work in _work(structure, batch_size).items()
         }
+
+    def _flops_factor(self, precision: str) -> float:
+        """How many FLOPs of fp32, which is what was measured, one of this precision costs: few-shot, by the datasheet's peaks."""
+        if self.mode == "calibrated":
+            return _FLOPS_FACTOR.get(precision, 1.0)
+        peaks = DEVICE_TYPES[self.device_type].peak_flops
+        return peaks["fp32"] / peaks["bf16" if precision == "amp" else precision]
 
 
 def op_count(structure: Structure) -> int:

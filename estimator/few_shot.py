@@ -8,7 +8,8 @@ Each family f of operations has a roofline (`datasheet.reached`) whose three con
     log(measured / Σ a + max(flops / F, bytes / B)) ~ N(0, noise²), with a soft tail (scipy's soft_l1)
 
 A family that no probe runs keeps the datasheet's shares, corrected by what the device showed in general. The interval is the probes'
-own scatter, each template left out in turn, and a stated width for what a model's step differs from its operations by.
+own scatter about their rooflines and a stated width for what a model's step differs from its operations by. The cross-validated
+error leaves each template out in turn: of operations whose like was not probed.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def fit_few(probes: Sequence[Probe], *, device_type: str, **facts: Any) -> Calib
         posterior = _Posterior(device_type)
         found = posterior.fit(probes)
         ratios = np.concatenate([_left_out(posterior, probes, name, found) for name in templates])
-    scatter = float(np.quantile(np.abs(np.log(ratios)), 0.9)) / _HALF
+    scatter = float(np.quantile(np.abs(np.log([one.seconds for one in probes]) - np.log(posterior.seconds(probes)(found))), 0.9)) / _HALF
     factor = math.exp(_HALF * math.hypot(scatter, STEP_WIDTH))
     errors = np.abs(1 / ratios - 1)
     return Calibration(

@@ -1,6 +1,6 @@
 """Probes a device: `python -m trainwright.estimator.probe --out FILE --budget S --device cpu|cuda:0 --threads N`. Heavy: torch.
 
-Every template (`estimator.templates`) is built at sizes from where calls dominate to where a run takes some 20 ms; then all are timed
+Every template (`estimator.templates`) is built at sizes from where calls dominate to where a run takes some 10 ms; then all are timed
 in rounds, each in an order of its own, until the budget is used. The spread of the rounds is told as drift.
 """
 
@@ -29,7 +29,7 @@ from trainwright.estimator.measure_power import device_power
 from trainwright.estimator.recorder import Recorder
 from trainwright.estimator.templates import TEMPLATES, Call
 
-_LONGEST_S = 0.02
+_LONGEST_S = 0.004
 _MOST_RUNGS = 7
 _BUILD_SHARE = 0.5  # of the budget, for building: a slow device gets fewer sizes
 _FIT_S = 2.0  # of the budget, for fitting
@@ -58,7 +58,7 @@ def probe(budget_s: float, device: str, threads: int, say: Say, seed: int = 0) -
         say(f"round {len(rounds)}, {time.monotonic() - started:.0f} of {budget_s:.0f} s")
     seconds = [statistics.median(values) for values in zip(*rounds, strict=True)]
     speeds = [
-        statistics.median(one / usual for one, usual in zip(values, seconds, strict=True)) for values in rounds
+        statistics.fmean(one / usual for one, usual in zip(values, seconds, strict=True)) for values in rounds
     ]
     tenths = statistics.quantiles(speeds, n=10, method="inclusive")
     return fit_few(
@@ -121,16 +121,20 @@ def _recorded(call: Call) -> tuple[ProbeOp, ...]:
 
 
 def timed(call: Call, where: torch.device, runs: int = 3) -> float:
-    """Seconds of a call: the median of some, after one that warms the caches, each until the device is done."""
+    """Seconds of a call: the least of some, after one that warms the caches, each until the device is done.
+
+    What else runs on the machine only adds: on one thread of a CPU its own time is taken, which is that of a core of one's own.
+    """
+    clock = time.thread_time if where.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
     call()
     seen = []
     for _ in range(runs):
         _finish(where)
-        started = time.perf_counter()
+        started = clock()
         call()
         _finish(where)
-        seen.append(time.perf_counter() - started)
-    return statistics.median(seen)
+        seen.append(clock() - started)
+    return min(seen)
 
 
 def _finish(where: torch.device) -> None:

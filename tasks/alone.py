@@ -123,6 +123,5 @@ def plan_job(job: Job, calibrations: Sequence[Calibration] = ()) -> Plan:
     structure = extract_model(
         job.model, spec=batch_spec(schema), optimizer=job.train.optimizer, precision=job.train.precision
     )
-    given = {calibration.threads: calibration for calibration in calibrations if calibration.device_type == "cpu"}
-    found = estimate(structure, devices, calibrations=given or None, power=pool.power, backend=job.train.backend)
+    found = estimate(structure, devices, calibrations, power=pool.power, backend=job.train.backend)
     return make_plan(job, pool, found, schema)
