@@ -128,7 +128,7 @@ def op_count(structure: Structure) -> int:
 
 def _work(structure: Structure, batch_size: int) -> dict[str, Work]:
     """A step's operations by family."""
-    return _by_family(
+    return by_family(
         [
             (
                 one.family, _known_as(one), one.count, one.flops(batch_size), one.bytes(batch_size),
@@ -144,7 +144,8 @@ def _known_as(one: Operation) -> str:
     return f"{one.kind} in {one.dtype}" if one.dtype in ("bfloat16", "float16") else one.kind
 
 
-def _by_family(rows: Sequence[tuple[str, str, int, float, float, dict[str, float]]]) -> dict[str, Work]:
+def by_family(rows: Sequence[tuple[str, str, int, float, float, dict[str, float]]]) -> dict[str, Work]:
+    """Operations (family, kind, count, flops, bytes, dims) by family."""
     groups: dict[str, list[tuple[str, str, int, float, float, dict[str, float]]]] = {}
     for row in rows:
         groups.setdefault(row[0], []).append(row)
@@ -189,7 +190,7 @@ class _Fold:
 
 
 def _predicted(costs: dict[str, FamilyCost], step: StepSample) -> float:
-    work = _by_family([(one.family, one.kind, one.count, one.flops, one.bytes, one.dims) for one in step.ops])
+    work = by_family([(one.family, one.kind, one.count, one.flops, one.bytes, one.dims) for one in step.ops])
     return sum(float(times(costs, family, each).sum()) for family, each in work.items())
 
 

@@ -5,11 +5,12 @@ Each family f of operations has a roofline (`datasheet.reached`) whose three con
     log F_f = log(share_f · peak) + g_F + d_Ff        g ~ N(0, general²)   of the device, for all families alike
     log B_f = log(share_f · bandwidth) + g_B + d_Bf   d ~ N(0, own²)       of the family
     log a_f = log(latency_f) + g_a + d_af
-    log(measured / Σ a + max(flops / F, bytes / B)) ~ N(0, noise²), with a soft tail (scipy's soft_l1)
+    log(measured / Σ a + max(flops / F, bytes / B)) ~ N(0, noise² + σ²), with a soft tail (scipy's soft_l1)
 
-A family that no probe runs keeps the datasheet's shares, corrected by what the device showed in general. The interval is the probes'
-own scatter about their rooflines and a stated width for what a model's step differs from its operations by. The cross-validated
-error leaves each template out in turn: of operations whose like was not probed.
+What the probes show beyond that, each family's r of `op_cost` follows: a Gaussian process of stated kernel, not fitted.
+A family that no probe runs keeps the datasheet's shares, corrected by what the device showed in general. What a step takes beyond
+its operations (colder caches, Python, autograd) is told by small steps among the probes: c · Σ t + d · operations, c and d near
+their priors. The interval is the scatter of these steps, each template left out in turn, and a stated width for other models.
 """
 
 from __future__ import annotations
@@ -21,19 +22,22 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from trainwright.estimator import datasheet
-from trainwright.estimator.calibration import Calibration, ErrorSummary, StepCorrection
+from trainwright.estimator.calibration import Calibration, ErrorSummary, StepCorrection, by_family
 from trainwright.estimator.devices import DEVICE_TYPES
-from trainwright.estimator.op_cost import FamilyCost, Kernel, Roofline
+from trainwright.estimator.op_cost import FamilyCost, Kernel, Roofline, Work, log_point, times
 
 GENERAL_WIDTH = (datasheet.RATE_WIDTH, datasheet.RATE_WIDTH, datasheet.LATENCY_WIDTH)
 OWN_WIDTH = 0.5
 """Of a family's constants about the device's, as logarithms."""
 NOISE = 0.15
-"""Of a probe's time about the rooflines of its operations, as a logarithm."""
+"""Of a probe's time about what its operations take, as a logarithm."""
 STEP_WIDTH = 0.2
-"""Standard deviation of the logarithm of a model's step over the sum of its operations: a prior, not measured on the device."""
+"""Standard deviation of the logarithm of a model's step over what is predicted of it: a prior, not measured on the device."""
+PER_OP_S = 1e-6
+"""What Python and autograd add to an operation of a step, about."""
+LENGTH, FAMILY_SIGMA, KIND_SIGMA = 2.0, 0.4, 0.3
+"""Of the process: it forgets over a factor of e² in any size, and goes as far as such logarithms from the rooflines."""
 _HALF = 1.645  # of a 90 % interval, in standard deviations
-_ABSENT = Kernel(lengths=(), family_sigma=0.0, kind_sigma=0.0, noise=0.0)
 
 
 class _Value(BaseModel):
@@ -48,37 +52,51 @@ class ProbeOp(_Value):
     count: int
     flops: float
     bytes: float
+    dims: dict[str, float] = {}
 
 
 class Probe(_Value):
-    """A few operations that were timed together: a template at one of its sizes."""
+    """A few operations that were timed together: a template at one of its sizes.
+
+    `step` where it is a whole training step: it tells what a step takes beyond its operations.
+    """
 
     template: str
+    step: bool = False
     seconds: float
     ops: tuple[ProbeOp, ...]
 
 
 def fit_few(probes: Sequence[Probe], *, device_type: str, **facts: Any) -> Calibration:
-    """The few-shot calibration of a device of a known type; `facts` are the session's. Raises ValueError below two templates."""
+    """The few-shot calibration of a device of a known type; `facts` are the session's.
+
+    Raises ValueError below two templates of operations, or two of steps.
+    """
     import numpy as np
     from threadpoolctl import threadpool_limits
 
-    templates = sorted({one.template for one in probes})
-    if len(templates) < 2:
-        raise ValueError(f"probes: got {len(templates)} templates; at least two are needed")
+    single, steps = ([one for one in probes if one.step is kind] for kind in (False, True))
+    for name, some in (("operations", single), ("steps", steps)):
+        if len({one.template for one in some}) < 2:
+            raise ValueError(f"probes: got {len(some)} of {name}; at least two templates are needed")
     with threadpool_limits(limits=1, user_api="blas"):
-        posterior = _Posterior(device_type)
-        found = posterior.fit(probes)
-        ratios = np.concatenate([_left_out(posterior, probes, name, found) for name in templates])
-    scatter = float(np.quantile(np.abs(np.log([one.seconds for one in probes]) - np.log(posterior.seconds(probes)(found))), 0.9)) / _HALF
-    factor = math.exp(_HALF * math.hypot(scatter, STEP_WIDTH))
-    errors = np.abs(1 / ratios - 1)
+        rooflines = _Rooflines(device_type)
+        costs = _costs(rooflines, rooflines.fit(single), single)
+        ops_s = np.array([_ops_s(costs, one) for one in steps])
+        counts = np.array([float(sum(op.count for op in one.ops)) for one in steps])
+        seconds = np.array([one.seconds for one in steps])
+        off = np.concatenate([
+            _log_ratio(_correction(ops_s[~left], counts[~left], seconds[~left]), ops_s[left], counts[left], seconds[left])
+            for left in (np.array([one.template == name for one in steps]) for name in {one.template for one in steps})
+        ])  # fmt: skip
+    factor = math.exp(_HALF * math.hypot(float(np.sqrt((off**2).mean())), STEP_WIDTH))
+    errors = np.abs(np.exp(-off) - 1)
     return Calibration(
         mode="few-shot",
         device_type=device_type,
-        families={name: _cost(roofline) for name, roofline in posterior.rooflines(found).items()},
+        families=costs,
         kinds=tuple(sorted({op.kind for one in probes for op in one.ops})),
-        correction=StepCorrection(),
+        correction=_correction(ops_s, counts, seconds),
         measurements=len(probes),
         cross_validated_error=ErrorSummary(median=float(np.median(errors)), p90=float(np.quantile(errors, 0.9))),
         low_factor=1 / factor,
@@ -87,20 +105,76 @@ def fit_few(probes: Sequence[Probe], *, device_type: str, **facts: Any) -> Calib
     )
 
 
-def _left_out(posterior: _Posterior, probes: Sequence[Probe], template: str, start: Any) -> Any:
-    """measured / predicted of a template's probes, by the fit to the others."""
+def _ops_s(costs: dict[str, FamilyCost], probe: Probe) -> float:
+    work = by_family([(op.family, op.kind, op.count, op.flops, op.bytes, op.dims) for op in probe.ops])
+    return sum(float(times(costs, name, each).sum()) for name, each in work.items())
+
+
+def _correction(ops_s: Any, counts: Any, seconds: Any) -> StepCorrection:
+    """c and d of a step, c · Σ t + d · operations: log c ~ N(0, STEP_WIDTH²), log d ~ N(log PER_OP_S, 1)."""
+    import numpy as np
+    from scipy.optimize import least_squares
+
+    def made(logs: Any) -> StepCorrection:
+        return StepCorrection(scale=math.exp(STEP_WIDTH * logs[0]), per_op_s=PER_OP_S * math.exp(logs[1]))
+
+    def residuals(logs: Any) -> Any:
+        return np.concatenate([_log_ratio(made(logs), ops_s, counts, seconds) / NOISE, logs])
+
+    return made(least_squares(residuals, np.zeros(2)).x)
+
+
+def _log_ratio(correction: StepCorrection, ops_s: Any, counts: Any, seconds: Any) -> Any:
+    """log(measured / predicted)."""
     import numpy as np
 
-    found = posterior.fit([one for one in probes if one.template != template], start)
-    left = [one for one in probes if one.template == template]
-    return np.array([one.seconds for one in left]) / posterior.seconds(left)(found)
+    return np.log(seconds / (correction.scale * ops_s + correction.per_op_s * counts))
 
 
-def _cost(roofline: Roofline) -> FamilyCost:
-    return FamilyCost(roofline=roofline, dims=(), kernel=_ABSENT, kinds=(), points=(), weights=())
+def _costs(rooflines: _Rooflines, found: Any, probes: Sequence[Probe]) -> dict[str, FamilyCost]:
+    """Each family's cost: its roofline, and r of what was probed of it.
+
+    A probe sees its operations' r by their shares w of its time: y = Σ w r + noise, so r(x) = k(x, X) Wᵀ (W K Wᵀ + noise² 1)⁻¹ y
+    (Rasmussen and Williams, equation 2.23 of sums).
+    """
+    import numpy as np
+
+    y = np.log([one.seconds for one in probes]) - np.log(rooflines.seconds(probes)(found))
+    made = rooflines.made(found)
+    covariance = NOISE**2 * np.eye(len(probes))
+    seen: dict[str, tuple[Any, ...]] = {}
+    for family, roofline in made.items():
+        rows = [(number, op) for number, one in enumerate(probes) for op in one.ops if op.family == family]
+        if not rows:
+            continue
+        names = tuple(sorted({name for _, op in rows for name in op.dims}))
+        points = np.array([log_point(op.flops, op.bytes, op.dims, names) for _, op in rows])
+        kinds = tuple(op.kind for _, op in rows)
+        kernel = Kernel(lengths=(LENGTH,) * points.shape[1], family_sigma=FAMILY_SIGMA, kind_sigma=KIND_SIGMA, noise=NOISE)
+        shares = np.zeros((len(probes), len(rows)))
+        for place, (number, op) in enumerate(rows):
+            shares[number, place] = op.count * float(roofline(op.flops, op.bytes))
+        shares /= rooflines.seconds(probes)(found)[:, None]
+        alike = np.array(kinds)[:, None] == np.array(kinds)[None, :]
+        covariance += shares @ kernel(points, points, alike) @ shares.T
+        seen[family] = (names, kernel, kinds, points, shares)
+    alpha = np.linalg.solve(covariance, y)
+    costs = {family: _unseen(roofline) for family, roofline in made.items()}
+    for family, (names, kernel, kinds, points, shares) in seen.items():
+        costs[family] = FamilyCost(
+            roofline=made[family], dims=names, kernel=kernel, kinds=kinds,
+            points=tuple(tuple(round(float(value), 5) for value in row) for row in points),
+            weights=tuple(float(value) for value in shares.T @ alpha),
+        )  # fmt: skip
+    return costs
 
 
-class _Posterior:
+def _unseen(roofline: Roofline) -> FamilyCost:
+    nothing = Kernel(lengths=(), family_sigma=0.0, kind_sigma=0.0, noise=0.0)
+    return FamilyCost(roofline=roofline, dims=(), kernel=nothing, kinds=(), points=(), weights=())
+
+
+class _Rooflines:
     """The model of the module's docstring for one device type. Parameters: g (3,), then d (families, 3), in that order."""
 
     def __init__(self, device_type: str) -> None:
@@ -129,7 +203,7 @@ class _Posterior:
 
         return predicted
 
-    def fit(self, probes: Sequence[Probe], start: Any = None) -> Any:
+    def fit(self, probes: Sequence[Probe]) -> Any:
         """The parameters of highest posterior probability."""
         import numpy as np
         from scipy.optimize import least_squares
@@ -138,14 +212,13 @@ class _Posterior:
 
         def residuals(parameters: Any) -> Any:
             return np.concatenate([
-                (np.log(predicted(parameters)) - measured) / NOISE,
+                (np.log(predicted(parameters)) - measured) / math.hypot(NOISE, FAMILY_SIGMA, KIND_SIGMA),
                 parameters / self._widths,
             ])  # fmt: skip
 
-        begin = np.zeros(len(self._widths)) if start is None else start
-        return least_squares(residuals, begin, loss="soft_l1", max_nfev=40, xtol=1e-4, ftol=1e-5).x
+        return least_squares(residuals, np.zeros(len(self._widths)), loss="soft_l1", max_nfev=40, xtol=1e-4, ftol=1e-5).x
 
-    def rooflines(self, parameters: Any) -> dict[str, Roofline]:
+    def made(self, parameters: Any) -> dict[str, Roofline]:
         """Each family's, by name."""
         import numpy as np
 

@@ -1,6 +1,6 @@
 """Probes a device: `python -m trainwright.estimator.probe --out FILE --budget S --device cpu|cuda:0 --threads N`. Heavy: torch.
 
-Every template (`estimator.templates`) is built at sizes from where calls dominate to where a run takes some 10 ms; then all are timed
+Every template (`estimator.templates`) is built at sizes from where calls dominate to where a run takes some 20 ms; then all are timed
 in rounds, each in an order of its own, until the budget is used. The spread of the rounds is told as drift.
 """
 
@@ -27,11 +27,11 @@ from trainwright.estimator.few_shot import Probe, ProbeOp, fit_few
 from trainwright.estimator.measure import Say, processor
 from trainwright.estimator.measure_power import device_power
 from trainwright.estimator.recorder import Recorder
-from trainwright.estimator.templates import TEMPLATES, Call
+from trainwright.estimator.templates import STEPS, TEMPLATES, Call
 
-_LONGEST_S = 0.004
+_LONGEST_S = 0.012  # where a device of any kind works from its memory, not from its caches
 _MOST_RUNGS = 7
-_BUILD_SHARE = 0.5  # of the budget, for building: a slow device gets fewer sizes
+_BUILD_SHARE = 0.6  # of the budget, for building: a slow device gets fewer sizes
 _FIT_S = 2.0  # of the budget, for fitting
 _LEAST_ROUNDS = 2
 
@@ -63,7 +63,7 @@ def probe(budget_s: float, device: str, threads: int, say: Say, seed: int = 0) -
     tenths = statistics.quantiles(speeds, n=10, method="inclusive")
     return fit_few(
         [
-            Probe(template=template, seconds=taken_s, ops=ops)
+            Probe(template=template, step=template in STEPS, seconds=taken_s, ops=ops)
             for (template, _, ops), taken_s in zip(built, seconds, strict=True)
         ],
         device_type=device_type,
@@ -113,22 +113,24 @@ def _recorded(call: Call) -> tuple[ProbeOp, ...]:
     recorder = Recorder()
     with recorder, recorder.record() as recording:
         call()
-    alike = Counter((one.kind, one.family, one.flops, one.bytes) for one in recording.operations)
+    alike = Counter(
+        (one.kind, one.family, one.flops, one.bytes, tuple(one.dims.items())) for one in recording.operations
+    )
     return tuple(
-        ProbeOp(kind=kind, family=family, flops=flops, bytes=moved, count=count)
-        for (kind, family, flops, moved), count in alike.items()
+        ProbeOp(kind=kind, family=family, flops=flops, bytes=moved, dims=dict(dims), count=count)
+        for (kind, family, flops, moved, dims), count in alike.items()
     )
 
 
-def timed(call: Call, where: torch.device, runs: int = 3) -> float:
-    """Seconds of a call: the least of some, after one that warms the caches, each until the device is done.
+def timed(call: Call, where: torch.device) -> float:
+    """Seconds of a call: the least of up to three, after one that warms the caches, each until the device is done.
 
     What else runs on the machine only adds: on one thread of a CPU its own time is taken, which is that of a core of one's own.
     """
     clock = time.thread_time if where.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
     call()
-    seen = []
-    for _ in range(runs):
+    seen: list[float] = []
+    while len(seen) < 3 and sum(seen) < _LONGEST_S:
         _finish(where)
         started = clock()
         call()

@@ -186,12 +186,65 @@ def _transformer_step(rung: int, device: torch.device) -> Call:
     return _trained(layer, torch.randn(8, 32, width, device=device), optimizer="adamw")
 
 
-TEMPLATES: dict[str, Template] = {
+class _Recurrent(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embed, self.layer = nn.Embedding(500, width), nn.LSTM(width, width, batch_first=True)
+        self.head = nn.Linear(width, 50)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.layer(self.embed(tokens))[0]
+        return functional.log_softmax(self.head(hidden[:, -1]), -1)
+
+
+def _recurrent_step(rung: int, device: torch.device) -> Call:
+    return _trained(_Recurrent(32 * 2**rung), torch.randint(0, 500, (16, 16), device=device), optimizer="adamw")
+
+
+class _Residual(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, padding=1, groups=channels), nn.GroupNorm(4, channels),
+            nn.Conv2d(channels, 2 * channels, 1), nn.SiLU(), nn.Conv2d(2 * channels, channels, 1), nn.Dropout(0.1),
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = x + self.layers(x)
+        return out
+
+
+def _residual_step(rung: int, device: torch.device) -> Call:
+    module = nn.Sequential(nn.Conv2d(3, 32, 2, stride=2), _Residual(32), _Residual(32), nn.AdaptiveAvgPool2d(1))
+    return _trained(module, torch.randn(2 * 4**rung, 3, 32, 32, device=device), optimizer="adamw")
+
+
+class _Tabular(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(200, 16) for _ in range(6))
+        self.layers = nn.Sequential(nn.Linear(96, width), nn.ReLU(), nn.BatchNorm1d(width), nn.Linear(width, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = [table(x[:, place]) for place, table in enumerate(self.tables)]
+        return torch.sigmoid(self.layers(torch.cat(found, -1)))
+
+
+def _tabular_step(rung: int, device: torch.device) -> Call:
+    return _trained(_Tabular(128), torch.randint(0, 200, (64 * 4**rung, 6), device=device), optimizer="adamw")
+
+
+STEPS: dict[str, Template] = {
+    "perceptron step": _perceptron_step, "convolutional step": _convolutional_step,
+    "transformer step": _transformer_step, "recurrent step": _recurrent_step, "residual step": _residual_step,
+    "tabular step": _tabular_step,
+}  # fmt: skip
+"""Whole training steps: they tell what one takes beyond its operations."""
+TEMPLATES: dict[str, Template] = STEPS | {
     "calls": _calls, "views": _views, "elementwise": _elementwise, "product": _product, "tall product": _tall_product,
     "forward convolution": _forward_convolution, "convolution": _convolution,
     "pointwise convolution": _pointwise_convolution, "grouped convolution": _grouped_convolution,
     "batch norm": _batch_norm, "layer norm": _layer_norm, "softmax": _softmax, "attention": _attention,
     "recurrent": _recurrent, "embedding": _embedding, "pooling": _pooling, "reduction": _reduction, "copy": _copy,
-    "dropout": _dropout, "optimizer": _optimizer, "perceptron step": _perceptron_step,
-    "convolutional step": _convolutional_step, "transformer step": _transformer_step,
+    "dropout": _dropout, "optimizer": _optimizer,
 }  # fmt: skip

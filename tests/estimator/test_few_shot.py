@@ -35,15 +35,20 @@ def truth(device_type: str, family: str, slower: float) -> Roofline:
 
 
 def probes(device_type: str, slower: float, noise: float = 0.0) -> list[Probe]:
-    made = []
+    """Each family at four sizes, and steps of two kinds; of the steps, every other one is off by the noise."""
+    made, ops = [], []
     for family in PROBED:
         cost = truth(device_type, family, slower)
-        for number, size in enumerate((0.0, 1e-4, 1e-3, 1e-2)):  # seconds of work at the datasheet's rates
+        for size in (0.0, 1e-4, 1e-3, 1e-2):  # seconds of work at the device's rates
             flops = size * cost.flops_per_s if family in ("matmul", "conv") else 0.0
             moved = 0.0 if flops else size * cost.bytes_per_s
             op = ProbeOp(kind=f"aten.{family}", family=family, count=3, flops=flops, bytes=moved)
-            seconds = 3 * float(cost(flops, moved)) * (1 + noise * (-1) ** number)
-            made.append(Probe(template=family, seconds=seconds, ops=(op,)))
+            ops.append((op, 3 * float(cost(flops, moved))))
+            made.append(Probe(template=family, seconds=ops[-1][1], ops=(op,)))
+    for number in range(8):
+        parts = ops[number], ops[(number + 5) % len(ops)]
+        seconds = sum(each for _, each in parts) * (1 + noise * (-1) ** (number // 2))
+        made.append(Probe(template=f"step {number % 2}", step=True, seconds=seconds, ops=tuple(op for op, _ in parts)))
     return made
 
 
@@ -120,7 +125,10 @@ def test_it_is_kept_like_any_calibration_and_an_estimate_names_its_mode(tmp_path
     assert document["coverage"] == 1.0
 
 
-def test_one_template_is_too_few() -> None:
-    alike = [one for one in probes("cpu", 1.0) if one.template == "conv"]
-    with pytest.raises(ValueError, match="at least two"):
-        fit_few(alike, device_type="cpu", **FACTS)
+@pytest.mark.parametrize(("kept", "says"), [("conv", "of operations"), ("step 0", "of steps")])
+def test_one_template_of_operations_or_of_steps_is_too_few(kept: str, says: str) -> None:
+    made = probes("cpu", 1.0)
+    of_step = kept.startswith("step")
+    some = [one for one in made if one.step is not of_step or one.template == kept]
+    with pytest.raises(ValueError, match=f"{says}; at least two"):
+        fit_few(some, device_type="cpu", **FACTS)
