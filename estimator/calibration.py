@@ -73,7 +73,7 @@ class Calibration(_Value):
     measurements: int
     duration_s: float
     sentinel_drift: float = Field(description="spread of the sentinel's time over the session: (p90 - p10) / median")
-    families: dict[str, FamilyCost]
+    families: dict[str, FamilyCost] = Field(min_length=1)
     kinds: tuple[str, ...] = Field(description="the operations that were seen")
     correction: StepCorrection
     cross_validated_error: ErrorSummary
@@ -264,6 +264,10 @@ def load(path: Path, torch_version: str | None = None) -> Calibration:
         found = Calibration.model_validate(document)
     except (ValueError, ValidationError):
         raise BadInput(f"calibration: {path}: is not a calibration, or was cut short; calibrate again") from None
+    if found.device_type not in DEVICE_TYPES:
+        raise BadInput(
+            f"calibration: {path}: is of device type {found.device_type!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}"
+        )
     if torch_version is not None and found.torch != torch_version:
         raise BadInput(
             f"calibration: {path}: was made with torch {found.torch}, here is {torch_version}; calibrate again"

@@ -72,17 +72,22 @@ def estimate_step(
     structure: Structure, *, batch_size: int, device_type: str | None = None, calibration: Calibration | None = None
 ) -> dict[str, Any]:
     """Time, memory and energy of one step on a device type, from a calibration or from the datasheet."""
-    curve = _curve(structure, device_type or (calibration.device_type if calibration else "cpu"), calibration)
-    return step_document(curve, batch_size)
+    return step_document(_curve(structure, device_type_of(device_type, calibration), calibration), batch_size)
+
+
+def device_type_of(device_type: str | None, calibration: Calibration | None) -> str:
+    """The device type that is asked for. Raises BadInput where it is unknown, or not the calibration's."""
+    chosen = device_type or (calibration.device_type if calibration else "cpu")
+    if chosen not in DEVICE_TYPES:
+        raise BadInput(f"device type: got {chosen!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}")
+    if calibration is not None and calibration.device_type != chosen:
+        raise BadInput(f"device type: got {chosen!r}; the calibration is of {calibration.device_type}")
+    return chosen
 
 
 def _curve(structure: Structure, device_type: str, calibration: Calibration | None) -> DeviceCurve:
     from trainwright.estimator.step_time import predict_curve
 
-    if device_type not in DEVICE_TYPES:
-        raise BadInput(f"device type: got {device_type!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}")
-    if calibration is not None and calibration.device_type != device_type:
-        raise BadInput(f"device type: got {device_type!r}; the calibration is of {calibration.device_type}")
     cores = float(calibration.threads) if calibration is not None and device_type == "cpu" else None
     speed = 1.0 if device_type == "emulated" else None
     return predict_curve(structure, calibration, device_type=device_type, cores=cores, speed=speed)

@@ -147,6 +147,7 @@ def estimate(
     if batch_size < 1:
         raise BadInput(f"--batch-size: got {batch_size}; allowed: 1 or more")
     measured = load_calibration(calibration, version("torch")) if calibration is not None else None
+    alone.device_type_of(device_type, measured)  # before the model is traced
     structure = _structure(model, batch_size, config, optimizer, precision)
     document = alone.estimate_step(structure, batch_size=batch_size, device_type=device_type, calibration=measured)
     if as_json:
