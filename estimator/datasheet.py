@@ -3,9 +3,9 @@
     t = latency + max(flops / (share · peak), bytes / (share · bandwidth))
 
 The shares are what eager training is known to reach of a device's peaks, by family of operations: an assumption for all devices,
-not fitted to any. They are rounded from published rooflines of training on GPUs (matrix products 0.5–0.8 of peak: Narayanan et al.,
-arXiv:2104.04473, reach 0.44–0.52 end to end; elementwise and normalisation 0.5–0.9 of bandwidth: Ivanov et al., Data Movement Is
-All You Need, arXiv:2007.00072, table 3). What a single device reaches differs from them by `RATE_WIDTH`.
+rounded and fitted to none. End to end, training of large transformers reaches 0.44 to 0.52 of the arithmetic peak (Narayanan et
+al., arXiv:2104.04473); what is not matrix products is bound by memory and reaches a part of the bandwidth (Ivanov et al., Data
+Movement Is All You Need, arXiv:2007.00072). What a single device reaches differs from the shares by `RATE_WIDTH`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Device types and what their makers state of them: the prior for a device that nobody has measured yet.
 
-Dense peaks without sparsity, FLOP/s; bandwidth of the device's memory, bytes/s; board power, W. Each figure names where it is from
-(`DeviceType.sources`): the maker's document, or an assumption that says so.
+Dense peaks without sparsity, FLOP/s; bandwidth of the device's memory, bytes/s; board power, W. Each figure names where it is
+from (`DeviceType.sources`): the maker's document, or an assumption that says so.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ HOST_MEMORY_TYPES = ("cpu", EMULATED)
 """Devices whose ranks share the memory of their host."""
 
 IDLE_SHARE = 0.15
-"""Of board power, drawn by a device that holds a process and waits. Makers state none. Telemetry of H100, A100 and L40S has a context
-add 26 to 66 W to a bare board (arXiv:2605.23918), which this agrees with in size."""
+"""Of board power, drawn by a device that holds a process and waits: an assumption, as makers state none. On H100, A100 and L40S a
+context was seen to add 26 to 66 W to what the bare board draws (arXiv:2605.23918)."""
 _IDLE_SOURCE = f"assumed: {IDLE_SHARE:.0%} of board power; size as in https://arxiv.org/abs/2605.23918"
 
 
@@ -68,7 +68,10 @@ _A100 = f"{_DOCS}/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r
 _GA102 = "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"
 _ADA = "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"
 _FP16 = "its fp16, as the device has no bf16 units"
-_FP64_32ND, _FP64_64TH = "1/32 of fp32, by the architecture's whitepaper", "1/64 of fp32, by the architecture's whitepaper"
+_FP64_32ND, _FP64_64TH = (
+    "1/32 of fp32, by the architecture's whitepaper",
+    "1/64 of fp32, by the architecture's whitepaper",
+)
 _SPARSE = "half of the sparse figure in the device's datasheet"
 _ASSUMED = "assumed, for each core"
 

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict
 from trainwright.estimator import datasheet
 from trainwright.estimator.calibration import Calibration, ErrorSummary, StepCorrection, by_family
 from trainwright.estimator.devices import DEVICE_TYPES
-from trainwright.estimator.op_cost import FamilyCost, Kernel, Roofline, Work, log_point, times
+from trainwright.estimator.op_cost import FamilyCost, Kernel, Roofline, log_point, times
 
 GENERAL_WIDTH = (datasheet.RATE_WIDTH, datasheet.RATE_WIDTH, datasheet.LATENCY_WIDTH)
 OWN_WIDTH = 0.5
@@ -150,7 +150,9 @@ def _costs(rooflines: _Rooflines, found: Any, probes: Sequence[Probe]) -> dict[s
         names = tuple(sorted({name for _, op in rows for name in op.dims}))
         points = np.array([log_point(op.flops, op.bytes, op.dims, names) for _, op in rows])
         kinds = tuple(op.kind for _, op in rows)
-        kernel = Kernel(lengths=(LENGTH,) * points.shape[1], family_sigma=FAMILY_SIGMA, kind_sigma=KIND_SIGMA, noise=NOISE)
+        kernel = Kernel(
+            lengths=(LENGTH,) * points.shape[1], family_sigma=FAMILY_SIGMA, kind_sigma=KIND_SIGMA, noise=NOISE
+        )
         shares = np.zeros((len(probes), len(rows)))
         for place, (number, op) in enumerate(rows):
             shares[number, place] = op.count * float(roofline(op.flops, op.bytes))
@@ -216,7 +218,9 @@ class _Rooflines:
                 parameters / self._widths,
             ])  # fmt: skip
 
-        return least_squares(residuals, np.zeros(len(self._widths)), loss="soft_l1", max_nfev=40, xtol=1e-4, ftol=1e-5).x
+        return least_squares(
+            residuals, np.zeros(len(self._widths)), loss="soft_l1", max_nfev=40, xtol=1e-4, ftol=1e-5
+        ).x
 
     def made(self, parameters: Any) -> dict[str, Roofline]:
         """Each family's, by name."""

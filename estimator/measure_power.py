@@ -13,9 +13,7 @@ from trainwright.estimator.energy import RAPL_ROOT, Power, meter_for, power_over
 _EACH_S = 0.7  # waiting, and again working
 
 
-def device_power(
-    device_type: str, device: torch.device, threads: int = 1, rapl_root: Path = RAPL_ROOT
-) -> Power | None:
+def device_power(device_type: str, device: torch.device, threads: int = 1, rapl_root: Path = RAPL_ROOT) -> Power | None:
     """Idle and load power; None where the machine has no meter that can be read to the end. Takes about 5 s.
 
     A socket's idle power is shared by its cores, of which `threads` are taken.

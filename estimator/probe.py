@@ -1,7 +1,7 @@
 """Probes a device: `python -m trainwright.estimator.probe --out FILE --budget S --device cpu|cuda:0 --threads N`. Heavy: torch.
 
-Every template (`estimator.templates`) is built at sizes from where calls dominate to where a run takes some 20 ms; then all are timed
-in rounds, each in an order of its own, until the budget is used. The spread of the rounds is told as drift.
+Every template (`estimator.templates`) is built at sizes from where calls dominate to where a run takes some 20 ms; then all are
+timed in rounds, each in an order of its own, until the budget is used. The spread of the rounds is told as drift.
 """
 
 from __future__ import annotations
@@ -57,9 +57,7 @@ def probe(budget_s: float, device: str, threads: int, say: Say, seed: int = 0) -
         last_s = time.monotonic() - begun
         say(f"round {len(rounds)}, {time.monotonic() - started:.0f} of {budget_s:.0f} s")
     seconds = [statistics.median(values) for values in zip(*rounds, strict=True)]
-    speeds = [
-        statistics.fmean(one / usual for one, usual in zip(values, seconds, strict=True)) for values in rounds
-    ]
+    speeds = [statistics.fmean(one / usual for one, usual in zip(values, seconds, strict=True)) for values in rounds]
     tenths = statistics.quantiles(speeds, n=10, method="inclusive")
     return fit_few(
         [

@@ -85,9 +85,7 @@ def calibrate(
     if not 1 <= threads <= 1024:
         raise BadInput(f"--threads: got {threads}; allowed: 1 to 1024")
     if probes and not LEAST_BUDGET_S <= budget_s <= MOST_PROBES_S:
-        raise BadInput(
-            f"--budget: got {budget_s:g}; allowed with --probes: {LEAST_BUDGET_S:g} to {MOST_PROBES_S:g} s"
-        )
+        raise BadInput(f"--budget: got {budget_s:g}; allowed with --probes: {LEAST_BUDGET_S:g} to {MOST_PROBES_S:g} s")
     if not budget_s >= LEAST_BUDGET_S:
         raise BadInput(f"--budget: got {budget_s:g}; allowed: {LEAST_BUDGET_S:g} s or more")
     try:

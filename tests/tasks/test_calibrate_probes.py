@@ -21,7 +21,9 @@ from trainwright.tasks.job import ModelSpec
 from trainwright.tasks.pool import Device, Power
 
 WAITING_W, WORKING_W = 40.0, 30.0
-MODEL = "from torch import nn, rand, zeros\n\n\ndef build_model():\n    return nn.Linear(8, 2)\n\n\ndef example_batch(n):\n"
+MODEL = (
+    "from torch import nn, rand, zeros\n\n\ndef build_model():\n    return nn.Linear(8, 2)\n\n\ndef example_batch(n):\n"
+)
 MODEL += "    return rand(n, 8), zeros(n).long()\n"
 
 

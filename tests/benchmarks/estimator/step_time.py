@@ -1,9 +1,9 @@
 """Predicted against measured step time on this machine: `python tests/benchmarks/estimator/step_time.py [--cases N] …`.
 
-Calibrates and probes, then times models of families that calibration does not hold, and with `--in-family` networks of those that it does:
-interleaved, in random order, a sentinel round every block. All methods are compared on the same measurements: by wall-clock, by
-wall-clock told at the speed of calibration (by the sentinel), and by the CPU time of the thread. The noise floor (what the halves
-of the rounds disagree by) stands in the same tables. With `--figure`, predicted against measured as SVG.
+Calibrates and probes, then times models of families that calibration does not hold, and with `--in-family` networks of those that
+it does: interleaved, in random order, a sentinel round every block. All methods are compared on the same measurements: by
+wall-clock, by wall-clock told at the speed of calibration (by the sentinel), and by the CPU time of the thread. The noise floor
+(what the halves of the rounds disagree by) stands in the same tables. With `--figure`, predicted against measured as SVG.
 """
 
 from __future__ import annotations
@@ -133,9 +133,7 @@ def report(group: str, rows: Sequence[Row], clock: str, threads: int) -> None:
     ordered = sorted(found.items(), key=lambda one: one[1].median)
     print(f"\n{group}, {clock}, {threads} thread{'s' if threads > 1 else ''}")
     print(table([HEADER, *(row(name, each) for name, each in ordered), floor]))
-    best_name, best = min(
-        ((n, a) for n, a in found.items() if n not in MODES), key=lambda one: one[1].median
-    )
+    best_name, best = min(((n, a) for n, a in found.items() if n not in MODES), key=lambda one: one[1].median)
     print(f"best baseline: {best_name}, {best.median / ours.median:.2f}x the median error of {OURS}")
     (median, by_median), (p90, by_p90) = TWO_THREADS if threads > 1 and group == "held out" else BARS[group]
     assert ours.noise_median is not None
@@ -209,7 +207,9 @@ def main() -> None:
 
     ends = [quantile([one.seconds(CLOCKS[0]) for one in timed], share) * 1e3 for share in (0, 0.5, 1)]
     slower = sentinel.slower(quantile(sentinel.seen, 0.5))
-    print(f"{calibration.processor}, torch {torch.__version__}, calibrated in {calibration.duration_s:.0f} s, probed in {few.duration_s:.0f} s")
+    print(
+        f"{calibration.processor}, torch {torch.__version__}, calibrated in {calibration.duration_s:.0f} s, probed in {few.duration_s:.0f} s"
+    )
     print(
         f"steps of {ends[0]:.1f} to {ends[2]:.0f} ms, median {ends[1]:.0f}; "
         f"sentinel's drift {percent(sentinel.drift())}, {slower:.2f}x its time in calibration"
