@@ -99,7 +99,8 @@ def energy_and_cost(
 ) -> tuple[float, float | None]:
     """Joule and money: measured times by power, load while busy, idle while not.
 
-    Power is the plan's (the pool file's, else as measured, else the datasheet's); of an older plan the pool file's or datasheet's.
+    Power is the plan's (the pool file's, else as measured, else the datasheet's); where it holds none, the pool file's or the
+    datasheet's.
     """
     pool = load_pool(pool_file)
     energy_j = rent = 0.0

@@ -7,25 +7,11 @@ import pytest
 from trainwright.estimator.datasheet import FAMILIES, reached
 from trainwright.estimator.devices import DEVICE_TYPES, recognise
 
-PROMISED = [
-    "nvidia-m40-12gb",
-    "nvidia-p100-16gb",
-    "nvidia-v100-16gb",
-    "nvidia-v100-32gb",
-    "nvidia-t4",
-    "nvidia-a10",
-    "nvidia-a100-40gb",
-    "nvidia-a100-80gb",
-    "nvidia-l4",
-    "nvidia-l40s",
-    "nvidia-rtx3090",
-    "nvidia-rtx4090",
-    "nvidia-h100-80gb",
-    "nvidia-h200",
-    "nvidia-b200",
-    "amd-mi300x",
-    "cpu",
-]
+PROMISED = (
+    "nvidia-m40-12gb", "nvidia-p100-16gb", "nvidia-v100-16gb", "nvidia-v100-32gb", "nvidia-t4", "nvidia-a10",
+    "nvidia-a100-40gb", "nvidia-a100-80gb", "nvidia-l4", "nvidia-l40s", "nvidia-rtx3090", "nvidia-rtx4090",
+    "nvidia-h100-80gb", "nvidia-h200", "nvidia-b200", "amd-mi300x", "cpu",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PROMISED)

@@ -208,7 +208,8 @@ def main() -> None:
     ends = [quantile([one.seconds(CLOCKS[0]) for one in timed], share) * 1e3 for share in (0, 0.5, 1)]
     slower = sentinel.slower(quantile(sentinel.seen, 0.5))
     print(
-        f"{calibration.processor}, torch {torch.__version__}, calibrated in {calibration.duration_s:.0f} s, probed in {few.duration_s:.0f} s"
+        f"{calibration.processor}, torch {torch.__version__}, calibrated in {calibration.duration_s:.0f} s, "
+        f"probed in {few.duration_s:.0f} s"
     )
     print(
         f"steps of {ends[0]:.1f} to {ends[2]:.0f} ms, median {ends[1]:.0f}; "
