@@ -29,6 +29,8 @@ _SHARES: Mapping[str, tuple[float, float]] = {
     "matmul": (0.6, 0.7),
     "conv": (0.45, 0.6),
     "conv_backward": (0.4, 0.5),
+    "grouped conv": (0.1, 0.4),
+    "grouped conv_backward": (0.05, 0.3),
     "attention": (0.35, 0.6),
     "rnn": (0.3, 0.5),
     "elementwise": (0.5, 0.7),

@@ -10,7 +10,8 @@ Each family f of operations has a roofline (`datasheet.reached`) whose three con
 What the probes show beyond that, each family's r of `op_cost` follows: a Gaussian process of stated kernel, not fitted.
 A family that no probe runs keeps the datasheet's shares, corrected by what the device showed in general. What a step takes beyond
 its operations (colder caches, Python, autograd) is told by small steps among the probes: c · Σ t + d · operations, c and d near
-their priors. The interval is the scatter of these steps, each template left out in turn, and a stated width for other models.
+their priors. The interval is that of `calibration`, its σ₀ the scatter of these steps, each template left out in turn, and a
+stated width for other models.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pydantic import BaseModel, ConfigDict
 from trainwright.estimator import datasheet
 from trainwright.estimator.calibration import Calibration, ErrorSummary, StepCorrection, by_family
 from trainwright.estimator.devices import DEVICE_TYPES
-from trainwright.estimator.op_cost import FamilyCost, Kernel, Roofline, log_point, times
+from trainwright.estimator.op_cost import FamilyCost, Kernel, Roofline, cost_family, log_point, times
 
 GENERAL_WIDTH = (datasheet.RATE_WIDTH, datasheet.RATE_WIDTH, datasheet.LATENCY_WIDTH)
 OWN_WIDTH = 0.5
@@ -89,7 +90,6 @@ def fit_few(probes: Sequence[Probe], *, device_type: str, **facts: Any) -> Calib
             _log_ratio(_correction(ops_s[~left], counts[~left], seconds[~left]), ops_s[left], counts[left], seconds[left])
             for left in (np.array([one.template == name for one in steps]) for name in {one.template for one in steps})
         ])  # fmt: skip
-    factor = math.exp(_HALF * math.hypot(float(np.sqrt((off**2).mean())), STEP_WIDTH))
     errors = np.abs(np.exp(-off) - 1)
     return Calibration(
         mode="few-shot",
@@ -99,15 +99,15 @@ def fit_few(probes: Sequence[Probe], *, device_type: str, **facts: Any) -> Calib
         correction=_correction(ops_s, counts, seconds),
         measurements=len(probes),
         cross_validated_error=ErrorSummary(median=float(np.median(errors)), p90=float(np.quantile(errors, 0.9))),
-        low_factor=1 / factor,
-        high_factor=factor,
+        step_deviation=math.hypot(float(np.sqrt((off**2).mean())), STEP_WIDTH),
+        interval_quantile=_HALF,
         **facts,
     )
 
 
 def _ops_s(costs: dict[str, FamilyCost], probe: Probe) -> float:
     work = by_family([(op.family, op.kind, op.count, op.flops, op.bytes, op.dims) for op in probe.ops])
-    return sum(float(times(costs, name, each).sum()) for name, each in work.items())
+    return sum(float(times(costs, name, each)[0].sum()) for name, each in work.items())
 
 
 def _correction(ops_s: Any, counts: Any, seconds: Any) -> StepCorrection:
@@ -128,7 +128,7 @@ def _log_ratio(correction: StepCorrection, ops_s: Any, counts: Any, seconds: Any
     """log(measured / predicted)."""
     import numpy as np
 
-    return np.log(seconds / (correction.scale * ops_s + correction.per_op_s * counts))
+    return np.log(seconds / correction(ops_s, counts))
 
 
 def _costs(rooflines: _Rooflines, found: Any, probes: Sequence[Probe]) -> dict[str, FamilyCost]:
@@ -144,7 +144,12 @@ def _costs(rooflines: _Rooflines, found: Any, probes: Sequence[Probe]) -> dict[s
     covariance = NOISE**2 * np.eye(len(probes))
     seen: dict[str, tuple[Any, ...]] = {}
     for family, roofline in made.items():
-        rows = [(number, op) for number, one in enumerate(probes) for op in one.ops if op.family == family]
+        rows = [
+            (number, op)
+            for number, one in enumerate(probes)
+            for op in one.ops
+            if cost_family(op.family, op.dims) == family
+        ]
         if not rows:
             continue
         names = tuple(sorted({name for _, op in rows for name in op.dims}))
@@ -172,7 +177,8 @@ def _costs(rooflines: _Rooflines, found: Any, probes: Sequence[Probe]) -> dict[s
 
 
 def _unseen(roofline: Roofline) -> FamilyCost:
-    nothing = Kernel(lengths=(), family_sigma=0.0, kind_sigma=0.0, noise=0.0)
+    """A family that no probe ran: as far off as its constants may be."""
+    nothing = Kernel(lengths=(), family_sigma=OWN_WIDTH, kind_sigma=0.0, noise=0.0)
     return FamilyCost(roofline=roofline, dims=(), kernel=nothing, kinds=(), points=(), weights=())
 
 
@@ -193,7 +199,7 @@ class _Rooflines:
 
         rows = [(number, op) for number, one in enumerate(probes) for op in one.ops]
         at = np.array([number for number, _ in rows])
-        family = np.array([self._place.get(op.family, self._place["other"]) for _, op in rows])
+        family = np.array([self._place.get(cost_family(op.family, op.dims), self._place["other"]) for _, op in rows])
         count, flops, moved = (
             np.array([float(getattr(op, name)) for _, op in rows]) for name in ("count", "flops", "bytes")
         )

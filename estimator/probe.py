@@ -24,7 +24,7 @@ from trainwright.estimator.devices import recognise
 from trainwright.estimator.energy import RAPL_ROOT
 from trainwright.estimator.errors import BadInput
 from trainwright.estimator.few_shot import Probe, ProbeOp, fit_few
-from trainwright.estimator.measure import Say, processor
+from trainwright.estimator.measure import Say, Sentinel, processor
 from trainwright.estimator.measure_power import device_power
 from trainwright.estimator.recorder import Recorder
 from trainwright.estimator.templates import STEPS, TEMPLATES, Call
@@ -71,6 +71,7 @@ def probe(budget_s: float, device: str, threads: int, say: Say, seed: int = 0) -
         processor=name,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         duration_s=time.monotonic() - started,
+        speed=Sentinel()(),
         sentinel_drift=tenths[-1] - tenths[0],
     )
 

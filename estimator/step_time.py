@@ -7,14 +7,14 @@ it), or `datasheet` (for a device that nobody measured). For `emulated` devices 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from trainwright.estimator.calibration import Calibration
-from trainwright.estimator.curves import Affine, DeviceCurve, Knots, Mode
+from trainwright.estimator.curves import Basis, DeviceCurve, Knots, Mode, line_above, line_through
 from trainwright.estimator.datasheet import RATE_WIDTH, reached
 from trainwright.estimator.devices import DEVICE_TYPES, EMULATED, EMULATED_SAMPLE_S, DeviceType
 from trainwright.estimator.energy import Power, datasheet_power, power_of, step_energy
+from trainwright.estimator.op_cost import cost_family
 from trainwright.estimator.structure import Structure
 
 # 90 % interval of the datasheet's guess: the widths of its priors, and that they err together.
@@ -44,6 +44,7 @@ def predict_curve(
     device = DEVICE_TYPES[device_type]
     mode: Mode = calibration.mode if calibration is not None else "calibrated"
     low, high, coverage, unknown = 1.0, 1.0, 1.0, tuple[str, ...]()
+    basis = None
     sizes = _around(structure.batch_size)
     if device_type == EMULATED:
         times = [EMULATED_SAMPLE_S * size / (speed or 1.0) for size in sizes]
@@ -51,8 +52,15 @@ def predict_curve(
         slower = calibration.threads / cores if cores is not None else 1.0
         times = [slower * seconds for seconds in calibration.step_times_s(structure, sizes)]
         coverage, kinds = calibration.coverage(structure, structure.batch_size)
-        low, high = calibration.factors(coverage)
+        low, high = calibration.factors(structure, structure.batch_size)
         unknown = tuple(kinds[:_NAMED])
+        basis = Basis(
+            model=structure.fingerprint(),
+            shares=calibration.shares(structure, structure.batch_size),
+            calibration=calibration.sha256(),
+            processor=calibration.processor,
+            torch=calibration.torch,
+        )
     else:
         mode, coverage, low, high = "datasheet", 0.0, 1 / _DATASHEET_FACTOR, _DATASHEET_FACTOR
         times = [_roofline(structure, device, size) / (cores or 1.0) for size in sizes]
@@ -66,11 +74,11 @@ def predict_curve(
         mode=mode,
         coverage=coverage,
         unknown=unknown,
-        step_time_s=_line(sizes, times),
+        step_time_s=line_through(sizes, times),
         time_knots=Knots(sizes=tuple(sizes), values=tuple(times)),
         low_factor=low,
         high_factor=high,
-        peak_memory_bytes=_above(sizes, memory),
+        peak_memory_bytes=line_above(sizes, memory),
         memory_knots=Knots(sizes=tuple(sizes), values=tuple(memory)),
         memory_safe_factor=_MEMORY_SAFE_FACTOR,
         memory_limit_bytes=device.memory_bytes,
@@ -78,6 +86,7 @@ def predict_curve(
         load_w=power.load_w,
         power_spread=power.spread,
         energy_source=power.energy_source,
+        basis=basis,
     )
 
 
@@ -99,28 +108,13 @@ def _around(batch_size: int) -> list[int]:
     return sorted({*near, batch_size, 2 * batch_size})
 
 
-def _line(sizes: Sequence[int], seconds: Sequence[float]) -> Affine:
-    """The line of least squared relative error, neither part negative."""
-    import numpy as np
-    from scipy.optimize import nnls
-
-    rows = np.array([[1 / value, size / value] for size, value in zip(sizes, seconds, strict=True)])
-    (fixed, per_sample), _ = nnls(rows, np.ones(len(sizes)))
-    return Affine(fixed=float(fixed), per_sample=float(per_sample))
-
-
-def _above(sizes: Sequence[int], values: Sequence[float]) -> Affine:
-    """The line through the ends: above all points between, where the curve is the highest of several lines."""
-    per_sample = (values[-1] - values[0]) / (sizes[-1] - sizes[0])
-    return Affine(fixed=max(0.0, values[0] - per_sample * sizes[0]), per_sample=per_sample)
-
-
 def _roofline(structure: Structure, device: DeviceType, batch_size: int) -> float:
     """Σ latency + max(flops / F, bytes / B): the datasheet's guess."""
-    return sum(
-        one.count * float(reached(device, one.family, one.dtype)(one.flops(batch_size), one.bytes(batch_size)))
-        for one in structure.trace
-    )
+    took = 0.0
+    for one in structure.trace:
+        family = cost_family(one.family, {name: line(batch_size) for name, line in one.dims.items()})
+        took += one.count * float(reached(device, family, one.dtype)(one.flops(batch_size), one.bytes(batch_size)))
+    return took
 
 
 def estimate_step(curve: DeviceCurve, batch_size: int) -> dict[str, Any]:
@@ -133,6 +127,7 @@ def estimate_step(curve: DeviceCurve, batch_size: int) -> dict[str, Any]:
         "batch_size": batch_size,
         "mode": curve.mode,
         "coverage": curve.coverage,
+        "learned_from": curve.learned_from,
         "unknown_operations": list(curve.unknown),
         "step_time_s": time.model_dump(),
         "peak_memory_bytes": {

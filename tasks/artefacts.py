@@ -102,6 +102,7 @@ class Estimate(Artefact):
     FILE: ClassVar[str] = "estimate.json"
     mode: Mode
     curves: list[DeviceCurve]
+    learned_from: int = Field(default=0, description="finished runs that corrected the curves, the most of any")
     gradient_bytes: float = Field(description="what an all-reduce carries each step")
     calibrations: dict[str, str] = Field(default_factory=dict, description="sha256 of the calibration, by device kind")
     local_link: Link | None = Field(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -12,6 +11,7 @@ import psutil
 from trainwright.estimator.calibration import Calibration
 from trainwright.estimator.communication import HOROVOD_CYCLE_S
 from trainwright.estimator.curves import Mode
+from trainwright.estimator.experience import FinishedRun, learn
 from trainwright.estimator.step_time import predict_curve
 from trainwright.estimator.structure import Structure
 from trainwright.tasks.artefacts import Estimate
@@ -27,13 +27,14 @@ def estimate(
     calibrations: Sequence[Calibration] = (),
     power: Mapping[str, Power] | None = None,
     backend: Literal["auto", "horovod", "torch"] = "auto",
+    finished: Sequence[FinishedRun] = (),
 ) -> Estimate:
     """One curve for each kind of device, by its calibration where one is given (a CPU's for its threads).
 
     Without one, CPUs are measured, and GPUs are predicted by their datasheet.
 
     Where two devices or more are on this machine, its link between ranks is measured too. `backend` is the collectives'
-    library, as the job names it.
+    library, as the job names it. `finished` runs correct the curves of their devices' types.
     """
     known = {_measured_as(one.device_type, one.threads): one for one in calibrations}
     curves, sources = [], {}
@@ -44,7 +45,7 @@ def estimate(
         if calibration is None and device.type == "cpu":
             calibration = known[name] = calibration_for(threads)
         if calibration is not None:
-            sources[name] = hashlib.sha256(calibration.model_dump_json().encode()).hexdigest()
+            sources[name] = calibration.sha256()
         override = (power or {}).get(device.type)
         curve = predict_curve(
             structure,
@@ -56,12 +57,13 @@ def estimate(
         )
         if curve.memory_limit_bytes is None and device.local:
             curve = curve.model_copy(update={"memory_limit_bytes": float(psutil.virtual_memory().total)})
-        curves.append(curve)
+        curves.append(learn(curve, finished))
     horovod = backend != "torch" and importlib.util.find_spec("horovod") is not None
     modes = {curve.mode for curve in curves}
     return Estimate(
         mode=next((mode for mode in _VAGUEST if mode in modes), "calibrated"),
         curves=curves,
+        learned_from=max((curve.learned_from for curve in curves), default=0),
         gradient_bytes=structure.parameter_bytes,
         calibrations=sources,
         local_link=link_for_this_machine() if sum(device.local for device in devices) > 1 else None,

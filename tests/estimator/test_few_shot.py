@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.estimator import datasheet
-from trainwright.estimator.calibration import Calibration, load, save
+from trainwright.estimator.calibration import Calibration, Speed, load, save
 from trainwright.estimator.curves import Affine
 from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.few_shot import Probe, ProbeOp, fit_few
@@ -20,6 +20,7 @@ from trainwright.estimator.structure import Operation, Structure
 FACTS = {
     "threads": 1, "dtype": "float32", "torch": "2.0.0", "processor": "made up",
     "created_at": "2026-01-01T00:00:00+00:00", "duration_s": 1.0, "sentinel_drift": 0.0,
+    "speed": Speed(compute_s=1.0, memory_s=1.0, calls_s=1.0),
 }  # fmt: skip
 PROBED = ("matmul", "conv", "elementwise", "view")
 
@@ -96,7 +97,8 @@ def test_families_that_were_not_probed_go_with_the_device_in_general() -> None:
 
 def test_the_interval_lies_round_the_median_and_widens_with_the_probes_scatter_and_with_what_was_not_probed() -> None:
     calm, noisy = calibration(), calibration(noise=0.6)
-    assert 0 < noisy.low_factor < calm.low_factor < 1 < calm.high_factor < noisy.high_factor
+    ends = [one.factors(structure("conv"), 32) for one in (noisy, calm)]
+    assert 0 < ends[0][0] < ends[1][0] < 1 < ends[1][1] < ends[0][1]
     known, strange = (
         predict_curve(structure(*families), calm, device_type="cpu", cores=1.0) for families in (("conv",), ("norm",))
     )
