@@ -22,10 +22,12 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from trainwright.estimator.devices import DEVICE_TYPES
+from trainwright.estimator.energy import Power
 from trainwright.estimator.errors import BadInput
 from trainwright.estimator.op_cost import FamilyCost, OpSample, Work, cost_family, fit_families, times
 from trainwright.estimator.structure import Operation, Structure
@@ -117,6 +119,7 @@ class Calibration(_Value):
     """The file that `trainwright calibrate` writes."""
 
     schema_version: int = SCHEMA_VERSION
+    mode: Literal["calibrated", "few-shot"] = "calibrated"
     device_type: str
     threads: int
     dtype: str
@@ -127,12 +130,13 @@ class Calibration(_Value):
     duration_s: float
     speed: Speed = Field(description="the machine's median speed in the session, at which all times are told")
     sentinel_drift: float = Field(description="spread of the sentinel's time over the session: (p90 - p10) / median")
-    families: dict[str, FamilyCost]
+    families: dict[str, FamilyCost] = Field(min_length=1)
     kinds: tuple[str, ...] = Field(description="the operations that were seen")
     correction: StepCorrection
     cross_validated_error: ErrorSummary
     step_deviation: float = Field(description="σ₀: of the logarithm of a step's time over its operations'")
     interval_quantile: float = Field(description="q: half the interval's width in deviations")
+    power: Power | None = Field(default=None, description="where the machine has a meter; of `threads` cores of a CPU")
 
     def step_times_s(self, structure: Structure, batch_sizes: Sequence[int]) -> list[float]:
         """The predicted median of a training step, seconds, for each batch size (ascending); never less for more samples."""
@@ -171,10 +175,17 @@ class Calibration(_Value):
         return math.exp(-self.interval_quantile * deviation), math.exp(self.interval_quantile * deviation)
 
     def _op_times(self, structure: Structure, batch_size: int) -> dict[str, tuple[Any, Any]]:
-        factor = _FLOPS_FACTOR.get(structure.precision, 1.0)
+        factor = self._flops_factor(structure.precision)
         return {
             family: times(self.families, family, work, factor) for family, work in _work(structure, batch_size).items()
         }
+
+    def _flops_factor(self, precision: str) -> float:
+        """How many FLOPs of fp32, which is what was measured, one of this precision costs: few-shot, by the datasheet's peaks."""
+        if self.mode == "calibrated":
+            return _FLOPS_FACTOR.get(precision, 1.0)
+        peaks = DEVICE_TYPES[self.device_type].peak_flops
+        return peaks["fp32"] / peaks["bf16" if precision == "amp" else precision]
 
 
 def op_count(structure: Structure) -> int:
@@ -184,7 +195,7 @@ def op_count(structure: Structure) -> int:
 
 def _work(structure: Structure, batch_size: int) -> dict[str, Work]:
     """A step's operations by family of cost."""
-    return _by_family(
+    return by_family(
         [
             (
                 one.family, _known_as(one), one.count, one.flops(batch_size), one.bytes(batch_size),
@@ -200,7 +211,8 @@ def _known_as(one: Operation) -> str:
     return f"{one.kind} in {one.dtype}" if one.dtype in ("bfloat16", "float16") else one.kind
 
 
-def _by_family(rows: Sequence[tuple[str, str, int, float, float, dict[str, float]]]) -> dict[str, Work]:
+def by_family(rows: Sequence[tuple[str, str, int, float, float, dict[str, float]]]) -> dict[str, Work]:
+    """Operations (family, kind, count, flops, bytes, dims) by family of cost."""
     groups: dict[str, list[tuple[str, str, int, float, float, dict[str, float]]]] = {}
     calls = Counter[str]()
     for row in rows:
@@ -228,7 +240,7 @@ def _deviation(families: Iterable[tuple[Any, Any]], step: float) -> float:
 
 
 def _predicted(costs: dict[str, FamilyCost], step: StepSample) -> list[tuple[Any, Any]]:
-    work = _by_family([(one.family, one.kind, one.count, one.flops, one.bytes, one.dims) for one in step.ops])
+    work = by_family([(one.family, one.kind, one.count, one.flops, one.bytes, one.dims) for one in step.ops])
     return [times(costs, family, each) for family, each in work.items()]
 
 
@@ -384,6 +396,10 @@ def load(path: Path, torch_version: str | None = None) -> Calibration:
         found = Calibration.model_validate(document)
     except (ValueError, ValidationError):
         raise BadInput(f"calibration: {path}: is not a calibration, or was cut short; calibrate again") from None
+    if found.device_type not in DEVICE_TYPES:
+        raise BadInput(
+            f"calibration: {path}: is of device type {found.device_type!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}"
+        )
     if torch_version is not None and found.torch != torch_version:
         raise BadInput(
             f"calibration: {path}: was made with torch {found.torch}, here is {torch_version}; calibrate again"

@@ -110,6 +110,7 @@ class DeviceCurve(_Value):
     memory_limit_bytes: float | None = Field(default=None, description="what the device has; None: not known")
     idle_w: float | None = None
     load_w: float | None = None
+    power_spread: float = Field(default=0.0, ge=0, description="relative half width of the 90 % interval of the power")
     energy_source: Literal["measured", "datasheet"] | None = None
     basis: Basis | None = Field(default=None, description="None where it is no calibration's")
     learned_from: int = Field(default=0, description="finished runs that corrected it")

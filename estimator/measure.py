@@ -26,6 +26,8 @@ import torch  # noqa: TID253 - this is a process of its own
 
 from trainwright.estimator.benchmark import Network, networks, turn
 from trainwright.estimator.calibration import Calibration, Speed, StepSample, fit, save
+from trainwright.estimator.energy import RAPL_ROOT
+from trainwright.estimator.measure_power import device_power
 from trainwright.estimator.op_cost import OpSample
 from trainwright.estimator.operations import Operation
 from trainwright.estimator.recorder import Recorder
@@ -235,13 +237,16 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budget", type=float, required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--powercap", type=Path, default=RAPL_ROOT)
     given = parser.parse_args()
 
     def say(message: str) -> None:
         sys.stderr.write(json.dumps({"message": message}) + "\n")
         sys.stderr.flush()
 
-    save(measure(given.budget, given.threads, say, kept=given.out.with_suffix(".samples")), given.out)
+    made = measure(given.budget, given.threads, say, kept=given.out.with_suffix(".samples"))
+    power = device_power("cpu", torch.device("cpu"), given.threads, given.powercap)
+    save(made.model_copy(update={"power": power}), given.out)
     return 0
 
 

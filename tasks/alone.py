@@ -81,19 +81,25 @@ def estimate_step(
 
     With `store`, the runs that finished there correct a calibrated prediction.
     """
-    curve = _curve(structure, device_type or (calibration.device_type if calibration else "cpu"), calibration)
+    curve = _curve(structure, device_type_of(device_type, calibration), calibration)
     if store is not None:
         curve = learn(curve, calibration_set.read(store, [curve.device_type]))
     return step_document(curve, batch_size)
 
 
+def device_type_of(device_type: str | None, calibration: Calibration | None) -> str:
+    """The device type that is asked for. Raises BadInput where it is unknown, or not the calibration's."""
+    chosen = device_type or (calibration.device_type if calibration else "cpu")
+    if chosen not in DEVICE_TYPES:
+        raise BadInput(f"device type: got {chosen!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}")
+    if calibration is not None and calibration.device_type != chosen:
+        raise BadInput(f"device type: got {chosen!r}; the calibration is of {calibration.device_type}")
+    return chosen
+
+
 def _curve(structure: Structure, device_type: str, calibration: Calibration | None) -> DeviceCurve:
     from trainwright.estimator.step_time import predict_curve
 
-    if device_type not in DEVICE_TYPES:
-        raise BadInput(f"device type: got {device_type!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}")
-    if calibration is not None and calibration.device_type != device_type:
-        raise BadInput(f"device type: got {device_type!r}; the calibration is of {calibration.device_type}")
     cores = float(calibration.threads) if calibration is not None and device_type == "cpu" else None
     speed = 1.0 if device_type == "emulated" else None
     return predict_curve(structure, calibration, device_type=device_type, cores=cores, speed=speed)
@@ -134,11 +140,9 @@ def plan_job(job: Job, calibrations: Sequence[Calibration] = ()) -> Plan:
     structure = extract_model(
         job.model, spec=batch_spec(schema), optimizer=job.train.optimizer, precision=job.train.precision
     )
-    given = {calibration.threads: calibration for calibration in calibrations if calibration.device_type == "cpu"}
     found = estimate(
-        structure, devices, calibrations=given or None, power=pool.power, backend=job.train.backend,
-        finished=_finished(devices),
-    )  # fmt: skip
+        structure, devices, calibrations, power=pool.power, backend=job.train.backend, finished=_finished(devices)
+    )
     return make_plan(job, pool, found, schema)
 
 

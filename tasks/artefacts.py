@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trainwright.estimator.communication import Link
 from trainwright.estimator.curves import DeviceCurve, Interval, Mode
+from trainwright.estimator.energy import Power
 from trainwright.tasks.job import Job, Task
 from trainwright.tasks.pool import Device
 
@@ -124,6 +125,7 @@ class PlannedDevice(Device):
     batch_size: int
     step_time_s: Interval = Field(description="of its own share, without waiting for the others")
     peak_memory_bytes: float
+    power: Power | None = Field(default=None, description="what the prediction took the device to draw")
 
 
 class Prediction(Value):

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from trainwright.estimator.calibration import Calibration, load
 from trainwright.estimator.communication import Link
+from trainwright.estimator.energy import RAPL_ROOT
 from trainwright.estimator.measure_link import measure_link
 from trainwright.estimator.measure_link import save as save_link
 from trainwright.infra.process import dying_with_parent
@@ -24,7 +25,10 @@ from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.settings import settings
 
 FIRST_USE_S = 35.0
+BUDGET_S = 90.0
+PROBES_S = 20.0
 LEAST_BUDGET_S = 1.0
+MOST_PROBES_S = 30.0
 LINK_S = 1.5
 """Loading torch in two processes comes on top: the whole is to stay below 6 s."""
 
@@ -61,20 +65,44 @@ def link_for_this_machine() -> Link:
     return link
 
 
-def calibrate(out: Path, *, budget_s: float, device: str = "cpu", threads: int = 1) -> Calibration:
-    """Measure a device of this machine for so many seconds, in a process of its own, and write the calibration."""
-    if device != "cpu":
-        raise BadInput(f"--device: got {device!r}; allowed: cpu (calibration of GPUs is not there yet)")
+def calibrate(
+    out: Path,
+    *,
+    budget_s: float | None = None,
+    device: str = "cpu",
+    threads: int = 1,
+    probes: bool = False,
+    powercap: Path = RAPL_ROOT,
+) -> Calibration:
+    """Measure a device of this machine for so many seconds, in a process of its own, and write the calibration.
+
+    With `probes` a few-shot one, of any device that torch can address; else one of networks, of the CPU. `powercap` is where
+    the CPU's energy counters are. Raises BadInput for what can't be measured or written.
+    """
+    budget_s = budget_s if budget_s is not None else PROBES_S if probes else BUDGET_S
+    if not probes and device != "cpu":
+        raise BadInput(f"--device: got {device!r}; allowed: cpu (with --probes also cuda:0 and its like)")
     if not 1 <= threads <= 1024:
         raise BadInput(f"--threads: got {threads}; allowed: 1 to 1024")
-    if budget_s < LEAST_BUDGET_S:
+    if probes and not LEAST_BUDGET_S <= budget_s <= MOST_PROBES_S:
+        raise BadInput(f"--budget: got {budget_s:g}; allowed with --probes: {LEAST_BUDGET_S:g} to {MOST_PROBES_S:g} s")
+    if not budget_s >= LEAST_BUDGET_S:
         raise BadInput(f"--budget: got {budget_s:g}; allowed: {LEAST_BUDGET_S:g} s or more")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"--out: {out}: can't be written ({error.strerror})") from None
-    command = [sys.executable, "-m", "trainwright.estimator.measure"]
+    if out.is_dir():
+        raise BadInput(f"--out: {out}: is a folder; allowed: a file")
+    command = [sys.executable, "-m", f"trainwright.estimator.{'probe' if probes else 'measure'}"]
     command += ["--out", str(out.absolute()), "--budget", str(budget_s), "--threads", str(threads)]
+    command += ["--powercap", str(powercap), *(["--device", device] if probes else [])]
+    _run(command)
+    return load(out)
+
+
+def _run(command: list[str]) -> None:
+    """Run a measuring process and pass on what it says. Raises BadInput where it names some, TrainwrightError where it fails."""
     last = ""
     with subprocess.Popen(
         dying_with_parent(command),
@@ -86,14 +114,15 @@ def calibrate(out: Path, *, budget_s: float, device: str = "cpu", threads: int =
         try:
             for line in process.stderr or ():
                 last = line.strip() or last
-                if line.startswith("{"):
+                if line.startswith('{"message"'):
                     progress.emit("calibrate", message=json.loads(line)["message"])
         except BaseException:
             process.kill()
             raise
+    if process.returncode == BadInput.exit_code and last.startswith('{"error"'):
+        raise BadInput(json.loads(last)["error"])
     if process.returncode != 0:
         raise TrainwrightError(f"calibrate: the measuring process ended with {process.returncode}: {last[:300]}")
-    return load(out)
 
 
 def _machine(torch_version: str) -> str:

@@ -19,6 +19,7 @@ from typing import Literal
 from trainwright.estimator.communication import Link, all_reduce, on_cycle
 from trainwright.estimator.curves import DeviceCurve, Interval
 from trainwright.estimator.devices import HOST_MEMORY_TYPES
+from trainwright.estimator.energy import power_of
 from trainwright.tasks.allocate.split import split_batch
 from trainwright.tasks.artefacts import Alternative, DataSchema, Estimate, Plan, PlannedDevice, Prediction
 from trainwright.tasks.errors import BadInput, Infeasible
@@ -118,6 +119,7 @@ def make_plan(job: Job, pool: Pool, estimate: Estimate, data: DataSchema, free: 
                 batch_size=batch,
                 step_time_s=estimate.curve(device).step_time(batch),
                 peak_memory_bytes=estimate.curve(device).device_memory_bytes(batch),
+                power=power_of(estimate.curve(device)),
             )
             for device, batch in zip(best.devices, best.batches, strict=True)
         ],
@@ -184,6 +186,8 @@ class _Planner:
             )
             scale = steps * (busy + idle) / step.median
             energy = _sum(step * scale, _START_S * sum(watts for watts, _ in filter(None, powers)))
+            off = 1 + max(curve.power_spread for curve in curves)
+            energy = Interval(median=energy.median, low=energy.low / off, high=energy.high * off)
         cost = self._cost(devices, duration, energy)
         prediction = Prediction(step_time_s=step, duration_s=duration, energy_j=energy, cost=cost)
         upper = {

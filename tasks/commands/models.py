@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,9 +88,14 @@ def _structure(
 
 def calibrate(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="where the calibration is written")],
-    budget: Annotated[float, typer.Option(help="seconds to measure")] = 90.0,
-    device: Annotated[str, typer.Option(help="cpu or cuda:0")] = "cpu",
+    budget: Annotated[
+        float | None, typer.Option(help="seconds to measure", show_default="90, with --probes 20")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu; with --probes also cuda:0 and its like")] = "cpu",
     threads: Annotated[int, typer.Option(help="CPU threads")] = 1,
+    probes: Annotated[
+        bool, typer.Option("--probes", help="a few operations only: correct the datasheet (mode few-shot)")
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -97,16 +103,18 @@ def calibrate(
     from trainwright.tasks import screen
     from trainwright.tasks.calibrate import calibrate as measure
 
-    with screen.err.status(f"measuring for up to {budget:.0f} s"):
-        result = measure(out, budget_s=budget, device=device, threads=threads)
+    with screen.err.status(f"measuring {device}"):
+        result = measure(out, budget_s=budget, device=device, threads=threads, probes=probes)
     if as_json:
         print_model(result)
         return
     error = result.cross_validated_error
     facts = [
+        ("mode", result.mode),
         ("measurements", str(result.measurements)),
         ("error, cross-validated", f"median {100 * error.median:.0f} %, p90 {100 * error.p90:.0f} %"),
         ("drift of the machine", f"{100 * result.sentinel_drift:.1f} %"),
+        ("power", f"{result.power.idle_w:.1f} W idle, {result.power.load_w:.1f} W" if result.power else "no meter"),
         ("took", screen.seconds(result.duration_s)),
         ("written to", str(out)),
     ]
@@ -141,7 +149,8 @@ def estimate(
         raise BadInput("estimate: give --calibration FILE or --device-type NAME")
     if batch_size < 1:
         raise BadInput(f"--batch-size: got {batch_size}; allowed: 1 or more")
-    measured = load_calibration(calibration) if calibration is not None else None
+    measured = load_calibration(calibration, version("torch")) if calibration is not None else None
+    alone.device_type_of(device_type, measured)  # before the model is traced
     structure = _structure(model, batch_size, config, optimizer, precision)
     document = alone.estimate_step(
         structure, batch_size=batch_size, device_type=device_type, calibration=measured, store=store

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,7 +59,7 @@ def plan(
     from trainwright.tasks import alone, screen
     from trainwright.tasks.job import load_job
 
-    measured = [load_calibration(file) for file in calibration or []]
+    measured = [load_calibration(file, version("torch")) for file in calibration or []]
     with screen.err.status("tracing the model, predicting, planning"):
         result = alone.plan_job(load_job(job, pool), measured)
     if as_json:
