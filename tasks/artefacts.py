@@ -139,13 +139,27 @@ class Alternative(Value):
 
     devices: dict[str, int] = Field(description="count by kind of device")
     global_batch_size: int
+    accumulation: int = 1
     predicted: Prediction | None = None
     feasible: bool
     reason: str
 
 
+class FrontPoint(Value):
+    """A configuration that none is better than in time, energy and cost at once."""
+
+    time: float = Field(description="duration, s: median")
+    energy: float | None = Field(description="J")
+    cost: float | None = Field(description="in the pool's currency")
+    devices: dict[str, int] = Field(description="count by kind of device")
+    global_batch_size: int
+    accumulation: int = 1
+    feasible: bool = Field(description="within the job's limits at its confidence")
+    chosen: bool = Field(default=False, description="the plan itself")
+
+
 class Plan(Artefact):
-    """plan.json"""
+    """plan.json. The objective is compared by medians; limits are held at the job's confidence."""
 
     FILE: ClassVar[str] = "plan.json"
     feasible: bool
@@ -162,7 +176,18 @@ class Plan(Artefact):
         default_factory=dict, description="where infeasible: deadline_s, budget that would do"
     )
     alternatives: list[Alternative] = Field(default_factory=list)
-    search: Literal["exact", "greedy"] = "exact"
+    front: list[FrontPoint] = Field(
+        default_factory=list, description="Pareto front of time against energy and cost at this global batch, quickest first"
+    )
+    batches: list[FrontPoint] = Field(
+        default_factory=list, description="the best for each global batch that was not out of the question"
+    )
+    accumulation: int = Field(default=1, description="micro-batches that every rank takes a step in")
+    batch_rule: str | None = Field(default=None, description="why this global batch")
+    search: Literal["exact", "bounded", "greedy"] = Field(
+        default="exact", description="bounded: nothing is better by more than `gap`"
+    )
+    gap: float = Field(default=0.0, description="by how much, relatively, another configuration can be better")
     solve_time_s: float
 
     @property

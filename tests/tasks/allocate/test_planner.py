@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.estimator.communication import Link, all_reduce
@@ -72,6 +72,7 @@ def step_time(pool: dict[str, Any], link: Link | None, **job: Any) -> Interval:
     return predicted.step_time_s
 
 
+@settings(deadline=None)
 @given(bandwidth=st.floats(1e6, 1e12), latency=st.floats(1e-6, 0.1), spread=st.floats(0, 4), slower=st.floats(1.1, 100))
 def test_a_slower_link_between_ranks_makes_a_step_longer(
     bandwidth: float, latency: float, spread: float, slower: float

@@ -1,0 +1,416 @@
+"""The best configuration for a global batch: branch and bound over accumulation, water level, number of ranks and counts.
+
+A node is an accumulation, an interval of water levels, an interval of the number of ranks, and an interval of the count of each
+group. With W >= w1 every rank of kind k is busy for τ_k at least (what it finishes before w1), and with W <= w2 it takes s_k
+samples at most, so what the ranks cost is at least that of the cheapest cover of the batch, Σ s_k · n_k >= B, at τ_k each
+(`bounds.cover`), with collectives that take what the node's ranks take at least (`bounds.CollectiveFloor`). A node whose bound is
+not below the best that was found is dropped; the others are halved where their bound is loosest. What is found when no node is
+left is the best there is; where the work is cut short, `bound` says how much better anything else can be.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trainwright.tasks.allocate.bounds import CollectiveFloor, cover
+from trainwright.tasks.allocate.cost import START_S, Cost, CostModel, Share, deviations
+from trainwright.tasks.allocate.layout import Layout, Ranks
+from trainwright.tasks.allocate.split import levels_of, split_kinds
+from trainwright.tasks.pool import Device
+
+Goal = Literal["time", "energy", "cost", "upper_time", "upper_cost"]
+EXACT = 1e-9
+"""Two values this close, relatively, are one: what arithmetic leaves of a tie."""
+_FEW = 24  # counts are tried one by one where there are no more of them
+MOST_NODES = 3_000
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a configuration must keep at the job's confidence. Infinite: no limit."""
+
+    deadline_s: float = math.inf
+    budget: float = math.inf
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Ranks with their shares, and what that takes."""
+
+    layout: Layout
+    counts: tuple[int, ...]
+    ranks: Ranks
+    shares: tuple[Share, ...]
+    batch: int
+    accumulation: int
+    cost: Cost
+    strategy: str = "data-parallel"
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return sum(self.counts)
+
+    def value(self, goal: Goal) -> float:
+        """What is minimised; infinite where it is not known."""
+        cost = self.cost
+        if goal == "time":
+            return cost.duration_s.median
+        if goal == "energy":
+            return cost.energy_j.median if cost.energy_j else math.inf
+        if goal == "cost":
+            return cost.cost.median if cost.cost else math.inf
+        return cost.upper_duration_s if goal == "upper_time" else cost.upper_cost
+
+    def available_s(self) -> float:
+        """For how long all its devices are there."""
+        return min(share.kind.available_s for share in self.shares)
+
+    def excess(self, limits: Limits) -> float:
+        """By how much limits and windows are missed, as a share; 0 where they are kept."""
+        over = self.cost.upper_duration_s / limits.deadline_s - 1 if limits.deadline_s < math.inf else 0.0
+        if limits.budget < math.inf:
+            over = max(over, self.cost.upper_cost / limits.budget - 1)
+        window = self.available_s()
+        if window < math.inf:
+            over = max(over, self.cost.upper_duration_s / window - 1 if window > 0 else math.inf)
+        return max(0.0, over)
+
+    def devices(self) -> list[tuple[Device, int]]:
+        """Devices and shares, in the order of the pool."""
+        seats = self.layout.seats(self.counts, self.ranks)
+        batches: dict[int, Iterator[int]] = {}
+        for kind in {share.kind.index for share in self.shares}:
+            batches[kind] = iter(
+                [share.batch for share in self.shares if share.kind.index == kind for _ in range(share.ranks)]
+            )
+        return [(device, next(batches[self.layout.model.kind(device).index])) for device in seats]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best that was found, and what anything else takes at least."""
+
+    best: Configuration | None
+    bound: float
+    nodes: int
+    seen: list[Configuration] = field(default_factory=list)
+
+    def gap(self, goal: Goal) -> float:
+        """By how much, relatively, anything else can be better."""
+        if self.best is None:
+            return 0.0 if math.isinf(self.bound) else math.inf
+        value = self.best.value(goal)
+        return max(0.0, 1 - self.bound / value) if value > 0 and self.bound < value * (1 - EXACT) else 0.0
+
+
+class Space:
+    """The configurations of a layout for one global batch."""
+
+    def __init__(self, layout: Layout, batch: int, least: int, most: int, most_accumulation: int = 1) -> None:
+        self.layout, self.batch, self.least = layout, batch, least
+        self.most = min(most, batch, sum(group.count for group in layout.groups))
+        self.model: CostModel = layout.model
+        self.accumulations: list[int] = []
+        self.tables: dict[int, dict[int, Any]] = {}
+        self.levels: dict[int, Any] = {}
+        accumulation = 1
+        while accumulation <= min(most_accumulation, batch):
+            tables = {kind.index: self.model.times(kind, batch, accumulation) for kind in layout.kinds}
+            self.tables[accumulation] = tables
+            self.levels[accumulation] = levels_of([table for table in tables.values() if len(table)])
+            self.accumulations.append(accumulation)
+            shared = any(kind.shares_memory for kind in layout.kinds)
+            if not shared and all(len(table) == batch for table in tables.values()):
+                break  # memory binds nowhere: more would only take longer
+            accumulation *= 2
+
+    def configure(self, counts: Sequence[int], accumulation: int, ranks: Ranks | None = None) -> list[Configuration]:
+        """These counts with each way to seat them (or only this one); none where they do not fit."""
+        number = sum(counts)
+        if not self.least <= number <= self.most:
+            return []
+        by_kind: dict[int, int] = {}
+        for group, count in zip(self.layout.groups, counts, strict=True):
+            if count:
+                by_kind[group.kind.index] = by_kind.get(group.kind.index, 0) + count
+        kinds = [kind for kind in self.layout.kinds if kind.index in by_kind]
+        tables = [self.tables[accumulation][kind.index] for kind in kinds]
+        if not all(len(table) for table in tables):
+            return []
+        split = split_kinds(self.batch, tables, [by_kind[kind.index] for kind in kinds], self.levels[accumulation])
+        if split is None or not self._fits(counts, dict(zip((kind.index for kind in kinds), split, strict=True)), accumulation):
+            return []
+        shares = tuple(Share(kind, batch, count) for kind, one in zip(kinds, split, strict=True) for batch, count in one)
+        return [
+            Configuration(
+                self.layout, tuple(counts), one, shares, self.batch, accumulation,
+                self.model.cost(shares, self.layout.collective_s(one), self.batch, accumulation),
+            )
+            for one in ([ranks] if ranks is not None else self.layout.choices(counts))
+        ]  # fmt: skip
+
+    def _fits(self, counts: Sequence[int], split: dict[int, list[tuple[int, int]]], accumulation: int) -> bool:
+        """Whether ranks that share their machine's memory fit into it together, each at the largest share of its kind."""
+        for places in self.layout.groups_of:
+            if len(self.layout.sites[self.layout.groups[places[0]].site].machines) > 1:
+                continue  # any number fits, see Layout
+            needed, limit = 0.0, math.inf
+            for place in places:
+                kind = self.layout.groups[place].kind
+                if counts[place] and kind.shares_memory:
+                    largest = split[kind.index][0][0]
+                    needed += counts[place] * self.model.memory_bytes(kind, largest, accumulation)
+                    limit = min(limit, kind.curve.memory_limit_bytes or math.inf)
+            if needed > limit:
+                return False
+        return True
+
+
+@dataclass(frozen=True)
+class _Node:
+    accumulation: int
+    levels: tuple[int, int]
+    ranks: tuple[int, int]
+    low: Any
+    high: Any
+
+
+class Search:
+    """One search: what is minimised within which limits, and what was found so far."""
+
+    def __init__(self, space: Space, goal: Goal, limits: Limits, cutoff: float = math.inf) -> None:
+        import numpy as np
+
+        self.space, self.goal, self.limits = space, goal, limits
+        self.cutoff = cutoff
+        self.best: Configuration | None = None
+        self.seen: dict[object, list[Configuration]] = {}
+        self.floor = CollectiveFloor(space.layout, space.most)
+        groups = space.layout.groups
+        model = space.model
+        self._kinds = [group.kind for group in groups]
+        self._high_factor = np.array([kind.curve.high_factor for kind in self._kinds])
+        self._window = np.array([kind.available_s for kind in self._kinds])
+        per_j = model.energy_price_per_j or 0.0
+
+        def column(pick: Any) -> Any:
+            values = [pick(kind) for kind in self._kinds]
+            return np.array([math.nan if one is None else one for one in values], dtype=float)
+
+        idle, load, price = column(lambda k: k.idle_w), column(lambda k: k.load_w), column(lambda k: k.price_per_s)
+        if not per_j:
+            self._cost_held, self._cost_busy = price, np.zeros(len(groups))
+        else:
+            self._cost_held, self._cost_busy = price + per_j * idle, per_j * (load - idle)
+        self._energy_held, self._energy_busy = idle, load - idle
+        self._steps = model.steps(space.batch)
+        self._z = deviations(model.confidence)
+        self._at: dict[tuple[int, int], tuple[Any, Any]] = {}
+
+    def run(self, most_nodes: int = MOST_NODES) -> Found:
+        """Search until nothing can be better, or this many nodes were looked at."""
+        import numpy as np
+
+        heap: list[tuple[float, int, _Node, Any]] = []
+        ticket = itertools.count()
+        room = np.array([group.count for group in self.space.layout.groups], dtype=float)
+
+        def push(node: _Node, floor: float) -> None:
+            bounded = self._bound(node)
+            if bounded is not None:
+                bound = max(floor, bounded[0])
+                if bound < self._ceiling():
+                    self._try(node, bounded[1])
+                    heapq.heappush(heap, (bound, next(ticket), node, bounded[1]))
+
+        if self.space.least <= self.space.most:
+            for accumulation in self.space.accumulations:
+                levels = len(self.space.levels[accumulation])
+                usable = np.array([len(self.space.tables[accumulation][kind.index]) > 0 for kind in self._kinds])
+                if levels:
+                    high = np.where(usable, room, 0.0)
+                    push(_Node(accumulation, (0, levels - 1), (self.space.least, self.space.most), 0 * high, high), 0.0)
+        nodes = 0
+        while heap and heap[0][0] < self._ceiling() and nodes < most_nodes:
+            bound, _, node, plan = heapq.heappop(heap)
+            nodes += 1
+            for child in self._branch(node, plan):
+                push(child, bound)
+        bound = min(heap[0][0] if heap else math.inf, self._ceiling())
+        if self.best is not None:
+            bound = min(bound, self.best.value(self.goal))
+        return Found(self.best, bound, nodes, list(itertools.chain.from_iterable(self.seen.values())))
+
+    def _ceiling(self) -> float:
+        """What a bound must be below for its node to matter."""
+        best = self.best.value(self.goal) if self.best else math.inf
+        return min(best * (1 - EXACT), self.cutoff)
+
+    def _levels(self, accumulation: int, at: int) -> tuple[Any, Any]:
+        """By group: the samples it finishes at this water level (one at least), and its time for those it finishes before."""
+        import numpy as np
+
+        if (accumulation, at) not in self._at:
+            level, tables = self.space.levels[accumulation][at], self.space.tables[accumulation]
+            most, busy = {}, {}
+            for index, table in tables.items():
+                most[index] = max(1, int(table.searchsorted(level, "right")))
+                busy[index] = float(table[max(1, int(table.searchsorted(level, "left"))) - 1]) if len(table) else 0.0
+            self._at[accumulation, at] = (
+                np.array([most[kind.index] for kind in self._kinds], dtype=float),
+                np.array([busy[kind.index] for kind in self._kinds]),
+            )
+        return self._at[accumulation, at]
+
+    def _bound(self, node: _Node) -> tuple[float, Any] | None:
+        """What the configurations of a node take at least, and counts that come near it. None: it holds none that count."""
+        import numpy as np
+
+        least = max(node.ranks[0], int(node.low.sum()))
+        if least > node.ranks[1] or least > self.space.most:
+            return None
+        level = float(self.space.levels[node.accumulation][node.levels[0]])
+        samples, _ = self._levels(node.accumulation, node.levels[1])
+        _, busy = self._levels(node.accumulation, node.levels[0])
+        collective, collective_high = self.floor.at(max(1, least), node.low)
+        slowest = np.maximum(level, busy)
+        median = self._steps * (slowest + collective) + START_S.median
+        slowest_high = np.maximum(busy * self._high_factor, level * float(self._high_factor.min()))
+        longest = self._steps * (slowest_high + collective_high) + START_S.high
+        late = self._upper(median, longest)
+        deadline = np.minimum(self._window, self.limits.deadline_s)
+        if self.goal == "upper_time":
+            deadline = np.minimum(deadline, self._ceiling())
+        high = np.where(late > deadline * (1 + EXACT), 0.0, node.high)
+        if (node.low > high).any():
+            return None
+        used = high > 0
+        if not used.any():
+            return None
+        # What every configuration of the node takes: its slowest group of those that it holds for sure counts.
+        sure = node.low > 0
+        least_step = max(level, float(busy[used].min()), float(busy[sure].max()) if sure.any() else 0.0)
+        seconds = self._steps * (least_step + collective) + START_S.median
+        factor = float(self._high_factor[used].min())
+        seconds_high = self._steps * (least_step * factor + collective_high) + START_S.high
+        upper_s = float(self._upper(np.array(seconds), np.array(seconds_high)))
+        until = min(self.limits.deadline_s, float(self._window[sure].min()) if sure.any() else math.inf)
+        if upper_s > until * (1 + EXACT):
+            return None
+        held_s = np.maximum(median, seconds)
+
+        def covered(held: Any, running: Any) -> tuple[float, Any] | None:
+            prices = held * held_s + self._steps * running * busy
+            unknown = np.isnan(prices)
+            if (unknown & sure).any():
+                return None
+            return cover(
+                np.where(unknown, 0.0, prices)[used], samples[used], node.low[used], np.where(unknown, 0.0, high)[used],
+                self.space.batch, least, node.ranks[1],
+            )  # fmt: skip
+
+        spread = min(factor, START_S.high / START_S.median, collective_high / collective if collective > 0 else math.inf)
+        result: tuple[float, Any] | None
+        if self.limits.budget < math.inf or self.goal in ("cost", "upper_cost"):
+            result = covered(self._cost_held, self._cost_busy)
+            if result is None:
+                return None
+            upper_cost = result[0] * max(1.0, spread) ** self._z
+            if upper_cost > self.limits.budget * (1 + EXACT):
+                return None
+            value = result[0] if self.goal == "cost" else upper_cost
+        if self.goal == "energy":
+            result = covered(self._energy_held, self._energy_busy)
+        elif self.goal in ("time", "upper_time"):
+            result = covered(np.ones(len(high)), np.zeros(len(high)))
+        if result is None:
+            return None
+        if self.goal == "energy":
+            value = result[0]
+        elif self.goal in ("time", "upper_time"):
+            value = seconds if self.goal == "time" else upper_s
+        counts = np.zeros(len(high))
+        counts[used] = result[1]
+        return value, counts
+
+    def _upper(self, median: Any, high: Any) -> Any:
+        """A bound of `cost.upper` from bounds of its two arguments: it grows with both, up to a confidence of 95 %."""
+        if self._z <= 1:
+            return median ** (1 - self._z) * high**self._z
+        return high
+
+    def _try(self, node: _Node, plan: Any) -> None:
+        """Look at whole counts near a bound's."""
+        import numpy as np
+
+        samples, _ = self._levels(node.accumulation, node.levels[1])
+        down = np.floor(plan + 1e-9)
+        missing = self.space.batch - float((samples * down).sum())
+        parts = sorted(np.flatnonzero(plan - down > 1e-9), key=lambda one: (samples[one], one))
+        if missing > 0 and parts:
+            enough = [one for one in parts if samples[one] >= missing]
+            for one in enough[:1] or parts:
+                down[one] += 1
+        self._look(tuple(int(one) for one in down), node.accumulation)
+
+    def _look(self, counts: tuple[int, ...], accumulation: int) -> None:
+        key = (counts, accumulation)
+        if key in self.seen:
+            return
+        self.seen[key] = self.space.configure(counts, accumulation)
+        for one in self.seen[key]:
+            value = one.value(self.goal)
+            if math.isinf(value) or one.excess(self.limits) > 0:
+                continue
+            if self.best is None or self._key(one) < self._key(self.best):
+                self.best = one
+
+    def _key(self, one: Configuration) -> tuple[Any, ...]:
+        return (one.value(self.goal), one.size, one.accumulation, tuple(-count for count in one.counts), one.ranks)
+
+    def _branch(self, node: _Node, plan: Any) -> Iterator[_Node]:
+        """The parts of a node, cut where its bound is loosest; none where all its counts were looked at."""
+        import numpy as np
+
+        widths = node.high - node.low + 1
+        if widths.prod() <= _FEW:
+            choices = [range(int(low), int(high) + 1) for low, high in zip(node.low, node.high, strict=True)]
+            for counts in itertools.product(*choices):
+                if node.ranks[0] <= sum(counts) <= node.ranks[1]:
+                    self._look(counts, node.accumulation)
+            return
+        low, high = node.levels
+        times = self.space.levels[node.accumulation]
+        collective, _ = self.floor.at(max(1, node.ranks[0]), node.low)
+        step = float(times[low]) + collective
+        loose_level = (float(times[high]) - float(times[low])) / step
+        top = min(node.ranks[1], len(self.floor.median) - 1)
+        loose_ranks = (min(float(self.floor.median[top]), 1e300) - float(self.floor.median[node.ranks[0]])) / step
+        part = np.abs(plan - np.round(plan))
+        loose_count = 1.0 / max(1.0, float(plan.sum()))
+        if low < high and loose_level >= max(loose_ranks, 0.25 * loose_count):
+            # Half of the ratio, not of the difference: short steps are told apart as finely as long ones.
+            middle = int(np.searchsorted(times, math.sqrt(float(times[low]) * float(times[high])), "right")) - 1
+            middle = min(max(middle, low), high - 1)
+            yield _Node(node.accumulation, (low, middle), node.ranks, node.low, node.high)
+            yield _Node(node.accumulation, (middle + 1, high), node.ranks, node.low, node.high)
+            return
+        if node.ranks[0] < node.ranks[1] and loose_ranks >= 0.25 * loose_count:
+            middle = int(math.sqrt(node.ranks[0] * node.ranks[1]))
+            middle = min(max(middle, node.ranks[0]), node.ranks[1] - 1)
+            yield _Node(node.accumulation, node.levels, (node.ranks[0], middle), node.low, node.high)
+            yield _Node(node.accumulation, node.levels, (middle + 1, node.ranks[1]), node.low, node.high)
+            return
+        open_groups = np.flatnonzero(widths > 1)
+        at = max(open_groups, key=lambda one: (part[one] > 1e-6, plan[one] > node.low[one], widths[one], -one))
+        cut = min(max(math.floor(plan[at] + 1e-9), node.low[at]), node.high[at] - 1)
+        for low_count, high_count in ((node.low[at], cut), (cut + 1, node.high[at])):
+            lows, highs = node.low.copy(), node.high.copy()
+            lows[at], highs[at] = low_count, high_count
+            yield _Node(node.accumulation, node.levels, node.ranks, lows, highs)
