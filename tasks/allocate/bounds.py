@@ -16,43 +16,52 @@ _STEPS = 24  # of the multiplier of a cover's second constraint: any value is a 
 class CollectiveFloor:
     """The least that the collectives of some number of ranks can take, wherever they sit: `median[n]` and `high[n]`.
 
-    Both never fall with n: they hold for n ranks or more.
+    Both never fall with n: they hold for n ranks or more. `width` is an interval of the most ranks on a machine other than this;
+    (0, 0): there are none.
     """
 
-    def __init__(self, layout: Layout, most: int) -> None:
+    def __init__(self, layout: Layout, most: int, width: tuple[int, int]) -> None:
         import numpy as np
 
-        self._layout = layout
-        there = sorted((site.size for site in layout.sites if not site.local for _ in site.machines), reverse=True)
+        self._layout, self._width = layout, width
+        self._site_of = np.array([group.site for group in layout.groups], dtype=int)
+        self._size = np.array([site.size if site.local else min(site.size, width[1]) for site in layout.sites])
+        self._machines = np.array([len(site.machines) for site in layout.sites])
+        self._local = np.array([site.local for site in layout.sites], dtype=bool)
+        per_machine = np.array([site.size if site.local else width[1] for site in layout.sites])
+        self.room = np.array(
+            [
+                min(group.count, int(self._machines[group.site] * per_machine[group.site]))
+                for group in layout.groups
+            ],
+            dtype=float,
+        )  # fmt: skip
+        there = sorted(
+            (min(site.size, width[1]) for site in layout.sites if not site.local for _ in site.machines), reverse=True
+        )
         here = next((site.size for site in layout.sites if site.local), 0)
+        seats = np.cumsum([0, *there])
         ranks = np.arange(most + 1)
         self.median, self.high = np.full(most + 1, np.inf), np.full(most + 1, np.inf)
-        for low_here, high_here in [(0, 0), *_ranges(here)]:
-            left = np.maximum(0, ranks - high_here)
-            for low_width, high_width in [(0, 0), *_ranges(there[0] if there else 0)]:
-                seats = np.cumsum([0, *(min(size, high_width) for size in there)])
-                used = np.searchsorted(seats, left, "left")
-                possible = used < len(seats)
-                machines = np.minimum(used, len(there)) + (1 if high_here else 0)
-                if high_width:
-                    machines = np.maximum(machines, 1 + (1 if high_here else 0))
-                median, high = self._within(low_here, low_width)
-                between = np.array([self._between(one)[::2] for one in range(int(machines.max()) + 1)])[machines]
-                self.median = np.where(possible, np.minimum(self.median, median + between[:, 0]), self.median)
-                self.high = np.where(possible, np.minimum(self.high, high + between[:, 1]), self.high)
+        for low_here, high_here in [(0, 0), *ranges(here)]:
+            used = np.searchsorted(seats, np.maximum(0, ranks - high_here), "left")
+            possible = used < len(seats)
+            machines = np.maximum(np.minimum(used, len(there)), 1 if width[1] else 0) + (1 if high_here else 0)
+            median, high = self._within(low_here, width[0])
+            between = np.array([self._between(one)[::2] for one in range(int(machines.max()) + 1)])[machines]
+            self.median = np.where(possible, np.minimum(self.median, median + between[:, 0]), self.median)
+            self.high = np.where(possible, np.minimum(self.high, high + between[:, 1]), self.high)
         self.median = np.minimum.accumulate(self.median[::-1])[::-1]
         self.high = np.minimum.accumulate(self.high[::-1])[::-1]
 
     def at(self, ranks: int, counts: Any) -> tuple[float, float]:
         """Median and high end for so many ranks or more, of which every group has these counts at least."""
-        machines, here, width = 0, 0, 0
-        for site, places in zip(self._layout.sites, self._layout.groups_of, strict=True):
-            used = int(sum(counts[place] for place in places))
-            machines += -(-used // site.size)
-            if site.local:
-                here = used
-            else:
-                width = max(width, -(-used // len(site.machines)))
+        import numpy as np
+
+        used = np.bincount(self._site_of, weights=counts, minlength=len(self._size))
+        machines = int(np.ceil(used / np.maximum(1, self._size)).sum())
+        here = int(used[self._local].sum())
+        width = max(self._width[0], int(np.ceil(used / self._machines)[~self._local].max(initial=0)))
         median, high = self._within(here, width)
         between = self._between(machines)
         return max(float(self.median[ranks]), median + between.median), max(float(self.high[ranks]), high + between.high)
@@ -70,11 +79,11 @@ class CollectiveFloor:
         return self._layout.collective_s(ranks)
 
 
-def _ranges(most: int) -> list[tuple[int, int]]:
+def ranges(most: int) -> list[tuple[int, int]]:
     """1 to `most` in ranges (low, high): single numbers first, wider ones beyond."""
     found, low = [], 1
     while low <= most:
-        high = min(most, max(low, int(low * 1.1)))
+        high = min(most, max(low, int(low * 1.2)))
         found.append((low, high))
         low = high + 1
     return found
@@ -139,3 +148,20 @@ def _fill(prices: Any, samples: Any, low: Any, high: Any, total: int) -> tuple[f
         taken = np.clip(need - _before(held), 0.0, held)
         found[order] += taken / samples[order]
     return float((prices * found).sum()), found
+
+
+def roomiest(samples: Any, low: Any, high: Any, total: int, least: int, most: int) -> Any | None:
+    """Counts that cover the batch with the fewest ranks, and then `least` of them. None where `most` do not cover it."""
+    import numpy as np
+
+    order = np.argsort(-samples, kind="stable")
+    rooms = (high - low)[order]
+    before = _before(rooms)
+    missing = total - float((samples * low).sum()) - _before(samples[order] * rooms)
+    needed = np.clip(np.ceil(missing / samples[order]), 0.0, rooms)
+    taken = np.maximum(needed, np.clip(least - low.sum() - before, 0.0, rooms))
+    found = low.copy().astype(float)
+    found[order] += taken
+    if found.sum() > most or (samples * found).sum() < total or found.sum() < least:
+        return None
+    return found

@@ -2,13 +2,12 @@
 
 Machines with the same devices form a site, because a plan that uses one of them is as good as a plan that uses another. Ranks of
 a kind at a site are a group, and a configuration is a count for each group. This machine, whose link was measured, is a site of
-its own; so is each machine whose memory its ranks may exhaust together.
+its own; so is each machine whose memory ranks of several kinds may exhaust together.
 """
 
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -31,6 +30,13 @@ class Ranks(NamedTuple):
     """Most ranks on a machine other than this."""
     here: int
     """Ranks on this machine."""
+
+
+class Seating(NamedTuple):
+    """How the ranks of a configuration sit: so many machines of each site, evenly."""
+
+    ranks: Ranks
+    machines: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -93,37 +99,44 @@ class Layout:
         )
 
     def _roomy(self, held: dict[int, list[Device]], kinds: dict[int, Kind]) -> bool:
-        """Whether all ranks fit into the machine's memory together, whatever their shares."""
+        """Whether ranks fit into the machine's memory whatever their shares, or depend on how many of them there are alone."""
         sharing = [(kinds[index], len(group)) for index, group in held.items() if kinds[index].shares_memory]
+        if len(held) == 1:
+            return True
         most = largest_global_batch(self.model)
         needed = sum(count * self.model.memory_bytes(kind, most, 1) for kind, count in sharing)
         return all(needed <= (kind.curve.memory_limit_bytes or 0.0) for kind, _ in sharing)
 
-    def choices(self, counts: Sequence[int]) -> list[Ranks]:
-        """The ways to seat so many ranks of each group that differ in their collectives: fewer machines, or fewer on each."""
-        ranks, here, fixed, spread = 0, 0, 0, []
-        for site, places in zip(self.sites, self.groups_of, strict=True):
-            used = sum(counts[place] for place in places)
-            if not used:
-                continue
-            ranks += used
-            if site.local:
-                here, fixed = used, 1
-            else:
-                # At least so many machines for the ranks of each kind, and in all.
-                least = max(-(-counts[place] // site.room[self.groups[place].kind.index]) for place in places)
-                spread.append((used, least, len(site.machines)))
-        if not spread:
-            return [Ranks(fixed, 0, here)]
-        found: list[Ranks] = []
-        narrowest = max(-(-used // machines) for used, _, machines in spread)
-        widest = max(-(-used // least) for used, least, _ in spread)
+    def choices(self, counts: Sequence[int], most: Sequence[int]) -> list[Seating]:
+        """The ways to seat so many ranks of each group that differ in their collectives: fewer machines, or fewer on each.
+
+        `most` is how many ranks of a site's kinds fit into the memory of one of its machines. None where they do not fit.
+        """
+        here, least, used_by = 0, [0] * len(self.sites), [0] * len(self.sites)
+        for number, (site, places) in enumerate(zip(self.sites, self.groups_of, strict=True)):
+            used = used_by[number] = sum(counts[place] for place in places)
+            if used:
+                if not most[number]:
+                    return []
+                # At least so many machines for the ranks of each kind.
+                least[number] = max(
+                    -(-counts[place] // min(site.room[self.groups[place].kind.index], most[number])) for place in places
+                )
+                if least[number] > len(site.machines):
+                    return []
+                here += used if site.local else 0
+        there = [number for number, used in enumerate(used_by) if used and not self.sites[number].local]
+        narrowest = max((-(-used_by[number] // len(self.sites[number].machines)) for number in there), default=0)
+        widest = max((-(-used_by[number] // least[number]) for number in there), default=0)
+        found: list[Seating] = []
         for width in range(narrowest, widest + 1):
-            machines = [max(least, -(-used // width)) for used, least, _ in spread]
-            most = max(-(-used // number) for (used, _, _), number in zip(spread, machines, strict=True))
-            one = Ranks(fixed + sum(machines), most, here)
-            if not found or one.machines < found[-1].machines:
-                found.append(one)
+            machines = [
+                0 if not used else 1 if site.local else max(one, -(-used // width))
+                for used, one, site in zip(used_by, least, self.sites, strict=True)
+            ]
+            if not found or sum(machines) < found[-1].ranks.machines:
+                most_on_one = max((-(-used_by[number] // machines[number]) for number in there), default=0)
+                found.append(Seating(Ranks(sum(machines), most_on_one, here), tuple(machines)))
         return found
 
     def collective_s(self, ranks: Ranks) -> Triple:
@@ -147,38 +160,22 @@ class Layout:
         within = max(here, there, key=lambda one: one.median)
         return Triple(*(one + other for one, other in zip(within, between, strict=True)))
 
-    def seats(self, counts: Sequence[int], ranks: Ranks) -> list[Device]:
+    def seats(self, counts: Sequence[int], seating: Seating) -> list[Device]:
         """The devices of a choice, in the order of the pool."""
         taken: list[Device] = []
-        for number, site in enumerate(self.sites):
-            wanted = {self.groups[place].kind.index: counts[place] for place in self.groups_of[number] if counts[place]}
-            if not wanted:
-                continue
-            used = sum(wanted.values())
-            least = max(-(-count // site.room[index]) for index, count in wanted.items())
-            number_of = 1 if site.local else max(least, -(-used // ranks.widest))
-            loads = [0] * number_of
-            for index, count in wanted.items():
+        for site, places, used in zip(self.sites, self.groups_of, seating.machines, strict=True):
+            loads = [0] * used
+            for place in places:
+                if not used or not counts[place]:
+                    continue
                 # Evenly, and one more for those with the fewest ranks: loads never differ by more than one.
-                base, more = divmod(count, number_of)
-                extra = sorted(range(number_of), key=lambda one: loads[one])[:more]
-                for one in range(number_of):
+                base, more = divmod(counts[place], used)
+                extra = set(sorted(range(used), key=lambda one: loads[one])[:more])
+                for one in range(used):
                     here = base + (one in extra)
                     loads[one] += here
-                    taken += self.devices[site.machines[one]][index][:here]
+                    taken += self.devices[site.machines[one]][self.groups[place].kind.index][:here]
         return sorted(taken, key=lambda device: self.order[device.id])
-
-    def counts(self, devices: Sequence[Device]) -> tuple[tuple[int, ...], Ranks]:
-        """The count of each group, and how these devices sit."""
-        site_of = {name: number for number, site in enumerate(self.sites) for name in site.machines}
-        held = Counter((site_of[machine_of(device)], self.model.kind(device).index) for device in devices)
-        machines = Counter(machine_of(device) for device in devices)
-        there = [count for name, count in machines.items() if name != _THIS]
-        return (
-            tuple(held[group.site, group.kind.index] for group in self.groups),
-            Ranks(len(machines), max(there, default=0), machines[_THIS]),
-        )
-
 
 def machine_of(device: Device) -> str:
     """The machine that a device is on: hosts of one address are one machine."""

@@ -1,6 +1,6 @@
 """The best configuration for a global batch: branch and bound over accumulation, water level, number of ranks and counts.
 
-A node is an accumulation, an interval of water levels, an interval of the number of ranks, and an interval of the count of each
+A node is an accumulation, a width (the most ranks on a machine), an interval of water levels, an interval of the number of ranks, and an interval of the count of each
 group. With W >= w1 every rank of kind k is busy for τ_k at least (what it finishes before w1), and with W <= w2 it takes s_k
 samples at most, so what the ranks cost is at least that of the cheapest cover of the batch, Σ s_k · n_k >= B, at τ_k each
 (`bounds.cover`), with collectives that take what the node's ranks take at least (`bounds.CollectiveFloor`). A node whose bound is
@@ -14,12 +14,12 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from trainwright.tasks.allocate.bounds import CollectiveFloor, cover
+from trainwright.tasks.allocate.bounds import CollectiveFloor, cover, ranges, roomiest
 from trainwright.tasks.allocate.cost import START_S, Cost, CostModel, Share, deviations
-from trainwright.tasks.allocate.layout import Layout, Ranks
+from trainwright.tasks.allocate.layout import Layout, Seating
 from trainwright.tasks.allocate.split import levels_of, split_kinds
 from trainwright.tasks.pool import Device
 
@@ -44,7 +44,7 @@ class Configuration:
 
     layout: Layout
     counts: tuple[int, ...]
-    ranks: Ranks
+    seating: Seating
     shares: tuple[Share, ...]
     batch: int
     accumulation: int
@@ -83,7 +83,7 @@ class Configuration:
 
     def devices(self) -> list[tuple[Device, int]]:
         """Devices and shares, in the order of the pool."""
-        seats = self.layout.seats(self.counts, self.ranks)
+        seats = self.layout.seats(self.counts, self.seating)
         batches: dict[int, Iterator[int]] = {}
         for kind in {share.kind.index for share in self.shares}:
             batches[kind] = iter(
@@ -130,10 +130,9 @@ class Space:
                 break  # memory binds nowhere: more would only take longer
             accumulation *= 2
 
-    def configure(self, counts: Sequence[int], accumulation: int, ranks: Ranks | None = None) -> list[Configuration]:
-        """These counts with each way to seat them (or only this one); none where they do not fit."""
-        number = sum(counts)
-        if not self.least <= number <= self.most:
+    def configure(self, counts: Sequence[int], accumulation: int) -> list[Configuration]:
+        """These counts with each way to seat them; none where they do not fit."""
+        if not self.least <= sum(counts) <= self.most:
             return []
         by_kind: dict[int, int] = {}
         for group, count in zip(self.layout.groups, counts, strict=True):
@@ -144,37 +143,40 @@ class Space:
         if not all(len(table) for table in tables):
             return []
         split = split_kinds(self.batch, tables, [by_kind[kind.index] for kind in kinds], self.levels[accumulation])
-        if split is None or not self._fits(counts, dict(zip((kind.index for kind in kinds), split, strict=True)), accumulation):
+        if split is None:
             return []
+        largest = {kind.index: one[0][0] for kind, one in zip(kinds, split, strict=True)}
         shares = tuple(Share(kind, batch, count) for kind, one in zip(kinds, split, strict=True) for batch, count in one)
         return [
             Configuration(
-                self.layout, tuple(counts), one, shares, self.batch, accumulation,
-                self.model.cost(shares, self.layout.collective_s(one), self.batch, accumulation),
+                self.layout, tuple(counts), seating, shares, self.batch, accumulation,
+                self.model.cost(shares, self.layout.collective_s(seating.ranks), self.batch, accumulation),
             )
-            for one in ([ranks] if ranks is not None else self.layout.choices(counts))
+            for seating in self.layout.choices(counts, self._most_on_machines(counts, largest, accumulation))
         ]  # fmt: skip
 
-    def _fits(self, counts: Sequence[int], split: dict[int, list[tuple[int, int]]], accumulation: int) -> bool:
-        """Whether ranks that share their machine's memory fit into it together, each at the largest share of its kind."""
-        for places in self.layout.groups_of:
-            if len(self.layout.sites[self.layout.groups[places[0]].site].machines) > 1:
-                continue  # any number fits, see Layout
-            needed, limit = 0.0, math.inf
-            for place in places:
-                kind = self.layout.groups[place].kind
-                if counts[place] and kind.shares_memory:
-                    largest = split[kind.index][0][0]
-                    needed += counts[place] * self.model.memory_bytes(kind, largest, accumulation)
-                    limit = min(limit, kind.curve.memory_limit_bytes or math.inf)
-            if needed > limit:
-                return False
-        return True
+    def _most_on_machines(self, counts: Sequence[int], largest: dict[int, int], accumulation: int) -> list[int]:
+        """By site, how many ranks of a kind one machine's memory holds, each at the largest share of its kind."""
+        found = []
+        for site, places in zip(self.layout.sites, self.layout.groups_of, strict=True):
+            kinds = [(self.layout.groups[place].kind, counts[place]) for place in places if counts[place]]
+            sharing = [(kind, count) for kind, count in kinds if kind.shares_memory]
+            most = site.size
+            if sharing:
+                needs = [self.model.memory_bytes(kind, largest[kind.index], accumulation) for kind, _ in sharing]
+                limit = min(kind.curve.memory_limit_bytes or math.inf for kind, _ in sharing)
+                if len(site.room) == 1:
+                    most = min(most, int(limit / needs[0]))
+                elif sum(need * count for need, (_, count) in zip(needs, sharing, strict=True)) > limit * len(site.machines):
+                    most = 0  # one machine (see Layout), and together they do not fit
+            found.append(most)
+        return found
 
 
 @dataclass(frozen=True)
 class _Node:
     accumulation: int
+    floor: CollectiveFloor
     levels: tuple[int, int]
     ranks: tuple[int, int]
     low: Any
@@ -191,7 +193,6 @@ class Search:
         self.cutoff = cutoff
         self.best: Configuration | None = None
         self.seen: dict[object, list[Configuration]] = {}
-        self.floor = CollectiveFloor(space.layout, space.most)
         groups = space.layout.groups
         model = space.model
         self._kinds = [group.kind for group in groups]
@@ -219,23 +220,27 @@ class Search:
 
         heap: list[tuple[float, int, _Node, Any]] = []
         ticket = itertools.count()
-        room = np.array([group.count for group in self.space.layout.groups], dtype=float)
 
         def push(node: _Node, floor: float) -> None:
             bounded = self._bound(node)
             if bounded is not None:
                 bound = max(floor, bounded[0])
                 if bound < self._ceiling():
-                    self._try(node, bounded[1])
-                    heapq.heappush(heap, (bound, next(ticket), node, bounded[1]))
+                    self._try(bounded[2], bounded[1])
+                    heapq.heappush(heap, (bound, next(ticket), bounded[2], bounded[1]))
 
-        if self.space.least <= self.space.most:
+        sites = self.space.layout.sites
+        widest = max((site.size for site in sites if not site.local), default=0)
+        widths = [(0, 0)] * any(site.local for site in sites) + ranges(min(widest, self.space.most))
+        for width in widths if self.space.least <= self.space.most else []:
+            floor = CollectiveFloor(self.space.layout, self.space.most, width)
             for accumulation in self.space.accumulations:
                 levels = len(self.space.levels[accumulation])
                 usable = np.array([len(self.space.tables[accumulation][kind.index]) > 0 for kind in self._kinds])
                 if levels:
-                    high = np.where(usable, room, 0.0)
-                    push(_Node(accumulation, (0, levels - 1), (self.space.least, self.space.most), 0 * high, high), 0.0)
+                    high = np.where(usable, floor.room, 0.0)
+                    ranks = (self.space.least, int(min(self.space.most, high.sum())))
+                    push(_Node(accumulation, floor, (0, levels - 1), ranks, 0 * high, high), 0.0)
         nodes = 0
         while heap and heap[0][0] < self._ceiling() and nodes < most_nodes:
             bound, _, node, plan = heapq.heappop(heap)
@@ -268,17 +273,19 @@ class Search:
             )
         return self._at[accumulation, at]
 
-    def _bound(self, node: _Node) -> tuple[float, Any] | None:
-        """What the configurations of a node take at least, and counts that come near it. None: it holds none that count."""
+    def _bound(self, node: _Node) -> tuple[float, Any, _Node] | None:
+        """What a node's configurations take at least, counts that come near it, the node cut to size. None: none of them count."""
         import numpy as np
 
         least = max(node.ranks[0], int(node.low.sum()))
         if least > node.ranks[1] or least > self.space.most:
             return None
+        if self.goal in ("time", "upper_time"):
+            node = self._tightened(node)
         level = float(self.space.levels[node.accumulation][node.levels[0]])
         samples, _ = self._levels(node.accumulation, node.levels[1])
         _, busy = self._levels(node.accumulation, node.levels[0])
-        collective, collective_high = self.floor.at(max(1, least), node.low)
+        collective, collective_high = node.floor.at(max(1, least), node.low)
         slowest = np.maximum(level, busy)
         median = self._steps * (slowest + collective) + START_S.median
         slowest_high = np.maximum(busy * self._high_factor, level * float(self._high_factor.min()))
@@ -328,7 +335,8 @@ class Search:
         if self.goal == "energy":
             result = covered(self._energy_held, self._energy_busy)
         elif self.goal in ("time", "upper_time"):
-            result = covered(np.ones(len(high)), np.zeros(len(high)))
+            plan = roomiest(samples[used], node.low[used], high[used], self.space.batch, least, node.ranks[1])
+            result = None if plan is None else (0.0, plan)
         if result is None:
             return None
         if self.goal == "energy":
@@ -337,7 +345,21 @@ class Search:
             value = seconds if self.goal == "time" else upper_s
         counts = np.zeros(len(high))
         counts[used] = result[1]
-        return value, counts
+        return value, counts, node
+
+    def _tightened(self, node: _Node) -> _Node:
+        """The node without the levels at which its ranks could not hold the batch, however they are chosen."""
+        import numpy as np
+
+        low, high = node.levels
+        while low < high:
+            middle = (low + high) // 2
+            samples, _ = self._levels(node.accumulation, middle)
+            order = np.argsort(-samples, kind="stable")
+            ends = np.minimum(np.cumsum((node.high - node.low)[order]), node.ranks[1] - node.low.sum())
+            held = float((samples * node.low).sum() + (samples[order] * np.diff(ends, prepend=0.0)).sum())
+            low, high = (low, middle) if held >= self.space.batch else (middle + 1, high)
+        return replace(node, levels=(low, node.levels[1]))
 
     def _upper(self, median: Any, high: Any) -> Any:
         """A bound of `cost.upper` from bounds of its two arguments: it grows with both, up to a confidence of 95 %."""
@@ -372,14 +394,14 @@ class Search:
                 self.best = one
 
     def _key(self, one: Configuration) -> tuple[Any, ...]:
-        return (one.value(self.goal), one.size, one.accumulation, tuple(-count for count in one.counts), one.ranks)
+        return (one.value(self.goal), one.size, one.accumulation, tuple(-count for count in one.counts), one.seating)
 
     def _branch(self, node: _Node, plan: Any) -> Iterator[_Node]:
         """The parts of a node, cut where its bound is loosest; none where all its counts were looked at."""
         import numpy as np
 
         widths = node.high - node.low + 1
-        if widths.prod() <= _FEW:
+        if np.log(widths).sum() <= math.log(_FEW):
             choices = [range(int(low), int(high) + 1) for low, high in zip(node.low, node.high, strict=True)]
             for counts in itertools.product(*choices):
                 if node.ranks[0] <= sum(counts) <= node.ranks[1]:
@@ -387,25 +409,26 @@ class Search:
             return
         low, high = node.levels
         times = self.space.levels[node.accumulation]
-        collective, _ = self.floor.at(max(1, node.ranks[0]), node.low)
+        collective, _ = node.floor.at(max(1, node.ranks[0]), node.low)
         step = float(times[low]) + collective
         loose_level = (float(times[high]) - float(times[low])) / step
-        top = min(node.ranks[1], len(self.floor.median) - 1)
-        loose_ranks = (min(float(self.floor.median[top]), 1e300) - float(self.floor.median[node.ranks[0]])) / step
+        top = min(node.ranks[1], len(node.floor.median) - 1)
+        loose_ranks = (min(float(node.floor.median[top]), 1e300) - float(node.floor.median[node.ranks[0]])) / step
         part = np.abs(plan - np.round(plan))
-        loose_count = 1.0 / max(1.0, float(plan.sum()))
+        # Counts matter to the time only through the level that they reach.
+        loose_count = 0.0 if self.goal in ("time", "upper_time") else 1.0 / max(1.0, float(plan.sum()))
         if low < high and loose_level >= max(loose_ranks, 0.25 * loose_count):
             # Half of the ratio, not of the difference: short steps are told apart as finely as long ones.
             middle = int(np.searchsorted(times, math.sqrt(float(times[low]) * float(times[high])), "right")) - 1
             middle = min(max(middle, low), high - 1)
-            yield _Node(node.accumulation, (low, middle), node.ranks, node.low, node.high)
-            yield _Node(node.accumulation, (middle + 1, high), node.ranks, node.low, node.high)
+            yield replace(node, levels=(low, middle))
+            yield replace(node, levels=(middle + 1, high))
             return
         if node.ranks[0] < node.ranks[1] and loose_ranks >= 0.25 * loose_count:
             middle = int(math.sqrt(node.ranks[0] * node.ranks[1]))
             middle = min(max(middle, node.ranks[0]), node.ranks[1] - 1)
-            yield _Node(node.accumulation, node.levels, (node.ranks[0], middle), node.low, node.high)
-            yield _Node(node.accumulation, node.levels, (middle + 1, node.ranks[1]), node.low, node.high)
+            yield replace(node, ranks=(node.ranks[0], middle))
+            yield replace(node, ranks=(middle + 1, node.ranks[1]))
             return
         open_groups = np.flatnonzero(widths > 1)
         at = max(open_groups, key=lambda one: (part[one] > 1e-6, plan[one] > node.low[one], widths[one], -one))
@@ -413,4 +436,4 @@ class Search:
         for low_count, high_count in ((node.low[at], cut), (cut + 1, node.high[at])):
             lows, highs = node.low.copy(), node.high.copy()
             lows[at], highs[at] = low_count, high_count
-            yield _Node(node.accumulation, node.levels, node.ranks, lows, highs)
+            yield replace(node, low=lows, high=highs)

@@ -1,7 +1,7 @@
 """How a step is divided among ranks: an open list. Data parallel is built in; others register themselves with a cost function.
 
     @strategy("pipeline")
-    def cost(layout: Layout, counts: Sequence[int], ranks: Ranks, batch: int) -> Configuration | None: ...
+    def cost(layout: Layout, counts: Sequence[int], seating: Seating, batch: int) -> Configuration | None: ...
 
 The function is asked for every count of every group, with every way to seat it, where there are few enough of them, and for those
 of one group alone otherwise; the plan is the best of all strategies. One that has bounds of its own registers a `Solver`.
@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from trainwright.tasks.allocate.layout import Layout, Ranks
+from trainwright.tasks.allocate.layout import Layout, Seating
 from trainwright.tasks.allocate.search import MOST_NODES, Configuration, Found, Goal, Limits, Search, Space
 
-CostFunction = Callable[[Layout, Sequence[int], Ranks, int], Configuration | None]
+CostFunction = Callable[[Layout, Sequence[int], Seating, int], Configuration | None]
 _MOST_TRIED = 20_000
 
 
@@ -81,11 +81,12 @@ def best(request: Request) -> Found:
 def _tried(name: str, cost: CostFunction, request: Request) -> Found:
     rooms = [group.count for group in request.layout.groups]
     complete = math.prod(room + 1 for room in rooms) <= _MOST_TRIED
+    rooms_of_sites = [site.size for site in request.layout.sites]
     seen: list[Configuration] = []
     for counts in _every(rooms) if complete else _alone(rooms):
         if request.least <= sum(counts) <= request.most:
-            for ranks in request.layout.choices(counts):
-                one = cost(request.layout, counts, ranks, request.batch)
+            for seating in request.layout.choices(counts, rooms_of_sites):
+                one = cost(request.layout, counts, seating, request.batch)
                 if one is not None:
                     seen.append(replace(one, strategy=name))
     kept = [one for one in seen if one.excess(request.limits) <= 0 and one.value(request.goal) < request.cutoff]
