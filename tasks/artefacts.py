@@ -196,6 +196,33 @@ class Plan(Artefact):
         return [device.resource for device in self.devices]
 
 
+class ScheduledJob(Value):
+    """A job of a joint plan."""
+
+    job: str
+    starts_s: float = Field(description="after now")
+    ends_s: float = Field(description="after now, not exceeded at the job's confidence")
+    deadline_s: float | None
+    slips: bool = Field(description="it can not meet its deadline with the others")
+    devices: list[PlannedDevice]
+    global_batch_size: int
+    predicted: Prediction
+
+
+class JointPlan(Value):
+    """Several jobs on one pool: when each runs on which devices."""
+
+    feasible: bool = Field(description="whether every job meets its deadline")
+    objective: Literal["energy"] = "energy"
+    jobs: list[ScheduledJob] = Field(description="in the order of their starts")
+    energy_j: float = Field(description="of all jobs, median")
+    slips: list[str] = Field(default_factory=list, description="the jobs that must miss their deadline")
+    search: Literal["exact", "bounded"] = Field(
+        description="exact: every choice of devices of every job was open; bounded: each job's plans of least energy and time"
+    )
+    solve_time_s: float
+
+
 class LearningRatePoint(Value):
     """One step of the ramp."""
 

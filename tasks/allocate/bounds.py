@@ -10,7 +10,7 @@ from typing import Any
 from trainwright.tasks.allocate.cost import Triple
 from trainwright.tasks.allocate.layout import Layout, Ranks
 
-_STEPS = 24  # of the multiplier of a cover's second constraint: any value is a valid bound, more steps a tighter one
+_STEPS = 8  # of the multiplier of a cover's second constraint: any value is a valid bound, more steps a tighter one
 
 
 class CollectiveFloor:

@@ -1,6 +1,6 @@
 """The planner against brute force: `python tests/benchmarks/planner/exactness.py [--cases N] [--seed N]`.
 
-Random small pools and jobs (`cases`), each planned as it is, and again with limits without slack: deadline and budget at exactly
+Random small pools and jobs (`planner_cases`), each planned as it is, and again with limits without slack: deadline and budget at exactly
 what one of its configurations needs. Compared: the objective's value, or the nearest deadline where nothing is feasible. Prints how
 many differ, by how much at most, and how large the spaces were.
 """
@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 
 from brute_force import Tried, every_configuration
-from cases import NOW, Case, small_cases
+from planner_cases import NOW, Case, small_cases
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 

@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from cases import data_of
+from planner_cases import data_of
 
 from trainwright.estimator.curves import Affine, DeviceCurve
 from trainwright.tasks.allocate.planner import make_plan

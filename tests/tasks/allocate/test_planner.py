@@ -134,8 +134,9 @@ def test_an_estimate_stored_without_a_link_is_read() -> None:
 
 
 def test_least_time_takes_all_devices_and_least_energy_does_not() -> None:
-    fast = plan(MANY, objective={"minimize": "time"})
-    frugal = plan(MANY, objective={"minimize": "energy"})
+    fixed: dict[str, Any] = {"train": {"global_batch_size": 1000}}
+    fast = plan(MANY, objective={"minimize": "time"}, **fixed)
+    frugal = plan(MANY, objective={"minimize": "energy"}, **fixed)
     assert len(fast.devices) == 8
     assert len(frugal.devices) < 8
     assert fast.predicted is not None
@@ -205,13 +206,6 @@ def test_the_jobs_restrictions_are_kept_and_unknown_names_refused() -> None:
             usable(pool, wrong.devices)
     with pytest.raises(BadInput, match=r"devices\.min_count: got 9"):
         usable(pool, Job.model_validate({"name": "j", "data": {"uri": "x"}, "devices": {"min_count": 9}}).devices)
-
-
-def test_a_pool_too_large_to_try_everything_says_that_the_search_was_greedy() -> None:
-    hosts = [{"name": f"h{n}", "devices": [{"type": "cpu", "cores": 1.0, "count": 9}]} for n in range(6)]
-    result = plan({"hosts": hosts, "network": {"bandwidth": "10Gbit", "latency": "50us"}}, devices={"max_count": 12})
-    assert result.search == "greedy"
-    assert 1 <= len(result.devices) <= 12
 
 
 def test_the_batch_is_chosen_among_those_that_meet_the_deadline() -> None:
