@@ -26,6 +26,7 @@ from trainwright.tasks.pool import Device
 Goal = Literal["time", "energy", "cost", "upper_time", "upper_cost"]
 EXACT = 1e-9
 """Two values this close, relatively, are one: what arithmetic leaves of a tie."""
+_LEVEL = 0.05  # levels and ranks are cut first while they loosen the bound by more than this share of one rank
 _FEW = 24  # counts are tried one by one where there are no more of them
 MOST_NODES = 3_000
 
@@ -181,6 +182,9 @@ class _Node:
     ranks: tuple[int, int]
     low: Any
     high: Any
+    """Counts by group."""
+    kinds: tuple[Any, Any]
+    """Least and most ranks by kind: alike devices of several sites are told apart only once their number is settled."""
 
 
 class Search:
@@ -195,7 +199,10 @@ class Search:
         self.seen: dict[object, list[Configuration]] = {}
         groups = space.layout.groups
         model = space.model
-        self._kinds = [group.kind for group in groups]
+        self._kinds = space.layout.kinds
+        places = {kind.index: place for place, kind in enumerate(self._kinds)}
+        self._kind_at = np.array([places[group.kind.index] for group in groups], dtype=int)
+        self._groups_of_kind = [np.flatnonzero(self._kind_at == place) for place in range(len(self._kinds))]
         self._high_factor = np.array([kind.curve.high_factor for kind in self._kinds])
         self._window = np.array([kind.available_s for kind in self._kinds])
         per_j = model.energy_price_per_j or 0.0
@@ -206,7 +213,7 @@ class Search:
 
         idle, load, price = column(lambda k: k.idle_w), column(lambda k: k.load_w), column(lambda k: k.price_per_s)
         if not per_j:
-            self._cost_held, self._cost_busy = price, np.zeros(len(groups))
+            self._cost_held, self._cost_busy = price, np.zeros(len(self._kinds))
         else:
             self._cost_held, self._cost_busy = price + per_j * idle, per_j * (load - idle)
         self._energy_held, self._energy_busy = idle, load - idle
@@ -238,9 +245,9 @@ class Search:
                 levels = len(self.space.levels[accumulation])
                 usable = np.array([len(self.space.tables[accumulation][kind.index]) > 0 for kind in self._kinds])
                 if levels:
-                    high = np.where(usable, floor.room, 0.0)
+                    high = np.where(usable[self._kind_at], floor.room, 0.0)
                     ranks = (self.space.least, int(min(self.space.most, high.sum())))
-                    push(_Node(accumulation, floor, (0, levels - 1), ranks, 0 * high, high), 0.0)
+                    push(_Node(accumulation, floor, (0, levels - 1), ranks, 0 * high, high, self._by_kind(0 * high, high)), 0.0)
         nodes = 0
         while heap and heap[0][0] < self._ceiling() and nodes < most_nodes:
             bound, _, node, plan = heapq.heappop(heap)
@@ -252,13 +259,19 @@ class Search:
             bound = min(bound, self.best.value(self.goal))
         return Found(self.best, bound, nodes, list(itertools.chain.from_iterable(self.seen.values())))
 
+    def _by_kind(self, low: Any, high: Any) -> tuple[Any, Any]:
+        import numpy as np
+
+        kinds = len(self._kinds)
+        return np.bincount(self._kind_at, low, kinds), np.bincount(self._kind_at, high, kinds)
+
     def _ceiling(self) -> float:
         """What a bound must be below for its node to matter."""
         best = self.best.value(self.goal) if self.best else math.inf
         return min(best * (1 - EXACT), self.cutoff)
 
     def _levels(self, accumulation: int, at: int) -> tuple[Any, Any]:
-        """By group: the samples it finishes at this water level (one at least), and its time for those it finishes before."""
+        """By kind: the samples it finishes at this water level (one at least), and its time for those it finishes before."""
         import numpy as np
 
         if (accumulation, at) not in self._at:
@@ -277,7 +290,7 @@ class Search:
         """What a node's configurations take at least, counts that come near it, the node cut to size. None: none of them count."""
         import numpy as np
 
-        least = max(node.ranks[0], int(node.low.sum()))
+        least = max(node.ranks[0], int(node.kinds[0].sum()))
         if least > node.ranks[1] or least > self.space.most:
             return None
         if self.goal in ("time", "upper_time"):
@@ -286,6 +299,8 @@ class Search:
         samples, _ = self._levels(node.accumulation, node.levels[1])
         _, busy = self._levels(node.accumulation, node.levels[0])
         collective, collective_high = node.floor.at(max(1, least), node.low)
+        if math.isinf(collective):
+            return None  # no machines for so many
         slowest = np.maximum(level, busy)
         median = self._steps * (slowest + collective) + START_S.median
         slowest_high = np.maximum(busy * self._high_factor, level * float(self._high_factor.min()))
@@ -294,14 +309,17 @@ class Search:
         deadline = np.minimum(self._window, self.limits.deadline_s)
         if self.goal == "upper_time":
             deadline = np.minimum(deadline, self._ceiling())
-        high = np.where(late > deadline * (1 + EXACT), 0.0, node.high)
-        if (node.low > high).any():
+        in_time = late <= deadline * (1 + EXACT)
+        room = np.where(in_time[self._kind_at], node.high, 0.0)
+        held_low, held_high = self._by_kind(node.low, room)
+        low, high = np.maximum(node.kinds[0], held_low), np.minimum(node.kinds[1], held_high)
+        if (low > high).any():
             return None
         used = high > 0
         if not used.any():
             return None
         # What every configuration of the node takes: its slowest group of those that it holds for sure counts.
-        sure = node.low > 0
+        sure = low > 0
         least_step = max(level, float(busy[used].min()), float(busy[sure].max()) if sure.any() else 0.0)
         seconds = self._steps * (least_step + collective) + START_S.median
         factor = float(self._high_factor[used].min())
@@ -318,7 +336,7 @@ class Search:
             if (unknown & sure).any():
                 return None
             return cover(
-                np.where(unknown, 0.0, prices)[used], samples[used], node.low[used], np.where(unknown, 0.0, high)[used],
+                np.where(unknown, 0.0, prices)[used], samples[used], low[used], np.where(unknown, 0.0, high)[used],
                 self.space.batch, least, node.ranks[1],
             )  # fmt: skip
 
@@ -335,7 +353,7 @@ class Search:
         if self.goal == "energy":
             result = covered(self._energy_held, self._energy_busy)
         elif self.goal in ("time", "upper_time"):
-            plan = roomiest(samples[used], node.low[used], high[used], self.space.batch, least, node.ranks[1])
+            plan = roomiest(samples[used], low[used], high[used], self.space.batch, least, node.ranks[1])
             result = None if plan is None else (0.0, plan)
         if result is None:
             return None
@@ -352,12 +370,13 @@ class Search:
         import numpy as np
 
         low, high = node.levels
+        least, most = node.kinds
         while low < high:
             middle = (low + high) // 2
             samples, _ = self._levels(node.accumulation, middle)
             order = np.argsort(-samples, kind="stable")
-            ends = np.minimum(np.cumsum((node.high - node.low)[order]), node.ranks[1] - node.low.sum())
-            held = float((samples * node.low).sum() + (samples[order] * np.diff(ends, prepend=0.0)).sum())
+            ends = np.minimum(np.cumsum((most - least)[order]), node.ranks[1] - least.sum())
+            held = float((samples * least).sum() + (samples[order] * np.diff(ends, prepend=0.0)).sum())
             low, high = (low, middle) if held >= self.space.batch else (middle + 1, high)
         return replace(node, levels=(low, node.levels[1]))
 
@@ -379,7 +398,22 @@ class Search:
             enough = [one for one in parts if samples[one] >= missing]
             for one in enough[:1] or parts:
                 down[one] += 1
-        self._look(tuple(int(one) for one in down), node.accumulation)
+        counts = self._spread(down, node)
+        if counts is not None:
+            self._look(tuple(int(one) for one in counts), node.accumulation)
+
+    def _spread(self, by_kind: Any, node: _Node) -> Any | None:
+        """Counts by group with these by kind: as many as can be where there is most room. None where there is too little."""
+        counts = node.low.copy()
+        for count, places in zip(by_kind, self._groups_of_kind, strict=True):
+            left = count - counts[places].sum()
+            for place in sorted(places, key=lambda one: (-node.high[one], one)) if left > 0 else []:
+                taken = min(left, node.high[place] - counts[place])
+                counts[place] += taken
+                left -= taken
+            if left:
+                return None
+        return counts
 
     def _look(self, counts: tuple[int, ...], accumulation: int) -> None:
         key = (counts, accumulation)
@@ -404,7 +438,9 @@ class Search:
         if np.log(widths).sum() <= math.log(_FEW):
             choices = [range(int(low), int(high) + 1) for low, high in zip(node.low, node.high, strict=True)]
             for counts in itertools.product(*choices):
-                if node.ranks[0] <= sum(counts) <= node.ranks[1]:
+                by_kind, _ = self._by_kind(counts, counts)
+                inside = (node.kinds[0] <= by_kind).all() and (by_kind <= node.kinds[1]).all()
+                if inside and node.ranks[0] <= sum(counts) <= node.ranks[1]:
                     self._look(counts, node.accumulation)
             return
         low, high = node.levels
@@ -417,23 +453,44 @@ class Search:
         part = np.abs(plan - np.round(plan))
         # Counts matter to the time only through the level that they reach.
         loose_count = 0.0 if self.goal in ("time", "upper_time") else 1.0 / max(1.0, float(plan.sum()))
-        if low < high and loose_level >= max(loose_ranks, 0.25 * loose_count):
+        if low < high and loose_level >= max(loose_ranks, _LEVEL * loose_count):
             # Half of the ratio, not of the difference: short steps are told apart as finely as long ones.
             middle = int(np.searchsorted(times, math.sqrt(float(times[low]) * float(times[high])), "right")) - 1
             middle = min(max(middle, low), high - 1)
             yield replace(node, levels=(low, middle))
             yield replace(node, levels=(middle + 1, high))
             return
-        if node.ranks[0] < node.ranks[1] and loose_ranks >= 0.25 * loose_count:
+        if node.ranks[0] < node.ranks[1] and loose_ranks >= _LEVEL * loose_count:
             middle = int(math.sqrt(node.ranks[0] * node.ranks[1]))
             middle = min(max(middle, node.ranks[0]), node.ranks[1] - 1)
             yield replace(node, ranks=(node.ranks[0], middle))
             yield replace(node, ranks=(middle + 1, node.ranks[1]))
             return
-        open_groups = np.flatnonzero(widths > 1)
-        at = max(open_groups, key=lambda one: (part[one] > 1e-6, plan[one] > node.low[one], widths[one], -one))
-        cut = min(max(math.floor(plan[at] + 1e-9), node.low[at]), node.high[at] - 1)
+        least, most = node.kinds
+        open_kinds = np.flatnonzero(most > least)
+        if len(open_kinds):
+            at = max(open_kinds, key=lambda one: (part[one] > 1e-6, plan[one] > least[one], most[one] - least[one], -one))
+            cut = min(max(math.floor(plan[at] + 1e-9), least[at]), most[at] - 1)
+            for low_count, high_count in ((least[at], cut), (cut + 1, most[at])):
+                lows, highs = least.copy(), most.copy()
+                lows[at], highs[at] = low_count, high_count
+                yield self._within_kinds(node, lows, highs, at)
+            return
+        settled = self._spread(least, node)
+        if settled is None:
+            return
+        at = int(np.argmax(node.high - node.low))
+        cut = min(max(settled[at], node.low[at]), node.high[at] - 1)
         for low_count, high_count in ((node.low[at], cut), (cut + 1, node.high[at])):
             lows, highs = node.low.copy(), node.high.copy()
             lows[at], highs[at] = low_count, high_count
             yield replace(node, low=lows, high=highs)
+
+    def _within_kinds(self, node: _Node, lows: Any, highs: Any, at: int) -> _Node:
+        """The node with these numbers by kind, which are also those of a group that is the only one of its kind."""
+        places = self._groups_of_kind[at]
+        low, high = node.low.copy(), node.high.copy()
+        high[places] = high[places].clip(max=highs[at])
+        if len(places) == 1:
+            low[places] = low[places].clip(min=lows[at])
+        return replace(node, low=low, high=high, kinds=(lows, highs))

@@ -125,7 +125,7 @@ def main() -> int:
 
     @seed(chosen.seed)
     @settings(
-        max_examples=-(-chosen.cases // 4), deadline=None, database=None, phases=[Phase.generate],
+        max_examples=-(-chosen.cases // 3), deadline=None, database=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(small_cases(), st.floats(0, 1))

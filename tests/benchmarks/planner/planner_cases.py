@@ -57,11 +57,11 @@ def small_cases(draw: Any) -> Case:
         else (lambda *choice: st.floats(min(choice), max(choice), allow_nan=False))
     )
     types = draw(st.lists(st.sampled_from(TYPES), min_size=1, max_size=3, unique=True))
-    hosts, left = [], 6
-    for name in range(draw(st.integers(1, 3))):
-        count = draw(st.integers(1, max(1, left - 2)))
-        chosen = draw(st.lists(st.sampled_from(types), min_size=1, max_size=min(count, left), unique=False))
-        left -= len(chosen)
+    hosts, left = [], draw(st.sampled_from([1, 2, 3, 4, 5, 6, 6, 6]))
+    for name in range(3):
+        count = left if name == 2 else draw(st.integers(1, left))
+        chosen = draw(st.lists(st.sampled_from(types), min_size=count, max_size=count))
+        left -= count
         hosts.append(
             {
                 "name": f"h{name}",
