@@ -59,7 +59,8 @@ lint: setup ## ruff, mypy, import-linter
 	PYTHONPATH=build/lint $(BIN)/lint-imports
 
 bench: setup ## the figures that are quoted, measured anew
-	@for file in tests/benchmarks/*.py tests/benchmarks/estimator/step_time.py tests/benchmarks/estimator/memory.py; do \
+	@for file in tests/benchmarks/*.py tests/benchmarks/estimator/step_time.py tests/benchmarks/estimator/memory.py \
+	tests/benchmarks/estimator/learning.py; do \
 	echo "== $$file"; $(BIN)/python "$$file" || exit; done
 
 clean: ## remove .venv, builds and caches of this tree; what runs stored stays

@@ -1,35 +1,78 @@
 """A device's calibration: what its operations and steps cost, fitted to measurements of it. Kept as JSON; loads no torch.
 
 A training step takes c · Σ t + d · (number of operations): Σ t its operations by `op_cost`, c and d for what they cost one
-another and what Python and autograd cost each. c and d are used where cross-validation says that they help, else 1 and 0. The
-interval is conformal: the quantiles of measured / predicted on families of networks that the fit had not seen (leave one family
-out; Vovk et al., Algorithmic Learning in a Random World, 2005). What was measured is told in the machine's median speed, by the
-sentinel.
+another and what being timed added to each. c and d are used where cross-validation says that they help, else 1 and 0.
+
+The interval is conformal (Vovk et al., Algorithmic Learning in a Random World, 2005), its width that of the step at hand:
+exp(± q · σ), σ² = σ₀² + Σ over families (Σ share · deviation)². σ₀ is how far steps are from the sum of their operations; the
+deviations are those of `op_cost` for what calibration has not seen, taken to err together within a family. q is the 90 %
+quantile of |ln(measured / predicted)| / σ on networks that the fit had not seen. The error that is told is of networks whose
+whole family it had not seen.
+
+What was measured is told in the machine's median speed, by the sentinel.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trainwright.estimator.errors import BadInput
-from trainwright.estimator.op_cost import FamilyCost, OpSample, Work, fit_families, times
+from trainwright.estimator.op_cost import FamilyCost, OpSample, Work, cost_family, fit_families, times
 from trainwright.estimator.structure import Operation, Structure
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _FLOPS_FACTOR = {"fp64": 2.0}  # what is measured is fp32; fp64 has half the lanes (its bytes are counted double)
-_TAIL = 0.05
-_UNSEEN = 1.0  # what the logarithm of an interval's half widens by where nothing of a step was seen
+_INSIDE = 0.9  # the interval's share
+_LEAST_DEVIATION = 0.02
+_FOLDS = 8
+SENTINEL_FLOPS = 3 * 2 * 160**3
+SENTINEL_CALLS = 90
 
 
 class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class Speed(_Value):
+    """Seconds that three kernels took, which are always the same: how fast the machine was at the moment.
+
+    Neighbours on a machine take its caches and its memory from a program far more than its arithmetic.
+    """
+
+    compute_s: float = Field(description="matrix products that fit in the caches, of `SENTINEL_FLOPS` together")
+    memory_s: float = Field(description="a sum of arrays that do not")
+    calls_s: float = Field(description="a chain of small operations, `SENTINEL_CALLS` of them")
+
+    def slower(self, than: Speed, seconds: float, flops: float, calls: float = 1.0) -> float:
+        """How many times as long as at that speed something takes that took so many seconds, for so many FLOPs and calls.
+
+        What its FLOPs and calls take at the sentinel's rates is arithmetic and calling; the rest waits for memory.
+        """
+        compute = min(1.0, flops / SENTINEL_FLOPS * self.compute_s / seconds)
+        call = min(1.0 - compute, calls / SENTINEL_CALLS * self.calls_s / seconds)
+        return float(
+            (self.compute_s / than.compute_s) ** compute
+            * (self.calls_s / than.calls_s) ** call
+            * (self.memory_s / than.memory_s) ** (1 - compute - call)
+        )
+
+    @staticmethod
+    def median(seen: Sequence[Speed]) -> Speed:
+        """Of each kernel."""
+        return Speed(
+            compute_s=statistics.median(one.compute_s for one in seen),
+            memory_s=statistics.median(one.memory_s for one in seen),
+            calls_s=statistics.median(one.calls_s for one in seen),
+        )
 
 
 class StepSample(_Value):
@@ -39,7 +82,8 @@ class StepSample(_Value):
     single: bool = Field(default=False, description="one layer only: it tells of operations, not of steps")
     batch_size: int
     seconds: float
-    sentinel_s: float
+    speed: Speed = Field(description="while the steps were timed")
+    ops_speed: Speed = Field(description="while the operations were")
     ops: tuple[OpSample, ...]
 
 
@@ -51,10 +95,16 @@ class ErrorSummary(_Value):
 
 
 class StepCorrection(_Value):
-    """t = scale · Σ t + per_op_s · operations."""
+    """t = scale · Σ t + per_op_s · operations, and never below half of Σ t."""
 
     scale: float = 1.0
     per_op_s: float = 0.0
+
+    def __call__(self, ops_s: Any, count: Any) -> Any:
+        """Seconds of a step from those of its operations and their number; of numbers or of arrays."""
+        import numpy as np
+
+        return np.maximum(self.scale * ops_s + self.per_op_s * count, 0.5 * ops_s)
 
 
 class Calibration(_Value):
@@ -69,18 +119,19 @@ class Calibration(_Value):
     created_at: str
     measurements: int
     duration_s: float
+    speed: Speed = Field(description="the machine's median speed in the session, at which all times are told")
     sentinel_drift: float = Field(description="spread of the sentinel's time over the session: (p90 - p10) / median")
     families: dict[str, FamilyCost]
     kinds: tuple[str, ...] = Field(description="the operations that were seen")
     correction: StepCorrection
     cross_validated_error: ErrorSummary
-    low_factor: float = Field(description="5th percentile of measured / predicted, families left out")
-    high_factor: float = Field(description="95th percentile")
+    step_deviation: float = Field(description="σ₀: of the logarithm of a step's time over its operations'")
+    interval_quantile: float = Field(description="q: half the interval's width in deviations")
 
     def step_times_s(self, structure: Structure, batch_sizes: Sequence[int]) -> list[float]:
         """The predicted median of a training step, seconds, for each batch size (ascending); never less for more samples."""
         raw = [
-            _corrected(self.correction, sum(float(one.sum()) for one in each.values()), op_count(structure))
+            self.correction(sum(float(seconds.sum()) for seconds, _ in each.values()), op_count(structure))
             for each in (self._op_times(structure, size) for size in batch_sizes)
         ]
         return list(itertools.accumulate(raw, max))
@@ -89,7 +140,7 @@ class Calibration(_Value):
         """The share of the predicted time in kinds of operations that were measured, and the other kinds, dearest first."""
         seen, unknown = 0.0, dict[str, float]()
         work = _work(structure, batch_size)
-        for family, seconds in self._op_times(structure, batch_size).items():
+        for family, (seconds, _) in self._op_times(structure, batch_size).items():
             for kind, value in zip(work[family].kinds, seconds, strict=True):
                 if kind in self.kinds:
                     seen += float(value)
@@ -98,12 +149,22 @@ class Calibration(_Value):
         total = seen + sum(unknown.values())
         return (min(1.0, seen / total) if total > 0 else 0.0), sorted(unknown, key=lambda kind: -unknown[kind])
 
-    def factors(self, coverage: float) -> tuple[float, float]:
-        """The interval's ends over the median, wider where less of the step was seen."""
-        wider = math.exp(_UNSEEN * (1 - coverage))
-        return self.low_factor / wider, self.high_factor * wider
+    def shares(self, structure: Structure, batch_size: int) -> dict[str, float]:
+        """The shares of the operations' predicted time, by family; they sum to one."""
+        took = {family: float(seconds.sum()) for family, (seconds, _) in self._op_times(structure, batch_size).items()}
+        total = sum(took.values())
+        return {family: seconds / total for family, seconds in took.items()} if total > 0 else {}
 
-    def _op_times(self, structure: Structure, batch_size: int) -> dict[str, Any]:
+    def sha256(self) -> str:
+        """What tells this calibration from others."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+    def factors(self, structure: Structure, batch_size: int) -> tuple[float, float]:
+        """The 90 % interval's ends over the median."""
+        deviation = _deviation(self._op_times(structure, batch_size).values(), self.step_deviation)
+        return math.exp(-self.interval_quantile * deviation), math.exp(self.interval_quantile * deviation)
+
+    def _op_times(self, structure: Structure, batch_size: int) -> dict[str, tuple[Any, Any]]:
         factor = _FLOPS_FACTOR.get(structure.precision, 1.0)
         return {
             family: times(self.families, family, work, factor) for family, work in _work(structure, batch_size).items()
@@ -116,7 +177,7 @@ def op_count(structure: Structure) -> int:
 
 
 def _work(structure: Structure, batch_size: int) -> dict[str, Work]:
-    """A step's operations by family."""
+    """A step's operations by family of cost."""
     return _by_family(
         [
             (
@@ -136,7 +197,7 @@ def _known_as(one: Operation) -> str:
 def _by_family(rows: Sequence[tuple[str, str, int, float, float, dict[str, float]]]) -> dict[str, Work]:
     groups: dict[str, list[tuple[str, str, int, float, float, dict[str, float]]]] = {}
     for row in rows:
-        groups.setdefault(row[0], []).append(row)
+        groups.setdefault(cost_family(row[0], row[5]), []).append(row)
     return {
         family: Work(
             kinds=tuple(row[1] for row in members),
@@ -149,37 +210,43 @@ def _by_family(rows: Sequence[tuple[str, str, int, float, float, dict[str, float
     }
 
 
-def _corrected(correction: StepCorrection, ops_s: float, count: int) -> float:
-    return correction.scale * ops_s + correction.per_op_s * count
+def _deviation(families: Iterable[tuple[Any, Any]], step: float) -> float:
+    """σ of a step, from its families' seconds and deviations."""
+    parts = [(float(seconds.sum()), float((seconds * deviation).sum())) for seconds, deviation in families]
+    total = sum(seconds for seconds, _ in parts) or 1.0
+    return math.sqrt(step**2 + sum((unsure / total) ** 2 for _, unsure in parts))
 
 
-class _Fold:
-    """The steps as a fit sees them: predicted operations and their number, beside what was measured."""
+def _predicted(costs: dict[str, FamilyCost], step: StepSample) -> list[tuple[Any, Any]]:
+    work = _by_family([(one.family, one.kind, one.count, one.flops, one.bytes, one.dims) for one in step.ops])
+    return [times(costs, family, each) for family, each in work.items()]
 
-    def __init__(self, costs: dict[str, FamilyCost], steps: Sequence[StepSample]) -> None:
+
+class _Sums:
+    """Steps beside the sums of their operations, both measured: what a step takes beyond them."""
+
+    def __init__(self, steps: Sequence[StepSample]) -> None:
         import numpy as np
 
-        self.ops_s = np.array([_predicted(costs, step) for step in steps])
+        self.ops_s = np.array([sum(one.count * one.seconds for one in step.ops) for step in steps])
         self.counts = np.array([float(sum(one.count for one in step.ops)) for step in steps])
         self.seconds = np.array([step.seconds for step in steps])
 
     def fit(self) -> StepCorrection:
-        """Non-negative least squares on relative errors."""
+        """The correction of least logarithmic errors, which outliers bend little."""
+        from scipy.optimize import least_squares
+
+        found = least_squares(
+            lambda x: self.errors(StepCorrection(scale=float(x[0]), per_op_s=1e-6 * float(x[1]))),
+            [1.0, 0.0], bounds=([0.5, -5.0], [2.0, 50.0]), loss="soft_l1", f_scale=0.1,
+        )  # fmt: skip
+        return StepCorrection(scale=float(found.x[0]), per_op_s=1e-6 * float(found.x[1]))
+
+    def errors(self, correction: StepCorrection) -> Any:
+        """ln(measured / corrected)."""
         import numpy as np
-        from scipy.optimize import nnls
 
-        rows = np.stack([self.ops_s / self.seconds, self.counts / self.seconds], axis=1)
-        (scale, per_op), _ = nnls(rows, np.ones(len(self.seconds)))
-        return StepCorrection(scale=float(scale), per_op_s=float(per_op)) if scale > 0 else StepCorrection()
-
-    def ratios(self, correction: StepCorrection) -> Any:
-        """measured / predicted."""
-        return self.seconds / (correction.scale * self.ops_s + correction.per_op_s * self.counts)
-
-
-def _predicted(costs: dict[str, FamilyCost], step: StepSample) -> float:
-    work = _by_family([(one.family, one.kind, one.count, one.flops, one.bytes, one.dims) for one in step.ops])
-    return sum(float(times(costs, family, each).sum()) for family, each in work.items())
+        return np.log(self.seconds / correction(self.ops_s, self.counts))
 
 
 def fit(samples: Sequence[StepSample], **facts: Any) -> Calibration:
@@ -193,39 +260,83 @@ def fit(samples: Sequence[StepSample], **facts: Any) -> Calibration:
 def _fit(samples: Sequence[StepSample], facts: dict[str, Any]) -> Calibration:
     import numpy as np
 
-    sentinels = np.array([one.sentinel_s for one in samples])
-    unit = float(np.median(sentinels))
-    steps = [_at_median_speed(one, unit / one.sentinel_s) for one in samples]
+    unit = Speed.median([one.speed for one in samples])
+    steps = [_at_median_speed(one, unit) for one in samples]
     costs = fit_families([op for step in steps for op in step.ops])
-    ratios: dict[bool, list[float]] = {True: [], False: []}
+    correction, step_deviation = _correction(steps)
     whole = [one for one in steps if not one.single]
-    for family in sorted({one.family for one in whole}):
-        others, left = [one for one in whole if one.family != family], [one for one in whole if one.family == family]
-        without = fit_families([op for step in steps if step.family != family for op in step.ops], like=costs)
-        for corrected in ratios:
-            correction = _Fold(without, others).fit() if corrected else StepCorrection()
-            ratios[corrected] += _Fold(without, left).ratios(correction).tolist()
-    helps = np.median(np.abs(np.log(ratios[True]))) < np.median(np.abs(np.log(ratios[False])))
-    seen = np.sort(ratios[bool(helps)])
-    errors = np.abs(1 / seen - 1)
-    rank = min(len(seen) - 1, math.ceil((len(seen) + 1) * (1 - _TAIL)) - 1)
-    low, high = np.quantile(sentinels, [0.1, 0.9])
+    families = [[one for one in whole if one.family == family] for family in sorted({one.family for one in whole})]
+    off = [error for left in families for error, _ in _left_out(left, steps, costs, correction, step_deviation)]
+    relative = np.abs([math.exp(-error) - 1 for error in off])
+    parts = [whole[number::_FOLDS] for number in range(min(_FOLDS, len(whole)))]
+    scores = sorted(
+        abs(error) / deviation
+        for left in parts
+        for error, deviation in _left_out(left, steps, costs, correction, step_deviation)
+    )
+    rank = min(len(scores), math.ceil((len(scores) + 1) * _INSIDE)) - 1
+    low, high = np.quantile([one.speed.slower(unit, one.seconds, 0.0, 0.0) for one in samples], [0.1, 0.9])
     return Calibration(
         families=costs,
         kinds=tuple(sorted({op.kind for step in steps for op in step.ops})),
-        correction=_Fold(costs, whole).fit() if helps else StepCorrection(),
+        correction=correction,
         measurements=sum(len(one.ops) + 1 for one in samples),
-        sentinel_drift=float((high - low) / unit),
-        cross_validated_error=ErrorSummary(median=float(np.median(errors)), p90=float(np.quantile(errors, 0.9))),
-        low_factor=min(1.0, float(seen[len(seen) - 1 - rank])),
-        high_factor=max(1.0, float(seen[rank])),
+        speed=unit,
+        sentinel_drift=float(high - low),
+        cross_validated_error=ErrorSummary(median=float(np.median(relative)), p90=float(np.quantile(relative, 0.9))),
+        step_deviation=step_deviation,
+        interval_quantile=scores[rank],
         **facts,
     )
 
 
-def _at_median_speed(sample: StepSample, factor: float) -> StepSample:
-    ops = tuple(one.model_copy(update={"seconds": one.seconds * factor}) for one in sample.ops)
-    return sample.model_copy(update={"seconds": sample.seconds * factor, "ops": ops})
+def _correction(steps: Sequence[StepSample]) -> tuple[StepCorrection, float]:
+    """What a step takes beyond its operations, where that helps families that were left out; the deviation that is left."""
+    import numpy as np
+
+    plain: list[float] = []
+    corrected: list[float] = []
+    for family in sorted({one.family for one in steps}):
+        left = _Sums([one for one in steps if one.family == family])
+        plain += np.abs(left.errors(StepCorrection())).tolist()
+        others = [one for one in steps if one.family != family]
+        corrected += np.abs(left.errors(_Sums(others).fit())).tolist() if others else plain
+    helps = float(np.mean(corrected)) < float(np.mean(plain))
+    deviation = 1.25 * float(
+        np.mean(corrected if helps else plain)
+    )  # mean absolute to standard, of a normal distribution
+    return (_Sums(steps).fit() if helps else StepCorrection()), max(_LEAST_DEVIATION, deviation)
+
+
+def _left_out(
+    left: Sequence[StepSample],
+    steps: Sequence[StepSample],
+    costs: dict[str, FamilyCost],
+    correction: StepCorrection,
+    step_deviation: float,
+) -> list[tuple[float, float]]:
+    """ln(measured / predicted) and the predicted deviation of steps, by a fit that has seen none of them (its kernels have)."""
+    names = {id(one) for one in left}
+    without = fit_families([op for step in steps if id(step) not in names for op in step.ops], like=costs)
+    found = []
+    for step in left:
+        parts = _predicted(without, step)
+        ops_s = sum(float(seconds.sum()) for seconds, _ in parts)
+        predicted = float(correction(ops_s, sum(one.count for one in step.ops)))
+        found.append((math.log(step.seconds / predicted), _deviation(parts, step_deviation)))
+    return found
+
+
+def _at_median_speed(sample: StepSample, unit: Speed) -> StepSample:
+    """The sample as it would have been at the speed `unit`."""
+
+    ops = tuple(
+        one.model_copy(update={"seconds": one.seconds / sample.ops_speed.slower(unit, one.seconds, one.flops)})
+        for one in sample.ops
+    )
+    flops, calls = sum(one.count * one.flops for one in sample.ops), sum(one.count for one in sample.ops)
+    seconds = sample.seconds / sample.speed.slower(unit, sample.seconds, flops, calls)
+    return sample.model_copy(update={"seconds": seconds, "ops": ops})
 
 
 def save(calibration: Calibration, path: Path) -> None:

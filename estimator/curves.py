@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -66,6 +67,16 @@ class Knots(_Value):
         ]
 
 
+class Basis(_Value):
+    """What a calibration's prediction was made of: by it, finished runs are told apart (`estimator.experience`)."""
+
+    model: str = Field(description="the structure's fingerprint")
+    shares: dict[str, float] = Field(description="of the predicted step time, by family of operations")
+    calibration: str = Field(description="its sha256")
+    processor: str
+    torch: str
+
+
 class DeviceCurve(_Value):
     """A model's training step on one kind of device (type, cores, speed).
 
@@ -93,6 +104,10 @@ class DeviceCurve(_Value):
     idle_w: float | None = None
     load_w: float | None = None
     energy_source: Literal["measured", "datasheet"] | None = None
+    basis: Basis | None = Field(default=None, description="None where it is no calibration's")
+    learned_from: int = Field(default=0, description="finished runs that corrected it")
+    calibrated_time_knots: Knots | None = Field(default=None, description="where runs corrected it: as it was before")
+    calibrated_memory_knots: Knots | None = None
 
     def step_time(self, batch_size: int) -> Interval:
         """Seconds for one step of this many samples."""
@@ -106,3 +121,20 @@ class DeviceCurve(_Value):
     def safe_memory_bytes(self, batch_size: int) -> float:
         """Bytes that a step of this many samples stays below."""
         return self.memory_bytes(batch_size) * self.memory_safe_factor + self.memory_safe_bytes
+
+
+def line_through(sizes: Sequence[int], seconds: Sequence[float]) -> Affine:
+    """The line of least squared relative error, neither part negative."""
+    import numpy as np
+    from scipy.optimize import nnls
+
+    rows = np.array([[1 / value, size / value] for size, value in zip(sizes, seconds, strict=True)])
+    (fixed, per_sample), _ = nnls(rows, np.ones(len(sizes)))
+    return Affine(fixed=float(fixed), per_sample=float(per_sample))
+
+
+def line_above(sizes: Sequence[int], values: Sequence[float]) -> Affine:
+    """The line through the ends, raised above all points between."""
+    per_sample = (values[-1] - values[0]) / (sizes[-1] - sizes[0])
+    fixed = max(value - per_sample * size for size, value in zip(sizes, values, strict=True))
+    return Affine(fixed=max(0.0, fixed), per_sample=per_sample)

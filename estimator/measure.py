@@ -1,9 +1,9 @@
 """Measures this machine: `python -m trainwright.estimator.measure --out FILE --budget S --threads N`. Heavy: torch.
 
 Networks of the benchmark family are built in turn; of each, whole steps are timed, and then steps in which every operation is
-timed where it stands (so that caches and the allocator are as in training). A sentinel kernel runs before and after each network:
-all times are told in sentinels, so that a machine that becomes slower or faster meanwhile does no harm, and the spread of the
-sentinel is told as drift. What was measured is kept beside the result until that is complete: a run that was cut short goes on.
+timed where it stands (so that caches and the allocator are as in training). Sentinel kernels run before and after each:
+all times are told at the median speed, so that a machine that becomes slower or faster meanwhile does no harm, and their spread
+is told as drift. What was measured is kept beside the result until that is complete: a run that was cut short goes on.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
+import math
 import platform
 import statistics
 import sys
@@ -24,7 +25,7 @@ from pathlib import Path
 import torch  # noqa: TID253 - this is a process of its own
 
 from trainwright.estimator.benchmark import Network, networks, turn
-from trainwright.estimator.calibration import Calibration, StepSample, fit, save
+from trainwright.estimator.calibration import Calibration, Speed, StepSample, fit, save
 from trainwright.estimator.op_cost import OpSample
 from trainwright.estimator.operations import Operation
 from trainwright.estimator.recorder import Recorder
@@ -32,7 +33,7 @@ from trainwright.estimator.source import ModelDefinition
 from trainwright.estimator.training_step import StepSpec, TrainingStep, prepare
 
 _LONGEST_STEP_S = 0.25
-_RECORDED_STEPS = 2
+_RECORDED_S = 0.05  # of steps whose operations are timed, at least two and at most six of them
 _FIT_SHARE = 0.12  # of the budget, for fitting
 Say = Callable[[str], None]
 
@@ -48,23 +49,37 @@ def processor() -> str:
 
 
 class Sentinel:
-    """A kernel whose time says how fast the machine is at the moment: a matrix product and a sum of arrays."""
+    """Kernels that are always the same: their times say how fast the machine is at the moment."""
 
     def __init__(self) -> None:
         self._left, self._right = torch.rand(160, 160), torch.rand(160, 160)
-        self._one, self._two = torch.rand(400_000), torch.rand(400_000)
+        self._one, self._two, self._sum = (torch.rand(2_000_000) for _ in range(3))
+        self._small = torch.rand(4, 4, requires_grad=True)
         self()
 
-    def __call__(self) -> float:
-        """Seconds, the median of five."""
-        seen = []
-        for _ in range(5):
-            started = time.perf_counter()
-            for _ in range(2):
-                _ = self._left @ self._right
-            _ = self._one + self._two
-            seen.append(time.perf_counter() - started)
-        return statistics.median(seen)
+    def __call__(self) -> Speed:
+        """The medians of five."""
+        return Speed(compute_s=_median_s(self._multiply), memory_s=_median_s(self._add), calls_s=_median_s(self._chain))
+
+    def _multiply(self) -> None:
+        for _ in range(3):
+            _ = self._left @ self._right
+
+    def _add(self) -> None:
+        torch.add(self._one, self._two, out=self._sum)
+
+    def _chain(self) -> None:
+        for _ in range(30):
+            self._small.view(16).view(4, 4).mul(2)
+
+
+def _median_s(kernel: Callable[[], None]) -> float:
+    seen = []
+    for _ in range(5):
+        started = time.perf_counter()
+        kernel()
+        seen.append(time.perf_counter() - started)
+    return statistics.median(seen)
 
 
 def measure(budget_s: float, threads: int, say: Say, seed: int = 0, kept: Path | None = None) -> Calibration:
@@ -105,21 +120,18 @@ def measure(budget_s: float, threads: int, say: Say, seed: int = 0, kept: Path |
 
 
 def measure_network(network: Network, sentinel: Sentinel) -> StepSample:
-    """Time steps of a network, then its operations; its batch is halved until a step is short enough to be timed often."""
-    batch = network.batch_size
-    while True:
-        step = ready(network, batch)
-        started = time.perf_counter()
-        step()
-        if time.perf_counter() - started < _LONGEST_STEP_S or batch == 1:
-            break
-        batch //= 2
+    """Time steps of a network, then its operations; its batch is smaller where a step would be too long to be timed often."""
+    batch = _affordable(network)
+    step = ready(network, batch)
+    step()
     before = sentinel()
     seconds = time_steps(step)
+    between = sentinel()
     recorder = Recorder(clock=True)
-    recorded = []
+    recorded: list[list[Operation]] = []
     with recorder:
-        for _ in range(_RECORDED_STEPS):
+        started = time.perf_counter()
+        while len(recorded) < 2 or (time.perf_counter() - started < _RECORDED_S and len(recorded) < 6):
             with recorder.record() as recording:
                 step(recorder)
             recorded.append(recording.operations)
@@ -129,9 +141,21 @@ def measure_network(network: Network, sentinel: Sentinel) -> StepSample:
         single=network.single,
         batch_size=batch,
         seconds=seconds,
-        sentinel_s=(before + after) / 2,
+        speed=Speed.median([before, between]),
+        ops_speed=Speed.median([between, after]),
         ops=_alike(recorded),
     )
+
+
+def _affordable(network: Network) -> int:
+    """The network's batch size, or the largest power of two whose step is surely short enough to be timed often."""
+    least = min(2, network.batch_size)
+    step = ready(network, least)
+    step()
+    started = time.perf_counter()
+    step()
+    most = least * _LONGEST_STEP_S / (time.perf_counter() - started)
+    return min(network.batch_size, max(least, 1 << int(math.log2(max(1.0, most)))))
 
 
 def ready(network: Network, batch_size: int) -> TrainingStep:
@@ -151,11 +175,14 @@ def time_steps(step: Callable[[], None], least_s: float = 0.03) -> float:
 
 
 def _alike(recorded: list[list[Operation]]) -> tuple[OpSample, ...]:
-    """Alike operations of the recorded steps as one sample each: the mean over its places of the least over the steps."""
+    """Alike operations of the recorded steps as one sample each: the mean over its places of the median over the steps.
+
+    The first step is left out: what records it runs for the first time.
+    """
     groups: dict[tuple[str, float, float, tuple[tuple[str, float], ...]], list[tuple[Operation, float]]] = {}
-    for places in zip(*recorded, strict=False):
+    for places in zip(*recorded[1:], strict=False):
         one = places[0]
-        seconds = min(place.seconds for place in places)
+        seconds = statistics.median_low(place.seconds for place in places)
         groups.setdefault((one.kind, one.flops, one.bytes, tuple(one.dims.items())), []).append((one, seconds))
     return tuple(
         OpSample(

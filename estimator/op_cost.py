@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 _UNBOUND = 1e18  # a rate that no operation of the family is bound by, per second
-_MOST_POINTS = 500
+_MOST_POINTS = 800
 _MOST_FOR_LIKELIHOOD = 120
 _FURTHEST = 2.5  # of r: a cost is never told to be more than e^2.5 off its roofline
 
@@ -41,6 +41,11 @@ class OpSample(_Value):
     dims: dict[str, float]
     count: int
     seconds: float
+
+
+def cost_family(family: str, dims: Mapping[str, float]) -> str:
+    """What an operation's time is like: convolutions in groups are far from the others."""
+    return f"grouped {family}" if dims.get("groups", 1.0) > 1 else family
 
 
 class Roofline(_Value):
@@ -89,12 +94,19 @@ class FamilyCost(_Value):
     points: tuple[tuple[float, ...], ...]
     weights: tuple[float, ...]
 
-    def seconds(self, kinds: Sequence[str], flops: Any, moved: Any, points: Any) -> Any:
-        """Seconds of each operation. Shapes: (n,), (n,), (n,), (n, 2 + dims) as `log_point` makes them."""
+    def predict(self, kinds: Sequence[str], flops: Any, moved: Any, points: Any) -> tuple[Any, Any]:
+        """Seconds of each operation, and the standard deviation of their logarithm that comes of not having seen it.
+
+        Shapes: (n,), (n,), (n,), (n, 2 + dims) as `log_point` makes them; (n,), (n,). The deviation is the process's, given only
+        the nearest point that was seen: k(x, x) − k(x, p)² / (k(p, p) + noise²), which is never too small.
+        """
         import numpy as np
 
-        off = self.kernel(points, np.array(self.points), _alike(kinds, self.kinds)) @ np.array(self.weights)
-        return self.roofline(flops, moved) * np.exp(np.clip(off, -_FURTHEST, _FURTHEST))
+        near = self.kernel(points, np.array(self.points), _alike(kinds, self.kinds))
+        seconds = self.roofline(flops, moved) * np.exp(np.clip(near @ np.array(self.weights), -_FURTHEST, _FURTHEST))
+        prior = self.kernel.family_sigma**2 + self.kernel.kind_sigma**2
+        left = prior - near.max(axis=1) ** 2 / (prior + self.kernel.noise**2)
+        return seconds, np.sqrt(np.maximum(left, 0.0))
 
 
 def log_point(flops: float, moved: float, dims: Mapping[str, float], names: Sequence[str]) -> list[float]:
@@ -130,7 +142,7 @@ def fit_roofline(flops: Any, moved: Any, seconds: Any, weights: Any) -> Roofline
 
 
 def _gathered(samples: Sequence[OpSample]) -> list[OpSample]:
-    """Samples of the same operation at nearly the same sizes as one: their mean; at most so many, the dearest."""
+    """Samples of the same operation at nearly the same sizes as one, their mean; at most so many, dear ones and cheap ones."""
     groups: dict[tuple[str, tuple[int, ...]], list[OpSample]] = {}
     for one in samples:
         names = sorted(one.dims)
@@ -143,7 +155,8 @@ def _gathered(samples: Sequence[OpSample]) -> list[OpSample]:
         count = sum(one.count for one in members)
         seconds = math.exp(sum(one.count * math.log(one.seconds) for one in members) / count)
         made.append(members[0].model_copy(update={"seconds": seconds, "count": count}))
-    return sorted(made, key=lambda one: -one.seconds * one.count)[:_MOST_POINTS]
+    made.sort(key=lambda one: -one.seconds * one.count)
+    return made[:: math.ceil(len(made) / _MOST_POINTS)]
 
 
 def fit_family(samples: Sequence[OpSample], kernel: Kernel | None = None) -> FamilyCost:
@@ -208,13 +221,13 @@ def fit_families(samples: Sequence[OpSample], like: Mapping[str, FamilyCost] | N
     """A cost for every family in the samples, with the kernels of another fit where one is given."""
     by_family: dict[str, list[OpSample]] = {}
     for one in samples:
-        by_family.setdefault(one.family, []).append(one)
+        by_family.setdefault(cost_family(one.family, one.dims), []).append(one)
     kernels = {family: cost.kernel for family, cost in (like or {}).items()}
     return {family: fit_family(members, kernels.get(family)) for family, members in sorted(by_family.items())}
 
 
 class Work(_Value):
-    """The operations of one family in a step, for one batch size, ready for `FamilyCost.seconds`."""
+    """The operations of one family in a step, for one batch size, ready for `FamilyCost.predict`."""
 
     kinds: tuple[str, ...]
     counts: tuple[int, ...]
@@ -223,8 +236,11 @@ class Work(_Value):
     dims: tuple[dict[str, float], ...]
 
 
-def times(costs: Mapping[str, FamilyCost], family: str, work: Work, flops_factor: float = 1.0) -> Any:
-    """Seconds of each group of alike operations; an unknown family costs what elementwise operations do by their roofline."""
+def times(costs: Mapping[str, FamilyCost], family: str, work: Work, flops_factor: float = 1.0) -> tuple[Any, Any]:
+    """Seconds of each group of alike operations, and the deviation of their logarithm (see `FamilyCost.predict`).
+
+    An unknown family costs what elementwise operations do by their roofline, with a deviation of one: a factor of e.
+    """
     import numpy as np
 
     counts = np.array(work.counts, dtype=float)
@@ -232,6 +248,7 @@ def times(costs: Mapping[str, FamilyCost], family: str, work: Work, flops_factor
     cost = costs.get(family)
     if cost is None:
         other = costs.get("elementwise") or next(iter(costs.values()))
-        return counts * other.roofline(flops, moved)
+        return counts * other.roofline(flops, moved), np.ones(len(counts))
     points = np.array([log_point(f, b, d, cost.dims) for f, b, d in zip(flops, moved, work.dims, strict=True)])
-    return counts * cost.seconds(work.kinds, flops, moved, points)
+    seconds, deviation = cost.predict(work.kinds, flops, moved, points)
+    return counts * seconds, deviation

@@ -39,6 +39,8 @@ _FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
 )  # fmt: skip
 
 
+_PICKS = ("embedding", "_embedding_bag", "index_select", "gather", "take")
+"""Of a table they read what they pick, not all of it."""
 _ALWAYS_MAPPED = 32 * 2**20  # glibc asks the kernel for new pages for blocks larger than this, each time
 
 
@@ -90,6 +92,10 @@ def describe(func: Any, args: Any, kwargs: Any, out: Any) -> Operation:
         dims = sizes(name, args, inputs, results)
     except (IndexError, TypeError, AttributeError):  # an operator of the family with other arguments
         dims = _plain(name, args, inputs, results)
+    if name.startswith("convolution_backward") and "filters" in dims:
+        flops = _conv_backward_flops(args)
+    if name.startswith(_PICKS):
+        moved = float(sum(2 * one.numel() * one.element_size() for one in results)) + 8 * dims.get("picked", 0.0)
     dims["fresh"] = float(sum(one.numel() * one.element_size() > _ALWAYS_MAPPED for one in results))
     dtype = str((results or inputs)[0].dtype).removeprefix("torch.") if results or inputs else ""
     return Operation(kind, family, dtype, flops, moved, dims)
@@ -123,6 +129,14 @@ def _rnn_flops(name: str, args: Any) -> float:
     return 2 * forward if name.endswith("backward") else forward
 
 
+def _conv_backward_flops(args: Any) -> float:
+    """As many as forward for each of the gradients that are asked for. Torch's own counter passes over groups here."""
+    out, images, weight, mask = args[0], args[1], args[2], args[10]
+    points = images if args[7] else out  # a transposed convolution spreads each point of the images
+    forward = 2.0 * images.shape[0] * math.prod(points.shape[2:]) * weight.numel()
+    return float(forward * sum(map(bool, mask[:2])))
+
+
 def _strided(*given: Any) -> float:
     """How many of these tensors are not laid out row by row."""
     return float(sum(isinstance(one, torch.Tensor) and not one.is_contiguous() for one in given))
@@ -137,6 +151,12 @@ def _plain(name: str, args: Any, inputs: list[torch.Tensor], results: list[torch
         "last": float(inputs[0].shape[-1]) if inputs and inputs[0].dim() else 1.0,
         "strided": _strided(*inputs, *results[:1]),
     }
+
+
+def _index(name: str, args: Any, inputs: list[torch.Tensor], results: list[torch.Tensor]) -> dict[str, float]:
+    """`picked` is how many places are looked up."""
+    places = [one.numel() for one in inputs if not one.is_floating_point() and one.dim()]
+    return _plain(name, args, inputs, results) | {"picked": float(max(places, default=0))}
 
 
 def _softmax(name: str, args: Any, inputs: list[torch.Tensor], results: list[torch.Tensor]) -> dict[str, float]:
@@ -164,6 +184,8 @@ def _conv(name: str, args: Any, inputs: list[torch.Tensor], results: list[torch.
         "points_in": float(math.prod(images.shape[2:])),
         "points_out": float(math.prod(out.shape[2:])),
         "spatial": float(weight.dim() - 2),
+        "blocked_channels": float(16 * math.ceil(images.shape[1] / float(groups) / 16)),
+        "blocked_filters": float(16 * math.ceil(out.shape[1] / float(groups) / 16)),
         "transposed": float(transposed),
         "needs_input": float(bool(args[10][0])) if backward else 0.0,
         "strided": _strided(images, weight),
@@ -213,5 +235,5 @@ def _norm(name: str, args: Any, inputs: list[torch.Tensor], results: list[torch.
 
 _DIMS = {
     "conv": _conv, "conv_backward": _conv, "matmul": _matmul, "attention": _attention, "rnn": _rnn, "norm": _norm,
-    "softmax": _softmax,
+    "softmax": _softmax, "index": _index,
 }  # fmt: skip

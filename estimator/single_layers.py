@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch  # noqa: TID253 - measuring runs in a process of its own
@@ -16,9 +17,9 @@ from trainwright.estimator.blocks import Attention, Made, images, rows
 class _Single(nn.Module):
     """One layer, whose inputs need gradients too."""
 
-    def __init__(self, layer: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, layer: Callable[[torch.Tensor], torch.Tensor], *parts: nn.Module) -> None:
         super().__init__()
-        self.layer, self.scale = layer, nn.Parameter(torch.ones(()))
+        self.layer, self.parts, self.scale = layer, nn.ModuleList(parts), nn.Parameter(torch.ones(()))
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.layer(x * self.scale)
@@ -30,13 +31,27 @@ def _power(draw: random.Random, low: float, high: float) -> int:
     return max(1, round(size) if draw.random() < 0.3 else 8 * max(1, round(size / 8)) if size >= 8 else round(size))
 
 
+def _rows_first(images: torch.Tensor) -> torch.Tensor:
+    """The same image, its channels next to one another in memory: as it comes from layers that work on channels."""
+    return images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+
+
+def _laid_out(layer: nn.Module, draw: random.Random) -> nn.Module:
+    return _Single(layer) if draw.random() < 0.75 else _Single(lambda x: _rows_first(layer(_rows_first(x))), layer)
+
+
 def _one_convolution(draw: random.Random) -> Made:
     channels, filters, side = _power(draw, 1, 256), _power(draw, 8, 256), _power(draw, 4, 64)
     kernel, stride = draw.choice((1, 1, 3, 3, 3, 5, 7)), draw.choice((1, 1, 1, 2))
+    layer = partial(nn.Conv2d, channels, filters, kernel, stride=stride, padding=kernel // 2, bias=draw.random() < 0.5)
+    return lambda: _laid_out(layer(), random.Random(channels)), images(channels, side)
+
+
+def _one_transposed(draw: random.Random) -> Made:
+    channels, filters, side = _power(draw, 4, 128), _power(draw, 1, 128), _power(draw, 4, 32)
+    kernel, stride, padding = draw.choice(((2, 2, 0), (3, 1, 1), (3, 2, 1), (4, 2, 1)))
     return (
-        lambda: _Single(
-            nn.Conv2d(channels, filters, kernel, stride=stride, padding=kernel // 2, bias=draw.random() < 0.5)
-        ),
+        lambda: _Single(nn.ConvTranspose2d(channels, filters, kernel, stride=stride, padding=padding)),
         images(channels, side),
     )
 
@@ -48,10 +63,8 @@ def _one_depthwise(draw: random.Random) -> Made:
         draw.choice((3, 3, 5, 7)),
         draw.choice((1, 1, 2)),
     )
-    return (
-        lambda: _Single(nn.Conv2d(channels, channels, kernel, stride=stride, padding=kernel // 2, groups=channels)),
-        images(channels, side),
-    )
+    layer = partial(nn.Conv2d, channels, channels, kernel, stride=stride, padding=kernel // 2, groups=channels)
+    return lambda: _laid_out(layer(), random.Random(channels)), images(channels, side)
 
 
 def _one_convolution_1d(draw: random.Random) -> Made:
@@ -117,8 +130,39 @@ def _one_pool(draw: random.Random) -> Made:
     return lambda: _Single(layer), images(channels, side)
 
 
+class _Looked(nn.Module):
+    """Rows of a table by number: one for each, or the sum of a bag."""
+
+    def __init__(self, rows: int, width: int, bag: bool) -> None:
+        super().__init__()
+        self.rows = rows
+        self.table = nn.EmbeddingBag(rows, width, mode="sum") if bag else nn.Embedding(rows, width)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.table((x * self.rows).long().clamp(max=self.rows - 1))
+
+
+def _one_table(draw: random.Random) -> Made:
+    count, width, length = _power(draw, 16, 30_000), _power(draw, 4, 256), draw.choice((1, 4, 16, 64, 128))
+    bag = draw.random() < 0.3
+    return lambda: _Looked(count, width, bag), rows(length)
+
+
+def _one_activation(draw: random.Random) -> Made:
+    shape = (_power(draw, 4, 256), _power(draw, 2, 48) ** 2)
+    layer = draw.choice(
+        (
+            nn.ReLU(inplace=True), nn.ReLU(), nn.GELU(), nn.SiLU(), nn.Hardswish(), nn.ReLU6(), nn.Sigmoid(), nn.Tanh(),
+            nn.LeakyReLU(0.1), nn.Dropout(0.1), lambda x: x + 0.5 * x, lambda x: x * x.mean((2,), keepdim=True),
+            lambda x: torch.cat([x, x * 2], 1), lambda x: x.transpose(1, 2).contiguous(),
+        )
+    )  # fmt: skip
+    return lambda: _Single(layer), rows(*shape)
+
+
 SINGLES: dict[str, Callable[[random.Random], Made]] = {
     "one convolution": _one_convolution, "one depthwise": _one_depthwise, "one convolution 1d": _one_convolution_1d,
     "one product": _one_product, "one attention": _one_attention, "one recurrent": _one_recurrent,
     "one normalisation": _one_normalisation, "one of rows": _one_of_rows, "one pool": _one_pool,
+    "one transposed": _one_transposed, "one table": _one_table, "one activation": _one_activation,
 }  # fmt: skip

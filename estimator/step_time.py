@@ -6,11 +6,10 @@ that nobody measured). For `emulated` devices it is what their definition says.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from trainwright.estimator.calibration import Calibration, op_count
-from trainwright.estimator.curves import Affine, DeviceCurve, Knots
+from trainwright.estimator.curves import Basis, DeviceCurve, Knots, line_above, line_through
 from trainwright.estimator.devices import DEVICE_TYPES, EMULATED, EMULATED_SAMPLE_S, DeviceType
 from trainwright.estimator.structure import Structure
 
@@ -45,6 +44,7 @@ def predict_curve(
     device = DEVICE_TYPES[device_type]
     mode: Literal["calibrated", "datasheet"] = "calibrated"
     low, high, coverage, unknown = 1.0, 1.0, 1.0, tuple[str, ...]()
+    basis = None
     sizes = _around(structure.batch_size)
     if device_type == EMULATED:
         times = [EMULATED_SAMPLE_S * size / (speed or 1.0) for size in sizes]
@@ -52,8 +52,15 @@ def predict_curve(
         slower = calibration.threads / cores if cores is not None else 1.0
         times = [slower * seconds for seconds in calibration.step_times_s(structure, sizes)]
         coverage, kinds = calibration.coverage(structure, structure.batch_size)
-        low, high = calibration.factors(coverage)
+        low, high = calibration.factors(structure, structure.batch_size)
         unknown = tuple(kinds[:_NAMED])
+        basis = Basis(
+            model=structure.fingerprint(),
+            shares=calibration.shares(structure, structure.batch_size),
+            calibration=calibration.sha256(),
+            processor=calibration.processor,
+            torch=calibration.torch,
+        )
     else:
         mode, coverage, low, high = "datasheet", 0.0, _DATASHEET_LOW, _DATASHEET_HIGH
         times = [_roofline(structure, device, size) / (cores or 1.0) for size in sizes]
@@ -68,17 +75,18 @@ def predict_curve(
         mode=mode,
         coverage=coverage,
         unknown=unknown,
-        step_time_s=_line(sizes, times),
+        step_time_s=line_through(sizes, times),
         time_knots=Knots(sizes=tuple(sizes), values=tuple(times)),
         low_factor=low,
         high_factor=high,
-        peak_memory_bytes=_above(sizes, memory),
+        peak_memory_bytes=line_above(sizes, memory),
         memory_knots=Knots(sizes=tuple(sizes), values=tuple(memory)),
         memory_safe_factor=_MEMORY_SAFE_FACTOR,
         memory_limit_bytes=device.memory_bytes,
         idle_w=idle,
         load_w=load,
         energy_source="datasheet",
+        basis=basis,
     )
 
 
@@ -86,22 +94,6 @@ def _around(batch_size: int) -> list[int]:
     """The batch sizes at which a curve is known: those in use around the traced one, and that one."""
     near = [size for size in _BATCHES if batch_size / 8 <= size <= batch_size * 8]
     return sorted({*near, batch_size, 2 * batch_size})
-
-
-def _line(sizes: Sequence[int], seconds: Sequence[float]) -> Affine:
-    """The line of least squared relative error, neither part negative."""
-    import numpy as np
-    from scipy.optimize import nnls
-
-    rows = np.array([[1 / value, size / value] for size, value in zip(sizes, seconds, strict=True)])
-    (fixed, per_sample), _ = nnls(rows, np.ones(len(sizes)))
-    return Affine(fixed=float(fixed), per_sample=float(per_sample))
-
-
-def _above(sizes: Sequence[int], values: Sequence[float]) -> Affine:
-    """The line through the ends: above all points between, where the curve is the highest of several lines."""
-    per_sample = (values[-1] - values[0]) / (sizes[-1] - sizes[0])
-    return Affine(fixed=max(0.0, values[0] - per_sample * sizes[0]), per_sample=per_sample)
 
 
 def _roofline(structure: Structure, device: DeviceType, batch_size: int) -> float:
@@ -123,6 +115,7 @@ def estimate_step(curve: DeviceCurve, batch_size: int) -> dict[str, Any]:
         "batch_size": batch_size,
         "mode": curve.mode,
         "coverage": curve.coverage,
+        "learned_from": curve.learned_from,
         "unknown_operations": list(curve.unknown),
         "step_time_s": time.model_dump(),
         "peak_memory_bytes": {

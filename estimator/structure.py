@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -69,6 +71,15 @@ class Structure(_Value):
     )
     operations: dict[str, int] = Field(description="count by kind, for a whole training step")
     trace: list[Operation]
+
+    def fingerprint(self) -> str:
+        """The same for the same model trained the same way, whatever the traced batch size and the layers' names."""
+        flops_per_sample = sum(one.count * one.flops.per_sample for one in self.trace)
+        what = [
+            self.optimizer, self.precision, self.accumulation, self.parameters, f"{flops_per_sample:.3g}",
+            [[layer.kind, layer.parameters] for layer in self.layers],
+        ]  # fmt: skip
+        return hashlib.sha256(json.dumps(what).encode()).hexdigest()
 
     def peak_bytes(self, batch_size: int) -> float:
         """Most bytes alive at once in a step of this many samples: of the operations' lines, each with its workspace."""

@@ -15,10 +15,11 @@ from trainwright.estimator import source as model_source
 from trainwright.estimator.calibration import Calibration
 from trainwright.estimator.curves import DeviceCurve
 from trainwright.estimator.devices import DEVICE_TYPES
+from trainwright.estimator.experience import FinishedRun, learn
 from trainwright.estimator.source import BatchSpec
 from trainwright.estimator.step_time import estimate_step as step_document
 from trainwright.estimator.structure import PRECISIONS, Structure
-from trainwright.tasks import progress
+from trainwright.tasks import calibration_set, progress
 from trainwright.tasks.allocate.planner import make_plan, usable
 from trainwright.tasks.allocate.several import Pending, make_joint_plan
 from trainwright.tasks.artefacts import DataSchema, Estimate, JointPlan, Plan, Validation
@@ -71,10 +72,20 @@ def extract_model(
 
 
 def estimate_step(
-    structure: Structure, *, batch_size: int, device_type: str | None = None, calibration: Calibration | None = None
+    structure: Structure,
+    *,
+    batch_size: int,
+    device_type: str | None = None,
+    calibration: Calibration | None = None,
+    store: str | None = None,
 ) -> dict[str, Any]:
-    """Time, memory and energy of one step on a device type, from a calibration or from the datasheet."""
+    """Time, memory and energy of one step on a device type, from a calibration or from the datasheet.
+
+    With `store`, the runs that finished there correct a calibrated prediction.
+    """
     curve = _curve(structure, device_type or (calibration.device_type if calibration else "cpu"), calibration)
+    if store is not None:
+        curve = learn(curve, calibration_set.read(store, [curve.device_type]))
     return step_document(curve, batch_size)
 
 
@@ -143,5 +154,17 @@ def _predicted(job: Job, calibrations: Sequence[Calibration]) -> tuple[Pool, Est
         job.model, spec=batch_spec(schema), optimizer=job.train.optimizer, precision=job.train.precision
     )
     given = {calibration.threads: calibration for calibration in calibrations if calibration.device_type == "cpu"}
-    found = estimate(structure, devices, calibrations=given or None, power=pool.power, backend=job.train.backend)
+    found = estimate(
+        structure, devices, calibrations=given or None, power=pool.power, backend=job.train.backend,
+        finished=_finished(devices),
+    )  # fmt: skip
     return pool, found, schema
+
+
+def _finished(devices: Sequence[Device]) -> list[FinishedRun]:
+    """What finished runs of the store taught about these devices; nothing where there is no store."""
+    try:
+        return calibration_set.read(settings().store, {device.type for device in devices})
+    except (BadInput, ServiceUnreachable) as error:
+        progress.emit("notice", message=f"finished runs do not correct the prediction: {error}")
+        return []

@@ -101,6 +101,7 @@ class Estimate(Artefact):
     FILE: ClassVar[str] = "estimate.json"
     mode: Mode
     curves: list[DeviceCurve]
+    learned_from: int = Field(default=0, description="finished runs that corrected the curves, the most of any")
     gradient_bytes: float = Field(description="what an all-reduce carries each step")
     calibrations: dict[str, str] = Field(default_factory=dict, description="sha256 of the calibration, by device kind")
     local_link: Link | None = Field(
@@ -177,7 +178,8 @@ class Plan(Artefact):
     )
     alternatives: list[Alternative] = Field(default_factory=list)
     front: list[FrontPoint] = Field(
-        default_factory=list, description="Pareto front of time against energy and cost at this global batch, quickest first"
+        default_factory=list,
+        description="Pareto front of time against energy and cost at this global batch, quickest first",
     )
     batches: list[FrontPoint] = Field(
         default_factory=list, description="the best for each global batch that was not out of the question"

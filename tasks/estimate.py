@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -11,6 +10,7 @@ import psutil
 
 from trainwright.estimator.calibration import Calibration
 from trainwright.estimator.communication import HOROVOD_CYCLE_S
+from trainwright.estimator.experience import FinishedRun, learn
 from trainwright.estimator.step_time import predict_curve
 from trainwright.estimator.structure import Structure
 from trainwright.tasks.artefacts import Estimate
@@ -24,11 +24,12 @@ def estimate(
     calibrations: Mapping[int, Calibration] | None = None,
     power: Mapping[str, Power] | None = None,
     backend: Literal["auto", "horovod", "torch"] = "auto",
+    finished: Sequence[FinishedRun] = (),
 ) -> Estimate:
     """One curve for each kind of device. CPUs are measured where no calibration for their threads is given; GPUs by datasheet.
 
     Where two devices or more are on this machine, its link between ranks is measured too. `backend` is the collectives'
-    library, as the job names it.
+    library, as the job names it. `finished` runs correct the curves of their devices' types.
     """
     known = dict(calibrations or {})
     curves, sources = [], {}
@@ -39,7 +40,7 @@ def estimate(
             calibration = known.get(threads)
             if calibration is None:
                 calibration = known[threads] = calibration_for(threads)
-            sources[f"cpu, {threads} thread(s)"] = hashlib.sha256(calibration.model_dump_json().encode()).hexdigest()
+            sources[f"cpu, {threads} thread(s)"] = calibration.sha256()
         override = (power or {}).get(device.type)
         curve = predict_curve(
             structure,
@@ -51,12 +52,13 @@ def estimate(
         )
         if curve.memory_limit_bytes is None and device.local:
             curve = curve.model_copy(update={"memory_limit_bytes": float(psutil.virtual_memory().total)})
-        curves.append(curve)
+        curves.append(learn(curve, finished))
     horovod = backend != "torch" and importlib.util.find_spec("horovod") is not None
     modes = {curve.mode for curve in curves}
     return Estimate(
         mode="datasheet" if "datasheet" in modes else "calibrated",
         curves=curves,
+        learned_from=max((curve.learned_from for curve in curves), default=0),
         gradient_bytes=structure.parameter_bytes,
         calibrations=sources,
         local_link=link_for_this_machine() if sum(device.local for device in devices) > 1 else None,

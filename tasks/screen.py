@@ -175,7 +175,8 @@ def _summary(name: str, event: dict[str, Any]) -> str:
     if name == "extract":
         return f"{event['parameters']:,} parameters, {amount(event['forward_flops_per_sample'], 'FLOP')} a sample"
     if name == "estimate":
-        return f"{event['device_kinds']} kind(s) of device, {event['mode']}"
+        learned = f", corrected by {event['learned_from']} earlier run(s)" if event["learned_from"] else ""
+        return f"{event['device_kinds']} kind(s) of device, {event['mode']}{learned}"
     if name == "allocate":
         split = ", ".join(f"{device} {batch}" for device, batch in event["devices"].items())
         return f"global batch {event['global_batch_size']} ({split}), about {seconds(event['predicted_duration_s'])}"
@@ -200,6 +201,8 @@ def show_run(document: dict[str, Any]) -> None:
         lines.append(("learning rate", f"{document['learning_rate']:.3g}"))
     if document["global_batch_size"] is not None:
         lines.append(("global batch", str(document["global_batch_size"])))
+    if document["learned_from"]:
+        lines.append(("predicted from", f"calibration and {document['learned_from']} earlier run(s)"))
     if document.get("error"):
         lines.append(("error", f"{document['error']['kind']}: {document['error']['message']}"))
     lines.append(("run", document["run"]))

@@ -148,16 +148,24 @@ def checked_data(run: Run) -> DataSchema:
 
 @step("estimate")
 def estimate(run: Run) -> Reference:
-    """Predict time, memory and energy on each kind of device of the pool."""
+    """Predict time, memory and energy on each kind of device of the pool, by what earlier runs taught too."""
+    from trainwright.tasks import calibration_set
     from trainwright.tasks.estimate import estimate as predict
 
     found = run.find(Estimate)
     if found is None:
         job = run.job()
         pool = load_pool(job.pool)
-        found = predict(run.read(Structure), usable(pool, job.devices), power=pool.power, backend=job.train.backend)
+        devices = usable(pool, job.devices)
+        earlier = calibration_set.read(run.store_uri, {device.type for device in devices})
+        found = predict(run.read(Structure), devices, power=pool.power, backend=job.train.backend, finished=earlier)
         run.write(found)
-    return {"artefact": Estimate.FILE, "mode": found.mode, "device_kinds": len(found.curves)}
+    return {
+        "artefact": Estimate.FILE,
+        "mode": found.mode,
+        "device_kinds": len(found.curves),
+        "learned_from": found.learned_from,
+    }
 
 
 @step("allocate")
@@ -193,7 +201,9 @@ def allocate(run: Run, replay: str | None = None) -> Reference:
         except Infeasible:
             if not held:
                 raise
-            make_plan(job, pool, run.read(Estimate), checked_data(run), devices, now=now)  # Infeasible, whoever holds what
+            make_plan(
+                job, pool, run.read(Estimate), checked_data(run), devices, now=now
+            )  # Infeasible, whoever holds what
             lease = next(iter(held.values()))
             raise RunHeld(
                 f"devices: those that are free do not meet the job's limits; {lease.resource} is held by {lease.holder} for "
@@ -300,11 +310,13 @@ def train(run: Run, replay: str | None = None) -> Reference:
 
 @step("store")
 def store(run: Run) -> Reference:
-    """Put the model into the run folder and seal it; read it back."""
+    """Put the model into the run folder, what was measured into the calibration sets, and seal the run; read it back."""
+    from trainwright.tasks import calibration_set
     from trainwright.tasks.store import save_model, seal, verify
 
     if not run.finished():
         save_model(run)
+        calibration_set.append(run)  # before the seal: a run that is sealed has taught
         seal(run)
     manifest = verify(run)
     return {

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainwright.tasks.artefacts import LearningRateSearch, Plan, Result
+from trainwright.tasks.artefacts import Estimate, LearningRateSearch, Plan, Result
 from trainwright.tasks.run import Run
 
 
 def summary(run: Run) -> dict[str, Any]:
     """What `run` and `show` print of a run: state, metrics, predicted and measured side by side, where things are."""
     status, result, plan, search = run.status(), run.find(Result), run.find(Plan), run.find(LearningRateSearch)
+    estimate = run.find(Estimate)
     files = {item.key for item in run.objects.list("report/")}
     document: dict[str, Any] = {
         "run": run.uri,
@@ -20,6 +21,7 @@ def summary(run: Run) -> dict[str, Any]:
         "started_at": status.started_at,
         "metrics": result.metrics if result else {},
         "predicted": plan.predicted.model_dump(mode="json") if plan and plan.predicted else None,
+        "learned_from": estimate.learned_from if estimate else 0,
         "measured": result.measured.model_dump(mode="json") if result else None,
         "steps": status.steps,
         "devices": [device.model_dump(mode="json") for device in result.devices] if result else [],

@@ -64,7 +64,9 @@ class CollectiveFloor:
         width = max(self._width[0], int(np.ceil(used / self._machines)[~self._local].max(initial=0)))
         median, high = self._within(here, width)
         between = self._between(machines)
-        return max(float(self.median[ranks]), median + between.median), max(float(self.high[ranks]), high + between.high)
+        return max(float(self.median[ranks]), median + between.median), max(
+            float(self.high[ranks]), high + between.high
+        )
 
     def _within(self, here: int, width: int) -> tuple[float, float]:
         one, other = self._time(Ranks(1, 0, here)), self._time(Ranks(1, width, 0))

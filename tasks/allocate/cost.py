@@ -8,8 +8,8 @@ With b_r the share of rank r in a global batch B, t_r its time for it, C the tim
     cost      = Σ_r price_r · duration + price of energy · energy
 
 A device that is leased draws its load while it computes, and its idle power while it waits. With an accumulation of A, a rank
-takes its share in min(A, b_r) micro-batches, as even as whole samples allow: t = A · t(b / A) for a curve that is straight between
-whole numbers; memory is then that of a micro-batch, and the gradients' more, which stay between micro-batches.
+takes its share in min(A, b_r) micro-batches, as even as whole samples allow: t = A · t(b / A) for a curve that is straight
+between whole numbers; memory is then that of a micro-batch, and the gradients' more, which stay between micro-batches.
 """
 
 from __future__ import annotations
@@ -171,14 +171,15 @@ class CostModel:
 
     def _median(self, share: Share, accumulation: int) -> float:
         pieces = min(accumulation, share.batch)
-        return pieces * (share.kind.curve.time_knots or share.kind.curve.step_time_s)(share.batch / pieces)
+        curve = share.kind.curve.time_knots or share.kind.curve.step_time_s
+        return pieces * curve(share.batch / pieces)
 
 
 def upper(one: Triple, confidence: float) -> float:
     """The value not exceeded with this probability, log-normal between the median and the 95 % point."""
     if one.high <= one.median:
         return one.high
-    return one.median * (one.high / one.median) ** deviations(confidence)
+    return one.median * math.exp(math.log(one.high / one.median) * deviations(confidence))
 
 
 def deviations(confidence: float) -> float:
@@ -226,8 +227,11 @@ def _check(curve: DeviceCurve) -> None:
                 "never falls"
             )
     if not curve.step_time(1).median > 0:
-        raise BadInput(f"estimate: {curve.device_type} takes {curve.step_time(1).median:g} s for a sample; allowed: more than 0 s")
+        raise BadInput(
+            f"estimate: {curve.device_type} takes {curve.step_time(1).median:g} s for a sample; allowed: more than 0 s"
+        )
     if curve.idle_w is not None and curve.load_w is not None and curve.load_w < curve.idle_w:
         raise BadInput(
-            f"power: {curve.device_type} draws {curve.idle_w:g} W idle and {curve.load_w:g} W at work; allowed: idle_w up to load_w"
+            f"power: {curve.device_type} draws {curve.idle_w:g} W idle and {curve.load_w:g} W at work; "
+            "allowed: idle_w up to load_w"
         )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trainwright.tasks.allocate.search import EXACT, Configuration, Found, Goal, Limits, Space
+from trainwright.tasks.allocate.configuration import EXACT, Configuration, Found, Goal, Limits, Space
 from trainwright.tasks.allocate.strategies import best
 from trainwright.tasks.artefacts import Alternative, FrontPoint
 from trainwright.tasks.pool import Device
@@ -37,9 +38,12 @@ def alternatives(planner: Planner, chosen: Found) -> list[Alternative]:
     assert result is not None
     looked_at = [*chosen.seen, *neighbours(planner, result)]
     ranked = sorted(
-        looked_at, key=lambda one: (one.excess(planner.limits), one.value(planner.goal), one.size, one.batch, one.counts)
+        looked_at,
+        key=lambda one: (one.excess(planner.limits), one.value(planner.goal), one.size, one.batch, one.counts),
     )
-    shown: dict[object, Alternative] = {_what(result): Alternative(devices={}, global_batch_size=0, feasible=True, reason="")}
+    shown: dict[object, Alternative] = {
+        _what(result): Alternative(devices={}, global_batch_size=0, feasible=True, reason="")
+    }
     for one in ranked:
         if len(shown) > _SHOWN:
             break
@@ -49,11 +53,9 @@ def alternatives(planner: Planner, chosen: Found) -> list[Alternative]:
 
 
 def _what(one: Configuration) -> object:
-    counts: dict[object, int] = {}
+    counts: Counter[object] = Counter()
     for share in one.shares:
-        counts[share.kind.curve.device_type, share.kind.curve.cores, share.kind.curve.speed] = (
-            counts.get((share.kind.curve.device_type, share.kind.curve.cores, share.kind.curve.speed), 0) + share.ranks
-        )
+        counts[share.kind.curve.device_type, share.kind.curve.cores, share.kind.curve.speed] += share.ranks
     return (frozenset(counts.items()), one.batch, one.accumulation)
 
 
@@ -68,7 +70,7 @@ def neighbours(planner: Planner, result: Configuration) -> list[Configuration]:
             changes.append({other: 0 for other, count in enumerate(counts) if count} | {place: result.size})
         for change in changes:
             tried = [change.get(other, count) for other, count in enumerate(counts)]
-            if 0 <= tried[place] <= group.count and sum(tried):
+            if 0 <= tried[place] <= group.count and any(tried):
                 for accumulation in space.accumulations:
                     found += space.configure(tried, accumulation)[:1]
         if len(found) > 40 * _SHOWN:
@@ -115,7 +117,9 @@ def _missed(planner: Planner, one: Configuration) -> str:
         (cost.upper_cost, limits.budget, "the budget"),
         (cost.upper_duration_s, one.available_s(), "a host's window"),
     ]
-    over, name = max((have / limit - 1 if limit > 0 else math.inf, name) for have, limit, name in misses if limit < math.inf)
+    over, name = max(
+        (have / limit - 1 if limit > 0 else math.inf, name) for have, limit, name in misses if limit < math.inf
+    )
     return f"misses {name} by {100 * over:.2g} % at confidence {planner.model.confidence:g}" + (
         " (outside it)" if math.isinf(over) else ""
     )
@@ -123,8 +127,8 @@ def _missed(planner: Planner, one: Configuration) -> str:
 
 def front(planner: Planner, result: Configuration) -> list[FrontPoint]:
     """Configurations of the plan's global batch that none is better than in time, energy and cost at once, quickest first."""
-    known = list(neighbours(planner, result)) + [result]
-    goals: list[Goal] = [goal for goal in ("energy", "cost") if result.value(goal) < math.inf]  # type: ignore[misc]
+    known = [*neighbours(planner, result), result]
+    goals: list[Goal] = [goal for goal in ("energy", "cost") if result.value(goal) < math.inf]
     request = replace(planner.request(result.batch, "time", Limits()), most_nodes=_FRONT_NODES)
 
     def ask(goal: Goal, deadline: float = math.inf) -> Configuration | None:

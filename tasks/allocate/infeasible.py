@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from trainwright.tasks.allocate.configuration import Configuration, Goal, Limits
 from trainwright.tasks.allocate.cost import CostModel
 from trainwright.tasks.allocate.front import kinds_of
-from trainwright.tasks.allocate.search import Configuration, Goal, Limits
 from trainwright.tasks.errors import Infeasible
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ def _nothing_at_all(planner: Planner) -> Infeasible:
         longest = max(kind.available_s for kind in planner.layout.kinds)
         needed = rounded_up(quickest.cost.upper_duration_s)
         return Infeasible(
-            f"no feasible plan: availability binds: it takes {needed:g} s at confidence {job.objective.confidence:g}, and no hosts "
-            f"that would do are available for so long (the longest window has {longest:.0f} s left)",
+            f"no feasible plan: availability binds: it takes {needed:g} s at confidence {job.objective.confidence:g}, and "
+            f"no hosts that would do are available for so long (the longest window has {longest:.0f} s left)",
             feasible=False, binding="availability", needed_s=needed, longest_window_s=longest,
         )  # fmt: skip
     return Infeasible(_memory(planner), feasible=False, binding="memory")
@@ -98,9 +98,7 @@ def _memory(planner: Planner) -> str:
     """Why nothing fits: a sentence with the figures of the roomiest device."""
     least = planner.sizes[0]
     if least < planner.job.devices.min_count:
-        return (
-            f"no feasible plan: a global batch of {least} for {planner.job.devices.min_count} devices (one sample each at least)"
-        )
+        return f"no feasible plan: a global batch of {least} for {planner.job.devices.min_count} devices (a sample each at least)"
     roomiest = max((kind.curve for kind in planner.layout.kinds), key=lambda curve: curve.memory_limit_bytes or 0)
     need = roomiest.safe_memory_bytes(1) / 2**30
     have = (roomiest.memory_limit_bytes or 0) / 2**30

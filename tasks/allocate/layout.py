@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from trainwright.estimator.communication import Link, all_reduce, on_cycle
 from trainwright.tasks.allocate.cost import CostModel, Kind, Triple
@@ -77,14 +77,12 @@ class Layout:
             machine = machines.setdefault(machine_of(device), {})
             machine.setdefault(kind.index, []).append(device)
         self.devices = machines
-        alike: dict[object, list[str]] = {}
+        alike: dict[tuple[str | None, tuple[tuple[int, int], ...]], list[str]] = {}
         for name, held in machines.items():
             own = apart or name == _THIS or not self._roomy(held, kinds)
             inventory = tuple(sorted((index, len(group)) for index, group in held.items()))
             alike.setdefault((name if own else None, inventory), []).append(name)
-        self.sites = [
-            Site(tuple(names), names[0] == _THIS, dict(inventory)) for (_, inventory), names in alike.items()  # type: ignore[misc]
-        ]
+        self.sites = [Site(tuple(names), names[0] == _THIS, dict(inventory)) for (_, inventory), names in alike.items()]
         self.groups = [
             Group(number, kinds[index], count * len(site.machines))
             for number, site in enumerate(self.sites)
@@ -139,15 +137,9 @@ class Layout:
                 found.append(Seating(Ranks(sum(machines), most_on_one, here), tuple(machines)))
         return found
 
+    @functools.lru_cache(maxsize=100_000)  # noqa: B019 - a layout lives as long as one plan's search
     def collective_s(self, ranks: Ranks) -> Triple:
         """Ring all-reduces of the gradients: within each machine, of which the slowest counts, and then between machines."""
-        return self._collective_s(ranks)
-
-    @functools.cached_property
-    def _collective_s(self) -> Any:
-        return functools.lru_cache(maxsize=None)(self._compute)
-
-    def _compute(self, ranks: Ranks) -> Triple:
         size, here, there = self.model.estimate.gradient_bytes, Triple(0.0, 0.0, 0.0), Triple(0.0, 0.0, 0.0)
         if ranks.here > 1 and self.model.estimate.local_link is not None:
             found = on_cycle(all_reduce(self.model.estimate.local_link, size, ranks.here), self.model.estimate.cycle_s)
@@ -176,6 +168,7 @@ class Layout:
                     loads[one] += here
                     taken += self.devices[site.machines[one]][self.groups[place].kind.index][:here]
         return sorted(taken, key=lambda device: self.order[device.id])
+
 
 def machine_of(device: Device) -> str:
     """The machine that a device is on: hosts of one address are one machine."""

@@ -12,11 +12,11 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 
+from trainwright.tasks.allocate.configuration import Configuration, Found, Goal, Limits
 from trainwright.tasks.allocate.cost import CostModel
 from trainwright.tasks.allocate.front import alternatives, front, point
 from trainwright.tasks.allocate.infeasible import infeasible
 from trainwright.tasks.allocate.layout import Layout
-from trainwright.tasks.allocate.search import Configuration, Found, Goal, Limits
 from trainwright.tasks.allocate.strategies import Request, best
 from trainwright.tasks.artefacts import DataSchema, Estimate, Plan, PlannedDevice
 from trainwright.tasks.errors import BadInput, Infeasible
@@ -156,12 +156,13 @@ class Planner:
         free = next((kind.device_type for kind in kinds if kind.price_per_s is None), None)
         if free:
             raise BadInput(
-                f"objective.{field}: got {got}; the cost is not known: pool {pool.name} has no price for {free} (0/h where it is free)"
+                f"objective.{field}: got {got}; the cost is not known: pool {pool.name} has no price for {free} "
+                "(0/h where it is free)"
             )
         if "energy" in pool.prices and unknown:
             raise BadInput(
-                f"objective.{field}: got {got}; the cost is not known: pool {pool.name} prices energy, and the power of {unknown} "
-                "is not known"
+                f"objective.{field}: got {got}; the cost is not known: pool {pool.name} prices energy, and the power of "
+                f"{unknown} is not known"
             )
 
     def request(self, size: int, goal: Goal, limits: Limits, cutoff: float = math.inf) -> Request:
@@ -225,8 +226,8 @@ class Planner:
                 f"{1 / GOOD_ENOUGH:.2f} of the best: a larger batch learns less per sample, by how much is not known"
             )
         return (
-            f"the least {self.goal} times samples to the same loss, (1 + B / {self.job.train.noise_scale:g}) / (1 + {self.sizes[0]} "
-            f"/ {self.job.train.noise_scale:g}), of {', '.join(map(str, self.sizes))}"
+            f"the least {self.goal} times samples to the same loss, (1 + B / {self.job.train.noise_scale:g}) / "
+            f"(1 + {self.sizes[0]} / {self.job.train.noise_scale:g}), of {', '.join(map(str, self.sizes))}"
         )
 
 
@@ -236,5 +237,3 @@ def _sizes(job: Job, rows: int) -> list[int]:
         return [size]
     low, high = (min(bound, rows) for bound in job.train.batch_bounds)
     return sorted({low, high} | {2**power for power in range(21) if low <= 2**power <= high})
-
-

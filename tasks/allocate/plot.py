@@ -1,4 +1,4 @@
-"""The Pareto front as a picture: duration against energy, and against cost where prices are known. SVG, drawn without a library."""
+"""The Pareto front as a picture: duration against energy, and against cost where prices are known. Plain SVG."""
 
 from __future__ import annotations
 
@@ -38,7 +38,12 @@ def front_svg(points: Sequence[FrontPoint]) -> str:
     if any(one.cost is not None for one in points):
         panels.append(("cost", lambda one: one.cost, lambda value: f"{value:.3g}"))
     parts = [
-        _panel(number * (_LEFT + _WIDTH + 20), name, [(one, value) for one in points if (value := pick(one)) is not None], show)
+        _panel(
+            number * (_LEFT + _WIDTH + 20),
+            name,
+            [(one, value) for one in points if (value := pick(one)) is not None],
+            show,
+        )
         for number, (name, pick, show) in enumerate(panels)
     ]
     width, height = max(1, len(panels)) * (_LEFT + _WIDTH + 20), _TOP + _HEIGHT + _BOTTOM

@@ -1,11 +1,12 @@
-"""The best configuration for a global batch: branch and bound over accumulation, water level, number of ranks and counts.
+"""The best configuration for a global batch: branch and bound over accumulation, width, water level, ranks and counts.
 
-A node is an accumulation, a width (the most ranks on a machine), an interval of water levels, an interval of the number of ranks, and an interval of the count of each
-group. With W >= w1 every rank of kind k is busy for τ_k at least (what it finishes before w1), and with W <= w2 it takes s_k
-samples at most, so what the ranks cost is at least that of the cheapest cover of the batch, Σ s_k · n_k >= B, at τ_k each
-(`bounds.cover`), with collectives that take what the node's ranks take at least (`bounds.CollectiveFloor`). A node whose bound is
-not below the best that was found is dropped; the others are halved where their bound is loosest. What is found when no node is
-left is the best there is; where the work is cut short, `bound` says how much better anything else can be.
+A node is an accumulation, a width (the most ranks on a machine), an interval of water levels, one of the number of ranks, and
+one of each count, by kind of device and by group. With W >= w1 every rank of kind k is busy for τ_k at least (what it finishes
+before w1), and with W <= w2 it takes s_k samples at most, so what the ranks cost is at least that of the cheapest cover of the
+batch, Σ s_k · n_k >= B, at τ_k each (`bounds.cover`), with collectives that take what the node's ranks take at least
+(`bounds.CollectiveFloor`). A node whose bound is not below the best that was found is dropped; the others are cut where their
+bound is loosest. What is found when no node is left is the best there is; where the work is cut short, `Found.bound` says how
+much better anything else can be. The work is counted in nodes, not in seconds: the same question has the same answer.
 """
 
 from __future__ import annotations
@@ -13,165 +14,17 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 from trainwright.tasks.allocate.bounds import CollectiveFloor, cover, ranges, roomiest
-from trainwright.tasks.allocate.cost import START_S, Cost, CostModel, Share, deviations
-from trainwright.tasks.allocate.layout import Layout, Seating
-from trainwright.tasks.allocate.split import levels_of, split_kinds
-from trainwright.tasks.pool import Device
+from trainwright.tasks.allocate.configuration import EXACT, Configuration, Found, Goal, Limits, Space
+from trainwright.tasks.allocate.cost import START_S, deviations
 
-Goal = Literal["time", "energy", "cost", "upper_time", "upper_cost"]
-EXACT = 1e-9
-"""Two values this close, relatively, are one: what arithmetic leaves of a tie."""
 _LEVEL = 0.05  # levels and ranks are cut first while they loosen the bound by more than this share of one rank
 _FEW = 24  # counts are tried one by one where there are no more of them
 MOST_NODES = 3_000
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a configuration must keep at the job's confidence. Infinite: no limit."""
-
-    deadline_s: float = math.inf
-    budget: float = math.inf
-
-
-@dataclass(frozen=True)
-class Configuration:
-    """Ranks with their shares, and what that takes."""
-
-    layout: Layout
-    counts: tuple[int, ...]
-    seating: Seating
-    shares: tuple[Share, ...]
-    batch: int
-    accumulation: int
-    cost: Cost
-    strategy: str = "data-parallel"
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return sum(self.counts)
-
-    def value(self, goal: Goal) -> float:
-        """What is minimised; infinite where it is not known."""
-        cost = self.cost
-        if goal == "time":
-            return cost.duration_s.median
-        if goal == "energy":
-            return cost.energy_j.median if cost.energy_j else math.inf
-        if goal == "cost":
-            return cost.cost.median if cost.cost else math.inf
-        return cost.upper_duration_s if goal == "upper_time" else cost.upper_cost
-
-    def available_s(self) -> float:
-        """For how long all its devices are there."""
-        return min(share.kind.available_s for share in self.shares)
-
-    def excess(self, limits: Limits) -> float:
-        """By how much limits and windows are missed, as a share; 0 where they are kept."""
-        over = self.cost.upper_duration_s / limits.deadline_s - 1 if limits.deadline_s < math.inf else 0.0
-        if limits.budget < math.inf:
-            over = max(over, self.cost.upper_cost / limits.budget - 1)
-        window = self.available_s()
-        if window < math.inf:
-            over = max(over, self.cost.upper_duration_s / window - 1 if window > 0 else math.inf)
-        return max(0.0, over)
-
-    def devices(self) -> list[tuple[Device, int]]:
-        """Devices and shares, in the order of the pool."""
-        seats = self.layout.seats(self.counts, self.seating)
-        batches: dict[int, Iterator[int]] = {}
-        for kind in {share.kind.index for share in self.shares}:
-            batches[kind] = iter(
-                [share.batch for share in self.shares if share.kind.index == kind for _ in range(share.ranks)]
-            )
-        return [(device, next(batches[self.layout.model.kind(device).index])) for device in seats]
-
-
-@dataclass(frozen=True)
-class Found:
-    """The best that was found, and what anything else takes at least."""
-
-    best: Configuration | None
-    bound: float
-    nodes: int
-    seen: list[Configuration] = field(default_factory=list)
-
-    def gap(self, goal: Goal) -> float:
-        """By how much, relatively, anything else can be better."""
-        if self.best is None:
-            return 0.0 if math.isinf(self.bound) else math.inf
-        value = self.best.value(goal)
-        return max(0.0, 1 - self.bound / value) if value > 0 and self.bound < value * (1 - EXACT) else 0.0
-
-
-class Space:
-    """The configurations of a layout for one global batch."""
-
-    def __init__(self, layout: Layout, batch: int, least: int, most: int, most_accumulation: int = 1) -> None:
-        self.layout, self.batch, self.least = layout, batch, least
-        self.most = min(most, batch, sum(group.count for group in layout.groups))
-        self.model: CostModel = layout.model
-        self.accumulations: list[int] = []
-        self.tables: dict[int, dict[int, Any]] = {}
-        self.levels: dict[int, Any] = {}
-        accumulation = 1
-        while accumulation <= min(most_accumulation, batch):
-            tables = {kind.index: self.model.times(kind, batch, accumulation) for kind in layout.kinds}
-            self.tables[accumulation] = tables
-            self.levels[accumulation] = levels_of([table for table in tables.values() if len(table)])
-            self.accumulations.append(accumulation)
-            shared = any(kind.shares_memory for kind in layout.kinds)
-            if not shared and all(len(table) == batch for table in tables.values()):
-                break  # memory binds nowhere: more would only take longer
-            accumulation *= 2
-
-    def configure(self, counts: Sequence[int], accumulation: int) -> list[Configuration]:
-        """These counts with each way to seat them; none where they do not fit."""
-        if not self.least <= sum(counts) <= self.most:
-            return []
-        by_kind: dict[int, int] = {}
-        for group, count in zip(self.layout.groups, counts, strict=True):
-            if count:
-                by_kind[group.kind.index] = by_kind.get(group.kind.index, 0) + count
-        kinds = [kind for kind in self.layout.kinds if kind.index in by_kind]
-        tables = [self.tables[accumulation][kind.index] for kind in kinds]
-        if not all(len(table) for table in tables):
-            return []
-        split = split_kinds(self.batch, tables, [by_kind[kind.index] for kind in kinds], self.levels[accumulation])
-        if split is None:
-            return []
-        largest = {kind.index: one[0][0] for kind, one in zip(kinds, split, strict=True)}
-        shares = tuple(Share(kind, batch, count) for kind, one in zip(kinds, split, strict=True) for batch, count in one)
-        return [
-            Configuration(
-                self.layout, tuple(counts), seating, shares, self.batch, accumulation,
-                self.model.cost(shares, self.layout.collective_s(seating.ranks), self.batch, accumulation),
-            )
-            for seating in self.layout.choices(counts, self._most_on_machines(counts, largest, accumulation))
-        ]  # fmt: skip
-
-    def _most_on_machines(self, counts: Sequence[int], largest: dict[int, int], accumulation: int) -> list[int]:
-        """By site, how many ranks of a kind one machine's memory holds, each at the largest share of its kind."""
-        found = []
-        for site, places in zip(self.layout.sites, self.layout.groups_of, strict=True):
-            kinds = [(self.layout.groups[place].kind, counts[place]) for place in places if counts[place]]
-            sharing = [(kind, count) for kind, count in kinds if kind.shares_memory]
-            most = site.size
-            if sharing:
-                needs = [self.model.memory_bytes(kind, largest[kind.index], accumulation) for kind, _ in sharing]
-                limit = min(kind.curve.memory_limit_bytes or math.inf for kind, _ in sharing)
-                if len(site.room) == 1:
-                    most = min(most, int(limit / needs[0]))
-                elif sum(need * count for need, (_, count) in zip(needs, sharing, strict=True)) > limit * len(site.machines):
-                    most = 0  # one machine (see Layout), and together they do not fit
-            found.append(most)
-        return found
 
 
 @dataclass(frozen=True)
@@ -247,7 +100,12 @@ class Search:
                 if levels:
                     high = np.where(usable[self._kind_at], floor.room, 0.0)
                     ranks = (self.space.least, int(min(self.space.most, high.sum())))
-                    push(_Node(accumulation, floor, (0, levels - 1), ranks, 0 * high, high, self._by_kind(0 * high, high)), 0.0)
+                    push(
+                        _Node(
+                            accumulation, floor, (0, levels - 1), ranks, 0 * high, high, self._by_kind(0 * high, high)
+                        ),
+                        0.0,
+                    )
         nodes = 0
         while heap and heap[0][0] < self._ceiling() and nodes < most_nodes:
             bound, _, node, plan = heapq.heappop(heap)
@@ -287,7 +145,7 @@ class Search:
         return self._at[accumulation, at]
 
     def _bound(self, node: _Node) -> tuple[float, Any, _Node] | None:
-        """What a node's configurations take at least, counts that come near it, the node cut to size. None: none of them count."""
+        """What a node's configurations take at least, counts that come near it, the node cut to size. None: none counts."""
         import numpy as np
 
         least = max(node.ranks[0], int(node.kinds[0].sum()))
@@ -340,7 +198,9 @@ class Search:
                 self.space.batch, least, node.ranks[1],
             )  # fmt: skip
 
-        spread = min(factor, START_S.high / START_S.median, collective_high / collective if collective > 0 else math.inf)
+        spread = min(
+            factor, START_S.high / START_S.median, collective_high / collective if collective > 0 else math.inf
+        )
         result: tuple[float, Any] | None
         if self.limits.budget < math.inf or self.goal in ("cost", "upper_cost"):
             result = covered(self._cost_held, self._cost_busy)
@@ -469,7 +329,9 @@ class Search:
         least, most = node.kinds
         open_kinds = np.flatnonzero(most > least)
         if len(open_kinds):
-            at = max(open_kinds, key=lambda one: (part[one] > 1e-6, plan[one] > least[one], most[one] - least[one], -one))
+            at = max(
+                open_kinds, key=lambda one: (part[one] > 1e-6, plan[one] > least[one], most[one] - least[one], -one)
+            )
             cut = min(max(math.floor(plan[at] + 1e-9), least[at]), most[at] - 1)
             for low_count, high_count in ((least[at], cut), (cut + 1, most[at])):
                 lows, highs = least.copy(), most.copy()
@@ -479,14 +341,14 @@ class Search:
         settled = self._spread(least, node)
         if settled is None:
             return
-        at = int(np.argmax(node.high - node.low))
+        at = np.argmax(node.high - node.low)
         cut = min(max(settled[at], node.low[at]), node.high[at] - 1)
         for low_count, high_count in ((node.low[at], cut), (cut + 1, node.high[at])):
             lows, highs = node.low.copy(), node.high.copy()
             lows[at], highs[at] = low_count, high_count
             yield replace(node, low=lows, high=highs)
 
-    def _within_kinds(self, node: _Node, lows: Any, highs: Any, at: int) -> _Node:
+    def _within_kinds(self, node: _Node, lows: Any, highs: Any, at: Any) -> _Node:
         """The node with these numbers by kind, which are also those of a group that is the only one of its kind."""
         places = self._groups_of_kind[at]
         low, high = node.low.copy(), node.high.copy()

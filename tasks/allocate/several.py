@@ -1,10 +1,10 @@
 """Several pending jobs on one pool: which devices for each and in which order, for the least energy with every deadline met.
 
-The rule. A job's choices are its configurations, at the global batch of its own plan, that no other beats in time, energy and devices
-at once. Jobs hold their devices from start to end, for the time that they do not exceed at their confidence. For a choice for each job and an order of the jobs,
-each starts, in that order, at the earliest time at which its devices stay free for long enough; for limits on ends these
-schedules, over all orders, contain one that keeps them if any schedule does (A. Sprecher, R. Kolisch, A. Drexl, "Semi-active,
-active, and non-delay schedules", EJOR 80, 1995). The joint plan has the least energy of those that meet all deadlines; ties go to
+The rule. A job's choices are its configurations, at the global batch of its own plan, that no other beats in time, energy and
+devices at once. Jobs hold their devices from start to end, for the time that they do not exceed at their confidence. For a
+choice for each job and an order of the jobs, each starts, in that order, at the earliest time at which its devices stay free for
+long enough; for limits on ends these schedules, over all orders, contain one that keeps them if any schedule does (A. Sprecher,
+R. Kolisch, A. Drexl, "Semi-active, active, and non-delay schedules", EJOR 80, 1995). The joint plan has the least energy of those that meet all deadlines; ties go to
 the earlier sum of ends. Where none does, the fewest jobs slip, those of the lowest priority first.
 """
 
@@ -19,12 +19,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from trainwright.tasks.allocate.configuration import EXACT, Configuration, Goal, Limits, Space
 from trainwright.tasks.allocate.cost import CostModel
 from trainwright.tasks.allocate.front import kinds_of
 from trainwright.tasks.allocate.infeasible import infeasible
 from trainwright.tasks.allocate.layout import Layout, machine_of
 from trainwright.tasks.allocate.planner import Planner, usable
-from trainwright.tasks.allocate.search import EXACT, Configuration, Goal, Limits, Space
 from trainwright.tasks.allocate.strategies import best
 from trainwright.tasks.artefacts import DataSchema, Estimate, JointPlan, PlannedDevice, ScheduledJob
 from trainwright.tasks.errors import BadInput
@@ -82,7 +82,9 @@ def make_joint_plan(pending: Sequence[Pending], *, now: datetime | None = None) 
     for one in pending:
         named = {device.id for device in one.pool.devices()} & {*one.job.devices.ids, *one.job.devices.exclude}
         if named:
-            raise BadInput(f"devices: got {sorted(named)[0]!r} in {one.job.name}; allowed for jobs together: types and hosts, no ids")
+            raise BadInput(
+                f"devices: got {sorted(named)[0]!r} in {one.job.name}; allowed for jobs together: types and hosts, no ids"
+            )
     every = [choices(one, now) for one in pending]
     exact = all(complete for _, complete in every)
     room = Counter(_group(device, pending[0].pool) for device in pending[0].pool.devices())
@@ -108,7 +110,9 @@ def _group(device: Device, pool: Pool) -> object:
 def choices(pending: Pending, now: datetime | None) -> tuple[list[Choice], bool]:
     """A job's configurations worth a look, least energy first, and whether that is all of them."""
     job = pending.job
-    limited = job.model_copy(update={"objective": job.objective.model_copy(update={"minimize": "energy", "deadline": None})})
+    limited = job.model_copy(
+        update={"objective": job.objective.model_copy(update={"minimize": "energy", "deadline": None})}
+    )
     model = CostModel(limited, pending.pool, pending.estimate, pending.data, now)
     planner = Planner(limited, model, usable(pending.pool, job.devices))
     # One machine's devices are no other's here: another job may hold some of them.
@@ -169,7 +173,8 @@ def least_energy(
 ) -> tuple[list[Scheduled] | None, bool]:
     """The schedule of least energy that meets the deadlines, and whether all combinations were open. None: none does."""
     fitting = [
-        [one for one in choices if one.upper_s <= deadline] for choices, deadline in zip(options, deadlines, strict=True)
+        [one for one in choices if one.upper_s <= deadline]
+        for choices, deadline in zip(options, deadlines, strict=True)
     ]
     if not all(fitting):
         return None, True
@@ -229,7 +234,8 @@ def _earliest(choice: Choice, placed: Sequence[Scheduled], room: Mapping[object,
         # What others hold changes only at their starts and ends.
         times = [start, *(one.start_s for one in placed if start < one.start_s < end)]
         return all(
-            count + sum(dict(one.choice.holds).get(key, 0) for one in placed if one.start_s <= at < one.end_s) <= room[key]
+            count + sum(dict(one.choice.holds).get(key, 0) for one in placed if one.start_s <= at < one.end_s)
+            <= room[key]
             for key, count in choice.holds
             for at in times
         )

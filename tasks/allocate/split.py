@@ -1,6 +1,6 @@
 """How many samples each rank gets, so that all finish together. Arithmetic on curves that never fall.
 
-With t_r(b) the time of rank r, the water level W of a global batch B is the least time at which Σ max(1, |{b: t_r(b) <= W}|) >= B.
+With t_r(b) the time of rank r, the water level W of a global batch B is the least time with Σ max(1, |{b: t_r(b) <= W}|) >= B.
 Every rank gets what it finishes before W (one sample at least), and what is left goes, in the order of the ranks, to those that
 finish one more exactly at W. No other split has a lower largest t_r(b_r), and each rank is within one sample of its
 real-valued share.

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from trainwright.tasks.allocate.configuration import Configuration, Found, Goal, Limits, Space
 from trainwright.tasks.allocate.layout import Layout, Seating
-from trainwright.tasks.allocate.search import MOST_NODES, Configuration, Found, Goal, Limits, Search, Space
+from trainwright.tasks.allocate.search import MOST_NODES, Search
 
 CostFunction = Callable[[Layout, Sequence[int], Seating, int], Configuration | None]
 _MOST_TRIED = 20_000
@@ -68,7 +69,9 @@ def strategy(name: str) -> Callable[[CostFunction], CostFunction]:
 
 def best(request: Request) -> Found:
     """The best of all strategies; ties go to the one that was registered first."""
-    chosen, bound, nodes, seen = None, math.inf, 0, []
+    chosen: Configuration | None = None
+    bound, nodes = math.inf, 0
+    seen: list[Configuration] = []
     for solve in STRATEGIES.values():
         cutoff = min(request.cutoff, chosen.value(request.goal) if chosen else math.inf)
         found = solve(replace(request, cutoff=cutoff))

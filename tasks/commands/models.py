@@ -127,6 +127,9 @@ def estimate(
     ] = None,
     optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw")] = "adamw",
     precision: Annotated[str, typer.Option(help="fp32, fp64, bf16, or amp (bf16 where autocast says so)")] = "fp32",
+    store: Annotated[
+        str | None, typer.Option(metavar="URI", help="a store whose finished runs correct the prediction")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -140,13 +143,16 @@ def estimate(
         raise BadInput(f"--batch-size: got {batch_size}; allowed: 1 or more")
     measured = load_calibration(calibration) if calibration is not None else None
     structure = _structure(model, batch_size, config, optimizer, precision)
-    document = alone.estimate_step(structure, batch_size=batch_size, device_type=device_type, calibration=measured)
+    document = alone.estimate_step(
+        structure, batch_size=batch_size, device_type=device_type, calibration=measured, store=store
+    )
     if as_json:
         print_json(document)
         return
     memory = document["peak_memory_bytes"]
     facts = [
         ("mode", f"{document['mode']}, coverage {100 * document['coverage']:.0f} %"),
+        ("corrected by", f"{document['learned_from']} finished run(s)"),
         ("step time", screen.interval(document["step_time_s"], screen.seconds)),
         ("peak memory", f"{screen.size(memory['expected'])}  (safe: {screen.size(memory['safe'])})"),
         ("energy of a step", screen.interval(document["energy_j"], lambda value: screen.amount(value, "J"))),

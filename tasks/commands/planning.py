@@ -48,7 +48,9 @@ def _short(value: Any) -> str:
 
 
 def plan(
-    jobs: Annotated[list[Path], typer.Argument(metavar="JOB...", help="a job file (YAML or JSON), or several to plan together")],
+    jobs: Annotated[
+        list[Path], typer.Argument(metavar="JOB...", help="a job file (YAML or JSON), or several to plan together")
+    ],
     pool: PoolFile = None,
     calibration: Annotated[
         list[Path] | None, typer.Option("--calibration", metavar="FILE", help="from `calibrate --out`")
@@ -128,9 +130,14 @@ def plan(
     ]  # fmt: skip
     if len(points) > 1:
         screen.table(
-            "time against energy and cost (* the plan)", ("", "devices", "duration", "energy", "cost"), points, right=(2, 3, 4)
+            "time against energy and cost (* the plan)",
+            ("", "devices", "duration", "energy", "cost"),
+            points,
+            right=(2, 3, 4),
         )
-    found = "nothing is better" if result.search == "exact" else f"nothing is better by more than {100 * result.gap:.2g} %"
+    found = (
+        "nothing is better" if result.search == "exact" else f"nothing is better by more than {100 * result.gap:.2g} %"
+    )
     screen.facts("search", [("", f"{found}; {result.solve_time_s:.2f} s"), ("global batch", result.batch_rule or "")])
 
 

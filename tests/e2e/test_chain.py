@@ -132,6 +132,9 @@ def test_a_job_becomes_a_sealed_analysed_model_and_a_replay_has_the_same_losses(
     replay = Run(again.document()["run"])
     assert replay.uri != run.uri
     assert losses(replay) == losses(run)
+    assert again.document()["learned_from"] >= 1
+    for finished in (run, replay):
+        assert finished.root().get(f"calibrations/cpu/runs/{finished.id}.json")
     listed = trainwright("runs", "whole", "--json").document()["runs"]
     assert [one["id"] for one in listed] == [replay.id, run.id]
     assert trainwright("show", run.id, "--json").document()["metrics"] == document["metrics"]

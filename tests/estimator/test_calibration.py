@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.estimator.calibration import Calibration, StepSample, fit, load, op_count, save
+from trainwright.estimator.calibration import Calibration, Speed, StepSample, fit, load, op_count, save
 from trainwright.estimator.curves import Affine
 from trainwright.estimator.errors import BadInput
 from trainwright.estimator.op_cost import OpSample, Roofline
@@ -64,9 +64,10 @@ def _samples(noise: float = 0.0, drift: float = 0.0) -> list[StepSample]:
                 for one in structure.trace
             )  # fmt: skip
             seconds = slower * _truth(structure, 32) * (1 + noise * draw.uniform(-1, 1))
+            speed = Speed(compute_s=1e-3 * slower, memory_s=2e-3 * slower, calls_s=1e-4 * slower)
             made.append(
                 StepSample(
-                    family=f"conv{convolutions}", batch_size=32, seconds=seconds, sentinel_s=1e-3 * slower, ops=ops
+                    family=f"conv{convolutions}", batch_size=32, seconds=seconds, speed=speed, ops_speed=speed, ops=ops
                 )
             )
     return made
@@ -107,10 +108,12 @@ def test_the_correction_of_steps_is_used_where_it_helps(calibration: Calibration
 
 def test_the_error_and_the_interval_are_those_of_families_left_out(calibration: Calibration) -> None:
     assert calibration.cross_validated_error.p90 < 0.1
-    assert 0.85 < calibration.low_factor <= 1 <= calibration.high_factor < 1.15
+    low, high = calibration.factors(_structure(3, 3e6), 32)
+    assert 0.85 < low < 1 < high < 1.2
     noisy = _calibration(noise=0.4)
     assert noisy.cross_validated_error.median > 0.05
-    assert noisy.high_factor - noisy.low_factor > 0.3
+    low, high = noisy.factors(_structure(3, 3e6), 32)
+    assert high - low > 0.3
 
 
 def test_operations_that_were_never_measured_lower_the_coverage_and_are_named(calibration: Calibration) -> None:
@@ -122,9 +125,8 @@ def test_operations_that_were_never_measured_lower_the_coverage_and_are_named(ca
     assert 0.0 < share < 0.9
     assert kinds == ["aten.fft"]
     assert calibration.step_times_s(unknown, [32]) > calibration.step_times_s(known, [32])
-    low, high = calibration.factors(share)
-    assert low < calibration.low_factor
-    assert high > calibration.high_factor
+    (low, high), (wider_low, wider_high) = (calibration.factors(one, 32) for one in (known, unknown))
+    assert wider_low < low < 1 < high < wider_high
 
 
 def test_half_precision_was_not_measured_and_is_named(calibration: Calibration) -> None:
@@ -148,8 +150,8 @@ def test_a_calibration_is_read_back_as_it_was_written(calibration: Calibration, 
         (None, "no such file"),
         ("", "cut short"),
         ("[]", "schema version"),
-        ('{"schema_version": 2', "cut short"),
-        ('{"schema_version": 2}', "not a calibration"),
+        ('{"schema_version": 3', "cut short"),
+        ('{"schema_version": 3}', "not a calibration"),
         ('{"schema_version": 99}', "schema version 99"),
         (b"\xff\xfe\x00", "no such file that can be read"),
     ],

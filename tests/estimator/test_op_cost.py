@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.estimator.op_cost import OpSample, Roofline, Work, fit_families, fit_family, fit_roofline, times
+from trainwright.estimator.op_cost import (
+    OpSample,
+    Roofline,
+    Work,
+    cost_family,
+    fit_families,
+    fit_family,
+    fit_roofline,
+    times,
+)
 
 TRUTH = Roofline(latency_s=2e-6, flops_per_s=1e11, bytes_per_s=1e10)
 
@@ -45,7 +54,7 @@ def _predicted(family: str, samples: list[OpSample], costs: dict[str, object]) -
         flops=tuple(one.flops for one in samples), bytes=tuple(one.bytes for one in samples),
         dims=tuple(one.dims for one in samples),
     )  # fmt: skip
-    return np.asarray(times(costs, family, work))  # type: ignore[arg-type]
+    return np.asarray(times(costs, family, work)[0])  # type: ignore[arg-type]
 
 
 @settings(max_examples=20, deadline=None)
@@ -71,9 +80,25 @@ def test_far_from_all_samples_the_roofline_alone_remains() -> None:
     cost = fit_family(_samples())
     far = np.full((1, 3), 1e4)
     flops = np.array([1e18])
-    assert cost.seconds(["aten.else"], flops, flops, far)[0] == pytest.approx(
-        float(cost.roofline(flops, flops)[0]), rel=0.05
-    )
+    seconds, deviation = cost.predict(["aten.else"], flops, flops, far)
+    assert seconds[0] == pytest.approx(float(cost.roofline(flops, flops)[0]), rel=0.05)
+    assert deviation[0] == pytest.approx(math.hypot(cost.kernel.family_sigma, cost.kernel.kind_sigma), rel=0.01)
+
+
+def test_what_was_seen_is_surer_than_what_is_near_and_that_than_what_is_far() -> None:
+    cost = fit_family(_samples())
+    seen = np.array(cost.points[:1])
+    ones = np.array([1e6])
+    deviations = [
+        float(cost.predict(kinds, ones, ones, seen + off)[1][0])
+        for kinds, off in ((cost.kinds[:1], 0.0), (cost.kinds[:1], 1.0), (cost.kinds[:1], 9.0), (["aten.else"], 9.0))
+    ]
+    assert deviations == sorted(deviations)
+    assert deviations[0] < deviations[2]
+
+
+def test_convolutions_in_groups_have_a_cost_of_their_own() -> None:
+    assert cost_family("conv", {"groups": 8.0}) != cost_family("conv", {"groups": 1.0}) == "conv"
 
 
 def test_an_unknown_family_costs_what_elementwise_operations_do_by_their_roofline() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.estimator.calibration import Calibration, ErrorSummary, StepCorrection
+from trainwright.estimator.calibration import Calibration, ErrorSummary, Speed, StepCorrection
 from trainwright.estimator.curves import Affine
 from trainwright.estimator.devices import DEVICE_TYPES, EMULATED, EMULATED_SAMPLE_S
 from trainwright.estimator.op_cost import FamilyCost, Kernel, Roofline
@@ -62,9 +62,10 @@ def _calibration(threads: int = 1) -> Calibration:
     return Calibration(
         device_type="cpu", threads=threads, dtype="float32", torch="2.0.0", processor="made up",
         created_at="2026-01-01T00:00:00+00:00", measurements=3, duration_s=1.0, sentinel_drift=0.01,
+        speed=Speed(compute_s=1e-3, memory_s=1e-3, calls_s=1e-4),
         families={"matmul": cost, "elementwise": cost}, kinds=("aten.mm", "aten.add"),
         correction=StepCorrection(scale=1.0, per_op_s=5e-6),
-        cross_validated_error=ErrorSummary(median=0.1, p90=0.2), low_factor=0.8, high_factor=1.3,
+        cross_validated_error=ErrorSummary(median=0.1, p90=0.2), step_deviation=0.1, interval_quantile=2.0,
     )  # fmt: skip
 
 
@@ -102,7 +103,7 @@ def test_a_calibrated_curve_follows_the_calibration_around_the_traced_batch_size
     calibration, structure = _calibration(), _structure()
     curve = predict_curve(structure, calibration, device_type="cpu", cores=1.0)
     assert (curve.mode, curve.coverage) == ("calibrated", 1.0)
-    assert (curve.low_factor, curve.high_factor) == (0.8, 1.3)
+    assert (curve.low_factor, curve.high_factor) == calibration.factors(structure, structure.batch_size)
     for batch_size in (8, 32, 64, 256):
         (seconds,) = calibration.step_times_s(structure, [batch_size])
         assert curve.step_time(batch_size).median == pytest.approx(seconds)

@@ -1,4 +1,4 @@
-"""The device under test: its calibration, the steps that the baselines are fitted to, and its peaks."""
+"""The device under test: the steps that the baselines are fitted to, and its peaks."""
 
 from __future__ import annotations
 
@@ -13,31 +13,14 @@ from zoo import Case
 
 from trainwright.estimator.baselines import MeasuredStep
 from trainwright.estimator.benchmark import Network, networks
-from trainwright.estimator.calibration import Calibration
-from trainwright.estimator.measure import measure
+from trainwright.estimator.calibration import op_count
+from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace import trace
 
 Say = Callable[[str], None]
 _SEED = 0  # the networks that calibration itself measures
 _OTHER_SEED = 1_000_003
 _LONGEST_STEP_S = 0.4
-_SENTINEL_EVERY = 4  # networks
-
-
-def calibrate(budget_s: float, threads: int, sentinel: Sentinel, say: Say) -> Calibration:
-    """The estimator's calibration of this machine; the sentinel settles on the speed that the machine has meanwhile."""
-    told = 0
-
-    def listen(message: str) -> None:
-        nonlocal told
-        told += 1
-        if told % _SENTINEL_EVERY == 1:
-            sentinel()
-        say(message)
-
-    made = measure(budget_s, threads, listen)
-    sentinel.settle()
-    return made
 
 
 def _cases(seed: int) -> Iterator[Case]:
@@ -71,7 +54,6 @@ def measured_steps(budget_s: float, sentinel: Sentinel, say: Say) -> list[Measur
             break
         batch = case.batch_size
         structure = trace(case.spec(), batch)
-        before = sentinel()
         while True:
             step = replace(case, batch_size=batch).step()
             step()
@@ -80,10 +62,17 @@ def measured_steps(budget_s: float, sentinel: Sentinel, say: Say) -> list[Measur
             if time.perf_counter() - first < _LONGEST_STEP_S or batch <= 2:
                 break
             batch //= 2
+        before = sentinel()
         seconds, _ = time_steps(step)
-        found.append(MeasuredStep(structure, batch, seconds / sentinel.slower((before + sentinel()) / 2)))
+        told = sentinel.told(seconds, flops_of(structure, batch), op_count(structure), before, sentinel())
+        found.append(MeasuredStep(structure, batch, told))
         say(f"{len(found)} steps for the baselines, {time.monotonic() - started:.0f} of {budget_s:.0f} s")
     return found
+
+
+def flops_of(structure: Structure, batch_size: int) -> float:
+    """FLOPs of a whole training step."""
+    return sum(one.count * one.flops(batch_size) for one in structure.trace)
 
 
 def peaks() -> tuple[float, float]:

@@ -33,8 +33,9 @@ from trainwright.estimator.baselines import (
     fit_totals,
     torch_roofline,
 )
-from trainwright.estimator.calibration import Calibration
+from trainwright.estimator.calibration import Calibration, op_count
 from trainwright.estimator.devices import DEVICE_TYPES
+from trainwright.estimator.measure import measure
 from trainwright.estimator.step_time import predict_curve
 from trainwright.estimator.trace import trace
 
@@ -86,7 +87,7 @@ def baselines(budget_s: float, threads: int, sentinel: Sentinel) -> dict[str, Pr
 def predicted(case: Case, group: str, calibration: Calibration, others: dict[str, Predictor], threads: int) -> Row:
     """A case with the predictions that need no run of it."""
     structure = trace(case.spec(), case.batch_size)
-    found = Row(case, group, Timed(case.step()), {})
+    found = Row(case, group, Timed(case.step(), device.flops_of(structure, case.batch_size), op_count(structure)), {})
     for name, fitted in ((OURS, calibration), (DATASHEET, None)):
         curve = predict_curve(structure, fitted, device_type="cpu", cores=float(threads))
         interval = curve.step_time(case.batch_size)
@@ -185,8 +186,8 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="predicted against measured, as SVG")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    sentinel = Sentinel()
-    calibration = device.calibrate(given.seconds, given.threads, sentinel, say)
+    calibration = measure(given.seconds, given.threads, say)
+    sentinel = Sentinel(calibration.speed)
     others = baselines(given.baseline_seconds or given.seconds, given.threads, sentinel)
     drawn = [("held out", one) for one in cases(given.seed, given.cases)]
     drawn += [("in family", one) for one in device.in_family_cases(given.in_family)]
@@ -201,11 +202,9 @@ def main() -> None:
     run_rounds(timed, given.rounds - given.rounds // 2, sentinel, say)
 
     ends = [quantile([one.seconds(CLOCKS[0]) for one in timed], share) * 1e3 for share in (0, 0.5, 1)]
-    slower = sentinel.slower(quantile(sentinel.seen, 0.5))
     print(f"{calibration.processor}, torch {torch.__version__}, calibrated in {calibration.duration_s:.0f} s")
     print(
-        f"steps of {ends[0]:.1f} to {ends[2]:.0f} ms, median {ends[1]:.0f}; "
-        f"sentinel's drift {percent(sentinel.drift())}, {slower:.2f}x its time in calibration"
+        f"steps of {ends[0]:.1f} to {ends[2]:.0f} ms, median {ends[1]:.0f}; the machine meanwhile: {sentinel.summary()}"
     )
     for group in BARS:
         members = [one for one in rows if one.group == group]
@@ -216,7 +215,7 @@ def main() -> None:
     if given.out:
         document = {
             "processor": calibration.processor, "torch": str(torch.__version__), "threads": given.threads,
-            "sentinels_s": sentinel.seen, "cases": [one.document() for one in rows],
+            "speeds": [one.model_dump() for one in sentinel.seen], "cases": [one.document() for one in rows],
         }  # fmt: skip
         given.out.write_text(json.dumps(document, indent=1))
     if given.figure:

@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-BLOCK = 6
+from trainwright.estimator.calibration import Speed
+from trainwright.estimator.measure import Sentinel as Kernels
+
+BLOCK = 3
 _LEAST_S = 0.1
 _MOST_STEPS = 20
 CLOCKS = ("wall-clock", "wall-clock at the calibrated speed", "thread-CPU")
@@ -18,39 +21,33 @@ CLOCKS = ("wall-clock", "wall-clock at the calibrated speed", "thread-CPU")
 
 
 class Sentinel:
-    """A kernel that is always the same: its time says how fast the machine is at the moment."""
+    """The speed of the machine at the moment, beside that of its calibration."""
 
-    def __init__(self) -> None:
-        self._left, self._right = torch.rand(256, 256), torch.rand(256, 256)
-        self.seen: list[float] = []
-        self._unit_s: float | None = None
+    def __init__(self, calibrated: Speed) -> None:
+        self.seen: list[Speed] = []
+        self._kernels, self._calibrated = Kernels(), calibrated
 
-    def __call__(self) -> float:
-        """Seconds, the median of seven."""
-        taken = []
-        for _ in range(7):
-            started = time.perf_counter()
-            for _ in range(8):
-                torch.mm(self._left, self._right)
-            taken.append(time.perf_counter() - started)
-        self.seen.append(statistics.median(taken))
+    def __call__(self) -> Speed:
+        """What the kernels take now."""
+        self.seen.append(self._kernels())
         return self.seen[-1]
 
-    def settle(self) -> None:
-        """From here on, speeds are told by the median of what was seen so far: of the machine while it was calibrated."""
-        self._unit_s = statistics.median(self.seen)
-        self.seen.clear()
+    def told(self, seconds: float, flops: float, calls: float, before: Speed, after: Speed) -> float:
+        """The seconds at the speed of calibration, of a step that was timed between two readings."""
+        between = Speed.median([before, after])
+        return seconds / between.slower(self._calibrated, seconds, flops, calls)
 
-    def slower(self, seconds: float) -> float:
-        """How much slower the machine was when the sentinel took so long. Raises ValueError before `settle`."""
-        if self._unit_s is None:
-            raise ValueError("sentinel: no speed to compare with; settle it first")
-        return seconds / self._unit_s
-
-    def drift(self) -> float:
-        """The spread of what was seen since: (p90 - p10) / median."""
-        tenths = statistics.quantiles(self.seen, n=10, method="inclusive")
-        return (tenths[-1] - tenths[0]) / statistics.median(self.seen)
+    def summary(self) -> str:
+        """How fast the machine was, and how unsteady: (p90 - p10) / median of each kernel."""
+        parts = []
+        for name in ("compute_s", "memory_s", "calls_s"):
+            seen = [getattr(one, name) for one in self.seen]
+            tenths, middle = statistics.quantiles(seen, n=10, method="inclusive"), statistics.median(seen)
+            slower = middle / getattr(self._calibrated, name)
+            parts.append(
+                f"{name.removesuffix('_s')} {slower:.2f}x its time in calibration, drift {(tenths[-1] - tenths[0]) / middle:.0%}"
+            )
+        return "; ".join(parts)
 
 
 @dataclass
@@ -58,6 +55,8 @@ class Timed:
     """A step, and what was measured of it: seconds by clock, one value for each round."""
 
     step: Callable[[], None]
+    flops: float
+    calls: float
     rounds: dict[str, list[float]] = field(default_factory=lambda: {clock: [] for clock in CLOCKS})
 
     def seconds(self, clock: str) -> float:
@@ -76,7 +75,7 @@ def run_rounds(timed: Sequence[Timed], rounds: int, sentinel: Sentinel, say: Cal
             taken = [time_steps(one.step) for one in block]
             after = sentinel()
             for one, (wall_s, cpu_s) in zip(block, taken, strict=True):
-                values = (wall_s, wall_s / sentinel.slower((before + after) / 2), cpu_s)
+                values = (wall_s, sentinel.told(wall_s, one.flops, one.calls, before, after), cpu_s)
                 for clock, value in zip(CLOCKS, values, strict=True):
                     one.rounds[clock].append(value)
             before = after

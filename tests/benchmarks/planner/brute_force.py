@@ -38,7 +38,7 @@ class Tried:
         return found.median if found is not None else math.inf
 
     def keeps(self, deadline_s: float, budget: float) -> bool:
-        return self.cost.upper_duration_s <= min(deadline_s, self.available_s) and self.cost.upper_cost <= budget or (
+        return (self.cost.upper_duration_s <= min(deadline_s, self.available_s) and self.cost.upper_cost <= budget) or (
             self.cost.upper_duration_s <= min(deadline_s, self.available_s) and math.isinf(budget)
         )
 

@@ -1,8 +1,8 @@
 """The planner against brute force: `python tests/benchmarks/planner/exactness.py [--cases N] [--seed N]`.
 
-Random small pools and jobs (`planner_cases`), each planned as it is, and again with limits without slack: deadline and budget at exactly
-what one of its configurations needs. Compared: the objective's value, or the nearest deadline where nothing is feasible. Prints how
-many differ, by how much at most, and how large the spaces were.
+Random small pools and jobs (`planner_cases`), each planned as it is, and again with limits without slack: deadline and budget at
+exactly what one of its configurations needs. Compared: the objective's value, or the nearest deadline where nothing is feasible.
+Prints how many differ, by how much at most, and how large the spaces were.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import time
 from dataclasses import dataclass, field
 
 from brute_force import Tried, every_configuration
-from planner_cases import NOW, Case, small_cases
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from planner_cases import NOW, Case, small_cases
 
+from trainwright.tasks.allocate.configuration import Limits
 from trainwright.tasks.allocate.cost import CostModel
 from trainwright.tasks.allocate.planner import GOOD_ENOUGH, Planner, usable
-from trainwright.tasks.allocate.search import Limits
 
 
 @dataclass
@@ -136,7 +136,9 @@ def main() -> int:
     print(f"planned                         {tally.cases}, of which {tally.infeasible} infeasible")
     print(f"different objective value       {len(tally.different)}")
     print(f"worst relative difference       {tally.worst:.1e}  (arithmetic's own: about 1e-15)")
-    print(f"configurations tried by force   {tally.configurations} in {tally.brute_s:.1f} s; planner {tally.planner_s:.1f} s")
+    print(
+        f"configurations tried by force   {tally.configurations} in {tally.brute_s:.1f} s; planner {tally.planner_s:.1f} s"
+    )
     for line in tally.different[:3]:
         print(line)
     return 1 if tally.different else 0

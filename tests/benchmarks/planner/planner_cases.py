@@ -74,7 +74,10 @@ def small_cases(draw: Any) -> Case:
             break
     pool = {
         "name": "p",
-        "network": {"bandwidth": draw(st.sampled_from(["1Gbit", "10Gbit"])), "latency": draw(st.sampled_from(["50us", "5ms"]))},
+        "network": {
+            "bandwidth": draw(st.sampled_from(["1Gbit", "10Gbit"])),
+            "latency": draw(st.sampled_from(["50us", "5ms"])),
+        },
         "hosts": hosts,
         "prices": {one: f"{draw(number(0.0, 0.5, 2.0)):.3f}/h" for one in types} | {"energy": "0.25/kWh"},
     }

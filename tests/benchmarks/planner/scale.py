@@ -1,8 +1,8 @@
 """How long the planner takes as the pool grows: `python tests/benchmarks/planner/scale.py [--rounds N] [--figure FILE.svg]`.
 
-Pools of 8 types on hosts of 8 devices (of one type each, or mixed), up to 10,000 devices; and up to 100 types of 100 devices each.
-Time is that of `make_plan`, alternatives and front included; rounds are interleaved in random order, and the spread between them is
-the noise. The gap is what the search proves: 0 is exact.
+Pools of 8 types on hosts of 8 devices (of one type each, or mixed), up to 10,000 devices; and up to 100 types of 100 devices
+each. Time is that of `make_plan`, alternatives and front included; rounds are interleaved in random order, and the spread
+between them is the noise. The gap is what the search proves: 0 is exact.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def typed_pool(types: int, each: int) -> Pool:
         for kind in range(types)
         for number in range(each // 10)
     ]
-    return Pool.model_validate({"name": "types", "network": {"bandwidth": "100Gbit", "latency": "20us"}, "hosts": hosts})
+    return Pool.model_validate(
+        {"name": "types", "network": {"bandwidth": "100Gbit", "latency": "20us"}, "hosts": hosts}
+    )
 
 
 def job_of(goal: str, size: object, hours: float | None) -> Job:
@@ -120,7 +122,9 @@ def main() -> None:
         times, plan = taken[key], plans.get(key)
         spread = (max(times) - min(times)) / statistics.median(times)
         answer = (
-            f"{plan.gap:9.2e}  {len(plan.devices)}, {plan.global_batch_size}, {len(plan.front)}" if plan else "infeasible"
+            f"{plan.gap:9.2e}  {len(plan.devices)}, {plan.global_batch_size}, {len(plan.front)}"
+            if plan
+            else "infeasible"
         )
         print(f"{key[0]:38} {key[2]:22} {statistics.median(times):9.3f} {spread:7.0%} {answer}")
     if chosen.figure:
@@ -141,16 +145,22 @@ def drawn(taken: dict[tuple[str, int, str], list[float]]) -> str:
         return 60 + 500 * (math.log10(count) - 1) / 3, 320 - 280 * (math.log10(seconds) + 3) / 4
 
     parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 370" font-family="Helvetica, Arial, sans-serif" font-size="11">',
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 370" font-family="sans-serif" font-size="11">',
         '<rect width="860" height="370" fill="white"/>',
     ]
     for decade in range(-3, 2):
         _, y = place(10, 10.0**decade)
-        parts.append(f'<line x1="60" x2="560" y1="{y}" y2="{y}" stroke="#ddd"/><text x="10" y="{y + 4}">{10.0**decade:g} s</text>')
+        parts.append(
+            f'<line x1="60" x2="560" y1="{y}" y2="{y}" stroke="#ddd"/><text x="10" y="{y + 4}">{10.0**decade:g} s</text>'
+        )
     for decade in range(1, 5):
         x, _ = place(10.0**decade, 1)
-        parts.append(f'<line x1="{x}" x2="{x}" y1="40" y2="320" stroke="#ddd"/><text x="{x - 10}" y="336">{10**decade}</text>')
-    parts.append('<text x="270" y="356">devices in the pool</text><text x="60" y="24">make_plan, median of the rounds</text>')
+        parts.append(
+            f'<line x1="{x}" x2="{x}" y1="40" y2="320" stroke="#ddd"/><text x="{x - 10}" y="336">{10**decade}</text>'
+        )
+    parts.append(
+        '<text x="270" y="356">devices in the pool</text><text x="60" y="24">make_plan, median of the rounds</text>'
+    )
     for number, (name, points) in enumerate(sorted(lines.items())):
         colour = colours[number % len(colours)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in sorted(points)))

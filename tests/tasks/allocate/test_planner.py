@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from trainwright.estimator.communication import Link, all_reduce
 from trainwright.estimator.curves import Affine, DeviceCurve, Interval, Knots
+from trainwright.tasks.allocate.configuration import Configuration, Space
 from trainwright.tasks.allocate.cost import Triple
 from trainwright.tasks.allocate.layout import Layout, Seating
 from trainwright.tasks.allocate.planner import make_plan, usable
 from trainwright.tasks.allocate.plot import write_front
-from trainwright.tasks.allocate.search import Configuration, Space
 from trainwright.tasks.allocate.strategies import STRATEGIES, strategy
 from trainwright.tasks.artefacts import DataSchema, Estimate, Plan
 from trainwright.tasks.documents import validated
@@ -257,7 +257,11 @@ NOON = datetime(2026, 1, 5, 12, 0, tzinfo=UTC)
 
 
 def made(
-    pool: dict[str, Any], curves: list[DeviceCurve] | None = None, now: datetime | None = None, most: int = 1, **job: Any
+    pool: dict[str, Any],
+    curves: list[DeviceCurve] | None = None,
+    now: datetime | None = None,
+    most: int = 1,
+    **job: Any,
 ) -> Plan:
     chosen = Pool.model_validate({"name": "p", **pool})
     kinds = curves or [curve(cores) for cores in {device.cores or 1.0 for device in chosen.devices()}]

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from planner_cases import NOW, Case, data_of, small_cases
 from scale import estimate_for, gpu_pool, job_of, typed_pool
 
+from trainwright.tasks.allocate.configuration import Configuration, Space
 from trainwright.tasks.allocate.cost import CostModel
 from trainwright.tasks.allocate.layout import machine_of
 from trainwright.tasks.allocate.planner import Planner, usable
-from trainwright.tasks.allocate.search import Configuration, Search, Space
+from trainwright.tasks.allocate.search import Search
 from trainwright.tasks.pool import Pool
 
 QUIET = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

@@ -47,14 +47,16 @@ def pending(pool: Pool, name: str, epochs: int, deadline_s: float | None, **more
 
 
 def brute(options: Sequence[Sequence[Choice]], deadlines: Sequence[float], room: dict[object, int]) -> float:
-    """The least energy over all choices and all starts: in a schedule that can't be moved earlier, a start is 0 or a sum of durations."""
+    """The least energy over all choices and starts: where nothing can be moved earlier, a start is a sum of durations."""
     best = math.inf
     for combination in itertools.product(*options):
         energy = sum(one.energy_j for one in combination)
         if energy >= best:
             continue
         durations = [one.upper_s for one in combination]
-        starts = sorted({sum(some) for size in range(len(durations)) for some in itertools.combinations(durations, size)})
+        starts = sorted(
+            {sum(some) for size in range(len(durations)) for some in itertools.combinations(durations, size)}
+        )
         for begins in itertools.product(starts, repeat=len(combination)):
             ends = [begin + one.upper_s for begin, one in zip(begins, combination, strict=True)]
             if any(end > deadline * (1 + 1e-9) for end, deadline in zip(ends, deadlines, strict=True)):
@@ -85,9 +87,7 @@ def test_no_other_schedule_meets_all_deadlines_with_less_energy(
     chosen = pool(*counts)
     free = [pending(chosen, f"j{number}", epochs, None) for number, (epochs, _) in enumerate(jobs)]
     options = [choices(one, None)[0] for one in free]
-    deadlines = [
-        min(one.upper_s for one in choices) * slack for choices, (_, slack) in zip(options, jobs, strict=True)
-    ]
+    deadlines = [min(one.upper_s for one in choices) * slack for choices, (_, slack) in zip(options, jobs, strict=True)]
     room: dict[object, int] = {}
     for choice in itertools.chain.from_iterable(options):
         for key, _ in choice.holds:
@@ -132,9 +132,7 @@ def test_jobs_wait_for_each_other_where_that_saves_energy_and_run_at_once_where_
 def test_the_job_of_lower_priority_slips_where_not_all_can_be_in_time() -> None:
     chosen = pool(0, 1)
     needed = choices(pending(chosen, "a", 20, None), None)[0][0].upper_s
-    made = make_joint_plan(
-        [pending(chosen, "a", 20, needed * 1.1, priority=1), pending(chosen, "b", 20, needed * 1.1)]
-    )
+    made = make_joint_plan([pending(chosen, "a", 20, needed * 1.1, priority=1), pending(chosen, "b", 20, needed * 1.1)])
     assert not made.feasible
     assert made.slips == ["b"]
     check(made)
@@ -146,6 +144,8 @@ def test_what_can_not_be_planned_together_is_refused_with_one_line() -> None:
         make_joint_plan([pending(chosen, "a", 1, None)] * 2)
     with pytest.raises(BadInput, match="jobs: got 7; allowed: at most 6"):
         make_joint_plan([pending(chosen, f"a{number}", 1, None) for number in range(7)])
-    with pytest.raises(BadInput, match=r"devices: got 'h/nvidia-t4-0' in a; allowed for jobs together: types and hosts"):
-        only = {"ids": ["h/nvidia-t4-0"]}
+    only = {"ids": ["h/nvidia-t4-0"]}
+    with pytest.raises(
+        BadInput, match=r"devices: got 'h/nvidia-t4-0' in a; allowed for jobs together: types and hosts"
+    ):
         make_joint_plan([pending(chosen, "a", 1, None, devices=only), pending(chosen, "b", 1, None)])

@@ -1,0 +1,136 @@
+"""The calibration set of a device type in the store: one object for each finished run, written once, never changed.
+
+    <store>/calibrations/<device type>/runs/<run id>.json
+
+A run appends to it in step `store`; the next prediction reads it (`estimator.experience` says what it makes of it). Objects that
+were read are kept under the trainwright home, so that each is fetched once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from trainwright.estimator.experience import SCHEMA_VERSION, Finding, FinishedRun
+from trainwright.tasks import progress
+from trainwright.tasks.artefacts import DeviceResult, Estimate, Plan, PlannedDevice, Result
+from trainwright.tasks.documents import one_line
+from trainwright.tasks.errors import ServiceUnreachable
+from trainwright.tasks.objects import FolderStore, ObjectInfo, ObjectStore, open_store
+from trainwright.tasks.run import Run
+from trainwright.tasks.settings import settings
+
+NEWEST = 100
+_NAME = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6}\.json")
+_LARGEST_BYTES = 1_000_000
+
+
+def append(run: Run) -> list[str]:
+    """Add what a trained run measured to the sets of its device types, each once; the URIs of the objects.
+
+    Nothing is learned from emulated devices, and of those that no calibration predicted.
+    """
+    findings: dict[str, list[Finding]] = {}
+    result, plan, predicted = run.read(Result), run.read(Plan), run.read(Estimate)
+    for planned, device in zip(plan.devices, result.devices, strict=True):
+        finding = _finding(predicted, result, planned, device)
+        if finding is not None:
+            findings.setdefault(planned.type, []).append(finding)
+    written = []
+    for device_type, found in findings.items():
+        objects, name = _objects(run.store_uri, device_type), f"{run.id}.json"
+        document = FinishedRun(run=run.uri, device_type=device_type, findings=tuple(found))
+        objects.create(name, document.model_dump_json(indent=1).encode())
+        written.append(f"{objects.uri}/{name}")
+    return written
+
+
+def _finding(predicted: Estimate, result: Result, planned: PlannedDevice, device: DeviceResult) -> Finding | None:
+    """What a device did beside what its calibration alone says of it; None where there is nothing to compare."""
+    try:
+        curve = predicted.curve(planned)
+    except KeyError:  # a replayed plan, made for other devices
+        return None
+    time_knots = curve.calibrated_time_knots or curve.time_knots
+    memory_knots = curve.calibrated_memory_knots or curve.memory_knots
+    took = device.step_time_s
+    if curve.basis is None or time_knots is None or memory_knots is None or took is None or took.median <= 0:
+        return None
+    if result.versions.get("torch") != curve.basis.torch:  # continued elsewhere
+        return None
+    largest = max(device.batch_size, planned.batch_size, *(one.batch_sizes[device.rank] for one in result.split_events))
+    predicted_s, predicted_bytes = time_knots(device.batch_size), memory_knots(largest)
+    if device.batch_size < 1 or predicted_s <= 0 or predicted_bytes <= 0 or device.peak_memory_bytes <= 0:
+        return None
+    measured = result.measured
+    alone = len(result.devices) == 1 and measured.energy_source == "measured" and measured.duration_s > 0
+    return Finding(
+        basis=curve.basis,
+        cores=planned.cores,
+        batch_size=device.batch_size,
+        steps=max(1, result.steps - (result.split_events[-1].step if result.split_events else 0)),
+        predicted_step_time_s=predicted_s,
+        measured_step_time_s=took,
+        memory_batch_size=largest,
+        predicted_peak_memory_bytes=predicted_bytes,
+        measured_peak_memory_bytes=device.peak_memory_bytes,
+        power_w=measured.energy_j / measured.duration_s if alone and measured.energy_j else None,
+    )
+
+
+def read(store_uri: str, device_types: Iterable[str]) -> list[FinishedRun]:
+    """What the newest runs found out about these device types; what can't be read is left out with a notice.
+
+    Raises ServiceUnreachable where the store is.
+    """
+    return [one for device_type in sorted(set(device_types)) for one in _read_type(store_uri, device_type)]
+
+
+def _read_type(store_uri: str, device_type: str) -> list[FinishedRun]:
+    objects = _objects(store_uri, device_type)
+    named = [item for item in objects.list() if _NAME.fullmatch(item.key)]
+    kept = settings().home / "calibration-sets" / hashlib.sha256(objects.uri.encode()).hexdigest()[:16]
+    found = []
+    for item in named[-NEWEST:]:  # ids begin with the time
+        try:
+            found.append(_kept(kept / item.key, device_type) or _fetched(objects, item, device_type, kept))
+        except FileNotFoundError:
+            continue  # deleted since it was listed
+        except (ValueError, OSError) as error:
+            why = one_line(error) if isinstance(error, ValidationError) else error
+            progress.emit("notice", message=f"{objects.uri}/{item.key}: nothing is learned from it: {why}")
+    return found
+
+
+def _kept(copy: Path, device_type: str) -> FinishedRun | None:
+    """The copy of an object, which does not change; None where there is none, or it is damaged."""
+    try:
+        return _parsed(copy.read_bytes(), device_type)
+    except (ValueError, OSError):
+        return None
+
+
+def _fetched(objects: ObjectStore, item: ObjectInfo, device_type: str, folder: Path) -> FinishedRun:
+    if item.size > _LARGEST_BYTES:
+        raise ValueError(f"larger than {_LARGEST_BYTES} bytes")
+    data = objects.get(item.key)
+    found = _parsed(data, device_type)
+    with contextlib.suppress(ServiceUnreachable):  # no copy can be written: it is fetched again
+        FolderStore(folder).put(item.key, data)
+    return found
+
+
+def _parsed(data: bytes, device_type: str) -> FinishedRun:
+    found = FinishedRun.model_validate_json(data)
+    if found.schema_version > SCHEMA_VERSION or found.device_type != device_type:
+        raise ValueError(f"has schema version {found.schema_version} and is of {found.device_type}")
+    return found
+
+
+def _objects(store_uri: str, device_type: str) -> ObjectStore:
+    return open_store(f"{store_uri.rstrip('/')}/calibrations/{device_type}/runs")

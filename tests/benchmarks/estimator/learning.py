@@ -1,0 +1,241 @@
+"""What finished runs teach: `python tests/benchmarks/estimator/learning.py [--models N] [--batches N] …`.
+
+Calibrates, then trains models of families that calibration does not hold, each at several batch sizes, as one sequence of short
+runs in random order. Right before each run, a copy that learns and one that does not predict its step; then it is run, and the
+copy that learns is told. The error of both by thirds of the sequence, for runs of a model that ran before and of one that did
+not, and (the same runs in other orders) free of what came late by chance; beside it the noise floor, what halves of a run differ
+by. The intervals: how many hold what was measured, and their ends as a ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import device
+import torch
+from timing import Sentinel
+from zoo import Case, cases
+
+from trainwright.estimator.accuracy import noise_floor, percent, table
+from trainwright.estimator.calibration import load
+from trainwright.estimator.curves import DeviceCurve, Interval
+from trainwright.estimator.experience import Finding, FinishedRun, learn
+from trainwright.estimator.step_time import predict_curve
+from trainwright.estimator.trace import trace
+
+ORDERS = 20
+LEAST_STEPS = 8
+
+
+@dataclass
+class Trained:
+    """A run: what the calibration alone says of it, and the seconds of its steps."""
+
+    case: Case
+    curve: DeviceCurve
+    steps_s: list[float]
+
+    @property
+    def seconds(self) -> float:
+        """The median step."""
+        return statistics.median(self.steps_s)
+
+    def told(self, number: int) -> FinishedRun:
+        """What step `store` would append."""
+        assert self.curve.basis is not None
+        low, median, high = (quantile(self.steps_s, share) for share in (0.05, 0.5, 0.95))
+        size = self.case.batch_size
+        memory = self.curve.memory_bytes(size)  # ranks of one process: not measured
+        found = Finding(
+            basis=self.curve.basis, cores=self.curve.cores, batch_size=size, steps=len(self.steps_s),
+            predicted_step_time_s=self.curve.step_time(size).median,
+            measured_step_time_s=Interval(low=low, median=median, high=high), memory_batch_size=size,
+            predicted_peak_memory_bytes=memory, measured_peak_memory_bytes=memory,
+        )  # fmt: skip
+        return FinishedRun(run=str(number), device_type="cpu", findings=(found,))
+
+    def noise(self) -> float:
+        """What the medians of its first and second half differ by."""
+        return noise_floor(self.steps_s)
+
+
+@dataclass
+class Outcome:
+    """One run of a sequence: both predictions, made before it."""
+
+    trained: Trained
+    plain: Interval
+    learned: Interval
+    seen_before: bool
+
+    def error(self, learning: bool) -> float:
+        """|predicted - measured| / measured."""
+        predicted = self.learned if learning else self.plain
+        return abs(predicted.median / self.trained.seconds - 1)
+
+    def inside(self, learning: bool) -> bool:
+        """Whether the interval held what was measured."""
+        predicted = self.learned if learning else self.plain
+        return predicted.low <= self.trained.seconds <= predicted.high
+
+    def width(self, learning: bool) -> float:
+        """The interval's ends, as a ratio."""
+        predicted = self.learned if learning else self.plain
+        return predicted.high / predicted.low
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """As training tells them (`tasks.train.outcome.percentiles`)."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def say(message: str) -> None:
+    """Progress, beside the result."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def drawn(seed: int, models: int, batches: int) -> list[Case]:
+    """Each model at several batch sizes, shuffled."""
+    made = [
+        replace(one, batch_size=max(1, one.batch_size * 2**power // 2))
+        for one in cases(seed, models)
+        for power in range(batches)
+    ]
+    random.Random(seed).shuffle(made)
+    return made
+
+
+def train(case: Case, curve: DeviceCurve, seconds: float) -> Trained:
+    """Step for so long, each step timed as ranks time their own work."""
+    step = case.step()
+    step()
+    taken: list[float] = []
+    started = time.perf_counter()
+    while time.perf_counter() - started < seconds or len(taken) < LEAST_STEPS:
+        before = time.perf_counter()
+        step()
+        taken.append(time.perf_counter() - before)
+    return Trained(case, curve, taken)
+
+
+def sequence(
+    runs: Sequence[Callable[[], Trained]] | Sequence[Trained], curves: Sequence[DeviceCurve], batches: Sequence[int]
+) -> list[Outcome]:
+    """Predict, run, tell: one after the other."""
+    told: list[FinishedRun] = []
+    models: set[str] = set()
+    found = []
+    for number, (run, curve, size) in enumerate(zip(runs, curves, batches, strict=True)):
+        assert curve.basis is not None
+        plain, learned = curve.step_time(size), learn(curve, told).step_time(size)
+        trained = run if isinstance(run, Trained) else run()
+        found.append(Outcome(trained, plain, learned, curve.basis.model in models))
+        told.append(trained.told(number))
+        models.add(curve.basis.model)
+    return found
+
+
+def again(outcomes: Sequence[Outcome], seed: int) -> list[Outcome]:
+    """The same runs in another order."""
+    runs = [one.trained for one in outcomes]
+    random.Random(seed).shuffle(runs)
+    return sequence(runs, [one.curve for one in runs], [one.case.batch_size for one in runs])
+
+
+def thirds(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+    """The sequence's parts."""
+    ends = [round(len(outcomes) * part / 3) for part in range(4)]
+    return {
+        name: list(outcomes[a:b])
+        for name, (a, b) in zip(("first third", "second third", "last third"), pairwise(ends), strict=True)
+    }
+
+
+def lines(parts: dict[str, list[Outcome]]) -> list[tuple[str, ...]]:
+    """A row of figures for each part."""
+    made = []
+    for name, part in parts.items():
+        if not part:
+            continue
+        cells = [name, str(len(part)), percent(statistics.median(one.trained.noise() for one in part))]
+        for learning in (False, True):
+            errors = [one.error(learning) for one in part]
+            cells += [percent(statistics.median(errors)), percent(statistics.fmean(errors))]
+        for learning in (False, True):
+            cells.append(percent(statistics.fmean(one.inside(learning) for one in part)))
+            cells.append(f"{math.exp(statistics.fmean(math.log(one.width(learning)) for one in part)):.2f}x")
+        made.append(tuple(cells))
+    return made
+
+
+HEADER = (
+    "runs", "n", "noise", "plain median", "mean", "learning median", "mean", "plain inside", "width", "learning inside", "width",
+)  # fmt: skip
+
+
+def main() -> None:
+    """Calibrate, then run the sequence."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=75.0, help="for calibrating")
+    parser.add_argument("--calibration", type=Path, help="one made before, instead")
+    parser.add_argument("--out", type=Path, help="what each run told, as JSON lines")
+    parser.add_argument("--models", type=int, default=7)
+    parser.add_argument("--batches", type=int, default=3, help="batch sizes of each, by factors of two")
+    parser.add_argument("--run-seconds", type=float, default=3.0)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    calibration = (
+        load(given.calibration, torch.__version__)
+        if given.calibration
+        else device.calibrate(given.seconds, 1, Sentinel(), say)
+    )
+    chosen = drawn(given.seed, given.models, given.batches)
+    curves = [
+        predict_curve(trace(one.spec(), one.batch_size), calibration, device_type="cpu", cores=1.0) for one in chosen
+    ]
+    runs = [
+        lambda case=case, curve=curve: train(case, curve, given.run_seconds)
+        for case, curve in zip(chosen, curves, strict=True)
+    ]
+    outcomes = sequence(runs, curves, [one.batch_size for one in chosen])
+    if given.out:
+        told = [one.trained.told(number).model_dump_json() for number, one in enumerate(outcomes)]
+        given.out.write_text("\n".join(told) + "\n")
+    rows = [
+        (
+            str(number), one.trained.case.label, f"{1e3 * one.trained.seconds:.1f}", percent(one.trained.noise()),
+            percent(one.error(False)), percent(one.error(True)), "yes" if one.seen_before else "",
+        )
+        for number, one in enumerate(outcomes, start=1)
+    ]  # fmt: skip
+    print(table([("run", "model", "measured ms", "noise", "plain", "learning", "model ran before"), *rows]))
+    shuffled = [again(outcomes, seed) for seed in range(ORDERS)]
+    print(f"\nin the order in which they ran ({calibration.processor}, torch {torch.__version__})")
+    before = {
+        "model ran before": [one for one in outcomes if one.seen_before],
+        "another model": [one for one in outcomes if not one.seen_before],
+    }
+    print(table([HEADER, *lines(thirds(outcomes) | before)]))
+    print(f"\nthe same runs in {ORDERS} other orders")
+    parts: dict[str, list[Outcome]] = {}
+    for one in shuffled:
+        for name, part in thirds(one).items():
+            parts.setdefault(name, []).extend(part)
+    every = [each for one in shuffled for each in one]
+    parts["model ran before"] = [one for one in every if one.seen_before]
+    parts["another model"] = [one for one in every if not one.seen_before]
+    print(table([HEADER, *lines(parts)]))
+
+
+if __name__ == "__main__":
+    main()
