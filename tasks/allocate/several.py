@@ -4,8 +4,9 @@ The rule. A job's choices are its configurations, at the global batch of its own
 devices at once. Jobs hold their devices from start to end, for the time that they do not exceed at their confidence. For a
 choice for each job and an order of the jobs, each starts, in that order, at the earliest time at which its devices stay free for
 long enough; for limits on ends these schedules, over all orders, contain one that keeps them if any schedule does (A. Sprecher,
-R. Kolisch, A. Drexl, "Semi-active, active, and non-delay schedules", EJOR 80, 1995). The joint plan has the least energy of those that meet all deadlines; ties go to
-the earlier sum of ends. Where none does, the fewest jobs slip, those of the lowest priority first.
+R. Kolisch, A. Drexl, "Semi-active, active, and non-delay schedules", EJOR 80, 1995). The joint plan has the least energy of
+those that meet all deadlines; ties go to the earlier sum of ends. Where none does, the fewest jobs slip, those of the lowest
+priority first. A host's window is the one that is open now: what would start in a later one waits for another plan.
 """
 
 from __future__ import annotations
