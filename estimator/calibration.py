@@ -6,8 +6,8 @@ another and what being timed added to each. c and d are used where cross-validat
 The interval is conformal (Vovk et al., Algorithmic Learning in a Random World, 2005), its width that of the step at hand:
 exp(± q · σ), σ² = σ₀² + Σ over families (Σ share · deviation)². σ₀ is how far steps are from the sum of their operations; the
 deviations are those of `op_cost` for what calibration has not seen, taken to err together within a family. q is the 90 %
-quantile of |ln(measured / predicted)| / σ on networks that the fit had not seen. The error that is told is of networks whose
-whole family it had not seen.
+quantile of |ln(measured / predicted)| / σ on networks that the fit had not seen, less what measuring them was off by. The error
+that is told is of networks whose whole family it had not seen.
 
 What was measured is told in the machine's median speed, by the sentinel.
 """
@@ -19,6 +19,7 @@ import itertools
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,10 @@ from trainwright.estimator.structure import Operation, Structure
 SCHEMA_VERSION = 3
 _FLOPS_FACTOR = {"fp64": 2.0}  # what is measured is fp32; fp64 has half the lanes (its bytes are counted double)
 _INSIDE = 0.9  # the interval's share
+_LARGE = ("conv", "conv_backward", "matmul", "attention", "rnn")
 _LEAST_DEVIATION = 0.02
 _FOLDS = 8
+_LEAST_OWN = 0.5  # of the squared errors that are the model's own, whatever the noise of the measurements
 SENTINEL_FLOPS = 3 * 2 * 160**3
 SENTINEL_CALLS = 90
 
@@ -82,6 +85,9 @@ class StepSample(_Value):
     single: bool = Field(default=False, description="one layer only: it tells of operations, not of steps")
     batch_size: int
     seconds: float
+    noise: float = Field(
+        default=0.0, description="of the logarithm of `seconds`, its standard deviation as it was seen"
+    )
     speed: Speed = Field(description="while the steps were timed")
     ops_speed: Speed = Field(description="while the operations were")
     ops: tuple[OpSample, ...]
@@ -196,8 +202,12 @@ def _known_as(one: Operation) -> str:
 
 def _by_family(rows: Sequence[tuple[str, str, int, float, float, dict[str, float]]]) -> dict[str, Work]:
     groups: dict[str, list[tuple[str, str, int, float, float, dict[str, float]]]] = {}
+    calls = Counter[str]()
     for row in rows:
-        groups.setdefault(cost_family(row[0], row[5]), []).append(row)
+        calls[row[1]] += row[2]
+    for row in rows:
+        told = (*row[:5], _in_step(row[0], row[5], calls[row[1]]))
+        groups.setdefault(cost_family(row[0], row[5]), []).append(told)
     return {
         family: Work(
             kinds=tuple(row[1] for row in members),
@@ -269,12 +279,10 @@ def _fit(samples: Sequence[StepSample], facts: dict[str, Any]) -> Calibration:
     off = [error for left in families for error, _ in _left_out(left, steps, costs, correction, step_deviation)]
     relative = np.abs([math.exp(-error) - 1 for error in off])
     parts = [whole[number::_FOLDS] for number in range(min(_FOLDS, len(whole)))]
-    scores = sorted(
-        abs(error) / deviation
-        for left in parts
-        for error, deviation in _left_out(left, steps, costs, correction, step_deviation)
-    )
+    unseen = [one for left in parts for one in _left_out(left, steps, costs, correction, step_deviation)]
+    scores = sorted(abs(error) / deviation for error, deviation in unseen)
     rank = min(len(scores), math.ceil((len(scores) + 1) * _INSIDE)) - 1
+    noise = np.mean([one.noise**2 for one in whole]) / np.mean([error**2 for error, _ in unseen])
     low, high = np.quantile([one.speed.slower(unit, one.seconds, 0.0, 0.0) for one in samples], [0.1, 0.9])
     return Calibration(
         families=costs,
@@ -285,7 +293,7 @@ def _fit(samples: Sequence[StepSample], facts: dict[str, Any]) -> Calibration:
         sentinel_drift=float(high - low),
         cross_validated_error=ErrorSummary(median=float(np.median(relative)), p90=float(np.quantile(relative, 0.9))),
         step_deviation=step_deviation,
-        interval_quantile=scores[rank],
+        interval_quantile=scores[rank] * math.sqrt(max(_LEAST_OWN, 1 - float(noise))),
         **facts,
     )
 
@@ -327,15 +335,28 @@ def _left_out(
     return found
 
 
+def _in_step(family: str, dims: dict[str, float], calls: int) -> dict[str, float]:
+    """The sizes that an operation's time depends on, with how often the step calls its kind: small ones are quicker when hot."""
+    return dims if family in _LARGE else dims | {"calls": float(calls)}
+
+
 def _at_median_speed(sample: StepSample, unit: Speed) -> StepSample:
     """The sample as it would have been at the speed `unit`."""
 
+    calls = Counter[str]()
+    for one in sample.ops:
+        calls[one.kind] += one.count
     ops = tuple(
-        one.model_copy(update={"seconds": one.seconds / sample.ops_speed.slower(unit, one.seconds, one.flops)})
+        one.model_copy(
+            update={
+                "seconds": one.seconds / sample.ops_speed.slower(unit, one.seconds, one.flops),
+                "dims": _in_step(one.family, one.dims, calls[one.kind]),
+            }
+        )
         for one in sample.ops
     )
-    flops, calls = sum(one.count * one.flops for one in sample.ops), sum(one.count for one in sample.ops)
-    seconds = sample.seconds / sample.speed.slower(unit, sample.seconds, flops, calls)
+    flops = sum(one.count * one.flops for one in sample.ops)
+    seconds = sample.seconds / sample.speed.slower(unit, sample.seconds, flops, calls.total())
     return sample.model_copy(update={"seconds": seconds, "ops": ops})
 
 

@@ -1,6 +1,6 @@
 """Measures this machine: `python -m trainwright.estimator.measure --out FILE --budget S --threads N`. Heavy: torch.
 
-Networks of the benchmark family are built in turn; of each, whole steps are timed, and then steps in which every operation is
+Networks of the benchmark family are built in turn; of each, whole steps are timed, then steps in which every operation is
 timed where it stands (so that caches and the allocator are as in training). Sentinel kernels run before and after each:
 all times are told at the median speed, so that a machine that becomes slower or faster meanwhile does no harm, and their spread
 is told as drift. What was measured is kept beside the result until that is complete: a run that was cut short goes on.
@@ -125,7 +125,7 @@ def measure_network(network: Network, sentinel: Sentinel) -> StepSample:
     step = ready(network, batch)
     step()
     before = sentinel()
-    seconds = time_steps(step)
+    first = time_steps(step)
     between = sentinel()
     recorder = Recorder(clock=True)
     recorded: list[list[Operation]] = []
@@ -136,12 +136,17 @@ def measure_network(network: Network, sentinel: Sentinel) -> StepSample:
                 step(recorder)
             recorded.append(recording.operations)
     after = sentinel()
+    speed = Speed.median([before, between])
+    again = time_steps(step)
+    flops, calls = sum(one.flops for one in recorded[0]), len(recorded[0])
+    again /= Speed.median([after, sentinel()]).slower(speed, again, flops, calls)
     return StepSample(
         family=network.family,
         single=network.single,
         batch_size=batch,
-        seconds=seconds,
-        speed=Speed.median([before, between]),
+        seconds=math.sqrt(first * again),
+        noise=abs(math.log(first / again)) / 2,
+        speed=speed,
         ops_speed=Speed.median([between, after]),
         ops=_alike(recorded),
     )
