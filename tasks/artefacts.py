@@ -190,7 +190,7 @@ class Plan(Artefact):
         default="exact", description="bounded: nothing is better by more than `gap`"
     )
     gap: float = Field(default=0.0, description="by how much, relatively, another configuration can be better")
-    solve_time_s: float
+    solve_time_s: float = Field(description="until the plan was found; alternatives and front take more")
 
     @property
     def resources(self) -> list[str]:

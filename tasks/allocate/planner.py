@@ -83,6 +83,7 @@ def make_plan(
         )
     planner = Planner(job, CostModel(job, pool, estimate, data, now), devices, most_accumulation)
     chosen, found = planner.choose(planner.goal, planner.limits)
+    solve_time_s = time.perf_counter() - started
     if chosen is None:
         raise infeasible(planner)
     result = chosen.best
@@ -113,7 +114,7 @@ def make_plan(
         batch_rule=planner.batch_rule(),
         search="exact" if gap == 0 else "bounded",
         gap=gap,
-        solve_time_s=time.perf_counter() - started,
+        solve_time_s=solve_time_s,
     )
 
 
