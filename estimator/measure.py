@@ -25,13 +25,15 @@ from pathlib import Path
 import torch  # noqa: TID253 - this is a process of its own
 
 from trainwright.estimator.benchmark import Network, networks, turn
-from trainwright.estimator.calibration import Calibration, Speed, StepSample, fit, save
+from trainwright.estimator.calibration import Calibration, save
 from trainwright.estimator.energy import RAPL_ROOT
+from trainwright.estimator.fitting import StepSample, fit
 from trainwright.estimator.measure_power import device_power
 from trainwright.estimator.op_cost import OpSample
 from trainwright.estimator.operations import Operation
 from trainwright.estimator.recorder import Recorder
 from trainwright.estimator.source import ModelDefinition
+from trainwright.estimator.speed import Speed
 from trainwright.estimator.training_step import StepSpec, TrainingStep, prepare
 
 _LONGEST_STEP_S = 0.25

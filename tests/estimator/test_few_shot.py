@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.estimator import datasheet
-from trainwright.estimator.calibration import Calibration, Speed, load, save
+from trainwright.estimator.calibration import Calibration, load, save
 from trainwright.estimator.curves import Affine
 from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.few_shot import Probe, ProbeOp, fit_few
 from trainwright.estimator.op_cost import Roofline
+from trainwright.estimator.speed import Speed
 from trainwright.estimator.step_time import estimate_step, predict_curve
 from trainwright.estimator.structure import Operation, Structure
 

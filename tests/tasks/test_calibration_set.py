@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from finished_run import finished_training
 
-from trainwright.estimator.calibration import Calibration, ErrorSummary, Speed, StepCorrection, save
+from trainwright.estimator.calibration import Calibration, ErrorSummary, StepCorrection, save
 from trainwright.estimator.curves import Affine, Basis, DeviceCurve, Knots
 from trainwright.estimator.experience import FinishedRun, learn
 from trainwright.estimator.op_cost import FamilyCost, Kernel, Roofline
+from trainwright.estimator.speed import Speed
 from trainwright.infra.s3 import S3Access
 from trainwright.tasks import alone, calibrate, calibration_set, steps
 from trainwright.tasks.allocate.ledger import Holder
