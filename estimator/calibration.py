@@ -24,9 +24,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from trainwright.estimator.errors import BadInput
+from trainwright.estimator.errors import BadInput, BusyMachine
 from trainwright.estimator.op_cost import FamilyCost, OpSample, Work, cost_family, fit_families, times
 from trainwright.estimator.structure import Operation, Structure
 
@@ -259,6 +259,26 @@ class _Sums:
         return np.log(self.seconds / correction(self.ops_s, self.counts))
 
 
+def drift(samples: Sequence[StepSample]) -> float:
+    """How far the machine's speed spread while they were measured: (p90 - p10) / median of the sentinel's time."""
+    import numpy as np
+
+    unit = Speed.median([one.speed for one in samples])
+    low, high = np.quantile([one.speed.slower(unit, one.seconds, 0.0, 0.0) for one in samples], [0.1, 0.9])
+    return float(high - low)
+
+
+def refuse_busy(samples: Sequence[StepSample], most_drift: float) -> None:
+    """Raise BusyMachine where the machine's speed spread by more than `most_drift` while they were measured."""
+    found = drift(samples)
+    if found > most_drift:
+        raise BusyMachine(
+            f"calibrate: the machine was too busy: its speed spread by {100 * found:.0f} % while it was measured; allowed: "
+            f"{100 * most_drift:.0f} %; stop what else runs on it and calibrate again, or allow more with --most-drift",
+            sentinel_drift=found,
+        )
+
+
 def fit(samples: Sequence[StepSample], **facts: Any) -> Calibration:
     """The calibration that these measurements give; `facts` are the device's and the session's."""
     from threadpoolctl import threadpool_limits
@@ -283,14 +303,13 @@ def _fit(samples: Sequence[StepSample], facts: dict[str, Any]) -> Calibration:
     scores = sorted(abs(error) / deviation for error, deviation in unseen)
     rank = min(len(scores), math.ceil((len(scores) + 1) * _INSIDE)) - 1
     noise = np.mean([one.noise**2 for one in whole]) / np.mean([error**2 for error, _ in unseen])
-    low, high = np.quantile([one.speed.slower(unit, one.seconds, 0.0, 0.0) for one in samples], [0.1, 0.9])
     return Calibration(
         families=costs,
         kinds=tuple(sorted({op.kind for step in steps for op in step.ops})),
         correction=correction,
         measurements=sum(len(one.ops) + 1 for one in samples),
         speed=unit,
-        sentinel_drift=float(high - low),
+        sentinel_drift=drift(samples),
         cross_validated_error=ErrorSummary(median=float(np.median(relative)), p90=float(np.quantile(relative, 0.9))),
         step_deviation=step_deviation,
         interval_quantile=scores[rank] * math.sqrt(max(_LEAST_OWN, 1 - float(noise))),
@@ -371,21 +390,26 @@ def save(calibration: Calibration, path: Path) -> None:
 def load(path: Path, torch_version: str | None = None) -> Calibration:
     """Read a calibration. Raises BadInput where it is missing, cut short, of another schema, or of another torch."""
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError):
+        data = path.read_bytes()
+    except OSError:
         raise BadInput(f"calibration: {path}: no such file that can be read") from None
+    return parse(data, str(path), torch_version)
+
+
+def parse(data: bytes, where: str, torch_version: str | None = None) -> Calibration:
+    """The calibration that a file holds; `where` names it in an error. Raises BadInput as `load` does."""
     try:
-        document = json.loads(text)
+        document = json.loads(data)
         version = document.get("schema_version") if isinstance(document, dict) else None
         if version != SCHEMA_VERSION:
             raise BadInput(
-                f"calibration: {path}: has schema version {version}; allowed: {SCHEMA_VERSION}; calibrate again"
+                f"calibration: {where}: has schema version {version}; allowed: {SCHEMA_VERSION}; calibrate again"
             )
         found = Calibration.model_validate(document)
-    except (ValueError, ValidationError):
-        raise BadInput(f"calibration: {path}: is not a calibration, or was cut short; calibrate again") from None
+    except (ValueError, RecursionError):
+        raise BadInput(f"calibration: {where}: is not a calibration, or was cut short; calibrate again") from None
     if torch_version is not None and found.torch != torch_version:
         raise BadInput(
-            f"calibration: {path}: was made with torch {found.torch}, here is {torch_version}; calibrate again"
+            f"calibration: {where}: was made with torch {found.torch}, here is {torch_version}; calibrate again"
         )
     return found

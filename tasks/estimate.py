@@ -25,21 +25,23 @@ def estimate(
     power: Mapping[str, Power] | None = None,
     backend: Literal["auto", "horovod", "torch"] = "auto",
     finished: Sequence[FinishedRun] = (),
+    store: str | None = None,
 ) -> Estimate:
     """One curve for each kind of device. CPUs are measured where no calibration for their threads is given; GPUs by datasheet.
 
     Where two devices or more are on this machine, its link between ranks is measured too. `backend` is the collectives'
-    library, as the job names it. `finished` runs correct the curves of their devices' types.
+    library, as the job names it. `finished` runs correct the curves of their devices' types. `store`
+    is the URI of the store in which other machines leave their calibrations.
     """
     known = dict(calibrations or {})
     curves, sources = [], {}
     for device in {device.variant: device for device in devices}.values():
         calibration = None
         if device.type == "cpu":
-            threads = max(1, int(device.cores or 1))
+            threads = device.threads
             calibration = known.get(threads)
             if calibration is None:
-                calibration = known[threads] = calibration_for(threads)
+                calibration = known[threads] = calibration_for(threads, store)
             sources[f"cpu, {threads} thread(s)"] = calibration.sha256()
         override = (power or {}).get(device.type)
         curve = predict_curve(

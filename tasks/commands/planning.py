@@ -54,11 +54,11 @@ def plan(
     debug: Debug = False,
 ) -> None:
     """Say which devices a job would get, with what shares, and what that would take. Takes nothing."""
-    from trainwright.estimator.calibration import load as load_calibration
     from trainwright.tasks import alone, screen
+    from trainwright.tasks.calibrate import given
     from trainwright.tasks.job import load_job
 
-    measured = [load_calibration(file) for file in calibration or []]
+    measured = [given(file) for file in calibration or []]
     with screen.err.status("tracing the model, predicting, planning"):
         result = alone.plan_job(load_job(job, pool), measured)
     if as_json:

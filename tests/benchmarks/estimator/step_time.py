@@ -186,7 +186,7 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="predicted against measured, as SVG")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    calibration = measure(given.seconds, given.threads, say)
+    calibration = measure(given.seconds, given.threads, lambda message, _: say(message))
     sentinel = Sentinel(calibration.speed)
     others = baselines(given.baseline_seconds or given.seconds, given.threads, sentinel)
     drawn = [("held out", one) for one in cases(given.seed, given.cases)]
