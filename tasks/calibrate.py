@@ -56,7 +56,7 @@ def calibration_for(threads: int, store: str | None = None) -> Calibration:
     with _lock(path, wait=True) as lock:  # another process may be measuring the same: its result is ours too
         if (known := _from_cache(path)) is not None:
             return known
-        if (known := _from_store(store or settings().store, "cpu", threads)) is not None:
+        if (known := from_store(store or settings().store, "cpu", threads)) is not None:
             _write(path, known)
             return known
         progress.emit(
@@ -138,6 +138,27 @@ def given(path: Path) -> Calibration:
     return load(path, importlib.metadata.version("torch"))
 
 
+def from_store(uri: str, device_type: str, threads: int) -> Calibration | None:
+    """What another machine like this one left there; None where there is nothing that can be used."""
+    try:
+        objects = open_store(f"{uri.rstrip('/')}/calibrations/{device_type}")
+        found = parse(
+            objects.get(f"{key(threads)}.json"),
+            f"{objects.uri}/{key(threads)}.json",
+            importlib.metadata.version("torch"),
+        )
+    except FileNotFoundError:
+        return None
+    except (TrainwrightError, OSError) as error:
+        progress.emit("notice", message=f"no calibration is taken from the store: {error}")
+        return None
+    if (found.device_type, found.processor, found.threads) != (device_type, processor(), threads):
+        progress.emit("notice", message=f"{objects.uri}/{key(threads)}.json: is of another processor: not used")
+        return None
+    progress.emit("notice", message=f"calibration: {objects.uri}/{key(threads)}.json, of {found.created_at}")
+    return found
+
+
 def key(threads: int) -> str:
     """What calibrations must share to be each other's: processor, torch and threads."""
     return f"{_machine(importlib.metadata.version('torch'))}-{threads}-threads"
@@ -173,27 +194,6 @@ def _from_cache(path: Path) -> Calibration | None:
     except BadInput as error:
         progress.emit("notice", message=f"{error}: measuring again")
         return None
-
-
-def _from_store(uri: str, device_type: str, threads: int) -> Calibration | None:
-    """What another machine like this one left there; None where there is nothing that can be used."""
-    try:
-        objects = open_store(f"{uri.rstrip('/')}/calibrations/{device_type}")
-        found = parse(
-            objects.get(f"{key(threads)}.json"),
-            f"{objects.uri}/{key(threads)}.json",
-            importlib.metadata.version("torch"),
-        )
-    except FileNotFoundError:
-        return None
-    except (TrainwrightError, OSError) as error:
-        progress.emit("notice", message=f"no calibration is taken from the store: {error}")
-        return None
-    if (found.device_type, found.processor, found.threads) != (device_type, processor(), threads):
-        progress.emit("notice", message=f"{objects.uri}/{key(threads)}.json: is of another processor: not used")
-        return None
-    progress.emit("notice", message=f"calibration: {objects.uri}/{key(threads)}.json, of {found.created_at}")
-    return found
 
 
 def _make_folder(path: Path) -> None:
