@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
-from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, ServiceUnreachable, TrainwrightError
+from trainwright.tasks.errors import BadInput, BusyMachine, Interrupted, RunHeld, ServiceUnreachable, TrainwrightError
 
 if TYPE_CHECKING:
     from trainwright.tasks.run import Run
@@ -57,12 +58,8 @@ class StepOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Do the step. Errors that a retry can't mend become AirflowFailException."""
-        try:
+        with airflow_errors():
             return self.work(context)
-        except (ServiceUnreachable, RunHeld, Interrupted):
-            raise
-        except TrainwrightError as error:
-            raise AirflowFailException(f"{error.kind}: {error}") from error
 
     def work(self, context: Context) -> dict[str, Any]:
         """The step on its run; the steps before it are done first where they are missing."""
@@ -114,6 +111,17 @@ class StepOperator(BaseOperator):
         from trainwright.tasks import step
 
         step.stop.set()
+
+
+@contextlib.contextmanager
+def airflow_errors() -> Iterator[None]:
+    """What a retry can't mend becomes AirflowFailException; the rest is raised as it is."""
+    try:
+        yield
+    except (ServiceUnreachable, RunHeld, BusyMachine, Interrupted):
+        raise
+    except TrainwrightError as error:
+        raise AirflowFailException(f"{error.kind}: {error}") from error
 
 
 def given(value: object) -> str | None:

@@ -5,7 +5,8 @@ TrainwrightError              exit code
 ├── DataRejected          1   validation failed: names the expectations
 ├── TrainingFailed        1   a rank failed, or the loss is not a number
 ├── CorruptArtefact       1   what the store holds is not what was written
-├── RunHeld               1   another process works on this run
+├── RunHeld               1   another process works on this run, or measures into this file
+├── BusyMachine           1   the machine did too much else while it was measured
 ├── Infeasible            3   no plan meets the limits: which, and the nearest that does
 ├── ServiceUnreachable    4   a service does not answer: which, where, how to start it
 └── Interrupted         130   stopped by a person or a signal
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from trainwright.estimator.errors import BadInput, TrainwrightError
+from trainwright.estimator.errors import BadInput, BusyMachine, TrainwrightError
 
 
 class DataRejected(TrainwrightError):
@@ -66,7 +67,7 @@ class Interrupted(TrainwrightError):
 _KINDS: dict[str, type[TrainwrightError]] = {
     error.kind: error
     for error in (
-        TrainwrightError, BadInput, DataRejected, TrainingFailed, CorruptArtefact, RunHeld, Infeasible,
+        TrainwrightError, BadInput, BusyMachine, DataRejected, TrainingFailed, CorruptArtefact, RunHeld, Infeasible,
         ServiceUnreachable, Interrupted,
     )
 }  # fmt: skip
@@ -80,6 +81,7 @@ def from_document(document: dict[str, Any]) -> TrainwrightError:
 
 __all__ = [
     "BadInput",
+    "BusyMachine",
     "CorruptArtefact",
     "DataRejected",
     "Infeasible",

@@ -169,6 +169,33 @@ class Watch:
         self._progress.console.print(escape(text), soft_wrap=True)
 
 
+class Countdown:
+    """A bar over the seconds of a `calibrate`, moved by its events."""
+
+    def __init__(self, what: str) -> None:
+        self._progress = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[note]}"),
+            console=err, transient=True,
+        )  # fmt: skip
+        self._task = self._progress.add_task(what, total=None, note="loading torch")
+
+    def __enter__(self) -> Countdown:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event["event"] != "calibrate":
+            return
+        done, total = event["elapsed_s"], event["budget_s"]
+        note = f"{done:.0f} of {total:.0f} s  {event['message']}"
+        self._progress.update(self._task, completed=min(done, total), total=total, note=escape(note))
+
+
 def _summary(name: str, event: dict[str, Any]) -> str:
     if name == "validate":
         return f"{event['rows']} rows meet {event['expectations']} expectations ({event['suite']})"

@@ -158,7 +158,10 @@ def estimate(run: Run) -> Reference:
         pool = load_pool(job.pool)
         devices = usable(pool, job.devices)
         earlier = calibration_set.read(run.store_uri, {device.type for device in devices})
-        found = predict(run.read(Structure), devices, power=pool.power, backend=job.train.backend, finished=earlier)
+        found = predict(
+            run.read(Structure), devices, power=pool.power, backend=job.train.backend, finished=earlier,
+            store=run.store_uri,
+        )  # fmt: skip
         run.write(found)
     return {
         "artefact": Estimate.FILE,
