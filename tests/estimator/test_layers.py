@@ -96,7 +96,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Any]]] = {
     "tied": (Tied, _tokens),
     "functional": (Functional, _images(16)),
     "one layer": (lambda: nn.Linear(16, 10), _images(16)),
-    "bilinear": (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(8), nn.LayerNorm(8), nn.Linear(8, 10)), _images(4, 4)),
+    "norm": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.LayerNorm(8), nn.Linear(8, 10)), _images(4, 4)),
 }  # fmt: skip
 
 
