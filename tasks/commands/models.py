@@ -20,6 +20,7 @@ def extract(
     optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw")] = "adamw",
     precision: Annotated[str, typer.Option(help="fp32, fp64, bf16, or amp (bf16 where autocast says so)")] = "fp32",
     accumulation: Annotated[int, typer.Option(help="micro-batches in a step")] = 1,
+    depth: Annotated[int, typer.Option(min=0, help="how deep the table shows modules within modules")] = 3,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -31,30 +32,7 @@ def extract(
     if as_json:
         print_model(structure)
         return
-    rows = [
-        (
-            layer.name,
-            layer.kind,
-            "x".join(map(str, layer.output_shape)),
-            f"{layer.parameters:,}",
-            screen.amount(layer.forward_flops, "FLOP"),
-        )
-        for layer in structure.layers
-    ]
-    screen.table(
-        f"{model} at batch {structure.batch_size}",
-        ("layer", "kind", "output", "parameters", "forward"),
-        rows,
-        right=(2, 3, 4),
-    )
-    facts = [
-        ("parameters", f"{structure.parameters:,}"),
-        ("forward, a sample", screen.amount(structure.forward_flops_per_sample, "FLOP")),
-        ("activations, a sample", screen.size(structure.activation_bytes_per_sample)),
-        ("operations in a step", str(sum(structure.operations.values()))),
-        ("read by", structure.method),
-    ]
-    screen.facts("in all", facts)
+    screen.layers(structure, depth)
 
 
 def _structure(

@@ -1,4 +1,4 @@
-"""What a calibration keeps while it measures: wherever the file is cut, the whole lines before it stay; it can be added to."""
+"""What a calibration keeps while it measures: wherever the file is cut, its whole lines stay, and it can be added to."""
 
 from __future__ import annotations
 
