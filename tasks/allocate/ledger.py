@@ -65,7 +65,13 @@ class Ledger:
             return insert_leases(connection, wanted, holder, run, now + ttl_s, 0)
 
     def renew(
-        self, run: str, resources: Iterable[str], ttl_s: float = TTL_S, *, holder: str | None = None, token: int | None = None
+        self,
+        run: str,
+        resources: Iterable[str],
+        ttl_s: float = TTL_S,
+        *,
+        holder: str | None = None,
+        token: int | None = None,
     ) -> bool:
         """Move the expiry of a run's leases on. False where one of them is no longer the run's (this holder's, this token's)."""
         wanted = sorted(set(resources))

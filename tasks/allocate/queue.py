@@ -75,14 +75,15 @@ class Queue:
     ) -> int | None:
         """Lease devices and leave the queue, if it is this run's turn for them. The token; None where it is not.
 
-        What the run holds already counts as free; a run that does not wait stands behind all who do.
+        What the run holds already, and nobody revoked, it keeps; a run that does not wait stands behind all who do.
         """
         names = sorted(set(resources))
         with self._ledger.transaction() as connection:
             now = clock(connection)
             queue = order.in_order(self._waiting(connection, now), now, self._age_s)
             place = next((number for number, one in enumerate(queue) if one.run == run), len(queue))
-            if order.available(names, queue[:place], self._taken(connection, now, run)) != set(names):
+            taken, own = self._leases(connection, now, run, holder.name)
+            if order.available(names, queue[:place], taken) | own & set(names) != set(names):
                 return None
             token = insert_leases(connection, names, holder, run, now + ttl_s, priority)
             connection.execute(sql.delete(waiters).where(waiters.c.run == run))
@@ -103,8 +104,8 @@ class Queue:
     def _turn(self, connection: Connection, me: Waiter, others: list[Waiter], now: float) -> Turn:
         queue = order.in_order([*others, me], now, self._age_s)
         place = queue.index(me)
-        taken = self._taken(connection, now, me.run)
-        free = order.available(me.wanted, queue[:place], taken)
+        taken, own = self._leases(connection, now, me.run, me.holder)
+        free = order.available(me.wanted, queue[:place], taken) | own & me.wanted
         if len(free) < me.needed:
             held: dict[str, list[Lease]] = {}
             for lease in taken.values():
@@ -138,7 +139,11 @@ class Queue:
             connection.execute(sql.delete(waiters).where(waiters.c.run.in_(dead)))
         return found
 
-    def _taken(self, connection: Connection, now: float, run: str) -> dict[str, Lease]:
-        """What others hold, by resource."""
-        rows = connection.execute(sql.select(leases).where(leases.c.run != run)).all()
-        return {row.resource: Lease.of(row) for row in rows if alive(row, now)}
+    def _leases(
+        self, connection: Connection, now: float, run: str, holder: str
+    ) -> tuple[dict[str, Lease], frozenset[str]]:
+        """What others hold, by resource, and what this run and holder do."""
+        rows = connection.execute(sql.select(leases)).all()
+        held = [Lease.of(row) for row in rows if alive(row, now)]
+        own = frozenset(one.resource for one in held if (one.run, one.holder, one.revoked_by) == (run, holder, None))
+        return {one.resource: one for one in held if one.resource not in own}, own
