@@ -101,9 +101,8 @@ class StepOperator(BaseOperator):
             self.defer(trigger=trigger, method_name="resume")
             raise AssertionError("defer returns") from None
         finally:
-            if (
-                not waits and not self.reference()
-            ):  # what it took itself nobody else gives back, but for AllocateOperator's devices
+            if not waits and not self.reference():
+                # What it took itself nobody else gives back, but for AllocateOperator's devices.
                 mine = [run.hold] if self.step == "allocate" else None
                 step.ledger().release(run.uri, mine, holder=step.holder(run).name)
 

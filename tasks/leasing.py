@@ -96,7 +96,7 @@ def _plan(make: Planner, devices: list[Device], turn: Turn) -> Plan | None:
 
 
 def _name(turn: Turn) -> str | None:
-    return turn.blocked_by and turn.blocked_by.holder
+    return turn.blocked_by.holder if turn.blocked_by else None
 
 
 def _timed_out(job: Job, turn: Turn) -> RunHeld:

@@ -109,7 +109,8 @@ class Queue:
         if len(free) < me.needed:
             held: dict[str, list[Lease]] = {}
             for lease in taken.values():
-                held.setdefault(lease.run, []).append(lease)
+                if lease.resource in me.wanted:
+                    held.setdefault(lease.run, []).append(lease)
             runs = [
                 Held(run, max(one.priority for one in own), max(one.token for one in own),
                      frozenset(one.resource for one in own))

@@ -126,7 +126,7 @@ class Transaction:
 # A client that is stopped within a transaction must not stop all others: PostgreSQL ends it. SQLite can't.
 _SERIALISE = {
     "sqlite": ("BEGIN IMMEDIATE",),
-    "postgresql": ("SET LOCAL idle_in_transaction_session_timeout = '5s'", "LOCK TABLE leases"),
+    "postgresql": ("SET LOCAL idle_in_transaction_session_timeout = '2s'", "LOCK TABLE leases"),
 }
 _ready: set[str] = set()
 

@@ -9,7 +9,7 @@ fenced store does. What is counted:
 - unsafe: the ledger said yes to an old token although a newer one had worked on the device before it was asked. Must be 0.
 - late writes refused: asked in time, stopped, woke after expiry; the fence refused it. These do no harm.
 - lost: devices that nobody can take once every lease has expired. Must be 0.
-- starved: processes alive for at least half of the time that never got a turn. Must be 0.
+- starved: processes alive and awake for at least half of the time that never got a turn. Must be 0.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ import argparse
 import contextlib
 import fcntl
 import json
+import multiprocessing
 import os
 import random
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from trainwright.tasks.allocate.ledger import Holder, Ledger
 from trainwright.tasks.allocate.queue import Queue
 from trainwright.tasks.errors import RunHeld, ServiceUnreachable
 
-TTL_S, AGE_S, LOOK_EVERY_S = 3.0, 2.0, 0.1
+FORK = multiprocessing.get_context("fork")  # so that a birth costs milliseconds
+TTL_S, PLACE_TTL_S, AGE_S, LOOK_EVERY_S = 2.0, 1.0, 2.0, 0.1
 
 
 @dataclass
@@ -91,7 +93,7 @@ def fighter(url: str, folder: Path, name: str, seed: int, until: float) -> None:
 def _turn(ledger, queue, run, me, wanted, folder, until, note) -> None:  # type: ignore[no-untyped-def]
     token, since, priority = None, time.monotonic(), random.randint(0, 2)
     while token is None and time.monotonic() < until:
-        turn = queue.look(run, me, wanted, len(wanted), ttl_s=TTL_S, priority=priority)
+        turn = queue.look(run, me, wanted, len(wanted), ttl_s=PLACE_TTL_S, priority=priority)
         if turn.available.issuperset(wanted):
             token = queue.take(run, me, wanted, ttl_s=TTL_S, priority=priority)
         if token is None:
@@ -120,16 +122,20 @@ def fight(url: str, processes: int, devices: int, seconds: float, seed: int = 0)
         (folder / "devices").mkdir()
         for number in range(devices):
             (folder / "devices" / f"device {number}").touch()
-        ledger, running = Ledger(url), {}
-        ledger.held()
+        Ledger(url).held()  # makes the tables
+        running: dict[int, tuple[Any, int]] = {}
+        born: dict[int, float] = {}
+        died: dict[int, float] = {}
+        slept: dict[int, float] = {}
         started, number = time.monotonic(), 0
         until = started + seconds
 
         def start(slot: int) -> None:
             nonlocal number
             number += 1
-            command = [sys.executable, __file__, "--fighter", url, str(folder), str(slot), str(number), str(until)]
-            running[slot] = subprocess.Popen(command)
+            process = FORK.Process(target=fighter, args=(url, folder, str(slot), number, until))
+            process.start()
+            running[slot], born[number] = (process, number), time.monotonic()
 
         for slot in range(processes):
             start(slot)
@@ -137,42 +143,47 @@ def fight(url: str, processes: int, devices: int, seconds: float, seed: int = 0)
         asleep: dict[int, float] = {}
         try:
             while time.monotonic() < until:
-                time.sleep(chance.uniform(0.05, 0.3))
+                time.sleep(chance.uniform(0.05, 0.3) * 50 / processes)
                 for slot in [slot for slot, wakes in asleep.items() if wakes < time.monotonic()]:
-                    running[slot].send_signal(signal.SIGCONT)
+                    os.kill(running[slot][0].pid, signal.SIGCONT)
                     del asleep[slot]
                 slot = chance.randrange(processes)
-                if slot in asleep or running[slot].poll() is not None:
+                process, its_number = running[slot]
+                if slot in asleep:
                     continue
                 if chance.random() < 0.3:
-                    running[slot].kill()
-                    running[slot].wait()
+                    process.kill()
+                    process.join()
+                    died[its_number] = time.monotonic()
                     killed += 1
                     start(slot)
                 else:  # sometimes past the expiry of what it holds
-                    running[slot].send_signal(signal.SIGSTOP)
-                    asleep[slot] = time.monotonic() + chance.uniform(0.1, 2 * TTL_S)
+                    os.kill(process.pid, signal.SIGSTOP)
+                    sleep_s = chance.uniform(0.1, 2 * TTL_S)
+                    asleep[slot] = time.monotonic() + sleep_s
+                    slept[its_number] = slept.get(its_number, 0.0) + sleep_s
                     stopped += 1
         finally:
-            for process in running.values():
-                process.send_signal(signal.SIGCONT)
-            deadline = time.monotonic() + 30
-            for process in running.values():
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=max(0.1, deadline - time.monotonic()))
+            ended = time.monotonic()
+            for process, _ in running.values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGCONT)
+            for process, _ in running.values():
+                process.join(timeout=max(0.1, ended + 30 - time.monotonic()))
                 process.kill()
-                process.wait()
+                process.join()
         time.sleep(TTL_S + 0.5)
-        lost = 0
+        lost, ledger = 0, Ledger(url)
         for number in range(devices):
             try:
                 ledger.take([f"device {number}"], Holder("after"), "after")
             except RunHeld:
                 lost += 1
-        return _count(folder / "logs", killed, stopped, lost, seconds)
+        lived = {f"{number}": died.get(number, ended) - at - slept.get(number, 0.0) for number, at in born.items()}
+        return _count(folder / "logs", killed, stopped, lost, {k for k, v in lived.items() if v > seconds / 2})
 
 
-def _count(logs: Path, killed: int, stopped: int, lost: int, seconds: float) -> Fought:
+def _count(logs: Path, killed: int, stopped: int, lost: int, old: set[str]) -> Fought:
     waits, work, unsafe, refused, starved, errors, turns = [], 0, 0, 0, 0, 0, []
     for log in logs.iterdir():
         lines = []
@@ -181,13 +192,12 @@ def _count(logs: Path, killed: int, stopped: int, lost: int, seconds: float) -> 
                 lines.append(json.loads(line))
         own = [line for line in lines if line["kind"] == "turn"]
         done = [line for line in lines if line["kind"] == "work"]
-        lived = lines[-1]["at"] - lines[0]["at"] if lines else 0.0
         waits += [line["waited"] for line in own]
         work += sum(line["taken"] for line in done)
         unsafe += sum(line["unsafe"] for line in done)
         refused += sum(not line["taken"] and not line["unsafe"] for line in done)
         errors += sum(line["kind"] == "error" for line in lines)
-        if lived > seconds / 2 or (lines and not own and lived > 0):
+        if log.name.rpartition("-")[2] in old:
             turns.append(len(own))
     starved = sum(count == 0 for count in turns)
     return Fought(
@@ -219,15 +229,12 @@ def postgresql() -> Iterator[str]:
 
 def main() -> None:
     """Fight, print."""
-    if len(sys.argv) > 1 and sys.argv[1] == "--fighter":
-        url, folder, slot, seed, until = sys.argv[2:]
-        fighter(url, Path(folder), slot, int(seed), float(until))
-        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=50)
     parser.add_argument("--devices", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--url", default="sqlite", help="sqlite, postgresql, or the URL of a database")
+    parser.add_argument("--json", action="store_true", help="one JSON document instead")
     given = parser.parse_args()
     with contextlib.ExitStack() as stack:
         if given.url == "postgresql":
@@ -237,6 +244,9 @@ def main() -> None:
         else:
             url = given.url
         found = fight(url, given.processes, given.devices, given.seconds)
+    if given.json:
+        print(json.dumps(asdict(found)))
+        return
     print(f"{given.processes} processes, {given.devices} devices, {given.seconds:g} s, {given.url.split(':')[0]}")
     for name, value in asdict(found).items():
         print(f"  {name:<15} {value:.3g}" if isinstance(value, float) else f"  {name:<15} {value}")
