@@ -56,6 +56,16 @@ class StepCorrection(_Value):
         return np.maximum(self.scale * ops_s + self.per_op_s * count, 0.5 * ops_s)
 
 
+class About(_Value):
+    """What is to know of a predicted step beside its median."""
+
+    coverage: float = Field(description="the share of its time in kinds of operations that were measured")
+    unknown: tuple[str, ...] = Field(description="the other kinds, dearest first")
+    low_factor: float = Field(description="the 90 % interval's ends over the median")
+    high_factor: float
+    shares: dict[str, float] = Field(description="of its operations' time, by family of cost; they sum to one")
+
+
 class Calibration(_Value):
     """The file that `trainwright calibrate` writes."""
 
@@ -87,33 +97,28 @@ class Calibration(_Value):
         ]
         return list(itertools.accumulate(raw, max))
 
-    def coverage(self, structure: Structure, batch_size: int) -> tuple[float, list[str]]:
-        """The share of the predicted time in kinds of operations that were measured, and the other kinds, dearest first."""
-        seen, unknown = 0.0, dict[str, float]()
-        work = _work(structure, batch_size)
-        for family, (seconds, _) in self._op_times(structure, batch_size).items():
+    def about(self, structure: Structure, batch_size: int) -> About:
+        """How sure the prediction of a step is, and what it is made of."""
+        work, took = _work(structure, batch_size), self._op_times(structure, batch_size)
+        by_family = {family: float(seconds.sum()) for family, (seconds, _) in took.items()}
+        unknown = Counter[str]()
+        for family, (seconds, _) in took.items():
             for kind, value in zip(work[family].kinds, seconds, strict=True):
-                if kind in self.kinds:
-                    seen += float(value)
-                else:
-                    unknown[kind] = unknown.get(kind, 0.0) + float(value)
-        total = seen + sum(unknown.values())
-        return (min(1.0, seen / total) if total > 0 else 0.0), sorted(unknown, key=lambda kind: -unknown[kind])
-
-    def shares(self, structure: Structure, batch_size: int) -> dict[str, float]:
-        """The shares of the operations' predicted time, by family; they sum to one."""
-        took = {family: float(seconds.sum()) for family, (seconds, _) in self._op_times(structure, batch_size).items()}
-        total = sum(took.values())
-        return {family: seconds / total for family, seconds in took.items()} if total > 0 else {}
+                if kind not in self.kinds:
+                    unknown[kind] += value
+        total = sum(by_family.values())
+        half = math.exp(self.interval_quantile * deviation_of(took.values(), self.step_deviation))
+        return About(
+            coverage=max(0.0, 1 - float(unknown.total()) / total) if total > 0 else 0.0,
+            unknown=tuple(kind for kind, _ in unknown.most_common()),
+            low_factor=1 / half,
+            high_factor=half,
+            shares={family: seconds / total for family, seconds in by_family.items()} if total > 0 else {},
+        )
 
     def sha256(self) -> str:
         """What tells this calibration from others."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
-
-    def factors(self, structure: Structure, batch_size: int) -> tuple[float, float]:
-        """The 90 % interval's ends over the median."""
-        deviation = deviation_of(self._op_times(structure, batch_size).values(), self.step_deviation)
-        return math.exp(-self.interval_quantile * deviation), math.exp(self.interval_quantile * deviation)
 
     def _op_times(self, structure: Structure, batch_size: int) -> dict[str, tuple[Any, Any]]:
         factor = self._flops_factor(structure.precision)

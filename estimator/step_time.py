@@ -32,9 +32,11 @@ def predict_curve(
     cores: float | None = None,
     speed: float | None = None,
     power_w: tuple[float, float] | None = None,
+    batch_size: int | None = None,
 ) -> DeviceCurve:
-    """The cost of a structure's training step on a device.
+    """The cost of a structure's training step on a device, over the batch sizes around the one it was traced at.
 
+    With `batch_size` it is known at that one and its double only, which is quicker.
     `cores` is for cpu: below one, the device takes 1 / cores times as long as the core that was measured. `power_w` is
     (idle, load), and overrides what was measured and the datasheet's; how far off it is stays as unknown as the datasheet's.
     """
@@ -42,18 +44,18 @@ def predict_curve(
     mode: Mode = calibration.mode if calibration is not None else "calibrated"
     low, high, coverage, unknown = 1.0, 1.0, 1.0, tuple[str, ...]()
     basis = None
-    sizes = _around(structure.batch_size)
+    at = batch_size or structure.batch_size
+    sizes = [at, 2 * at] if batch_size is not None else _around(at)
     if device_type == EMULATED:
         times = [EMULATED_SAMPLE_S * size / (speed or 1.0) for size in sizes]
     elif calibration is not None:
         slower = calibration.threads / cores if cores is not None else 1.0
         times = [slower * seconds for seconds in calibration.step_times_s(structure, sizes)]
-        coverage, kinds = calibration.coverage(structure, structure.batch_size)
-        low, high = calibration.factors(structure, structure.batch_size)
-        unknown = tuple(kinds[:_NAMED])
+        about = calibration.about(structure, at)
+        coverage, low, high, unknown = about.coverage, about.low_factor, about.high_factor, about.unknown[:_NAMED]
         basis = Basis(
             model=structure.fingerprint(),
-            shares=calibration.shares(structure, structure.batch_size),
+            shares=about.shares,
             calibration=calibration.sha256(),
             processor=calibration.processor,
             torch=calibration.torch,

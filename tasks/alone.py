@@ -13,7 +13,6 @@ from typing import Any
 
 from trainwright.estimator import source as model_source
 from trainwright.estimator.calibration import Calibration
-from trainwright.estimator.curves import DeviceCurve
 from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.experience import FinishedRun, learn
 from trainwright.estimator.source import BatchSpec
@@ -83,7 +82,17 @@ def estimate_step(
 
     With `store`, the runs that finished there correct a calibrated prediction.
     """
-    curve = _curve(structure, device_type_of(device_type, calibration), calibration)
+    from trainwright.estimator.step_time import predict_curve
+
+    chosen = device_type_of(device_type, calibration)
+    curve = predict_curve(
+        structure,
+        calibration,
+        device_type=chosen,
+        cores=float(calibration.threads) if calibration is not None and chosen == "cpu" else None,
+        speed=1.0 if chosen == "emulated" else None,
+        batch_size=batch_size,
+    )
     if store is not None:
         curve = learn(curve, calibration_set.read(store, [curve.device_type]))
     return step_document(curve, batch_size)
@@ -97,14 +106,6 @@ def device_type_of(device_type: str | None, calibration: Calibration | None) -> 
     if calibration is not None and calibration.device_type != chosen:
         raise BadInput(f"device type: got {chosen!r}; the calibration is of {calibration.device_type}")
     return chosen
-
-
-def _curve(structure: Structure, device_type: str, calibration: Calibration | None) -> DeviceCurve:
-    from trainwright.estimator.step_time import predict_curve
-
-    cores = float(calibration.threads) if calibration is not None and device_type == "cpu" else None
-    speed = 1.0 if device_type == "emulated" else None
-    return predict_curve(structure, calibration, device_type=device_type, cores=cores, speed=speed)
 
 
 def validate_job(job: Job) -> Validation:

@@ -110,33 +110,32 @@ def test_the_correction_of_steps_is_used_where_it_helps(calibration: Calibration
 
 def test_the_error_and_the_interval_are_those_of_families_left_out(calibration: Calibration) -> None:
     assert calibration.cross_validated_error.p90 < 0.1
-    low, high = calibration.factors(_structure(3, 3e6), 32)
-    assert 0.85 < low < 1 < high < 1.2
+    found = calibration.about(_structure(3, 3e6), 32)
+    assert 0.85 < found.low_factor < 1 < found.high_factor < 1.2
     noisy = _calibration(noise=0.4)
     assert noisy.cross_validated_error.median > 0.05
-    low, high = noisy.factors(_structure(3, 3e6), 32)
-    assert high - low > 0.3
+    found = noisy.about(_structure(3, 3e6), 32)
+    assert found.high_factor - found.low_factor > 0.3
 
 
 def test_operations_that_were_never_measured_lower_the_coverage_and_are_named(calibration: Calibration) -> None:
     known = _structure(3, 3e6)
     strange = known.trace[1].model_copy(update={"kind": "aten.fft", "family": "other", "count": 400})
     unknown = known.model_copy(update={"trace": [*known.trace, strange]})
-    assert calibration.coverage(known, 32) == (1.0, [])
-    share, kinds = calibration.coverage(unknown, 32)
-    assert 0.0 < share < 0.9
-    assert kinds == ["aten.fft"]
+    sure, unsure = (calibration.about(one, 32) for one in (known, unknown))
+    assert (sure.coverage, sure.unknown) == (1.0, ())
+    assert 0.0 < unsure.coverage < 0.9
+    assert unsure.unknown == ("aten.fft",)
     assert calibration.step_times_s(unknown, [32]) > calibration.step_times_s(known, [32])
-    (low, high), (wider_low, wider_high) = (calibration.factors(one, 32) for one in (known, unknown))
-    assert wider_low < low < 1 < high < wider_high
+    assert unsure.low_factor < sure.low_factor < 1 < sure.high_factor < unsure.high_factor
 
 
 def test_half_precision_was_not_measured_and_is_named(calibration: Calibration) -> None:
     known = _structure(3, 3e6)
     half = known.model_copy(update={"trace": [one.model_copy(update={"dtype": "bfloat16"}) for one in known.trace]})
-    share, kinds = calibration.coverage(half, 32)
-    assert share == 0.0
-    assert kinds == ["aten.convolution in bfloat16", "aten.add in bfloat16"]
+    found = calibration.about(half, 32)
+    assert found.coverage == pytest.approx(0.0, abs=1e-9)
+    assert found.unknown == ("aten.convolution in bfloat16", "aten.add in bfloat16")
 
 
 def test_a_calibration_is_read_back_as_it_was_written(calibration: Calibration, tmp_path: Path) -> None:

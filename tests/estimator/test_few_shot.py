@@ -98,7 +98,9 @@ def test_families_that_were_not_probed_go_with_the_device_in_general() -> None:
 
 def test_the_interval_lies_round_the_median_and_widens_with_the_probes_scatter_and_with_what_was_not_probed() -> None:
     calm, noisy = calibration(), calibration(noise=0.6)
-    ends = [one.factors(structure("conv"), 32) for one in (noisy, calm)]
+    ends = [
+        (found.low_factor, found.high_factor) for found in (one.about(structure("conv"), 32) for one in (noisy, calm))
+    ]
     assert 0 < ends[0][0] < ends[1][0] < 1 < ends[1][1] < ends[0][1]
     known, strange = (
         predict_curve(structure(*families), calm, device_type="cpu", cores=1.0) for families in (("conv",), ("norm",))

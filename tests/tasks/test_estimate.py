@@ -79,7 +79,7 @@ def test_a_calibration_of_this_machine_says_what_it_is_worth(calibration: Calibr
 
 
 def test_a_calibration_covers_what_a_convolutional_network_does(calibration: Calibration, structure: Structure) -> None:
-    assert calibration.coverage(structure, 16) == (1.0, [])
+    assert calibration.about(structure, 16).coverage == 1.0
     small, large = calibration.step_times_s(structure, [16, 512])
     assert large >= small > 0
 
