@@ -82,6 +82,10 @@ class DeviceCurve(_Value):
 
     `step_time_s` and `peak_memory_bytes` are lines over the batch size; where `time_knots` and `memory_knots` are known they
     say it exactly. The 90 % interval of the time is the median times `low_factor` and `high_factor`.
+
+    Memory is the step's own: expected of tensors alive at once, safe of resident memory above what the process held before the
+    model was built. `process_bytes` is the rest of a rank: interpreter, torch, Horovod, readers of data, and the buffer in which
+    gradients are summed. `device_memory_bytes` is all of it: what is compared with the device's memory.
     """
 
     device_type: str
@@ -98,16 +102,19 @@ class DeviceCurve(_Value):
     high_factor: float
     peak_memory_bytes: Affine
     memory_knots: Knots | None = None
-    memory_safe_factor: float = Field(ge=1, description="`safe` = expected times this, and `memory_safe_bytes` more")
-    memory_safe_bytes: float = 0.0
+    safe_memory_knots: Knots | None = None
+    memory_safe_factor: float = Field(
+        default=1.0, ge=1, description="where `safe_memory_knots` is not known: `safe` = expected times this"
+    )
+    process_bytes: float = Field(default=0.0, description="what a rank takes besides its step")
     memory_limit_bytes: float | None = Field(default=None, description="what the device has; None: not known")
     idle_w: float | None = None
     load_w: float | None = None
+    power_spread: float = Field(default=0.0, ge=0, description="relative half width of the 90 % interval of the power")
     energy_source: Literal["measured", "datasheet"] | None = None
     basis: Basis | None = Field(default=None, description="None where it is no calibration's")
     learned_from: int = Field(default=0, description="finished runs that corrected it")
     calibrated_time_knots: Knots | None = Field(default=None, description="where runs corrected it: as it was before")
-    calibrated_memory_knots: Knots | None = None
 
     def step_time(self, batch_size: int) -> Interval:
         """Seconds for one step of this many samples."""
@@ -119,8 +126,14 @@ class DeviceCurve(_Value):
         return (self.memory_knots or self.peak_memory_bytes)(batch_size)
 
     def safe_memory_bytes(self, batch_size: int) -> float:
-        """Bytes that a step of this many samples stays below."""
-        return self.memory_bytes(batch_size) * self.memory_safe_factor + self.memory_safe_bytes
+        """Resident bytes that a step of this many samples stays below, above what the process held before."""
+        if self.safe_memory_knots is not None:
+            return max(self.memory_bytes(batch_size), self.safe_memory_knots(batch_size))
+        return self.memory_bytes(batch_size) * self.memory_safe_factor
+
+    def device_memory_bytes(self, batch_size: int) -> float:
+        """Bytes that a rank with this step stays below, its process included."""
+        return self.safe_memory_bytes(batch_size) + self.process_bytes
 
 
 def line_through(sizes: Sequence[int], seconds: Sequence[float]) -> Affine:

@@ -28,7 +28,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainwright.estimator.curves import Basis, DeviceCurve, Interval, Knots, line_above, line_through
+from trainwright.estimator.curves import Basis, DeviceCurve, Interval, Knots, line_through
 
 SCHEMA_VERSION = 1
 _DEVICE, _FAMILIES, _SAME_MODEL = 0.3, 0.2, 0.5
@@ -36,7 +36,6 @@ _BATCH_LENGTH = math.log(8)
 _RUN_NOISE = 0.1  # halves of a run differ by 6 % at the median, a tenth of them by 20 to 30 %: measured
 _STEPS_TOGETHER = 20  # steps that are slow or fast together
 _OTHER_CALIBRATION = 0.1  # what two calibrations of one device differ by
-_MEMORY_NOISE = 0.03
 _FURTHEST = 2.0  # a run that is further off (e²) tells of something else than its device
 _SIGNALS, _NOISES = (1.0, 0.5, 2.0, 4.0), (1.0, 2.0, 4.0)  # s, r
 _FREEDOM = 4.0  # ν
@@ -58,8 +57,8 @@ class Finding(_Value):
     predicted_step_time_s: float = Field(gt=0)
     measured_step_time_s: Interval = Field(description="of its own work: median, 5th and 95th percentile")
     memory_batch_size: int = Field(ge=1, description="the largest that it had")
-    predicted_peak_memory_bytes: float = Field(gt=0)
-    measured_peak_memory_bytes: float = Field(gt=0)
+    predicted_peak_memory_bytes: float = Field(gt=0, description="of the step alone")
+    measured_peak_memory_bytes: float = Field(gt=0, description="of the rank, its process included")
     power_w: float | None = Field(default=None, gt=0, description="while it trained; None: not metered")
 
 
@@ -88,7 +87,7 @@ def learn(curve: DeviceCurve, runs: Sequence[FinishedRun]) -> DeviceCurve:
     Unchanged where none is of use: of another device, processor or torch version, or where the curve is no calibration's.
     """
     basis = curve.basis
-    if basis is None or curve.time_knots is None or curve.memory_knots is None:
+    if basis is None or curve.time_knots is None:
         return curve
     of_use = [
         (run.run, one)
@@ -104,7 +103,6 @@ def learn(curve: DeviceCurve, runs: Sequence[FinishedRun]) -> DeviceCurve:
     before = {
         "learned_from": len({run for run, _ in of_use}),
         "calibrated_time_knots": curve.time_knots,
-        "calibrated_memory_knots": curve.memory_knots,
     }
     return _with_memory(_with_time(curve.model_copy(update=before), basis, findings), basis, findings)
 
@@ -134,30 +132,14 @@ def _with_time(curve: DeviceCurve, basis: Basis, findings: Sequence[Finding]) ->
 
 
 def _with_memory(curve: DeviceCurve, basis: Basis, findings: Sequence[Finding]) -> DeviceCurve:
-    """`safe` stays above what the same model was seen to take."""
-    assert curve.memory_knots is not None
-    sizes, values = curve.memory_knots.sizes, curve.memory_knots.values
-    before = (math.log(max(curve.memory_safe_factor, 1.02)) / (_NINETY / 2)) ** 2
-    noise = min(_MEMORY_NOISE**2, before / 2)
-    off = [math.log(one.measured_peak_memory_bytes / one.predicted_peak_memory_bytes) for one in findings]
-    at = [one.memory_batch_size for one in findings]
-    places = _places(basis, curve.cores, sizes, findings, at)
-    found = _posterior(places, off, [noise] * len(off), before - noise, noise)
-    memory = [value * math.exp(mean) for value, mean in zip(values, found.means, strict=True)]
-    memory = list(itertools.accumulate(memory, max))
-    knots = Knots(sizes=sizes, values=tuple(memory))
-    seen = [
-        one.measured_peak_memory_bytes / knots(one.memory_batch_size)
+    """What a rank takes besides its step is the median of what was seen, and all of it is above what the same model took."""
+    besides = [one.measured_peak_memory_bytes - one.predicted_peak_memory_bytes for one in findings]
+    same = [
+        one.measured_peak_memory_bytes - curve.safe_memory_bytes(one.memory_batch_size)
         for one in findings
         if one.basis.model == basis.model
     ]
-    return curve.model_copy(
-        update={
-            "memory_knots": knots,
-            "peak_memory_bytes": line_above(sizes, memory),
-            "memory_safe_factor": max(curve.memory_safe_factor, *seen, 1.0),
-        }
-    )
+    return curve.model_copy(update={"process_bytes": max(0.0, statistics.median(besides), *same)})
 
 
 def _own_noise(finding: Finding) -> float:

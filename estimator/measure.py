@@ -23,14 +23,18 @@ from pathlib import Path
 import torch  # noqa: TID253 - this is a process of its own
 
 from trainwright.estimator.benchmark import Network, networks, turn
-from trainwright.estimator.calibration import Calibration, Speed, StepSample, fit, refuse_busy, save
+from trainwright.estimator.calibration import Calibration, save
+from trainwright.estimator.energy import RAPL_ROOT
 from trainwright.estimator.errors import BusyMachine, TrainwrightError
+from trainwright.estimator.fitting import StepSample, fit, refuse_busy
 from trainwright.estimator.machine import processor
+from trainwright.estimator.measure_power import device_power
 from trainwright.estimator.op_cost import OpSample
 from trainwright.estimator.operations import Operation
 from trainwright.estimator.recorder import Recorder
 from trainwright.estimator.samples import KeptSamples
 from trainwright.estimator.source import ModelDefinition
+from trainwright.estimator.speed import Speed
 from trainwright.estimator.training_step import StepSpec, TrainingStep, prepare
 
 _LONGEST_STEP_S = 0.25
@@ -214,6 +218,7 @@ def main() -> int:
     parser.add_argument("--budget", type=float, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--most-drift", type=float, required=True)
+    parser.add_argument("--powercap", type=Path, default=RAPL_ROOT)
     given = parser.parse_args()
 
     def tell(**what: object) -> None:
@@ -226,13 +231,15 @@ def main() -> int:
     try:
         kept = KeptSamples(given.out.with_name(f"{given.out.name}.samples"), setting(given.threads))
         try:
-            save(measure(given.budget, given.threads, say, kept=kept, most_drift=given.most_drift), given.out)
+            made = measure(given.budget, given.threads, say, kept=kept, most_drift=given.most_drift)
         except BusyMachine:
             kept.discard()  # the next start measures anew
             raise
     except TrainwrightError as error:
         tell(error=error.document())
         return error.exit_code
+    power = device_power("cpu", torch.device("cpu"), given.threads, given.powercap)
+    save(made.model_copy(update={"power": power}), given.out)
     kept.discard()
     return 0
 

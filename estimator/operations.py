@@ -6,7 +6,7 @@ Heavy: torch. Used where steps are recorded (`estimator.recorder`), with fake te
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch  # noqa: TID253 - recording runs in a process of its own
@@ -46,7 +46,10 @@ _ALWAYS_MAPPED = 32 * 2**20  # glibc asks the kernel for new pages for blocks la
 
 @dataclass(slots=True)
 class Operation:
-    """One call: `dims` are the sizes that its time depends on, by name, in a fixed order for each family."""
+    """One call: `dims` are the sizes that its time depends on, by name, in a fixed order for each family.
+
+    `layout` says how its tensors lie and its filters go, which only the memory it needs depends on.
+    """
 
     kind: str
     family: str
@@ -54,6 +57,7 @@ class Operation:
     flops: float
     bytes: float
     dims: dict[str, float]
+    layout: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     live_bytes: float = 0.0
 
@@ -98,7 +102,8 @@ def describe(func: Any, args: Any, kwargs: Any, out: Any) -> Operation:
         moved = float(sum(2 * one.numel() * one.element_size() for one in results)) + 8 * dims.get("picked", 0.0)
     dims["fresh"] = float(sum(one.numel() * one.element_size() > _ALWAYS_MAPPED for one in results))
     dtype = str((results or inputs)[0].dtype).removeprefix("torch.") if results or inputs else ""
-    return Operation(kind, family, dtype, flops, moved, dims)
+    layout = _conv_layout(name, args) if family in ("conv", "conv_backward") and "filters" in dims else {}
+    return Operation(kind, family, dtype, flops, moved, dims, layout)
 
 
 def hidden_bytes(func: Any, args: Any, out: Any) -> float:
@@ -189,6 +194,25 @@ def _conv(name: str, args: Any, inputs: list[torch.Tensor], results: list[torch.
         "transposed": float(transposed),
         "needs_input": float(bool(args[10][0])) if backward else 0.0,
         "strided": _strided(images, weight),
+    }
+
+
+def _conv_layout(name: str, args: Any) -> dict[str, float]:
+    """Which way torch takes a convolution, and what it copies before (aten/native/Convolution.cpp)."""
+    backward = name.startswith("convolution_backward")
+    images, weight = (args[1], args[2]) if backward else (args[0], args[1])
+    strides, dilations = (args[4], args[6]) if backward else (args[3], args[5])
+    last = torch.channels_last if images.dim() == 4 else torch.channels_last_3d if images.dim() == 5 else None
+    channels_last = last is not None and any(
+        one.is_contiguous(memory_format=last) and not one.is_contiguous() for one in (images, weight)
+    )
+    wanted = last if channels_last and last is not None else torch.contiguous_format
+    return {
+        "channels_last": float(channels_last),
+        "images_copied": float(not images.is_contiguous(memory_format=wanted)),
+        "gradient_copied": float(backward and not args[0].is_contiguous(memory_format=wanted)),
+        "stepped": float(any(one != 1 for one in (*strides, *dilations))),
+        "least_kernel": float(min(weight.shape[-2:])) if weight.dim() > 3 else 1.0,
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from trainwright.estimator.calibration import StepSample
+from trainwright.estimator.fitting import StepSample
 
 
 class KeptSamples:

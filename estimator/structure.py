@@ -49,6 +49,7 @@ class Operation(_Value):
     flops: Affine
     bytes: Affine = Field(description="of its arguments and results")
     dims: dict[str, Affine] = Field(default_factory=dict, description="the sizes that its time depends on, by name")
+    layout: dict[str, float] = Field(default_factory=dict, description="how its tensors lie: for its memory only")
     live_bytes: Affine = Field(
         default=Affine(fixed=0.0, per_sample=0.0),
         description="of tensors alive once it has run, the most of any of them",
@@ -100,7 +101,12 @@ class Structure(_Value):
         return max(
             (
                 one.live_bytes(batch_size)
-                + workspace_bytes(one.family, one.kind, one.dtype, {k: v(batch_size) for k, v in one.dims.items()})
+                + workspace_bytes(
+                    one.family,
+                    one.kind,
+                    one.dtype,
+                    {**{name: line(batch_size) for name, line in one.dims.items()}, **one.layout},
+                )
                 for one in self.trace
             ),
             default=self.peak_memory_bytes(batch_size),

@@ -168,16 +168,16 @@ def _operations(first: list[Seen], second: list[Seen], size: int) -> list[Operat
             lines = [_through_origin(one.flops, size), _through_origin(one.bytes, size)]
             dims = tuple((name, Affine(fixed=value, per_sample=0.0)) for name, value in one.dims.items())
             live = _through_origin(one.live_bytes, size)
-        key = (one.kind, one.family, one.dtype, lines[0], lines[1], dims)
+        key = (one.kind, one.family, one.dtype, lines[0], lines[1], dims, tuple(one.layout.items()))
         counts[key] += 1
         if key not in lives or live(size) > most[key]:
             lives[key], most[key] = live, live(size)
     return [
         Operation(
-            kind=kind, family=family, dtype=dtype, count=count, flops=flops, bytes=moved, dims=dict(dims),
-            live_bytes=lives[(kind, family, dtype, flops, moved, dims)],
+            kind=kind, family=family, dtype=dtype, count=count, flops=flops, bytes=moved, dims=dict(dims), layout=dict(layout),
+            live_bytes=lives[(kind, family, dtype, flops, moved, dims, layout)],
         )
-        for (kind, family, dtype, flops, moved, dims), count in counts.items()
+        for (kind, family, dtype, flops, moved, dims, layout), count in counts.items()
     ]  # fmt: skip
 
 

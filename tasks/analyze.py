@@ -159,8 +159,8 @@ def predicted_and_measured(result: Result, estimate: Estimate | None, plan: Plan
     for device, planned in zip(result.devices, plan.devices if plan else [], strict=False):
         curve = next((one for one in estimate.curves if _variant(one) == planned.variant), None) if estimate else None
         if curve is not None:  # a replayed plan's devices need not be those of the estimate
-            expected = curve.memory_bytes(device.batch_size)
-            safe = curve.safe_memory_bytes(device.batch_size)
+            expected = curve.memory_bytes(device.batch_size) + curve.process_bytes
+            safe = curve.device_memory_bytes(device.batch_size)
             rows.append(_compared(f"memory of {device.id}", "B", expected, 0.0, safe, device.peak_memory_bytes))
             if device.step_time_s is not None:
                 time = curve.step_time(device.batch_size)

@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from trainwright.estimator.calibration import Calibration, load, parse, save
 from trainwright.estimator.communication import Link
 from trainwright.estimator.devices import DEVICE_TYPES, EMULATED
+from trainwright.estimator.energy import RAPL_ROOT
 from trainwright.estimator.machine import processor
 from trainwright.estimator.measure_link import measure_link
 from trainwright.estimator.measure_link import save as save_link
@@ -37,6 +38,8 @@ from trainwright.tasks.settings import settings
 
 FIRST_USE_S = 35.0
 BUDGET_S = 90.0
+PROBES_S = 20.0
+MOST_PROBES_S = 30.0
 LEAST_BUDGET_S = 1.0
 MOST_DRIFT = 3.0
 """Of the sentinel's time, (p90 - p10) / median. Neighbours on a shared machine make 0.3 to 1.5, which is corrected for."""
@@ -62,30 +65,43 @@ def calibration_for(threads: int, store: str | None = None) -> Calibration:
         progress.emit(
             "notice", message=f"measuring this machine ({threads} thread(s)), once, for about {FIRST_USE_S:.0f} s"
         )
-        return _measured(path, FIRST_USE_S, threads, math.inf, lock)
+        return _measured("measure", path, ["--most-drift", "inf"], FIRST_USE_S, threads, RAPL_ROOT, lock)
 
 
 def calibrate(
-    out: Path, *, budget_s: float = BUDGET_S, device: str = "cpu", threads: int = 1, most_drift: float = MOST_DRIFT
+    out: Path,
+    *,
+    budget_s: float | None = None,
+    device: str = "cpu",
+    threads: int = 1,
+    most_drift: float = MOST_DRIFT,
+    probes: bool = False,
+    powercap: Path = RAPL_ROOT,
 ) -> Calibration:
     """Measure a device of this machine for so many seconds, in a process of its own, and write the calibration.
 
-    One that was cut short goes on when it is started again. Raises BadInput, RunHeld where another process measures into `out`,
+    With `probes` a few-shot one, of any device that torch can address; else one of networks, of the CPU, and one that was cut
+    short goes on when it is started again. `powercap` is where the CPU's energy counters are. Raises BadInput, RunHeld where another process measures into `out`,
     BusyMachine where the machine's speed spread by more than `most_drift`; then nothing is written.
     """
-    if device != "cpu":
-        raise BadInput(f"--device: got {device!r}; allowed: cpu (calibration of GPUs is not there yet)")
+    budget_s = budget_s if budget_s is not None else PROBES_S if probes else BUDGET_S
+    if not probes and device != "cpu":
+        raise BadInput(f"--device: got {device!r}; allowed: cpu (with --probes also cuda:0 and its like)")
     if not 1 <= threads <= 1024:
         raise BadInput(f"--threads: got {threads}; allowed: 1 to 1024")
+    if probes and not LEAST_BUDGET_S <= budget_s <= MOST_PROBES_S:
+        raise BadInput(f"--budget: got {budget_s:g}; allowed with --probes: {LEAST_BUDGET_S:g} to {MOST_PROBES_S:g} s")
     if not LEAST_BUDGET_S <= budget_s < math.inf:
         raise BadInput(f"--budget: got {budget_s:g}; allowed: {LEAST_BUDGET_S:g} s or more")
     if not most_drift >= 0:
         raise BadInput(f"--most-drift: got {most_drift:g}; allowed: 0 or more")
     if out.is_dir():
-        raise BadInput(f"--out: got {out}, a folder; allowed: a file")
+        raise BadInput(f"--out: {out}: is a folder; allowed: a file")
     _make_folder(out)
     with _lock(out, wait=False) as lock:
-        return _measured(out, budget_s, threads, most_drift, lock)
+        if probes:
+            return _measured("probe", out, ["--device", device], budget_s, threads, powercap, lock)
+        return _measured("measure", out, ["--most-drift", str(most_drift)], budget_s, threads, powercap, lock)
 
 
 def calibrate_and_share(
@@ -108,7 +124,15 @@ def calibrate_and_share(
     objects.put(name, path.read_bytes())
     told = made.model_dump(
         mode="json",
-        include={"device_type", "threads", "measurements", "sentinel_drift", "cross_validated_error", "duration_s"},
+        include={
+            "mode",
+            "device_type",
+            "threads",
+            "measurements",
+            "sentinel_drift",
+            "cross_validated_error",
+            "duration_s",
+        },
     )
     return {"calibration": f"{objects.uri}/{name}", **told}
 
@@ -122,7 +146,7 @@ def why_not_here(device_type: str, addresses: Sequence[str]) -> str | None:
     if device_type == EMULATED:
         return "emulated: its time is set, there is nothing to measure"
     if device_type != "cpu":
-        return f"{device_type}: GPUs can't be calibrated yet; their estimates go by the datasheet"
+        return f"{device_type}: GPUs are not measured by this step: `trainwright calibrate --probes` does, else the datasheet holds"
     if not any(address in LOCAL_ADDRESSES for address in addresses):
         return f"{device_type}: at {', '.join(addresses)}, and this is another machine"
     return None
@@ -225,10 +249,12 @@ def _lock(out: Path, *, wait: bool) -> Iterator[int]:
         yield held
 
 
-def _measured(out: Path, budget_s: float, threads: int, most_drift: float, lock: int) -> Calibration:
-    """Measure in a process of its own, which holds the lock too and ends with this one."""
-    command = [sys.executable, "-m", "trainwright.estimator.measure", "--out", str(out.absolute())]
-    command += ["--budget", str(budget_s), "--threads", str(threads), "--most-drift", str(most_drift)]
+def _measured(
+    how: str, out: Path, options: list[str], budget_s: float, threads: int, powercap: Path, lock: int
+) -> Calibration:
+    """Measure in a process of its own, `estimator.measure` or `.probe`, which holds the lock too and ends with this one."""
+    command = [sys.executable, "-m", f"trainwright.estimator.{how}", "--out", str(out.absolute())]
+    command += ["--budget", str(budget_s), "--threads", str(threads), "--powercap", str(powercap), *options]
     last, failure = "", None
     with subprocess.Popen(
         dying_with_parent(command),

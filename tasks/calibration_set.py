@@ -57,14 +57,13 @@ def _finding(predicted: Estimate, result: Result, planned: PlannedDevice, device
     except KeyError:  # a replayed plan, made for other devices
         return None
     time_knots = curve.calibrated_time_knots or curve.time_knots
-    memory_knots = curve.calibrated_memory_knots or curve.memory_knots
     took = device.step_time_s
-    if curve.basis is None or time_knots is None or memory_knots is None or took is None or took.median <= 0:
+    if curve.basis is None or time_knots is None or took is None or took.median <= 0:
         return None
     if result.versions.get("torch") != curve.basis.torch:  # continued elsewhere
         return None
     largest = max(device.batch_size, planned.batch_size, *(one.batch_sizes[device.rank] for one in result.split_events))
-    predicted_s, predicted_bytes = time_knots(device.batch_size), memory_knots(largest)
+    predicted_s, predicted_bytes = time_knots(device.batch_size), curve.memory_bytes(largest)
     if device.batch_size < 1 or predicted_s <= 0 or predicted_bytes <= 0 or device.peak_memory_bytes <= 0:
         return None
     measured = result.measured

@@ -5,8 +5,10 @@ Who holds which device is the ledger's business (`tasks.allocate.ledger`).
 
 from __future__ import annotations
 
+import math
 import os
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -86,6 +88,12 @@ class Power(Document):
 
     idle_w: float = Field(ge=0, description="leased, but waiting")
     load_w: float = Field(gt=0, description="computing")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Power:
+        if self.idle_w > self.load_w:
+            raise ValueError(f"idle_w up to load_w ({self.load_w:g}), not {self.idle_w:g}")
+        return self
 
 
 class Pool(Document):
@@ -169,6 +177,21 @@ class Device(Document):
     def resource(self) -> str:
         """The ledger's name of the device: the same in every pool that lists it so."""
         return f"device {self.address} {self.id}"
+
+
+def seconds_left(window: str | None, now: datetime | None) -> float:
+    """For how long from `now` (with its time zone) a host of this daily window is there: 0 outside it, infinite without one.
+
+    A window that ends where it begins is the whole day.
+    """
+    if window is None or now is None:
+        return math.inf
+    begin, end = (int(clock[:2]) * 3600 + int(clock[3:]) * 60 for clock in window.split("-"))
+    if begin == end:
+        return math.inf
+    here = now.astimezone(UTC)
+    since = (here.hour * 3600 + here.minute * 60 + here.second + here.microsecond / 1e6 - begin) % 86400
+    return max(0.0, (end - begin) % 86400 - since)
 
 
 def load_pool(path: str | Path | None) -> Pool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import BaseModel
@@ -47,8 +48,7 @@ def open_for(job: Job, owner: Holder, *, store: str | None = None, new: bool = F
             f"pool {pool.name}: {away.id} is on {away.address}; training on other hosts is not there yet: name the hosts on this "
             "machine in devices.hosts"
         )
-    unread = [f"pool {pool.name}: hosts.{host.name}.available" for host in pool.hosts if host.available]
-    for field in [*job.not_yet_acted_on(), *unread]:
+    for field in job.not_yet_acted_on():
         progress.emit("notice", message=f"{field}: read, but not acted on in this version")
     return open_run(job, store or settings().store, act_as(owner), new=new)
 
@@ -198,12 +198,15 @@ def allocate(run: Run, replay: str | None = None) -> Reference:
                 f"{lease.holder} for {lease.run}",
                 holder=lease.holder, run=lease.run,
             )  # fmt: skip
+        now = datetime.now(UTC)
         try:
-            plan = make_plan(job, pool, run.read(Estimate), checked_data(run), free)
+            plan = make_plan(job, pool, run.read(Estimate), checked_data(run), free, now=now)
         except Infeasible:
             if not held:
                 raise
-            make_plan(job, pool, run.read(Estimate), checked_data(run), devices)  # Infeasible, whoever holds what
+            make_plan(
+                job, pool, run.read(Estimate), checked_data(run), devices, now=now
+            )  # Infeasible, whoever holds what
             lease = next(iter(held.values()))
             raise RunHeld(
                 f"devices: those that are free do not meet the job's limits; {lease.resource} is held by {lease.holder} for "

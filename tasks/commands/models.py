@@ -65,9 +65,14 @@ def _structure(
 
 def calibrate(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="where the calibration is written")],
-    budget: Annotated[float, typer.Option(metavar="SECONDS", help="seconds to measure")] = 90.0,
-    device: Annotated[str, typer.Option(help="cpu")] = "cpu",
+    budget: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="seconds to measure", show_default="90, with --probes 20")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu; with --probes also cuda:0 and its like")] = "cpu",
     threads: Annotated[int, typer.Option(help="CPU threads")] = 1,
+    probes: Annotated[
+        bool, typer.Option("--probes", help="a few operations only: correct the datasheet (mode few-shot)")
+    ] = False,
     most_drift: Annotated[
         float,
         typer.Option(
@@ -83,19 +88,24 @@ def calibrate(
 
     with screen.Countdown(f"measuring {device}") as bar:
         progress.listen(bar)
-        result = measure(out, budget_s=budget, device=device, threads=threads, most_drift=most_drift)
+        result = measure(out, budget_s=budget, device=device, threads=threads, most_drift=most_drift, probes=probes)
     if as_json:
         print_model(result, exclude={"families"})
         return
     error = result.cross_validated_error
     facts = [
         ("device", f"{result.device_type}, {result.processor}"),
+        ("mode", result.mode),
         ("threads", str(result.threads)),
         ("dtype", result.dtype),
         ("torch", result.torch),
         ("measurements", f"{result.measurements:,} of {len(result.kinds)} kinds of operation"),
-        ("drift of the machine", f"{100 * result.sentinel_drift:.0f} % (allowed: {100 * most_drift:.0f} %)"),
+        (
+            "drift of the machine",
+            f"{100 * result.sentinel_drift:.0f} %" + ("" if probes else f" (allowed: {100 * most_drift:.0f} %)"),
+        ),
         ("cross-validated error", f"median {100 * error.median:.0f} %, p90 {100 * error.p90:.0f} %"),
+        ("power", f"{result.power.idle_w:.1f} W idle, {result.power.load_w:.1f} W" if result.power else "no meter"),
         ("took", screen.seconds(result.duration_s)),
         ("written to", str(out)),
     ]
@@ -131,6 +141,7 @@ def estimate(
     if batch_size < 1:
         raise BadInput(f"--batch-size: got {batch_size}; allowed: 1 or more")
     measured = given(calibration) if calibration is not None else None
+    alone.device_type_of(device_type, measured)  # before the model is traced
     structure = _structure(model, batch_size, config, optimizer, precision)
     document = alone.estimate_step(
         structure, batch_size=batch_size, device_type=device_type, calibration=measured, store=store

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.estimator.calibration import Calibration, Speed, StepSample, fit, load, op_count, save
+from trainwright.estimator.calibration import Calibration, load, op_count, save
 from trainwright.estimator.curves import Affine
 from trainwright.estimator.errors import BadInput
+from trainwright.estimator.fitting import StepSample, fit
 from trainwright.estimator.op_cost import OpSample, Roofline
+from trainwright.estimator.speed import Speed
 from trainwright.estimator.structure import Operation, Structure
 
 COSTS = {

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.estimator.calibration import Speed, StepSample
+from trainwright.estimator.fitting import StepSample
 from trainwright.estimator.samples import KeptSamples
+from trainwright.estimator.speed import Speed
 
 SPEED = Speed(compute_s=1e-3, memory_s=1e-3, calls_s=1e-4)
 

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.estimator.calibration import Calibration, ErrorSummary, Speed, StepCorrection
+from trainwright.estimator.calibration import Calibration, ErrorSummary, StepCorrection
 from trainwright.estimator.curves import Affine
 from trainwright.estimator.devices import DEVICE_TYPES, EMULATED, EMULATED_SAMPLE_S
 from trainwright.estimator.op_cost import FamilyCost, Kernel, Roofline
+from trainwright.estimator.speed import Speed
 from trainwright.estimator.step_time import estimate_step, predict_curve
 from trainwright.estimator.structure import Operation, Structure
 
@@ -146,12 +147,14 @@ def test_by_datasheet_a_larger_device_is_faster_where_work_counts() -> None:
     assert times[0] > 5 * times[-1]
 
 
-def test_memory_counts_the_process_the_tensors_and_the_gradients_sum() -> None:
+def test_memory_is_of_the_step_and_the_process_and_the_gradients_sum_come_on_top() -> None:
     structure = _structure()
     curve = predict_curve(structure, _calibration(), device_type="cpu", cores=1.0)
     assert curve.memory_bytes(10) - curve.memory_bytes(0) == pytest.approx(10 * 20_000)
-    assert curve.memory_bytes(0) >= 400e6 + 16_000
+    assert curve.memory_bytes(0) == pytest.approx(16_000)
     assert curve.safe_memory_bytes(10) > curve.peak_memory_bytes(10)
+    assert curve.process_bytes >= 400e6 + structure.parameter_bytes
+    assert curve.device_memory_bytes(10) == curve.safe_memory_bytes(10) + curve.process_bytes
     assert predict_curve(structure, None, device_type="nvidia-t4").memory_limit_bytes == 16 * 2**30
     assert curve.memory_limit_bytes is None
 

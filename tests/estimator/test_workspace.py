@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +11,15 @@ from torch.profiler import ProfilerActivity, profile
 
 from trainwright.estimator.operations import describe
 from trainwright.estimator.workspace import workspace_bytes
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Which convolutions torch gives to oneDNN depends on whether there are several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def _allocated(run: Callable[[], Any]) -> int:
@@ -70,7 +79,7 @@ def test_convolutions_need_what_onednn_copies(batch: int, channels: int, filters
         made = func(*args)
         results = made if isinstance(made, tuple) else (made,)
         seen = describe(func, args, {}, made)
-        expected = _size(*results) + workspace_bytes(seen.family, seen.kind, seen.dtype, seen.dims)
+        expected = _size(*results) + workspace_bytes(seen.family, seen.kind, seen.dtype, seen.dims | seen.layout)
         assert expected == pytest.approx(_allocated(lambda func=func, args=args: func(*args)), rel=0.05)
 
 
@@ -87,8 +96,47 @@ def test_recurrent_layers_need_packed_weights_and_gates(steps: int, batch: int, 
     func = torch.ops.aten.mkldnn_rnn_layer.default
     made = func(*args)
     seen = describe(func, args, {}, made)
-    expected = _size(*made) + workspace_bytes(seen.family, seen.kind, seen.dtype, seen.dims)
+    expected = _size(*made) + workspace_bytes(seen.family, seen.kind, seen.dtype, seen.dims | seen.layout)
     assert expected == pytest.approx(_allocated(lambda: func(*args)), rel=0.05)
+
+
+def _channels_last(*shape: int) -> torch.Tensor:
+    return torch.rand(shape).contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("images", "gradient_last", "weight", "stride", "transposed", "groups"),
+    [
+        (torch.rand(8, 64, 32, 32), False, (128, 64, 3, 3), 2, False, 1),  # the images' gradient is laid out anew
+        (torch.rand(8, 48, 32, 32), True, (48, 48, 3, 3), 1, False, 1),  # so is a gradient that lies channels last
+        (_channels_last(8, 48, 32, 32), False, (48, 48, 3, 3), 1, False, 1),
+        (_channels_last(8, 48, 32, 32), True, (48, 1, 3, 3), 1, False, 48),
+        (torch.rand(8, 48, 16, 16), True, (48, 1, 7, 7), 1, False, 48),
+        (torch.rand(16, 32, 32, 32), False, (32, 64, 2, 2), 2, True, 1),  # upwards
+        (torch.rand(8, 64, 32, 32), True, (32, 64, 1, 1), 1, False, 1),  # by torch itself, as a product
+        (torch.rand(1, 16, 32, 32), False, (32, 16, 3, 3), 1, False, 1),  # by torch itself, through columns
+    ],
+)
+def test_convolutions_need_what_their_layout_costs(
+    images: torch.Tensor, gradient_last: bool, weight: tuple[int, ...], stride: int, transposed: bool, groups: int
+) -> None:
+    filters = torch.rand(weight)
+    pad = [0, 0] if transposed else [weight[-1] // 2] * 2
+    rest = ([stride] * 2, pad, [1, 1], transposed, [0, 0], groups)
+    forward = (images, filters, None, *rest)
+    out = torch.ops.aten.convolution(*forward)
+    layout = torch.channels_last if gradient_last else torch.contiguous_format
+    gradient = torch.rand_like(out).contiguous(memory_format=layout)
+    backward = (gradient, images, filters, None, *rest, [True, True, False])
+    for func, args in (
+        (torch.ops.aten.convolution.default, forward),
+        (torch.ops.aten.convolution_backward.default, backward),
+    ):
+        made = func(*args)
+        results = made if isinstance(made, tuple) else (made,)
+        seen = describe(func, args, {}, made)
+        expected = _size(*results) + workspace_bytes(seen.family, seen.kind, seen.dtype, seen.dims | seen.layout)
+        assert expected == pytest.approx(_allocated(lambda func=func, args=args: func(*args)), rel=0.05)
 
 
 def test_other_operations_need_nothing_more() -> None:

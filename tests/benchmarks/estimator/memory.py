@@ -1,4 +1,4 @@
-"""Predicted against allocated memory of training steps: `python tests/benchmarks/estimator/memory.py [--cases N] [--out FILE]`.
+"""Predicted against allocated memory of training steps: `python tests/benchmarks/estimator/memory.py [--cases N] [--safe N]`.
 
 For models that calibration does not hold: the predicted peak of live bytes against that of torch's CPU allocator, read from the
 profiler's events. Predicted from a trace at the batch size itself, and from one at another; without the workspace of operations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import allocator
 import mem_tracker
+import safe
 import torch
 from zoo import Case, cases
 
@@ -46,6 +47,9 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=72)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--safe", type=int, default=24, help="cases of the safe bound, a process each; 300 take half an hour"
+    )
     parser.add_argument("--out", type=Path, help="the cases as JSON")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -68,6 +72,9 @@ def main() -> None:
         row(name, summarise([guess for guess, _ in pairs], [peak for _, peak in pairs])) for name, pairs in ordered
     ]
     print("\n" + table(rows))
+    if given.safe:
+        print("\nresident memory: case, expected, safe, measured")
+        print("\n" + safe.report(safe.compare(given.safe, given.seed, safe.MOST_BYTES)))
     if given.out:
         document = [
             {"case": case.label, "family": case.family, "peak_bytes": peak, **each} for case, peak, each in seen

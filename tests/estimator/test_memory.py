@@ -1,0 +1,95 @@
+"""The laws of predicted memory: expected, safe, and the process."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainwright.estimator.curves import Affine, DeviceCurve, Knots
+from trainwright.estimator.memory import excess_terms, process_bytes, rising, safe_bytes
+from trainwright.estimator.step_time import predict_curve
+from trainwright.estimator.structure import Operation, Structure
+
+_SIZES = st.floats(0.0, 1e7)
+
+
+@st.composite
+def _structures(draw: st.DrawFn) -> Structure:
+    idle = draw(_SIZES)
+    operations = [
+        Operation(
+            kind=f"aten.kind{place}", family="elementwise", count=draw(st.integers(1, 5)), flops=Affine(fixed=0, per_sample=1),
+            bytes=Affine(fixed=0, per_sample=12.0), dims={"made": Affine(fixed=0.0, per_sample=draw(_SIZES))},
+            live_bytes=Affine(fixed=idle + draw(_SIZES), per_sample=draw(_SIZES)),
+        )
+        for place in range(draw(st.integers(1, 4)))
+    ]  # fmt: skip
+    return Structure(
+        batch_size=8, optimizer="sgd", precision="fp32", method="fake tensors", parameters=100, parameter_bytes=400,
+        forward_flops_per_sample=1.0, activation_bytes_per_sample=1.0, idle_bytes=Affine(fixed=idle, per_sample=0.0),
+        peak_memory_bytes=Affine(fixed=idle, per_sample=1.0), layers=[], features={}, operations={}, trace=operations,
+    )  # fmt: skip
+
+
+@given(_structures(), st.integers(1, 4096))
+def test_the_safe_bound_is_never_below_what_is_expected(structure: Structure, batch_size: int) -> None:
+    assert safe_bytes(structure, batch_size) >= structure.peak_bytes(batch_size)
+
+
+@settings(deadline=None)  # the first call imports scipy
+@given(_structures(), st.lists(st.integers(1, 4096), min_size=2, max_size=6))
+def test_a_plan_counts_no_less_memory_for_a_larger_batch(structure: Structure, sizes: list[int]) -> None:
+    curve = predict_curve(structure, None, device_type="cpu")
+    needed = [curve.device_memory_bytes(size) for size in sorted(sizes)]
+    assert needed == sorted(needed)
+    assert all(curve.safe_memory_bytes(size) >= curve.memory_bytes(size) for size in sizes)
+
+
+@settings(deadline=None)
+@given(_structures(), st.integers(1, 64))
+def test_a_rank_takes_its_process_and_its_gradients_sum_besides(structure: Structure, batch_size: int) -> None:
+    curve = predict_curve(structure, None, device_type="cpu")
+    assert curve.process_bytes == process_bytes(structure) > structure.parameter_bytes
+    assert curve.device_memory_bytes(batch_size) == curve.safe_memory_bytes(batch_size) + curve.process_bytes
+
+
+@given(_structures())
+def test_what_lies_between_steps_leaves_no_holes(structure: Structure) -> None:
+    idle = structure.peak_bytes(64) + 1.0
+    still = structure.model_copy(update={"idle_bytes": Affine(fixed=idle, per_sample=0.0)})
+    assert excess_terms(still, 64)[1] == 0.0
+
+
+def test_blocks_too_large_for_the_heap_leave_no_holes() -> None:
+    structure = Structure(
+        batch_size=1, optimizer="sgd", precision="fp32", method="fake tensors", parameters=1, parameter_bytes=4,
+        forward_flops_per_sample=1.0, activation_bytes_per_sample=1.0, peak_memory_bytes=Affine(fixed=0, per_sample=1.0),
+        layers=[], features={}, operations={},
+        trace=[
+            Operation(
+                kind="aten.add", family="elementwise", count=1, flops=Affine(fixed=0, per_sample=1),
+                bytes=Affine(fixed=0, per_sample=1), dims={"made": Affine(fixed=0, per_sample=2**20)},
+                live_bytes=Affine(fixed=0, per_sample=2**23),
+            )
+        ],
+    )  # fmt: skip
+    assert excess_terms(structure, 8)[1] == 8 * 2**23
+    assert excess_terms(structure, 9)[1] == 0.0
+
+
+@given(st.lists(st.floats(0, 1e12)))
+def test_rising_never_falls_and_never_lies_below(values: list[float]) -> None:
+    risen = rising(values)
+    assert risen == sorted(risen)
+    assert all(high >= value for high, value in zip(risen, values, strict=True))
+
+
+def test_a_stored_curve_without_a_safe_curve_is_read_with_its_factor() -> None:
+    stored = DeviceCurve(
+        device_type="cpu", mode="datasheet", coverage=0.0, step_time_s=Affine(fixed=1, per_sample=1), low_factor=0.5,
+        high_factor=2.0, peak_memory_bytes=Affine(fixed=100.0, per_sample=1.0), memory_safe_factor=1.25,
+    )  # fmt: skip
+    assert stored.device_memory_bytes(20) == pytest.approx(150.0)
+    known = stored.model_copy(update={"safe_memory_knots": Knots(sizes=(1, 20), values=(110.0, 200.0))})
+    assert known.safe_memory_bytes(20) == pytest.approx(200.0)
