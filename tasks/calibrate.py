@@ -81,8 +81,10 @@ def calibrate(
     """Measure a device of this machine for so many seconds, in a process of its own, and write the calibration.
 
     With `probes` a few-shot one, of any device that torch can address; else one of networks, of the CPU, and one that was cut
-    short goes on when it is started again. `powercap` is where the CPU's energy counters are. Raises BadInput, RunHeld where another process measures into `out`,
-    BusyMachine where the machine's speed spread by more than `most_drift`; then nothing is written.
+    short goes on when it is started again. `powercap` is where the CPU's energy counters are.
+
+    Raises BadInput, RunHeld where another process measures into `out`, BusyMachine where the machine's speed spread by more than
+    `most_drift`; then nothing is written.
     """
     budget_s = budget_s if budget_s is not None else PROBES_S if probes else BUDGET_S
     if not probes and device != "cpu":
@@ -146,7 +148,7 @@ def why_not_here(device_type: str, addresses: Sequence[str]) -> str | None:
     if device_type == EMULATED:
         return "emulated: its time is set, there is nothing to measure"
     if device_type != "cpu":
-        return f"{device_type}: GPUs are not measured by this step: `trainwright calibrate --probes` does, else the datasheet holds"
+        return f"{device_type}: GPUs are not measured by this step, but by `trainwright calibrate --probes`"
     if not any(address in LOCAL_ADDRESSES for address in addresses):
         return f"{device_type}: at {', '.join(addresses)}, and this is another machine"
     return None
