@@ -217,8 +217,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budget", type=float, required=True)
     parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--most-drift", type=float, required=True)
     parser.add_argument("--powercap", type=Path, default=RAPL_ROOT)
+    parser.add_argument("--most-drift", type=float, required=True)
     given = parser.parse_args()
 
     def tell(**what: object) -> None:
@@ -232,14 +232,14 @@ def main() -> int:
         kept = KeptSamples(given.out.with_name(f"{given.out.name}.samples"), setting(given.threads))
         try:
             made = measure(given.budget, given.threads, say, kept=kept, most_drift=given.most_drift)
+            power = device_power("cpu", torch.device("cpu"), given.threads, given.powercap)
+            save(made.model_copy(update={"power": power}), given.out)
         except BusyMachine:
             kept.discard()  # the next start measures anew
             raise
     except TrainwrightError as error:
         tell(error=error.document())
         return error.exit_code
-    power = device_power("cpu", torch.device("cpu"), given.threads, given.powercap)
-    save(made.model_copy(update={"power": power}), given.out)
     kept.discard()
     return 0
 

@@ -39,8 +39,8 @@ from trainwright.tasks.settings import settings
 FIRST_USE_S = 35.0
 BUDGET_S = 90.0
 PROBES_S = 20.0
-MOST_PROBES_S = 30.0
 LEAST_BUDGET_S = 1.0
+MOST_PROBES_S = 30.0
 MOST_DRIFT = 3.0
 """Of the sentinel's time, (p90 - p10) / median. Neighbours on a shared machine make 0.3 to 1.5, which is corrected for."""
 LINK_S = 1.5
@@ -65,7 +65,7 @@ def calibration_for(threads: int, store: str | None = None) -> Calibration:
         progress.emit(
             "notice", message=f"measuring this machine ({threads} thread(s)), once, for about {FIRST_USE_S:.0f} s"
         )
-        return _measured("measure", path, ["--most-drift", "inf"], FIRST_USE_S, threads, RAPL_ROOT, lock)
+        return _measured(path, FIRST_USE_S, threads, math.inf, lock)
 
 
 def calibrate(
@@ -74,17 +74,15 @@ def calibrate(
     budget_s: float | None = None,
     device: str = "cpu",
     threads: int = 1,
-    most_drift: float = MOST_DRIFT,
     probes: bool = False,
+    most_drift: float = MOST_DRIFT,
     powercap: Path = RAPL_ROOT,
 ) -> Calibration:
     """Measure a device of this machine for so many seconds, in a process of its own, and write the calibration.
 
-    With `probes` a few-shot one, of any device that torch can address; else one of networks, of the CPU, and one that was cut
-    short goes on when it is started again. `powercap` is where the CPU's energy counters are.
-
-    Raises BadInput, RunHeld where another process measures into `out`, BusyMachine where the machine's speed spread by more than
-    `most_drift`; then nothing is written.
+    With `probes` a few-shot one, of any device that torch can address; else one of networks, of the CPU: started again, it
+    goes on where it was cut short. `powercap` is where the CPU's energy counters are. Raises BadInput, RunHeld where another
+    process measures into `out`, BusyMachine where the machine's speed spread by more than `most_drift`; then nothing is written.
     """
     budget_s = budget_s if budget_s is not None else PROBES_S if probes else BUDGET_S
     if not probes and device != "cpu":
@@ -102,8 +100,8 @@ def calibrate(
     _make_folder(out)
     with _lock(out, wait=False) as lock:
         if probes:
-            return _measured("probe", out, ["--device", device], budget_s, threads, powercap, lock)
-        return _measured("measure", out, ["--most-drift", str(most_drift)], budget_s, threads, powercap, lock)
+            return _run("probe", out, budget_s, threads, lock, "--device", device, "--powercap", str(powercap))
+        return _measured(out, budget_s, threads, most_drift, lock, powercap)
 
 
 def calibrate_and_share(
@@ -126,15 +124,7 @@ def calibrate_and_share(
     objects.put(name, path.read_bytes())
     told = made.model_dump(
         mode="json",
-        include={
-            "mode",
-            "device_type",
-            "threads",
-            "measurements",
-            "sentinel_drift",
-            "cross_validated_error",
-            "duration_s",
-        },
+        include={"device_type", "threads", "measurements", "sentinel_drift", "cross_validated_error", "duration_s"},
     )
     return {"calibration": f"{objects.uri}/{name}", **told}
 
@@ -252,11 +242,17 @@ def _lock(out: Path, *, wait: bool) -> Iterator[int]:
 
 
 def _measured(
-    how: str, out: Path, options: list[str], budget_s: float, threads: int, powercap: Path, lock: int
+    out: Path, budget_s: float, threads: int, most_drift: float, lock: int, powercap: Path = RAPL_ROOT
 ) -> Calibration:
-    """Measure in a process of its own, `estimator.measure` or `.probe`, which holds the lock too and ends with this one."""
-    command = [sys.executable, "-m", f"trainwright.estimator.{how}", "--out", str(out.absolute())]
-    command += ["--budget", str(budget_s), "--threads", str(threads), "--powercap", str(powercap), *options]
+    return _run(
+        "measure", out, budget_s, threads, lock, "--most-drift", str(most_drift), "--powercap", str(powercap)
+    )  # fmt: skip
+
+
+def _run(module: str, out: Path, budget_s: float, threads: int, lock: int, *more: str) -> Calibration:
+    """Measure in a process of its own, which holds the lock too and ends with this one."""
+    command = [sys.executable, "-m", f"trainwright.estimator.{module}", "--out", str(out.absolute())]
+    command += ["--budget", str(budget_s), "--threads", str(threads), *more]
     last, failure = "", None
     with subprocess.Popen(
         dying_with_parent(command),

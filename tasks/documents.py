@@ -199,6 +199,14 @@ Duration = Annotated[
 ]
 """Seconds, written with a unit: 90s, 30m, 8h, 50us."""
 
+Wait = Annotated[
+    float,
+    BeforeValidator(lambda value: _measure(value, _TIMES, "30m")),
+    PlainSerializer(lambda seconds: f"{seconds!r}s", return_type=str),
+    _text_schema("30m"),
+]
+"""Seconds, as Duration, or none at all: 0s."""
+
 Bandwidth = Annotated[
     float,
     BeforeValidator(lambda value: _positive(_measure(value, _RATES, "10Gbit"))),

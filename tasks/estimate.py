@@ -41,10 +41,11 @@ def estimate(
     known = {_measured_as(one.device_type, one.threads): one for one in calibrations}
     curves, sources = [], {}
     for device in {device.variant: device for device in devices}.values():
-        name = _measured_as(device.type, device.threads)
+        threads = device.threads
+        name = _measured_as(device.type, threads)
         calibration = known.get(name)
         if calibration is None and device.type == "cpu":
-            calibration = known[name] = calibration_for(device.threads, store)
+            calibration = known[name] = calibration_for(threads, store)
         if calibration is not None:
             sources[name] = calibration.sha256()
         override = (power or {}).get(device.type)

@@ -150,6 +150,9 @@ class Watch:
             self._line(f"run        {event['run']}")
         elif kind == "notice":
             self._line(f"note       {event['message']}")
+        elif kind == "queue" and "place" in event:
+            held = f"; held by {event['held_by']}" if event.get("held_by") else ""
+            self._line(f"queue      place {event['place']} of {event['waiting']}{held}")
         elif kind == "stage":
             self._begin(f"starting {event['name']}")
         elif kind == "step":

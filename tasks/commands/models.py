@@ -66,7 +66,7 @@ def _structure(
 def calibrate(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="where the calibration is written")],
     budget: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="seconds to measure", show_default="90, with --probes 20")
+        float | None, typer.Option(metavar="SECONDS", help="to measure for", show_default="90, with --probes 20")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu; with --probes also cuda:0 and its like")] = "cpu",
     threads: Annotated[int, typer.Option(help="CPU threads")] = 1,
@@ -88,22 +88,19 @@ def calibrate(
 
     with screen.Countdown(f"measuring {device}") as bar:
         progress.listen(bar)
-        result = measure(out, budget_s=budget, device=device, threads=threads, most_drift=most_drift, probes=probes)
+        result = measure(out, budget_s=budget, device=device, threads=threads, probes=probes, most_drift=most_drift)
     if as_json:
         print_model(result, exclude={"families"})
         return
     error = result.cross_validated_error
     facts = [
-        ("device", f"{result.device_type}, {result.processor}"),
         ("mode", result.mode),
+        ("device", f"{result.device_type}, {result.processor}"),
         ("threads", str(result.threads)),
         ("dtype", result.dtype),
         ("torch", result.torch),
         ("measurements", f"{result.measurements:,} of {len(result.kinds)} kinds of operation"),
-        (
-            "drift of the machine",
-            f"{100 * result.sentinel_drift:.0f} %" + ("" if probes else f" (allowed: {100 * most_drift:.0f} %)"),
-        ),
+        ("drift of the machine", f"{100 * result.sentinel_drift:.0f} % (allowed: {100 * most_drift:.0f} %)"),
         ("cross-validated error", f"median {100 * error.median:.0f} %, p90 {100 * error.p90:.0f} %"),
         ("power", f"{result.power.idle_w:.1f} W idle, {result.power.load_w:.1f} W" if result.power else "no meter"),
         ("took", screen.seconds(result.duration_s)),

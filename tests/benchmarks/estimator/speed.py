@@ -1,9 +1,10 @@
 """How quick extraction and estimates are: `python tests/benchmarks/estimator/speed.py --calibration FILE [--rounds 5]`.
 
-A transformer of a billion parameters and ResNet-50 at 224 px are extracted at batch 32 by `trainwright extract`; then the
-transformer's structure is estimated on a calibrated CPU (FILE is from `trainwright calibrate`) and on a GPU by its datasheet.
-Each figure is of a process of its own, 5 times, in random order: median, lowest, highest, the most memory of any of its
-processes, and whether torch was loaded where it was taken. The noise floor is a fixed loop of Python in processes among them.
+A transformer of a billion parameters and ResNet-50 at 224 px are extracted at batch 32 by `trainwright extract`; the
+transformer's structure is then estimated on a calibrated CPU (FILE is from `trainwright calibrate`) and on a GPU by its
+datasheet. Each figure is of a process of its own, 5 times, in random order: median, lowest and highest, the most memory of
+any of its processes, whether torch was loaded where the figure was taken. The noise floor is a fixed loop of Python, in
+processes of its own among them.
 """
 
 from __future__ import annotations
