@@ -96,7 +96,7 @@ def calibrate(
     if not most_drift >= 0:
         raise BadInput(f"--most-drift: got {most_drift:g}; allowed: 0 or more")
     if out.is_dir():
-        raise BadInput(f"--out: got {out}, a folder; allowed: a file")
+        raise BadInput(f"--out: {out}: is a folder; allowed: a file")
     _make_folder(out)
     with _lock(out, wait=False) as lock:
         if probes:
@@ -138,7 +138,7 @@ def why_not_here(device_type: str, addresses: Sequence[str]) -> str | None:
     if device_type == EMULATED:
         return "emulated: its time is set, there is nothing to measure"
     if device_type != "cpu":
-        return f"{device_type}: GPUs can't be calibrated yet; their estimates go by the datasheet"
+        return f"{device_type}: GPUs are not measured by this step, but by `trainwright calibrate --probes`"
     if not any(address in LOCAL_ADDRESSES for address in addresses):
         return f"{device_type}: at {', '.join(addresses)}, and this is another machine"
     return None

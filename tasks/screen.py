@@ -233,7 +233,10 @@ class Countdown:
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] != "calibrate":
             return
-        done, total = event["elapsed_s"], event["budget_s"]
+        done, total = event.get("elapsed_s"), event["budget_s"]
+        if done is None:
+            self._progress.update(self._task, note=escape(event["message"]))
+            return
         note = f"{done:.0f} of {total:.0f} s  {event['message']}"
         self._progress.update(self._task, completed=min(done, total), total=total, note=escape(note))
 

@@ -19,7 +19,7 @@ NO_CONTEXT: Any = {}
 @pytest.mark.parametrize(
     ("device_type", "addresses", "says"),
     [
-        ("nvidia-h200", ["localhost"], "GPUs can't be calibrated yet"),
+        ("nvidia-h200", ["localhost"], "GPUs are not measured by this step"),
         ("emulated", ["localhost"], "nothing to measure"),
         ("cpu", ["10.0.0.7"], "at 10.0.0.7, and this is another machine"),
     ],

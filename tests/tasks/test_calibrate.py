@@ -137,7 +137,7 @@ def test_an_interrupt_is_130_and_what_was_measured_stays(tmp_path: Path) -> None
         ({"budget_s": float("inf")}, "--budget: got inf"),
         ({"most_drift": float("nan")}, "--most-drift: got nan"),
         ({"most_drift": -1.0}, "--most-drift: got -1"),
-        ({"out": Path("/")}, "--out: got /, a folder"),
+        ({"out": Path("/")}, "--out: /: is a folder"),
         ({"out": Path("/proc/nowhere/cpu.json")}, "can't be written"),
         ({"out": Path("/proc/cpu.json")}, "can't be written"),
     ],
@@ -195,6 +195,6 @@ def test_only_the_cpus_of_this_machine_are_here(tmp_path: Path) -> None:
     assert why[:2] == [None, None]
     assert "nothing to measure" in str(why[2])
     assert "another machine" in str(why[3])
-    assert "GPUs can't be calibrated yet" in str(why[4])
+    assert "GPUs are not measured by this step" in str(why[4])
     with pytest.raises(BadInput, match="device type: got 'tpu'; allowed: amd"):
         step.why_not_here("tpu", ["localhost"])

@@ -67,15 +67,15 @@ import json, sys, time
 from pathlib import Path
 import numpy, scipy.optimize  # as a process has that has predicted once
 from trainwright.estimator.calibration import load
-from trainwright.estimator.step_time import estimate_step, predict_curve, predict_step
+from trainwright.estimator.step_time import estimate_step, predict_curve
 from trainwright.estimator.structure import Structure
 path, device_type, calibration, what = sys.argv[1:]
 structure = Structure.model_validate_json(Path(path).read_bytes())
 known = load(Path(calibration)) if device_type == "cpu" else None
-predict = predict_curve if what == "curve" else predict_step
-options = {"batch_size": 64} if what == "step" else {}
 started = time.perf_counter()
-predict(structure, known, device_type=device_type, **options)
+curve = predict_curve(structure, known, device_type=device_type)
+if what == "step":
+    estimate_step(curve, 64)
 print(json.dumps({"seconds": time.perf_counter() - started, "torch": "torch" in sys.modules}))
 """
 NOISE = """
