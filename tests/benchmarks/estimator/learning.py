@@ -20,15 +20,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-import device
 import torch
-from timing import Sentinel
 from zoo import Case, cases
 
 from trainwright.estimator.accuracy import noise_floor, percent, table
 from trainwright.estimator.calibration import load
 from trainwright.estimator.curves import DeviceCurve, Interval
 from trainwright.estimator.experience import Finding, FinishedRun, learn
+from trainwright.estimator.measure import measure
 from trainwright.estimator.step_time import predict_curve
 from trainwright.estimator.trace import trace
 
@@ -197,7 +196,7 @@ def main() -> None:
     calibration = (
         load(given.calibration, torch.__version__)
         if given.calibration
-        else device.calibrate(given.seconds, 1, Sentinel(), say)
+        else measure(given.seconds, 1, lambda message, _: say(message))
     )
     chosen = drawn(given.seed, given.models, given.batches)
     curves = [
