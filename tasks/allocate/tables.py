@@ -125,7 +125,8 @@ class Transaction:
 
 # A client that is stopped within a transaction must not stop all others: PostgreSQL ends it. SQLite can't.
 _SERIALISE = {
-    "sqlite": ("BEGIN IMMEDIATE",),
+    # No wait for the disk at each look: what a power failure takes back, it took from the holders too.
+    "sqlite": ("PRAGMA synchronous=NORMAL", "BEGIN IMMEDIATE"),
     "postgresql": ("SET LOCAL idle_in_transaction_session_timeout = '2s'", "LOCK TABLE leases"),
 }
 _ready: set[str] = set()
@@ -141,6 +142,7 @@ def _create_tables(engine: Engine) -> None:
             if engine.dialect.name == "postgresql":
                 connection.execute(sql.text("SELECT pg_advisory_xact_lock(7126)"))
             elif engine.dialect.name == "sqlite":
+                connection.execute(sql.text("PRAGMA journal_mode=WAL"))
                 connection.execute(sql.text("BEGIN IMMEDIATE"))
             for one in (leases, tokens, waiters):
                 connection.execute(CreateTable(one, if_not_exists=True))
