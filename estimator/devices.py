@@ -1,12 +1,12 @@
 """Device types and what their makers state of them: the prior for a device that nobody has measured yet.
 
-Dense peaks without sparsity, FLOP/s; bandwidth of the device's memory, bytes/s; board power, W. `idle_w` is what such boards were
-seen to draw when leased but waiting (vendors state none).
+Dense peaks without sparsity, FLOP/s; bandwidth of the device's memory, bytes/s; board power, W. Each figure names where it is
+from (`DeviceType.sources`): the maker's document, or an assumption that says so.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 EMULATED = "emulated"
 EMULATED_SAMPLE_S = 1e-3
@@ -16,10 +16,20 @@ EMULATED_SAMPLE_S = 1e-3
 HOST_MEMORY_TYPES = ("cpu", EMULATED)
 """Devices whose ranks share the memory of their host."""
 
+IDLE_SHARE = 0.15
+"""Of board power, drawn by a device that holds a process and waits: an assumption, as makers state none. On H100, A100 and L40S a
+context was seen to add 26 to 66 W to what the bare board draws (arXiv:2605.23918)."""
+_IDLE_SOURCE = f"assumed: {IDLE_SHARE:.0%} of board power; size as in https://arxiv.org/abs/2605.23918"
+
 
 @dataclass(frozen=True)
 class DeviceType:
-    """A kind of device. `memory_bytes` is None where it is the host's."""
+    """A kind of device. `memory_bytes` is None where it is the host's.
+
+    `peak_flops` has fp64, fp32, bf16, and tf32 where matrix units take fp32 so (PyTorch's convolutions do, its matrix products
+    do not: torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32). `source` is of every figure that is not in
+    `other_sources`.
+    """
 
     name: str
     peak_flops: dict[str, float]
@@ -28,46 +38,88 @@ class DeviceType:
     idle_w: float
     load_w: float
     source: str
+    other_sources: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where each figure is from, by its name; peaks as `peak_flops.fp32`."""
+        names = [f"peak_flops.{dtype}" for dtype in self.peak_flops]
+        names += ["bandwidth_bytes_per_s", "memory_bytes", "idle_w", "load_w"]
+        return {name: self.other_sources.get(name, self.source) for name in names}
 
 
 def _gpu(
     name: str,
-    fp64: float,
-    fp32: float,
-    bf16: float,
+    peaks: tuple[float, float, float, float | None],
     bandwidth: float,
     memory: float,
-    idle: float,
     load: float,
     source: str,
+    **other: str,
 ) -> DeviceType:
-    peaks = {"fp64": fp64 * 1e12, "fp32": fp32 * 1e12, "bf16": bf16 * 1e12}
-    return DeviceType(name, peaks, bandwidth * 1e9, memory * 2**30, idle, load, source)
+    flops = {key: peak * 1e12 for key, peak in zip(("fp64", "fp32", "bf16", "tf32"), peaks, strict=True) if peak}
+    sources = {f"peak_flops.{key}": text for key, text in other.items()} | {"idle_w": _IDLE_SOURCE}
+    return DeviceType(name, flops, bandwidth * 1e9, memory * 2**30, IDLE_SHARE * load, load, source, sources)
 
 
-# fp64, fp32, bf16 in TFLOP/s (where a type has no bf16 units: fp16, or fp32), GB/s, GiB, W, W
-_TYPES = (
-    _gpu("nvidia-m40-12gb", 0.21, 6.8, 6.8, 288, 12, 15, 250, "NVIDIA Tesla M40 datasheet (2016)"),
-    _gpu("nvidia-p100-16gb", 5.3, 10.6, 21.2, 732, 16, 30, 300, "NVIDIA Tesla P100 SXM2 datasheet (2016), fp16"),
-    _gpu("nvidia-v100-16gb", 7.8, 15.7, 125, 900, 16, 40, 300, "NVIDIA V100 SXM2 datasheet (2020), fp16 tensor cores"),
-    _gpu("nvidia-v100-32gb", 7.8, 15.7, 125, 900, 32, 40, 300, "NVIDIA V100 SXM2 datasheet (2020), fp16 tensor cores"),
-    _gpu("nvidia-t4", 0.25, 8.1, 65, 320, 16, 10, 70, "NVIDIA T4 datasheet (2019), fp16 tensor cores"),
-    _gpu("nvidia-a10", 0.49, 31.2, 125, 600, 24, 20, 150, "NVIDIA A10 datasheet (2021)"),
-    _gpu("nvidia-a100-40gb", 9.7, 19.5, 312, 1555, 40, 50, 400, "NVIDIA A100 SXM datasheet (2021)"),
-    _gpu("nvidia-a100-80gb", 9.7, 19.5, 312, 2039, 80, 55, 400, "NVIDIA A100 SXM datasheet (2021)"),
-    _gpu("nvidia-l4", 0.47, 30.3, 121, 300, 24, 13, 72, "NVIDIA L4 datasheet (2023)"),
-    _gpu("nvidia-l40s", 1.4, 91.6, 362, 864, 48, 35, 350, "NVIDIA L40S datasheet (2023)"),
-    _gpu("nvidia-rtx3090", 0.56, 35.6, 71, 936, 24, 25, 350, "NVIDIA Ampere GA102 whitepaper (2020)"),
-    _gpu("nvidia-rtx4090", 1.3, 82.6, 165, 1008, 24, 25, 450, "NVIDIA Ada whitepaper (2022)"),
-    _gpu("nvidia-h100-80gb", 34, 67, 989, 3350, 80, 70, 700, "NVIDIA H100 SXM datasheet (2023)"),
-    _gpu("nvidia-h200", 34, 67, 989, 4800, 141, 75, 700, "NVIDIA H200 SXM datasheet (2024)"),
-    _gpu("nvidia-b200", 37, 75, 2250, 8000, 180, 140, 1000, "NVIDIA DGX B200 datasheet (2024), per GPU"),
-    _gpu("amd-mi300x", 81.7, 163.4, 1307, 5300, 192, 140, 750, "AMD Instinct MI300X datasheet (2023)"),
-    # A core of a recent server CPU: 8 fp32 lanes x 2 FMA x 2 FLOP x 3 GHz, its part of the socket's bandwidth and power.
-    DeviceType("cpu", {"fp64": 48e9, "fp32": 96e9, "bf16": 96e9}, 10e9, None, 2.0, 8.0, "assumed, for each core"),
-    DeviceType(
-        EMULATED, {"fp64": 48e9, "fp32": 96e9, "bf16": 96e9}, 10e9, None, 2.0, 8.0, "emulated: sleeps to its speed"
-    ),
+_DOCS = "https://www.nvidia.com/content/dam/en-zz/Solutions"
+_V100 = "https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf (SXM2)"
+_A100 = f"{_DOCS}/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf (SXM)"
+_GA102 = "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"
+_ADA = "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"
+_FP16 = "its fp16, as the device has no bf16 units"
+_FP64_32ND, _FP64_64TH = (
+    "1/32 of fp32, by the architecture's whitepaper",
+    "1/64 of fp32, by the architecture's whitepaper",
 )
+_SPARSE = "half of the sparse figure in the device's datasheet"
+_ASSUMED = "assumed, for each core"
+
+# (fp64, fp32, bf16, tf32) in TFLOP/s, GB/s, GiB, W
+_TYPES = (
+    _gpu("nvidia-m40-12gb", (0.21, 6.8, 6.8, None), 288, 12, 250,
+         "https://images.nvidia.com/content/tesla/pdf/78071_Tesla_M40_24GB_Print_Datasheet_LR.PDF (12 GB: its 2015 issue)",
+         fp64=_FP64_32ND, bf16="its fp32, as the device has no faster half precision"),
+    _gpu("nvidia-p100-16gb", (5.3, 10.6, 21.2, None), 732, 16, 300,
+         "https://images.nvidia.com/content/tesla/pdf/nvidia-tesla-p100-datasheet.pdf (SXM2)", bf16=_FP16),
+    _gpu("nvidia-v100-16gb", (7.8, 15.7, 125, None), 900, 16, 300, _V100, bf16=_FP16),
+    _gpu("nvidia-v100-32gb", (7.8, 15.7, 125, None), 900, 32, 300, _V100, bf16=_FP16),
+    _gpu("nvidia-t4", (0.25, 8.1, 65, None), 320, 16, 70,
+         f"{_DOCS}/Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf", fp64=_FP64_32ND, bf16=_FP16),
+    _gpu("nvidia-a10", (0.49, 31.2, 125, 62.5), 600, 24, 150,
+         f"{_DOCS}/Data-Center/a10/pdf/a10-datasheet.pdf", fp64=_FP64_64TH),
+    _gpu("nvidia-a100-40gb", (9.7, 19.5, 312, 156), 1555, 40, 400, _A100),
+    _gpu("nvidia-a100-80gb", (9.7, 19.5, 312, 156), 2039, 80, 400, _A100),
+    _gpu("nvidia-l4", (0.47, 30.3, 121, 60), 300, 24, 72,
+         "https://resources.nvidia.com/en-us-data-center-overview/l4-gpu-datasheet",
+         fp64=_FP64_64TH, bf16=_SPARSE, tf32=_SPARSE),
+    _gpu("nvidia-l40s", (1.4, 91.6, 362, 183), 864, 48, 350,
+         "https://resources.nvidia.com/en-us-l40s/l40s-datasheet-28413", fp64=_FP64_64TH),
+    _gpu("nvidia-rtx3090", (0.56, 35.6, 71, 35.6), 936, 24, 350, f"{_GA102}, table 9", fp64=_FP64_64TH),
+    _gpu("nvidia-rtx4090", (1.3, 82.6, 165, 82.6), 1008, 24, 450, f"{_ADA}, appendix A", fp64=_FP64_64TH),
+    _gpu("nvidia-h100-80gb", (34, 67, 989, 495), 3350, 80, 700,
+         "https://resources.nvidia.com/en-us-gpu-resources/h100-datasheet-24306 (SXM)", bf16=_SPARSE, tf32=_SPARSE),
+    _gpu("nvidia-h200", (34, 67, 989, 495), 4800, 141, 700,
+         "https://resources.nvidia.com/en-us-data-center-overview-mc/en-us-data-center-overview/hpc-datasheet-sc23-h200 (SXM)",
+         bf16=_SPARSE, tf32=_SPARSE),
+    _gpu("nvidia-b200", (37, 75, 2250, 1100), 8000, 180, 1000,
+         "https://www.nvidia.com/en-us/data-center/hgx/ (HGX B200, an eighth)", bf16=_SPARSE, tf32=_SPARSE),
+    _gpu("amd-mi300x", (81.7, 163.4, 1307, None), 5300, 192, 750,
+         "https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/amd-instinct-mi300x-data-sheet.pdf"),
+    # A core of a recent server CPU: 8 fp32 lanes x 2 FMA x 2 FLOP x 3 GHz, its part of the socket's bandwidth and power.
+    DeviceType("cpu", {"fp64": 48e9, "fp32": 96e9, "bf16": 96e9}, 10e9, None, 2.0, 8.0, _ASSUMED),
+    DeviceType(EMULATED, {"fp64": 48e9, "fp32": 96e9, "bf16": 96e9}, 10e9, None, 2.0, 8.0, _ASSUMED),
+)  # fmt: skip
 
 DEVICE_TYPES: dict[str, DeviceType] = {device.name: device for device in _TYPES}
+
+
+def recognise(name: str, memory_bytes: float) -> str | None:
+    """The device type of a GPU by the name that its driver gives and its memory; None where it is no known type.
+
+    "NVIDIA A100-SXM4-80GB" is nvidia-a100-80gb. Of two types that differ in memory only, the nearer one.
+    """
+    words = name.lower().replace("geforce rtx ", "rtx").replace("-", " ").split()
+    alike = [one for one in _TYPES if one.name.split("-")[1:2] and one.name.split("-")[1] in words]
+    found = min(alike, key=lambda one: abs((one.memory_bytes or 0) - memory_bytes), default=None)
+    return found.name if found else None

@@ -6,14 +6,16 @@ which. A meter counts joules of a whole device or socket, whoever uses it.
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainwright.estimator.curves import Interval
+from trainwright.estimator.curves import DeviceCurve, Interval
 from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.errors import BadInput
 
@@ -32,13 +34,17 @@ class Power(BaseModel):
 
     idle_w: float = Field(ge=0)
     load_w: float = Field(ge=0)
-    source: Literal["nvml", "rapl", "datasheet"]
+    source: Literal["nvml", "rapl", "measured", "datasheet"] = Field(description="`measured`: by one of the meters")
     spread: float = Field(default=0.0, ge=0)
 
     @property
     def energy_source(self) -> Literal["measured", "datasheet"]:
         """The source as estimates name it."""
         return "datasheet" if self.source == "datasheet" else "measured"
+
+    def __mul__(self, factor: float) -> Power:
+        """That of `factor` (>= 0) such devices; a part of a core draws its part."""
+        return self.model_copy(update={"idle_w": self.idle_w * factor, "load_w": self.load_w * factor})
 
 
 class EnergyMeter(Protocol):
@@ -170,6 +176,30 @@ def measured_power(
     idle_w = idle_share * waiting_w
     # Counters step coarsely, and others may have worked while this waited: computing never draws less than waiting.
     return Power(idle_w=idle_w, load_w=idle_w + max(0.0, working_w - waiting_w), source=meter.source)
+
+
+def power_over(
+    meter: EnergyMeter, works: Sequence[Callable[[], object]], *, duration_s: float = 1.0, idle_share: float = 1.0
+) -> Power:
+    """What a device draws over different work: the geometric mean, and how far the works are from it as the spread.
+
+    Raises as `measured_power`, and ValueError for no work.
+    """
+    if not works:
+        raise ValueError("works: got none; at least one is needed")
+    seen = [measured_power(meter, work, duration_s=duration_s, idle_share=idle_share) for work in works]
+    idle_w = min(one.idle_w for one in seen)  # others may have worked while this waited
+    load_w = max(idle_w, math.exp(statistics.fmean(math.log(max(one.load_w, 1e-9)) for one in seen)))
+    spread = max((max(one.load_w / load_w, load_w / one.load_w) - 1 for one in seen if one.load_w > 0), default=0.0)
+    return Power(idle_w=idle_w, load_w=load_w, source=meter.source, spread=spread)
+
+
+def power_of(curve: DeviceCurve) -> Power | None:
+    """What a curve says of its device's power; None where it says nothing."""
+    if curve.idle_w is None or curve.load_w is None:
+        return None
+    source = curve.energy_source or "datasheet"
+    return Power(idle_w=curve.idle_w, load_w=curve.load_w, source=source, spread=curve.power_spread)
 
 
 def step_energy(step_time: Interval, power: Power, *, wait_s: float = 0.0) -> Interval:

@@ -102,9 +102,11 @@ class FamilyCost(_Value):
         """
         import numpy as np
 
+        prior = self.kernel.family_sigma**2 + self.kernel.kind_sigma**2
+        if not self.points:
+            return self.roofline(flops, moved), np.full(len(kinds), math.sqrt(prior))
         near = self.kernel(points, np.array(self.points), _alike(kinds, self.kinds))
         seconds = self.roofline(flops, moved) * np.exp(np.clip(near @ np.array(self.weights), -_FURTHEST, _FURTHEST))
-        prior = self.kernel.family_sigma**2 + self.kernel.kind_sigma**2
         left = prior - near.max(axis=1) ** 2 / (prior + self.kernel.noise**2)
         return seconds, np.sqrt(np.maximum(left, 0.0))
 

@@ -78,7 +78,8 @@ def _one_convolution_1d(draw: random.Random) -> Made:
 
 def _one_product(draw: random.Random) -> Made:
     inputs, outputs, length = _power(draw, 8, 2048), _power(draw, 8, 2048), draw.choice((1, 1, 8, 32, 128))
-    return lambda: _Single(nn.Linear(inputs, outputs, bias=draw.random() < 0.7)), rows(length, inputs)
+    biased = draw.random() < 0.7
+    return lambda: _Single(nn.Linear(inputs, outputs, bias=biased)), rows(length, inputs)
 
 
 def _one_attention(draw: random.Random) -> Made:

@@ -1,25 +1,25 @@
 """Predicts a training step on a device, over the batch size. Arithmetic on values; loads no torch.
 
-Always named: `calibrated` (from measurements of the device), or `datasheet` (a roofline of the maker's figures, for a device
-that nobody measured). For `emulated` devices it is what their definition says.
+Always named: `calibrated` (from measurements of networks on the device), `few-shot` (its datasheet, corrected by a few probes of
+it), or `datasheet` (for a device that nobody measured). For `emulated` devices it is what their definition says.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import math
+from typing import Any
 
-from trainwright.estimator.calibration import Calibration, op_count
-from trainwright.estimator.curves import Basis, DeviceCurve, Knots, line_above, line_through
+from trainwright.estimator.calibration import Calibration
+from trainwright.estimator.curves import Basis, DeviceCurve, Knots, Mode, line_above, line_through
+from trainwright.estimator.datasheet import RATE_WIDTH, reached
 from trainwright.estimator.devices import DEVICE_TYPES, EMULATED, EMULATED_SAMPLE_S, DeviceType
+from trainwright.estimator.energy import Power, datasheet_power, power_of, step_energy
 from trainwright.estimator.memory import process_bytes, rising, safe_bytes
+from trainwright.estimator.op_cost import cost_family
 from trainwright.estimator.structure import Structure
 
-# What share of its peaks a device reaches in training, and how far off that is: a prior, wide on purpose. On held-out models the
-# datasheet roofline was off by 73 % at the median and 86 % at the 90th percentile.
-_REACHED_FLOPS = 0.35
-_REACHED_BYTES = 0.6
-_CALL_S = 8e-6
-_DATASHEET_LOW, _DATASHEET_HIGH = 0.4, 3.5
+# 90 % interval of the datasheet's guess: the widths of its priors, and that they err together.
+_DATASHEET_FACTOR = math.exp(1.645 * RATE_WIDTH)
 _NAMED = 5  # unknown operations
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -36,10 +36,10 @@ def predict_curve(
     """The cost of a structure's training step on a device.
 
     `cores` is for cpu: below one, the device takes 1 / cores times as long as the core that was measured. `power_w` is
-    (idle, load), and overrides the datasheet's.
+    (idle, load), and overrides what was measured and the datasheet's; how far off it is stays as unknown as the datasheet's.
     """
     device = DEVICE_TYPES[device_type]
-    mode: Literal["calibrated", "datasheet"] = "calibrated"
+    mode: Mode = calibration.mode if calibration is not None else "calibrated"
     low, high, coverage, unknown = 1.0, 1.0, 1.0, tuple[str, ...]()
     basis = None
     sizes = _around(structure.batch_size)
@@ -59,10 +59,9 @@ def predict_curve(
             torch=calibration.torch,
         )
     else:
-        mode, coverage, low, high = "datasheet", 0.0, _DATASHEET_LOW, _DATASHEET_HIGH
+        mode, coverage, low, high = "datasheet", 0.0, 1 / _DATASHEET_FACTOR, _DATASHEET_FACTOR
         times = [_roofline(structure, device, size) / (cores or 1.0) for size in sizes]
-    share = (cores or 1.0) if device_type == "cpu" else 1.0
-    idle, load = power_w or (device.idle_w * share, device.load_w * share)
+    power = _power(device_type, calibration, cores, power_w)
     memory = [structure.peak_bytes(size) for size in sizes]
     safe = rising([safe_bytes(structure, size) for size in sizes])
     return DeviceCurve(
@@ -81,11 +80,24 @@ def predict_curve(
         safe_memory_knots=Knots(sizes=tuple(sizes), values=tuple(safe)),
         process_bytes=process_bytes(structure),
         memory_limit_bytes=device.memory_bytes,
-        idle_w=idle,
-        load_w=load,
-        energy_source="datasheet",
+        idle_w=power.idle_w,
+        load_w=power.load_w,
+        power_spread=power.spread,
+        energy_source=power.energy_source,
         basis=basis,
     )
+
+
+def _power(
+    device_type: str, calibration: Calibration | None, cores: float | None, power_w: tuple[float, float] | None
+) -> Power:
+    """What was given, else what was measured, else the datasheet's. A part of a core draws its part."""
+    sheet = datasheet_power(device_type, cores)
+    if power_w is not None:
+        return sheet.model_copy(update={"idle_w": power_w[0], "load_w": power_w[1]})
+    if calibration is None or calibration.power is None or device_type != calibration.device_type:
+        return sheet
+    return calibration.power * (cores / calibration.threads if cores is not None and device_type == "cpu" else 1.0)
 
 
 def _around(batch_size: int) -> list[int]:
@@ -95,13 +107,12 @@ def _around(batch_size: int) -> list[int]:
 
 
 def _roofline(structure: Structure, device: DeviceType, batch_size: int) -> float:
-    """Σ max(flops / reached F, bytes / reached B) + calls: the datasheet's guess."""
-    peak = device.peak_flops["bf16" if structure.precision == "amp" else structure.precision] * _REACHED_FLOPS
-    bandwidth = device.bandwidth_bytes_per_s * _REACHED_BYTES
-    work = sum(
-        one.count * max(one.flops(batch_size) / peak, one.bytes(batch_size) / bandwidth) for one in structure.trace
-    )
-    return work + _CALL_S * op_count(structure)
+    """Σ latency + max(flops / F, bytes / B): the datasheet's guess."""
+    took = 0.0
+    for one in structure.trace:
+        family = cost_family(one.family, {name: line(batch_size) for name, line in one.dims.items()})
+        took += one.count * float(reached(device, family, one.dtype)(one.flops(batch_size), one.bytes(batch_size)))
+    return took
 
 
 def estimate_step(curve: DeviceCurve, batch_size: int) -> dict[str, Any]:
@@ -111,7 +122,8 @@ def estimate_step(curve: DeviceCurve, batch_size: int) -> dict[str, Any]:
     before. `process_bytes` is what a rank takes besides.
     """
     time = curve.step_time(batch_size)
-    energy = (time * curve.load_w).model_dump() if curve.load_w is not None else None
+    power = power_of(curve)
+    energy = step_energy(time, power).model_dump() if power is not None else None
     return {
         "device_type": curve.device_type,
         "batch_size": batch_size,

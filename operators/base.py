@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator, Context
@@ -11,6 +11,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from trainwright.tasks.errors import (
     BadInput,
+    BusyMachine,
     Interrupted,
     MustWait,
     RunHeld,
@@ -68,12 +69,8 @@ class StepOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Do the step. Errors that a retry can't mend become AirflowFailException."""
-        try:
+        with airflow_errors():
             return self.work(context)
-        except (ServiceUnreachable, RunHeld, Interrupted):
-            raise
-        except TrainwrightError as error:
-            raise AirflowFailException(f"{error.kind}: {error}") from error
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Go on after waiting for devices, on the run that waited."""
@@ -141,6 +138,17 @@ class StepOperator(BaseOperator):
         from trainwright.tasks import step
 
         step.stop.set()
+
+
+@contextlib.contextmanager
+def airflow_errors() -> Iterator[None]:
+    """What a retry can't mend becomes AirflowFailException; the rest is raised as it is."""
+    try:
+        yield
+    except (ServiceUnreachable, RunHeld, BusyMachine, Interrupted):
+        raise
+    except TrainwrightError as error:
+        raise AirflowFailException(f"{error.kind}: {error}") from error
 
 
 def given(value: object) -> str | None:

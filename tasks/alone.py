@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ from trainwright.estimator.step_time import estimate_step as step_document
 from trainwright.estimator.structure import PRECISIONS, Structure
 from trainwright.tasks import calibration_set, progress
 from trainwright.tasks.allocate.planner import make_plan, usable
-from trainwright.tasks.artefacts import Plan, Validation
+from trainwright.tasks.allocate.several import Pending, make_joint_plan
+from trainwright.tasks.artefacts import DataSchema, Estimate, JointPlan, Plan, Validation
 from trainwright.tasks.documents import validated
 from trainwright.tasks.errors import BadInput, DataRejected, ServiceUnreachable
 from trainwright.tasks.job import DataSpec, Job, ModelSpec, Optimizer
 from trainwright.tasks.objects import open_store
-from trainwright.tasks.pool import Device, load_pool
+from trainwright.tasks.pool import Device, Pool, load_pool
 from trainwright.tasks.settings import settings
 from trainwright.tasks.steps import batch_spec, kept_suite
 
@@ -81,19 +83,25 @@ def estimate_step(
 
     With `store`, the runs that finished there correct a calibrated prediction.
     """
-    curve = _curve(structure, device_type or (calibration.device_type if calibration else "cpu"), calibration)
+    curve = _curve(structure, device_type_of(device_type, calibration), calibration)
     if store is not None:
         curve = learn(curve, calibration_set.read(store, [curve.device_type]))
     return step_document(curve, batch_size)
 
 
+def device_type_of(device_type: str | None, calibration: Calibration | None) -> str:
+    """The device type that is asked for. Raises BadInput where it is unknown, or not the calibration's."""
+    chosen = device_type or (calibration.device_type if calibration else "cpu")
+    if chosen not in DEVICE_TYPES:
+        raise BadInput(f"device type: got {chosen!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}")
+    if calibration is not None and calibration.device_type != chosen:
+        raise BadInput(f"device type: got {chosen!r}; the calibration is of {calibration.device_type}")
+    return chosen
+
+
 def _curve(structure: Structure, device_type: str, calibration: Calibration | None) -> DeviceCurve:
     from trainwright.estimator.step_time import predict_curve
 
-    if device_type not in DEVICE_TYPES:
-        raise BadInput(f"device type: got {device_type!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}")
-    if calibration is not None and calibration.device_type != device_type:
-        raise BadInput(f"device type: got {device_type!r}; the calibration is of {calibration.device_type}")
     cores = float(calibration.threads) if calibration is not None and device_type == "cpu" else None
     speed = 1.0 if device_type == "emulated" else None
     return predict_curve(structure, calibration, device_type=device_type, cores=cores, speed=speed)
@@ -122,7 +130,24 @@ def validate_data(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan_job(job: Job, calibrations: Sequence[Calibration] = ()) -> Plan:
-    """The plan for a job on its whole pool, whoever holds the devices now. Leases nothing."""
+    """The plan for a job that begins now, on its whole pool, whoever holds the devices. Leases nothing."""
+    pool, found, schema = _predicted(job, calibrations)
+    return make_plan(job, pool, found, schema, now=datetime.now(UTC))
+
+
+def plan_jobs(jobs: Sequence[Job], calibrations: Sequence[Calibration] = ()) -> JointPlan:
+    """One plan for several jobs on one pool, from now, whoever holds the devices. Leases nothing. Raises BadInput."""
+    pools = {job.pool for job in jobs}
+    if len(pools) > 1:
+        raise BadInput(
+            f"pool: got {', '.join(sorted(str(pool) for pool in pools))}; allowed: one pool for all jobs (--pool FILE)"
+        )
+    now = datetime.now(UTC)
+    pending = [Pending(job, *_predicted(job, calibrations)) for job in jobs]
+    return make_joint_plan(pending, now=now)
+
+
+def _predicted(job: Job, calibrations: Sequence[Calibration]) -> tuple[Pool, Estimate, DataSchema]:
     from trainwright.tasks import data
     from trainwright.tasks.estimate import estimate
 
@@ -134,12 +159,10 @@ def plan_job(job: Job, calibrations: Sequence[Calibration] = ()) -> Plan:
     structure = extract_model(
         job.model, spec=batch_spec(schema), optimizer=job.train.optimizer, precision=job.train.precision
     )
-    given = {calibration.threads: calibration for calibration in calibrations if calibration.device_type == "cpu"}
     found = estimate(
-        structure, devices, calibrations=given or None, power=pool.power, backend=job.train.backend,
-        finished=_finished(devices),
-    )  # fmt: skip
-    return make_plan(job, pool, found, schema)
+        structure, devices, calibrations, power=pool.power, backend=job.train.backend, finished=_finished(devices)
+    )
+    return pool, found, schema
 
 
 def _finished(devices: Sequence[Device]) -> list[FinishedRun]:

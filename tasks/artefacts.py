@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trainwright.estimator.communication import Link
 from trainwright.estimator.curves import DeviceCurve, Interval, Mode
+from trainwright.estimator.energy import Power
 from trainwright.tasks.job import Job, Task
 from trainwright.tasks.pool import Device
 
@@ -124,6 +125,7 @@ class PlannedDevice(Device):
     batch_size: int
     step_time_s: Interval = Field(description="of its own share, without waiting for the others")
     peak_memory_bytes: float
+    power: Power | None = Field(default=None, description="what the prediction took the device to draw")
 
 
 class Prediction(Value):
@@ -140,13 +142,27 @@ class Alternative(Value):
 
     devices: dict[str, int] = Field(description="count by kind of device")
     global_batch_size: int
+    accumulation: int = 1
     predicted: Prediction | None = None
     feasible: bool
     reason: str
 
 
+class FrontPoint(Value):
+    """A configuration that none is better than in time, energy and cost at once."""
+
+    time: float = Field(description="duration, s: median")
+    energy: float | None = Field(description="J")
+    cost: float | None = Field(description="in the pool's currency")
+    devices: dict[str, int] = Field(description="count by kind of device")
+    global_batch_size: int
+    accumulation: int = 1
+    feasible: bool = Field(description="within the job's limits at its confidence")
+    chosen: bool = Field(default=False, description="the plan itself")
+
+
 class Plan(Artefact):
-    """plan.json"""
+    """plan.json. The objective is compared by medians; limits are held at the job's confidence."""
 
     FILE: ClassVar[str] = "plan.json"
     feasible: bool
@@ -163,13 +179,52 @@ class Plan(Artefact):
         default_factory=dict, description="where infeasible: deadline_s, budget that would do"
     )
     alternatives: list[Alternative] = Field(default_factory=list)
-    search: Literal["exact", "greedy"] = "exact"
-    solve_time_s: float
+    front: list[FrontPoint] = Field(
+        default_factory=list,
+        description="Pareto front of time against energy and cost at this global batch, quickest first",
+    )
+    batches: list[FrontPoint] = Field(
+        default_factory=list, description="the best for each global batch that was not out of the question"
+    )
+    accumulation: int = Field(default=1, description="micro-batches that every rank takes a step in")
+    batch_rule: str | None = Field(default=None, description="why this global batch")
+    search: Literal["exact", "bounded", "greedy"] = Field(
+        default="exact", description="bounded: nothing is better by more than `gap`"
+    )
+    gap: float = Field(default=0.0, description="by how much, relatively, another configuration can be better")
+    solve_time_s: float = Field(description="until the plan was found; alternatives and front take more")
 
     @property
     def resources(self) -> list[str]:
         """The ledger's names of the plan's devices."""
         return [device.resource for device in self.devices]
+
+
+class ScheduledJob(Value):
+    """A job of a joint plan."""
+
+    job: str
+    starts_s: float = Field(description="after now")
+    ends_s: float = Field(description="after now, not exceeded at the job's confidence")
+    deadline_s: float | None
+    slips: bool = Field(description="it can not meet its deadline with the others")
+    devices: list[PlannedDevice]
+    global_batch_size: int
+    predicted: Prediction
+
+
+class JointPlan(Value):
+    """Several jobs on one pool: when each runs on which devices."""
+
+    feasible: bool = Field(description="whether every job meets its deadline")
+    objective: Literal["energy"] = "energy"
+    jobs: list[ScheduledJob] = Field(description="in the order of their starts")
+    energy_j: float = Field(description="of all jobs, median")
+    slips: list[str] = Field(default_factory=list, description="the jobs that must miss their deadline")
+    search: Literal["exact", "bounded"] = Field(
+        description="exact: every choice of devices of every job was open; bounded: each job's plans of least energy and time"
+    )
+    solve_time_s: float
 
 
 class LearningRatePoint(Value):

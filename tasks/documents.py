@@ -214,3 +214,11 @@ Bandwidth = Annotated[
     _text_schema("10Gbit"),
 ]
 """Bytes per second, written with a unit: 200Mbit, 10Gbit, 1GB."""
+
+
+def number(name: str, value: object) -> float:
+    """A number that was given as one, or as text (a template). Raises BadInput."""
+    try:
+        return float(str(value))
+    except ValueError:
+        raise BadInput(f"{name}: got {value!r}; allowed: a number") from None

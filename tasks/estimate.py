@@ -10,6 +10,7 @@ import psutil
 
 from trainwright.estimator.calibration import Calibration
 from trainwright.estimator.communication import HOROVOD_CYCLE_S
+from trainwright.estimator.curves import Mode
 from trainwright.estimator.experience import FinishedRun, learn
 from trainwright.estimator.step_time import predict_curve
 from trainwright.estimator.structure import Structure
@@ -17,30 +18,36 @@ from trainwright.tasks.artefacts import Estimate
 from trainwright.tasks.calibrate import calibration_for, link_for_this_machine
 from trainwright.tasks.pool import Device, Power
 
+_VAGUEST: tuple[Mode, ...] = ("datasheet", "few-shot", "calibrated")
+
 
 def estimate(
     structure: Structure,
     devices: Sequence[Device],
-    calibrations: Mapping[int, Calibration] | None = None,
+    calibrations: Sequence[Calibration] = (),
     power: Mapping[str, Power] | None = None,
     backend: Literal["auto", "horovod", "torch"] = "auto",
     finished: Sequence[FinishedRun] = (),
+    store: str | None = None,
 ) -> Estimate:
-    """One curve for each kind of device. CPUs are measured where no calibration for their threads is given; GPUs by datasheet.
+    """One curve for each kind of device, by its calibration where one is given (a CPU's for its threads).
+
+    Without one, CPUs are measured, and GPUs are predicted by their datasheet.
 
     Where two devices or more are on this machine, its link between ranks is measured too. `backend` is the collectives'
-    library, as the job names it. `finished` runs correct the curves of their devices' types.
+    library, as the job names it. `finished` runs correct the curves of their devices' types. `store`
+    is the URI of the store in which other machines leave their calibrations.
     """
-    known = dict(calibrations or {})
+    known = {_measured_as(one.device_type, one.threads): one for one in calibrations}
     curves, sources = [], {}
     for device in {device.variant: device for device in devices}.values():
-        calibration = None
-        if device.type == "cpu":
-            threads = max(1, int(device.cores or 1))
-            calibration = known.get(threads)
-            if calibration is None:
-                calibration = known[threads] = calibration_for(threads)
-            sources[f"cpu, {threads} thread(s)"] = calibration.sha256()
+        threads = device.threads
+        name = _measured_as(device.type, threads)
+        calibration = known.get(name)
+        if calibration is None and device.type == "cpu":
+            calibration = known[name] = calibration_for(threads, store)
+        if calibration is not None:
+            sources[name] = calibration.sha256()
         override = (power or {}).get(device.type)
         curve = predict_curve(
             structure,
@@ -56,7 +63,7 @@ def estimate(
     horovod = backend != "torch" and importlib.util.find_spec("horovod") is not None
     modes = {curve.mode for curve in curves}
     return Estimate(
-        mode="datasheet" if "datasheet" in modes else "calibrated",
+        mode=next((mode for mode in _VAGUEST if mode in modes), "calibrated"),
         curves=curves,
         learned_from=max((curve.learned_from for curve in curves), default=0),
         gradient_bytes=structure.parameter_bytes,
@@ -64,3 +71,8 @@ def estimate(
         local_link=link_for_this_machine() if sum(device.local for device in devices) > 1 else None,
         cycle_s=HOROVOD_CYCLE_S if horovod else 0.0,
     )
+
+
+def _measured_as(device_type: str, threads: int) -> str:
+    """What a calibration is of: a device type, of a CPU so many threads."""
+    return f"cpu, {threads} thread(s)" if device_type == "cpu" else device_type

@@ -107,6 +107,11 @@ class TrainSpec(Document):
     epochs: int = Field(default=5, ge=1, le=100_000, description="passes over the training rows")
     global_batch_size: int | Literal["auto"] = Field(default="auto", description="samples per step over all devices")
     batch_bounds: tuple[int, int] = Field(default=(64, 1024), description="least and greatest global batch for auto")
+    noise_scale: float | None = Field(
+        default=None,
+        gt=0,
+        description="gradient noise scale in samples, where known: what a large global batch costs in learning",
+    )
     optimizer: Optimizer = Optimizer()
     learning_rate: float | Literal["auto"] = Field(default="auto", description="a number, or found by search_lr")
     learning_rate_rule: Literal["auto", "constant", "linear", "sqrt", "adascale"] = Field(

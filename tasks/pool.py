@@ -5,10 +5,12 @@ Who holds which device is the ledger's business (`tasks.allocate.ledger`).
 
 from __future__ import annotations
 
+import math
 import os
 import re
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -87,6 +89,12 @@ class Power(Document):
     idle_w: float = Field(ge=0, description="leased, but waiting")
     load_w: float = Field(gt=0, description="computing")
 
+    @model_validator(mode="after")
+    def _ordered(self) -> Power:
+        if self.idle_w > self.load_w:
+            raise ValueError(f"idle_w up to load_w ({self.load_w:g}), not {self.idle_w:g}")
+        return self
+
 
 class Pool(Document):
     """A pool of devices."""
@@ -128,6 +136,16 @@ class Pool(Document):
                     )
         return found
 
+    def kinds(self) -> list[dict[str, Any]]:
+        """What there is to calibrate: device types, CPUs by their threads, and the addresses that have them."""
+        found: dict[tuple[str, int], set[str]] = {}
+        for device in self.devices():
+            found.setdefault((device.type, device.threads), set()).add(device.address)
+        return [
+            {"device_type": device_type, "threads": threads, "addresses": sorted(addresses)}
+            for (device_type, threads), addresses in found.items()
+        ]
+
 
 class Device(Document):
     """One device of a pool. `index` counts the devices of its type on its host."""
@@ -146,6 +164,11 @@ class Device(Document):
         return (self.type, self.cores, self.speed)
 
     @property
+    def threads(self) -> int:
+        """With how many CPU threads it computes."""
+        return max(1, int(self.cores or 1)) if self.type == "cpu" else 1
+
+    @property
     def local(self) -> bool:
         """Whether the device is on this machine."""
         return self.address in LOCAL_ADDRESSES
@@ -154,6 +177,21 @@ class Device(Document):
     def resource(self) -> str:
         """The ledger's name of the device: the same in every pool that lists it so."""
         return f"device {self.address} {self.id}"
+
+
+def seconds_left(window: str | None, now: datetime | None) -> float:
+    """For how long from `now` (with its time zone) a host of this daily window is there: 0 outside it, infinite without one.
+
+    A window that ends where it begins is the whole day.
+    """
+    if window is None or now is None:
+        return math.inf
+    begin, end = (int(clock[:2]) * 3600 + int(clock[3:]) * 60 for clock in window.split("-"))
+    if begin == end:
+        return math.inf
+    here = now.astimezone(UTC)
+    since = (here.hour * 3600 + here.minute * 60 + here.second + here.microsecond / 1e6 - begin) % 86400
+    return max(0.0, (end - begin) % 86400 - since)
 
 
 def load_pool(path: str | Path | None) -> Pool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import BaseModel
@@ -48,8 +49,7 @@ def open_for(job: Job, owner: Holder, *, store: str | None = None, new: bool = F
             f"pool {pool.name}: {away.id} is on {away.address}; training on other hosts is not there yet: name the hosts on this "
             "machine in devices.hosts"
         )
-    unread = [f"pool {pool.name}: hosts.{host.name}.available" for host in pool.hosts if host.available]
-    for field in [*job.not_yet_acted_on(), *unread]:
+    for field in job.not_yet_acted_on():
         progress.emit("notice", message=f"{field}: read, but not acted on in this version")
     return open_run(job, store or settings().store, act_as(owner), new=new)
 
@@ -159,7 +159,10 @@ def estimate(run: Run) -> Reference:
         pool = load_pool(job.pool)
         devices = usable(pool, job.devices)
         earlier = calibration_set.read(run.store_uri, {device.type for device in devices})
-        found = predict(run.read(Structure), devices, power=pool.power, backend=job.train.backend, finished=earlier)
+        found = predict(
+            run.read(Structure), devices, power=pool.power, backend=job.train.backend, finished=earlier,
+            store=run.store_uri,
+        )  # fmt: skip
         run.write(found)
     return {
         "artefact": Estimate.FILE,
@@ -183,7 +186,7 @@ def allocate(run: Run, replay: str | None = None) -> Reference:
         found = run.read(Estimate)
         known = {(curve.device_type, curve.cores, curve.speed) for curve in found.curves}
         sized = [device for device in devices if device.variant in known]  # the pool may have grown since
-        return make_plan(job, load_pool(job.pool), found, checked_data(run), sized)
+        return make_plan(job, load_pool(job.pool), found, checked_data(run), sized, now=datetime.now(UTC))
 
     if plan is None or not run.has(Result):  # what is trained needs no devices
         plan, _ = lease(run, plan or planned)

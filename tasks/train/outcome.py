@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from trainwright.estimator.curves import Interval
-from trainwright.estimator.devices import DEVICE_TYPES
+from trainwright.estimator.energy import datasheet_power
 from trainwright.tasks.artefacts import Checkpoint, DeviceResult, Measured, PlannedDevice, Result, SplitEvent
 from trainwright.tasks.job import Target
 from trainwright.tasks.objects import ObjectStore
@@ -46,7 +46,7 @@ def result_of(
             duration_s=first["duration_s"],
             peak_memory_bytes=max(device.peak_memory_bytes for device in devices),
             energy_j=energy_j,
-            energy_source="datasheet",
+            energy_source=energy_source(plan.devices),
             cost=cost,
         ),
         devices=devices,
@@ -97,17 +97,24 @@ def percentiles(values: Sequence[float]) -> Interval | None:
 def energy_and_cost(
     pool_file: str | None, devices: Sequence[PlannedDevice], busy_s: Sequence[float], duration_s: float
 ) -> tuple[float, float | None]:
-    """Joule and money: measured times by the power of the pool file or the datasheet, load while busy, idle while not."""
+    """Joule and money: measured times by power, load while busy, idle while not.
+
+    Power is the plan's (the pool file's, else as measured, else the datasheet's); where it holds none, the pool file's or the
+    datasheet's.
+    """
     pool = load_pool(pool_file)
     energy_j = rent = 0.0
     for device, busy in zip(devices, busy_s, strict=True):
-        known, override = DEVICE_TYPES[device.type], pool.power.get(device.type)
-        cores = device.cores or 1.0
-        idle_w = override.idle_w if override else known.idle_w * cores
-        load_w = override.load_w if override else known.load_w * cores
-        energy_j += load_w * busy + idle_w * max(0.0, duration_s - busy)
+        power = device.power or pool.power.get(device.type) or datasheet_power(device.type, device.cores)
+        energy_j += power.load_w * busy + power.idle_w * max(0.0, duration_s - busy)
         rent += pool.prices.get(device.type, 0.0) * duration_s / 3600
     return energy_j, rent + pool.prices.get("energy", 0.0) * energy_j / 3.6e6 if pool.prices else None
+
+
+def energy_source(devices: Sequence[PlannedDevice]) -> Literal["measured", "datasheet"]:
+    """`measured` where the power of every device was."""
+    measured = all(device.power is not None and device.power.energy_source == "measured" for device in devices)
+    return "measured" if measured else "datasheet"
 
 
 def _reached(target: Target | None, metrics: dict[str, float]) -> bool | None:

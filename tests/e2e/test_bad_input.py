@@ -84,6 +84,64 @@ def test_wrong_arguments(home: Path, args: list[str], says: str) -> None:
     one_line(run(*args, "--json"), 2, says)
 
 
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """A few-shot calibration of this machine, at the command line."""
+    out = tmp_path_factory.mktemp("few") / "few.json"
+    done = run("calibrate", "--probes", "--budget", "1", "--out", str(out), "--json")
+    assert done.returncode == 0, done.stderr
+    written: dict[str, object] = json.loads(out.read_text())
+    assert json.loads(done.stdout) == written
+    assert written["mode"] == "few-shot"
+    return written
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (None, "no such file"),
+        ("", "was cut short"),
+        (0.5, "was cut short"),
+        ({"torch": "1.0.0"}, "was made with torch 1.0.0, here is"),
+        ({"schema_version": 99}, "has schema version 99"),
+        ({"device_type": "nvidia-t4"}, "the calibration is of nvidia-t4"),
+        ({"device_type": "tpu"}, "is of device type 'tpu'; allowed: amd-mi300x"),
+        ({"families": {}}, "is not a calibration"),
+    ],
+)
+def test_a_calibration_that_can_not_be_used(
+    home: Path, tmp_path: Path, few: dict[str, object], changes: object, says: str
+) -> None:
+    path = tmp_path / "few.json"
+    if isinstance(changes, dict):
+        path.write_text(json.dumps(few | changes))
+    elif changes is not None:
+        text = json.dumps(few)
+        path.write_text(text[: int(len(text) * float(changes or 0))])
+    write(tmp_path)
+    model = str(tmp_path / "narrow.py")
+    given = ["--batch-size", "8", "--calibration", str(path), "--device-type", "cpu"]
+    one_line(run("estimate", model, *given, "--json"), 2, says)
+
+
+def test_a_device_type_that_nobody_knows(home: Path, tmp_path: Path) -> None:
+    given = ["--batch-size", "8", "--device-type", "tpu-v5"]
+    one_line(run("estimate", "x.py", *given, "--json"), 2, "device type: got 'tpu-v5'; allowed: amd-mi300x")
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--device", "cuda:0"], "allowed: cpu (with --probes"),
+        (["--device", "cuda:99", "--probes"], "torch finds here: cpu"),
+        (["--probes", "--budget", "60"], "allowed with --probes: 1 to 30 s"),
+    ],
+)
+def test_what_can_not_be_calibrated(home: Path, tmp_path: Path, args: list[str], says: str) -> None:
+    one_line(run("calibrate", "--out", str(tmp_path / "few.json"), *args, "--json"), 2, says)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.estimator.calibration import Calibration, ErrorSummary, Speed, StepCorrection
+from trainwright.estimator.calibration import Calibration, ErrorSummary, StepCorrection
 from trainwright.estimator.curves import Affine
 from trainwright.estimator.devices import DEVICE_TYPES, EMULATED, EMULATED_SAMPLE_S
 from trainwright.estimator.op_cost import FamilyCost, Kernel, Roofline
+from trainwright.estimator.speed import Speed
 from trainwright.estimator.step_time import estimate_step, predict_curve
 from trainwright.estimator.structure import Operation, Structure
 

@@ -91,7 +91,7 @@ def test_each_kind_of_device_gets_one_curve_and_its_calibration_is_named(
         _device(0, "cpu", cores=1.0), _device(1, "cpu", cores=0.5), _device(2, "cpu", cores=0.5),
         _device(0, "emulated", speed=2.0), _device(0, "nvidia-t4"), _device(1, "nvidia-t4"),
     ]  # fmt: skip
-    found = estimate(structure, devices, calibrations={1: calibration}, power={"nvidia-t4": Power(idle_w=9, load_w=60)})
+    found = estimate(structure, devices, [calibration], power={"nvidia-t4": Power(idle_w=9, load_w=60)})
     assert len(found.curves) == 4
     whole, half = found.curve(devices[0]), found.curve(devices[1])
     assert half.step_time_s(64) == pytest.approx(2 * whole.step_time_s(64))
@@ -105,7 +105,7 @@ def test_each_kind_of_device_gets_one_curve_and_its_calibration_is_named(
 
 
 def test_only_calibrated_devices_make_a_calibrated_estimate(calibration: Calibration, structure: Structure) -> None:
-    found = estimate(structure, [_device(0, "cpu", cores=1.0)], calibrations={1: calibration})
+    found = estimate(structure, [_device(0, "cpu", cores=1.0)], [calibration])
     assert found.mode == "calibrated"
 
 

@@ -50,7 +50,9 @@ def test_a_run_waits_until_the_devices_are_given_back(home: Path, tmp_path: Path
     assert held() == dict.fromkeys(PLAN.resources, second.uri)
 
 
-def test_the_end_of_queue_timeout_is_told_with_place_and_holder_and_leaves_the_queue(home: Path, tmp_path: Path) -> None:
+def test_the_end_of_queue_timeout_is_told_with_place_and_holder_and_leaves_the_queue(
+    home: Path, tmp_path: Path
+) -> None:
     first, second = make(tmp_path, "first"), make(tmp_path, "second", queue_timeout="0s")
     leasing.lease(first, PLAN)
     with pytest.raises(RunHeld, match=r"queue_timeout; place 1 of 1; .* is held by first for") as caught:

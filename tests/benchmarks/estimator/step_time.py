@@ -1,9 +1,9 @@
 """Predicted against measured step time on this machine: `python tests/benchmarks/estimator/step_time.py [--cases N] …`.
 
-Calibrates, then times models of families that calibration does not hold, and with `--in-family` networks of those that it does:
-interleaved, in random order, a sentinel round every block. All methods are compared on the same measurements: by wall-clock, by
-wall-clock told at the speed of calibration (by the sentinel), and by the CPU time of the thread. The noise floor (what the halves
-of the rounds disagree by) stands in the same tables. With `--figure`, predicted against measured as SVG.
+Calibrates and probes, then times models of families that calibration does not hold, and with `--in-family` networks of those that
+it does: interleaved, in random order, a sentinel round every block. All methods are compared on the same measurements: by
+wall-clock, by wall-clock told at the speed of calibration (by the sentinel), and by the CPU time of the thread. The noise floor
+(what the halves of the rounds disagree by) stands in the same tables. With `--figure`, predicted against measured as SVG.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ from trainwright.estimator.baselines import (
 from trainwright.estimator.calibration import Calibration, op_count
 from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.measure import measure
+from trainwright.estimator.probe import probe
 from trainwright.estimator.step_time import predict_curve
 from trainwright.estimator.trace import trace
 
-OURS, DATASHEET = "trainwright, calibrated", "trainwright, datasheet"
+OURS, FEW, DATASHEET = "trainwright, calibrated", "trainwright, few-shot", "trainwright, datasheet"
+MODES = (OURS, FEW, DATASHEET)
 REPLAY = "op replay"
 BARS = {"held out": ((0.10, 1.5), (0.25, 1.25)), "in family": ((0.06, 1.2), (0.15, 1.1))}
 TWO_THREADS = ((0.12, 1.5), (0.28, 1.25))
@@ -84,11 +86,13 @@ def baselines(budget_s: float, threads: int, sentinel: Sentinel) -> dict[str, Pr
     }
 
 
-def predicted(case: Case, group: str, calibration: Calibration, others: dict[str, Predictor], threads: int) -> Row:
+def predicted(
+    case: Case, group: str, modes: dict[str, Calibration | None], others: dict[str, Predictor], threads: int
+) -> Row:
     """A case with the predictions that need no run of it."""
     structure = trace(case.spec(), case.batch_size)
     found = Row(case, group, Timed(case.step(), device.flops_of(structure, case.batch_size), op_count(structure)), {})
-    for name, fitted in ((OURS, calibration), (DATASHEET, None)):
+    for name, fitted in modes.items():
         curve = predict_curve(structure, fitted, device_type="cpu", cores=float(threads))
         interval = curve.step_time(case.batch_size)
         found.predicted[name] = interval.median
@@ -130,9 +134,7 @@ def report(group: str, rows: Sequence[Row], clock: str, threads: int) -> None:
     ordered = sorted(found.items(), key=lambda one: one[1].median)
     print(f"\n{group}, {clock}, {threads} thread{'s' if threads > 1 else ''}")
     print(table([HEADER, *(row(name, each) for name, each in ordered), floor]))
-    best_name, best = min(
-        ((n, a) for n, a in found.items() if n not in (OURS, DATASHEET)), key=lambda one: one[1].median
-    )
+    best_name, best = min(((n, a) for n, a in found.items() if n not in MODES), key=lambda one: one[1].median)
     print(f"best baseline: {best_name}, {best.median / ours.median:.2f}x the median error of {OURS}")
     (median, by_median), (p90, by_p90) = TWO_THREADS if threads > 1 and group == "held out" else BARS[group]
     assert ours.noise_median is not None
@@ -159,7 +161,7 @@ def report_families(rows: Sequence[Row], clock: str) -> None:
 def panels(rows: Sequence[Row], clock: str) -> list[figure.Panel]:
     """Ours, then the two best of the others."""
     found = compare(rows, clock)
-    others = sorted((name for name in found if name not in (OURS, DATASHEET)), key=lambda name: found[name].median)
+    others = sorted((name for name in found if name not in MODES), key=lambda name: found[name].median)
     return [
         figure.Panel(
             f"{name}: median {percent(found[name].median)}",
@@ -176,6 +178,7 @@ def main() -> None:
     """Calibrate, measure, compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=90.0, help="for calibrating")
+    parser.add_argument("--probe-seconds", type=float, default=20.0, help="for the few-shot mode")
     parser.add_argument("--baseline-seconds", type=float, help="for the baselines' steps (default: as for calibrating)")
     parser.add_argument("--cases", type=int, default=72)
     parser.add_argument("--in-family", type=int, default=0, help="networks of the calibrated families, of other sizes")
@@ -186,13 +189,19 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="predicted against measured, as SVG")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    calibration = measure(given.seconds, given.threads, say)
+
+    def listen(message: str, _: float) -> None:
+        say(message)
+
+    calibration = measure(given.seconds, given.threads, listen)
+    few = probe(given.probe_seconds, "cpu", given.threads, listen)
     sentinel = Sentinel(calibration.speed)
     others = baselines(given.baseline_seconds or given.seconds, given.threads, sentinel)
     drawn = [("held out", one) for one in cases(given.seed, given.cases)]
     drawn += [("in family", one) for one in device.in_family_cases(given.in_family)]
+    modes = {OURS: calibration, FEW: few, DATASHEET: None}
     started = time.monotonic()
-    rows = [predicted(case, group, calibration, others, given.threads) for group, case in drawn]
+    rows = [predicted(case, group, modes, others, given.threads) for group, case in drawn]
     say(f"predicted {len(rows)} cases in {time.monotonic() - started:.0f} s")
     timed = [one.timed for one in rows]
     sentinel.seen.clear()
@@ -202,7 +211,10 @@ def main() -> None:
     run_rounds(timed, given.rounds - given.rounds // 2, sentinel, say)
 
     ends = [quantile([one.seconds(CLOCKS[0]) for one in timed], share) * 1e3 for share in (0, 0.5, 1)]
-    print(f"{calibration.processor}, torch {torch.__version__}, calibrated in {calibration.duration_s:.0f} s")
+    print(
+        f"{calibration.processor}, torch {torch.__version__}, calibrated in {calibration.duration_s:.0f} s, "
+        f"probed in {few.duration_s:.0f} s"
+    )
     print(
         f"steps of {ends[0]:.1f} to {ends[2]:.0f} ms, median {ends[1]:.0f}; the machine meanwhile: {sentinel.summary()}"
     )

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from trainwright.estimator.calibration import Speed
 from trainwright.estimator.measure import Sentinel as Kernels
+from trainwright.estimator.speed import Speed
 
 BLOCK = 3
 _LEAST_S = 0.1

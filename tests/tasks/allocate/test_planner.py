@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.estimator.communication import Link, all_reduce
-from trainwright.estimator.curves import Affine, DeviceCurve, Interval
+from trainwright.estimator.curves import Affine, DeviceCurve, Interval, Knots
+from trainwright.tasks.allocate.configuration import Configuration, Space
+from trainwright.tasks.allocate.cost import Triple
+from trainwright.tasks.allocate.layout import Layout, Seating
 from trainwright.tasks.allocate.planner import make_plan, usable
+from trainwright.tasks.allocate.plot import write_front
+from trainwright.tasks.allocate.strategies import STRATEGIES, strategy
 from trainwright.tasks.artefacts import DataSchema, Estimate, Plan
+from trainwright.tasks.documents import validated
 from trainwright.tasks.errors import BadInput, Infeasible
 from trainwright.tasks.job import Job
-from trainwright.tasks.pool import Pool
+from trainwright.tasks.pool import Pool, seconds_left
 
 DATA = DataSchema(
     task="image-classification", rows=1200, train_rows=1000, validation_rows=200, inputs={"inputs": (1, 8, 8)},
@@ -72,6 +84,7 @@ def step_time(pool: dict[str, Any], link: Link | None, **job: Any) -> Interval:
     return predicted.step_time_s
 
 
+@settings(deadline=None)
 @given(bandwidth=st.floats(1e6, 1e12), latency=st.floats(1e-6, 0.1), spread=st.floats(0, 4), slower=st.floats(1.1, 100))
 def test_a_slower_link_between_ranks_makes_a_step_longer(
     bandwidth: float, latency: float, spread: float, slower: float
@@ -133,8 +146,9 @@ def test_an_estimate_stored_without_a_link_is_read() -> None:
 
 
 def test_least_time_takes_all_devices_and_least_energy_does_not() -> None:
-    fast = plan(MANY, objective={"minimize": "time"})
-    frugal = plan(MANY, objective={"minimize": "energy"})
+    fixed: dict[str, Any] = {"train": {"global_batch_size": 1000}}
+    fast = plan(MANY, objective={"minimize": "time"}, **fixed)
+    frugal = plan(MANY, objective={"minimize": "energy"}, **fixed)
     assert len(fast.devices) == 8
     assert len(frugal.devices) < 8
     assert fast.predicted is not None
@@ -206,13 +220,6 @@ def test_the_jobs_restrictions_are_kept_and_unknown_names_refused() -> None:
         usable(pool, Job.model_validate({"name": "j", "data": {"uri": "x"}, "devices": {"min_count": 9}}).devices)
 
 
-def test_a_pool_too_large_to_try_everything_says_that_the_search_was_greedy() -> None:
-    hosts = [{"name": f"h{n}", "devices": [{"type": "cpu", "cores": 1.0, "count": 9}]} for n in range(6)]
-    result = plan({"hosts": hosts, "network": {"bandwidth": "10Gbit", "latency": "50us"}}, devices={"max_count": 12})
-    assert result.search == "greedy"
-    assert 1 <= len(result.devices) <= 12
-
-
 def test_the_batch_is_chosen_among_those_that_meet_the_deadline() -> None:
     """A tight deadline that only a large batch meets is no reason to say infeasible."""
     auto: dict[str, Any] = {"train": {"batch_bounds": [16, 1000], "epochs": 400}}
@@ -244,3 +251,185 @@ def test_a_cost_of_which_a_part_is_unknown_is_unknown() -> None:
     made = Estimate(mode="calibrated", gradient_bytes=1e6, curves=[unknown])
     with pytest.raises(BadInput, match="budget: got 5; the cost is not known: pool p"):
         make_plan(job, chosen, made, DATA)
+
+
+NOON = datetime(2026, 1, 5, 12, 0, tzinfo=UTC)
+
+
+def made(
+    pool: dict[str, Any],
+    curves: list[DeviceCurve] | None = None,
+    now: datetime | None = None,
+    most: int = 1,
+    **job: Any,
+) -> Plan:
+    chosen = Pool.model_validate({"name": "p", **pool})
+    kinds = curves or [curve(cores) for cores in {device.cores or 1.0 for device in chosen.devices()}]
+    values = {"name": "j", "data": {"uri": "builtin:digits"}, "objective": {"minimize": "time"}, **job}
+    estimate = Estimate(mode="calibrated", gradient_bytes=1e6, curves=kinds)
+    return make_plan(Job.model_validate(values), chosen, estimate, DATA, now=now, most_accumulation=most)
+
+
+@pytest.mark.parametrize(
+    ("window", "clock", "left"),
+    [
+        ("18:00-08:00", "17:59", 0.0), ("18:00-08:00", "18:00", 14 * 3600.0), ("18:00-08:00", "07:00", 3600.0),
+        ("09:00-17:00", "16:30", 1800.0), ("09:00-17:00", "17:00", 0.0), ("00:00-00:00", "12:00", math.inf),
+    ],
+)  # fmt: skip
+def test_a_daily_window_says_for_how_long_a_host_is_there(window: str, clock: str, left: float) -> None:
+    now = datetime.fromisoformat(f"2026-01-05T{clock}:00+00:00")
+    assert seconds_left(window, now) == left
+    assert seconds_left(window, now.astimezone(timezone(timedelta(hours=5)))) == left
+    assert seconds_left(None, now) == math.inf
+
+
+def test_a_host_is_used_only_where_the_plan_surely_ends_within_its_window() -> None:
+    def hosts(window: str) -> dict[str, Any]:
+        fast = {"name": "fast", "devices": [{"type": "cpu", "cores": 1.0}], "available": window}
+        return {"hosts": [fast, {"name": "slow", "devices": [{"type": "cpu", "cores": 0.5}]}]}
+
+    fixed: dict[str, Any] = {"devices": {"max_count": 1}, "train": {"global_batch_size": 100, "epochs": 100}}
+    assert [device.host for device in made(hosts("11:00-13:00"), now=NOON, **fixed).devices] == ["fast"]
+    assert [device.host for device in made(hosts("11:00-12:01"), now=NOON, **fixed).devices] == ["slow"]
+    assert [device.host for device in made(hosts("13:00-14:00"), now=NOON, **fixed).devices] == ["slow"]
+    assert [device.host for device in made(hosts("13:00-14:00"), **fixed).devices] == ["fast"]
+    only = {"hosts": [hosts("11:00-12:01")["hosts"][0]]}
+    with pytest.raises(Infeasible, match="availability binds") as caught:
+        made(only, now=NOON, **fixed)
+    assert caught.value.details["binding"] == "availability"
+
+
+def test_where_memory_is_short_a_batch_is_taken_in_micro_batches_if_training_can() -> None:
+    one = {"hosts": [{"name": "a", "devices": [{"type": "cpu", "cores": 1.0}]}]}
+    fixed: dict[str, Any] = {"train": {"global_batch_size": 512}}
+    small = [curve(1.0, memory=4e8)]
+    with pytest.raises(Infeasible, match="memory binds"):
+        made(one, small, **fixed)
+    result = made(one, small, most=16, **fixed)
+    assert result.accumulation == 4
+    assert result.devices[0].peak_memory_bytes <= 4e8
+    assert made(one, [curve(1.0)], most=16, **fixed).accumulation == 1
+
+
+def test_the_front_holds_no_point_that_another_beats_and_marks_the_plan() -> None:
+    result = made(MANY | {"prices": {"cpu": "0.1/h"}}, objective={"minimize": "energy"})
+    assert [one.chosen for one in result.front].count(True) == 1
+    values = [(one.time, one.energy, one.cost) for one in result.front]
+    assert values == sorted(values)
+    for mine in values:
+        for other in values:
+            assert other == mine or any(a < b for a, b in zip(mine, other, strict=True))  # type: ignore[operator]
+
+
+def test_the_front_is_drawn_and_another_suffix_is_refused(tmp_path: Path) -> None:
+    result = made(MANY | {"prices": {"cpu": "0.1/h"}}, objective={"minimize": "energy"})
+    for suffix in ("svg", "html"):
+        write_front(result, tmp_path / f"front.{suffix}")
+        text = (tmp_path / f"front.{suffix}").read_text()
+        assert text.count("<circle") == 2 * len(result.front)
+    ElementTree.parse(tmp_path / "front.svg")
+    with pytest.raises(BadInput, match=r"--plot: got .*front\.png; allowed: a file that ends in \.svg or \.html"):
+        write_front(result, tmp_path / "front.png")
+    with pytest.raises(BadInput, match="can't be written"):
+        write_front(result, tmp_path / "nowhere" / "front.svg")
+
+
+def test_a_noise_scale_says_what_a_large_batch_costs() -> None:
+    sizes = [
+        made(MANY, train={"batch_bounds": [16, 1000], "noise_scale": noise}).global_batch_size
+        for noise in (1.0, 100.0, 1e6)
+    ]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1]
+    rule = made(MANY, train={"batch_bounds": [16, 1000], "noise_scale": 100.0}).batch_rule
+    assert rule is not None
+    assert "samples to the same loss" in rule
+
+
+@pytest.mark.parametrize(
+    ("pool", "job", "line"),
+    [
+        (TWO | {"prices": {"nvidia-t4": "1/h"}}, {"objective": {"minimize": "cost"}}, "no price for cpu"),
+        (TWO | {"prices": {"nvidia-t4": "1/h"}}, {"objective": {"minimize": "time", "budget": 1.0}}, "no price for cpu"),
+        (TWO, {"devices": {"min_count": 3}}, r"devices\.min_count: got 3; pool p has 2 device"),
+        (TWO, {"devices": {"types": ["cpu"], "exclude": ["cpu"]}}, r"pool p has 0 device"),
+        (TWO, {"devices": {"min_count": 2}, "train": {"global_batch_size": 1}}, r"devices\.min_count: got 2; allowed: at most"),
+        (TWO, {"train": {"global_batch_size": 1001}}, r"train\.global_batch_size: got 1001; allowed: at most the 1000 rows"),
+    ],
+)  # fmt: skip
+def test_what_contradicts_itself_is_one_clear_line(pool: dict[str, Any], job: dict[str, Any], line: str) -> None:
+    with pytest.raises(BadInput, match=line) as caught:
+        made(pool, **job)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"time_knots": Knots(sizes=(1, 2, 4), values=(2.0, 3.0, 1.0))}, "falls to 1 s at a batch of 4"),
+        ({"step_time_s": Affine(fixed=1.0, per_sample=-0.1)}, "the step time of cpu falls"),
+        ({"step_time_s": Affine(fixed=0.0, per_sample=0.0)}, "takes 0 s for a sample"),
+        ({"idle_w": 30.0, "load_w": 20.0}, "draws 30 W idle and 20 W at work"),
+    ],
+)
+def test_a_curve_that_can_not_be_is_refused(change: dict[str, Any], line: str) -> None:
+    one = {"hosts": [{"name": "a", "devices": [{"type": "cpu", "cores": 1.0}]}]}
+    with pytest.raises(BadInput, match=line):
+        made(one, [curve(1.0).model_copy(update=change)])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "line"),
+    [
+        ("network", {"bandwidth": "10"}, "a number with its unit"), ("prices", {"cpu": "-1/h"}, "a number of zero or more"),
+        ("prices", {"gpu": "1/h"}, "known device types, not 'gpu'"), ("hosts", [], "at least 1 item"),
+        ("power", {"cpu": {"idle_w": 9, "load_w": 3}}, "idle_w up to load_w"),
+    ],
+)  # fmt: skip
+def test_a_pool_that_can_not_be_is_refused(field: str, value: Any, line: str) -> None:
+    with pytest.raises(BadInput, match=line):
+        validated(Pool, {"name": "p", **TWO, field: value}, "pool.yaml")
+
+
+def test_what_is_infeasible_says_what_one_more_device_would_change() -> None:
+    with pytest.raises(Infeasible) as caught:
+        made(TWO, objective={"minimize": "time", "deadline": "30s"}, train={"epochs": 1000, "global_batch_size": 1000})
+    details = caught.value.details
+    assert set(details["one_more"]) == {"cpu (1 core)", "cpu (0.5 cores)"}
+    assert all(value < details["nearest_deadline_s"] for value in details["one_more"].values())
+
+
+def test_deadline_and_budget_that_bind_only_together_are_told_with_what_each_would_have_to_be() -> None:
+    priced = MANY | {"prices": {"cpu": "1/h"}}
+    long: dict[str, Any] = {"train": {"epochs": 1000, "global_batch_size": 1000}}
+    quick = made(priced, objective={"minimize": "time"}, **long).predicted
+    cheap = made(priced, objective={"minimize": "cost"}, **long).predicted
+    assert quick is not None
+    assert cheap is not None
+    assert cheap.cost is not None
+    limits = {"deadline": f"{quick.duration_s.high * 1.01}s", "budget": cheap.cost.high * 1.01}
+    with pytest.raises(Infeasible, match="bind together") as caught:
+        made(priced, objective={"minimize": "energy", **limits}, **long)
+    nearest = caught.value.details
+    for field, value in (("budget", nearest["nearest_budget"]), ("deadline", f"{nearest['nearest_deadline_s']}s")):
+        assert made(priced, objective={"minimize": "energy", **limits, field: value}, **long).feasible
+
+
+def test_another_strategy_registers_itself_with_a_cost_function() -> None:
+    @strategy("half-price")
+    def cost(layout: Layout, counts: Sequence[int], seating: Seating, batch: int) -> Configuration | None:
+        found = Space(layout, batch, 1, sum(counts)).configure(counts, 1)
+        if not found:
+            return None
+        half = found[0].cost._replace(duration_s=Triple(*(value / 2 for value in found[0].cost.duration_s)))
+        return dataclasses.replace(found[0], cost=half)
+
+    try:
+        with pytest.raises(ValueError, match="registered already"):
+            strategy("half-price")
+        assert made(TWO).strategy["name"] == "half-price"
+    finally:
+        del STRATEGIES["half-price"]
+    assert made(TWO).strategy["name"] == "data-parallel"

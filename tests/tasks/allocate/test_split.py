@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.estimator.curves import Affine
@@ -13,6 +13,7 @@ from trainwright.tasks.allocate.split import split_batch
 curves = st.lists(st.builds(Affine, fixed=st.floats(0, 1), per_sample=st.floats(1e-6, 1)), min_size=1, max_size=6)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 3000), curves, st.data())
 def test_all_samples_are_given_out_one_at_least_each_none_above_its_limit(
     total: int, devices: list[Affine], data: st.DataObject
@@ -31,6 +32,7 @@ def test_all_samples_are_given_out_one_at_least_each_none_above_its_limit(
         )
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 12),
     st.lists(st.builds(Affine, fixed=st.floats(0, 1), per_sample=st.floats(1e-3, 1)), min_size=1, max_size=3),
@@ -49,6 +51,7 @@ def test_no_other_split_finishes_earlier(total: int, devices: list[Affine]) -> N
     assert finish(tuple(batches)) <= best * (1 + 1e-12)
 
 
+@settings(deadline=None)
 @given(
     st.integers(8, 5000),
     st.lists(st.builds(Affine, fixed=st.floats(0, 0.01), per_sample=st.floats(1e-4, 1e-2)), min_size=1, max_size=8),

@@ -1,0 +1,197 @@
+"""Fits a calibration to measured steps of networks. Loads no torch.
+
+What was measured is told at the machine's median speed, by the sentinel. c and d of the step are used where cross-validation says
+that they help, else 1 and 0. The interval is conformal (Vovk et al., Algorithmic Learning in a Random World, 2005): q is the 90 %
+quantile of |ln(measured / predicted)| / σ on networks that the fit had not seen, less what measuring them was off by. The error
+that is told is of networks whose whole family it had not seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from trainwright.estimator.calibration import (
+    Calibration,
+    ErrorSummary,
+    StepCorrection,
+    by_family,
+    deviation_of,
+    in_step,
+)
+from trainwright.estimator.errors import BusyMachine
+from trainwright.estimator.op_cost import FamilyCost, OpSample, fit_families, times
+from trainwright.estimator.speed import Speed
+
+_INSIDE = 0.9  # the interval's share
+_FOLDS = 8
+_LEAST_DEVIATION = 0.02
+_LEAST_OWN = 0.5  # of the squared errors that are the model's own, whatever the noise of the measurements
+
+
+class StepSample(BaseModel):
+    """Seconds that one training step of a network took, and each of its operations where it stood in it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    family: str
+    single: bool = Field(default=False, description="one layer only: it tells of operations, not of steps")
+    batch_size: int
+    seconds: float
+    noise: float = Field(
+        default=0.0, description="of the logarithm of `seconds`, its standard deviation as it was seen"
+    )
+    speed: Speed = Field(description="while the steps were timed")
+    ops_speed: Speed = Field(description="while the operations were")
+    ops: tuple[OpSample, ...]
+
+
+def drift(samples: Sequence[StepSample]) -> float:
+    """How far the machine's speed spread while they were measured: (p90 - p10) / median of the sentinel's time."""
+    import numpy as np
+
+    unit = Speed.median([one.speed for one in samples])
+    low, high = np.quantile([one.speed.slower(unit, one.seconds, 0.0, 0.0) for one in samples], [0.1, 0.9])
+    return float(high - low)
+
+
+def refuse_busy(samples: Sequence[StepSample], most_drift: float) -> None:
+    """Raise BusyMachine where the machine's speed spread by more than `most_drift` while they were measured."""
+    found = drift(samples)
+    if found > most_drift:
+        raise BusyMachine(
+            f"calibrate: the machine was too busy: its speed spread by {100 * found:.0f} % while it was measured; allowed: "
+            f"{100 * most_drift:.0f} %; stop what else runs on it and calibrate again, or allow more with --most-drift",
+            sentinel_drift=found,
+        )
+
+
+def fit(samples: Sequence[StepSample], **facts: Any) -> Calibration:
+    """The calibration that these measurements give; `facts` are the device's and the session's."""
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(limits=1, user_api="blas"):  # the matrices are small: more threads only wait for one another
+        return _fit(samples, facts)
+
+
+def _fit(samples: Sequence[StepSample], facts: dict[str, Any]) -> Calibration:
+    import numpy as np
+
+    unit = Speed.median([one.speed for one in samples])
+    steps = [_at_median_speed(one, unit) for one in samples]
+    costs = fit_families([op for step in steps for op in step.ops])
+    correction, step_deviation = _correction(steps)
+    whole = [one for one in steps if not one.single]
+    families = [[one for one in whole if one.family == family] for family in sorted({one.family for one in whole})]
+    off = [error for left in families for error, _ in _left_out(left, steps, costs, correction, step_deviation)]
+    relative = np.abs([math.exp(-error) - 1 for error in off])
+    parts = [whole[number::_FOLDS] for number in range(min(_FOLDS, len(whole)))]
+    unseen = [one for left in parts for one in _left_out(left, steps, costs, correction, step_deviation)]
+    scores = sorted(abs(error) / deviation for error, deviation in unseen)
+    rank = min(len(scores), math.ceil((len(scores) + 1) * _INSIDE)) - 1
+    noise = np.mean([one.noise**2 for one in whole]) / np.mean([error**2 for error, _ in unseen])
+    return Calibration(
+        families=costs,
+        kinds=tuple(sorted({op.kind for step in steps for op in step.ops})),
+        correction=correction,
+        measurements=sum(len(one.ops) + 1 for one in samples),
+        speed=unit,
+        sentinel_drift=drift(samples),
+        cross_validated_error=ErrorSummary(median=float(np.median(relative)), p90=float(np.quantile(relative, 0.9))),
+        step_deviation=step_deviation,
+        interval_quantile=scores[rank] * math.sqrt(max(_LEAST_OWN, 1 - float(noise))),
+        **facts,
+    )
+
+
+def _correction(steps: Sequence[StepSample]) -> tuple[StepCorrection, float]:
+    """What a step takes beyond its operations, where that helps families that were left out; the deviation that is left."""
+    import numpy as np
+
+    plain: list[float] = []
+    corrected: list[float] = []
+    for family in sorted({one.family for one in steps}):
+        left = _Sums([one for one in steps if one.family == family])
+        plain += np.abs(left.errors(StepCorrection())).tolist()
+        others = [one for one in steps if one.family != family]
+        corrected += np.abs(left.errors(_Sums(others).fit())).tolist() if others else plain
+    helps = float(np.mean(corrected)) < float(np.mean(plain))
+    deviation = 1.25 * float(
+        np.mean(corrected if helps else plain)
+    )  # mean absolute to standard, of a normal distribution
+    return (_Sums(steps).fit() if helps else StepCorrection()), max(_LEAST_DEVIATION, deviation)
+
+
+def _left_out(
+    left: Sequence[StepSample],
+    steps: Sequence[StepSample],
+    costs: dict[str, FamilyCost],
+    correction: StepCorrection,
+    step_deviation: float,
+) -> list[tuple[float, float]]:
+    """ln(measured / predicted) and the predicted deviation of steps, by a fit that has seen none of them (its kernels have)."""
+    names = {id(one) for one in left}
+    without = fit_families([op for step in steps if id(step) not in names for op in step.ops], like=costs)
+    found = []
+    for step in left:
+        parts = _predicted(without, step)
+        ops_s = sum(float(seconds.sum()) for seconds, _ in parts)
+        predicted = float(correction(ops_s, sum(one.count for one in step.ops)))
+        found.append((math.log(step.seconds / predicted), deviation_of(parts, step_deviation)))
+    return found
+
+
+def _at_median_speed(sample: StepSample, unit: Speed) -> StepSample:
+    """The sample as it would have been at the speed `unit`."""
+
+    calls = Counter[str]()
+    for one in sample.ops:
+        calls[one.kind] += one.count
+    ops = tuple(
+        one.model_copy(
+            update={
+                "seconds": one.seconds / sample.ops_speed.slower(unit, one.seconds, one.flops),
+                "dims": in_step(one.family, one.dims, calls[one.kind]),
+            }
+        )
+        for one in sample.ops
+    )
+    flops = sum(one.count * one.flops for one in sample.ops)
+    seconds = sample.seconds / sample.speed.slower(unit, sample.seconds, flops, calls.total())
+    return sample.model_copy(update={"seconds": seconds, "ops": ops})
+
+
+class _Sums:
+    """Steps beside the sums of their operations, both measured: what a step takes beyond them."""
+
+    def __init__(self, steps: Sequence[StepSample]) -> None:
+        import numpy as np
+
+        self.ops_s = np.array([sum(one.count * one.seconds for one in step.ops) for step in steps])
+        self.counts = np.array([float(sum(one.count for one in step.ops)) for step in steps])
+        self.seconds = np.array([step.seconds for step in steps])
+
+    def fit(self) -> StepCorrection:
+        """The correction of least logarithmic errors, which outliers bend little."""
+        from scipy.optimize import least_squares
+
+        found = least_squares(
+            lambda x: self.errors(StepCorrection(scale=float(x[0]), per_op_s=1e-6 * float(x[1]))),
+            [1.0, 0.0], bounds=([0.5, -5.0], [2.0, 50.0]), loss="soft_l1", f_scale=0.1,
+        )  # fmt: skip
+        return StepCorrection(scale=float(found.x[0]), per_op_s=1e-6 * float(found.x[1]))
+
+    def errors(self, correction: StepCorrection) -> Any:
+        """ln(measured / corrected)."""
+        import numpy as np
+
+        return np.log(self.seconds / correction(self.ops_s, self.counts))
+
+
+def _predicted(costs: dict[str, FamilyCost], step: StepSample) -> list[tuple[Any, Any]]:
+    work = by_family([(one.family, one.kind, one.count, one.flops, one.bytes, one.dims) for one in step.ops])
+    return [times(costs, family, each) for family, each in work.items()]

@@ -1,0 +1,185 @@
+"""Which ranks sit where, and what their collectives take: machines that are alike, and the devices of a kind on them.
+
+Machines with the same devices form a site, because a plan that uses one of them is as good as a plan that uses another. Ranks of
+a kind at a site are a group, and a configuration is a count for each group. This machine, whose link was measured, is a site of
+its own; so is each machine whose memory ranks of several kinds may exhaust together.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from trainwright.estimator.communication import Link, all_reduce, on_cycle
+from trainwright.tasks.allocate.cost import CostModel, Kind, Triple
+from trainwright.tasks.pool import Device
+
+# Between two ranks of one machine, as a prior where nobody has measured it.
+_LOOPBACK = Link(bandwidth_bytes_per_s=0.5e9, latency_s=2e-3, spread=0.0)
+_UNMEASURED_LOW, _UNMEASURED_HIGH = 1 / 2, 3.0  # of what a prior, or the pool file's network, makes of a collective
+_THIS = "this machine"  # whatever the pool's hosts call its address
+
+
+class Ranks(NamedTuple):
+    """What the collectives' time depends on."""
+
+    machines: int
+    widest: int
+    """Most ranks on a machine other than this."""
+    here: int
+    """Ranks on this machine."""
+
+
+class Seating(NamedTuple):
+    """How the ranks of a configuration sit: so many machines of each site, evenly."""
+
+    ranks: Ranks
+    machines: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Machines with the same devices."""
+
+    machines: tuple[str, ...]
+    local: bool
+    room: dict[int, int]
+    """Devices by kind on each machine."""
+
+    @property
+    def size(self) -> int:
+        """Devices on each machine."""
+        return sum(self.room.values())
+
+
+@dataclass(frozen=True)
+class Group:
+    """The devices of a kind at a site."""
+
+    site: int
+    kind: Kind
+    count: int
+
+
+class Layout:
+    """The sites and groups of some devices. Every machine is a site of its own where `apart`."""
+
+    def __init__(self, model: CostModel, devices: Sequence[Device], *, apart: bool = False) -> None:
+        self.model = model
+        self.order = {device.id: place for place, device in enumerate(devices)}
+        machines: dict[str, dict[int, list[Device]]] = {}
+        kinds: dict[int, Kind] = {}
+        for device in devices:
+            kind = model.kind(device)
+            kinds[kind.index] = kind
+            machine = machines.setdefault(machine_of(device), {})
+            machine.setdefault(kind.index, []).append(device)
+        self.devices = machines
+        alike: dict[tuple[str | None, tuple[tuple[int, int], ...]], list[str]] = {}
+        for name, held in machines.items():
+            own = apart or name == _THIS or not self._roomy(held, kinds)
+            inventory = tuple(sorted((index, len(group)) for index, group in held.items()))
+            alike.setdefault((name if own else None, inventory), []).append(name)
+        self.sites = [Site(tuple(names), names[0] == _THIS, dict(inventory)) for (_, inventory), names in alike.items()]
+        self.groups = [
+            Group(number, kinds[index], count * len(site.machines))
+            for number, site in enumerate(self.sites)
+            for index, count in site.room.items()
+        ]
+        self.groups_of = [
+            [place for place, group in enumerate(self.groups) if group.site == number] for number in range(len(self.sites))
+        ]  # fmt: skip
+        self.kinds = [kinds[index] for index in sorted(kinds)]
+        self._link = Link(
+            bandwidth_bytes_per_s=model.pool.network.bandwidth, latency_s=model.pool.network.latency, spread=0.0
+        )
+
+    def _roomy(self, held: dict[int, list[Device]], kinds: dict[int, Kind]) -> bool:
+        """Whether ranks fit into the machine's memory whatever their shares, or depend on how many of them there are alone."""
+        sharing = [(kinds[index], len(group)) for index, group in held.items() if kinds[index].shares_memory]
+        if len(held) == 1:
+            return True
+        most = largest_global_batch(self.model)
+        needed = sum(count * self.model.memory_bytes(kind, most, 1) for kind, count in sharing)
+        return all(needed <= (kind.curve.memory_limit_bytes or 0.0) for kind, _ in sharing)
+
+    def choices(self, counts: Sequence[int], most: Sequence[int]) -> list[Seating]:
+        """The ways to seat so many ranks of each group that differ in their collectives: fewer machines, or fewer on each.
+
+        `most` is how many ranks of a site's kinds fit into the memory of one of its machines. None where they do not fit.
+        """
+        here, least, used_by = 0, [0] * len(self.sites), [0] * len(self.sites)
+        for number, (site, places) in enumerate(zip(self.sites, self.groups_of, strict=True)):
+            used = used_by[number] = sum(counts[place] for place in places)
+            if used:
+                if not most[number]:
+                    return []
+                # At least so many machines for the ranks of each kind.
+                least[number] = max(
+                    -(-counts[place] // min(site.room[self.groups[place].kind.index], most[number])) for place in places
+                )
+                if least[number] > len(site.machines):
+                    return []
+                here += used if site.local else 0
+        there = [number for number, used in enumerate(used_by) if used and not self.sites[number].local]
+        narrowest = max((-(-used_by[number] // len(self.sites[number].machines)) for number in there), default=0)
+        widest = max((-(-used_by[number] // least[number]) for number in there), default=0)
+        found: list[Seating] = []
+        for width in range(narrowest, widest + 1):
+            machines = [
+                0 if not used else 1 if site.local else max(one, -(-used // width))
+                for used, one, site in zip(used_by, least, self.sites, strict=True)
+            ]
+            if not found or sum(machines) < found[-1].ranks.machines:
+                most_on_one = max((-(-used_by[number] // machines[number]) for number in there), default=0)
+                found.append(Seating(Ranks(sum(machines), most_on_one, here), tuple(machines)))
+        return found
+
+    @functools.lru_cache(maxsize=100_000)  # noqa: B019 - a layout lives as long as one plan's search
+    def collective_s(self, ranks: Ranks) -> Triple:
+        """Ring all-reduces of the gradients: within each machine, of which the slowest counts, and then between machines."""
+        size, here, there = self.model.estimate.gradient_bytes, Triple(0.0, 0.0, 0.0), Triple(0.0, 0.0, 0.0)
+        if ranks.here > 1 and self.model.estimate.local_link is not None:
+            found = on_cycle(all_reduce(self.model.estimate.local_link, size, ranks.here), self.model.estimate.cycle_s)
+            here = Triple(found.median, found.low, found.high)
+        elif ranks.here > 1:
+            here = _unmeasured(all_reduce(_LOOPBACK, size, ranks.here).median)
+        if ranks.widest > 1:
+            there = _unmeasured(all_reduce(_LOOPBACK, size, ranks.widest).median)
+        between = _unmeasured(all_reduce(self._link, size, ranks.machines).median)
+        within = max(here, there, key=lambda one: one.median)
+        return Triple(*(one + other for one, other in zip(within, between, strict=True)))
+
+    def seats(self, counts: Sequence[int], seating: Seating) -> list[Device]:
+        """The devices of a choice, in the order of the pool."""
+        taken: list[Device] = []
+        for site, places, used in zip(self.sites, self.groups_of, seating.machines, strict=True):
+            loads = [0] * used
+            for place in places:
+                if not used or not counts[place]:
+                    continue
+                # Evenly, and one more for those with the fewest ranks: loads never differ by more than one.
+                base, more = divmod(counts[place], used)
+                extra = set(sorted(range(used), key=lambda one: loads[one])[:more])
+                for one in range(used):
+                    here = base + (one in extra)
+                    loads[one] += here
+                    taken += self.devices[site.machines[one]][self.groups[place].kind.index][:here]
+        return sorted(taken, key=lambda device: self.order[device.id])
+
+
+def machine_of(device: Device) -> str:
+    """The machine that a device is on: hosts of one address are one machine."""
+    return _THIS if device.local else device.address
+
+
+def largest_global_batch(model: CostModel) -> int:
+    """The largest global batch that the job may get."""
+    size = model.job.train.global_batch_size
+    return min(size if size != "auto" else model.job.train.batch_bounds[1], model.data.train_rows)
+
+
+def _unmeasured(median: float) -> Triple:
+    return Triple(median, median * _UNMEASURED_LOW, median * _UNMEASURED_HIGH)

@@ -1,0 +1,290 @@
+"""Several pending jobs on one pool: which devices for each and in which order, for the least energy with every deadline met.
+
+The rule. A job's choices are its configurations, at the global batch of its own plan, that no other beats in time, energy and
+devices at once. Jobs hold their devices from start to end, for the time that they do not exceed at their confidence. For a
+choice for each job and an order of the jobs, each starts, in that order, at the earliest time at which its devices stay free for
+long enough; for limits on ends these schedules, over all orders, contain one that keeps them if any schedule does (A. Sprecher,
+R. Kolisch, A. Drexl, "Semi-active, active, and non-delay schedules", EJOR 80, 1995). The joint plan has the least energy of
+those that meet all deadlines; ties go to the earlier sum of ends. Where none does, the fewest jobs slip, those of the lowest
+priority first. A host's window is the one that is open now: what would start in a later one waits for another plan.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from trainwright.tasks.allocate.configuration import EXACT, Configuration, Goal, Limits, Space
+from trainwright.tasks.allocate.cost import CostModel
+from trainwright.tasks.allocate.front import kinds_of
+from trainwright.tasks.allocate.infeasible import infeasible
+from trainwright.tasks.allocate.layout import Layout, machine_of
+from trainwright.tasks.allocate.planner import Planner, usable
+from trainwright.tasks.allocate.strategies import best
+from trainwright.tasks.artefacts import DataSchema, Estimate, JointPlan, PlannedDevice, ScheduledJob
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.job import Job
+from trainwright.tasks.pool import Device, Pool
+
+MOST_JOBS = 6
+_MOST_CONFIGURATIONS = 300
+_MOST_CHOICES_TRIED = 3_000
+_DURATIONS = 6
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A job that waits, and what the planner needs to know of it."""
+
+    job: Job
+    pool: Pool
+    estimate: Estimate
+    data: DataSchema
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One configuration of a job: what it holds of each group of devices, for how long, at what energy."""
+
+    configuration: Configuration
+    holds: tuple[tuple[object, int], ...]
+    """By machine and kind of device: how many."""
+    upper_s: float
+    energy_j: float
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A choice with its start."""
+
+    choice: Choice
+    start_s: float
+
+    @property
+    def end_s(self) -> float:
+        """When its devices are free again."""
+        return self.start_s + self.choice.upper_s
+
+
+def make_joint_plan(pending: Sequence[Pending], *, now: datetime | None = None) -> JointPlan:
+    """The joint plan. Raises BadInput for too many jobs, or two of one name, and Infeasible where a job can't even run alone."""
+    started = time.perf_counter()
+    names = [one.job.name for one in pending]
+    if len(pending) > MOST_JOBS:
+        raise BadInput(f"jobs: got {len(pending)}; allowed: at most {MOST_JOBS} together (every order is tried)")
+    if len(set(names)) < len(names):
+        raise BadInput(f"jobs: got {', '.join(names)}; allowed: a name for each")
+    for one in pending:
+        named = {device.id for device in one.pool.devices()} & {*one.job.devices.ids, *one.job.devices.exclude}
+        if named:
+            raise BadInput(
+                f"devices: got {sorted(named)[0]!r} in {one.job.name}; allowed for jobs together: types and hosts, no ids"
+            )
+    every = [choices(one, now) for one in pending]
+    exact = all(complete for _, complete in every)
+    room = Counter(_group(device, pending[0].pool) for device in pending[0].pool.devices())
+    deadlines = [one.job.objective.deadline or math.inf for one in pending]
+    by_cost = sorted(range(len(pending)), key=lambda one: (pending[one].job.priority, -deadlines[one], one))
+    limited = [one for one in by_cost if deadlines[one] < math.inf]
+    for count in range(len(limited) + 1):
+        for slipping in itertools.combinations(limited, count):
+            limits = [math.inf if one in slipping else deadline for one, deadline in enumerate(deadlines)]
+            found, complete = least_energy([options for options, _ in every], limits, room)
+            exact = exact and complete
+            if found is not None:
+                return _document(pending, found, slipping, exact, time.perf_counter() - started)
+    raise AssertionError("without deadlines every job can wait for the others")
+
+
+def _group(device: Device, pool: Pool) -> object:
+    """What devices share that one can take the place of another."""
+    window = next(host.available for host in pool.hosts if host.name == device.host)
+    return (machine_of(device), device.variant, window)
+
+
+def choices(pending: Pending, now: datetime | None) -> tuple[list[Choice], bool]:
+    """A job's configurations worth a look, least energy first, and whether that is all of them."""
+    job = pending.job
+    limited = job.model_copy(
+        update={"objective": job.objective.model_copy(update={"minimize": "energy", "deadline": None})}
+    )
+    model = CostModel(limited, pending.pool, pending.estimate, pending.data, now)
+    planner = Planner(limited, model, usable(pending.pool, job.devices))
+    # One machine's devices are no other's here: another job may hold some of them.
+    planner.layout = Layout(model, planner.devices, apart=True)
+    chosen, _ = planner.choose("energy", planner.limits)
+    if chosen is None or chosen.best is None:
+        raise infeasible(planner)
+    request = planner.request(chosen.best.batch, "energy", planner.limits)
+    rooms = [group.count for group in planner.layout.groups]
+    complete = math.prod(room + 1 for room in rooms) <= _MOST_CONFIGURATIONS
+    known: list[Configuration] = [chosen.best]
+    if complete:
+        space = Space(planner.layout, request.batch, request.least, request.most, planner.most_accumulation)
+        for counts in itertools.product(*(range(room + 1) for room in rooms)):
+            known += [one for accumulation in space.accumulations for one in space.configure(counts, accumulation)]
+    else:
+        known += _between(planner, chosen.best)
+    kept: list[Choice] = []
+    for one in known:
+        if one.excess(Limits(budget=planner.limits.budget)) <= 0:
+            held = Counter(_group(device, pending.pool) for device, _ in one.devices())
+            kept.append(Choice(one, tuple(held.items()), one.cost.upper_duration_s, one.value("energy")))
+    kept.sort(key=lambda one: (one.energy_j, one.upper_s, one.configuration.size, one.configuration.counts))
+    worth: list[Choice] = []
+    for choice in kept:
+        if not any(_beats(other, choice) for other in worth):
+            worth.append(choice)
+    return worth, complete
+
+
+def _between(planner: Planner, frugal: Configuration) -> list[Configuration]:
+    """Where there are too many configurations: those of least energy for some durations, and for some numbers of devices."""
+    found = []
+    request = planner.request(frugal.batch, "time", Limits(budget=planner.limits.budget))
+    quickest = best(request).best
+    if quickest is not None:
+        first, last = quickest.cost.upper_duration_s, max(frugal.cost.upper_duration_s, quickest.cost.upper_duration_s)
+        for place in range(_DURATIONS):
+            limits = Limits(first * (last / first) ** (place / _DURATIONS) * (1 + EXACT), planner.limits.budget)
+            goal: Goal = "energy"
+            found.append(best(planner.request(frugal.batch, goal, limits)).best)
+    return [one for one in [quickest, *found] if one is not None]
+
+
+def _beats(one: Choice, other: Choice) -> bool:
+    """Whether a choice is no dearer, no longer, and holds no device more."""
+    held = dict(other.holds)
+    return (
+        one.energy_j <= other.energy_j
+        and one.upper_s <= other.upper_s
+        and all(count <= held.get(key, 0) for key, count in one.holds)
+        and one.configuration.available_s() >= other.configuration.available_s()
+    )
+
+
+def least_energy(
+    options: Sequence[Sequence[Choice]], deadlines: Sequence[float], room: Mapping[object, int]
+) -> tuple[list[Scheduled] | None, bool]:
+    """The schedule of least energy that meets the deadlines, and whether all combinations were open. None: none does."""
+    fitting = [
+        [one for one in choices if one.upper_s <= deadline]
+        for choices, deadline in zip(options, deadlines, strict=True)
+    ]
+    if not all(fitting):
+        return None, True
+    for tried, combination in enumerate(_by_energy(fitting)):
+        if tried >= _MOST_CHOICES_TRIED:
+            return None, False
+        found = schedule(combination, deadlines, room)
+        if found is not None:
+            return found, True
+    return None, True
+
+
+def _by_energy(options: Sequence[Sequence[Choice]]) -> Iterator[list[Choice]]:
+    """Every combination, least energy first."""
+
+    def energy(at: tuple[int, ...]) -> float:
+        return math.fsum(choices[place].energy_j for choices, place in zip(options, at, strict=True))
+
+    first = (0,) * len(options)
+    heap, known = [(energy(first), first)], {first}
+    while heap:
+        _, at = heapq.heappop(heap)
+        yield [choices[place] for choices, place in zip(options, at, strict=True)]
+        for number, place in enumerate(at):
+            following = (*at[:number], place + 1, *at[number + 1 :])
+            if place + 1 < len(options[number]) and following not in known:
+                known.add(following)
+                heapq.heappush(heap, (energy(following), following))
+
+
+def schedule(
+    combination: Sequence[Choice], deadlines: Sequence[float], room: Mapping[object, int]
+) -> list[Scheduled] | None:
+    """The starts that meet the deadlines with the least sum of ends, over all orders. None: no order does."""
+    kept: list[Scheduled] | None = None
+    for order in itertools.permutations(range(len(combination))):
+        placed: dict[int, Scheduled] = {}
+        for number in order:
+            choice = combination[number]
+            start = _earliest(choice, list(placed.values()), room)
+            until = min(deadlines[number], choice.configuration.available_s())
+            if start + choice.upper_s > until * (1 + EXACT):
+                break
+            placed[number] = Scheduled(choice, start)
+        else:
+            found = [placed[number] for number in range(len(combination))]
+            if kept is None or sum(one.end_s for one in found) < sum(one.end_s for one in kept) * (1 - EXACT):
+                kept = found
+    return kept
+
+
+def _earliest(choice: Choice, placed: Sequence[Scheduled], room: Mapping[object, int]) -> float:
+    """The first time from which its devices stay free for as long as it takes."""
+
+    def fits(start: float) -> bool:
+        end = start + choice.upper_s
+        # What others hold changes only at their starts and ends.
+        times = [start, *(one.start_s for one in placed if start < one.start_s < end)]
+        return all(
+            count + sum(dict(one.choice.holds).get(key, 0) for one in placed if one.start_s <= at < one.end_s)
+            <= room[key]
+            for key, count in choice.holds
+            for at in times
+        )
+
+    return next(start for start in sorted({0.0, *(one.end_s for one in placed)}) if fits(start))
+
+
+def _document(
+    pending: Sequence[Pending], found: Sequence[Scheduled], slipping: Sequence[int], exact: bool, seconds: float
+) -> JointPlan:
+    """The plan with devices by name: those free in each group, in the order of the pool."""
+    jobs: list[tuple[float, int, ScheduledJob]] = []
+    taken: list[tuple[float, float, str]] = []
+    for number in sorted(range(len(found)), key=lambda one: (found[one].start_s, one)):
+        one, job, estimate = found[number], pending[number].job, pending[number].estimate
+        busy = {name for start, end, name in taken if start < one.end_s and one.start_s < end}
+        devices = []
+        for seat, batch in one.choice.configuration.devices():
+            device = next(
+                other
+                for other in usable(pending[number].pool, job.devices)
+                if _group(other, pending[number].pool) == _group(seat, pending[number].pool) and other.id not in busy
+            )
+            busy.add(device.id)
+            taken.append((one.start_s, one.end_s, device.id))
+            curve = estimate.curve(device)
+            devices.append(
+                PlannedDevice(
+                    **device.model_dump(), batch_size=batch, step_time_s=curve.step_time(batch),
+                    peak_memory_bytes=curve.device_memory_bytes(batch),
+                )
+            )  # fmt: skip
+        document = ScheduledJob(
+            job=job.name, starts_s=one.start_s, ends_s=one.end_s, deadline_s=job.objective.deadline,
+            slips=number in slipping, devices=devices, global_batch_size=one.choice.configuration.batch,
+            predicted=one.choice.configuration.cost.prediction(),
+        )  # fmt: skip
+        jobs.append((one.start_s, number, document))
+    return JointPlan(
+        feasible=not slipping,
+        jobs=[document for _, _, document in jobs],
+        energy_j=math.fsum(one.choice.energy_j for one in found),
+        slips=[pending[number].job.name for number in slipping],
+        search="exact" if exact else "bounded",
+        solve_time_s=seconds,
+    )
+
+
+def shape(job: ScheduledJob) -> str:
+    """A job's devices as a person reads them."""
+    return ", ".join(f"{count} x {kind}" for kind, count in kinds_of(job.devices).items())

@@ -1,0 +1,108 @@
+"""The planner's answer by plain enumeration: every set of devices, every global batch, every accumulation.
+
+Written to be read, not to be fast. It shares with the planner what one configuration costs (`CostModel`, the collectives' time)
+and nothing else: not the groups of alike devices, the split, the seats, the bounds, or the search.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trainwright.tasks.allocate.cost import Cost, CostModel, Share
+from trainwright.tasks.allocate.layout import Layout, Ranks, machine_of
+from trainwright.tasks.pool import Device
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One configuration, and for how long its devices are there."""
+
+    devices: tuple[Device, ...]
+    batches: tuple[int, ...]
+    accumulation: int
+    cost: Cost
+    available_s: float
+
+    def value(self, goal: str) -> float:
+        cost = self.cost
+        if goal == "upper_time":
+            return cost.upper_duration_s
+        if goal == "upper_cost":
+            return cost.upper_cost
+        found = {"time": cost.duration_s, "energy": cost.energy_j, "cost": cost.cost}[goal]
+        return found.median if found is not None else math.inf
+
+    def keeps(self, deadline_s: float, budget: float) -> bool:
+        return (self.cost.upper_duration_s <= min(deadline_s, self.available_s) and self.cost.upper_cost <= budget) or (
+            self.cost.upper_duration_s <= min(deadline_s, self.available_s) and math.isinf(budget)
+        )
+
+
+def every_configuration(
+    model: CostModel, devices: list[Device], batch: int, least: int, most: int, most_accumulation: int
+) -> Iterator[Tried]:
+    """All there are for a global batch."""
+    layout = Layout(model, devices)
+    ordered = sorted(devices, key=lambda device: model.kind(device).index)
+    for count in range(least, min(most, len(devices), batch) + 1):
+        for chosen in itertools.combinations(ordered, count):
+            for accumulation in accumulations(model, devices, batch, most_accumulation):
+                one = configuration(model, layout, chosen, batch, accumulation)
+                if one is not None:
+                    yield one
+
+
+def accumulations(model: CostModel, devices: list[Device], batch: int, most: int) -> list[int]:
+    """1, 2, 4 … up to the first at which memory binds no device."""
+    tried, accumulation = [], 1
+    while accumulation <= min(most, batch):
+        tried.append(accumulation)
+        kinds = [model.kind(device) for device in devices]
+        if all(not kind.shares_memory and len(model.times(kind, batch, accumulation)) == batch for kind in kinds):
+            break
+        accumulation *= 2
+    return tried
+
+
+def configuration(
+    model: CostModel, layout: Layout, chosen: tuple[Device, ...], batch: int, accumulation: int
+) -> Tried | None:
+    """These devices, each sample in turn to the one that is done first with one more."""
+    kinds = [model.kind(device) for device in chosen]
+    times = [model.times(kind, batch, accumulation) for kind in kinds]
+    batches = [1] * len(chosen)
+    if any(len(one) < 1 for one in times):
+        return None
+    heap = [(one[1], rank) for rank, one in enumerate(times) if len(one) > 1]
+    heapq.heapify(heap)
+    for _ in range(batch - len(chosen)):
+        if not heap:
+            return None
+        _, rank = heapq.heappop(heap)
+        batches[rank] += 1
+        if batches[rank] < len(times[rank]):
+            heapq.heappush(heap, (times[rank][batches[rank]], rank))
+    largest = {kind.index: max(b for k, b in zip(kinds, batches, strict=True) if k is kind) for kind in kinds}
+    for machine in {machine_of(device) for device in chosen}:
+        sharing = [
+            kind
+            for device, kind in zip(chosen, kinds, strict=True)
+            if machine_of(device) == machine and kind.shares_memory
+        ]
+        needed = sum(model.memory_bytes(kind, largest[kind.index], accumulation) for kind in sharing)
+        if any(needed > (kind.curve.memory_limit_bytes or math.inf) for kind in sharing):
+            return None
+    machines = Counter(machine_of(device) for device in chosen)
+    here = machines.pop("this machine", 0)
+    ranks = Ranks(len(machines) + (here > 0), max(machines.values(), default=0), here)
+    shares = [
+        Share(kind, size, count)
+        for (kind, size), count in Counter(zip(kinds, batches, strict=True)).items()
+    ]  # fmt: skip
+    cost = model.cost(shares, layout.collective_s(ranks), batch, accumulation)
+    return Tried(chosen, tuple(batches), accumulation, cost, min(kind.available_s for kind in kinds))

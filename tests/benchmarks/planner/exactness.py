@@ -1,0 +1,148 @@
+"""The planner against brute force: `python tests/benchmarks/planner/exactness.py [--cases N] [--seed N]`.
+
+Random small pools and jobs (`planner_cases`), each planned as it is, and again with limits without slack: deadline and budget at
+exactly what one of its configurations needs. Compared: the objective's value, or the nearest deadline where nothing is feasible.
+Prints how many differ, by how much at most, and how large the spaces were.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from dataclasses import dataclass, field
+
+from brute_force import Tried, every_configuration
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from planner_cases import NOW, Case, small_cases
+
+from trainwright.tasks.allocate.configuration import Limits
+from trainwright.tasks.allocate.cost import CostModel
+from trainwright.tasks.allocate.planner import GOOD_ENOUGH, Planner, usable
+
+
+@dataclass
+class Tally:
+    """What was seen so far."""
+
+    cases: int = 0
+    infeasible: int = 0
+    configurations: int = 0
+    worst: float = 0.0
+    different: list[str] = field(default_factory=list)
+    planner_s: float = 0.0
+    brute_s: float = 0.0
+
+
+def by_size(case: Case, model: CostModel) -> dict[int, list[Tried]]:
+    """Every configuration, by global batch."""
+    devices, train, chosen = usable(case.pool, case.job.devices), case.job.train, case.job.devices
+    if train.global_batch_size != "auto":
+        sizes = {train.global_batch_size}
+    else:
+        low, high = (min(bound, case.data.train_rows) for bound in train.batch_bounds)
+        sizes = {low, high} | {2**power for power in range(21) if low <= 2**power <= high}
+    return {
+        size: list(
+            every_configuration(
+                model, devices, size, chosen.min_count, chosen.max_count or len(devices), case.most_accumulation
+            )
+        )
+        for size in sorted(sizes)
+    }
+
+
+def brute(case: Case, tried: dict[int, list[Tried]], deadline_s: float, budget: float) -> float:
+    """The objective's value by the rule of the global batch; infinite where nothing is feasible."""
+    goal, noise = case.job.objective.minimize, case.job.train.noise_scale
+    least = {}
+    for size, found in tried.items():
+        values = [one.value(goal) for one in found if one.keeps(deadline_s, budget)]
+        if values:
+            least[size] = min(values)
+    if not least:
+        return math.inf
+    if noise is not None:
+        first = min(tried)
+        return least[min(least, key=lambda size: least[size] * (1 + size / noise) / (1 + first / noise))]
+    allowed = min(least.values()) / (GOOD_ENOUGH if len(tried) > 1 else 1.0)
+    return least[min(size for size, value in least.items() if value <= allowed)]
+
+
+def compare(case: Case, pick: float, tally: Tally) -> None:
+    """One case without limits, and three with."""
+    model = CostModel(case.job, case.pool, case.estimate, case.data, NOW)
+    began = time.perf_counter()
+    tried = by_size(case, model)
+    tally.brute_s += time.perf_counter() - began
+    everything = [one for found in tried.values() for one in found]
+    tally.configurations += len(everything)
+    limits = [(math.inf, math.inf)]
+    if everything:
+        slack = sorted(everything, key=lambda one: one.cost.upper_duration_s)[int(pick * (len(everything) - 1))]
+        short = min(one.cost.upper_duration_s for one in everything) * 0.9
+        limits += [
+            (slack.cost.upper_duration_s, math.inf),
+            (slack.cost.upper_duration_s, slack.cost.upper_cost or math.inf),
+            (short, math.inf),
+        ]
+    for deadline_s, budget in limits:
+        tally.cases += 1
+        limited = case.within(deadline_s, budget)
+        began = time.perf_counter()
+        planner = Planner(
+            limited.job,
+            CostModel(limited.job, case.pool, case.estimate, case.data, NOW),
+            usable(case.pool, case.job.devices),
+            case.most_accumulation,
+        )
+        found, _ = planner.choose(planner.goal, planner.limits)
+        nearest = planner.least("upper_time", Limits()) if found is None else None
+        tally.planner_s += time.perf_counter() - began
+        expected = brute(limited, tried, deadline_s, budget)
+        got = found.best.value(planner.goal) if found is not None and found.best is not None else math.inf
+        if math.isinf(expected):
+            tally.infeasible += 1
+            expected = min(
+                (one.cost.upper_duration_s for one in everything if one.cost.upper_duration_s <= one.available_s),
+                default=math.inf,
+            )
+            got = nearest.cost.upper_duration_s if nearest is not None else math.inf if math.isinf(got) else -1.0
+        off = 0.0 if expected == got else abs(got / expected - 1) if 0 < expected < math.inf else math.inf
+        tally.worst = max(tally.worst, off)
+        if off > 1e-9:
+            tally.different.append(f"{got} instead of {expected}: {limited}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    tally = Tally()
+
+    @seed(chosen.seed)
+    @settings(
+        max_examples=-(-chosen.cases // 3), deadline=None, database=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(small_cases(), st.floats(0, 1))
+    def run(case: Case, pick: float) -> None:
+        compare(case, pick, tally)
+
+    run()
+    print(f"planned                         {tally.cases}, of which {tally.infeasible} infeasible")
+    print(f"different objective value       {len(tally.different)}")
+    print(f"worst relative difference       {tally.worst:.1e}  (arithmetic's own: about 1e-15)")
+    print(
+        f"configurations tried by force   {tally.configurations} in {tally.brute_s:.1f} s; planner {tally.planner_s:.1f} s"
+    )
+    for line in tally.different[:3]:
+        print(line)
+    return 1 if tally.different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

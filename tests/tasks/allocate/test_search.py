@@ -1,0 +1,80 @@
+"""The search against plain enumeration, and what it says where it is cut short."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from exactness import Tally, compare
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from planner_cases import NOW, Case, data_of, small_cases
+from scale import estimate_for, gpu_pool, job_of, typed_pool
+
+from trainwright.tasks.allocate.configuration import Configuration, Space
+from trainwright.tasks.allocate.cost import CostModel
+from trainwright.tasks.allocate.layout import machine_of
+from trainwright.tasks.allocate.planner import Planner, usable
+from trainwright.tasks.allocate.search import Search
+from trainwright.tasks.pool import Pool
+
+QUIET = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@QUIET
+@given(small_cases(), st.floats(0, 1))
+def test_no_configuration_is_better_than_the_plan(case: Case, pick: float) -> None:
+    tally = Tally()
+    compare(case, pick, tally)
+    assert not tally.different
+
+
+@QUIET
+@given(small_cases())
+def test_a_plan_gives_out_the_whole_batch_on_as_many_devices_as_it_says_and_within_their_memory(case: Case) -> None:
+    model = CostModel(case.job, case.pool, case.estimate, case.data, NOW)
+    planner = Planner(case.job, model, usable(case.pool, case.job.devices), case.most_accumulation)
+    found, _ = planner.choose(planner.goal, planner.limits)
+    if found is None or found.best is None:
+        return
+    placed = found.best.devices()
+    assert len({device.id for device, _ in placed}) == len(placed) == found.best.size
+    assert sum(batch for _, batch in placed) == found.best.batch
+    held: dict[str, float] = {}
+    for device, batch in placed:
+        kind = model.kind(device)
+        limit = kind.curve.memory_limit_bytes or math.inf
+        need = model.memory_bytes(kind, batch, found.best.accumulation)
+        assert need <= limit
+        if kind.shares_memory:
+            held[machine_of(device)] = held.get(machine_of(device), 0.0) + need
+            assert held[machine_of(device)] <= limit
+    machines = [machine_of(device) for device, _ in placed]
+    assert len(set(machines)) == found.best.seating.ranks.machines
+    there = [machines.count(name) for name in set(machines) if name != "this machine"]
+    assert max(there, default=0) == found.best.seating.ranks.widest
+
+
+def search(pool: Pool, types: int, goal: str, nodes: int) -> tuple[Configuration, float]:
+    devices, job = pool.devices(), job_of(goal, 512, None)
+    model = CostModel(job, pool, estimate_for(devices, types, seed=types), data_of(100_000))
+    planner = Planner(job, model, devices)
+    found = Search(Space(planner.layout, 512, 1, len(devices)), planner.goal, planner.limits).run(nodes)
+    assert found.best is not None
+    return found.best, found.gap(planner.goal)
+
+
+@pytest.mark.parametrize("goal", ["energy", "time"])
+def test_a_search_that_is_cut_short_says_how_much_better_another_plan_can_be(goal: str) -> None:
+    pool = typed_pool(12, 20)
+    short, gap = search(pool, 12, goal, 3)
+    long, rest = search(pool, 12, goal, 3000)
+    assert 0 <= rest <= gap < 1
+    assert long.value(goal) >= short.value(goal) * (1 - gap) * (1 - 1e-9)  # type: ignore[arg-type]
+
+
+def test_the_same_pool_gives_the_same_plan_every_time() -> None:
+    first, second = (search(gpu_pool(64, mixed=True), 8, "energy", 500)[0] for _ in range(2))
+    assert [(device.id, batch) for device, batch in first.devices()] == [
+        (device.id, batch) for device, batch in second.devices()
+    ]
