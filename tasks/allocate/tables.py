@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import psutil
 import sqlalchemy as sql
@@ -108,15 +109,14 @@ class Transaction:
             self._connection.execute(sql.text("PRAGMA synchronous=NORMAL"))
             self._connection.execute(sql.text("BEGIN IMMEDIATE"))
             return
-        # Asked for again and again, not waited for: the server would give it to a client that is stopped while it waits. One
-        # that is stopped within a transaction must not stop all others: the server ends it.
-        until = time.monotonic() + LOCK_TIMEOUT_S
-        self._connection.execute(sql.text("SET idle_in_transaction_session_timeout = '1s'"))
+        # Asked for again and again, not waited for: the server would give it to a client that is stopped while it waits.
+        until, pause_s = time.monotonic() + LOCK_TIMEOUT_S, 0.01
         while not self._connection.execute(sql.text(f"SELECT pg_try_advisory_xact_lock({_LOCK})")).scalar_one():
             self._connection.rollback()
             if time.monotonic() > until:
                 raise OSError(f"locked by others for {LOCK_TIMEOUT_S:g} s")
-            time.sleep(random.uniform(0.002, 0.02))
+            time.sleep(pause_s * random.uniform(0.5, 1.5))
+            pause_s = min(0.1, pause_s * 1.5)
 
     def _unreachable(self, error: Exception) -> ServiceUnreachable:
         reason = (str(getattr(error, "orig", error)).splitlines() or [type(error).__name__])[0]
@@ -169,9 +169,12 @@ def _create_tables(engine: Engine) -> None:
 def make_engine(url: str) -> Engine:
     """The engine of a database URL. Raises BadInput where it is none, or its driver is not installed."""
     try:
-        engine = sql.create_engine(
-            url, pool_pre_ping=True, connect_args={"timeout": LOCK_TIMEOUT_S} if url.startswith("sqlite") else {}
-        )
+        given = sql.make_url(url)
+        options: dict[str, Any] = {"timeout": LOCK_TIMEOUT_S} if given.get_backend_name() == "sqlite" else {}
+        if given.get_backend_name() == "postgresql":
+            # A client that is stopped within a transaction must not stop all others: the server ends it. SQLite can't.
+            options = {"options": "-c idle_in_transaction_session_timeout=1000"}
+        engine = sql.create_engine(given, pool_pre_ping=True, connect_args=options)
     except (sql.exc.ArgumentError, ModuleNotFoundError) as error:  # the URL is not told: it may hold a password
         what = f"needs {error.name}; install it" if isinstance(error, ModuleNotFoundError) else "is no database URL"
         raise BadInput(
