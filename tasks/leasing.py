@@ -11,9 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from typing import TypeVar
 
 from trainwright.tasks import progress
-from trainwright.tasks.allocate.ledger import Holder
+from trainwright.tasks.allocate.ledger import TTL_S, Heartbeat, Holder
 from trainwright.tasks.allocate.planner import usable
 from trainwright.tasks.allocate.queue import Queue, Turn
 from trainwright.tasks.artefacts import Plan
@@ -25,6 +26,7 @@ from trainwright.tasks.step import holder, ledger, stop
 
 LOOK_EVERY_S = 1.0
 _deferring: ContextVar[bool] = ContextVar("deferring", default=False)
+Done = TypeVar("Done")
 Planner = Callable[[list[Device]], Plan]
 
 
@@ -107,6 +109,38 @@ def _timed_out(job: Job, turn: Turn) -> RunHeld:
         place=turn.place, waiting=turn.length, waited_s=round(turn.waited_s, 1),
         holder=lease.holder if lease else None, run=lease.run if lease else None,
     )  # fmt: skip
+
+
+def on_devices(run: Run, work: Callable[[threading.Event, Callable[[], bool]], Done], what: str) -> Done:
+    """Work on the devices of the run's plan: with an event that ends it, and a question whether they are still the run's.
+
+    A run of a higher priority may ask for them: the work is ended, the devices are given back, and this waits for its turn to
+    go on. Raises RunHeld where the devices were lost, and what `lease` raises.
+    """
+    me = holder(run)
+    while True:
+        plan, token = lease(run, run.read(Plan))
+        run.note(state="running", error=None)
+        names = plan.resources
+        with (
+            Heartbeat(ledger(), run.uri, names, TTL_S, holder=me.name, token=token) as beat,
+            Heartbeat(ledger(), run.uri, [run.hold], TTL_S, holder=me.name) as hold,
+        ):
+            try:
+                done = work(Either(stop, beat.revoked), lambda: beat.mine() and hold.mine())
+                if not (beat.mine() and hold.mine()):
+                    raise RunHeld(f"the lease on the devices was lost while {what}")
+                return done
+            except Interrupted as error:
+                if stop.is_set() or not beat.revoked.is_set():
+                    raise
+                claimant = ledger().revoked_by(run.uri)
+                note = Interrupted(
+                    f"{claimant} has a higher priority and asked for the devices; {error}; waits to go on"
+                )
+                run.note(state="interrupted", error=note.document())
+                ledger().release(run.uri, names, holder=me.name, token=token)
+                progress.emit("notice", message=str(note))
 
 
 def look(run: Run, owner: str) -> bool:

@@ -9,17 +9,16 @@ done again. Operators and the command line call these; the work itself is in the
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel
 
 from trainwright.estimator.source import BatchSpec
 from trainwright.estimator.structure import Structure
 from trainwright.tasks import progress
-from trainwright.tasks.allocate.ledger import Heartbeat, Holder
+from trainwright.tasks.allocate.ledger import Holder
 from trainwright.tasks.allocate.planner import make_plan, usable
 from trainwright.tasks.artefacts import (
     DataSchema,
@@ -31,16 +30,14 @@ from trainwright.tasks.artefacts import (
     Result,
     Validation,
 )
-from trainwright.tasks.errors import BadInput, CorruptArtefact, DataRejected, Interrupted, RunHeld
+from trainwright.tasks.errors import BadInput, CorruptArtefact, DataRejected
 from trainwright.tasks.job import Job
-from trainwright.tasks.leasing import Either, lease
+from trainwright.tasks.leasing import lease, on_devices
 from trainwright.tasks.objects import ObjectStore
 from trainwright.tasks.pool import Device, load_pool
 from trainwright.tasks.run import Run, open_run
 from trainwright.tasks.settings import settings
-from trainwright.tasks.step import Reference, act_as, holder, ledger, step, stop
-
-Done = TypeVar("Done")
+from trainwright.tasks.step import Reference, act_as, holder, ledger, step
 
 
 def open_for(job: Job, owner: Holder, *, store: str | None = None, new: bool = False) -> Run:
@@ -231,38 +228,6 @@ def _request(run: Run) -> Any:
     )
 
 
-def _on_devices(run: Run, work: Callable[[threading.Event, Callable[[], bool]], Done], what: str) -> Done:
-    """Work on the devices of the run's plan: with an event that ends it, and a question whether they are still the run's.
-
-    A run of a higher priority may ask for them: the work is ended, the devices are given back, and this waits for its turn to
-    go on. Raises RunHeld where the devices were lost, and what `lease` raises.
-    """
-    me = holder(run)
-    while True:
-        plan, token = lease(run, run.read(Plan))
-        run.note(state="running", error=None)
-        names = plan.resources
-        with (
-            Heartbeat(ledger(), run.uri, names, holder=me.name, token=token) as beat,
-            Heartbeat(ledger(), run.uri, [run.hold], holder=me.name) as hold,
-        ):
-            try:
-                done = work(Either(stop, beat.revoked), lambda: beat.mine() and hold.mine())
-                if not (beat.mine() and hold.mine()):
-                    raise RunHeld(f"the lease on the devices was lost while {what}")
-                return done
-            except Interrupted as error:
-                if stop.is_set() or not beat.revoked.is_set():
-                    raise
-                claimant = ledger().revoked_by(run.uri)
-                note = Interrupted(
-                    f"{claimant} has a higher priority and asked for the devices; {error}; waits to go on"
-                )
-                ledger().release(run.uri, names, holder=me.name, token=token)
-                run.note(state="interrupted", error=note.document())
-                progress.emit("notice", message=str(note))
-
-
 @step("search_lr")
 def search_lr(run: Run, replay: str | None = None) -> Reference:
     """Find the learning rate on the real model and data, on the leased devices."""
@@ -278,7 +243,7 @@ def search_lr(run: Run, replay: str | None = None) -> Reference:
                 learning_rate=given, interval=(given, given), source="given", reason="the job names it"
             )
         else:
-            search = _on_devices(
+            search = on_devices(
                 run,
                 lambda halt, still_mine: search_learning_rate(_request(run), stop=halt),
                 "the learning rate was searched",
@@ -303,7 +268,7 @@ def train(run: Run, replay: str | None = None) -> Reference:
         request = _request(run)
         if replay is not None:
             request = request.model_copy(update={"replay_events": Run(replay).read(Result).split_events})
-        result = _on_devices(
+        result = on_devices(
             run, lambda halt, still_mine: run_training(request, stop=halt, still_mine=still_mine), "training ended"
         )
         run.write(result)

@@ -6,11 +6,13 @@ differ agree on what has expired.
 
 from __future__ import annotations
 
+import random
 import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import psutil
 import sqlalchemy as sql
@@ -19,6 +21,8 @@ from sqlalchemy.schema import CreateTable
 
 from trainwright.tasks.errors import BadInput, ServiceUnreachable
 
+LOCK_TIMEOUT_S = 30.0
+_LOCK = 71260001  # the number of our advisory lock
 _metadata = sql.MetaData()
 
 
@@ -90,14 +94,29 @@ class Transaction:
             _create_tables(self._engine)
             self._connection = self._engine.connect()
             try:
-                for statement in _SERIALISE.get(self._engine.dialect.name, ("LOCK TABLE leases",)):
-                    self._connection.execute(sql.text(statement))
+                self._lock()
             except BaseException:
                 self._connection.close()
                 raise
         except (sql.exc.DBAPIError, OSError) as error:
             raise self._unreachable(error) from error
         return self._connection
+
+    def _lock(self) -> None:
+        """Begin a transaction that no other runs beside."""
+        if self._engine.dialect.name == "sqlite":
+            # No wait for the disk at each look: what a power failure takes back, it took from the holders too.
+            self._connection.execute(sql.text("PRAGMA synchronous=NORMAL"))
+            self._connection.execute(sql.text("BEGIN IMMEDIATE"))
+            return
+        # Asked for again and again, not waited for: the server would give it to a client that is stopped while it waits.
+        until, pause_s = time.monotonic() + LOCK_TIMEOUT_S, 0.01
+        while not self._connection.execute(sql.text(f"SELECT pg_try_advisory_xact_lock({_LOCK})")).scalar_one():
+            self._connection.rollback()
+            if time.monotonic() > until:
+                raise OSError(f"locked by others for {LOCK_TIMEOUT_S:g} s")
+            time.sleep(pause_s * random.uniform(0.5, 1.5))
+            pause_s = min(0.1, pause_s * 1.5)
 
     def _unreachable(self, error: Exception) -> ServiceUnreachable:
         reason = (str(getattr(error, "orig", error)).splitlines() or [type(error).__name__])[0]
@@ -123,11 +142,6 @@ class Transaction:
             raise self._unreachable(error) from error
 
 
-# A client that is stopped within a transaction must not stop all others: PostgreSQL ends it. SQLite can't.
-_SERIALISE = {
-    "sqlite": ("BEGIN IMMEDIATE",),
-    "postgresql": ("SET LOCAL idle_in_transaction_session_timeout = '2s'", "LOCK TABLE leases"),
-}
 _ready: set[str] = set()
 
 
@@ -139,8 +153,9 @@ def _create_tables(engine: Engine) -> None:
             Path(engine.url.database).parent.mkdir(parents=True, exist_ok=True)
         with engine.begin() as connection:
             if engine.dialect.name == "postgresql":
-                connection.execute(sql.text("SELECT pg_advisory_xact_lock(7126)"))
+                connection.execute(sql.text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
             elif engine.dialect.name == "sqlite":
+                connection.execute(sql.text("PRAGMA journal_mode=WAL"))
                 connection.execute(sql.text("BEGIN IMMEDIATE"))
             for one in (leases, tokens, waiters):
                 connection.execute(CreateTable(one, if_not_exists=True))
@@ -154,9 +169,12 @@ def _create_tables(engine: Engine) -> None:
 def make_engine(url: str) -> Engine:
     """The engine of a database URL. Raises BadInput where it is none, or its driver is not installed."""
     try:
-        engine = sql.create_engine(
-            url, pool_pre_ping=True, connect_args={"timeout": 30} if url.startswith("sqlite") else {}
-        )
+        given = sql.make_url(url)
+        options: dict[str, Any] = {"timeout": LOCK_TIMEOUT_S} if given.get_backend_name() == "sqlite" else {}
+        if given.get_backend_name() == "postgresql":
+            # A client that is stopped within a transaction must not stop all others: the server ends it. SQLite can't.
+            options = {"options": "-c idle_in_transaction_session_timeout=1000"}
+        engine = sql.create_engine(given, pool_pre_ping=True, connect_args=options)
     except (sql.exc.ArgumentError, ModuleNotFoundError) as error:  # the URL is not told: it may hold a password
         what = f"needs {error.name}; install it" if isinstance(error, ModuleNotFoundError) else "is no database URL"
         raise BadInput(

@@ -162,32 +162,55 @@ def _show_joint(joint: JointPlan) -> None:
 
 
 def pool(
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="a pool file; default: this machine")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE|probe]", help="a pool file (default: this machine); `probe` finds devices"),
+    ] = None,
+    host: Annotated[
+        list[str] | None, typer.Option("--host", metavar="ADDRESS", help="with probe: a host, by ssh; again for more")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="with probe: write the pool file")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show a pool's devices and who holds them."""
-    import time
+    """Show a pool's devices, who holds them until when, and who waits; or `pool probe`: find devices, make a pool file."""
+    from datetime import UTC, datetime
 
     from trainwright.tasks import screen
+    from trainwright.tasks.allocate.queue import Queue
+    from trainwright.tasks.errors import BadInput
     from trainwright.tasks.pool import load_pool
     from trainwright.tasks.step import ledger
 
+    if file is not None and str(file) == "probe":
+        _probe(host or [], out, as_json)
+        return
+    if host or out:
+        raise BadInput("pool: --host and --out go with `pool probe`")
     chosen = load_pool(file)
     held = {lease.resource: lease for lease in ledger().held("device ")}
-    documents = []
+    documents: list[dict[str, Any]] = []
     for device in chosen.devices():
         lease = held.get(device.resource)
+        until = datetime.fromtimestamp(lease.expires_at, UTC) if lease else None
         documents.append(
             device.model_dump()
             | {
                 "holder": lease.holder if lease else None,
                 "run": lease.run if lease else None,
-                "expires_in_s": round(lease.expires_at - time.time(), 1) if lease else None,
+                "until": until.isoformat(timespec="seconds") if until else None,
+                "expires_in_s": round((until - datetime.now(UTC)).total_seconds(), 1) if until else None,
+                "revoked_by": lease.revoked_by if lease else None,
             }
         )
+    names = {device.resource for device in chosen.devices()}
+    queue: list[dict[str, Any]] = [
+        {"place": place, "run": one.run, "holder": one.holder, "priority": one.priority, "waited_s": round(waited_s, 1),
+         "needed": one.needed, "wanted": sorted(one.wanted)}
+        for place, (one, waited_s) in enumerate(Queue(ledger()).waiting(), start=1) if one.wanted & names
+    ]  # fmt: skip
     if as_json:
-        print_json({"pool": chosen.name, "devices": documents})
+        print_json({"pool": chosen.name, "devices": documents, "queue": queue})
         return
     rows = [
         (
@@ -196,8 +219,49 @@ def pool(
             f"{one['cores']:g}" if one["cores"] else "",
             str(one["address"]),
             one["holder"] or "free",
+            f"{one['until'][11:19]} UTC, unless renewed" if one["until"] else "",
             one["run"] or "",
         )
         for one in documents
     ]
-    screen.table(f"pool {chosen.name}", ("device", "type", "cores", "host", "held by", "for"), rows, right=(2,))
+    screen.table(
+        f"pool {chosen.name}", ("device", "type", "cores", "host", "held by", "until", "for"), rows, right=(2,)
+    )
+    if queue:
+        waits = [
+            (str(one["place"]), str(one["holder"]), str(one["priority"]), screen.seconds(one["waited_s"]),
+             f"{one['needed']} of {len(one['wanted'])}", str(one["run"]))
+            for one in queue
+        ]  # fmt: skip
+        screen.table("queue", ("place", "who", "priority", "waited", "devices", "for"), waits, right=(0, 2, 3))
+
+
+def _probe(hosts: list[str], out: Path | None, as_json: bool) -> None:
+    """Find devices; print the pool file, or write it."""
+    import yaml
+
+    from trainwright.tasks import screen
+    from trainwright.tasks.errors import BadInput
+    from trainwright.tasks.probe import probe
+
+    found = probe(hosts)
+    document = {
+        "name": found.name,
+        "hosts": [
+            {"name": one.name, "address": one.address,
+             "devices": [entry.model_dump(exclude_none=True) for entry in one.devices]}
+            for one in found.hosts
+        ],
+    }  # fmt: skip
+    text = yaml.safe_dump(document, sort_keys=False)
+    if out is not None:
+        try:
+            out.write_text(text)
+        except OSError as error:
+            raise BadInput(f"--out: {out}: can't be written ({error.strerror})") from None
+    if as_json:
+        print_json(document)
+    elif out is None:
+        screen.out.print(text, markup=False, end="")
+    else:
+        screen.err.print(f"saved to {out}")

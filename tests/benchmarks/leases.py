@@ -36,7 +36,7 @@ from trainwright.tasks.allocate.queue import Queue
 from trainwright.tasks.errors import RunHeld, ServiceUnreachable
 
 FORK = multiprocessing.get_context("fork")  # so that a birth costs milliseconds
-TTL_S, PLACE_TTL_S, AGE_S, LOOK_EVERY_S = 2.0, 1.0, 2.0, 0.1
+TTL_S, PLACE_TTL_S, AGE_S, LOOK_EVERY_S = 2.0, 1.5, 2.0, 0.5
 
 
 @dataclass

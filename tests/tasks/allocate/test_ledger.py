@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 import subprocess
 import sys
 import time
@@ -123,6 +125,7 @@ def test_a_holder_whose_ledger_fails_hears_of_it_in_time(url: str, tmp_path: Pat
     ledger = Ledger(url)
     ledger.take(["device a"], Holder("alice"), "run-1", ttl_s=0.6)
     with Heartbeat(ledger, "run-1", ["device a"], ttl_s=0.6, holder="alice") as beat:
-        (tmp_path / "ledger.sqlite").write_bytes(b"this is no database any more" * 100)
+        with contextlib.closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as other:
+            other.execute("DROP TABLE leases")
         assert beat.lost.wait(timeout=10)
         assert not beat.mine()
