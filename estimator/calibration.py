@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.energy import Power
@@ -196,25 +196,30 @@ def save(calibration: Calibration, path: Path) -> None:
 def load(path: Path, torch_version: str | None = None) -> Calibration:
     """Read a calibration. Raises BadInput where it is missing, cut short, of another schema, or of another torch."""
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError):
+        data = path.read_bytes()
+    except OSError:
         raise BadInput(f"calibration: {path}: no such file that can be read") from None
+    return parse(data, str(path), torch_version)
+
+
+def parse(data: bytes, where: str, torch_version: str | None = None) -> Calibration:
+    """The calibration that a file holds; `where` names it in an error. Raises BadInput as `load` does."""
     try:
-        document = json.loads(text)
+        document = json.loads(data)
         version = document.get("schema_version") if isinstance(document, dict) else None
         if version != SCHEMA_VERSION:
             raise BadInput(
-                f"calibration: {path}: has schema version {version}; allowed: {SCHEMA_VERSION}; calibrate again"
+                f"calibration: {where}: has schema version {version}; allowed: {SCHEMA_VERSION}; calibrate again"
             )
         found = Calibration.model_validate(document)
-    except (ValueError, ValidationError):
-        raise BadInput(f"calibration: {path}: is not a calibration, or was cut short; calibrate again") from None
+    except (ValueError, RecursionError):
+        raise BadInput(f"calibration: {where}: is not a calibration, or was cut short; calibrate again") from None
     if found.device_type not in DEVICE_TYPES:
         raise BadInput(
-            f"calibration: {path}: is of device type {found.device_type!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}"
+            f"calibration: {where}: is of device type {found.device_type!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}"
         )
     if torch_version is not None and found.torch != torch_version:
         raise BadInput(
-            f"calibration: {path}: was made with torch {found.torch}, here is {torch_version}; calibrate again"
+            f"calibration: {where}: was made with torch {found.torch}, here is {torch_version}; calibrate again"
         )
     return found

@@ -1,7 +1,8 @@
 """The root of every error trainwright raises on purpose.
 
     TrainwrightError
-    └── BadInput            a person's input is wrong: field, given, allowed
+    ├── BadInput            a person's input is wrong: field, given, allowed
+    └── BusyMachine         what was measured of this machine is worth nothing: it did other things meanwhile
 
 `tasks.errors` grows the rest of the tree.
 """
@@ -36,3 +37,9 @@ class BadInput(TrainwrightError):
 
     kind = "bad_input"
     exit_code = 2
+
+
+class BusyMachine(TrainwrightError):
+    """The machine did too much else while it was measured: measure again when it is quiet."""
+
+    kind = "busy"

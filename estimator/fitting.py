@@ -23,6 +23,7 @@ from trainwright.estimator.calibration import (
     deviation_of,
     in_step,
 )
+from trainwright.estimator.errors import BusyMachine
 from trainwright.estimator.op_cost import FamilyCost, OpSample, fit_families, times
 from trainwright.estimator.speed import Speed
 
@@ -49,6 +50,26 @@ class StepSample(BaseModel):
     ops: tuple[OpSample, ...]
 
 
+def drift(samples: Sequence[StepSample]) -> float:
+    """How far the machine's speed spread while they were measured: (p90 - p10) / median of the sentinel's time."""
+    import numpy as np
+
+    unit = Speed.median([one.speed for one in samples])
+    low, high = np.quantile([one.speed.slower(unit, one.seconds, 0.0, 0.0) for one in samples], [0.1, 0.9])
+    return float(high - low)
+
+
+def refuse_busy(samples: Sequence[StepSample], most_drift: float) -> None:
+    """Raise BusyMachine where the machine's speed spread by more than `most_drift` while they were measured."""
+    found = drift(samples)
+    if found > most_drift:
+        raise BusyMachine(
+            f"calibrate: the machine was too busy: its speed spread by {100 * found:.0f} % while it was measured; allowed: "
+            f"{100 * most_drift:.0f} %; stop what else runs on it and calibrate again, or allow more with --most-drift",
+            sentinel_drift=found,
+        )
+
+
 def fit(samples: Sequence[StepSample], **facts: Any) -> Calibration:
     """The calibration that these measurements give; `facts` are the device's and the session's."""
     from threadpoolctl import threadpool_limits
@@ -73,14 +94,13 @@ def _fit(samples: Sequence[StepSample], facts: dict[str, Any]) -> Calibration:
     scores = sorted(abs(error) / deviation for error, deviation in unseen)
     rank = min(len(scores), math.ceil((len(scores) + 1) * _INSIDE)) - 1
     noise = np.mean([one.noise**2 for one in whole]) / np.mean([error**2 for error, _ in unseen])
-    low, high = np.quantile([one.speed.slower(unit, one.seconds, 0.0, 0.0) for one in samples], [0.1, 0.9])
     return Calibration(
         families=costs,
         kinds=tuple(sorted({op.kind for step in steps for op in step.ops})),
         correction=correction,
         measurements=sum(len(one.ops) + 1 for one in samples),
         speed=unit,
-        sentinel_drift=float(high - low),
+        sentinel_drift=drift(samples),
         cross_validated_error=ErrorSummary(median=float(np.median(relative)), p90=float(np.quantile(relative, 0.9))),
         step_deviation=step_deviation,
         interval_quantile=scores[rank] * math.sqrt(max(_LEAST_OWN, 1 - float(noise))),

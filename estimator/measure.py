@@ -1,4 +1,4 @@
-"""Measures this machine: `python -m trainwright.estimator.measure --out FILE --budget S --threads N`. Heavy: torch.
+"""Measures this machine: `python -m trainwright.estimator.measure --out FILE --budget S …`. Heavy: torch.
 
 Networks of the benchmark family are built in turn; of each, whole steps are timed, then steps in which every operation is
 timed where it stands (so that caches and the allocator are as in training). Sentinel kernels run before and after each:
@@ -9,12 +9,10 @@ is told as drift. What was measured is kept beside the result until that is comp
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import importlib.metadata
 import json
 import math
-import platform
 import statistics
 import sys
 import time
@@ -27,11 +25,14 @@ import torch  # noqa: TID253 - this is a process of its own
 from trainwright.estimator.benchmark import Network, networks, turn
 from trainwright.estimator.calibration import Calibration, save
 from trainwright.estimator.energy import RAPL_ROOT
-from trainwright.estimator.fitting import StepSample, fit
+from trainwright.estimator.errors import BusyMachine, TrainwrightError
+from trainwright.estimator.fitting import StepSample, fit, refuse_busy
+from trainwright.estimator.machine import processor
 from trainwright.estimator.measure_power import device_power
 from trainwright.estimator.op_cost import OpSample
 from trainwright.estimator.operations import Operation
 from trainwright.estimator.recorder import Recorder
+from trainwright.estimator.samples import KeptSamples
 from trainwright.estimator.source import ModelDefinition
 from trainwright.estimator.speed import Speed
 from trainwright.estimator.training_step import StepSpec, TrainingStep, prepare
@@ -39,17 +40,8 @@ from trainwright.estimator.training_step import StepSpec, TrainingStep, prepare
 _LONGEST_STEP_S = 0.25
 _RECORDED_S = 0.05  # of steps whose operations are timed, at least two and at most six of them
 _FIT_SHARE = 0.12  # of the budget, for fitting
-Say = Callable[[str], None]
-
-
-def processor() -> str:
-    """The CPU's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+Say = Callable[[str, float], None]
+"""What is told meanwhile: a message, and the seconds used so far."""
 
 
 class Sentinel:
@@ -86,30 +78,40 @@ def _median_s(kernel: Callable[[], None]) -> float:
     return statistics.median(seen)
 
 
-def measure(budget_s: float, threads: int, say: Say, seed: int = 0, kept: Path | None = None) -> Calibration:
+def measure(
+    budget_s: float,
+    threads: int,
+    say: Say,
+    seed: int = 0,
+    kept: KeptSamples | None = None,
+    most_drift: float = math.inf,
+) -> Calibration:
     """Measure until the budget is used, each family at least once; the calibration.
 
-    `kept` is a file of samples to go on from, and to add to.
+    `kept` are samples to go on from, and to add to. Raises BusyMachine where the machine's speed spread by more than
+    `most_drift` meanwhile.
     """
     torch.set_num_threads(threads)
     started = time.monotonic()
     sentinel = Sentinel()
-    samples, spent = _read(kept, _setting(threads, seed))
-    least = len(turn())
+    done = kept or KeptSamples(None, setting(threads, seed))
+    spent, least = done.elapsed_s, len(turn())
+    if done.samples:
+        say(f"going on after {len(done.samples)} networks", spent)
     for number, network in enumerate(networks(seed)):
-        if number < len(samples):
+        if number < len(done.samples):
             continue
-        elapsed = spent + time.monotonic() - started
-        if elapsed > (1 - _FIT_SHARE) * budget_s and number >= least:
+        if done.elapsed_s > (1 - _FIT_SHARE) * budget_s and number >= least:
             break
         torch.manual_seed(number)
         sample = measure_network(network, sentinel)
-        samples.append(sample)
-        _append(kept, _setting(threads, seed), sample, elapsed)
-        say(f"{len(samples)} networks, {elapsed:.0f} of {budget_s:.0f} s")
-    say(f"fitting {sum(len(one.ops) for one in samples)} operations of {len(samples)} steps")
-    made = fit(
-        samples,
+        done.append(sample, spent + time.monotonic() - started)
+        say(f"{len(done.samples)} networks", done.elapsed_s)
+    refuse_busy(done.samples, most_drift)
+    count = sum(len(one.ops) for one in done.samples)
+    say(f"fitting {count} operations of {len(done.samples)} steps", done.elapsed_s)
+    return fit(
+        done.samples,
         device_type="cpu",
         threads=threads,
         dtype="float32",
@@ -118,9 +120,6 @@ def measure(budget_s: float, threads: int, say: Say, seed: int = 0, kept: Path |
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         duration_s=spent + time.monotonic() - started,
     )
-    if kept is not None:
-        kept.unlink(missing_ok=True)
-    return made
 
 
 def measure_network(network: Network, sentinel: Sentinel) -> StepSample:
@@ -203,7 +202,7 @@ def _alike(recorded: list[list[Operation]]) -> tuple[OpSample, ...]:
     )  # fmt: skip
 
 
-def _setting(threads: int, seed: int) -> str:
+def setting(threads: int, seed: int = 0) -> str:
     """What samples must share to be put together."""
     from trainwright.estimator import benchmark, blocks, single_layers
 
@@ -212,43 +211,36 @@ def _setting(threads: int, seed: int) -> str:
     return hashlib.sha256(code + facts).hexdigest()[:16]
 
 
-def _read(kept: Path | None, setting: str) -> tuple[list[StepSample], float]:
-    """The samples of an earlier run that was cut short, and the seconds it had used."""
-    samples, spent = [], 0.0
-    if kept is not None and kept.exists():
-        with contextlib.suppress(ValueError, KeyError):  # the line that was being written when the run was cut short
-            for line in kept.read_text().splitlines():
-                document = json.loads(line)
-                if document["setting"] != setting:
-                    return [], 0.0
-                samples.append(StepSample.model_validate(document["sample"]))
-                spent = document["elapsed_s"]
-    return samples, spent
-
-
-def _append(kept: Path | None, setting: str, sample: StepSample, elapsed: float) -> None:
-    if kept is not None:
-        line = {"setting": setting, "elapsed_s": elapsed, "sample": sample.model_dump(mode="json")}
-        with kept.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-
-
 def main() -> int:
-    """Measure, write the file, print progress as JSON lines on stderr."""
+    """Measure, write the file; progress, or the error that ended it, as JSON lines on stderr."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budget", type=float, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--powercap", type=Path, default=RAPL_ROOT)
+    parser.add_argument("--most-drift", type=float, required=True)
     given = parser.parse_args()
 
-    def say(message: str) -> None:
-        sys.stderr.write(json.dumps({"message": message}) + "\n")
+    def tell(**what: object) -> None:
+        sys.stderr.write(json.dumps(what) + "\n")
         sys.stderr.flush()
 
-    made = measure(given.budget, given.threads, say, kept=given.out.with_suffix(".samples"))
-    power = device_power("cpu", torch.device("cpu"), given.threads, given.powercap)
-    save(made.model_copy(update={"power": power}), given.out)
+    def say(message: str, elapsed_s: float) -> None:
+        tell(message=message, elapsed_s=elapsed_s)
+
+    try:
+        kept = KeptSamples(given.out.with_name(f"{given.out.name}.samples"), setting(given.threads))
+        try:
+            made = measure(given.budget, given.threads, say, kept=kept, most_drift=given.most_drift)
+            power = device_power("cpu", torch.device("cpu"), given.threads, given.powercap)
+            save(made.model_copy(update={"power": power}), given.out)
+        except BusyMachine:
+            kept.discard()  # the next start measures anew
+            raise
+    except TrainwrightError as error:
+        tell(error=error.document())
+        return error.exit_code
+    kept.discard()
     return 0
 
 

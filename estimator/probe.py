@@ -24,7 +24,8 @@ from trainwright.estimator.devices import recognise
 from trainwright.estimator.energy import RAPL_ROOT
 from trainwright.estimator.errors import BadInput
 from trainwright.estimator.few_shot import Probe, ProbeOp, fit_few
-from trainwright.estimator.measure import Say, Sentinel, processor
+from trainwright.estimator.machine import processor
+from trainwright.estimator.measure import Say, Sentinel
 from trainwright.estimator.measure_power import device_power
 from trainwright.estimator.recorder import Recorder
 from trainwright.estimator.templates import STEPS, TEMPLATES, Call
@@ -45,7 +46,7 @@ def probe(budget_s: float, device: str, threads: int, say: Say, seed: int = 0) -
     torch.set_num_threads(threads)
     where, device_type, name = _device(device)
     built = _build(where, budget_s, started)
-    say(f"{len(built)} probes of {len(TEMPLATES)} templates built")
+    say(f"{len(built)} probes of {len(TEMPLATES)} templates built", time.monotonic() - started)
     rounds: list[list[float]] = []
     draw = random.Random(seed)
     last_s = 0.0
@@ -55,7 +56,7 @@ def probe(budget_s: float, device: str, threads: int, say: Say, seed: int = 0) -
         taken = {number: timed(built[number][1], where) for number in order}
         rounds.append([taken[number] for number in range(len(built))])
         last_s = time.monotonic() - begun
-        say(f"round {len(rounds)}, {time.monotonic() - started:.0f} of {budget_s:.0f} s")
+        say(f"round {len(rounds)}", time.monotonic() - started)
     seconds = [statistics.median(values) for values in zip(*rounds, strict=True)]
     speeds = [statistics.fmean(one / usual for one, usual in zip(values, seconds, strict=True)) for values in rounds]
     tenths = statistics.quantiles(speeds, n=10, method="inclusive")
@@ -144,7 +145,7 @@ def _finish(where: torch.device) -> None:
 
 
 def main() -> int:
-    """Probe, write the file, print progress as JSON lines on stderr; 2 for bad input, named in the last line."""
+    """Probe, write the file, print progress as JSON lines on stderr; bad input is named in the last line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budget", type=float, required=True)
@@ -153,15 +154,18 @@ def main() -> int:
     parser.add_argument("--powercap", type=Path, default=RAPL_ROOT)
     given = parser.parse_args()
 
-    def say(message: str) -> None:
-        sys.stderr.write(json.dumps({"message": message}) + "\n")
+    def tell(**what: object) -> None:
+        sys.stderr.write(json.dumps(what) + "\n")
         sys.stderr.flush()
+
+    def say(message: str, elapsed_s: float) -> None:
+        tell(message=message, elapsed_s=elapsed_s)
 
     try:
         made = probe(given.budget, given.device, given.threads, say)
     except BadInput as error:
-        sys.stderr.write(json.dumps({"error": str(error)}) + "\n")
-        return 2
+        tell(error=error.document())
+        return error.exit_code
     power = device_power(made.device_type, torch.device(given.device), given.threads, given.powercap)
     save(made.model_copy(update={"power": power}), given.out)
     return 0

@@ -21,12 +21,13 @@ from trainwright.estimator.operations import Operation, describe, hidden_bytes, 
 
 @dataclass
 class LayerSeen:
-    """A module without children, as it ran."""
+    """A module as it ran; parameters and FLOPs are its own, without its children's."""
 
     kind: str
     output_shape: tuple[int, ...] = ()
     parameters: int = 0
     forward_flops: float = 0.0
+    leaf: bool = True
 
 
 @dataclass
@@ -86,8 +87,8 @@ class Recorder(TorchDispatchMode):
         ):  # as torch's counter counts: it has none for fused recurrent layers
             flops = seen.flops if seen.family != "rnn" else 0.0
             recording.forward_flops += flops
-            for layer in recording.layers_running:
-                layer.forward_flops += flops
+            if recording.layers_running:
+                recording.layers_running[-1].forward_flops += flops
 
     def watch(self, tensor: torch.Tensor, hidden_bytes: float = 0.0) -> None:
         """Count a tensor's storage as alive until it ends; `hidden_bytes` is what a fake tensor does not say of its size."""

@@ -130,6 +130,10 @@ def build(definition: ModelDefinition, config: dict[str, Any]) -> torch.nn.Modul
         raise BadInput(
             f"model: build_model({_arguments(config)}) returned a {type(model).__name__}; allowed: a torch.nn.Module"
         )
+    if any(torch.nn.parameter.is_lazy(one) for one in (*model.parameters(), *model.buffers())):
+        raise BadInput(
+            f"model: build_model({_arguments(config)}) returned lazy modules without shapes yet; run a batch through them there"
+        )
     return model
 
 

@@ -18,8 +18,19 @@ class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
+class Module(_Value):
+    """A module, named by its place in the model (the model itself: by its class). No shape: it did not run, or gave no tensor."""
+
+    name: str
+    kind: str
+    output_shape: tuple[int, ...]
+
+
 class Layer(_Value):
-    """A module without children. Counts are for one forward pass of the traced batch."""
+    """A module that has no children, or parameters or arithmetic of its own beside theirs.
+
+    Counts are its own, for one forward pass of the traced batch: they add up to the model's.
+    """
 
     name: str
     kind: str
@@ -67,6 +78,9 @@ class Structure(_Value):
     )
     peak_memory_bytes: Affine = Field(description="most bytes of tensors alive at once in a step, parameters included")
     layers: list[Layer]
+    modules: list[Module] = Field(
+        default_factory=list, description="all of them in the model's order; the first is the model itself"
+    )
     features: dict[str, float] = Field(
         description="the quantified vector: layers, filters, widths, image and batch size"
     )

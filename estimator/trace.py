@@ -31,7 +31,7 @@ from trainwright.estimator.errors import BadInput, TrainwrightError
 from trainwright.estimator.operations import Operation as Seen
 from trainwright.estimator.recorder import LayerSeen, Recorder, Recording
 from trainwright.estimator.source import BatchSpec
-from trainwright.estimator.structure import Layer, Operation, Structure
+from trainwright.estimator.structure import Layer, Module, Operation, Structure
 from trainwright.estimator.training_step import PARAMETER_DTYPES, StepSpec, TrainingStep, default_dtype, prepare
 
 
@@ -100,13 +100,15 @@ class _RealConstants(TorchFunctionMode):
 
 
 def _follow_layers(model: torch.nn.Module, recorder: Recorder) -> dict[str, LayerSeen]:
-    """Note shape and FLOPs of each module without children, as it runs."""
+    """Note shape and FLOPs of each module as it runs; a parameter that modules share counts with the first."""
     layers: dict[str, LayerSeen] = {}
+    counted: set[int] = set()
     for name, module in model.named_modules():
-        if any(True for _ in module.children()):
-            continue
-        count = sum(one.numel() for one in module.parameters(recurse=False))
-        layer = layers.setdefault(name or type(module).__name__, LayerSeen(type(module).__name__, parameters=count))
+        own = {id(one): one.numel() for one in module.parameters(recurse=False) if id(one) not in counted}
+        counted |= own.keys()
+        leaf = not any(True for _ in module.children())
+        layer = LayerSeen(type(module).__name__, parameters=sum(own.values()), leaf=leaf)
+        layers[name or type(module).__name__] = layer
 
         def enter(_: Any, __: Any, layer: LayerSeen = layer) -> None:
             if recorder.recording is not None and recorder.forward:
@@ -114,7 +116,9 @@ def _follow_layers(model: torch.nn.Module, recorder: Recorder) -> dict[str, Laye
 
         def leave(_: Any, __: Any, out: Any, layer: LayerSeen = layer) -> None:
             if recorder.recording is not None and recorder.forward:
-                recorder.recording.layers_running.remove(layer)
+                running = recorder.recording.layers_running
+                while running and running.pop() is not layer:
+                    pass  # left by an exception that the model caught
                 shapes = [tuple(one.shape) for one in tree_leaves(out) if isinstance(one, torch.Tensor)]
                 layer.output_shape = shapes[0] if shapes else ()
 
@@ -182,10 +186,11 @@ def _structure(what: StepSpec, batch_size: int, size: int, first: _Traced, secon
     parameters = sum(one.numel() for one in model.parameters())
     layers = [
         Layer(
-            name=name, kind=one.kind, output_shape=(batch_size, *one.output_shape[1:]), parameters=one.parameters,
+            name=name, kind=one.kind, output_shape=_of_batch(one.output_shape, size, batch_size), parameters=one.parameters,
             forward_flops=one.forward_flops * scale,
         )
         for name, one in first.recording.layers.items()
+        if one.leaf or one.parameters or one.forward_flops
     ]  # fmt: skip
     peaks = [max((one.live_bytes for one in each.recording.operations), default=0.0) for each in (first, second)]
     return Structure(
@@ -201,10 +206,19 @@ def _structure(what: StepSpec, batch_size: int, size: int, first: _Traced, secon
         idle_bytes=_line(first.idle_bytes, second.idle_bytes, size),
         peak_memory_bytes=_line(peaks[0], peaks[1], size),
         layers=layers,
+        modules=[
+            Module(name=name, kind=one.kind, output_shape=_of_batch(one.output_shape, size, batch_size))
+            for name, one in first.recording.layers.items()
+        ],
         features={**_features(model, first.step.input_shapes), "batch_size": float(batch_size)},
         operations=dict(Counter(one.kind for one in first.recording.operations)),
         trace=_operations(first.recording.operations, second.recording.operations, size),
     )
+
+
+def _of_batch(shape: tuple[int, ...], size: int, batch_size: int) -> tuple[int, ...]:
+    """A shape that was seen in a batch of `size`, in one of `batch_size`; of what never ran, or is no tensor, it is empty."""
+    return (shape[0] * batch_size // size, *shape[1:]) if shape else ()
 
 
 def _features(model: torch.nn.Module, shapes: list[tuple[int, ...]]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trainwright.operators.allocate import AllocateOperator, ReleaseOperator
     from trainwright.operators.analyze import AnalyzeOperator
+    from trainwright.operators.calibrate import CalibrateOperator
     from trainwright.operators.estimate import EstimateOperator
     from trainwright.operators.extract import ExtractOperator
     from trainwright.operators.search_lr import SearchLearningRateOperator
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "AllocateOperator": "allocate",
     "AnalyzeOperator": "analyze",
+    "CalibrateOperator": "calibrate",
     "EstimateOperator": "estimate",
     "ExtractOperator": "extract",
     "ReleaseOperator": "allocate",
@@ -36,6 +38,7 @@ _MODULES = {
 __all__ = [
     "AllocateOperator",
     "AnalyzeOperator",
+    "CalibrateOperator",
     "EstimateOperator",
     "ExtractOperator",
     "ReleaseOperator",

@@ -12,7 +12,8 @@ from trainwright.operators.base import StepOperator
 class AllocateOperator(StepOperator):
     """Choose the devices that meet the job's limits at the least energy, cost or time, split the batch, lease them.
 
-    Fails at once where no plan meets the limits, naming the one that binds and the nearest that would do. Pair it with
+    Fails at once where no plan meets the limits, naming the one that binds and the nearest that would do. Where others hold the
+    devices it is deferred, with its place in the queue, and plans anew with what is free when its turn comes. Pair it with
     `ReleaseOperator` as teardown; a lease also ends by expiry.
     """
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
-from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, ServiceUnreachable, TrainwrightError
+from trainwright.tasks.errors import (
+    BadInput,
+    BusyMachine,
+    Interrupted,
+    MustWait,
+    RunHeld,
+    ServiceUnreachable,
+    TrainwrightError,
+)
 
 if TYPE_CHECKING:
     from trainwright.tasks.run import Run
@@ -30,7 +39,9 @@ class StepOperator(BaseOperator):
     | failure | what Airflow does |
     |---|---|
     | bad input, rejected data, infeasible plan, failed training | fails at once, no retry |
-    | a service out of reach, devices or run held by another, killed | fails; retried as the task's `retries` say |
+    | a service out of reach, devices held past `queue_timeout`, run held by another, killed | fails; retried as `retries` say |
+
+    A task that has to wait for devices is deferred: it holds no worker slot until its turn comes.
     """
 
     template_fields: Sequence[str] = ("run", "job", "device_pool", "store", "new", "replay")
@@ -54,28 +65,41 @@ class StepOperator(BaseOperator):
         self.store = store
         self.new = new
         self.replay = replay
+        self._waited: str | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Do the step. Errors that a retry can't mend become AirflowFailException."""
-        try:
+        with airflow_errors():
             return self.work(context)
-        except (ServiceUnreachable, RunHeld, Interrupted):
-            raise
-        except TrainwrightError as error:
-            raise AirflowFailException(f"{error.kind}: {error}") from error
+
+    def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
+        """Go on after waiting for devices, on the run that waited."""
+        self._waited = str(event["run"])
+        return self.execute(context)
 
     def work(self, context: Context) -> dict[str, Any]:
         """The step on its run; the steps before it are done first where they are missing."""
-        from trainwright.tasks import step, steps
+        from trainwright.operators.triggers import DevicesTrigger
+        from trainwright.tasks import leasing, step, steps
+        from trainwright.tasks.settings import settings
 
         run = self.open(context)
+        waits = False
         try:
-            reference = steps.do(run, self.step, given(self.replay))
+            # `trainwright run` has a process of its own, which waits; a worker's slot is for work.
+            with contextlib.nullcontext() if settings().holder else leasing.deferring():
+                reference = steps.do(run, self.step, given(self.replay))
             if not self.reference():
                 run.note(state="success", step=None)  # what was asked for is done: nothing works on the run any more
             return reference
+        except MustWait:
+            waits = True
+            trigger = DevicesTrigger(run=run.uri, holder=step.holder(run).name)
+            self.defer(trigger=trigger, method_name="resume")
+            raise AssertionError("defer returns") from None
         finally:
-            if not self.reference():  # what it took itself nobody else gives back, but for AllocateOperator's devices
+            if not waits and not self.reference():
+                # What it took itself nobody else gives back, but for AllocateOperator's devices.
                 mine = [run.hold] if self.step == "allocate" else None
                 step.ledger().release(run.uri, mine, holder=step.holder(run).name)
 
@@ -92,7 +116,7 @@ class StepOperator(BaseOperator):
 
         dag_run = context["dag_run"]
         owner = step.act_as(Holder(f"Airflow {dag_run.dag_id} {dag_run.run_id}"))
-        uri = self.reference()
+        uri = self._waited or self.reference()
         if uri:
             return Run(uri)
         if not isinstance(self.job, dict) and given(self.job) is None:
@@ -114,6 +138,17 @@ class StepOperator(BaseOperator):
         from trainwright.tasks import step
 
         step.stop.set()
+
+
+@contextlib.contextmanager
+def airflow_errors() -> Iterator[None]:
+    """What a retry can't mend becomes AirflowFailException; the rest is raised as it is."""
+    try:
+        yield
+    except (ServiceUnreachable, RunHeld, BusyMachine, Interrupted):
+        raise
+    except TrainwrightError as error:
+        raise AirflowFailException(f"{error.kind}: {error}") from error
 
 
 def given(value: object) -> str | None:

@@ -1,27 +1,39 @@
 """What is measured of this machine: its devices, and the link between its ranks.
 
-At the first use; then kept under the trainwright home, by processor, threads and torch.
+A calibration is looked for in the cache under the trainwright home, then in the store, where other machines of the same processor
+and torch leave theirs; else it is measured now.
+
+    <store>/calibrations/<device type>/<key>.json       key: of processor, torch and threads
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
+import math
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
-from trainwright.estimator.calibration import Calibration, load
+from trainwright.estimator.calibration import Calibration, load, parse, save
 from trainwright.estimator.communication import Link
+from trainwright.estimator.devices import DEVICE_TYPES, EMULATED
 from trainwright.estimator.energy import RAPL_ROOT
+from trainwright.estimator.machine import processor
 from trainwright.estimator.measure_link import measure_link
 from trainwright.estimator.measure_link import save as save_link
+from trainwright.infra.lock import locked
 from trainwright.infra.process import dying_with_parent
 from trainwright.tasks import progress
-from trainwright.tasks.errors import BadInput, TrainwrightError
+from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, TrainwrightError, from_document
+from trainwright.tasks.objects import open_store
+from trainwright.tasks.pool import LOCAL_ADDRESSES
 from trainwright.tasks.settings import settings
 
 FIRST_USE_S = 35.0
@@ -29,23 +41,148 @@ BUDGET_S = 90.0
 PROBES_S = 20.0
 LEAST_BUDGET_S = 1.0
 MOST_PROBES_S = 30.0
+MOST_DRIFT = 3.0
+"""Of the sentinel's time, (p90 - p10) / median. Neighbours on a shared machine make 0.3 to 1.5, which is corrected for."""
 LINK_S = 1.5
 """Loading torch in two processes comes on top: the whole is to stay below 6 s."""
 
 
-def calibration_for(threads: int) -> Calibration:
-    """This machine's calibration for a number of CPU threads, from the cache or measured now (under a minute)."""
-    version = importlib.metadata.version("torch")
-    path = settings().home / "calibrations" / f"cpu-{_machine(version)}-{threads}-threads.json"
-    if path.exists():
-        try:
-            return load(path, version)
-        except BadInput as error:
-            progress.emit("notice", message=f"{error}: measuring again")
-    progress.emit(
-        "notice", message=f"measuring this machine ({threads} thread(s)), once, for about {FIRST_USE_S:.0f} s"
+def calibration_for(threads: int, store: str | None = None) -> Calibration:
+    """This machine's calibration for a number of CPU threads: from the cache, from the store, or measured now (a minute).
+
+    `store` is a URI; default: the settings'. A busy machine is measured all the same, and its calibration names the drift.
+    """
+    path = cached(threads)
+    if (known := _from_cache(path)) is not None:
+        return known
+    _make_folder(path)
+    with _lock(path, wait=True) as lock:  # another process may be measuring the same: its result is ours too
+        if (known := _from_cache(path)) is not None:
+            return known
+        if (known := from_store(store or settings().store, "cpu", threads)) is not None:
+            _write(path, known)
+            return known
+        progress.emit(
+            "notice", message=f"measuring this machine ({threads} thread(s)), once, for about {FIRST_USE_S:.0f} s"
+        )
+        return _measured(path, FIRST_USE_S, threads, math.inf, lock)
+
+
+def calibrate(
+    out: Path,
+    *,
+    budget_s: float | None = None,
+    device: str = "cpu",
+    threads: int = 1,
+    probes: bool = False,
+    most_drift: float = MOST_DRIFT,
+    powercap: Path = RAPL_ROOT,
+) -> Calibration:
+    """Measure a device of this machine for so many seconds, in a process of its own, and write the calibration.
+
+    With `probes` a few-shot one, of any device that torch can address; else one of networks, of the CPU: started again, it
+    goes on where it was cut short. `powercap` is where the CPU's energy counters are. Raises BadInput, RunHeld where another
+    process measures into `out`, BusyMachine where the machine's speed spread by more than `most_drift`; then nothing is written.
+    """
+    budget_s = budget_s if budget_s is not None else PROBES_S if probes else BUDGET_S
+    if not probes and device != "cpu":
+        raise BadInput(f"--device: got {device!r}; allowed: cpu (with --probes also cuda:0 and its like)")
+    if not 1 <= threads <= 1024:
+        raise BadInput(f"--threads: got {threads}; allowed: 1 to 1024")
+    if probes and not LEAST_BUDGET_S <= budget_s <= MOST_PROBES_S:
+        raise BadInput(f"--budget: got {budget_s:g}; allowed with --probes: {LEAST_BUDGET_S:g} to {MOST_PROBES_S:g} s")
+    if not LEAST_BUDGET_S <= budget_s < math.inf:
+        raise BadInput(f"--budget: got {budget_s:g}; allowed: {LEAST_BUDGET_S:g} s or more")
+    if not most_drift >= 0:
+        raise BadInput(f"--most-drift: got {most_drift:g}; allowed: 0 or more")
+    if out.is_dir():
+        raise BadInput(f"--out: got {out}, a folder; allowed: a file")
+    _make_folder(out)
+    with _lock(out, wait=False) as lock:
+        if probes:
+            return _run("probe", out, budget_s, threads, lock, "--device", device, "--powercap", str(powercap))
+        return _measured(out, budget_s, threads, most_drift, lock, powercap)
+
+
+def calibrate_and_share(
+    device_type: str,
+    threads: int,
+    *,
+    budget_s: float = BUDGET_S,
+    most_drift: float = MOST_DRIFT,
+    store: str | None = None,
+) -> dict[str, Any]:
+    """Measure this machine anew, and put the calibration into the cache and the store; a small reference to it.
+
+    Raises as `calibrate` does, and ServiceUnreachable where the store can't be written (the cache has it then).
+    """
+    _check_type(device_type)
+    objects = open_store(f"{(store or settings().store).rstrip('/')}/calibrations/{device_type}")
+    path = cached(threads)
+    made = calibrate(path, budget_s=budget_s, device=device_type, threads=threads, most_drift=most_drift)
+    name = f"{key(threads)}.json"
+    objects.put(name, path.read_bytes())
+    told = made.model_dump(
+        mode="json",
+        include={"device_type", "threads", "measurements", "sentinel_drift", "cross_validated_error", "duration_s"},
     )
-    return calibrate(path, budget_s=FIRST_USE_S, threads=threads)
+    return {"calibration": f"{objects.uri}/{name}", **told}
+
+
+def why_not_here(device_type: str, addresses: Sequence[str]) -> str | None:
+    """Why this machine can't measure a device type that a pool has at these addresses; None where it can.
+
+    Raises BadInput for an unknown type.
+    """
+    _check_type(device_type)
+    if device_type == EMULATED:
+        return "emulated: its time is set, there is nothing to measure"
+    if device_type != "cpu":
+        return f"{device_type}: GPUs can't be calibrated yet; their estimates go by the datasheet"
+    if not any(address in LOCAL_ADDRESSES for address in addresses):
+        return f"{device_type}: at {', '.join(addresses)}, and this is another machine"
+    return None
+
+
+def _check_type(device_type: str) -> None:
+    if device_type not in DEVICE_TYPES:
+        raise BadInput(f"device type: got {device_type!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}")
+
+
+def given(path: Path) -> Calibration:
+    """The calibration in a file that a person names. Raises BadInput where it is none, or of another torch than here."""
+    return load(path, importlib.metadata.version("torch"))
+
+
+def from_store(uri: str, device_type: str, threads: int) -> Calibration | None:
+    """What another machine like this one left there; None where there is nothing that can be used."""
+    try:
+        objects = open_store(f"{uri.rstrip('/')}/calibrations/{device_type}")
+        found = parse(
+            objects.get(f"{key(threads)}.json"),
+            f"{objects.uri}/{key(threads)}.json",
+            importlib.metadata.version("torch"),
+        )
+    except FileNotFoundError:
+        return None
+    except (TrainwrightError, OSError) as error:
+        progress.emit("notice", message=f"no calibration is taken from the store: {error}")
+        return None
+    if (found.device_type, found.processor, found.threads) != (device_type, processor(), threads):
+        progress.emit("notice", message=f"{objects.uri}/{key(threads)}.json: is of another processor: not used")
+        return None
+    progress.emit("notice", message=f"calibration: {objects.uri}/{key(threads)}.json, of {found.created_at}")
+    return found
+
+
+def key(threads: int) -> str:
+    """What calibrations must share to be each other's: processor, torch and threads."""
+    return f"{_machine(importlib.metadata.version('torch'))}-{threads}-threads"
+
+
+def cached(threads: int) -> Path:
+    """Where this machine's own calibration is kept."""
+    return settings().home / "calibrations" / f"cpu-{key(threads)}.json"
 
 
 def link_for_this_machine() -> Link:
@@ -65,70 +202,95 @@ def link_for_this_machine() -> Link:
     return link
 
 
-def calibrate(
-    out: Path,
-    *,
-    budget_s: float | None = None,
-    device: str = "cpu",
-    threads: int = 1,
-    probes: bool = False,
-    powercap: Path = RAPL_ROOT,
-) -> Calibration:
-    """Measure a device of this machine for so many seconds, in a process of its own, and write the calibration.
-
-    With `probes` a few-shot one, of any device that torch can address; else one of networks, of the CPU. `powercap` is where
-    the CPU's energy counters are. Raises BadInput for what can't be measured or written.
-    """
-    budget_s = budget_s if budget_s is not None else PROBES_S if probes else BUDGET_S
-    if not probes and device != "cpu":
-        raise BadInput(f"--device: got {device!r}; allowed: cpu (with --probes also cuda:0 and its like)")
-    if not 1 <= threads <= 1024:
-        raise BadInput(f"--threads: got {threads}; allowed: 1 to 1024")
-    if probes and not LEAST_BUDGET_S <= budget_s <= MOST_PROBES_S:
-        raise BadInput(f"--budget: got {budget_s:g}; allowed with --probes: {LEAST_BUDGET_S:g} to {MOST_PROBES_S:g} s")
-    if not budget_s >= LEAST_BUDGET_S:
-        raise BadInput(f"--budget: got {budget_s:g}; allowed: {LEAST_BUDGET_S:g} s or more")
+def _from_cache(path: Path) -> Calibration | None:
+    if not path.exists():
+        return None
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+        return load(path, importlib.metadata.version("torch"))
+    except BadInput as error:
+        progress.emit("notice", message=f"{error}: measuring again")
+        return None
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"--out: {out}: can't be written ({error.strerror})") from None
-    if out.is_dir():
-        raise BadInput(f"--out: {out}: is a folder; allowed: a file")
-    command = [sys.executable, "-m", f"trainwright.estimator.{'probe' if probes else 'measure'}"]
-    command += ["--out", str(out.absolute()), "--budget", str(budget_s), "--threads", str(threads)]
-    command += ["--powercap", str(powercap), *(["--device", device] if probes else [])]
-    _run(command)
-    return load(out)
+        raise BadInput(f"--out: {path}: can't be written ({error.strerror})") from None
 
 
-def _run(command: list[str]) -> None:
-    """Run a measuring process and pass on what it says. Raises BadInput where it names some, TrainwrightError where it fails."""
-    last = ""
+def _write(path: Path, calibration: Calibration) -> None:
+    try:
+        save(calibration, path)
+    except OSError as error:
+        raise BadInput(f"--out: {path}: can't be written ({error.strerror})") from None
+
+
+@contextlib.contextmanager
+def _lock(out: Path, *, wait: bool) -> Iterator[int]:
+    """One process at a time measures into a file; yields the lock's descriptor for the measuring process."""
+    with contextlib.ExitStack() as stack:
+        try:
+            held = stack.enter_context(locked(out.with_name(f"{out.name}.lock"), wait=wait))
+        except BlockingIOError:
+            raise RunHeld(
+                f"calibrate: another process measures into {out} now; wait for it, or name another --out"
+            ) from None
+        except OSError as error:
+            raise BadInput(f"--out: {out}: can't be written ({error.strerror})") from None
+        yield held
+
+
+def _measured(
+    out: Path, budget_s: float, threads: int, most_drift: float, lock: int, powercap: Path = RAPL_ROOT
+) -> Calibration:
+    return _run(
+        "measure", out, budget_s, threads, lock, "--most-drift", str(most_drift), "--powercap", str(powercap)
+    )  # fmt: skip
+
+
+def _run(module: str, out: Path, budget_s: float, threads: int, lock: int, *more: str) -> Calibration:
+    """Measure in a process of its own, which holds the lock too and ends with this one."""
+    command = [sys.executable, "-m", f"trainwright.estimator.{module}", "--out", str(out.absolute())]
+    command += ["--budget", str(budget_s), "--threads", str(threads), *more]
+    last, failure = "", None
     with subprocess.Popen(
         dying_with_parent(command),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        pass_fds=(lock,),
     ) as process:
         try:
             for line in process.stderr or ():
                 last = line.strip() or last
-                if line.startswith('{"message"'):
-                    progress.emit("calibrate", message=json.loads(line)["message"])
+                told = _told(line)
+                if "error" in told:
+                    failure = from_document(told["error"])
+                elif told:
+                    progress.emit("calibrate", **told, budget_s=budget_s)
+        except KeyboardInterrupt:
+            process.kill()
+            raise Interrupted("calibrate: interrupted; started again, it goes on from what it has measured") from None
         except BaseException:
             process.kill()
             raise
-    if process.returncode == BadInput.exit_code and last.startswith('{"error"'):
-        raise BadInput(json.loads(last)["error"])
+    if failure is not None:
+        raise failure
     if process.returncode != 0:
         raise TrainwrightError(f"calibrate: the measuring process ended with {process.returncode}: {last[:300]}")
+    return load(out)
+
+
+def _told(line: str) -> dict[str, Any]:
+    """A line of the measuring process as it means it: JSON of ours, or a library's words, which are none."""
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) and ("message" in told or "error" in told) else {}
 
 
 def _machine(torch_version: str) -> str:
-    return hashlib.sha256(f"{_processor()} torch {torch_version}".encode()).hexdigest()[:12]
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+    return hashlib.sha256(f"{processor()} torch {torch_version}".encode()).hexdigest()[:12]

@@ -199,6 +199,14 @@ Duration = Annotated[
 ]
 """Seconds, written with a unit: 90s, 30m, 8h, 50us."""
 
+Wait = Annotated[
+    float,
+    BeforeValidator(lambda value: _measure(value, _TIMES, "30m")),
+    PlainSerializer(lambda seconds: f"{seconds!r}s", return_type=str),
+    _text_schema("30m"),
+]
+"""Seconds, as Duration, or none at all: 0s."""
+
 Bandwidth = Annotated[
     float,
     BeforeValidator(lambda value: _positive(_measure(value, _RATES, "10Gbit"))),
@@ -206,3 +214,11 @@ Bandwidth = Annotated[
     _text_schema("10Gbit"),
 ]
 """Bytes per second, written with a unit: 200Mbit, 10Gbit, 1GB."""
+
+
+def number(name: str, value: object) -> float:
+    """A number that was given as one, or as text (a template). Raises BadInput."""
+    try:
+        return float(str(value))
+    except ValueError:
+        raise BadInput(f"{name}: got {value!r}; allowed: a number") from None

@@ -5,7 +5,9 @@ TrainwrightError              exit code
 ├── DataRejected          1   validation failed: names the expectations
 ├── TrainingFailed        1   a rank failed, or the loss is not a number
 ├── CorruptArtefact       1   what the store holds is not what was written
-├── RunHeld               1   another process works on this run
+├── RunHeld               1   another process works on this run, measures into this file, or has the devices until queue_timeout
+├── BusyMachine           1   the machine did too much else while it was measured
+├── MustWait              1   the devices are others': the run keeps its place in the queue (operators defer on it)
 ├── Infeasible            3   no plan meets the limits: which, and the nearest that does
 ├── ServiceUnreachable    4   a service does not answer: which, where, how to start it
 └── Interrupted         130   stopped by a person or a signal
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from trainwright.estimator.errors import BadInput, TrainwrightError
+from trainwright.estimator.errors import BadInput, BusyMachine, TrainwrightError
 
 
 class DataRejected(TrainwrightError):
@@ -42,6 +44,12 @@ class RunHeld(TrainwrightError):
     kind = "held"
 
 
+class MustWait(TrainwrightError):
+    """The run waits for devices; it is no failure, and the step is called again."""
+
+    kind = "waiting"
+
+
 class Infeasible(TrainwrightError):
     """No plan meets the limits."""
 
@@ -66,8 +74,8 @@ class Interrupted(TrainwrightError):
 _KINDS: dict[str, type[TrainwrightError]] = {
     error.kind: error
     for error in (
-        TrainwrightError, BadInput, DataRejected, TrainingFailed, CorruptArtefact, RunHeld, Infeasible,
-        ServiceUnreachable, Interrupted,
+        TrainwrightError, BadInput, BusyMachine, DataRejected, TrainingFailed, CorruptArtefact, RunHeld, MustWait,
+        Infeasible, ServiceUnreachable, Interrupted,
     )
 }  # fmt: skip
 
@@ -80,10 +88,12 @@ def from_document(document: dict[str, Any]) -> TrainwrightError:
 
 __all__ = [
     "BadInput",
+    "BusyMachine",
     "CorruptArtefact",
     "DataRejected",
     "Infeasible",
     "Interrupted",
+    "MustWait",
     "RunHeld",
     "ServiceUnreachable",
     "TrainingFailed",

@@ -28,22 +28,24 @@ def estimate(
     power: Mapping[str, Power] | None = None,
     backend: Literal["auto", "horovod", "torch"] = "auto",
     finished: Sequence[FinishedRun] = (),
+    store: str | None = None,
 ) -> Estimate:
     """One curve for each kind of device, by its calibration where one is given (a CPU's for its threads).
 
     Without one, CPUs are measured, and GPUs are predicted by their datasheet.
 
     Where two devices or more are on this machine, its link between ranks is measured too. `backend` is the collectives'
-    library, as the job names it. `finished` runs correct the curves of their devices' types.
+    library, as the job names it. `finished` runs correct the curves of their devices' types. `store`
+    is the URI of the store in which other machines leave their calibrations.
     """
     known = {_measured_as(one.device_type, one.threads): one for one in calibrations}
     curves, sources = [], {}
     for device in {device.variant: device for device in devices}.values():
-        threads = max(1, int(device.cores or 1))
+        threads = device.threads
         name = _measured_as(device.type, threads)
         calibration = known.get(name)
         if calibration is None and device.type == "cpu":
-            calibration = known[name] = calibration_for(threads)
+            calibration = known[name] = calibration_for(threads, store)
         if calibration is not None:
             sources[name] = calibration.sha256()
         override = (power or {}).get(device.type)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from trainwright.tasks.documents import Document, Duration, read_mapping, validated
+from trainwright.tasks.documents import Document, Duration, Wait, read_mapping, validated
 from trainwright.tasks.errors import BadInput
 
 Task = Literal[
@@ -188,6 +188,9 @@ class Job(Document):
     name: Name
     pool: str | None = Field(default=None, description="a pool file; left out: this machine")
     priority: int = Field(default=0, ge=-100, le=100, description="rank in the queue for devices; higher goes first")
+    queue_timeout: Wait = Field(
+        default=3600.0, description="how long to wait for devices that others hold, such as 30m; 0s: fail at once"
+    )
     data: DataSpec
     model: ModelSpec | None = Field(default=None, description="the model's source")
     train: TrainSpec = TrainSpec()
@@ -199,7 +202,6 @@ class Job(Document):
     def not_yet_acted_on(self) -> list[str]:
         """The fields this job sets that this version reads but does not act on, so that nobody relies on them."""
         waiting = {
-            "priority": self.priority != 0,
             "promotion": self.promotion is not None,
             "schedule.on_new_data": self.schedule is not None and self.schedule.on_new_data,
             "train.adaptive_batch": self.train.adaptive_batch,

@@ -10,7 +10,7 @@ import os
 import re
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -136,6 +136,16 @@ class Pool(Document):
                     )
         return found
 
+    def kinds(self) -> list[dict[str, Any]]:
+        """What there is to calibrate: device types, CPUs by their threads, and the addresses that have them."""
+        found: dict[tuple[str, int], set[str]] = {}
+        for device in self.devices():
+            found.setdefault((device.type, device.threads), set()).add(device.address)
+        return [
+            {"device_type": device_type, "threads": threads, "addresses": sorted(addresses)}
+            for (device_type, threads), addresses in found.items()
+        ]
+
 
 class Device(Document):
     """One device of a pool. `index` counts the devices of its type on its host."""
@@ -152,6 +162,11 @@ class Device(Document):
     def variant(self) -> tuple[str, float | None, float | None]:
         """What devices must share to take the same time: type, cores, speed."""
         return (self.type, self.cores, self.speed)
+
+    @property
+    def threads(self) -> int:
+        """With how many CPU threads it computes."""
+        return max(1, int(self.cores or 1)) if self.type == "cpu" else 1
 
     @property
     def local(self) -> bool:

@@ -6,12 +6,15 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from trainwright.estimator.structure import Structure
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -86,6 +89,42 @@ def facts(title: str, lines: Iterable[tuple[str, str]]) -> None:
     out.print()
 
 
+def layers(structure: Structure, depth: int) -> None:
+    """Print a model's modules as a tree with their counts, and below it the model's totals."""
+    from trainwright.tasks.layer_table import layer_rows
+
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
+    grid.add_column("layer", header_style="dim", overflow="ellipsis", no_wrap=True, ratio=1)
+    grid.add_column("kind", header_style="dim", overflow="ellipsis", no_wrap=True, max_width=24)
+    for name in ("output shape", "parameters", "forward FLOPs"):
+        grid.add_column(name, header_style="dim", justify="right", no_wrap=True)
+    for row in layer_rows(structure, depth):
+        grid.add_row(
+            escape("  " * row.depth + row.name),
+            "" if row.kind == row.name else escape(row.kind),
+            " x ".join(map(str, row.output_shape)) or "-",
+            "-" if row.parameters is None else f"{row.parameters:,}" if row.parameters else "0",
+            "-" if row.forward_flops is None else amount(row.forward_flops),
+            style="dim" if row.parameters is None else "",
+        )
+    out.print(grid)
+    out.print()
+    batch = structure.batch_size
+    facts(
+        f"in all, at batch {batch}",
+        [
+            ("parameters", f"{structure.parameters:,}  ({size(structure.parameter_bytes)})"),
+            ("forward", f"{amount(structure.forward_flops_per_sample * batch, 'FLOP')}  "
+                        f"({amount(structure.forward_flops_per_sample, 'FLOP')} a sample)"),
+            ("activations kept", f"{size(structure.activation_bytes_per_sample * batch)}  "
+                                 f"({size(structure.activation_bytes_per_sample)} a sample)"),
+            ("most memory of a step", f"{size(structure.peak_bytes(batch))}  ({structure.optimizer}, {structure.precision})"),
+            ("operations in a step", f"{sum(structure.operations.values()):,}"),
+            ("read by", structure.method),
+        ],
+    )  # fmt: skip
+
+
 class Watch:
     """Shows the events of a run: one line for each finished step, a bar while it works."""
 
@@ -111,6 +150,9 @@ class Watch:
             self._line(f"run        {event['run']}")
         elif kind == "notice":
             self._line(f"note       {event['message']}")
+        elif kind == "queue" and "place" in event:
+            held = f"; held by {event['held_by']}" if event.get("held_by") else ""
+            self._line(f"queue      place {event['place']} of {event['waiting']}{held}")
         elif kind == "stage":
             self._begin(f"starting {event['name']}")
         elif kind == "step":
@@ -167,6 +209,33 @@ class Watch:
 
     def _line(self, text: str) -> None:
         self._progress.console.print(escape(text), soft_wrap=True)
+
+
+class Countdown:
+    """A bar over the seconds of a `calibrate`, moved by its events."""
+
+    def __init__(self, what: str) -> None:
+        self._progress = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[note]}"),
+            console=err, transient=True,
+        )  # fmt: skip
+        self._task = self._progress.add_task(what, total=None, note="loading torch")
+
+    def __enter__(self) -> Countdown:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event["event"] != "calibrate":
+            return
+        done, total = event["elapsed_s"], event["budget_s"]
+        note = f"{done:.0f} of {total:.0f} s  {event['message']}"
+        self._progress.update(self._task, completed=min(done, total), total=total, note=escape(note))
 
 
 def _summary(name: str, event: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec
 
 from trainwright.tasks import progress
 from trainwright.tasks.allocate.ledger import Heartbeat, Holder, Ledger
-from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, TrainwrightError, final_state
+from trainwright.tasks.errors import BadInput, Interrupted, MustWait, RunHeld, TrainwrightError, final_state
 from trainwright.tasks.run import Run
 from trainwright.tasks.settings import settings
 
@@ -70,6 +70,10 @@ def step(name: str, *, last: bool = False) -> Callable[[Step[P]], Step[P]]:
                 if last:
                     ledger().release(run.uri, holder=me.name)
                 progress.emit("step", name=name, state="done", seconds=seconds, summary=reference)
+            except MustWait as wait:  # whoever called keeps the run's hold and its place, and calls again
+                progress.emit("queue", message=str(wait), run=run.uri)
+                run.note(steps=_with(run, name, time.monotonic() - started))
+                raise
             except BaseException as error:
                 _note_failure(run, name, error, time.monotonic() - started)
                 raise

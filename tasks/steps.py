@@ -9,9 +9,10 @@ done again. Operators and the command line call these; the work itself is in the
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
@@ -30,13 +31,16 @@ from trainwright.tasks.artefacts import (
     Result,
     Validation,
 )
-from trainwright.tasks.errors import BadInput, CorruptArtefact, DataRejected, Infeasible, RunHeld
+from trainwright.tasks.errors import BadInput, CorruptArtefact, DataRejected, Interrupted, RunHeld
 from trainwright.tasks.job import Job
+from trainwright.tasks.leasing import Either, lease
 from trainwright.tasks.objects import ObjectStore
-from trainwright.tasks.pool import load_pool
+from trainwright.tasks.pool import Device, load_pool
 from trainwright.tasks.run import Run, open_run
 from trainwright.tasks.settings import settings
 from trainwright.tasks.step import Reference, act_as, holder, ledger, step, stop
+
+Done = TypeVar("Done")
 
 
 def open_for(job: Job, owner: Holder, *, store: str | None = None, new: bool = False) -> Run:
@@ -158,7 +162,10 @@ def estimate(run: Run) -> Reference:
         pool = load_pool(job.pool)
         devices = usable(pool, job.devices)
         earlier = calibration_set.read(run.store_uri, {device.type for device in devices})
-        found = predict(run.read(Structure), devices, power=pool.power, backend=job.train.backend, finished=earlier)
+        found = predict(
+            run.read(Structure), devices, power=pool.power, backend=job.train.backend, finished=earlier,
+            store=run.store_uri,
+        )  # fmt: skip
         run.write(found)
     return {
         "artefact": Estimate.FILE,
@@ -170,48 +177,22 @@ def estimate(run: Run) -> Reference:
 
 @step("allocate")
 def allocate(run: Run, replay: str | None = None) -> Reference:
-    """Choose the devices and each one's share of the batch, and lease them.
+    """Choose the devices and each one's share of the batch, and lease them; wait in the queue where others have them.
 
-    A run that goes on keeps its plan. Raises Infeasible, or RunHeld where another run holds the devices.
+    A run that goes on keeps its plan. Raises Infeasible, or RunHeld where the job's `queue_timeout` ended first.
     """
     job = run.job()
-    plan = stored = run.find(Plan)
-    if plan is None and replay is not None:
-        plan = Run(replay).read(Plan)
-    if plan is None:
-        pool = load_pool(job.pool)
-        devices = usable(pool, job.devices)
-        wanted = {device.resource for device in devices}
-        held = {
-            lease.resource: lease
-            for lease in ledger().held("device ")
-            if lease.run != run.uri and lease.resource in wanted
-        }
-        free = [device for device in devices if device.resource not in held]
-        if len(free) < job.devices.min_count and held:
-            lease = next(iter(held.values()))
-            raise RunHeld(
-                f"devices: {len(free)} free, at least {job.devices.min_count} needed; {lease.resource} is held by "
-                f"{lease.holder} for {lease.run}",
-                holder=lease.holder, run=lease.run,
-            )  # fmt: skip
-        now = datetime.now(UTC)
-        try:
-            plan = make_plan(job, pool, run.read(Estimate), checked_data(run), free, now=now)
-        except Infeasible:
-            if not held:
-                raise
-            make_plan(
-                job, pool, run.read(Estimate), checked_data(run), devices, now=now
-            )  # Infeasible, whoever holds what
-            lease = next(iter(held.values()))
-            raise RunHeld(
-                f"devices: those that are free do not meet the job's limits; {lease.resource} is held by {lease.holder} for "
-                f"{lease.run}",
-                holder=lease.holder, run=lease.run,
-            ) from None  # fmt: skip
-    if not run.has(Result):  # what is trained needs no devices
-        ledger().take(plan.resources, holder(run), run.uri)
+    stored = run.find(Plan)
+    plan = Run(replay).read(Plan) if stored is None and replay is not None else stored
+
+    def planned(devices: list[Device]) -> Plan:
+        found = run.read(Estimate)
+        known = {(curve.device_type, curve.cores, curve.speed) for curve in found.curves}
+        sized = [device for device in devices if device.variant in known]  # the pool may have grown since
+        return make_plan(job, load_pool(job.pool), found, checked_data(run), sized, now=datetime.now(UTC))
+
+    if plan is None or not run.has(Result):  # what is trained needs no devices
+        plan, _ = lease(run, plan or planned)
     if stored is None:
         run.write(plan)
     return {
@@ -250,6 +231,38 @@ def _request(run: Run) -> Any:
     )
 
 
+def _on_devices(run: Run, work: Callable[[threading.Event, Callable[[], bool]], Done], what: str) -> Done:
+    """Work on the devices of the run's plan: with an event that ends it, and a question whether they are still the run's.
+
+    A run of a higher priority may ask for them: the work is ended, the devices are given back, and this waits for its turn to
+    go on. Raises RunHeld where the devices were lost, and what `lease` raises.
+    """
+    me = holder(run)
+    while True:
+        plan, token = lease(run, run.read(Plan))
+        run.note(state="running", error=None)
+        names = plan.resources
+        with (
+            Heartbeat(ledger(), run.uri, names, holder=me.name, token=token) as beat,
+            Heartbeat(ledger(), run.uri, [run.hold], holder=me.name) as hold,
+        ):
+            try:
+                done = work(Either(stop, beat.revoked), lambda: beat.mine() and hold.mine())
+                if not (beat.mine() and hold.mine()):
+                    raise RunHeld(f"the lease on the devices was lost while {what}")
+                return done
+            except Interrupted as error:
+                if stop.is_set() or not beat.revoked.is_set():
+                    raise
+                claimant = ledger().revoked_by(run.uri)
+                note = Interrupted(
+                    f"{claimant} has a higher priority and asked for the devices; {error}; waits to go on"
+                )
+                ledger().release(run.uri, names, holder=me.name, token=token)
+                run.note(state="interrupted", error=note.document())
+                progress.emit("notice", message=str(note))
+
+
 @step("search_lr")
 def search_lr(run: Run, replay: str | None = None) -> Reference:
     """Find the learning rate on the real model and data, on the leased devices."""
@@ -265,12 +278,11 @@ def search_lr(run: Run, replay: str | None = None) -> Reference:
                 learning_rate=given, interval=(given, given), source="given", reason="the job names it"
             )
         else:
-            names, me = run.read(Plan).resources, holder(run)
-            ledger().take(names, me, run.uri)  # a run that goes on may have lost them
-            with Heartbeat(ledger(), run.uri, names, holder=me.name) as beat:
-                search = search_learning_rate(_request(run), stop=stop)
-            if not beat.still_held():
-                raise RunHeld("the lease on the devices was lost while the learning rate was searched")
+            search = _on_devices(
+                run,
+                lambda halt, still_mine: search_learning_rate(_request(run), stop=halt),
+                "the learning rate was searched",
+            )
             run.objects.put("lr_search.html", plot(search).encode())
         run.write(search)
     return {
@@ -291,13 +303,9 @@ def train(run: Run, replay: str | None = None) -> Reference:
         request = _request(run)
         if replay is not None:
             request = request.model_copy(update={"replay_events": Run(replay).read(Result).split_events})
-        names = request.plan.resources
-        me = holder(run)
-        ledger().take(names, me, run.uri)
-        with Heartbeat(ledger(), run.uri, [*names, run.hold], holder=me.name) as beat:
-            result = run_training(request, stop=stop, still_mine=beat.mine)
-            if not beat.mine():
-                raise RunHeld("the lease on the devices was lost while training ended")
+        result = _on_devices(
+            run, lambda halt, still_mine: run_training(request, stop=halt, still_mine=still_mine), "training ended"
+        )
         run.write(result)
     return {
         "artefact": Result.FILE,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +20,7 @@ def extract(
     optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw")] = "adamw",
     precision: Annotated[str, typer.Option(help="fp32, fp64, bf16, or amp (bf16 where autocast says so)")] = "fp32",
     accumulation: Annotated[int, typer.Option(help="micro-batches in a step")] = 1,
+    depth: Annotated[int, typer.Option(min=0, help="how deep the table shows modules within modules")] = 3,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -32,30 +32,7 @@ def extract(
     if as_json:
         print_model(structure)
         return
-    rows = [
-        (
-            layer.name,
-            layer.kind,
-            "x".join(map(str, layer.output_shape)),
-            f"{layer.parameters:,}",
-            screen.amount(layer.forward_flops, "FLOP"),
-        )
-        for layer in structure.layers
-    ]
-    screen.table(
-        f"{model} at batch {structure.batch_size}",
-        ("layer", "kind", "output", "parameters", "forward"),
-        rows,
-        right=(2, 3, 4),
-    )
-    facts = [
-        ("parameters", f"{structure.parameters:,}"),
-        ("forward, a sample", screen.amount(structure.forward_flops_per_sample, "FLOP")),
-        ("activations, a sample", screen.size(structure.activation_bytes_per_sample)),
-        ("operations in a step", str(sum(structure.operations.values()))),
-        ("read by", structure.method),
-    ]
-    screen.facts("in all", facts)
+    screen.layers(structure, depth)
 
 
 def _structure(
@@ -89,36 +66,47 @@ def _structure(
 def calibrate(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="where the calibration is written")],
     budget: Annotated[
-        float | None, typer.Option(help="seconds to measure", show_default="90, with --probes 20")
+        float | None, typer.Option(metavar="SECONDS", help="to measure for", show_default="90, with --probes 20")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu; with --probes also cuda:0 and its like")] = "cpu",
     threads: Annotated[int, typer.Option(help="CPU threads")] = 1,
     probes: Annotated[
         bool, typer.Option("--probes", help="a few operations only: correct the datasheet (mode few-shot)")
     ] = False,
+    most_drift: Annotated[
+        float,
+        typer.Option(
+            help="refuse where the machine's speed spread by more meanwhile: (p90 - p10) / median of its time"
+        ),
+    ] = 3.0,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure this machine, so that estimates are of it."""
-    from trainwright.tasks import screen
+    """Measure this machine, so that estimates are of it. One that was cut short goes on when it is started again."""
+    from trainwright.tasks import progress, screen
     from trainwright.tasks.calibrate import calibrate as measure
 
-    with screen.err.status(f"measuring {device}"):
-        result = measure(out, budget_s=budget, device=device, threads=threads, probes=probes)
+    with screen.Countdown(f"measuring {device}") as bar:
+        progress.listen(bar)
+        result = measure(out, budget_s=budget, device=device, threads=threads, probes=probes, most_drift=most_drift)
     if as_json:
-        print_model(result)
+        print_model(result, exclude={"families"})
         return
     error = result.cross_validated_error
     facts = [
         ("mode", result.mode),
-        ("measurements", str(result.measurements)),
-        ("error, cross-validated", f"median {100 * error.median:.0f} %, p90 {100 * error.p90:.0f} %"),
-        ("drift of the machine", f"{100 * result.sentinel_drift:.1f} %"),
+        ("device", f"{result.device_type}, {result.processor}"),
+        ("threads", str(result.threads)),
+        ("dtype", result.dtype),
+        ("torch", result.torch),
+        ("measurements", f"{result.measurements:,} of {len(result.kinds)} kinds of operation"),
+        ("drift of the machine", f"{100 * result.sentinel_drift:.0f} % (allowed: {100 * most_drift:.0f} %)"),
+        ("cross-validated error", f"median {100 * error.median:.0f} %, p90 {100 * error.p90:.0f} %"),
         ("power", f"{result.power.idle_w:.1f} W idle, {result.power.load_w:.1f} W" if result.power else "no meter"),
         ("took", screen.seconds(result.duration_s)),
         ("written to", str(out)),
     ]
-    screen.facts(f"{result.device_type}, {threads} thread(s)", facts)
+    screen.facts("calibration", facts)
 
 
 def estimate(
@@ -142,14 +130,14 @@ def estimate(
     debug: Debug = False,
 ) -> None:
     """Predict time, memory and energy of a training step on a device type."""
-    from trainwright.estimator.calibration import load as load_calibration
     from trainwright.tasks import alone, screen
+    from trainwright.tasks.calibrate import given
 
     if calibration is None and device_type is None:
         raise BadInput("estimate: give --calibration FILE or --device-type NAME")
     if batch_size < 1:
         raise BadInput(f"--batch-size: got {batch_size}; allowed: 1 or more")
-    measured = load_calibration(calibration, version("torch")) if calibration is not None else None
+    measured = given(calibration) if calibration is not None else None
     alone.device_type_of(device_type, measured)  # before the model is traced
     structure = _structure(model, batch_size, config, optimizer, precision)
     document = alone.estimate_step(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,16 +62,16 @@ def plan(
     debug: Debug = False,
 ) -> None:
     """Say which devices a job would get, with what shares, and what that would take. Takes nothing."""
-    from trainwright.estimator.calibration import load as load_calibration
     from trainwright.tasks import alone, screen
     from trainwright.tasks.allocate.plot import write_front
+    from trainwright.tasks.calibrate import given
     from trainwright.tasks.errors import BadInput, Infeasible
     from trainwright.tasks.job import load_job
 
     if plot is not None and (len(jobs) > 1 or plot.suffix not in (".svg", ".html")):
         allowed = "one job with --plot" if len(jobs) > 1 else "a file that ends in .svg or .html"
         raise BadInput(f"--plot: got {plot}; allowed: {allowed}")
-    measured = [load_calibration(file, version("torch")) for file in calibration or []]
+    measured = [given(file) for file in calibration or []]
     if len(jobs) > 1:
         with screen.err.status("tracing the models, predicting, planning"):
             joint = alone.plan_jobs([load_job(job, pool) for job in jobs], measured)

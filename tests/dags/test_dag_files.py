@@ -71,7 +71,7 @@ def test_a_job_file_with_a_schedule_makes_a_scheduled_dag_and_a_wrong_one_harms_
     assert "data: missing" in dags["retrain_wrong"]["doc"]
 
 
-@pytest.mark.parametrize("name", ["AllocateOperator", "TrainOperator", "ValidateOperator"])
+@pytest.mark.parametrize("name", ["AllocateOperator", "CalibrateOperator", "TrainOperator", "ValidateOperator"])
 def test_operators_are_exported_lazily(name: str) -> None:
     code = f"import sys; from trainwright import operators; assert 'airflow' not in sys.modules; operators.{name}"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
@@ -86,3 +86,26 @@ def test_a_job_file_with_a_strange_name_or_schedule_takes_no_other_dag_away(home
     dags = look(jobs, tmp_path)["dags"]
     assert set(dags) == {"retrain", "retrain_my-job-", "retrain_late", "retrain_good"}
     assert "schedule.cron: got '61 3 * * *'" in dags["retrain_late"]["doc"]
+
+
+def test_the_weekly_calibration_is_mapped_over_device_types_and_loads_nothing_heavy(home: Path, tmp_path: Path) -> None:
+    code = """
+import json, sys
+from airflow.sdk.definitions.mappedoperator import MappedOperator
+from trainwright.dags.calibrate_pool import calibrate_pool as dag
+from trainwright.operators import CalibrateOperator
+task = dag.task_dict["calibrate"]
+print(json.dumps({
+    "heavy": [name for name in sys.argv[1].split() if name in sys.modules],
+    "mapped": isinstance(task, MappedOperator) and task.operator_class is CalibrateOperator,
+    "upstream": sorted(task.upstream_task_ids), "schedule": str(dag.schedule), "params": sorted(dag.params)}))
+"""
+    environment = os.environ | {"AIRFLOW_HOME": str(tmp_path / "airflow"), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    heavy = "torch numpy pandas scipy great_expectations dask horovod"
+    done = subprocess.run(
+        [sys.executable, "-c", code, heavy], capture_output=True, text=True, env=environment, check=True
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "heavy": [], "mapped": True, "upstream": ["device_types"], "schedule": "0 4 * * 0",
+        "params": ["budget_s", "most_drift", "pool", "store"],
+    }  # fmt: skip

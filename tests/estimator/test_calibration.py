@@ -155,7 +155,8 @@ def test_a_calibration_is_read_back_as_it_was_written(calibration: Calibration, 
         ('{"schema_version": 3', "cut short"),
         ('{"schema_version": 3}', "not a calibration"),
         ('{"schema_version": 99}', "schema version 99"),
-        (b"\xff\xfe\x00", "no such file that can be read"),
+        (b"\xff\xfe\x00", "not a calibration"),
+        ("[" * 100_000, "not a calibration"),
     ],
 )
 def test_a_file_that_is_no_calibration_gives_one_line(content: str | bytes | None, says: str, tmp_path: Path) -> None:

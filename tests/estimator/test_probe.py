@@ -40,7 +40,7 @@ def test_the_templates_run_every_family_but_the_rest() -> None:
 
 def test_probing_gives_a_few_shot_calibration_of_this_machine() -> None:
     said: list[str] = []
-    found = probe(1.0, "cpu", 1, said.append)
+    found = probe(1.0, "cpu", 1, lambda message, _: said.append(message))
     assert (found.mode, found.device_type, found.threads) == ("few-shot", "cpu", 1)
     assert found.torch == importlib.metadata.version("torch")
     assert found.measurements >= 2 * len(TEMPLATES)

@@ -193,6 +193,8 @@ def test_a_model_is_traced_by_fake_tensors_and_agrees_with_torchs_own_counts(nam
     with FlopCounterMode(display=False) as counter:
         model(inputs)
     assert structure.forward_flops_per_sample * 4 == pytest.approx(counter.get_total_flops())
+    assert sum(one.forward_flops for one in structure.layers) == pytest.approx(counter.get_total_flops())
+    assert sum(one.parameters for one in structure.layers) == structure.parameters
     assert sum(one.count for one in structure.trace) == sum(structure.operations.values())
     assert structure.peak_bytes(8) > structure.peak_bytes(4) > structure.idle_bytes(4) > 0
 

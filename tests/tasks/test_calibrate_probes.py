@@ -146,5 +146,5 @@ def test_probing_refuses_what_it_can_not_do(options: dict[str, object], says: st
 
 
 def test_a_file_that_can_not_be_written_is_named_before_anything_is_measured(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="is a folder; allowed: a file"):
+    with pytest.raises(BadInput, match="a folder; allowed: a file"):
         calibrate(tmp_path, probes=True)

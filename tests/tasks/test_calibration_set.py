@@ -24,6 +24,7 @@ from trainwright.tasks.errors import ServiceUnreachable
 from trainwright.tasks.job import Job, load_job
 from trainwright.tasks.objects import open_store
 from trainwright.tasks.run import Run, open_run
+from trainwright.tasks.step import act_as
 
 TORCH = "2"  # as `finished_run` says of its runs
 SIZES = (4, 16, 64)
@@ -285,7 +286,7 @@ def test_the_second_run_of_a_model_is_predicted_nearer_to_what_the_first_took(
     before = alone.plan_job(job)
     runs = []
     for _ in range(2):
-        run = open_run(job, store, Holder("me"), new=True)
+        run = open_run(job, store, act_as(Holder("me")), new=True)
         steps.do(run, "store")
         steps.release(run)
         run.note(state="success")

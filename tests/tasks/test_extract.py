@@ -100,7 +100,12 @@ def test_the_process_gets_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("def build_model(): return nn.Sequential(nn.Flatten(), nn.Linear(63, 10))", "its forward pass raised"),
         (GOOD + "def loss(outputs, targets): return outputs.sum(1)", "loss: gave (32,); allowed: a scalar"),
         (GOOD + "def loss(outputs, targets): return 1 / 0", "loss: it raised ZeroDivisionError"),
+        ("def build_model(): return nn.Sequential(nn.Flatten(), nn.LazyLinear(10))", "lazy modules without shapes"),
         ("import os\ndef build_model(): os._exit(7)", "ended the process with 7"),
+        (
+            "import os, signal\ndef build_model(): os.kill(os.getpid(), signal.SIGSEGV)",
+            "crashed the process (signal 11)",
+        ),
     ],
 )
 def test_a_model_that_can_not_be_trained_gives_one_line(code: str, says: str, tmp_path: Path) -> None:

@@ -189,8 +189,12 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="predicted against measured, as SVG")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    calibration = measure(given.seconds, given.threads, say)
-    few = probe(given.probe_seconds, "cpu", given.threads, say)
+
+    def listen(message: str, _: float) -> None:
+        say(message)
+
+    calibration = measure(given.seconds, given.threads, listen)
+    few = probe(given.probe_seconds, "cpu", given.threads, listen)
     sentinel = Sentinel(calibration.speed)
     others = baselines(given.baseline_seconds or given.seconds, given.threads, sentinel)
     drawn = [("held out", one) for one in cases(given.seed, given.cases)]

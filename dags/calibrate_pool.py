@@ -1,0 +1,56 @@
+"""Measure every device type of a pool that is on this machine, weekly: no estimate waits for it or goes by old figures."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import DAG, Param, task
+
+from trainwright.operators import CalibrateOperator
+
+POOL_FILES = sorted(str(path) for path in (Path(__file__).parent / "pools").glob("*.yaml"))
+
+
+@task
+def device_types(pool: str) -> list[dict[str, Any]]:
+    """Every device type of the pool, CPUs by their threads."""
+    from trainwright.tasks.pool import load_pool
+
+    return load_pool(pool).kinds()
+
+
+with DAG(
+    "calibrate_pool",
+    description="Measure every device type of a pool.",
+    schedule="0 4 * * 0",
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    catchup=False,
+    max_active_runs=1,
+    is_paused_upon_creation=False,
+    tags=["trainwright"],
+    doc_md=__doc__,
+    params={
+        "pool": Param(POOL_FILES[0], type="string", minLength=1, title="Pool file", examples=POOL_FILES),
+        "budget_s": Param(90, type="number", minimum=1, title="Seconds", description="to measure each device type for"),
+        "most_drift": Param(
+            1.5,
+            type="number",
+            minimum=0,
+            title="Most drift",
+            description="of the machine's speed; beyond it, try again later",
+        ),
+        "store": Param(None, type=["null", "string"], title="Store", description="default: the settings'"),
+    },
+) as calibrate_pool:
+    CalibrateOperator.partial(
+        task_id="calibrate",
+        budget_s="{{ params.budget_s }}",
+        most_drift="{{ params.most_drift }}",
+        store="{{ params.store }}",
+        map_index_template="{{ task.device_type }}, {{ task.threads }} thread(s)",
+        max_active_tis_per_dagrun=1,  # measured at once they would disturb one another
+        retries=3,
+        retry_delay=timedelta(minutes=15),
+    ).expand_kwargs(device_types("{{ params.pool }}"))

@@ -1,0 +1,37 @@
+"""A lock between processes of one machine, by a file. The kernel frees it when the last process that has it has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: bool) -> Iterator[int]:
+    """Hold the lock; yields its file descriptor, which a child process may inherit to hold it too.
+
+    Raises BlockingIOError where another process holds it and `wait` is false, OSError where the file can't be made.
+    """
+    descriptor = _take(path, wait)
+    try:
+        yield descriptor
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _take(path: Path, wait: bool) -> int:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), path.stat()):
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # its holder deleted it meanwhile: it guards nothing any more

@@ -1,0 +1,152 @@
+"""How a run comes by its devices: it waits in the queue, plans with what is free when its turn comes, and takes that.
+
+In a process that may wait, `lease` waits, and tells the place in the queue; within `deferring()` it raises MustWait instead, and
+whoever called keeps the place (`look`) and calls again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+
+from trainwright.tasks import progress
+from trainwright.tasks.allocate.ledger import Holder
+from trainwright.tasks.allocate.planner import usable
+from trainwright.tasks.allocate.queue import Queue, Turn
+from trainwright.tasks.artefacts import Plan
+from trainwright.tasks.errors import Infeasible, Interrupted, MustWait, RunHeld
+from trainwright.tasks.job import Job
+from trainwright.tasks.pool import Device, load_pool
+from trainwright.tasks.run import Run
+from trainwright.tasks.step import holder, ledger, stop
+
+LOOK_EVERY_S = 1.0
+_deferring: ContextVar[bool] = ContextVar("deferring", default=False)
+Planner = Callable[[list[Device]], Plan]
+
+
+@contextlib.contextmanager
+def deferring() -> Iterator[None]:
+    """Within the block, a run that has to wait is told by MustWait."""
+    before = _deferring.set(True)
+    try:
+        yield
+    finally:
+        _deferring.reset(before)
+
+
+def lease(run: Run, plan: Plan | Planner, *, halt: threading.Event = stop) -> tuple[Plan, int]:
+    """Take the devices of a plan, or of the plan that a planner makes of what is free; the plan, and the lease's token.
+
+    Raises Infeasible where no plan meets the limits, whoever holds what; RunHeld after the job's `queue_timeout`; Interrupted;
+    MustWait.
+    """
+    job, me, queue = run.job(), holder(run), Queue(ledger())
+    if ledger().revoked_by(run.uri) is not None:  # nothing of this run works on them now
+        ledger().release(
+            run.uri, [one.resource for one in ledger().held("device ") if one.run == run.uri], holder=me.name
+        )
+    told = 0
+    least = job.devices.min_count
+    try:
+        while True:
+            devices = [] if isinstance(plan, Plan) else usable(load_pool(job.pool), job.devices)
+            wanted = plan.resources if isinstance(plan, Plan) else [device.resource for device in devices]
+            needed = len(set(wanted)) if isinstance(plan, Plan) else min(least, len(devices))
+            turn = queue.look(run.uri, me, wanted, needed, priority=job.priority, deadline_s=job.objective.deadline)
+            if len(turn.available) >= needed:
+                chosen = plan if isinstance(plan, Plan) else _plan(plan, devices, turn)
+                if chosen is None:
+                    least = len(turn.available) + 1
+                    continue  # what is free does not do: ask for more
+                token = queue.take(run.uri, me, chosen.resources, priority=job.priority)
+                if token is not None:
+                    return chosen, token
+            elif not told and not isinstance(plan, Plan):
+                plan(devices)  # Infeasible, whoever holds what: that need not wait
+            if turn.waited_s >= job.queue_timeout:
+                raise _timed_out(job, turn)
+            if _deferring.get():
+                raise MustWait(f"waits for devices: place {turn.place} of {turn.length}", run=run.uri, holder=me.name)
+            if told != turn.place:
+                told = turn.place
+                progress.emit("queue", place=turn.place, waiting=turn.length, held_by=_name(turn), run=run.uri)
+            if halt.wait(min(LOOK_EVERY_S, max(0.05, job.queue_timeout - turn.waited_s))) or halt.is_set():
+                raise Interrupted("stopped while it waited for devices")
+    except MustWait:
+        raise
+    except BaseException:
+        queue.leave(run.uri)
+        raise
+
+
+def _plan(make: Planner, devices: list[Device], turn: Turn) -> Plan | None:
+    """The plan with what is available; None where only what others hold or wait for would do."""
+    free = [device for device in devices if device.resource in turn.available]
+    try:
+        return make(free)
+    except Infeasible:
+        if len(free) == len(devices):
+            raise
+        make(devices)  # raises where even all of them would not do
+        return None
+
+
+def _name(turn: Turn) -> str | None:
+    return turn.blocked_by.holder if turn.blocked_by else None
+
+
+def _timed_out(job: Job, turn: Turn) -> RunHeld:
+    lease = turn.blocked_by
+    why = f"{lease.resource} is held by {lease.holder} for {lease.run}" if lease else "others are ahead in the queue"
+    return RunHeld(
+        f"devices: none in the {job.queue_timeout:g} s of queue_timeout; place {turn.place} of {turn.length}; {why}",
+        place=turn.place, waiting=turn.length, waited_s=round(turn.waited_s, 1),
+        holder=lease.holder if lease else None, run=lease.run if lease else None,
+    )  # fmt: skip
+
+
+def look(run: Run, owner: str) -> bool:
+    """Keep a waiting run's place and its hold; whether it has something to do: its turn, a changed pool, its time is up."""
+    hold = ledger().renew(run.uri, [run.hold], holder=owner)
+    found = Queue(ledger()).keep(run.uri)
+    if not hold or found is None:
+        return True  # somebody else's by now, or dropped: the step says so, or joins again
+    turn, wish = found
+    job = run.job()
+    if turn.waited_s >= job.queue_timeout or len(turn.available) >= wish.needed:
+        return True
+    return not run.has(Plan) and wish.wanted != {one.resource for one in usable(load_pool(job.pool), job.devices)}
+
+
+def give_up(run: Run, owner: Holder) -> None:
+    """A waiting run is not wanted any more: leave the queue, end its hold."""
+    Queue(ledger()).leave(run.uri)
+    if ledger().release(run.uri, holder=owner.name):
+        error = Interrupted("stopped while it waited for devices")
+        run.note(state="interrupted", step="allocate", error=error.document())
+
+
+class Either(threading.Event):
+    """Set when it is set itself, or one of the others is."""
+
+    def __init__(self, *others: threading.Event) -> None:
+        super().__init__()
+        self._others = others
+
+    def is_set(self) -> bool:
+        """Whether any of them is set."""
+        return super().is_set() or any(one.is_set() for one in self._others)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until any of them is set."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while not self.is_set():
+            left = 0.05 if until is None else until - time.monotonic()
+            if left <= 0:
+                return False
+            super().wait(min(0.05, left))
+        return True

@@ -1,0 +1,66 @@
+"""A lock between processes: one holder, freed however it ends, held on by a child that inherits it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainwright.infra.lock import locked
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from trainwright.infra.lock import locked
+with locked(Path(sys.argv[1]), wait=True):
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+def _holder(path: Path, seconds: float) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path), str(seconds)], stdout=subprocess.PIPE, text=True
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with _holder(path, 600) as first:
+        with pytest.raises(BlockingIOError), locked(path, wait=False):
+            pass
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    with locked(path, wait=False):
+        assert path.exists()
+    assert not path.exists()
+
+
+def test_who_waits_has_it_once_it_is_given_back(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with _holder(path, 0.5) as first, locked(path, wait=True):
+        with pytest.raises(BlockingIOError), locked(path, wait=False):
+            pass
+        assert first.wait(timeout=30) == 0
+
+
+def test_a_child_that_inherits_it_holds_it_on(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with locked(path, wait=False) as descriptor:
+        child = subprocess.Popen(["sleep", "600"], pass_fds=(descriptor,))
+        path.rename(tmp_path / "kept")  # as after a kill of ours, the file stays
+    (tmp_path / "kept").rename(path)
+    try:
+        with pytest.raises(BlockingIOError), locked(path, wait=False):
+            pass
+    finally:
+        child.kill()
+        child.wait()
+    with locked(path, wait=False):
+        pass

@@ -1,0 +1,57 @@
+"""CalibrateOperator outside a DAG: what it skips, what it fails at once, what it leaves to a retry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from trainwright.infra.lock import locked
+from trainwright.operators import CalibrateOperator
+from trainwright.tasks.calibrate import cached
+from trainwright.tasks.errors import RunHeld
+
+NO_CONTEXT: Any = {}
+
+
+@pytest.mark.parametrize(
+    ("device_type", "addresses", "says"),
+    [
+        ("nvidia-h200", ["localhost"], "GPUs can't be calibrated yet"),
+        ("emulated", ["localhost"], "nothing to measure"),
+        ("cpu", ["10.0.0.7"], "at 10.0.0.7, and this is another machine"),
+    ],
+)
+def test_a_type_that_is_not_here_is_skipped_with_its_reason(
+    device_type: str, addresses: list[str], says: str, home: Path
+) -> None:
+    operator = CalibrateOperator(task_id="calibrate", device_type=device_type, addresses=addresses)
+    with pytest.raises(AirflowSkipException, match=says):
+        operator.execute(NO_CONTEXT)
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"device_type": "tpu"}, "bad_input: device type: got 'tpu'; allowed:"),
+        ({"budget_s": "soon"}, "bad_input: budget_s: got 'soon'; allowed: a number"),
+        ({"budget_s": 0}, "bad_input: --budget: got 0"),
+        ({"threads": "0"}, "bad_input: --threads: got 0"),
+        ({"store": "ftp://x"}, "bad_input: store: got 'ftp://x"),
+    ],
+)
+def test_what_no_retry_can_mend_fails_at_once(options: dict[str, Any], says: str, home: Path, tmp_path: Path) -> None:
+    given = {"store": (tmp_path / "store").as_uri()} | options
+    with pytest.raises(AirflowFailException, match=says):
+        CalibrateOperator(task_id="calibrate", **given).execute(NO_CONTEXT)
+
+
+def test_while_another_measures_the_same_it_is_left_to_a_retry(home: Path, tmp_path: Path) -> None:
+    path = cached(1)
+    path.parent.mkdir(parents=True)
+    operator = CalibrateOperator(task_id="calibrate", store=(tmp_path / "store").as_uri())
+    with locked(path.with_name(f"{path.name}.lock"), wait=False), pytest.raises(RunHeld):
+        operator.execute(NO_CONTEXT)
