@@ -159,12 +159,16 @@ def spread(values: Sequence[float]) -> float:
 
 def show(ways: Sequence[Way]) -> None:
     """The table of a pool."""
-    print(f"{'way':45} {'shares':>22} {'measured ms':>12} {'spread':>7} {'5 % ms':>7} {'predicted':>10} {'error':>7} {'J/step':>8}")
+    print(
+        f"{'way':45} {'shares':>22} {'measured ms':>12} {'spread':>7} {'5 % ms':>7} "
+        f"{'predicted':>10} {'error':>7} {'J/step':>8}"
+    )
     for way in ways:
         measured = statistics.median(way.step_s)
         shares = " ".join(f"{device.batch_size}" for device in way.devices)
         print(
-            f"{' = '.join(way.names):45.45} {shares:>22} {measured * 1e3:12.2f} {spread(way.step_s):7.1%} {statistics.median(way.quiet_s) * 1e3:7.2f} "
+            f"{' = '.join(way.names):45.45} {shares:>22} {measured * 1e3:12.2f} {spread(way.step_s):7.1%} "
+            f"{statistics.median(way.quiet_s) * 1e3:7.2f} "
             f"{way.predicted_s * 1e3:10.2f} {way.predicted_s / measured - 1:+7.1%} {statistics.median(way.step_j):8.4f}"
         )
     floor = statistics.median(spread(way.step_s) for way in ways)
@@ -198,7 +202,9 @@ def main() -> None:
                 for number, way in draw.sample([*enumerate(ways)], len(ways)):
                     carry_out(job, way, plan, schema, folder / f"work-{number}")
         devices = ", ".join(f"{one.id} {one.cores or one.speed}" for one in loaded.devices())
-        print(f"\n{name}: {devices}; global batch {batch}; {chosen.rounds} rounds; {time.monotonic() - began:.0f} s; load {os.getloadavg()[0]:.1f}")
+        print(
+            f"\n{name}: {devices}; global batch {batch}; {chosen.rounds} rounds; {time.monotonic() - began:.0f} s; load {os.getloadavg()[0]:.1f}"
+        )
         show(ways)
 
 
