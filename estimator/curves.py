@@ -138,12 +138,23 @@ class DeviceCurve(_Value):
 
 def line_through(sizes: Sequence[int], seconds: Sequence[float]) -> Affine:
     """The line of least squared relative error, neither part negative."""
-    import numpy as np
-    from scipy.optimize import nnls
+    inverse = [1 / value for value in seconds]
+    slopes = [size / value for size, value in zip(sizes, seconds, strict=True)]
+    ones, twos = sum(inverse), sum(slopes)
+    one_one, one_two, two_two = _dot(inverse, inverse), _dot(inverse, slopes), _dot(slopes, slopes)
+    # The normal equations of Σ (fixed / t + per_sample · size / t − 1)²; where one part came out negative, the other's alone.
+    determinant = one_one * two_two - one_two**2
+    fixed = (ones * two_two - twos * one_two) / determinant
+    per_sample = (twos * one_one - ones * one_two) / determinant
+    if fixed < 0:
+        fixed, per_sample = 0.0, twos / two_two
+    elif per_sample < 0:
+        fixed, per_sample = ones / one_one, 0.0
+    return Affine(fixed=fixed, per_sample=per_sample)
 
-    rows = np.array([[1 / value, size / value] for size, value in zip(sizes, seconds, strict=True)])
-    (fixed, per_sample), _ = nnls(rows, np.ones(len(sizes)))
-    return Affine(fixed=float(fixed), per_sample=float(per_sample))
+
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return sum(one * two for one, two in zip(left, right, strict=True))
 
 
 def line_above(sizes: Sequence[int], values: Sequence[float]) -> Affine:

@@ -37,17 +37,21 @@ def process_bytes(structure: Structure) -> float:
 
 def safe_bytes(structure: Structure, batch_size: int) -> float:
     """Resident bytes that a step stays below, above what the process held before: expected + c0 + c1 · kinds + c2 · heap."""
-    kinds, heap = excess_terms(structure, batch_size)
-    return structure.peak_bytes(batch_size) + _FIXED_BYTES + _BYTES_PER_KIND * kinds + _HEAP_SHARE * heap
+    expected = structure.peak_bytes(batch_size)
+    kinds, heap = excess_terms(structure, batch_size, expected)
+    return expected + _FIXED_BYTES + _BYTES_PER_KIND * kinds + _HEAP_SHARE * heap
 
 
-def excess_terms(structure: Structure, batch_size: int) -> tuple[float, float]:
-    """What the excess depends on: kinds of operations, and bytes that come and go in blocks small enough for the heap."""
+def excess_terms(structure: Structure, batch_size: int, expected: float) -> tuple[float, float]:
+    """What the excess depends on: kinds of operations, and bytes that come and go in blocks small enough for the heap.
+
+    `expected` is `Structure.peak_bytes` at that batch size.
+    """
     work = [one for one in structure.trace if one.family != "view"]
     sizes = [(_result_bytes(one, batch_size), one.count) for one in work]
     made = sum(size * count for size, count in sizes)
     small = sum(size * count for size, count in sizes if size <= _MAPPED) / made if made else 1.0
-    passing = max(0.0, structure.peak_bytes(batch_size) - structure.idle_bytes(batch_size))
+    passing = max(0.0, expected - structure.idle_bytes(batch_size))
     return float(len(work)), small * passing
 
 

@@ -58,7 +58,7 @@ def test_a_rank_takes_its_process_and_its_gradients_sum_besides(structure: Struc
 def test_what_lies_between_steps_leaves_no_holes(structure: Structure) -> None:
     idle = structure.peak_bytes(64) + 1.0
     still = structure.model_copy(update={"idle_bytes": Affine(fixed=idle, per_sample=0.0)})
-    assert excess_terms(still, 64)[1] == 0.0
+    assert excess_terms(still, 64, still.peak_bytes(64))[1] == 0.0
 
 
 def test_blocks_too_large_for_the_heap_leave_no_holes() -> None:
@@ -74,8 +74,8 @@ def test_blocks_too_large_for_the_heap_leave_no_holes() -> None:
             )
         ],
     )  # fmt: skip
-    assert excess_terms(structure, 8)[1] == 8 * 2**23
-    assert excess_terms(structure, 9)[1] == 0.0
+    assert excess_terms(structure, 8, structure.peak_bytes(8))[1] == 8 * 2**23
+    assert excess_terms(structure, 9, structure.peak_bytes(9))[1] == 0.0
 
 
 @given(st.lists(st.floats(0, 1e12)))
