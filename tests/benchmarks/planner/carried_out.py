@@ -202,8 +202,9 @@ def main() -> None:
                 for number, way in draw.sample([*enumerate(ways)], len(ways)):
                     carry_out(job, way, plan, schema, folder / f"work-{number}")
         devices = ", ".join(f"{one.id} {one.cores or one.speed}" for one in loaded.devices())
+        print(f"\n{name}: {devices}; global batch {batch}; {chosen.rounds} rounds")
         print(
-            f"\n{name}: {devices}; global batch {batch}; {chosen.rounds} rounds; {time.monotonic() - began:.0f} s; load {os.getloadavg()[0]:.1f}"
+            f"{time.monotonic() - began:.0f} s; load average {os.getloadavg()[0]:.1f}: above the cores, it is no quiet machine"
         )
         show(ways)
 
