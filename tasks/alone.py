@@ -132,7 +132,7 @@ def validate_data(data: dict[str, Any]) -> dict[str, Any]:
 
 def plan_job(job: Job, calibrations: Sequence[Calibration] = ()) -> Plan:
     """The plan for a job that begins now, on its whole pool, whoever holds the devices. Leases nothing."""
-    pool, found, schema = _predicted(job, calibrations)
+    pool, found, schema = predicted(job, calibrations)
     return make_plan(job, pool, found, schema, now=datetime.now(UTC))
 
 
@@ -144,11 +144,12 @@ def plan_jobs(jobs: Sequence[Job], calibrations: Sequence[Calibration] = ()) -> 
             f"pool: got {', '.join(sorted(str(pool) for pool in pools))}; allowed: one pool for all jobs (--pool FILE)"
         )
     now = datetime.now(UTC)
-    pending = [Pending(job, *_predicted(job, calibrations)) for job in jobs]
+    pending = [Pending(job, *predicted(job, calibrations)) for job in jobs]
     return make_joint_plan(pending, now=now)
 
 
-def _predicted(job: Job, calibrations: Sequence[Calibration]) -> tuple[Pool, Estimate, DataSchema]:
+def predicted(job: Job, calibrations: Sequence[Calibration] = ()) -> tuple[Pool, Estimate, DataSchema]:
+    """What a job is planned from: its pool, what a step costs on the devices, and its data."""
     from trainwright.tasks import data
     from trainwright.tasks.estimate import estimate
 

@@ -88,6 +88,16 @@ class Found:
     nodes: int
     seen: list[Configuration] = field(default_factory=list)
 
+    def improved(self, other: Found, goal: Goal) -> Found:
+        """What both searches say together."""
+        kept = min(
+            (one for one in (self.best, other.best) if one is not None), key=lambda one: one.value(goal), default=None
+        )
+        bound = max(self.bound, other.bound)
+        if kept is not None:
+            bound = min(bound, kept.value(goal))
+        return Found(kept, bound, self.nodes + other.nodes, self.seen + other.seen)
+
     def gap(self, goal: Goal) -> float:
         """By how much, relatively, anything else can be better."""
         if self.best is None:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from trainwright.estimator.energy import power_of
-from trainwright.tasks.allocate.configuration import Configuration, Found, Goal, Limits
+from trainwright.tasks.allocate.configuration import EXACT, Configuration, Found, Goal, Limits
 from trainwright.tasks.allocate.cost import CostModel
 from trainwright.tasks.allocate.front import alternatives, front, point
 from trainwright.tasks.allocate.infeasible import infeasible
 from trainwright.tasks.allocate.layout import Layout
+from trainwright.tasks.allocate.search import MOST_NODES
 from trainwright.tasks.allocate.strategies import Request, best
 from trainwright.tasks.artefacts import DataSchema, Estimate, Plan, PlannedDevice
 from trainwright.tasks.errors import BadInput, Infeasible
@@ -27,6 +29,7 @@ from trainwright.tasks.pool import Device, Pool
 TRAINED_ACCUMULATION = 1
 """Micro-batches in a step that `tasks.train` can do; a plan asks for no more."""
 GOOD_ENOUGH = 0.9
+_FIRST_NODES = 60  # of a batch's short search
 
 
 def usable(pool: Pool, chosen: DeviceFilter) -> list[Device]:
@@ -175,19 +178,43 @@ class Planner:
         return Request(self.layout, size, chosen.min_count, most, goal, limits, cutoff, self.most_accumulation)
 
     def choose(self, goal: Goal, limits: Limits) -> tuple[Found | None, list[Found]]:
-        """The best for the global batch that the rule picks, and the best for each that was not out of the question."""
-        found: list[tuple[int, Found]] = []
-        least = math.inf
+        """The best for the global batch that the rule picks, and the best that was found for each that was in question.
+
+        A short search of each batch gives a candidate. A smaller batch is then searched only until it is surely too far from
+        the best, a larger one until it is surely not so good that the candidate would be, and the candidate to the end.
+        """
+        within = 1 / GOOD_ENOUGH if self._prefers_small else 1.0
+        found: dict[int, Found] = {}
+        exhausted: set[int] = set()
+
+        def low(size: int) -> float:
+            return found[size].bound * self._weight(size)
+
+        def high(size: int) -> float:
+            one = found[size].best
+            return math.inf if one is None else one.value(goal) * self._weight(size)
+
+        def search(size: int, most_nodes: int, ceiling: float) -> None:
+            cutoff = ceiling / self._weight(size) * (1 + EXACT)
+            one = best(replace(self.request(size, goal, limits, cutoff), most_nodes=most_nodes))
+            found[size] = found[size].improved(one, goal) if size in found else one
+            if one.nodes >= most_nodes == MOST_NODES:
+                exhausted.add(size)
+
         for size in sorted(self.sizes, reverse=True):
-            weight = self._weight(size)
-            cutoff = least / weight / (GOOD_ENOUGH if self._prefers_small else 1.0)
-            one = best(self.request(size, goal, limits, cutoff * (1 + 1e-9)))
-            if one.best is not None:
-                least = min(least, one.best.value(goal) * weight)
-                found.append((size, one))
-        within = least / (GOOD_ENOUGH if self._prefers_small else 1.0)
-        good = [(size, one) for size, one in found if one.best and one.best.value(goal) * self._weight(size) <= within]
-        return (min(good, key=lambda pair: pair[0])[1] if good else None), [one for _, one in found]
+            most = min(map(high, found), default=math.inf)
+            search(size, _FIRST_NODES if len(self.sizes) > 1 else MOST_NODES, within * most)
+        while True:
+            most = within * min(map(high, found))
+            chosen = min((size for size in found if high(size) <= most and found[size].best), default=math.inf)
+            value = high(int(chosen)) if chosen < math.inf else math.inf
+            needed = {size: most if size < chosen else value / (within if size > chosen else 1.0) for size in found}
+            pending = [size for size in found if size not in exhausted and low(size) < needed[size] * (1 - 2 * EXACT)]
+            if not pending:
+                kept = [found[size] for size in sorted(found, reverse=True) if found[size].best is not None]
+                return (found[int(chosen)] if chosen < math.inf else None), kept
+            size = min(pending, key=lambda one: (one == chosen, low(one)))
+            search(size, MOST_NODES, needed[size])
 
     def least(self, goal: Goal, limits: Limits) -> Configuration | None:
         """The configuration with the least of something, at any global batch."""

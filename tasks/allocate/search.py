@@ -87,7 +87,7 @@ class Search:
                 bound = max(floor, bounded[0])
                 if bound < self._ceiling():
                     self._try(bounded[2], bounded[1])
-                    heapq.heappush(heap, (bound, next(ticket), bounded[2], bounded[1]))
+                    heapq.heappush(heap, (bound, -next(ticket), bounded[2], bounded[1]))
 
         sites = self.space.layout.sites
         widest = max((site.size for site in sites if not site.local), default=0)

@@ -158,6 +158,41 @@ def test_a_wrong_model(home: Path, tmp_path: Path, source: str, says: str) -> No
 
 
 @pytest.mark.parametrize(
+    ("pool", "changes", "code", "says"),
+    [
+        ({"hosts": []}, {}, 2, "hosts"),
+        ({"prices": {"cpu": "-2/h"}}, {}, 2, "zero or more per h"),
+        ({"network": {"bandwidth": 10}}, {}, 2, "a number with its unit"),
+        ({"network": {"latency": "50"}}, {}, 2, "latency"),
+        ({"hosts": [{"name": "h", "devices": [{"type": "abacus"}]}]}, {}, 2, "not 'abacus'"),
+        ({"power": {"cpu": {"idle_w": 9, "load_w": 3}}}, {}, 2, "idle_w up to load_w (3), not 9"),
+        ({}, {"devices": {"min_count": 3}}, 2, "devices.min_count: got 3; pool p has 1 device(s)"),
+        ({}, {"devices": {"min_count": 3, "max_count": 2}}, 2, "max_count of at least min_count (3), not 2"),
+        ({}, {"devices": {"types": ["nvidia-t4"]}}, 2, "devices.types: got 'nvidia-t4'; pool p has emulated"),
+        ({}, {"devices": {"exclude": ["emulated"]}}, 2, "pool p has 0 device(s)"),
+        ({}, {"objective": {"minimize": "cost"}}, 2, "pool p names no prices"),
+        ({}, {"objective": {"minimize": "time", "budget": -1}}, 2, "objective.budget: got -1"),
+        ({}, {"objective": {"minimize": "time", "deadline": "0s"}}, 2, "objective.deadline: got"),
+        ({}, {"train": {"batch_bounds": [64, 32]}}, 2, "batch_bounds as [least, greatest]"),
+        ({}, {"objective": {"minimize": "time", "deadline": "1s"}}, 3, "the deadline of 1 s binds"),
+    ],
+)
+def test_a_pool_or_limits_that_no_plan_can_be_made_of(
+    home: Path, tmp_path: Path, pool: dict[str, object], changes: dict[str, object], code: int, says: str
+) -> None:
+    path = tmp_path / "pool.yaml"
+    hosts = [{"name": "h", "devices": [{"type": "emulated", "speed": 1.0}]}]
+    path.write_text(yaml.safe_dump({"name": "p", "hosts": hosts} | pool))
+    (tmp_path / "linear.py").write_text(
+        "from torch.nn import *\n\n\ndef build_model():\n    return Sequential(Flatten(), Linear(64, 10))\n"
+    )
+    job = write(tmp_path, **({"model": {"source": "linear.py"}} | changes))
+    store = (tmp_path / "store").as_uri()
+    one_line(run("plan", job, "--pool", str(path), "--json", TRAINWRIGHT_STORE=store), code, says)
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
     ("data", "says"),
     [
         ({"uri": "builtin:letters"}, "builtin:digits"),

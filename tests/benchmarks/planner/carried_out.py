@@ -1,0 +1,213 @@
+"""Plans carried out: `python tests/benchmarks/planner/carried_out.py [--rounds N] [--only emulated|quota]`.
+
+Each pool's job is planned for least time and for least energy at a given global batch, and trained for real, start to end, by
+those plans and by (a) an even split over all devices, (b) the fastest device alone, (c) all devices, each with its share. Rounds
+are interleaved in random order. Compared: the median step time with the prediction, and time and energy per step between them.
+The energy is the measured times by the pool's power. The noise floor is how far medians of the same configuration lie apart.
+
+`emulated`: four devices of speed 4 : 2 : 1 : 1. `quota`: `dags/pools/two-cpus.yaml`, its shares of a core scaled down where
+this process may use fewer cores than they add up to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainwright.estimator.energy import power_of
+from trainwright.tasks import alone, data
+from trainwright.tasks.allocate.cost import CostModel
+from trainwright.tasks.allocate.layout import Layout, Ranks
+from trainwright.tasks.allocate.planner import make_plan
+from trainwright.tasks.artefacts import Estimate, Plan, PlannedDevice
+from trainwright.tasks.job import Job
+from trainwright.tasks.pool import Device, Pool
+from trainwright.tasks.train import TrainRequest, train
+
+REPOSITORY = Path(__file__).parents[3]
+SPARE = 0.9  # of the cores there are: launcher and collectives need some too
+SMALL = "from torch.nn import *\n\n\ndef build_model():\n    return Sequential(Flatten(), Linear(64, 10))\n"
+EMULATED = {"name": "emulated", "hosts": [{"name": "sim", "devices": [
+    {"type": "emulated", "speed": speed} for speed in (4.0, 2.0, 1.0, 1.0)
+]}]}  # fmt: skip
+
+
+@dataclass
+class Way:
+    """One way to divide the batch, what the estimate says of it, and what was measured: seconds and joules a step.
+
+    `quiet_s` is the 5th percentile of a round's steps: what others on this machine disturbed least.
+    """
+
+    devices: list[PlannedDevice]
+    predicted_s: float
+    names: list[str] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+    quiet_s: list[float] = field(default_factory=list)
+    step_j: list[float] = field(default_factory=list)
+
+
+def quota_pool() -> dict[str, Any]:
+    """Two CPU devices that fit into the cores that this process may use."""
+    pool: dict[str, Any] = yaml.safe_load((REPOSITORY / "dags/pools/two-cpus.yaml").read_text())
+    devices = pool["hosts"][0]["devices"]
+    scale = min(1.0, SPARE * len(os.sched_getaffinity(0)) / sum(device["cores"] for device in devices))
+    for device in devices:
+        device["cores"] = round(device["cores"] * scale, 2)
+    return pool
+
+
+def job_of(folder: Path, name: str, pool: dict[str, Any], batch: int, epochs: int, goal: str) -> Job:
+    """The digits on this pool."""
+    (folder / "pool.json").write_text(yaml.safe_dump(pool))
+    (folder / "small.py").write_text(SMALL)
+    jobs = REPOSITORY / "dags/jobs"
+    small = {"source": str(folder / "small.py")}
+    model = small if name == "emulated" else {"source": str(jobs / "cnn.py"), "config": {"width": 32}}
+    train = {
+        "epochs": epochs, "global_batch_size": batch, "learning_rate": 0.001, "adaptive_split": False,
+        "checkpoint": {"every_steps": 10_000, "keep_best": False},
+    }  # fmt: skip
+    return Job.model_validate(
+        {
+            "name": name, "pool": str(folder / "pool.json"), "data": {"uri": "builtin:digits", "validation_fraction": 0.1},
+            "model": model, "train": train, "objective": {"minimize": goal},
+        }
+    )  # fmt: skip
+
+
+def ways_of(job: Job, pool: Pool, estimate: Estimate, schema: data.DataSchema) -> list[Way]:
+    """The plans and the others; one that is the same as another has both names."""
+    devices = pool.devices()
+    layout = Layout(CostModel(job, pool, estimate, schema), devices)
+    batch = int(job.train.global_batch_size)
+
+    def plan(**changes: Any) -> Plan:
+        return make_plan(job.model_copy(update=changes), pool, estimate, schema)
+
+    def filtered(**changes: Any) -> Any:
+        return job.devices.model_copy(update=changes)
+
+    fastest = min(devices, key=lambda one: estimate.curve(one).step_time(batch).median)
+    even = [
+        planned(device, batch * (place + 1) // len(devices) - batch * place // len(devices), estimate)
+        for place, device in enumerate(devices)
+    ]
+    time_goal = job.objective.model_copy(update={"minimize": "time"})
+    named = {
+        "plan, least time": plan(objective=time_goal).devices,
+        "plan, least energy": plan(objective=job.objective.model_copy(update={"minimize": "energy"})).devices,
+        "(a) even split": even,
+        "(b) fastest alone": plan(devices=filtered(ids=[fastest.id])).devices,
+        "(c) all devices": plan(objective=time_goal, devices=filtered(min_count=len(devices))).devices,
+    }
+    ways: dict[tuple[tuple[str, int], ...], Way] = {}
+    for name, chosen in named.items():
+        key = tuple((device.id, device.batch_size) for device in chosen)
+        slowest = max(estimate.curve(device).step_time(device.batch_size).median for device in chosen)
+        predicted_s = slowest + layout.collective_s(Ranks(1, 0, len(chosen))).median
+        ways.setdefault(key, Way(chosen, predicted_s)).names.append(name)
+    return list(ways.values())
+
+
+def planned(device: Device, batch: int, estimate: Estimate) -> PlannedDevice:
+    """A device with a share, as a plan has it."""
+    curve = estimate.curve(device)
+    return PlannedDevice(
+        **device.model_dump(), batch_size=batch, step_time_s=curve.step_time(batch),
+        peak_memory_bytes=curve.device_memory_bytes(batch), power=power_of(curve),
+    )  # fmt: skip
+
+
+def carry_out(job: Job, way: Way, plan: Plan, schema: data.DataSchema, folder: Path) -> None:
+    """Train this way, and note the median step and what it draws."""
+    assert job.model is not None
+    source = Path(job.model.source)
+    result = train(
+        TrainRequest(
+            job=job, plan=plan.model_copy(update={"devices": way.devices}), learning_rate=0.001, schema=schema,
+            source_folder=str(source.parent), entry=source.name, run_uri=None, work_folder=str(folder), resume=False,
+        )
+    )  # fmt: skip
+    assert result.measured.step_time_s is not None
+    step_s = result.measured.step_time_s.median
+    joules = 0.0
+    for device, done in zip(way.devices, result.devices, strict=True):
+        assert device.power is not None
+        assert done.step_time_s is not None
+        busy_s = done.step_time_s.median
+        joules += device.power.load_w * busy_s + device.power.idle_w * max(0.0, step_s - busy_s)
+    way.step_s.append(step_s)
+    way.quiet_s.append(result.measured.step_time_s.low)
+    way.step_j.append(joules)
+
+
+def spread(values: Sequence[float]) -> float:
+    """Largest less smallest, of the median."""
+    return (max(values) - min(values)) / statistics.median(values)
+
+
+def show(ways: Sequence[Way]) -> None:
+    """The table of a pool."""
+    print(
+        f"{'way':45} {'shares':>22} {'measured ms':>12} {'spread':>7} {'5 % ms':>7} "
+        f"{'predicted':>10} {'error':>7} {'J/step':>8}"
+    )
+    for way in ways:
+        measured = statistics.median(way.step_s)
+        shares = " ".join(f"{device.batch_size}" for device in way.devices)
+        print(
+            f"{' = '.join(way.names):45.45} {shares:>22} {measured * 1e3:12.2f} {spread(way.step_s):7.1%} "
+            f"{statistics.median(way.quiet_s) * 1e3:7.2f} "
+            f"{way.predicted_s * 1e3:10.2f} {way.predicted_s / measured - 1:+7.1%} {statistics.median(way.step_j):8.4f}"
+        )
+    floor = statistics.median(spread(way.step_s) for way in ways)
+    print(f"noise floor (median spread between rounds of one way): {floor:.1%}")
+    for name, values in (("time", "step_s"), ("energy", "step_j")):
+        of = {one: statistics.median(getattr(way, values)) for way in ways for one in way.names}
+        plan = of[f"plan, least {name}"]
+        others = ", ".join(f"{other[4:]} {of[other] / plan:.2f}" for other in of if other.startswith("("))
+        print(f"{name} of the others, of that of the plan for least {name}: {others}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=["emulated", "quota"])
+    chosen = parser.parse_args()
+    draw = random.Random(0)
+    for name, pool, batch, epochs in (("emulated", EMULATED, 400, 6), ("quota", quota_pool(), 96, 3)):
+        if chosen.only not in (None, name):
+            continue
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            os.environ["TRAINWRIGHT_STORE"] = (folder / "store").as_uri()
+            os.environ.setdefault("TRAINWRIGHT_HOME", str(folder / "home"))
+            job = job_of(folder, name, pool, batch, epochs, "time")
+            loaded, estimate, schema = alone.predicted(job)
+            plan = make_plan(job, loaded, estimate, schema)
+            ways = ways_of(job, loaded, estimate, schema)
+            for _ in range(chosen.rounds):
+                for number, way in draw.sample([*enumerate(ways)], len(ways)):
+                    carry_out(job, way, plan, schema, folder / f"work-{number}")
+        devices = ", ".join(f"{one.id} {one.cores or one.speed}" for one in loaded.devices())
+        print(f"\n{name}: {devices}; global batch {batch}; {chosen.rounds} rounds")
+        print(
+            f"{time.monotonic() - began:.0f} s; load average {os.getloadavg()[0]:.1f}: above the cores, it is no quiet machine"
+        )
+        show(ways)
+
+
+if __name__ == "__main__":
+    main()
