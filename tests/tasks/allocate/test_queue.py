@@ -147,6 +147,4 @@ def test_processes_that_fight_while_some_are_killed_and_stopped_share_no_device(
 @pytest.mark.slow
 @pytest.mark.parametrize("url", ["sqlite", "postgresql"])
 def test_fifty_processes_fight_for_a_minute(url: str) -> None:
-    if url == "postgresql":
-        pytest.importorskip("psycopg")
     safe(fight("--url", url))
