@@ -11,6 +11,7 @@ import pytest
 from trainwright.infra.airflow import airflow_services
 from trainwright.infra.s3 import S3Access, s3_service, start_s3
 from trainwright.infra.service import stop
+from trainwright.tasks import step
 
 
 def _end(home: Path) -> None:
@@ -27,6 +28,12 @@ def _apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("TRAINWRIGHT_HOME", str(folder))
         yield folder
     _end(folder)
+
+
+@pytest.fixture(autouse=True)
+def _nobody_in_particular(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test holds things in the name that another one acted as."""
+    monkeypatch.setattr(step, "_me", None)
 
 
 @pytest.fixture(scope="session")
