@@ -25,6 +25,7 @@ from trainwright.tasks.run import Run
 from trainwright.tasks.step import holder, ledger, stop
 
 LOOK_EVERY_S = 1.0
+"""of the next one in the queue; those behind look less often"""
 _deferring: ContextVar[bool] = ContextVar("deferring", default=False)
 Done = TypeVar("Done")
 Planner = Callable[[list[Device]], Plan]

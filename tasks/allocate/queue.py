@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sql
 from sqlalchemy.engine import Connection
@@ -44,24 +45,29 @@ class Queue:
         `deadline_s` is from the arrival in the queue. A run that stands there already keeps its arrival.
         """
         names = sorted(set(wanted))
-        with self._ledger.transaction() as connection:
+
+        def work(connection: Connection) -> Turn:
             now = clock(connection)
             queue = self._waiting(connection, now)
             since = next((one.enqueued_at for one in queue if one.run == run), now)
             deadline_at = None if deadline_s is None else since + deadline_s
             me = Waiter(run, holder.name, priority, deadline_at, since, needed, frozenset(names))
-            connection.execute(sql.delete(waiters).where(waiters.c.run == run))
-            connection.execute(
-                sql.insert(waiters).values(
-                    run=run, priority=priority, deadline_at=deadline_at, enqueued_at=since, needed=needed, wanted=names,
-                    **holder.row(now + ttl_s),
-                )
-            )  # fmt: skip
+            values = {
+                "priority": priority, "deadline_at": deadline_at, "enqueued_at": since, "needed": needed,
+                "wanted": names, **holder.row(now + ttl_s),
+            }  # fmt: skip
+            if any(one.run == run for one in queue):
+                connection.execute(sql.update(waiters).where(waiters.c.run == run).values(**values))
+            else:
+                connection.execute(sql.insert(waiters).values(run=run, **values))
             return self._turn(connection, me, [one for one in queue if one.run != run], now)
+
+        return self._ledger.database.change(work)
 
     def keep(self, run: str, ttl_s: float = TTL_S) -> tuple[Turn, Waiter] | None:
         """Keep a place for whoever waits; what it would find, and its wish. None where the run is not in the queue."""
-        with self._ledger.transaction() as connection:
+
+        def work(connection: Connection) -> tuple[Turn, Waiter] | None:
             now = clock(connection)
             queue = self._waiting(connection, now)
             me = next((one for one in queue if one.run == run), None)
@@ -70,6 +76,8 @@ class Queue:
             connection.execute(sql.update(waiters).where(waiters.c.run == run).values(expires_at=now + ttl_s))
             return self._turn(connection, me, [one for one in queue if one.run != run], now), me
 
+        return self._ledger.database.change(work)
+
     def take(
         self, run: str, holder: Holder, resources: Iterable[str], *, priority: int = 0, ttl_s: float = TTL_S
     ) -> int | None:
@@ -77,29 +85,37 @@ class Queue:
 
         What the run holds already, and nobody revoked, it keeps; a run that does not wait stands behind all who do.
         """
-        names = sorted(set(resources))
-        with self._ledger.transaction() as connection:
+        names = set(resources)
+
+        def work(connection: Connection) -> int | None:
             now = clock(connection)
             queue = order.in_order(self._waiting(connection, now), now, self._age_s)
             place = next((number for number, one in enumerate(queue) if one.run == run), len(queue))
             taken, own = self._leases(connection, now, run, holder.name)
-            if order.available(names, queue[:place], taken) | own & set(names) != set(names):
+            if order.available(names, queue[:place], taken) | own & names != names:
                 return None
-            token = insert_leases(connection, names, holder, run, now + ttl_s, priority)
+            token = insert_leases(connection, names, holder, run, now, ttl_s, priority)
+            if isinstance(token, Lease):  # it was renewed in this moment
+                return None
             connection.execute(sql.delete(waiters).where(waiters.c.run == run))
             return token
 
+        return self._ledger.database.change(work)
+
     def leave(self, run: str) -> None:
         """Stop waiting; one that does not wait is no error."""
-        with self._ledger.transaction() as connection:
-            connection.execute(sql.delete(waiters).where(waiters.c.run == run))
+        self._ledger.database.execute(lambda connection: sql.delete(waiters).where(waiters.c.run == run))
 
     def waiting(self) -> list[tuple[Waiter, float]]:
         """Who waits, the next one first, and for how many seconds each has."""
-        with self._ledger.transaction() as connection:
+
+        def work(connection: Connection) -> list[tuple[Waiter, float]]:
             now = clock(connection)
-            ordered = order.in_order(self._waiting(connection, now), now, self._age_s)
+            rows = connection.execute(sql.select(waiters)).all()
+            ordered = order.in_order([_waiter(row) for row in rows if alive(row, now)], now, self._age_s)
             return [(one, max(0.0, now - one.enqueued_at)) for one in ordered]
+
+        return self._ledger.database.read(work)
 
     def _turn(self, connection: Connection, me: Waiter, others: list[Waiter], now: float) -> Turn:
         queue = order.in_order([*others, me], now, self._age_s)
@@ -127,18 +143,11 @@ class Queue:
 
     def _waiting(self, connection: Connection, now: float) -> list[Waiter]:
         """Those who are alive; the others are dropped."""
-        found, dead = [], []
-        for row in connection.execute(sql.select(waiters)).all():
-            if alive(row, now):
-                found.append(
-                    Waiter(row.run, row.holder, row.priority, row.deadline_at, row.enqueued_at, row.needed,
-                           frozenset(row.wanted))
-                )  # fmt: skip
-            else:
-                dead.append(row.run)
-        if dead:
+        rows = connection.execute(sql.select(waiters)).all()
+        living = {row.run for row in rows if alive(row, now)}
+        if dead := [row.run for row in rows if row.run not in living]:
             connection.execute(sql.delete(waiters).where(waiters.c.run.in_(dead)))
-        return found
+        return [_waiter(row) for row in rows if row.run in living]
 
     def _leases(
         self, connection: Connection, now: float, run: str, holder: str
@@ -148,3 +157,9 @@ class Queue:
         held = [Lease.of(row) for row in rows if alive(row, now)]
         own = frozenset(one.resource for one in held if (one.run, one.holder, one.revoked_by) == (run, holder, None))
         return {one.resource: one for one in held if one.resource not in own}, own
+
+
+def _waiter(row: Any) -> Waiter:
+    return Waiter(
+        row.run, row.holder, row.priority, row.deadline_at, row.enqueued_at, row.needed, frozenset(row.wanted)
+    )
