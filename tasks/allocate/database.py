@@ -1,14 +1,14 @@
-"""How the ledger's tables are read and changed: by reads that wait for nobody, by single statements, by serialised changes.
+"""How the ledger's tables are read and changed: statement by statement, or, to take a lease, by a transaction of its own.
 
-All three are bounded in time, and a database out of reach, or locked for too long, is ServiceUnreachable. A connection that
-was lost on the way (the server was restarted, or ended the transaction of a client that was stopped in it) is opened again and
-the work done again: every piece of work here may be done twice.
+Both are bounded in time, and a database out of reach, or locked for too long, is ServiceUnreachable. A connection that was
+lost on the way (the server was restarted, or ended the transaction of a client that was stopped in it) is opened again and the
+work done again: every piece of work here may be done twice.
 
-A process that is stopped (SIGSTOP) in the middle of a change must not stop all others. PostgreSQL ends its transaction after
-IDLE_S. SQLite can't: the lock is the operating system's, and lives as long as the process that is stopped. There a change
-holds the lock for under a millisecond; should a process be stopped just then, the others give up after LOCK_TIMEOUT_S with
-an error that names it, and heartbeats, triggers and waiting runs ask again. Safety does not suffer: nothing is taken meanwhile,
-and a lease that can't be renewed counts as lost at the end of its time.
+A process that is stopped (SIGSTOP) in the middle of a transaction must not stop all others. So looking, renewing and releasing
+use none, and PostgreSQL ends one that is left idle for IDLE_S. SQLite can't: the lock is the operating system's, and lives as
+long as the process that is stopped. There a transaction lasts under a millisecond; should a process be stopped just then, the
+others give up after LOCK_TIMEOUT_S with an error that names it, and heartbeats, triggers and waiting runs ask again. Safety
+does not suffer: nothing is taken meanwhile, and a lease that can't be renewed counts as lost at the end of its time.
 """
 
 from __future__ import annotations
@@ -46,21 +46,13 @@ class Database:
         self._where = self._engine.url.render_as_string(hide_password=True)
         self._is_sqlite = self._engine.dialect.name == "sqlite"
 
-    def read(self, work: Work[Done]) -> Done:
-        """Look at one state of the tables; waits for nobody, changes nothing."""
-        return self._do(work, lambda connection: None)
-
-    def change(self, work: Work[Done]) -> Done:
-        """Do something that no other change runs beside."""
-        return self._do(work, self._lock)
-
-    def execute(self, statement: Callable[[Connection], sql.Executable]) -> int:
-        """One statement, atomic by itself: the number of rows it changed. A client stopped beside it holds no lock."""
-
-        def work(connection: Connection) -> int:
-            return int(connection.execute(statement(connection)).rowcount)
-
+    def autocommit(self, work: Work[Done]) -> Done:
+        """Statement by statement, each atomic by itself: between them a client holds no lock, even if it is stopped there."""
         return self._do(work, lambda connection: None, isolation_level=None if self._is_sqlite else "AUTOCOMMIT")
+
+    def serialised(self, work: Work[Done]) -> Done:
+        """In a transaction that no other serialised work runs beside."""
+        return self._do(work, self._lock)
 
     def _do(self, work: Work[Done], begin: Callable[[Connection], None], isolation_level: str | None = None) -> Done:
         for attempt in range(1, _ATTEMPTS + 1):
@@ -82,18 +74,18 @@ class Database:
         raise AssertionError("the last attempt returns or raises")
 
     def _lock(self, connection: Connection) -> None:
-        """Begin a transaction that no other change runs beside."""
+        """Begin a transaction that no other serialised work runs beside."""
         if self._is_sqlite:
             connection.execute(sql.text("BEGIN IMMEDIATE"))
             return
         # Asked for again and again, not waited for: the server would give it to a client that is stopped while it waits.
-        until, pause_s = time.monotonic() + LOCK_TIMEOUT_S, 0.005
+        until, pause_s = time.monotonic() + LOCK_TIMEOUT_S, 0.01
         while not connection.execute(sql.text(f"SELECT pg_try_advisory_xact_lock({_LOCK})")).scalar_one():
             connection.rollback()
             if time.monotonic() > until:
                 raise OSError(f"locked by others for {LOCK_TIMEOUT_S:g} s")
             time.sleep(pause_s * random.uniform(0.5, 1.5))
-            pause_s = min(0.04, pause_s * 1.5)
+            pause_s = min(0.1, pause_s * 1.5)
 
     def _unreachable(self, error: Exception) -> ServiceUnreachable:
         reason = (str(getattr(error, "orig", error)).splitlines() or [type(error).__name__])[0]

@@ -66,7 +66,7 @@ class Ledger:
                 )  # fmt: skip
             return found
 
-        return self.database.change(work)
+        return self.database.serialised(work)
 
     def renew(
         self,
@@ -80,10 +80,12 @@ class Ledger:
         """Move the expiry of a run's leases on. False where one of them is no longer the run's (this holder's, this token's)."""
         wanted = sorted(set(resources))
         mine = (leases.c.resource.in_(wanted), leases.c.run == run, *_held_by(holder, token))
-        changed = self.database.execute(
-            lambda connection: sql.update(leases).where(*mine).values(expires_at=moment(connection) + ttl_s)
-        )
-        return changed == len(wanted)
+
+        def work(connection: Connection) -> bool:
+            later = sql.update(leases).where(*mine).values(expires_at=moment(connection) + ttl_s)
+            return bool(connection.execute(later).rowcount == len(wanted))
+
+        return self.database.autocommit(work)
 
     def release(
         self, run: str, resources: Iterable[str] | None = None, *, holder: str | None = None, token: int | None = None
@@ -92,7 +94,7 @@ class Ledger:
         statement = sql.delete(leases).where(leases.c.run == run, *_held_by(holder, token))
         if resources is not None:
             statement = statement.where(leases.c.resource.in_(sorted(set(resources))))
-        return self.database.execute(lambda connection: statement)
+        return int(self.database.autocommit(lambda connection: connection.execute(statement).rowcount))
 
     def held(self, prefix: str = "") -> list[Lease]:
         """What is held now, by resource."""
@@ -102,20 +104,20 @@ class Ledger:
             rows = connection.execute(sql.select(leases).order_by(leases.c.resource)).all()
             return [Lease.of(row) for row in rows if row.resource.startswith(prefix) and alive(row, now)]
 
-        return self.database.read(work)
+        return self.database.autocommit(work)
 
     def revoked_by(self, run: str) -> str | None:
         """The run that asks for a device of this one; None where nobody does."""
         statement = sql.select(leases.c.revoked_by).where(leases.c.run == run, leases.c.revoked_by.is_not(None))
-        return self.database.read(lambda connection: connection.execute(statement).scalars().first())
+        return self.database.autocommit(lambda connection: connection.execute(statement).scalars().first())
 
 
 def insert_leases(
     connection: Connection, resources: Iterable[str], holder: Holder, run: str, now: float, ttl_s: float, priority: int
 ) -> int | Lease:
-    """Within a change: write leases over what is free, expired or this holder's own. The token, or the lease in the way.
+    """Within serialised work: write leases over what is free, expired or this holder's own. The token, or the lease in the way.
 
-    Renewals run beside changes: the rows are locked, so that one that is found expired can't be renewed any more.
+    Renewals run beside it: the rows are locked, so that one that is found expired can't be renewed any more.
     """
     wanted = sorted(set(resources))
     there = sql.select(leases).where(leases.c.resource.in_(wanted)).order_by(leases.c.resource).with_for_update()

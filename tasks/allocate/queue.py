@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sql
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from trainwright.tasks.allocate import order
@@ -24,6 +25,8 @@ class Turn:
 
     place: int
     length: int
+    rivals: int
+    """how many ahead want a device that it wants: with none, its turn may come at any moment, and it should look often"""
     available: frozenset[str]
     waited_s: float
     blocked_by: Lease | None
@@ -56,13 +59,13 @@ class Queue:
                 "priority": priority, "deadline_at": deadline_at, "enqueued_at": since, "needed": needed,
                 "wanted": names, **holder.row(now + ttl_s),
             }  # fmt: skip
-            if any(one.run == run for one in queue):
-                connection.execute(sql.update(waiters).where(waiters.c.run == run).values(**values))
-            else:
-                connection.execute(sql.insert(waiters).values(run=run, **values))
+            insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+            connection.execute(
+                insert(waiters).values(run=run, **values).on_conflict_do_update(index_elements=["run"], set_=values)
+            )
             return self._turn(connection, me, [one for one in queue if one.run != run], now)
 
-        return self._ledger.database.change(work)
+        return self._ledger.database.autocommit(work)
 
     def keep(self, run: str, ttl_s: float = TTL_S) -> tuple[Turn, Waiter] | None:
         """Keep a place for whoever waits; what it would find, and its wish. None where the run is not in the queue."""
@@ -76,7 +79,7 @@ class Queue:
             connection.execute(sql.update(waiters).where(waiters.c.run == run).values(expires_at=now + ttl_s))
             return self._turn(connection, me, [one for one in queue if one.run != run], now), me
 
-        return self._ledger.database.change(work)
+        return self._ledger.database.autocommit(work)
 
     def take(
         self, run: str, holder: Holder, resources: Iterable[str], *, priority: int = 0, ttl_s: float = TTL_S
@@ -100,11 +103,13 @@ class Queue:
             connection.execute(sql.delete(waiters).where(waiters.c.run == run))
             return token
 
-        return self._ledger.database.change(work)
+        return self._ledger.database.serialised(work)
 
     def leave(self, run: str) -> None:
         """Stop waiting; one that does not wait is no error."""
-        self._ledger.database.execute(lambda connection: sql.delete(waiters).where(waiters.c.run == run))
+        self._ledger.database.autocommit(
+            lambda connection: connection.execute(sql.delete(waiters).where(waiters.c.run == run))
+        )
 
     def waiting(self) -> list[tuple[Waiter, float]]:
         """Who waits, the next one first, and for how many seconds each has."""
@@ -115,7 +120,7 @@ class Queue:
             ordered = order.in_order([_waiter(row) for row in rows if alive(row, now)], now, self._age_s)
             return [(one, max(0.0, now - one.enqueued_at)) for one in ordered]
 
-        return self._ledger.database.read(work)
+        return self._ledger.database.autocommit(work)
 
     def _turn(self, connection: Connection, me: Waiter, others: list[Waiter], now: float) -> Turn:
         queue = order.in_order([*others, me], now, self._age_s)
@@ -135,19 +140,28 @@ class Queue:
             for one in order.to_revoke(me, queue[:place], runs):
                 connection.execute(
                     sql.update(leases)
-                    .where(leases.c.run == one.run, leases.c.resource.in_(sorted(one.resources)))
+                    .where(
+                        leases.c.run == one.run,
+                        leases.c.token <= one.token,
+                        leases.c.resource.in_(sorted(one.resources)),
+                    )
                     .values(revoked_by=me.run)
                 )
         blocked_by = next((taken[name] for name in sorted(me.wanted) if name in taken), None)
-        return Turn(place + 1, len(queue), free, max(0.0, now - me.enqueued_at), blocked_by)
+        rivals = sum(not one.wanted.isdisjoint(me.wanted) for one in queue[:place])
+        return Turn(place + 1, len(queue), rivals, free, max(0.0, now - me.enqueued_at), blocked_by)
 
     def _waiting(self, connection: Connection, now: float) -> list[Waiter]:
         """Those who are alive; the others are dropped."""
-        rows = connection.execute(sql.select(waiters)).all()
-        living = {row.run for row in rows if alive(row, now)}
-        if dead := [row.run for row in rows if row.run not in living]:
-            connection.execute(sql.delete(waiters).where(waiters.c.run.in_(dead)))
-        return [_waiter(row) for row in rows if row.run in living]
+        living, dead = [], []
+        for row in connection.execute(sql.select(waiters)).all():
+            if alive(row, now):
+                living.append(_waiter(row))
+            else:
+                dead.append((row.run, row.expires_at))
+        if dead:  # and not one that has looked in this moment
+            connection.execute(sql.delete(waiters).where(sql.tuple_(waiters.c.run, waiters.c.expires_at).in_(dead)))
+        return living
 
     def _leases(
         self, connection: Connection, now: float, run: str, holder: str
