@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TypeVar
 
 from trainwright.tasks import progress
@@ -121,8 +122,20 @@ def _timed_out(job: Job, turn: Turn) -> RunHeld:
     )  # fmt: skip
 
 
-def on_devices(run: Run, work: Callable[[threading.Event, Callable[[], bool]], Done], what: str) -> Done:
-    """Work on the devices of the run's plan: with an event that ends it, and a question whether they are still the run's.
+@dataclass(frozen=True)
+class Claim:
+    """A lease on devices: call it to ask whether they are still the run's; `token` fences what is written in its name."""
+
+    token: int
+    beats: tuple[Heartbeat, ...]
+
+    def __call__(self) -> bool:
+        """Whether the devices and the run are still ours, as far as anybody can say."""
+        return all(beat.mine() for beat in self.beats)
+
+
+def on_devices(run: Run, work: Callable[[threading.Event, Claim], Done], what: str) -> Done:
+    """Work on the devices of the run's plan: with an event that ends it, and the claim to them.
 
     A run of a higher priority may ask for them: the work is ended, the devices are given back, and this waits for its turn to
     go on. Raises RunHeld where the devices were lost, and what `lease` raises.
@@ -136,9 +149,10 @@ def on_devices(run: Run, work: Callable[[threading.Event, Callable[[], bool]], D
             Heartbeat(ledger(), run.uri, names, TTL_S, holder=me.name, token=token) as beat,
             Heartbeat(ledger(), run.uri, [run.hold], TTL_S, holder=me.name) as hold,
         ):
+            claim = Claim(token, (beat, hold))
             try:
-                done = work(Either(stop, beat.revoked), lambda: beat.mine() and hold.mine())
-                if not (beat.mine() and hold.mine()):
+                done = work(Either(stop, beat.revoked), claim)
+                if not claim():
                     raise RunHeld(f"the lease on the devices was lost while {what}")
                 return done
             except Interrupted as error:

@@ -6,11 +6,14 @@ Uses what every S3 server promises: put, get, list, delete, conditional create. 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import io
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,16 +27,17 @@ from trainwright.tasks.settings import Settings, settings
 _ENDPOINT = re.compile(
     r"https?://([A-Za-z0-9._-]+|\[[0-9a-fA-F:]+\])(:([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5]))?/?"
 )
+LOCK_TIMEOUT_S = 10.0
 _KEY = re.compile(r"^(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+)*$")
 
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """A key, the size of what lies there in bytes, and the server's mark of this version of it (None in a folder)."""
+    """A key, the size of what lies there in bytes, and the mark of this version of it."""
 
     key: str
     size: int
-    etag: str | None = None
+    etag: str
 
 
 class ObjectStore(Protocol):
@@ -45,6 +49,10 @@ class ObjectStore(Protocol):
     def put(self, key: str, data: bytes) -> None: ...
     def create(self, key: str, data: bytes) -> bool:
         """Write only where nothing lies: True for the one writer that did."""
+        ...
+
+    def swap(self, key: str, data: bytes, etag: str | None) -> bool:
+        """Write only where that version lies (None: nothing), as `list` tells it: whether it did."""
         ...
 
     def put_file(self, key: str, path: Path) -> None: ...
@@ -96,6 +104,19 @@ class FolderStore:
             part.unlink()
         return True
 
+    def swap(self, key: str, data: bytes, etag: str | None) -> bool:
+        if etag is None:
+            return self.create(key, data)
+        path, part = self._path(key), self._part(key, data)
+        try:
+            with _locked(path.parent):  # for the moment of comparing and renaming
+                if _mark(path) != etag:
+                    return False
+                part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+        return True
+
     def _part(self, key: str, data: bytes) -> Path:
         target = self._path(key)
         name = ""
@@ -128,13 +149,44 @@ class FolderStore:
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         files = (path for path in self.root.rglob("*") if path.is_file() and not path.name.startswith(".part-"))
         for key, path in sorted((path.relative_to(self.root).as_posix(), path) for path in files):
-            if key.startswith(prefix):
-                yield ObjectInfo(key, path.stat().st_size)
+            if key.startswith(prefix) and (mark := _mark(path)) is not None:  # else it went meanwhile
+                yield ObjectInfo(key, int(mark.rpartition("-")[2]), mark)
 
     def folders(self, prefix: str = "") -> Iterator[str]:
         base = self.root / checked_key(prefix.rstrip("/")) if prefix else self.root
         if base.is_dir():
             yield from sorted(path.name for path in base.iterdir() if path.is_dir())
+
+
+def _mark(path: Path) -> str | None:
+    """The version of a file; None where there is none. Every write makes a file of its own, and so another inode or time."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return f"{found.st_ino}-{found.st_mtime_ns}-{found.st_size}"
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The folder to oneself. Raises ServiceUnreachable where another keeps it (it may be stopped) for LOCK_TIMEOUT_S."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        until = time.monotonic() + LOCK_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise ServiceUnreachable(
+                        f"store {folder.as_uri()}: another process has locked this folder for {LOCK_TIMEOUT_S:g} s",
+                        service="store", address=folder.as_uri(),
+                    ) from None  # fmt: skip
+                time.sleep(0.01)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 class S3Store:
@@ -172,16 +224,22 @@ class S3Store:
             self.client.put_object(self.bucket, self.prefix + checked_key(key), io.BytesIO(data), len(data))
 
     def create(self, key: str, data: bytes) -> bool:
+        return self._put_if(key, data, {"If-None-Match": "*"})
+
+    def swap(self, key: str, data: bytes, etag: str | None) -> bool:
+        return self._put_if(key, data, {"If-None-Match": "*"} if etag is None else {"If-Match": f'"{etag}"'})
+
+    def _put_if(self, key: str, data: bytes, headers: dict[str, Any]) -> bool:
         from minio.error import S3Error
 
         with self._errors(key):
             self._ensure_bucket()
             try:
-                # The SDK's public put_object turns If-None-Match into user metadata and overwrites; a test holds this.
-                headers: dict[str, Any] = {"If-None-Match": "*"}
+                # The SDK's public put_object turns these into user metadata and overwrites; a test holds this.
                 self.client._put_object(self.bucket, self.prefix + checked_key(key), data, headers)
             except S3Error as error:
-                if error.code in ("PreconditionFailed", "ConditionalRequestConflict"):
+                gone = "If-Match" in headers and error.code == "NoSuchKey"
+                if gone or error.code in ("PreconditionFailed", "ConditionalRequestConflict"):
                     return False
                 raise
         return True

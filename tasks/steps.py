@@ -9,6 +9,7 @@ done again. Operators and the command line call these; the work itself is in the
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -32,7 +33,7 @@ from trainwright.tasks.artefacts import (
 )
 from trainwright.tasks.errors import BadInput, CorruptArtefact, DataRejected
 from trainwright.tasks.job import Job
-from trainwright.tasks.leasing import lease, on_devices
+from trainwright.tasks.leasing import Claim, lease, on_devices
 from trainwright.tasks.objects import ObjectStore
 from trainwright.tasks.pool import Device, load_pool
 from trainwright.tasks.run import Run, open_run
@@ -245,7 +246,7 @@ def search_lr(run: Run, replay: str | None = None) -> Reference:
         else:
             search = on_devices(
                 run,
-                lambda halt, still_mine: search_learning_rate(_request(run), stop=halt),
+                lambda halt, _: search_learning_rate(_request(run), stop=halt),
                 "the learning rate was searched",
             )
             run.objects.put("lr_search.html", plot(search).encode())
@@ -268,9 +269,11 @@ def train(run: Run, replay: str | None = None) -> Reference:
         request = _request(run)
         if replay is not None:
             request = request.model_copy(update={"replay_events": Run(replay).read(Result).split_events})
-        result = on_devices(
-            run, lambda halt, still_mine: run_training(request, stop=halt, still_mine=still_mine), "training ended"
-        )
+
+        def work(halt: threading.Event, claim: Claim) -> Result:
+            return run_training(request.model_copy(update={"token": claim.token}), stop=halt, still_mine=claim)
+
+        result = on_devices(run, work, "training ended")
         run.write(result)
     return {
         "artefact": Result.FILE,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trainwright.tasks.errors import CorruptArtefact
 from trainwright.tasks.job import CheckpointPolicy
 from trainwright.tasks.objects import ObjectStore, get_verified, sha256
+from trainwright.tasks.train import fence
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +43,8 @@ class State:
     duration_s: float = 0.0
     """of the whole training until here"""
     sha256: dict[str, str] = field(default_factory=dict)
+    token: int = 0
+    """of the lease under which it was written (see `fence`)"""
     schema_version: int = 1
 
 
@@ -78,12 +81,11 @@ def save(
     optimizer: torch.optim.Optimizer,
     policy: CheckpointPolicy,
 ) -> None:
-    """Write a checkpoint, then drop those that the policy no longer keeps."""
-    for name, tensors in ((MODEL, model), (OPTIMIZER, optimizer_tensors(optimizer))):
-        data = _as_bytes(tensors)
-        store.put(f"{folder_name(state.step)}/{name}", data)
-        state.sha256[name] = sha256(data)
-    store.put(f"{folder_name(state.step)}/{STATE}", json.dumps(asdict(state), indent=1).encode())
+    """Write a checkpoint, then drop those that the policy no longer keeps. Raises RunHeld where its lease is an old one."""
+    objects = {MODEL: _as_bytes(model), OPTIMIZER: _as_bytes(optimizer_tensors(optimizer))}
+    state.sha256 = {name: sha256(data) for name, data in objects.items()}
+    objects[STATE] = json.dumps(asdict(state), indent=1).encode()
+    fence.put(store, state.token, {f"{folder_name(state.step)}/{name}": data for name, data in objects.items()})
     _retain(store, policy)
 
 
@@ -109,7 +111,7 @@ def _retain(store: ObjectStore, policy: CheckpointPolicy) -> None:
 
 def drop_all(store: ObjectStore) -> None:
     """Forget every checkpoint: a training begins anew."""
-    for item in list(store.list("checkpoints/")):
+    for item in list(store.list("checkpoints/step-")):
         store.delete(item.key)
 
 
@@ -120,7 +122,7 @@ def _parsed(data: bytes) -> State:
 
 
 def list_states(store: ObjectStore) -> list[State]:
-    """The states of the checkpoints, by step. One that can't be read is passed over, with a warning."""
+    """The states of the checkpoints that count, by step. One that can't be read is passed over, with a warning."""
     found = []
     for item in list(store.list("checkpoints/")):
         if item.key.endswith(f"/{STATE}"):
@@ -128,7 +130,7 @@ def list_states(store: ObjectStore) -> list[State]:
                 found.append(_parsed(store.get(item.key)))
             except (ValueError, TypeError) as error:
                 _log.warning("%s/%s is damaged and passed over: %s", store.uri, item.key, error)
-    return sorted(found, key=lambda state: state.step)
+    return fence.standing(store, sorted(found, key=lambda state: state.step))
 
 
 def best_of(states: list[State]) -> State | None:

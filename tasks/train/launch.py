@@ -14,7 +14,7 @@ from typing import Literal
 from trainwright.tasks.artefacts import Result
 from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, TrainwrightError
 from trainwright.tasks.objects import FolderStore, ObjectStore
-from trainwright.tasks.train import checkpoint
+from trainwright.tasks.train import checkpoint, fence
 from trainwright.tasks.train.metrics import drop_from
 from trainwright.tasks.train.outcome import result_of
 from trainwright.tasks.train.ranks import Ranks
@@ -39,6 +39,7 @@ def train(
     state = checkpoint.fetch_latest(store, folder) if request.resume else None
     if still_mine is not None and not still_mine():
         raise RunHeld("the lease on the devices was lost before training began; nothing was changed")
+    fence.enter(store, request.token, state.step if state is not None else 0)
     if state is None:
         checkpoint.drop_all(store)
         shutil.rmtree(work / "events", ignore_errors=True)

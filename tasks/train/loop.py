@@ -71,6 +71,7 @@ class Training:
             checkpoint.load_optimizer(rank.optimizer, optimizer)
             if len(self.state.split) == rank.size:
                 rank.split = list(self.state.split)
+        self.state.token = rank.request.token
         self.earlier_s = self.state.duration_s
         replay = rank.request.replay_events
         self.replay = {event.step: event for event in replay or []}

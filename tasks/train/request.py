@@ -27,6 +27,7 @@ class TrainRequest(BaseModel):
     replay_events: list[SplitEvent] | None = Field(
         default=None, description="change the split just so, and not otherwise"
     )
+    token: int = Field(default=0, description="of the lease on the devices: what fences checkpoints; 0: none")
     resume: bool = Field(default=True, description="from the newest checkpoint, where there is one; else anew")
 
     def store(self) -> ObjectStore:
