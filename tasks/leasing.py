@@ -43,8 +43,12 @@ def deferring() -> Iterator[None]:
         _deferring.reset(before)
 
 
-def lease(run: Run, plan: Plan | Planner, *, halt: threading.Event = stop) -> tuple[Plan, int]:
+def lease(
+    run: Run, plan: Plan | Planner, *, again: Planner | None = None, halt: threading.Event = stop
+) -> tuple[Plan, int]:
     """Take the devices of a plan, or of the plan that a planner makes of what is free; the plan, and the lease's token.
+
+    `again` plans anew where the pool no longer has the devices of the plan; without it that is not looked at.
 
     Raises Infeasible where no plan meets the limits, whoever holds what; RunHeld after the job's `queue_timeout`; Interrupted;
     MustWait.
@@ -58,6 +62,8 @@ def lease(run: Run, plan: Plan | Planner, *, halt: threading.Event = stop) -> tu
     least = job.devices.min_count
     try:
         while True:
+            if again is not None and isinstance(plan, Plan) and gone(plan, job):
+                plan = again
             devices = [] if isinstance(plan, Plan) else usable(load_pool(job.pool), job.devices)
             wanted = plan.resources if isinstance(plan, Plan) else [device.resource for device in devices]
             needed = len(set(wanted)) if isinstance(plan, Plan) else min(least, len(devices))
@@ -94,6 +100,12 @@ def lease(run: Run, plan: Plan | Planner, *, halt: threading.Event = stop) -> tu
     except BaseException:
         queue.leave(run.uri)
         raise
+
+
+def gone(plan: Plan, job: Job) -> list[str]:
+    """The ids of the plan's devices that the job's pool no longer has, or that are others by now."""
+    there = {device.resource: device.variant for device in usable(load_pool(job.pool), job.devices)}
+    return [device.id for device in plan.devices if there.get(device.resource) != device.variant]
 
 
 def _plan(make: Planner, devices: list[Device], turn: Turn) -> Plan | None:
@@ -134,7 +146,9 @@ class Claim:
         return all(beat.mine() for beat in self.beats)
 
 
-def on_devices(run: Run, work: Callable[[threading.Event, Claim], Done], what: str) -> Done:
+def on_devices(
+    run: Run, work: Callable[[threading.Event, Claim], Done], what: str, *, again: Planner | None = None
+) -> Done:
     """Work on the devices of the run's plan: with an event that ends it, and the claim to them.
 
     A run of a higher priority may ask for them: the work is ended, the devices are given back, and this waits for its turn to
@@ -142,7 +156,10 @@ def on_devices(run: Run, work: Callable[[threading.Event, Claim], Done], what: s
     """
     me = holder(run)
     while True:
-        plan, token = lease(run, run.read(Plan))
+        stored = run.read(Plan)
+        plan, token = lease(run, stored, again=again)
+        if plan != stored:
+            run.write(plan)
         run.note(state="running", error=None)
         names = plan.resources
         with (
@@ -177,7 +194,10 @@ def look(run: Run, owner: str) -> bool:
     job = run.job()
     if turn.waited_s >= job.queue_timeout or len(turn.available) >= wish.needed:
         return True
-    return not run.has(Plan) and wish.wanted != {one.resource for one in usable(load_pool(job.pool), job.devices)}
+    plan = run.find(Plan)
+    if plan is not None and (job.pool is None or not gone(plan, job)):  # this machine itself does not change
+        return False
+    return wish.wanted != {one.resource for one in usable(load_pool(job.pool), job.devices)}
 
 
 def give_up(run: Run, owner: Holder) -> None:
