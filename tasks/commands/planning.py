@@ -174,43 +174,19 @@ def pool(
     debug: Debug = False,
 ) -> None:
     """Show a pool's devices, who holds them until when, and who waits; or `pool probe`: find devices, make a pool file."""
-    from datetime import UTC, datetime
-
-    from trainwright.tasks import screen
-    from trainwright.tasks.allocate.queue import Queue
+    from trainwright.tasks import alone, screen
     from trainwright.tasks.errors import BadInput
     from trainwright.tasks.pool import load_pool
-    from trainwright.tasks.step import ledger
 
     if file is not None and str(file) == "probe":
         _probe(host or [], out, as_json)
         return
     if host or out:
         raise BadInput("pool: --host and --out go with `pool probe`")
-    chosen = load_pool(file)
-    held = {lease.resource: lease for lease in ledger().held("device ")}
-    documents: list[dict[str, Any]] = []
-    for device in chosen.devices():
-        lease = held.get(device.resource)
-        until = datetime.fromtimestamp(lease.expires_at, UTC) if lease else None
-        documents.append(
-            device.model_dump()
-            | {
-                "holder": lease.holder if lease else None,
-                "run": lease.run if lease else None,
-                "until": until.isoformat(timespec="seconds") if until else None,
-                "expires_in_s": round((until - datetime.now(UTC)).total_seconds(), 1) if until else None,
-                "revoked_by": lease.revoked_by if lease else None,
-            }
-        )
-    names = {device.resource for device in chosen.devices()}
-    queue: list[dict[str, Any]] = [
-        {"place": place, "run": one.run, "holder": one.holder, "priority": one.priority, "waited_s": round(waited_s, 1),
-         "needed": one.needed, "wanted": sorted(one.wanted)}
-        for place, (one, waited_s) in enumerate(Queue(ledger()).waiting(), start=1) if one.wanted & names
-    ]  # fmt: skip
+    document = alone.pool_document(load_pool(file))
+    queue = document["queue"]
     if as_json:
-        print_json({"pool": chosen.name, "devices": documents, "queue": queue})
+        print_json(document)
         return
     rows = [
         (
@@ -222,10 +198,10 @@ def pool(
             f"{one['until'][11:19]} UTC, unless renewed" if one["until"] else "",
             one["run"] or "",
         )
-        for one in documents
+        for one in document["devices"]
     ]
     screen.table(
-        f"pool {chosen.name}", ("device", "type", "cores", "host", "held by", "until", "for"), rows, right=(2,)
+        f"pool {document['pool']}", ("device", "type", "cores", "host", "held by", "until", "for"), rows, right=(2,)
     )
     if queue:
         waits = [
