@@ -16,7 +16,7 @@ import yaml
 from trainwright.infra import local
 from trainwright.infra.airflow import airflow_address, password_file
 from trainwright.tasks import step
-from trainwright.tasks.allocate.ledger import Holder
+from trainwright.tasks.allocate.ledger import Heartbeat, Holder
 from trainwright.tasks.allocate.queue import Queue
 from trainwright.tasks.artefacts import Result
 from trainwright.tasks.pool import load_pool
@@ -58,7 +58,7 @@ class Airflow:
         return found
 
 
-def until(what: str, test: Callable[[], Any], seconds: float = 280) -> Any:
+def until(what: str, test: Callable[[], Any], seconds: float = 500) -> Any:
     """Wait for something; what it was."""
     deadline = time.monotonic() + seconds
     while not (found := test()):
@@ -106,13 +106,14 @@ def test_a_run_waits_deferred_and_goes_on_and_a_revoked_training_loses_no_step(
     token = queue.take("test", me, devices, priority=9)
     assert token is not None
 
-    low = airflow.start(write_job(tmp_path, "low", 60))
-    until("low waits for the devices", lambda: airflow.state(low, "allocate") == "deferred")
-    time.sleep(8)  # longer than between two looks
-    assert airflow.state(low, "allocate") == "deferred"
-    slots = airflow("GET", "/api/v2/pools/default_pool")
-    assert (slots["occupied_slots"], slots["running_slots"], slots["queued_slots"]) == (0, 0, 0)
-    assert slots["deferred_slots"] == 1
+    with Heartbeat(step.ledger(), "test", devices, holder=me.name, token=token):
+        low = airflow.start(write_job(tmp_path, "low", 60))
+        until("low waits for the devices", lambda: airflow.state(low, "allocate") == "deferred")
+        time.sleep(8)  # longer than between two looks
+        assert airflow.state(low, "allocate") == "deferred"
+        slots = airflow("GET", "/api/v2/pools/default_pool")
+        assert (slots["occupied_slots"], slots["running_slots"], slots["queued_slots"]) == (0, 0, 0)
+        assert slots["deferred_slots"] == 1
     assert [(one.run, place) for place, (one, _) in enumerate(queue.waiting())] == [(run_of("low").uri, 0)]  # type: ignore[union-attr]
     step.ledger().release("test", devices, token=token)
     low_run = until("low trains", lambda: (found := run_of("low")) and checkpoint.list_states(found.objects) and found)
