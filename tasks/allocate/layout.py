@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trainwright.estimator.communication import Link, all_reduce, on_cycle
 from trainwright.tasks.allocate.cost import CostModel, Kind, Triple
@@ -92,9 +92,30 @@ class Layout:
             [place for place, group in enumerate(self.groups) if group.site == number] for number in range(len(self.sites))
         ]  # fmt: skip
         self.kinds = [kinds[index] for index in sorted(kinds)]
+        self._place = {kind.index: place for place, kind in enumerate(self.kinds)}
         self._link = Link(
             bandwidth_bytes_per_s=model.pool.network.bandwidth, latency_s=model.pool.network.latency, spread=0.0
         )
+
+    @functools.cached_property
+    def site_of(self) -> Any:
+        """The site of each group: a numpy array."""
+        import numpy as np
+
+        return np.array([group.site for group in self.groups], dtype=int)
+
+    @functools.cached_property
+    def kind_of(self) -> Any:
+        """The place in `kinds` of each group's: a numpy array."""
+        import numpy as np
+
+        return np.array([self._place[group.kind.index] for group in self.groups], dtype=int)
+
+    def by_kind(self, counts: Any) -> Any:
+        """Counts by kind from those by group: a numpy array."""
+        import numpy as np
+
+        return np.bincount(self.kind_of, counts, len(self.kinds))
 
     def _roomy(self, held: dict[int, list[Device]], kinds: dict[int, Kind]) -> bool:
         """Whether ranks fit into the machine's memory whatever their shares, or depend on how many of them there are alone."""
