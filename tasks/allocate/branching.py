@@ -12,7 +12,7 @@ from trainwright.tasks.allocate.floor import CollectiveFloor
 from trainwright.tasks.allocate.node import Bounds, Node
 from trainwright.tasks.allocate.packing import pack
 
-_LEVEL = 0.05  # levels and ranks are cut first while they loosen the bound by more than this share of one rank
+_LEVEL = 0.05  # of what one rank more or less changes: more than that, and what is not a count is cut first
 _FEW = 24  # counts are tried one by one where there are no more of them
 
 
@@ -36,50 +36,68 @@ def every(node: Node, by_kind: Any) -> Iterator[tuple[int, ...]] | None:
 
 
 class Branching:
-    """Cuts nodes. Parts of a width are made once."""
+    """Cuts nodes. Floors of the same width are made once."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds, self._space = bounds, bounds.space
         self._layout = bounds.space.layout
-        self._parts: dict[CollectiveFloor, list[CollectiveFloor]] = {}
+        self._floors: dict[tuple[int, int], CollectiveFloor] = {}
 
     def parts(self, node: Node, plan: Any) -> Iterator[Node]:
         """The parts of a node, near whose bound lie these counts by kind."""
-        if not node.settled:
-            yield from self._levels_or_ranks(node, plan) or self._kinds(node, plan)
-        elif node.floor.width[0] < node.floor.width[1]:
-            for floor in self._parts.get(node.floor) or self._narrowed(node.floor):
-                yield replace(node, floor=floor, high=node.high.clip(max=floor.room))
-        else:
+        low, high = node.floor.width
+        if node.settled and low == high:
             yield from self._groups(node)
+            return
+        looseness = self._looseness(node, plan)
+        loosest = max(looseness, key=lambda what: looseness[what])
+        if node.settled or loosest == "width":
+            middle = (low + high) // 2
+            for width in ((low, middle), (middle + 1, high)):
+                floor = self._floor(node.floor, width)
+                yield replace(node, floor=floor, high=node.high.clip(max=floor.room))
+        elif loosest == "levels":
+            yield from self._levels(node)
+        elif loosest == "ranks":
+            first, last = node.ranks
+            middle = min(max(int(math.sqrt(first * last)), first), last - 1)
+            yield replace(node, ranks=(first, middle))
+            yield replace(node, ranks=(middle + 1, last))
+        else:
+            yield from self._kinds(node, plan)
 
-    def _narrowed(self, floor: CollectiveFloor) -> list[CollectiveFloor]:
-        self._parts[floor] = floor.parts()
-        return self._parts[floor]
+    def _looseness(self, node: Node, plan: Any) -> dict[str, float]:
+        """By how much of a step each interval loosens the bound. Counts matter to the time only through the level they reach."""
+        first, last = node.levels
+        times, floor = self._space.levels[node.accumulation], node.floor
+        collective = floor.at(max(1, node.ranks[0]), node.low, *node.kinds).median
+        step = float(times[first]) + collective
+        top = min(node.ranks[1], len(floor.median) - 1)
+        by_count = 0.0 if self._bounds.goal in ("time", "upper_time") else 1.0 / max(1.0, float(plan.sum()))
+        loose = {
+            "kinds": _LEVEL * by_count,
+            "levels": (float(times[last]) - float(times[first])) / step,
+            "ranks": (min(float(floor.median[top]), 1e300) - float(floor.median[node.ranks[0]])) / step,
+            "width": floor.spread_s / step,
+        }
+        can_be_cut = {"levels": first < last, "ranks": node.ranks[0] < node.ranks[1], "width": floor.width[0] < floor.width[1]}
+        return {what: loose[what] for what in loose if can_be_cut.get(what, True)}
 
-    def _levels_or_ranks(self, node: Node, plan: Any) -> list[Node]:
-        """Halves by level or by number of ranks; none where the counts loosen the bound more."""
+    def _floor(self, floor: CollectiveFloor, width: tuple[int, int]) -> CollectiveFloor:
+        if width not in self._floors:
+            self._floors[width] = CollectiveFloor(floor.layout, self._space.most, width)
+        return self._floors[width]
+
+    def _levels(self, node: Node) -> Iterator[Node]:
+        """Halves of the ratio, not of the difference: short steps are told apart as finely as long ones."""
         import numpy as np
 
         low, high = node.levels
         times = self._space.levels[node.accumulation]
-        step = float(times[low]) + node.floor.at(max(1, node.ranks[0]), node.low, node.kinds[0]).median
-        loose_level = (float(times[high]) - float(times[low])) / step
-        floor = node.floor.median
-        top = min(node.ranks[1], len(floor) - 1)
-        loose_ranks = (min(float(floor[top]), 1e300) - float(floor[node.ranks[0]])) / step
-        # Counts matter to the time only through the level that they reach.
-        loose_count = 0.0 if self._bounds.goal in ("time", "upper_time") else 1.0 / max(1.0, float(plan.sum()))
-        if low < high and loose_level >= max(loose_ranks, _LEVEL * loose_count):
-            # Half of the ratio, not of the difference: short steps are told apart as finely as long ones.
-            middle = int(np.searchsorted(times, math.sqrt(float(times[low]) * float(times[high])), "right")) - 1
-            middle = min(max(middle, low), high - 1)
-            return [replace(node, levels=(low, middle)), replace(node, levels=(middle + 1, high))]
-        if node.ranks[0] < node.ranks[1] and loose_ranks >= _LEVEL * loose_count:
-            middle = int(math.sqrt(node.ranks[0] * node.ranks[1]))
-            middle = min(max(middle, node.ranks[0]), node.ranks[1] - 1)
-            return [replace(node, ranks=(node.ranks[0], middle)), replace(node, ranks=(middle + 1, node.ranks[1]))]
-        return []
+        middle = int(np.searchsorted(times, math.sqrt(float(times[low]) * float(times[high])), "right")) - 1
+        middle = min(max(middle, low), high - 1)
+        yield replace(node, levels=(low, middle))
+        yield replace(node, levels=(middle + 1, high))
 
     def _kinds(self, node: Node, plan: Any) -> Iterator[Node]:
         """Halves by the number of one kind: one of which the bound has a part, and the most."""
@@ -106,9 +124,7 @@ class Branching:
         """Halves by the count of one group, where the numbers by kind are settled."""
         import numpy as np
 
-        counts = pack(
-            node.kinds[0], node.low, node.high, node.floor.holds, self._layout.site_of, self._layout.kind_of
-        )
+        counts = pack(node.kinds[0], node.low, node.high, node.floor)
         if counts is None:
             return
         at = int(np.argmax(node.high - node.low))

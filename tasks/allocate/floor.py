@@ -7,6 +7,8 @@ from typing import Any
 from trainwright.tasks.allocate.cost import Triple
 from trainwright.tasks.allocate.layout import Layout, Ranks
 
+_CLOSE = 1e-9
+
 
 class CollectiveFloor:
     """Lower bounds for so many ranks or more: `median[n]` and `high[n]` never fall with n.
@@ -18,19 +20,14 @@ class CollectiveFloor:
     def __init__(self, layout: Layout, most: int, width: tuple[int, int]) -> None:
         import numpy as np
 
-        self.layout, self.width, self._most = layout, width, most
+        self.layout, self.width = layout, width
         sites = layout.sites
-        self._machines = np.array([len(site.machines) for site in sites])
+        self.machines = np.array([len(site.machines) for site in sites])
         self._local = np.array([site.local for site in sites], dtype=bool)
         self._size = np.array([site.size if site.local else min(site.size, width[1]) for site in sites])
-        self.holds = (self._machines * self._size).astype(float)
-        self.room = np.array(
-            [min(group.count, self.holds[group.site]) for group in layout.groups],
-            dtype=float,
-        )
-        self._seats = {
-            kind.index: self._seats_of([site.room.get(kind.index, 0) for site in sites]) for kind in layout.kinds
-        }
+        self.holds = (self.machines * self._size).astype(float)
+        self.room = np.minimum([group.count for group in layout.groups], self.holds[layout.site_of])
+        self._seats: dict[bytes, Any] = {}
         there = self._seats_of(np.where(self._local, 0, self._size))
         here = next((site.size for site in sites if site.local), 0)
         ranks = np.arange(most + 1)
@@ -50,32 +47,69 @@ class CollectiveFloor:
         """Seats on the 0, 1, 2, … machines that have most, where each machine of a site has so many."""
         import numpy as np
 
-        seats = np.repeat(np.minimum(on_each, self._size), self._machines)
+        seats = np.repeat(np.minimum(on_each, self._size), self.machines)
         return np.cumsum([0, *np.sort(seats[seats > 0])[::-1]])
 
-    def parts(self) -> list[CollectiveFloor]:
-        """Floors of the single widths that this one spans; none where it is of one."""
-        low, high = self.width
-        return [CollectiveFloor(self.layout, self._most, (one, one)) for one in range(low, high + 1)] if high > low else []
+    def _needed(self, ranks: float, of: Any) -> int | None:
+        """Machines that so many ranks of these kinds (a mask) take at least. None: there are too few."""
+        import numpy as np
 
-    def at(self, ranks: int, counts: Any, by_kind: Any) -> Triple:
-        """The least for so many ranks or more, of which groups and kinds have these at least; infinite where they do not fit."""
+        key = of.tobytes()
+        if key not in self._seats:
+            self._seats[key] = self._seats_of(self.layout.on_each[:, of].sum(axis=1))
+        found = int(np.searchsorted(self._seats[key], ranks - _CLOSE, "left"))
+        return found if found < len(self._seats[key]) else None
+
+    def covering(self, samples: Any, batch: int) -> tuple[int, Any] | None:
+        """The fewest machines that hold a batch, with so many samples on a rank of each kind, and the counts by group there.
+
+        None: there are too few.
+        """
+        import numpy as np
+
+        order = np.argsort(-samples, kind="stable")
+        seats = np.minimum(np.cumsum(self.layout.on_each[:, order], axis=1), self._size[:, None])
+        taken = np.diff(seats, prepend=0.0)
+        held = taken @ samples[order]
+        fullest = np.argsort(-held, kind="stable")
+        total = np.cumsum((self.machines * held)[fullest])
+        last = int(np.searchsorted(total, batch - _CLOSE, "left"))
+        if last == len(total):
+            return None
+        used = np.zeros(len(held))
+        used[fullest[: last + 1]] = self.machines[fullest[: last + 1]]
+        used[fullest[last]] -= np.floor((total[last] - batch + _CLOSE) / held[fullest[last]])
+        rank_of = np.argsort(order)
+        site_of, kind_of = self.layout.site_of, self.layout.kind_of
+        return int(used.sum()), (used[:, None] * taken)[site_of, rank_of[kind_of]]
+
+    @property
+    def spread_s(self) -> float:
+        """How much longer collectives on the widest machines of the interval take than on the narrowest."""
+        return self._within(0, self.width[1])[0] - self._within(0, self.width[0])[0]
+
+    def at(self, ranks: int, counts: Any, least: Any, most: Any, machines: int = 1) -> Triple:
+        """The least for so many ranks or more, on so many machines or more, with these counts of groups, and of kinds, at least.
+
+        `most` is what kinds have at most. Infinite where they do not fit.
+        """
         import numpy as np
 
         used = np.bincount(self.layout.site_of, weights=counts, minlength=len(self._size))
-        machines = int(np.ceil(used / np.maximum(1, self._size)).sum())
-        for kind, count in zip(self.layout.kinds, by_kind, strict=True):
-            if count > 1:
-                needed = int(np.searchsorted(self._seats[kind.index], count, "left"))
-                if needed == len(self._seats[kind.index]):
-                    return Triple(np.inf, np.inf, np.inf)
-                machines = max(machines, needed)
+        machines = max(machines, int(np.ceil(used / np.maximum(1, self._size)).sum()))
+        several = np.flatnonzero(least > 1)
+        masks = [(least[one], np.arange(len(least)) == one) for one in several] if len(several) > 1 else []
+        for count, mask in [(ranks, most > 0), (least.sum(), least > 0), *masks]:
+            needed = self._needed(count, mask)
+            if needed is None:
+                return Triple(np.inf, np.inf, np.inf)
+            machines = max(machines, needed)
         here = int(used[self._local].sum())
-        width = max(self.width[0], int(np.ceil(used / self._machines)[~self._local].max(initial=0)))
+        width = max(self.width[0], int(np.ceil(used / self.machines)[~self._local].max(initial=0)))
         median, high = self._within(here, width)
         between = self._between(machines)
-        least = max(float(self.median[ranks]), median + between.median)
-        return Triple(least, least, max(float(self.high[ranks]), high + between.high))
+        median = max(float(self.median[ranks]), median + between.median)
+        return Triple(median, median, max(float(self.high[ranks]), high + between.high))
 
     def _within(self, here: int, width: int) -> tuple[float, float]:
         one, other = self._time(Ranks(1, 0, here)), self._time(Ranks(1, width, 0))

@@ -111,6 +111,17 @@ class Layout:
 
         return np.array([self._place[group.kind.index] for group in self.groups], dtype=int)
 
+    @functools.cached_property
+    def on_each(self) -> Any:
+        """Devices on each machine of a site, by site and by kind: a numpy array."""
+        import numpy as np
+
+        found = np.zeros((len(self.sites), len(self.kinds)))
+        for number, site in enumerate(self.sites):
+            for index, count in site.room.items():
+                found[number, self._place[index]] = count
+        return found
+
     def by_kind(self, counts: Any) -> Any:
         """Counts by kind from those by group: a numpy array."""
         import numpy as np

@@ -41,11 +41,14 @@ class Node:
 
 
 class Bounded(NamedTuple):
-    """What a node's configurations take at least, counts by kind that come near it (real numbers), and the node cut to size."""
+    """What a node's configurations take at least, counts by kind that come near it (real numbers), and the node
+    cut to size."""
 
     value: float
     counts: Any
     node: Node
+    packed: Any = None
+    """Counts by group on the fewest machines."""
 
 
 class Bounds:
@@ -105,7 +108,11 @@ class Bounds:
         level = float(self.space.levels[node.accumulation][node.levels[0]])
         samples, _ = self.levels(node.accumulation, node.levels[1])
         _, busy = self.levels(node.accumulation, node.levels[0])
-        collective = node.floor.at(max(1, least), node.low, node.kinds[0])
+        fewest_machines = node.floor.covering(np.where(node.kinds[1] > 0, samples, 0.0), self.space.batch)
+        if fewest_machines is None:
+            return None
+        machines, packed = fewest_machines
+        collective = node.floor.at(max(1, least), node.low, *node.kinds, machines)
         if math.isinf(collective.median):
             return None  # no machines for so many
         slowest = np.maximum(level, busy)
@@ -130,7 +137,7 @@ class Bounds:
                 return None
             fewest = math.ceil(found[0] - 1e-6)
             if fewest > least:
-                collective = node.floor.at(fewest, node.low, node.kinds[0])
+                collective = node.floor.at(fewest, node.low, low, high, machines)
         seconds = self._steps * (least_step + collective.median) + START_S.median
         factor = float(self._high_factor[used].min())
         seconds_high = self._steps * (least_step * factor + collective.high) + START_S.high
@@ -166,7 +173,7 @@ class Bounds:
             powered = covered(self._energy_held, self._energy_busy)
             return None if powered is None else Bounded(*powered, node)
         assert found is not None
-        return Bounded(seconds if self.goal == "time" else upper_s, found[1], node)
+        return Bounded(seconds if self.goal == "time" else upper_s, found[1], node, packed)
 
     def _rooms(self, node: Node, room: Any) -> Rooms:
         """The machines' room for the groups of a node."""
@@ -188,7 +195,7 @@ class Bounds:
         size = int(counts.sum())
         if not max(1, node.ranks[0]) <= size <= node.ranks[1]:
             return None
-        collective = node.floor.at(size, node.low, counts)
+        collective = node.floor.at(size, node.low, counts, counts)
         if math.isinf(collective.median):
             return None
         kinds = [kind for kind, count in zip(self._kinds, counts, strict=True) if count]

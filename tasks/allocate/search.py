@@ -41,6 +41,8 @@ class Search:
             bounded = self._bounds.of(node, self._ceiling())
             if bounded is not None and (bound := max(floor, bounded.value)) < self._ceiling():
                 self._try(bounded.node, bounded.counts)
+                if bounded.packed is not None:
+                    self._look(tuple(int(one) for one in bounded.packed), node.accumulation)
                 if bound < self._ceiling():
                     heapq.heappush(heap, (bound, -next(ticket), bounded.node, bounded.counts))
 
@@ -105,8 +107,7 @@ class Search:
         if key in self._tried:
             return
         self._tried.add(key)
-        layout = self.space.layout
-        counts = pack(down, node.low, node.high, node.floor.holds, layout.site_of, layout.kind_of)
+        counts = pack(down, node.low, node.high, node.floor)
         if counts is not None:
             self._look(tuple(int(one) for one in counts), node.accumulation)
 
