@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from trainwright.tasks.allocate.floor import CollectiveFloor
 from trainwright.tasks.allocate.node import Bounds, Node
 from trainwright.tasks.allocate.packing import pack
 
-_LEVEL = 0.05  # of what one rank more or less changes: more than that, and what is not a count is cut first
+_LEVEL = 0.2  # of what one rank more or less changes: more than that, and what is not a count is cut first
 _FEW = 24  # counts are tried one by one where there are no more of them
 
 
@@ -36,12 +35,11 @@ def every(node: Node, by_kind: Any) -> Iterator[tuple[int, ...]] | None:
 
 
 class Branching:
-    """Cuts nodes. Floors of the same width are made once."""
+    """Cuts nodes."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds, self._space = bounds, bounds.space
         self._layout = bounds.space.layout
-        self._floors: dict[tuple[int, int], CollectiveFloor] = {}
 
     def parts(self, node: Node, plan: Any) -> Iterator[Node]:
         """The parts of a node, near whose bound lie these counts by kind."""
@@ -54,8 +52,9 @@ class Branching:
         if node.settled or loosest == "width":
             middle = (low + high) // 2
             for width in ((low, middle), (middle + 1, high)):
-                floor = self._floor(node.floor, width)
-                yield replace(node, floor=floor, high=node.high.clip(max=floor.room))
+                floor = self._bounds.floor(width)
+                ranks = (max(node.ranks[0], width[0]), node.ranks[1])
+                yield replace(node, floor=floor, ranks=ranks, high=node.high.clip(max=floor.room))
         elif loosest == "levels":
             yield from self._levels(node)
         elif loosest == "ranks":
@@ -80,13 +79,12 @@ class Branching:
             "ranks": (min(float(floor.median[top]), 1e300) - float(floor.median[node.ranks[0]])) / step,
             "width": floor.spread_s / step,
         }
-        can_be_cut = {"levels": first < last, "ranks": node.ranks[0] < node.ranks[1], "width": floor.width[0] < floor.width[1]}
+        can_be_cut = {
+            "levels": first < last,
+            "ranks": node.ranks[0] < node.ranks[1],
+            "width": floor.width[0] < floor.width[1],
+        }
         return {what: loose[what] for what in loose if can_be_cut.get(what, True)}
-
-    def _floor(self, floor: CollectiveFloor, width: tuple[int, int]) -> CollectiveFloor:
-        if width not in self._floors:
-            self._floors[width] = CollectiveFloor(floor.layout, self._space.most, width)
-        return self._floors[width]
 
     def _levels(self, node: Node) -> Iterator[Node]:
         """Halves of the ratio, not of the difference: short steps are told apart as finely as long ones."""

@@ -77,6 +77,13 @@ class Bounds:
         self._steps = model.steps(space.batch)
         self._z = deviations(model.confidence)
         self._at: dict[tuple[int, int], tuple[Any, Any]] = {}
+        self._floors: dict[tuple[int, int], CollectiveFloor] = {}
+
+    def floor(self, width: tuple[int, int]) -> CollectiveFloor:
+        """The collectives' floor for an interval of widths."""
+        if width not in self._floors:
+            self._floors[width] = CollectiveFloor(self._layout, self.space.most, width)
+        return self._floors[width]
 
     def levels(self, accumulation: int, at: int) -> tuple[Any, Any]:
         """By kind: the samples it finishes at this water level (one at least), and its time for those it finishes before."""
@@ -214,8 +221,10 @@ class Bounds:
         if cost.cost:
             # With a price of energy the high end may fall as the collectives' median grows; the median never does.
             spread = cost.cost.high / cost.cost.median if cost.cost.median > 0 and not self._cost_busy.any() else 1.0
-            upper_cost = cost.cost.median * spread**min(1.0, self._z)
-        if upper_s > until * (1 + EXACT) or (self.limits.budget < math.inf and upper_cost > self.limits.budget * (1 + EXACT)):
+            upper_cost = cost.cost.median * spread ** min(1.0, self._z)
+        if upper_s > until * (1 + EXACT) or (
+            self.limits.budget < math.inf and upper_cost > self.limits.budget * (1 + EXACT)
+        ):
             return None
         value = {
             "time": cost.duration_s.median,

@@ -59,7 +59,9 @@ def _flow(by_kind: Any, low: Any, high: Any, floor: CollectiveFloor) -> Any | No
     source, sink, first = 0, kinds + sites + 1, kinds + 1
 
     def edges(*parts: Sequence[int] | Any) -> Any:
-        return np.concatenate([np.broadcast_to(part, size) for part, size in zip(parts, (kinds, len(low), sites), strict=True)])
+        return np.concatenate(
+            [np.broadcast_to(part, size) for part, size in zip(parts, (kinds, len(low), sites), strict=True)]
+        )
 
     graph = csr_array(
         (

@@ -14,7 +14,6 @@ from typing import Any
 
 from trainwright.tasks.allocate.branching import Branching, every
 from trainwright.tasks.allocate.configuration import EXACT, Configuration, Found, Goal, Limits, Space
-from trainwright.tasks.allocate.floor import CollectiveFloor, ranges
 from trainwright.tasks.allocate.node import Bounds, Node
 from trainwright.tasks.allocate.packing import pack
 
@@ -42,7 +41,7 @@ class Search:
             if bounded is not None and (bound := max(floor, bounded.value)) < self._ceiling():
                 self._try(bounded.node, bounded.counts)
                 if bounded.packed is not None:
-                    self._look(tuple(int(one) for one in bounded.packed), node.accumulation)
+                    self._look(tuple(bounded.packed.astype(int).tolist()), node.accumulation)
                 if bound < self._ceiling():
                     heapq.heappush(heap, (bound, -next(ticket), bounded.node, bounded.counts))
 
@@ -74,14 +73,14 @@ class Search:
         widest = max((site.size for site in layout.sites if not site.local), default=0)
         local = any(site.local for site in layout.sites)
         found = []
-        for width in [(0, 0)] * local + ranges(min(widest, space.most)):
-            floor = CollectiveFloor(layout, space.most, width)
+        for width in [(0, 0)] * local + [(1, min(widest, space.most))] * bool(widest):
+            floor = self._bounds.floor(width)
             for accumulation in space.accumulations:
                 levels = len(space.levels[accumulation])
                 usable = np.array([len(space.tables[accumulation][kind.index]) > 0 for kind in layout.kinds])
                 if levels:
                     high = np.where(usable[layout.kind_of], floor.room, 0.0)
-                    ranks = (space.least, int(min(space.most, high.sum())))
+                    ranks = (max(space.least, width[0]), int(min(space.most, high.sum())))
                     kinds = (layout.by_kind(0 * high), layout.by_kind(high))
                     found.append(Node(accumulation, floor, (0, levels - 1), ranks, 0 * high, high, kinds))
         return found
@@ -103,13 +102,15 @@ class Search:
             enough = [one for one in parts if samples[one] >= missing]
             for one in enough[:1] or parts:
                 down[one] += 1
-        key = (tuple(down), node.accumulation, node.floor.width, tuple(node.low), tuple(node.high))
-        if key in self._tried:
-            return
-        self._tried.add(key)
-        counts = pack(down, node.low, node.high, node.floor)
-        if counts is not None:
-            self._look(tuple(int(one) for one in counts), node.accumulation)
+        narrowest = self._bounds.floor((node.floor.width[0], node.floor.width[0]))
+        for floor in (node.floor, narrowest):  # on few machines, and on many
+            high = np.minimum(node.high, floor.room)
+            key = (tuple(down), node.accumulation, floor.width, node.low.tobytes(), high.tobytes())
+            if key not in self._tried and (node.low <= high).all():
+                self._tried.add(key)
+                counts = pack(down, node.low, high, floor)
+                if counts is not None:
+                    self._look(tuple(counts.astype(int).tolist()), node.accumulation)
 
     def _look(self, counts: tuple[int, ...], accumulation: int) -> None:
         key = (counts, accumulation)
@@ -120,8 +121,20 @@ class Search:
             value = one.value(self.goal)
             if math.isinf(value) or one.excess(self.limits) > 0:
                 continue
-            if self.best is None or self._key(one) < self._key(self.best):
+            if (
+                self.best is None
+                or value < self.best.value(self.goal)
+                or _comes_before(one, self.best, value, self.goal)
+            ):
                 self.best = one
 
-    def _key(self, one: Configuration) -> tuple[Any, ...]:
-        return (one.value(self.goal), one.size, one.accumulation, tuple(-count for count in one.counts), one.seating)
+
+def _comes_before(one: Configuration, other: Configuration, value: float, goal: Goal) -> bool:
+    """Of two with the same value: fewer ranks, less accumulation, earlier groups."""
+    if value > other.value(goal):
+        return False
+
+    def key(it: Configuration) -> tuple[Any, ...]:
+        return (it.size, it.accumulation, tuple(-count for count in it.counts), it.seating)
+
+    return key(one) < key(other)
