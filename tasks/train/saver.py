@@ -57,6 +57,7 @@ class Saver:
     """A rank's writer of checkpoints. All ranks call `save` after the same steps."""
 
     def __init__(self, rank: Rank, channel: RankChannel, order: Order, rows: list[metrics.Rows]) -> None:
+        """`rows` are written with each checkpoint."""
         self._rank, self._channel, self._rows = rank, channel, rows
         self._first, self._policy, self._token = rank.rank == 0, rank.spec.checkpoint, order.lease_token
         self._end_patience_s = order.request.store_patience_s
