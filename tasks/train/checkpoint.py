@@ -89,6 +89,7 @@ def save(
 
 def write_state(fence: Fence, state: State, policy: CheckpointPolicy) -> None:
     """Make a checkpoint of files that are all in the store. Raises RunHeld where it is another's to make."""
+    fence.require()  # so that a stale launch does not even leave a state behind
     data = state.encoded()
     fence.put(f"{folder_name(state.step)}/{STATE}", data)
     fence.commit(Entry(state.step, sha256(data), state.best), policy)
