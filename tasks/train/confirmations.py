@@ -16,8 +16,12 @@ class Confirmations:
         self._awaited: int | None = None
 
     def note(self, rank: int, message: dict[str, Any]) -> None:
-        """A rank's part of the checkpoint of `step` is `where`: stored, spilled (on the rank's own disk), or failed."""
-        self._parts.setdefault(int(message["step"]), {})[rank] = message
+        """A rank's part of the checkpoint of `step` is `where`: stored, spilled (on the rank's own disk), or failed.
+
+        What is spilled comes into the store later, and then only `where` is said.
+        """
+        of_step = self._parts.setdefault(int(message["step"]), {})
+        of_step[rank] = {"files": {}, **of_step.get(rank, {}), **message}
 
     def ask(self, step: int) -> None:
         """Rank 0 waits until every rank has said something of a step."""
