@@ -111,7 +111,17 @@ def _timed_out(job: Job, turn: Turn) -> RunHeld:
     )  # fmt: skip
 
 
-def on_devices(run: Run, work: Callable[[threading.Event, Callable[[], bool]], Done], what: str) -> Done:
+class Mine:
+    """A question: whether the devices and the run still are this holder's. `token` is the lease's, which fences what is written."""
+
+    def __init__(self, devices: Heartbeat, hold: Heartbeat, token: int) -> None:
+        self._devices, self._hold, self.token = devices, hold, token
+
+    def __call__(self) -> bool:
+        return self._devices.mine() and self._hold.mine()
+
+
+def on_devices(run: Run, work: Callable[[threading.Event, Mine], Done], what: str) -> Done:
     """Work on the devices of the run's plan: with an event that ends it, and a question whether they are still the run's.
 
     A run of a higher priority may ask for them: the work is ended, the devices are given back, and this waits for its turn to
@@ -127,8 +137,9 @@ def on_devices(run: Run, work: Callable[[threading.Event, Callable[[], bool]], D
             Heartbeat(ledger(), run.uri, [run.hold], TTL_S, holder=me.name) as hold,
         ):
             try:
-                done = work(Either(stop, beat.revoked), lambda: beat.mine() and hold.mine())
-                if not (beat.mine() and hold.mine()):
+                mine = Mine(beat, hold, token)
+                done = work(Either(stop, beat.revoked), mine)
+                if not mine():
                     raise RunHeld(f"the lease on the devices was lost while {what}")
                 return done
             except Interrupted as error:

@@ -269,7 +269,9 @@ def train(run: Run, replay: str | None = None) -> Reference:
         if replay is not None:
             request = request.model_copy(update={"replay_events": Run(replay).read(Result).split_events})
         result = on_devices(
-            run, lambda halt, still_mine: run_training(request, stop=halt, still_mine=still_mine), "training ended"
+            run,
+            lambda halt, mine: run_training(request, stop=halt, still_mine=mine, token=mine.token),
+            "training ended",
         )
         run.write(result)
     return {
