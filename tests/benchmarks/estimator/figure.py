@@ -34,8 +34,7 @@ class Panel:
 
 
 def draw(panels: Sequence[Panel], unit: str = "ms", per_second: float = 1e3) -> str:
-    """The SVG. All panels share the axes, which hold every measurement and prediction; a prediction's interval may end at a
-    frame."""
+    """The SVG; all panels share the axes, which hold every measurement and prediction (not every interval)."""
     values = [
         value * per_second
         for panel in panels
@@ -66,8 +65,8 @@ def draw(panels: Sequence[Panel], unit: str = "ms", per_second: float = 1e3) -> 
             f'<text x="{x + 9:.1f}" y="{y + 4:.1f}">{html.escape(family)}</text>',
         ]
     parts.append(
-        f'<text x="{_LEFT}" y="{height - 10}" fill="#444">dashed: predicted = measured; grey band: within 25 %; bars: 90 % interval '
-        "of the prediction, 10th to 90th percentile of the measurement's rounds</text>"
+        f'<text x="{_LEFT}" y="{height - 10}" fill="#444">dashed: predicted = measured; grey band: within 25 %; '
+        "bars: 90 % interval of the prediction, 10th to 90th percentile of the measurement's rounds</text>"
     )
     return "\n".join([*parts, "</svg>"]) + "\n"
 
@@ -135,7 +134,8 @@ def _panel(
     if first:
         middle = _TOP + SIDE / 2
         parts.append(
-            f'<text x="14" y="{middle}" text-anchor="middle" transform="rotate(-90 14 {middle})">predicted step time, {unit}</text>'
+            f'<text x="14" y="{middle}" text-anchor="middle" transform="rotate(-90 14 {middle})">'
+            f"predicted step time, {unit}</text>"
         )
     for one in panel.points:
         x, y = across(one.measured * per_second), up(max(one.predicted * per_second, 1e-9))
