@@ -116,14 +116,12 @@ def _follow_layers(model: torch.nn.Module, recorder: Recorder) -> dict[str, Laye
 
         def leave(_: Any, __: Any, out: Any, layer: LayerSeen = layer) -> None:
             if recorder.recording is not None and recorder.forward:
-                running = recorder.recording.layers_running
-                while running and running.pop() is not layer:
-                    pass  # left by an exception that the model caught
+                recorder.recording.layers_running.pop()
                 shapes = [tuple(one.shape) for one in tree_leaves(out) if isinstance(one, torch.Tensor)]
-                layer.output_shape = shapes[0] if shapes else ()
+                layer.output_shape = shapes[0] if shapes else layer.output_shape
 
         module.register_forward_pre_hook(enter)
-        module.register_forward_hook(leave)
+        module.register_forward_hook(leave, always_call=True)  # also where it raised, and the model goes on
     return layers
 
 
@@ -238,6 +236,8 @@ def _features(model: torch.nn.Module, shapes: list[tuple[int, ...]]) -> dict[str
 
 def answer(request: dict[str, Any]) -> str:
     """The structure that a request asks for, as JSON; or `{"error": …}`. Runs the model's code, its memory limited."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")  # where memory runs out, no other process is to pay for it
     limit = request["memory_limit_bytes"]
     if limit:
         with contextlib.suppress(ValueError):
@@ -252,9 +252,7 @@ def answer(request: dict[str, Any]) -> str:
     except TrainwrightError as error:
         return json.dumps({"error": error.document()})
     except MemoryError:
-        return json.dumps(
-            {"error": {"kind": "bad_input", "message": "model: tracing it takes more memory than allowed"}}
-        )
+        return json.dumps({"error": BadInput("model: tracing it ended in a MemoryError").document()})
 
 
 def main() -> int:
