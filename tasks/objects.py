@@ -6,12 +6,14 @@ Uses what every S3 server promises: put, get, list, delete, conditional create. 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import io
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ from trainwright.tasks.settings import Settings, settings
 _ENDPOINT = re.compile(
     r"https?://([A-Za-z0-9._-]+|\[[0-9a-fA-F:]+\])(:([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5]))?/?"
 )
+LOCK_TIMEOUT_S = 10.0
 _KEY = re.compile(r"^(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+)*$")
 
 
@@ -113,16 +116,14 @@ class FolderStore:
         if version is None:
             return self.create(key, data)
         part = self._part(key, data)
-        folder = os.open(part.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX)  # among those that swap; ends with the descriptor
-            if self.get_versioned(key)[1] != version:
-                return False
-            part.replace(self._path(key))
+            with _locked(part.parent):  # among those that swap
+                if self.get_versioned(key)[1] != version:
+                    return False
+                part.replace(self._path(key))
         except FileNotFoundError:
             return False
         finally:
-            os.close(folder)
             part.unlink(missing_ok=True)
         return True
 
@@ -165,6 +166,28 @@ class FolderStore:
         base = self.root / checked_key(prefix.rstrip("/")) if prefix else self.root
         if base.is_dir():
             yield from sorted(path.name for path in base.iterdir() if path.is_dir())
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The folder to oneself. Raises ServiceUnreachable where another keeps it (it may be stopped) for LOCK_TIMEOUT_S."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        until = time.monotonic() + LOCK_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise ServiceUnreachable(
+                        f"store {folder.as_uri()}: another process has locked this folder for {LOCK_TIMEOUT_S:g} s",
+                        service="store", address=folder.as_uri(),
+                    ) from None  # fmt: skip
+                time.sleep(0.01)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 class S3Store:

@@ -251,7 +251,7 @@ class Ranks:
 
 
 def from_rank(rank: int, device: str, document: Message, log: Path) -> TrainwrightError:
-    """What a rank said, as an error that names it. Bad input reads the same from every rank, and keeps its own words."""
+    """What a rank said, as an error that names it. Bad input, and a lost lease, read the same from every rank."""
     error = from_document(document)
     if error.exit_code != TrainingFailed.exit_code or isinstance(error, RunHeld):
         return error

@@ -169,7 +169,9 @@ def test_a_full_store_is_spilled_to_the_machine_and_caught_up_when_there_is_room
 ) -> None:
     small = tmp_path / "case/run"
     small.mkdir(parents=True)
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(small)], check=False).returncode == 0
+    mounted = (
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(small)], check=False).returncode == 0
+    )
     if not mounted:
         pytest.skip("mounting a small file system needs root")
     try:
@@ -204,7 +206,13 @@ def test_where_no_disk_takes_a_checkpoint_training_goes_on_with_the_last_good_on
     tmp_path: Path, events: list[dict[str, Any]]
 ) -> None:
     asked = with_large_model(
-        request(tmp_path, [40, 20], devices=SLOW, epochs=6, checkpoint={"every_steps": 12, "keep_best": False, "keep_last": 9})
+        request(
+            tmp_path,
+            [40, 20],
+            devices=SLOW,
+            epochs=6,
+            checkpoint={"every_steps": 12, "keep_best": False, "keep_last": 9},
+        )
     )
     progress.listen(at_step(30, lambda: limit_files(20_000_000)))
     progress.listen(at_step(100, lambda: limit_files(resource.RLIM_INFINITY)))
@@ -235,7 +243,9 @@ def test_a_large_checkpoint_is_in_shards_and_is_gone_on_from_by_fewer_ranks(tmp_
     settings: dict[str, Any] = {"epochs": 4, "checkpoint": {"every_steps": 5}}
     last = None
     for sizes in ([30, 20, 10], [35, 25], [60]):
-        asked = with_large_model(request(tmp_path, sizes, devices=[{"type": "emulated", "speed": 1.0}] * len(sizes), **settings))
+        asked = with_large_model(
+            request(tmp_path, sizes, devices=[{"type": "emulated", "speed": 1.0}] * len(sizes), **settings)
+        )
         halt = threading.Event()
         listener = at_step((last or 0) + 20, halt.set)
         progress.listen(listener)
