@@ -135,7 +135,9 @@ def fetch(store: ObjectStore, state: State, name: str, into: Path) -> list[Path]
     for file in files:
         key = f"{folder}/{file}"
         if sizes.get(key, 0) != state.size_bytes.get(file, sizes.get(key, 0)):  # before it is read into memory
-            raise CorruptArtefact(f"{store.uri}/{key}: has {sizes.get(key, 0)} bytes; {state.size_bytes[file]} were written")
+            raise CorruptArtefact(
+                f"{store.uri}/{key}: has {sizes.get(key, 0)} bytes; {state.size_bytes[file]} were written"
+            )
         data = get_verified(store, key, state.sha256[file])
         into.mkdir(parents=True, exist_ok=True)
         paths.append(into / file)

@@ -46,7 +46,9 @@ def train(
     if still_mine is not None and not still_mine():
         raise RunHeld("the lease on the devices was lost before training began; nothing was changed")
     if request.resume and (saved := recover(store, work, request.job.train.checkpoint)):
-        progress.emit("notice", message=f"checkpoints kept on this machine while the store was away arrived: steps {saved}")
+        progress.emit(
+            "notice", message=f"checkpoints kept on this machine while the store was away arrived: steps {saved}"
+        )
     right = fence.claim(store, token)
     state = checkpoint.fetch_latest(store, folder) if request.resume else None
     if state is None:

@@ -21,10 +21,16 @@ from trainwright.tasks.errors import CorruptArtefact, ServiceUnreachable, Traini
 from trainwright.tasks.objects import sha256
 from trainwright.tasks.train import metrics
 from trainwright.tasks.train.checkpoint import (
-    MODEL, OPTIMIZER, SHARDED_ABOVE_BYTES, State, file_name, folder_name, parsed, write_state,
-)  # fmt: skip
+    MODEL,
+    OPTIMIZER,
+    SHARDED_ABOVE_BYTES,
+    State,
+    file_name,
+    parsed,
+    write_state,
+)
 from trainwright.tasks.train.confirmations import FAILED, SPILLED, STORED
-from trainwright.tasks.train.fence import STATE, Entry, Fence, retained
+from trainwright.tasks.train.fence import STATE, Entry, Fence, folder_name, retained
 from trainwright.tasks.train.spill import Spill, Spilled
 from trainwright.tasks.train.tensors import HostCopy, Tensors, encode, optimizer_tensors, own_part, size_bytes
 
@@ -146,10 +152,14 @@ class Saver:
                     break
                 if now - told > TELL_EVERY_S:
                     told = now
-                    self._notice(f"waits for the store ({now - began:.0f} s of {patience_s:.0f} s): {self._away or 'it is slow'}")
+                    self._notice(
+                        f"waits for the store ({now - began:.0f} s of {patience_s:.0f} s): {self._away or 'it is slow'}"
+                    )
                 self._wait(0.2)
             self._wait(0.0)
-        left = f"{self._away}; the last checkpoints are kept in {self._spill.folder.parent}: start again on this machine"
+        left = (
+            f"{self._away}; the last checkpoints are kept in {self._spill.folder.parent}: start again on this machine"
+        )
         if self._spill.waiting and stopped:
             self._notice(left)
         elif self._spill.waiting:

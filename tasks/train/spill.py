@@ -90,7 +90,9 @@ def recover(store: ObjectStore, work: Path, policy: CheckpointPolicy) -> list[in
         write_state(fence, state, policy)
         saved.append(state.step)
     if len(wanted) < len(states):
-        _log.warning("%d checkpoints kept on this machine are passed over: the run went on elsewhere", len(states) - len(wanted))
+        _log.warning(
+            "%d checkpoints kept on this machine are passed over: the run went on elsewhere", len(states) - len(wanted)
+        )
     shutil.rmtree(work / "spill", ignore_errors=True)
     return saved
 

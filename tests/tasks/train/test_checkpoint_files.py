@@ -32,14 +32,14 @@ MADE = st.dictionaries(
 
 def make(shapes: dict[str, tuple[torch.dtype, list[int]]]) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(len(shapes))
-    return {
-        name: torch.randint(0, 2, shape, generator=generator).to(dtype) for name, (dtype, shape) in shapes.items()
-    }
+    return {name: torch.randint(0, 2, shape, generator=generator).to(dtype) for name, (dtype, shape) in shapes.items()}
 
 
 def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype and one[name].shape == other[name].shape and torch.equal(one[name], other[name])
+        one[name].dtype == other[name].dtype
+        and one[name].shape == other[name].shape
+        and torch.equal(one[name], other[name])
         for name in one
     )
 
@@ -124,12 +124,13 @@ def test_a_copy_keeps_what_was_there_and_gives_tied_weights_memory_of_their_own(
 
 
 def test_a_type_that_safetensors_cannot_hold_is_named() -> None:
-    with pytest.raises(TrainingFailed, match="w is of torch.complex128"):
+    with pytest.raises(TrainingFailed, match=r"w is of torch\.complex128"):
         tensors.encode({"w": torch.ones(1, dtype=torch.complex128)})
 
 
 @pytest.mark.parametrize(
-    "state", [{"exp_avg.1": torch.ones(2)}, {"exp_avg.0": torch.ones(3)}, {"exp_avg.x": torch.ones(2)}, {"0": torch.ones(2)}]
+    "state",
+    [{"exp_avg.1": torch.ones(2)}, {"exp_avg.0": torch.ones(3)}, {"exp_avg.x": torch.ones(2)}, {"0": torch.ones(2)}],
 )
 def test_an_optimizer_state_of_other_parameters_is_refused(state: dict[str, torch.Tensor]) -> None:
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
@@ -137,7 +138,9 @@ def test_an_optimizer_state_of_other_parameters_is_refused(state: dict[str, torc
         tensors.load_optimizer(optimizer, state)
 
 
-@pytest.mark.parametrize("name", ["../../../etc/passwd", "model.pkl", "model-1-of-2.safetensors", "a/model.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["../../../etc/passwd", "model.pkl", "model-1-of-2.safetensors", "a/model.safetensors"]
+)
 def test_a_state_that_names_a_strange_file_is_passed_over(tmp_path: Path, name: str) -> None:
     store = FolderStore(tmp_path / "run")
     right = fence.claim(store, None)
