@@ -112,7 +112,7 @@ def _timed_out(job: Job, turn: Turn) -> RunHeld:
 
 
 class Mine:
-    """A question: whether the devices and the run still are this holder's. `token` is the lease's, which fences what is written."""
+    """A question: whether the devices and the run still are this holder's. `token` is the lease's, and fences what it writes."""
 
     def __init__(self, devices: Heartbeat, hold: Heartbeat, token: int) -> None:
         self._devices, self._hold, self.token = devices, hold, token
