@@ -144,7 +144,6 @@ class Saver:
         """Until everything is in the store; when that is away, as long as is sensible."""
         stopped, began, told = self._rank.stop_asked, time.monotonic(), time.monotonic()
         patience_s = STOPPED_PATIENCE_S if stopped else self._end_patience_s
-        self._channel.send("saving")
         with self._changed:
             while self._waiting or self._writing or self._spill.waiting:
                 now = time.monotonic()
