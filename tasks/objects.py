@@ -344,7 +344,8 @@ def open_store(uri: str, config: Settings | None = None, *, patience_s: float | 
     """The store at `s3://bucket/prefix` or `file:///folder`. Connects at the first use, not here.
 
     `patience_s` is for who has something better to do than wait: after so long without an answer, and without another try, the
-    store counts as out of reach. Raises BadInput for another URI, ServiceUnreachable where the embedded S3 server was never started.
+    store counts as out of reach. Raises BadInput for another URI, ServiceUnreachable where the embedded S3 server was never
+    started.
     """
     config = config or settings()
     split = urlsplit(uri)

@@ -173,6 +173,8 @@ class Training:
     def _checkpoint(self, *, last: bool) -> None:
         """Training goes on while it is written, but for the last."""
         rank, state = self.rank, self.state
+        if last:
+            self.channel.send("saving")  # who asked for a stop gives this its time
         rank.take_state_from_first()
         state.split = list(rank.split)
         state.duration_s = self.earlier_s + time.time() - self.started_at_s

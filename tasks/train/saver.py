@@ -26,12 +26,11 @@ from trainwright.tasks.train.checkpoint import (
     SHARDED_ABOVE_BYTES,
     State,
     file_name,
-    folder_name,
     parsed,
     write_state,
-)  # fmt: skip
+)
 from trainwright.tasks.train.confirmations import FAILED, SPILLED, STORED
-from trainwright.tasks.train.fence import STATE, Entry, Fence, retained
+from trainwright.tasks.train.fence import STATE, Entry, Fence, folder_name, retained
 from trainwright.tasks.train.spill import Spill, Spilled
 from trainwright.tasks.train.tensors import HostCopy, Tensors, encode, optimizer_tensors, own_part, size_bytes
 
@@ -145,7 +144,6 @@ class Saver:
         """Until everything is in the store; when that is away, as long as is sensible."""
         stopped, began, told = self._rank.stop_asked, time.monotonic(), time.monotonic()
         patience_s = STOPPED_PATIENCE_S if stopped else self._end_patience_s
-        self._channel.send("saving")
         with self._changed:
             while self._waiting or self._writing or self._spill.waiting:
                 now = time.monotonic()

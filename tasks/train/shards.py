@@ -40,7 +40,7 @@ def merged(files: list[bytes]) -> bytes:
     if len(files) == 1:
         return files[0]
     try:
-        parts = [part for file in files for part in deserialize(file)]
+        parts = [part for file in files for part in deserialize(file)]  # type: ignore[no-untyped-call]  # it has no types
     except SafetensorError as error:
         raise ValueError(str(error)) from error
     return assemble((name, one["dtype"], list(one["shape"]), one["data"]) for name, one in parts)

@@ -124,7 +124,7 @@ def test_a_copy_keeps_what_was_there_and_gives_tied_weights_memory_of_their_own(
 
 
 def test_a_type_that_safetensors_cannot_hold_is_named() -> None:
-    with pytest.raises(TrainingFailed, match="w is of torch.complex128"):
+    with pytest.raises(TrainingFailed, match=r"w is of torch\.complex128"):
         tensors.encode({"w": torch.ones(1, dtype=torch.complex128)})
 
 
