@@ -118,7 +118,8 @@ class TrainSpec(Document):
     batch_bounds: tuple[int, int] = Field(default=(64, 1024), description="least and greatest global batch for auto")
     noise_scale: float | None = Field(
         default=None,
-        gt=0,
+        ge=1e-3,
+        le=1e12,
         description="gradient noise scale in samples, where known: what a large global batch costs in learning",
     )
     optimizer: Optimizer = Optimizer()
@@ -171,6 +172,11 @@ class DeviceFilter(Document):
 
     @model_validator(mode="after")
     def _ordered(self) -> DeviceFilter:
+        for field in ("types", "hosts", "ids", "exclude"):
+            names = getattr(self, field)
+            twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+            if twice is not None:
+                raise ValueError(f"{field} with each name once, not {twice!r} twice")
         if self.max_count is not None and self.max_count < self.min_count:
             raise ValueError(f"max_count of at least min_count ({self.min_count}), not {self.max_count}")
         return self

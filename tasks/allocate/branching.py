@@ -69,14 +69,16 @@ class Branching:
         """By how much of a step each interval loosens the bound. Counts matter to the time only through the level they reach."""
         first, last = node.levels
         times, floor = self._space.levels[node.accumulation], node.floor
-        collective = floor.at(max(1, node.ranks[0]), node.low, *node.kinds).median
-        step = float(times[first]) + collective
-        top = min(node.ranks[1], len(floor.median) - 1)
+        sums = floor.at(max(1, node.ranks[0]), node.low, *node.kinds)
+        top = min(node.ranks[1], self._space.most)
+        step, fewest, most = (
+            float(one.step_s(float(times[first]), node.accumulation)) for one in (sums, floor.of(node.ranks[0]), floor.of(top))
+        )
         by_count = 0.0 if self._bounds.goal in ("time", "upper_time") else 1.0 / max(1.0, float(plan.sum()))
         loose = {
             "kinds": _LEVEL * by_count,
             "levels": (float(times[last]) - float(times[first])) / step,
-            "ranks": (min(float(floor.median[top]), 1e300) - float(floor.median[node.ranks[0]])) / step,
+            "ranks": (min(most, 1e300) - fewest) / step,
             "width": floor.spread_s / step,
         }
         can_be_cut = {

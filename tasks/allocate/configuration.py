@@ -149,7 +149,7 @@ class Space:
         return [
             Configuration(
                 self.layout, tuple(counts), seating, shares, self.batch, accumulation,
-                self.model.cost(shares, self.layout.collective_s(seating.ranks), self.batch, accumulation),
+                self.model.cost(shares, self.layout.collectives(seating.ranks), self.batch, accumulation),
             )
             for seating in self.layout.choices(counts, self._most_on_machines(counts, largest, accumulation))
         ]  # fmt: skip

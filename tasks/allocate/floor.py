@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainwright.tasks.allocate.cost import Triple
+from trainwright.tasks.allocate.cost import Collectives, Triple
 from trainwright.tasks.allocate.layout import Layout, Ranks
 
 _CLOSE = 1e-9
 
 
 class CollectiveFloor:
-    """Lower bounds for so many ranks or more: `median[n]` and `high[n]` never fall with n.
+    """Lower bounds for so many ranks or more, which never fall with their number.
 
     `width` is an interval of the most ranks on a machine other than this; (0, 0): there are none. `room` is how many ranks of a
     group that leaves room for, and `holds` how many a site holds.
@@ -31,17 +31,20 @@ class CollectiveFloor:
         there = self._seats_of(np.where(self._local, 0, self._size))
         here = next((site.size for site in sites if site.local), 0)
         ranks = np.arange(most + 1)
-        self.median, self.high = np.full(most + 1, np.inf), np.full(most + 1, np.inf)
+        # Rows: the whole at the median, what comes after the backward pass, the whole at the high end.
+        least = np.full((3, most + 1), np.inf)
         for low_here, high_here in [(0, 0), *ranges(here)]:
             used = np.searchsorted(there, np.maximum(0, ranks - high_here), "left")
             possible = used < len(there)
             machines = np.maximum(np.minimum(used, len(there) - 1), 1 if width[1] else 0) + (1 if high_here else 0)
-            median, high = self._within(low_here, width[0])
-            between = np.array([self._between(one)[::2] for one in range(int(machines.max()) + 1)])[machines]
-            self.median = np.where(possible, np.minimum(self.median, median + between[:, 0]), self.median)
-            self.high = np.where(possible, np.minimum(self.high, high + between[:, 1]), self.high)
-        self.median = np.minimum.accumulate(self.median[::-1])[::-1]
-        self.high = np.minimum.accumulate(self.high[::-1])[::-1]
+            between = np.array([self._ends(max(1, one), 0, 0) for one in range(int(machines.max()) + 1)])[machines].T
+            found = self._within(low_here, width[0])[:, None] + between
+            least = np.where(possible, np.minimum(least, found), least)
+        self._least = np.minimum.accumulate(least[:, ::-1], axis=1)[:, ::-1]
+
+    def of(self, ranks: int) -> Collectives:
+        """The least for so many ranks or more."""
+        return _of(self._least[:, ranks])
 
     def _seats_of(self, on_each: Any) -> Any:
         """Seats on the 0, 1, 2, … machines that have most, where each machine of a site has so many."""
@@ -86,9 +89,9 @@ class CollectiveFloor:
     @property
     def spread_s(self) -> float:
         """How much longer collectives on the widest machines of the interval take than on the narrowest."""
-        return self._within(0, self.width[1])[0] - self._within(0, self.width[0])[0]
+        return float(self._within(0, self.width[1])[0] - self._within(0, self.width[0])[0])
 
-    def at(self, ranks: int, counts: Any, least: Any, most: Any, machines: int = 1) -> Triple:
+    def at(self, ranks: int, counts: Any, least: Any, most: Any, machines: int = 1) -> Collectives:
         """The least for so many ranks or more, on so many machines or more, with these counts of groups, and of kinds, at least.
 
         `most` is what kinds have at most. Infinite where they do not fit.
@@ -102,26 +105,28 @@ class CollectiveFloor:
         for count, mask in [(ranks, most > 0), (least.sum(), least > 0), *masks]:
             needed = self._needed(count, mask)
             if needed is None:
-                return Triple(np.inf, np.inf, np.inf)
+                return _of([np.inf] * 3)
             machines = max(machines, needed)
         here = int(used[self._local].sum())
         width = max(self.width[0], int(np.ceil(used / self.machines)[~self._local].max(initial=0)))
-        median, high = self._within(here, width)
-        between = self._between(machines)
-        median = max(float(self.median[ranks]), median + between.median)
-        return Triple(median, median, max(float(self.high[ranks]), high + between.high))
+        found = self._within(here, width) + self._ends(max(1, machines), 0, 0)
+        return _of(np.maximum(self._least[:, ranks], found))
 
-    def _within(self, here: int, width: int) -> tuple[float, float]:
-        one, other = self._time(Ranks(1, 0, here)), self._time(Ranks(1, width, 0))
-        # Of two machines the one with the higher median counts, and its high end may be the lower.
-        high = min(one.high, other.high) if here > 1 and width > 1 else max(one.high, other.high)
-        return max(one.median, other.median), high
+    def _within(self, here: int, width: int) -> Any:
+        import numpy as np
 
-    def _between(self, machines: int) -> Triple:
-        return self._time(Ranks(max(1, machines), 0, 0))
+        return np.maximum(self._ends(1, 0, here), self._ends(1, width, 0))
 
-    def _time(self, ranks: Ranks) -> Triple:
-        return self.layout.collective_s(ranks)
+    def _ends(self, machines: int, widest: int, here: int) -> Any:
+        import numpy as np
+
+        found = self.layout.collectives(Ranks(machines, widest, here))
+        return np.array([found.whole.median, found.after.median, found.whole.high])
+
+
+def _of(ends: Any) -> Collectives:
+    median, after, high = (float(one) for one in ends)
+    return Collectives(Triple(median, median, high), Triple(after, after, after))
 
 
 def ranges(most: int) -> list[tuple[int, int]]:

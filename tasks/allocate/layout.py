@@ -9,12 +9,20 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from trainwright.estimator.communication import Link, all_reduce, on_cycle
-from trainwright.tasks.allocate.cost import CostModel, Kind, Triple
+from trainwright.estimator.communication import (
+    FIGURES_BYTES,
+    GRADIENT_BUCKET_BYTES,
+    Link,
+    all_reduce,
+    all_reduces,
+    on_cycle,
+)
+from trainwright.tasks.allocate.cost import Collectives, CostModel, Kind, Triple
 from trainwright.tasks.pool import Device
 
 # Between two ranks of one machine, as a prior where nobody has measured it.
@@ -178,19 +186,31 @@ class Layout:
         return found
 
     @functools.lru_cache(maxsize=100_000)  # noqa: B019 - a layout lives as long as one plan's search
-    def collective_s(self, ranks: Ranks) -> Triple:
-        """Ring all-reduces of the gradients: within each machine, of which the slowest counts, and then between machines."""
-        size, here, there = self.model.estimate.gradient_bytes, Triple(0.0, 0.0, 0.0), Triple(0.0, 0.0, 0.0)
-        if ranks.here > 1 and self.model.estimate.local_link is not None:
-            found = on_cycle(all_reduce(self.model.estimate.local_link, size, ranks.here), self.model.estimate.cycle_s)
+    def collectives(self, ranks: Ranks) -> Collectives:
+        """Ring all-reduces: of the gradients, bucket by bucket, and of the step's figures.
+
+        Within each machine, of which the slowest counts, and then between machines.
+        """
+        size = self.model.estimate.gradient_bytes
+        buckets = max(1, math.ceil(size / GRADIENT_BUCKET_BYTES))
+        last = size - (buckets - 1) * GRADIENT_BUCKET_BYTES
+        return Collectives(
+            self._sums(size + FIGURES_BYTES, buckets + 1, ranks), self._sums(last + FIGURES_BYTES, 2, ranks)
+        )
+
+    def _sums(self, size: float, pieces: int, ranks: Ranks) -> Triple:
+        estimate, none = self.model.estimate, Triple(0.0, 0.0, 0.0)
+        here, there = none, none
+        if ranks.here > 1 and estimate.local_link is not None:
+            agreed = all_reduce(estimate.local_link, FIGURES_BYTES, ranks.here)
+            found = on_cycle(all_reduces(estimate.local_link, size, pieces, ranks.here), estimate.cycle_s, agreed)
             here = Triple(found.median, found.low, found.high)
         elif ranks.here > 1:
-            here = _unmeasured(all_reduce(_LOOPBACK, size, ranks.here).median)
+            here = _unmeasured(all_reduces(_LOOPBACK, size, pieces, ranks.here).median)
         if ranks.widest > 1:
-            there = _unmeasured(all_reduce(_LOOPBACK, size, ranks.widest).median)
-        between = _unmeasured(all_reduce(self._link, size, ranks.machines).median)
-        within = max(here, there, key=lambda one: one.median)
-        return Triple(*(one + other for one, other in zip(within, between, strict=True)))
+            there = _unmeasured(all_reduces(_LOOPBACK, size, pieces, ranks.widest).median)
+        between = _unmeasured(all_reduces(self._link, size, pieces, ranks.machines).median)
+        return Triple(*(max(one, other) + more for one, other, more in zip(here, there, between, strict=True)))
 
     def seats(self, counts: Sequence[int], seating: Seating) -> list[Device]:
         """The devices of a choice, in the order of the pool."""

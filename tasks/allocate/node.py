@@ -119,13 +119,13 @@ class Bounds:
         if fewest_machines is None:
             return None
         machines, packed = fewest_machines
-        collective = node.floor.at(max(1, least), node.low, *node.kinds, machines)
-        if math.isinf(collective.median):
+        sums = node.floor.at(max(1, least), node.low, *node.kinds, machines)
+        if math.isinf(sums.whole.median):
             return None  # no machines for so many
         slowest = np.maximum(level, busy)
-        median = self._steps * (slowest + collective.median) + START_S.median
+        median = self._steps * sums.step_s(slowest, node.accumulation) + START_S.median
         slowest_high = np.maximum(busy * self._high_factor, level * float(self._high_factor.min()))
-        late = self._upper(median, self._steps * (slowest_high + collective.high) + START_S.high)
+        late = self._upper(median, self._steps * (slowest_high + sums.whole.high) + START_S.high)
         deadline = np.minimum(self._window, self.limits.deadline_s)
         if self.goal == "upper_time":
             deadline = np.minimum(deadline, ceiling)
@@ -144,10 +144,10 @@ class Bounds:
                 return None
             fewest = math.ceil(found[0] - 1e-6)
             if fewest > least:
-                collective = node.floor.at(fewest, node.low, low, high, machines)
-        seconds = self._steps * (least_step + collective.median) + START_S.median
+                sums = node.floor.at(fewest, node.low, low, high, machines)
+        seconds = self._steps * float(sums.step_s(least_step, node.accumulation)) + START_S.median
         factor = float(self._high_factor[used].min())
-        seconds_high = self._steps * (least_step * factor + collective.high) + START_S.high
+        seconds_high = self._steps * (least_step * factor + sums.whole.high) + START_S.high
         upper_s = float(self._upper(np.array(seconds), np.array(seconds_high)))
         until = min(self.limits.deadline_s, float(self._window[sure].min()) if sure.any() else math.inf)
         if upper_s > until * (1 + EXACT):
@@ -169,7 +169,7 @@ class Bounds:
             spread = min(
                 factor,
                 START_S.high / START_S.median,
-                collective.high / collective.median if collective.median > 0 else math.inf,
+                sums.whole.high / sums.whole.median if sums.whole.median > 0 else math.inf,
             )
             upper_cost = priced[0] * max(1.0, spread) ** self._z
             if upper_cost > self.limits.budget * (1 + EXACT):
@@ -202,8 +202,8 @@ class Bounds:
         size = int(counts.sum())
         if not max(1, node.ranks[0]) <= size <= node.ranks[1]:
             return None
-        collective = node.floor.at(size, node.low, counts, counts)
-        if math.isinf(collective.median):
+        sums = node.floor.at(size, node.low, counts, counts)
+        if math.isinf(sums.whole.median):
             return None
         kinds = [kind for kind, count in zip(self._kinds, counts, strict=True) if count]
         tables = [self.space.tables[node.accumulation][kind.index] for kind in kinds]
@@ -214,7 +214,7 @@ class Bounds:
         if split is None:
             return None
         shares = [Share(kind, batch, count) for kind, one in zip(kinds, split, strict=True) for batch, count in one]
-        cost = self.space.model.cost(shares, collective, self.space.batch, node.accumulation)
+        cost = self.space.model.cost(shares, sums, self.space.batch, node.accumulation)
         until = min(self.limits.deadline_s, *(kind.available_s for kind in kinds))
         upper_s = float(self._upper(cost.duration_s.median, cost.duration_s.high))
         upper_cost = math.inf

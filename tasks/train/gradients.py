@@ -15,10 +15,9 @@ from typing import Any
 
 import torch  # noqa: TID253 - only ranks import this
 
+from trainwright.estimator.communication import GRADIENT_BUCKET_BYTES
 from trainwright.tasks.errors import TrainingFailed
 from trainwright.tasks.train.collective import Collective
-
-BUCKET_BYTES = 4 << 20
 
 
 @dataclass
@@ -117,7 +116,7 @@ def _buckets(parameters: list[torch.nn.Parameter]) -> list[_Bucket]:
     size = 0
     for number, parameter in enumerate(parameters):
         count = parameter.numel() * parameter.element_size()
-        if not groups or size + count > BUCKET_BYTES or parameters[groups[-1][0]].dtype != parameter.dtype:
+        if not groups or size + count > GRADIENT_BUCKET_BYTES or parameters[groups[-1][0]].dtype != parameter.dtype:
             groups.append([])
             size = 0
         groups[-1].append(number)
