@@ -19,13 +19,12 @@ from trainwright.estimator.calibration import (
     Calibration,
     ErrorSummary,
     StepCorrection,
-    by_family,
     deviation_of,
-    in_step,
 )
 from trainwright.estimator.errors import BusyMachine
 from trainwright.estimator.op_cost import FamilyCost, OpSample, fit_families, times
 from trainwright.estimator.speed import Speed
+from trainwright.estimator.work import by_family, in_step
 
 _INSIDE = 0.9  # the interval's share
 _FOLDS = 8

@@ -113,12 +113,3 @@ class Recorder(TorchDispatchMode):
             yield self.recording
         finally:
             self.recording = None
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Record nothing inside: what is not part of the step."""
-        kept, self.recording = self.recording, None
-        try:
-            yield
-        finally:
-            self.recording = kept

@@ -116,14 +116,12 @@ def _follow_layers(model: torch.nn.Module, recorder: Recorder) -> dict[str, Laye
 
         def leave(_: Any, __: Any, out: Any, layer: LayerSeen = layer) -> None:
             if recorder.recording is not None and recorder.forward:
-                running = recorder.recording.layers_running
-                while running and running.pop() is not layer:
-                    pass  # left by an exception that the model caught
+                recorder.recording.layers_running.pop()
                 shapes = [tuple(one.shape) for one in tree_leaves(out) if isinstance(one, torch.Tensor)]
-                layer.output_shape = shapes[0] if shapes else ()
+                layer.output_shape = shapes[0] if shapes else layer.output_shape
 
         module.register_forward_pre_hook(enter)
-        module.register_forward_hook(leave)
+        module.register_forward_hook(leave, always_call=True)  # also where it raised, and the model goes on
     return layers
 
 
@@ -236,9 +234,10 @@ def _features(model: torch.nn.Module, shapes: list[tuple[int, ...]]) -> dict[str
     }
 
 
-def main() -> int:
-    """Read the request, write the structure, or the error as a document."""
-    request = json.loads(Path(sys.argv[1]).read_text())
+def answer(request: dict[str, Any]) -> str:
+    """The structure that a request asks for, as JSON; or `{"error": …}`. Runs the model's code, its memory limited."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")  # where memory runs out, no other process is to pay for it
     limit = request["memory_limit_bytes"]
     if limit:
         with contextlib.suppress(ValueError):
@@ -249,14 +248,17 @@ def main() -> int:
         what = StepSpec(
             definition, request["config"], spec, request["optimizer"], request["precision"], request["accumulation"]
         )
-        answer = trace(what, request["batch_size"]).model_dump_json()
+        return trace(what, request["batch_size"]).model_dump_json()
     except TrainwrightError as error:
-        answer = json.dumps({"error": error.document()})
+        return json.dumps({"error": error.document()})
     except MemoryError:
-        answer = json.dumps(
-            {"error": {"kind": "bad_input", "message": "model: tracing it takes more memory than allowed"}}
-        )
-    Path(sys.argv[2]).write_text(answer)
+        return json.dumps({"error": BadInput("model: tracing it ended in a MemoryError").document()})
+
+
+def main() -> int:
+    """Read the request, write the structure, or the error as a document."""
+    request = json.loads(Path(sys.argv[1]).read_text())
+    Path(sys.argv[2]).write_text(answer(request))
     return 0
 
 

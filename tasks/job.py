@@ -92,6 +92,15 @@ class CheckpointPolicy(Document):
     every_steps: int = Field(default=50, ge=1, description="steps between checkpoints")
     keep_last: int = Field(default=3, ge=1, description="how many of the newest stay")
     keep_best: bool = Field(default=True, description="keep the one with the best validation metric too")
+    keep_every: int | None = Field(
+        default=None, ge=1, description="steps between checkpoints that stay for good; a multiple of every_steps"
+    )
+
+    @model_validator(mode="after")
+    def _kept_ones_are_written(self) -> CheckpointPolicy:
+        if self.keep_every is not None and self.keep_every % self.every_steps:
+            raise ValueError(f"keep_every as a multiple of every_steps ({self.every_steps}), not {self.keep_every}")
+        return self
 
 
 class Target(Document):

@@ -9,6 +9,11 @@
 | TRAINWRIGHT_S3_REGION | us-east-1 | its region |
 | TRAINWRIGHT_LEDGER | sqlite under TRAINWRIGHT_HOME | SQLAlchemy URL of the table of leases |
 | TRAINWRIGHT_JOBS | the shipped dags/jobs | the folder of job files that become scheduled DAGs |
+| TRAINWRIGHT_POOLS | the shipped dags/pools | the folder of pool files that the service knows by name |
+| TRAINWRIGHT_SERVICE_TOKEN | a file, see `serve` | the service's token of those who may start runs |
+| TRAINWRIGHT_SERVICE_READ_TOKEN | a file | and of those who may not |
+| TRAINWRIGHT_EXTRACT_TIMEOUT_S | 120 | seconds that tracing a model may take |
+| TRAINWRIGHT_EXTRACT_MEMORY_GIB | 12 | and address space of its process, GiB |
 | TRAINWRIGHT_HOLDER, TRAINWRIGHT_HOLDER_PID | none | in whose name leases are taken, and the process they end with |
 | TRAINWRIGHT_PROGRESS | none | a file to which steps append progress, one JSON object a line |
 """
@@ -18,6 +23,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
+
+from trainwright.estimator.errors import BadInput
+
+EXTRACT_TIMEOUT_S = 120.0
+EXTRACT_MEMORY_GIB = 12.0  # torch alone maps some
+SERVICE_SECRETS: dict[Literal["read", "run"], str] = {
+    "run": "TRAINWRIGHT_SERVICE_TOKEN",
+    "read": "TRAINWRIGHT_SERVICE_READ_TOKEN",
+}
 
 
 @dataclass(frozen=True)
@@ -30,6 +45,7 @@ class Settings:
     s3_region: str
     ledger_url: str = field(repr=False)  # it may hold a password
     jobs: Path
+    pools: Path
     progress: Path | None
     holder: str | None
     holder_pid: int | None
@@ -38,6 +54,19 @@ class Settings:
         """Access and secret key from the environment; None where the embedded server's own are to be used."""
         access, secret = os.environ.get("TRAINWRIGHT_S3_ACCESS_KEY"), os.environ.get("TRAINWRIGHT_S3_SECRET_KEY")
         return (access, secret) if access and secret else None
+
+    def extract_limits(self) -> tuple[float, int]:
+        """Seconds and bytes of address space that tracing a model may take. Raises BadInput."""
+        timeout_s = _positive("TRAINWRIGHT_EXTRACT_TIMEOUT_S", EXTRACT_TIMEOUT_S, 86_400)
+        return timeout_s, int(2**30 * _positive("TRAINWRIGHT_EXTRACT_MEMORY_GIB", EXTRACT_MEMORY_GIB, 2**20))
+
+    def service_tokens(self) -> dict[Literal["read", "run"], str]:
+        """The service's tokens that the environment names, by role."""
+        found: dict[Literal["read", "run"], str] = {}
+        for role, name in SERVICE_SECRETS.items():
+            if token := os.environ.get(name):
+                found[role] = token
+        return found
 
 
 def settings() -> Settings:
@@ -52,7 +81,19 @@ def settings() -> Settings:
         s3_region=os.environ.get("TRAINWRIGHT_S3_REGION") or "us-east-1",
         ledger_url=os.environ.get("TRAINWRIGHT_LEDGER") or f"sqlite:///{home / 'ledger.sqlite'}",
         jobs=Path(os.environ.get("TRAINWRIGHT_JOBS") or Path(__file__).parents[1] / "dags" / "jobs"),
+        pools=Path(os.environ.get("TRAINWRIGHT_POOLS") or Path(__file__).parents[1] / "dags" / "pools"),
         progress=Path(progress) if progress else None,
         holder=os.environ.get("TRAINWRIGHT_HOLDER") or None,
         holder_pid=int(pid) if pid.isdigit() else None,
     )
+
+
+def _positive(name: str, default: float, most: float) -> float:
+    text = os.environ.get(name)
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= most:
+        raise BadInput(f"{name}: got {text!r}; allowed: a number above 0, at most {most:g}")
+    return value

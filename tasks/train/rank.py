@@ -21,11 +21,11 @@ from trainwright.tasks import data
 from trainwright.tasks.errors import BadInput, TrainingFailed, TrainwrightError
 from trainwright.tasks.train.batch_norm import join_batch_norms
 from trainwright.tasks.train.batches import own_part, shares
-from trainwright.tasks.train.checkpoint import optimizer_tensors
 from trainwright.tasks.train.collective import Collective, PeersLost, take_from_first
 from trainwright.tasks.train.gradients import GradientSum
 from trainwright.tasks.train.optimization import make_optimizer
 from trainwright.tasks.train.request import TrainRequest
+from trainwright.tasks.train.tensors import optimizer_tensors
 
 LEAST_VALIDATION_BATCH = 64
 _PRECISIONS = {"fp32": torch.float32, "fp64": torch.float64}
@@ -51,6 +51,7 @@ class Rank:
         self.request, self.collective, self.device = request, collective, device
         self.rank, self.size = collective.rank, collective.size
         self.spec = request.job.train
+        self.work = Path(request.work_folder)
         self.split = [planned.batch_size for planned in request.plan.devices]
         self.classifies = request.schema_.task.endswith("classification")
         self.stop_asked = False
