@@ -22,9 +22,9 @@ from trainwright.estimator.workspace import convolution_blocks, workspace_bytes
 
 _THRESHOLD = 2 * 2**20  # where loading torch leaves the mmap threshold, about
 _STEPS = 3
-_STARTS, _STARTS_BEYOND = 5, 2
+_STARTS, _STARTS_BEYOND = 5, 3
 _MOST_EVENTS = 60_000  # of a batch size; with more, fewer starts are drawn
-_FACTORS = (1 / 8, 1 / 2, 1, 2, 4, 8)
+_FACTORS = (1 / 8, 1 / 2, 1, 2, 8)
 
 _SIZES, _NUMBER = 24, 8  # a short list of sizes, or version counter; a list's end
 _STORAGE, _TENSOR, _META = 96, 176, 184
@@ -80,7 +80,7 @@ def resident_curves(low: Lives, high: Lives, size: int) -> tuple[Knots, Knots]:
     for at in sizes:
         lives = _at(low, high, at / size)
         events = len(lives.first) + (_STEPS - 1) * len(lives.later)
-        starts = max(1, min(_STARTS if at in (size, 2 * size) else _STARTS_BEYOND, _MOST_EVENTS // max(events, 1)))
+        starts = max(1, min(_STARTS if at == size else _STARTS_BEYOND, _MOST_EVENTS // max(events, 1)))
         seen = [resident_bytes(lives, start) for start in range(starts)]
         middles.append(float(statistics.median(seen)))
         tops.append(float(max(seen)))
@@ -190,12 +190,12 @@ def _same_places(lives: Lives) -> dict[int, int]:
     """Storages that a step makes and leaves, named as those of their size that it found and ended (gradients, the loss)."""
     sizes = {one.number: one.bytes for part in (lives.built, lives.first) for one in part if isinstance(one, Made)}
     made = {one.number: one.bytes for one in lives.later if isinstance(one, Made)}
-    ended = [one.number for one in lives.later if isinstance(one, Ended)]
+    ended = dict.fromkeys(one.number for one in lives.later if isinstance(one, Ended))
     found: dict[float, list[int]] = {}
     for number in ended:
         if number in sizes:
             found.setdefault(sizes[number], []).append(number)
-    left = [number for number in made if number not in set(ended)]
+    left = [number for number in made if number not in ended]
     return {number: found[made[number]].pop(0) for number in left if found.get(made[number])}
 
 
