@@ -78,7 +78,8 @@ class Structure(_Value):
     )
     peak_memory_bytes: Affine = Field(description="most bytes of tensors alive at once in a step, parameters included")
     resident_bytes: Knots | None = Field(
-        default=None, description="of the heap that holds the tensors, over the batch size: the middle of what a model of it says"
+        default=None,
+        description="of the heap that holds the tensors, over the batch size: the middle of what a model of it says",
     )
     most_resident_bytes: Knots | None = Field(default=None, description="the same, the most of it")
     layers: list[Layer]

@@ -28,9 +28,7 @@ def workspace_bytes(family: str, kind: str, dtype: str, dims: Mapping[str, float
     return 0.0
 
 
-def convolution_blocks(
-    family: str, dtype: str, dims: Mapping[str, float]
-) -> list[tuple[list[float], list[float]]]:
+def convolution_blocks(family: str, dtype: str, dims: Mapping[str, float]) -> list[tuple[list[float], list[float]]]:
     """Sizes of the blocks that oneDNN asks for, for each result: those that end before it is made, and those that end after.
 
     Empty for what is no plain convolution of oneDNN's.

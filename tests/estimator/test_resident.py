@@ -49,7 +49,13 @@ def _structure() -> Structure:
     def build() -> torch.nn.Module:
         return torch.nn.Sequential(torch.nn.Linear(4, 500), torch.nn.GELU(), torch.nn.Linear(500, 2))
 
-    spec = BatchSpec(inputs={"x": (4,)}, input_dtypes={"x": "float32"}, target_dtype="int64", classes=2, task="tabular-classification")
+    spec = BatchSpec(
+        inputs={"x": (4,)},
+        input_dtypes={"x": "float32"},
+        target_dtype="int64",
+        classes=2,
+        task="tabular-classification",
+    )
     definition = ModelDefinition(lambda **_: build(), None, None)
     return trace(StepSpec(definition, {}, spec, {"name": "adamw"}), 64)
 

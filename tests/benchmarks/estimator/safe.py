@@ -63,7 +63,7 @@ def measure(which: str, seed: int, number: int, most: float) -> Seen | None:
 
 
 def fit(seen: list[Seen], quantile: float) -> list[float]:
-    """Quantile regression of what remains after code on (placed, spread, heap), none negative; errors relative to what was measured."""
+    """Quantile regression of what remains after code on (placed, spread, heap), none negative; errors are relative."""
     from scipy.optimize import linprog
 
     terms = np.array([one.terms[1:] for one in seen]) / 2**20
@@ -82,7 +82,9 @@ def trade(seen: list[Seen]) -> str:
     for factor in (0.4, 0.6, 0.8, 1.0, 1.2, 1.4):
         bounds = [one.expected_bytes + factor * (one.safe_bytes - one.expected_bytes) for one in seen]
         headroom = np.array([bound / one.high_bytes - 1 for bound, one in zip(bounds, seen, strict=True)])
-        rows.append((f"{factor:.1f}", percent(float(np.mean(headroom < 0))), percent(float(np.median(headroom)), signed=True)))
+        rows.append(
+            (f"{factor:.1f}", percent(float(np.mean(headroom < 0))), percent(float(np.median(headroom)), signed=True))
+        )
     return table(rows)
 
 
