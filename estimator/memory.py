@@ -52,7 +52,7 @@ def safe_bytes(structure: Structure, batch_size: int) -> float:
 
 
 def resident_terms(structure: Structure, batch_size: int, expected: float) -> tuple[float, float, float, float]:
-    """Bytes of code; what the model of the heap adds to the expected; how far its starts differ; and what passes through the heap.
+    """Bytes of code; what the heap's model adds to the expected; how far its starts differ; what passes through the heap.
 
     `expected` is `Structure.peak_bytes` at that batch size.
     """

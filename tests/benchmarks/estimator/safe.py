@@ -2,8 +2,7 @@
 
 Each case trains in a process of its own (`resident.py`). Batch sizes are drawn so that live bytes reach from 10 MB to --most.
 `memory.py` ends with the same table of fewer cases. With --file each case is kept as it comes, and a later call goes on from
-there: what is under at which headroom is printed for all of them. With --fit the networks that calibration trains are measured, and the
-constants of `estimator.memory` are fitted to them.
+there. With --fit the networks that calibration trains are measured, and the constants of `estimator.memory` are fitted to them.
 """
 
 from __future__ import annotations
