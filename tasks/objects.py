@@ -33,11 +33,11 @@ _KEY = re.compile(r"^(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+(/(?!\.{1,2}(/|$))[A-Za-z
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """A key, the size of what lies there in bytes, and the mark of this version of it."""
+    """A key, the size of what lies there in bytes, and the server's mark of this version of it (None in a folder)."""
 
     key: str
     size: int
-    etag: str
+    etag: str | None = None
 
 
 class ObjectStore(Protocol):
@@ -51,8 +51,12 @@ class ObjectStore(Protocol):
         """Write only where nothing lies: True for the one writer that did."""
         ...
 
-    def swap(self, key: str, data: bytes, etag: str | None) -> bool:
-        """Write only where that version lies (None: nothing), as `list` tells it: whether it did."""
+    def get_versioned(self, key: str) -> tuple[bytes, str]:
+        """What lies there, and the mark of this version of it."""
+        ...
+
+    def swap(self, key: str, data: bytes, version: str | None) -> bool:
+        """Write only where that version still lies (None: nothing): True for the one writer that did."""
         ...
 
     def put_file(self, key: str, path: Path) -> None: ...
@@ -104,15 +108,21 @@ class FolderStore:
             part.unlink()
         return True
 
-    def swap(self, key: str, data: bytes, etag: str | None) -> bool:
-        if etag is None:
+    def get_versioned(self, key: str) -> tuple[bytes, str]:
+        data = self.get(key)
+        return data, sha256(data)
+
+    def swap(self, key: str, data: bytes, version: str | None) -> bool:
+        if version is None:
             return self.create(key, data)
-        path, part = self._path(key), self._part(key, data)
+        part = self._part(key, data)
         try:
-            with _locked(path.parent):  # for the moment of comparing and renaming
-                if _mark(path) != etag:
+            with _locked(part.parent):  # among those that swap
+                if self.get_versioned(key)[1] != version:
                     return False
-                part.replace(path)
+                part.replace(self._path(key))
+        except FileNotFoundError:
+            return False
         finally:
             part.unlink(missing_ok=True)
         return True
@@ -149,22 +159,13 @@ class FolderStore:
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         files = (path for path in self.root.rglob("*") if path.is_file() and not path.name.startswith(".part-"))
         for key, path in sorted((path.relative_to(self.root).as_posix(), path) for path in files):
-            if key.startswith(prefix) and (mark := _mark(path)) is not None:  # else it went meanwhile
-                yield ObjectInfo(key, int(mark.rpartition("-")[2]), mark)
+            if key.startswith(prefix):
+                yield ObjectInfo(key, path.stat().st_size)
 
     def folders(self, prefix: str = "") -> Iterator[str]:
         base = self.root / checked_key(prefix.rstrip("/")) if prefix else self.root
         if base.is_dir():
             yield from sorted(path.name for path in base.iterdir() if path.is_dir())
-
-
-def _mark(path: Path) -> str | None:
-    """The version of a file; None where there is none. Every write makes a file of its own, and so another inode or time."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return f"{found.st_ino}-{found.st_mtime_ns}-{found.st_size}"
 
 
 @contextlib.contextmanager
@@ -192,15 +193,24 @@ def _locked(folder: Path) -> Iterator[None]:
 class S3Store:
     """Objects of a bucket, below a prefix."""
 
-    def __init__(self, bucket: str, prefix: str, endpoint: str, access: str, secret: str, region: str) -> None:
+    def __init__(
+        self, bucket: str, prefix: str, endpoint: str, access: str, secret: str, region: str,
+        patience_s: float | None = None,
+    ) -> None:  # fmt: skip
         import urllib3
         from minio import Minio
 
         self.bucket, self.prefix, self.endpoint = bucket, f"{prefix}/" if prefix else "", endpoint
         self.uri = f"s3://{bucket}/{prefix}".rstrip("/")
+        if patience_s is None:
+            timeout, tries = urllib3.Timeout(connect=5, read=60), 3
+        else:  # sending, too, is held to what is called connect
+            timeout, tries = urllib3.Timeout(connect=patience_s, read=patience_s), 0
         pool = urllib3.PoolManager(
-            timeout=urllib3.Timeout(connect=5, read=60),
-            retries=urllib3.Retry(total=3, connect=2, backoff_factor=0.2, status_forcelist=[500, 502, 503, 504]),
+            timeout=timeout,
+            retries=urllib3.Retry(
+                total=tries, connect=min(tries, 2), backoff_factor=0.2, status_forcelist=[500, 502, 503, 504]
+            ),
         )
         split = urlsplit(endpoint)
         self.client = Minio(
@@ -210,10 +220,13 @@ class S3Store:
         self._bucket_known = False
 
     def get(self, key: str) -> bytes:
+        return self.get_versioned(key)[0]
+
+    def get_versioned(self, key: str) -> tuple[bytes, str]:
         with self._errors(key):
             response = self.client.get_object(self.bucket, self.prefix + checked_key(key))
             try:
-                return bytes(response.read())
+                return bytes(response.read()), str(response.headers.get("etag", ""))
             finally:
                 response.close()
                 response.release_conn()
@@ -224,23 +237,22 @@ class S3Store:
             self.client.put_object(self.bucket, self.prefix + checked_key(key), io.BytesIO(data), len(data))
 
     def create(self, key: str, data: bytes) -> bool:
-        return self._put_if(key, data, {"If-None-Match": "*"})
+        return self.swap(key, data, None)
 
-    def swap(self, key: str, data: bytes, etag: str | None) -> bool:
-        return self._put_if(key, data, {"If-None-Match": "*"} if etag is None else {"If-Match": f'"{etag}"'})
-
-    def _put_if(self, key: str, data: bytes, headers: dict[str, Any]) -> bool:
+    def swap(self, key: str, data: bytes, version: str | None) -> bool:
         from minio.error import S3Error
 
         with self._errors(key):
             self._ensure_bucket()
             try:
-                # The SDK's public put_object turns these into user metadata and overwrites; a test holds this.
+                # The SDK's public put_object turns If-None-Match into user metadata and overwrites; a test holds this.
+                headers: dict[str, Any] = {"If-None-Match": "*"} if version is None else {"If-Match": version}
                 self.client._put_object(self.bucket, self.prefix + checked_key(key), data, headers)
             except S3Error as error:
-                gone = "If-Match" in headers and error.code == "NoSuchKey"
-                if gone or error.code in ("PreconditionFailed", "ConditionalRequestConflict"):
+                if error.code in ("PreconditionFailed", "ConditionalRequestConflict"):
                     return False
+                if version is not None and error.code in ("NoSuchKey", "NoSuchObject"):
+                    return False  # it was deleted meanwhile
                 raise
         return True
 
@@ -328,10 +340,12 @@ class _S3Errors:
             ) from error  # fmt: skip
 
 
-def open_store(uri: str, config: Settings | None = None) -> ObjectStore:
+def open_store(uri: str, config: Settings | None = None, *, patience_s: float | None = None) -> ObjectStore:
     """The store at `s3://bucket/prefix` or `file:///folder`. Connects at the first use, not here.
 
-    Raises BadInput for another URI, ServiceUnreachable where the embedded S3 server was never started.
+    `patience_s` is for who has something better to do than wait: after so long without an answer, and without another try, the
+    store counts as out of reach. Raises BadInput for another URI, ServiceUnreachable where the embedded S3 server was never
+    started.
     """
     config = config or settings()
     split = urlsplit(uri)
@@ -359,7 +373,7 @@ def open_store(uri: str, config: Settings | None = None) -> ObjectStore:
         )
     if not _ENDPOINT.fullmatch(endpoint):  # not told: it may hold a password
         raise BadInput("TRAINWRIGHT_S3_ENDPOINT: allowed: http(s)://host:port, without user, password or path")
-    return S3Store(split.netloc, prefix, endpoint, *credentials, config.s3_region)
+    return S3Store(split.netloc, prefix, endpoint, *credentials, config.s3_region, patience_s)
 
 
 def sha256(data: bytes) -> str:

@@ -267,8 +267,8 @@ def train(run: Run, replay: str | None = None) -> Reference:
         events = Run(replay).read(Result).split_events if replay is not None else None
 
         def work(halt: threading.Event, claim: Claim) -> Result:
-            request = _request(run).model_copy(update={"token": claim.token, "replay_events": events})
-            return run_training(request, stop=halt, still_mine=claim)
+            request = _request(run).model_copy(update={"replay_events": events})
+            return run_training(request, stop=halt, still_mine=claim, token=claim.token)
 
         result = on_devices(run, work, "training ended", again=_replanner(run, run.read(Plan), replay))
         run.write(result)

@@ -60,7 +60,7 @@ def _what(one: Configuration) -> object:
 
 
 def neighbours(planner: Planner, result: Configuration) -> list[Configuration]:
-    """The same global batch with a rank more or less of one group, or of the same number of another."""
+    """The same batch and accumulation with a rank more or less of one group, or of the same number of another."""
     request = planner.request(result.batch, planner.goal, planner.limits)
     space = Space(result.layout, result.batch, request.least, request.most, planner.most_accumulation)
     counts, found = list(result.counts), []
@@ -71,8 +71,7 @@ def neighbours(planner: Planner, result: Configuration) -> list[Configuration]:
         for change in changes:
             tried = [change.get(other, count) for other, count in enumerate(counts)]
             if 0 <= tried[place] <= group.count and any(tried):
-                for accumulation in space.accumulations:
-                    found += space.configure(tried, accumulation)[:1]
+                found += space.configure(tried, result.accumulation)[:1]
         if len(found) > 40 * _SHOWN:
             break
     return found

@@ -6,6 +6,8 @@
     batches, rebalance      which samples a rank takes; when the split changes          (pure)
     collective, gradients, batch_norm   make n unequal ranks equal one process on the joint batch
     checkpoint, metrics     what is kept, and where
+    fence, confirmations    which checkpoints count, and when one is whole
+    saver, spill, tensors, shards   write it while training goes on, also while the store is away
 
 `train` and `ramp` are the two things a caller needs.
 """

@@ -41,13 +41,14 @@ from typing import Any
 from trainwright.tasks.allocate.ledger import Holder, Ledger
 from trainwright.tasks.allocate.queue import Queue
 from trainwright.tasks.errors import RunHeld, ServiceUnreachable
-from trainwright.tasks.objects import FolderStore
+from trainwright.tasks.job import CheckpointPolicy
+from trainwright.tasks.objects import FolderStore, sha256
 from trainwright.tasks.train import fence
 
 FORK = multiprocessing.get_context("fork")  # so that a birth costs milliseconds
 TTL_S, PLACE_TTL_S, AGE_S, LOOK_EVERY_S = 2.0, 1.5, 2.0, 0.1
 DROWSY = 0.05  # of the turns
-KEPT = 5  # checkpoints of a device
+POLICY = CheckpointPolicy(keep_last=5)
 STARVED = 3.0
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # the devices are not to be as slow as a disk
 
@@ -80,21 +81,28 @@ class DeviceFolder(FolderStore):
         super().__init__(root)
         self.doze: Any = None
 
-    def swap(self, key: str, data: bytes, etag: str | None) -> bool:
+    def create(self, key: str, data: bytes) -> bool:
         """Write, perhaps after a sleep."""
+        self._sleep()
+        return super().create(key, data)
+
+    def swap(self, key: str, data: bytes, version: str | None) -> bool:
+        """The same."""
+        self._sleep()
+        return super().swap(key, data, version)
+
+    def _sleep(self) -> None:
         doze, self.doze = self.doze, None
         if doze is not None:
             doze()
-        return super().swap(key, data, etag)
 
     def states(self) -> list[Any]:
         """The checkpoints that count, by step."""
         found = []
-        for item in self.list("checkpoints/step-"):
-            if item.key.endswith("/state.json"):
-                with contextlib.suppress(FileNotFoundError):  # dropped by its holder meanwhile
-                    found.append(SimpleNamespace(**json.loads(self.get(item.key))))
-        return fence.standing(self, found)
+        for entry in fence.read_index(self)[0].checkpoints:
+            with contextlib.suppress(FileNotFoundError):  # dropped by its holder meanwhile
+                found.append(SimpleNamespace(**json.loads(self.get(f"{fence.folder_name(entry.step)}/{fence.STATE}"))))
+        return found
 
 
 class Fighter:
@@ -136,8 +144,7 @@ class Fighter:
         self.note("turn")
         stores = {name: DeviceFolder(self.folder / "devices" / name) for name in wanted}
         try:
-            for store in stores.values():
-                fence.enter(store, token, max((one.step for one in store.states()), default=0))
+            rights = {name: fence.claim(store, token) for name, store in stores.items()}
             if random.random() < DROWSY:
                 name = random.choice(wanted)
                 stores[name].doze = lambda: self.doze(name, token)
@@ -148,22 +155,22 @@ class Fighter:
                 if self.ledger.revoked_by(self.run):
                     break
                 for name, store in stores.items():
-                    self.work(name, store, token, asked_at)
+                    self.work(name, store, rights[name], token, asked_at)
                 time.sleep(random.uniform(0, 0.05))
         except RunHeld:
             self.note("refused", token=token)
         self.ledger.release(self.run, wanted, holder=self.me.name, token=token)
 
-    def work(self, name: str, store: DeviceFolder, token: int, asked_at: float) -> None:
-        """Write a checkpoint, and drop one that is old."""
+    def work(self, name: str, store: DeviceFolder, right: fence.Fence, token: int, asked_at: float) -> None:
+        """Write a checkpoint; those that are old are dropped with it."""
         step = 1 + max((one.step for one in store.states()), default=0)
-        where = f"checkpoints/step-{step:08d}"
+        where = fence.folder_name(step)
         state = json.dumps({"step": step, "token": token}).encode()
-        fence.put(store, token, {f"{where}/model": str(token).encode(), f"{where}/state.json": state})
+        right.put(f"{where}/model", str(token).encode())
+        right.put(f"{where}/{fence.STATE}", state)
+        right.commit(fence.Entry(step, sha256(state)), POLICY)
         counts = any((one.token, one.step) == (token, step) for one in store.states())
         self.note("work", device=name, token=token, step=step, asked_at=asked_at, counts=counts)
-        for file in ("state.json", "model") if step > KEPT else ():
-            store.delete(f"checkpoints/step-{step - KEPT:08d}/{file}")
 
     def doze(self, device: str, token: int) -> None:
         """Be stopped until another has worked on the device."""

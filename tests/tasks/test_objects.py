@@ -82,8 +82,7 @@ def test_folders_are_the_names_directly_below(store: ObjectStore) -> None:
 
 def test_a_version_is_swapped_for_another_only_where_it_still_lies(store: ObjectStore) -> None:
     def lies() -> str:
-        (item,) = store.list("swapped")
-        return item.etag
+        return store.get_versioned("swapped")[1]
 
     assert not store.swap("swapped", b"x", "0123456789abcdef0123456789abcdef")  # nothing lies there
     assert store.swap("swapped", b"first", None)
@@ -98,9 +97,9 @@ def test_a_version_is_swapped_for_another_only_where_it_still_lies(store: Object
 
 def test_of_many_who_swap_a_version_at_once_one_wins(store: ObjectStore) -> None:
     store.put("raced", b"before")
-    (item,) = store.list("raced")
+    _, version = store.get_versioned("raced")
     with ThreadPoolExecutor(8) as pool:
-        won = list(pool.map(lambda n: store.swap("raced", f"writer {n}".encode(), item.etag), range(8)))
+        won = list(pool.map(lambda n: store.swap("raced", f"writer {n}".encode(), version), range(8)))
     assert won.count(True) == 1
     assert store.get("raced") == f"writer {won.index(True)}".encode()
 
