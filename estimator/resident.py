@@ -22,9 +22,9 @@ from trainwright.estimator.workspace import convolution_blocks, workspace_bytes
 
 _THRESHOLD = 2 * 2**20  # where loading torch leaves the mmap threshold, about
 _STEPS = 3
-_STARTS, _STARTS_BEYOND = 3, 1
+_STARTS, _STARTS_BEYOND = 2, 1
 _MOST_EVENTS = 60_000  # of a batch size; with more, fewer starts are drawn
-_FACTORS = (1 / 8, 1 / 2, 1, 2, 8)
+_FACTORS = (1 / 8, 1, 8)
 
 _SIZES, _NUMBER = 24, 8  # a short list of sizes, or version counter; a list's end
 _STORAGE, _TENSOR, _META = 96, 176, 184
