@@ -1,4 +1,4 @@
-"""How long the planner takes as the pool grows: `python tests/benchmarks/planner/scale.py [--rounds N] [--figure FILE.svg]`.
+"""How long the planner takes as the pool grows: `python tests/benchmarks/planner/scale.py [--rounds N] [--jobs NAMES] [--figure FILE.svg]`.
 
 `growth.svg` beside this file is what it drew last.
 
@@ -91,6 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--figure", type=Path)
+    parser.add_argument("--jobs", help="only these, such as energy,time")
     parser.add_argument("--largest-only", action="store_true")
     chosen = parser.parse_args()
     pools = {}
@@ -107,6 +108,8 @@ def main() -> None:
         "time": job_of("time", 4096, None),
         "energy, auto, 30 min": job_of("energy", "auto", 0.5),
     }
+    if chosen.jobs:
+        jobs = {name: jobs[name] for name in chosen.jobs.split(",")}
     taken: dict[tuple[str, int, str], list[float]] = defaultdict(list)
     plans: dict[tuple[str, int, str], Plan] = {}
     work = [(key, job) for key in pools for job in jobs] * chosen.rounds
