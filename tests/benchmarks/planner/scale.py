@@ -1,4 +1,4 @@
-"""How long the planner takes as the pool grows: `python tests/benchmarks/planner/scale.py [--rounds N] [--jobs A,B] [--figure F]`.
+"""How long planning takes as the pool grows: `python tests/benchmarks/planner/scale.py [--rounds N] [--jobs A,B] [--figure F]`.
 
 Pools of 8 types on hosts of 8 devices (of one type each, or mixed), up to 10,000 devices; and up to 100 types of 100 devices
 each. Time is CPU time of `make_plan`, alternatives and front included; rounds are interleaved in random order, and the
