@@ -16,6 +16,8 @@ then the newest tell more of the next than the older ones. s, r, c and λ are th
 others. A run that the others contradict counts less: its variance given them is divided by the weight of Student's
 t-distribution (ν = 4).
 
+Time and memory learn; energy follows from the time, since power is not measured in a run.
+
 Source: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, equations 2.25, 2.26, 5.12 and section 5.4.2; Lange
 et al., Robust Statistical Modeling Using the t Distribution, 1989.
 """
@@ -64,7 +66,6 @@ class Finding(_Value):
     memory_batch_size: int = Field(ge=1, description="the largest that it had")
     predicted_peak_memory_bytes: float = Field(gt=0, description="of the step alone")
     measured_peak_memory_bytes: float = Field(gt=0, description="of the rank, its process included")
-    power_w: float | None = Field(default=None, gt=0, description="while it trained; None: not metered")
 
 
 class FinishedRun(_Value):
@@ -129,15 +130,12 @@ def _with_time(curve: DeviceCurve, basis: Basis, findings: Sequence[Finding], or
     found = _posterior(_places(basis, curve.cores, sizes, findings, order), off, own, before - noise, noise)
     times = list(itertools.accumulate((v * math.exp(m) for v, m in zip(values, found.means, strict=True)), max))
     exponent = math.sqrt(max(found.variances) / before)
-    powers = [one.power_w for one in findings if one.power_w is not None]
-    metered = {"load_w": statistics.median(powers), "energy_source": "measured"} if powers else {}
     return curve.model_copy(
         update={
             "time_knots": Knots(sizes=sizes, values=tuple(times)),
             "step_time_s": line_through(sizes, times),
             "low_factor": curve.low_factor**exponent,
             "high_factor": curve.high_factor**exponent,
-            **metered,
         }
     )
 

@@ -66,8 +66,6 @@ def _finding(predicted: Estimate, result: Result, planned: PlannedDevice, device
     predicted_s, predicted_bytes = time_knots(device.batch_size), curve.memory_bytes(largest)
     if device.batch_size < 1 or predicted_s <= 0 or predicted_bytes <= 0 or device.peak_memory_bytes <= 0:
         return None
-    measured = result.measured
-    alone = len(result.devices) == 1 and measured.energy_source == "measured" and measured.duration_s > 0
     return Finding(
         basis=curve.basis,
         cores=planned.cores,
@@ -78,7 +76,6 @@ def _finding(predicted: Estimate, result: Result, planned: PlannedDevice, device
         memory_batch_size=largest,
         predicted_peak_memory_bytes=predicted_bytes,
         measured_peak_memory_bytes=device.peak_memory_bytes,
-        power_w=measured.energy_j / measured.duration_s if alone and measured.energy_j else None,
     )
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from trainwright.estimator.curves import Affine, Basis, DeviceCurve, Interval, Knots
 from trainwright.estimator.experience import Finding, FinishedRun, learn
+from trainwright.estimator.step_time import estimate_step
 
 SIZES = (4, 8, 16, 32, 64, 128, 256)
 LOW, HIGH = 0.8, 1.3
@@ -224,11 +225,14 @@ def test_what_a_rank_takes_besides_its_step_is_what_it_was_seen_to() -> None:
     assert learned.memory_bytes(32) == _curve().memory_bytes(32)
 
 
-def test_what_was_metered_replaces_the_datasheets_power() -> None:
-    runs = [_run(number, 1.0, power_w=power) for number, power in enumerate((20.0, 30.0, 25.0))]
-    learned = learn(_curve(), runs)
-    assert (learned.load_w, learned.energy_source) == (25.0, "measured")
-    assert learn(_curve(), [_run(1, 1.0)]).energy_source == "datasheet"
+def test_energy_follows_from_the_learned_time_and_its_power_stays_whatever_a_stored_run_says() -> None:
+    document = _run(1, 1.5).model_dump(mode="json")
+    document["findings"][0]["power_w"] = 25.0
+    before, learned = _curve(), learn(_curve(), [FinishedRun.model_validate(document)])
+    assert (learned.load_w, learned.energy_source) == (before.load_w, before.energy_source)
+    energy = [estimate_step(one, 32)["energy_j"]["median"] / one.step_time(32).median for one in (before, learned)]
+    assert learned.step_time(32).median > before.step_time(32).median
+    assert energy[1] == pytest.approx(energy[0])
 
 
 def test_a_runs_devices_are_one_run() -> None:

@@ -83,7 +83,6 @@ def test_what_a_run_measured_stands_beside_what_its_calibration_said(store: str)
         assert (one.predicted_step_time_s, one.measured_step_time_s.median) == (0.01, 0.015)
         assert (one.predicted_peak_memory_bytes, one.measured_peak_memory_bytes) == (1e6, 1.2e6)
         assert one.steps == 25  # since the split
-        assert one.power_w is None
     assert learn(_curve(), [found]).step_time(32).median > 0.01
 
 
@@ -133,18 +132,6 @@ def test_nothing_is_learned_from_emulated_devices(store: str) -> None:
     run.write(Estimate(mode="calibrated", curves=[curve], gradient_bytes=60.0))
     run.write(result)
     assert calibration_set.append(run) == []
-
-
-def test_energy_is_taken_where_one_device_was_metered(store: str) -> None:
-    run = _trained(store)
-    plan, result = run.read(Plan), run.read(Result)
-    run.write(plan.model_copy(update={"devices": plan.devices[:1]}))
-    metered = result.measured.model_copy(update={"energy_source": "measured"})
-    run.write(result.model_copy(update={"devices": result.devices[:1], "measured": metered, "split_events": []}))
-    calibration_set.append(run)
-    [found] = calibration_set.read(store, ["cpu"])
-    assert found.findings[0].power_w == pytest.approx(50.0)  # 1000 J in 20 s
-    assert found.findings[0].steps == 30
 
 
 @pytest.mark.parametrize(
