@@ -151,8 +151,11 @@ def _through_origin(value: float, size: int) -> Affine:
     return Affine(fixed=0.0, per_sample=value / size)
 
 
-def _operations(first: list[Seen], second: list[Seen], size: int) -> list[Operation]:
-    """The operations of a step, alike ones together; lines over the batch size from two sizes."""
+def _operations(first: list[Seen], second: list[Seen], size: int, held: float) -> list[Operation]:
+    """The operations of a step, alike ones together; lines over the batch size from two sizes.
+
+    `held` bytes are alive throughout, whatever the batch size.
+    """
     alike = [one.kind for one in first] == [one.kind for one in second]
     most: dict[Any, float] = {}
     counts: Counter[Any] = Counter()
@@ -162,10 +165,10 @@ def _operations(first: list[Seen], second: list[Seen], size: int) -> list[Operat
             lines = [_line(one.flops, two.flops, size), _line(one.bytes, two.bytes, size)]
             dims = tuple((name, _line(value, two.dims.get(name, value), size)) for name, value in one.dims.items())
             live = _line(one.live_bytes, two.live_bytes, size)
-        else:  # control flow by batch size: take the step as it was, in proportion
+        else:  # control flow by batch size: take the step as it was, in proportion; only what is held stays
             lines = [_through_origin(one.flops, size), _through_origin(one.bytes, size)]
             dims = tuple((name, Affine(fixed=value, per_sample=0.0)) for name, value in one.dims.items())
-            live = _through_origin(one.live_bytes, size)
+            live = Affine(fixed=min(held, one.live_bytes), per_sample=max(0.0, one.live_bytes - held) / size)
         key = (one.kind, one.family, one.dtype, lines[0], lines[1], dims, tuple(one.layout.items()))
         counts[key] += 1
         if key not in lives or live(size) > most[key]:
@@ -191,6 +194,7 @@ def _structure(what: StepSpec, batch_size: int, size: int, first: _Traced, secon
         if one.leaf or one.parameters or one.forward_flops
     ]  # fmt: skip
     peaks = [max((one.live_bytes for one in each.recording.operations), default=0.0) for each in (first, second)]
+    idle = _line(first.idle_bytes, second.idle_bytes, size)
     return Structure(
         batch_size=batch_size,
         optimizer=str(what.optimizer.get("name", "adamw")),
@@ -201,7 +205,7 @@ def _structure(what: StepSpec, batch_size: int, size: int, first: _Traced, secon
         parameter_bytes=parameters * PARAMETER_DTYPES[what.precision].itemsize,
         forward_flops_per_sample=first.recording.forward_flops / size,
         activation_bytes_per_sample=first.step.activation_bytes / size * what.accumulation,
-        idle_bytes=_line(first.idle_bytes, second.idle_bytes, size),
+        idle_bytes=idle,
         peak_memory_bytes=_line(peaks[0], peaks[1], size),
         layers=layers,
         modules=[
@@ -210,7 +214,7 @@ def _structure(what: StepSpec, batch_size: int, size: int, first: _Traced, secon
         ],
         features={**_features(model, first.step.input_shapes), "batch_size": float(batch_size)},
         operations=dict(Counter(one.kind for one in first.recording.operations)),
-        trace=_operations(first.recording.operations, second.recording.operations, size),
+        trace=_operations(first.recording.operations, second.recording.operations, size, idle.fixed),
     )
 
 

@@ -132,6 +132,26 @@ def test_a_model_that_looks_at_its_data_is_traced_by_real_steps_and_says_so() ->
     assert structure.forward_flops_per_sample == 2 * 64 * 10
 
 
+class _Sized(nn.Module):
+    """Does one thing more from 32 samples on, and holds far more than its activations take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 4096), nn.Linear(4096, 10))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        outputs = self.layers(images)
+        return outputs if len(images) < 32 else 2 * outputs
+
+
+def test_where_operations_differ_by_the_batch_size_what_is_held_does_not_grow_with_it() -> None:
+    sized, usual = (
+        _traced(build, batch_size=16, optimizer="sgd") for build in (_Sized, lambda: _Sized().layers)
+    )
+    for batch_size in (16, 64, 256):
+        assert sized.peak_bytes(batch_size) == pytest.approx(usual.peak_bytes(batch_size), rel=0.25)
+
+
 def test_a_model_that_looks_at_numbers_while_it_is_built_is_traced_all_the_same() -> None:
     def build() -> nn.Module:
         rates = [one.item() for one in torch.linspace(0, 0.1, 3)]
