@@ -114,6 +114,16 @@ _TYPES = (
 DEVICE_TYPES: dict[str, DeviceType] = {device.name: device for device in _TYPES}
 
 
+def threads_of(cores: float | None) -> int:
+    """With how many threads a CPU device of so many cores computes: whole ones, one at least."""
+    return max(1, int(cores or 1))
+
+
+def cores_used(cores: float | None) -> float:
+    """The cores that those threads keep busy: 1.5 have no thread for their half, half a one is busy."""
+    return min(cores or 1.0, float(threads_of(cores)))
+
+
 def recognise(name: str, memory_bytes: float) -> str | None:
     """The device type of a GPU by the name that its driver gives and its memory; None where it is no known type.
 

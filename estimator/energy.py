@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainwright.estimator.curves import DeviceCurve, Interval
-from trainwright.estimator.devices import DEVICE_TYPES
+from trainwright.estimator.devices import DEVICE_TYPES, cores_used
 from trainwright.estimator.errors import BadInput
 
 RAPL_ROOT = Path("/sys/class/powercap")
@@ -138,10 +138,10 @@ def _nvml_meter(index: int) -> NvmlMeter | None:
 
 
 def datasheet_power(device_type: str, cores: float | None = None) -> Power:
-    """The maker's figures; of a CPU, for so many cores (default: one). Raises BadInput for an unknown device type."""
+    """The maker's figures; of a CPU, for those of its cores (default: one) that its threads keep busy. Raises BadInput for an unknown device type."""
     _known(device_type)
     device = DEVICE_TYPES[device_type]
-    share = (cores or 1.0) if device_type == "cpu" else 1.0
+    share = cores_used(cores) if device_type == "cpu" else 1.0
     return Power(
         idle_w=device.idle_w * share, load_w=device.load_w * share, source="datasheet", spread=_DATASHEET_SPREAD
     )

@@ -12,7 +12,7 @@ from typing import Any
 from trainwright.estimator.calibration import Calibration
 from trainwright.estimator.curves import Basis, DeviceCurve, Knots, Mode, line_above, line_through
 from trainwright.estimator.datasheet import RATE_WIDTH, reached
-from trainwright.estimator.devices import DEVICE_TYPES, EMULATED, EMULATED_SAMPLE_S, DeviceType
+from trainwright.estimator.devices import DEVICE_TYPES, EMULATED, EMULATED_SAMPLE_S, DeviceType, cores_used
 from trainwright.estimator.energy import Power, datasheet_power, power_of, step_energy
 from trainwright.estimator.memory import process_bytes, rising, safe_bytes
 from trainwright.estimator.structure import Structure
@@ -37,7 +37,8 @@ def predict_curve(
     """The cost of a structure's training step on a device, over the batch sizes around the one it was traced at.
 
     With `batch_size` it is known at that one and its double only, which is quicker.
-    `cores` is for cpu: below one, the device takes 1 / cores times as long as the core that was measured. `power_w` is
+    `cores` is for cpu: with fewer than the calibration's threads, the device takes threads / cores times as long as measured;
+    with more, as long, because threads are whole. `power_w` is
     (idle, load), and overrides what was measured and the datasheet's; how far off it is stays as unknown as the datasheet's.
     """
     device = DEVICE_TYPES[device_type]
@@ -49,7 +50,7 @@ def predict_curve(
     if device_type == EMULATED:
         times = [EMULATED_SAMPLE_S * size / (speed or 1.0) for size in sizes]
     elif calibration is not None:
-        slower = calibration.threads / cores if cores is not None else 1.0
+        slower = max(1.0, calibration.threads / cores) if cores is not None else 1.0
         times = [slower * seconds for seconds in calibration.step_times_s(structure, sizes)]
         about = calibration.about(structure, at)
         coverage, low, high, unknown = about.coverage, about.low_factor, about.high_factor, about.unknown[:_NAMED]
@@ -62,7 +63,7 @@ def predict_curve(
         )
     else:
         mode, coverage, low, high = "datasheet", 0.0, 1 / _DATASHEET_FACTOR, _DATASHEET_FACTOR
-        times = [_roofline(structure, device, size) / (cores or 1.0) for size in sizes]
+        times = [_roofline(structure, device, size) / cores_used(cores) for size in sizes]
     power = _power(device_type, calibration, cores, power_w)
     memory = [structure.peak_bytes(size) for size in sizes]
     safe = rising([safe_bytes(structure, size) for size in sizes])
@@ -99,7 +100,7 @@ def _power(
         return sheet.model_copy(update={"idle_w": power_w[0], "load_w": power_w[1]})
     if calibration is None or calibration.power is None or device_type != calibration.device_type:
         return sheet
-    return calibration.power * (cores / calibration.threads if cores is not None and device_type == "cpu" else 1.0)
+    return calibration.power * (min(1.0, cores / calibration.threads) if cores is not None and device_type == "cpu" else 1.0)
 
 
 def _around(batch_size: int) -> list[int]:

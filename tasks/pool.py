@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
-from trainwright.estimator.devices import DEVICE_TYPES, EMULATED
+from trainwright.estimator.devices import DEVICE_TYPES, EMULATED, threads_of
 from trainwright.tasks.documents import Bandwidth, Document, Duration, read_mapping, validated
 from trainwright.tasks.job import Name
 
@@ -180,7 +180,7 @@ class Device(Document):
     @property
     def threads(self) -> int:
         """With how many CPU threads it computes."""
-        return max(1, int(self.cores or 1)) if self.type == "cpu" else 1
+        return threads_of(self.cores) if self.type == "cpu" else 1
 
     @property
     def local(self) -> bool:

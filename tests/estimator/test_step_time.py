@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from trainwright.estimator.calibration import Calibration, ErrorSummary, StepCorrection
 from trainwright.estimator.curves import Affine
 from trainwright.estimator.devices import DEVICE_TYPES, EMULATED, EMULATED_SAMPLE_S
+from trainwright.estimator.energy import Power
 from trainwright.estimator.op_cost import FamilyCost, Kernel, Roofline
 from trainwright.estimator.speed import Speed
 from trainwright.estimator.step_time import estimate_step, predict_curve
@@ -98,6 +99,22 @@ def test_half_a_core_takes_twice_as_long_and_no_other_interval() -> None:
     )
     assert half.median == pytest.approx(2 * whole.median)
     assert half.high / half.median == pytest.approx(whole.high / whole.median)
+
+
+@pytest.mark.parametrize("cores", [1.5, 1.9])
+def test_a_part_of_a_core_beyond_the_whole_ones_has_no_thread_and_is_no_help(cores: float) -> None:
+    power = Power(idle_w=3, load_w=9, source="rapl", spread=0.1)
+    for calibration in (None, _calibration().model_copy(update={"power": power})):
+        one, more = (predict_curve(_structure(), calibration, device_type="cpu", cores=each) for each in (1.0, cores))
+        assert more.step_time(64) == one.step_time(64)
+        assert (more.idle_w, more.load_w) == (one.idle_w, one.load_w)
+
+
+def test_fewer_cores_than_threads_take_their_part_longer() -> None:
+    both, fewer = (
+        predict_curve(_structure(), _calibration(2), device_type="cpu", cores=cores) for cores in (2.0, 1.6)
+    )
+    assert fewer.step_time(64).median == pytest.approx(1.25 * both.step_time(64).median)
 
 
 def test_a_calibrated_curve_follows_the_calibration_around_the_traced_batch_size() -> None:
