@@ -151,12 +151,10 @@ def _through_origin(value: float, size: int) -> Affine:
     return Affine(fixed=0.0, per_sample=value / size)
 
 
-def _operations(first: list[Seen], second: list[Seen], size: int, held: float) -> list[Operation]:
-    """The operations of a step, alike ones together; lines over the batch size from two sizes.
-
-    `held` bytes are alive throughout, whatever the batch size.
-    """
+def _operations(first: list[Seen], second: list[Seen], size: int, idle: Affine) -> list[Operation]:
+    """The operations of a step, alike ones together; lines over the batch size from two sizes."""
     alike = [one.kind for one in first] == [one.kind for one in second]
+    held = min([idle.fixed, *(one.live_bytes for one in first)])  # throughout, whatever the batch size: parameters, moments
     most: dict[Any, float] = {}
     counts: Counter[Any] = Counter()
     lives: dict[Any, Affine] = {}
@@ -168,7 +166,7 @@ def _operations(first: list[Seen], second: list[Seen], size: int, held: float) -
         else:  # control flow by batch size: take the step as it was, in proportion; only what is held stays
             lines = [_through_origin(one.flops, size), _through_origin(one.bytes, size)]
             dims = tuple((name, Affine(fixed=value, per_sample=0.0)) for name, value in one.dims.items())
-            live = Affine(fixed=min(held, one.live_bytes), per_sample=max(0.0, one.live_bytes - held) / size)
+            live = Affine(fixed=held, per_sample=(one.live_bytes - held) / size)
         key = (one.kind, one.family, one.dtype, lines[0], lines[1], dims, tuple(one.layout.items()))
         counts[key] += 1
         if key not in lives or live(size) > most[key]:
@@ -214,7 +212,7 @@ def _structure(what: StepSpec, batch_size: int, size: int, first: _Traced, secon
         ],
         features={**_features(model, first.step.input_shapes), "batch_size": float(batch_size)},
         operations=dict(Counter(one.kind for one in first.recording.operations)),
-        trace=_operations(first.recording.operations, second.recording.operations, size, idle.fixed),
+        trace=_operations(first.recording.operations, second.recording.operations, size, idle),
     )
 
 
