@@ -6,14 +6,15 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-import psutil
-
 from trainwright.estimator.calibration import Calibration
 from trainwright.estimator.communication import HOROVOD_CYCLE_S
 from trainwright.estimator.curves import Mode
+from trainwright.estimator.devices import HOST_MEMORY_TYPES
 from trainwright.estimator.experience import FinishedRun, learn
 from trainwright.estimator.step_time import predict_curve
 from trainwright.estimator.structure import Structure
+from trainwright.infra.memory import usable_memory_bytes
+from trainwright.tasks import progress
 from trainwright.tasks.artefacts import Estimate
 from trainwright.tasks.calibrate import calibration_for, link_for_this_machine
 from trainwright.tasks.pool import Device, Power
@@ -32,12 +33,15 @@ def estimate(
 ) -> Estimate:
     """One curve for each kind of device, by its calibration where one is given (a CPU's for its threads).
 
-    Without one, CPUs are measured, and GPUs are predicted by their datasheet.
+    Without one, CPUs are measured, and GPUs are predicted by their datasheet. The memory of this machine's CPUs is limited by
+    its own and by the container's; of other hosts none is known, which a notice says.
 
     Where two devices or more are on this machine, its link between ranks is measured too. `backend` is the collectives'
     library, as the job names it. `finished` runs correct the curves of their devices' types. `store`
     is the URI of the store in which other machines leave their calibrations.
     """
+    if far := sorted({one.host for one in devices if one.type in HOST_MEMORY_TYPES and not one.local}):
+        progress.emit("notice", message=f"memory of {', '.join(far)}: not known; no limit of theirs is planned for")
     known = {_measured_as(one.device_type, one.threads): one for one in calibrations}
     curves, sources = [], {}
     for device in {device.variant: device for device in devices}.values():
@@ -58,7 +62,7 @@ def estimate(
             power_w=(override.idle_w, override.load_w) if override else None,
         )
         if curve.memory_limit_bytes is None and device.local:
-            curve = curve.model_copy(update={"memory_limit_bytes": float(psutil.virtual_memory().total)})
+            curve = curve.model_copy(update={"memory_limit_bytes": float(usable_memory_bytes())})
         curves.append(learn(curve, finished))
     horovod = backend != "torch" and importlib.util.find_spec("horovod") is not None
     modes = {curve.mode for curve in curves}

@@ -14,6 +14,7 @@ from trainwright.estimator.communication import HOROVOD_CYCLE_S, Link
 from trainwright.estimator.source import BatchSpec, ModelDefinition
 from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace import StepSpec, trace
+from trainwright.infra.memory import usable_memory_bytes
 from trainwright.tasks import calibrate as step
 from trainwright.tasks.artefacts import Estimate
 from trainwright.tasks.calibrate import calibrate
@@ -102,6 +103,20 @@ def test_each_kind_of_device_gets_one_curve_and_its_calibration_is_named(
     assert found.gradient_bytes == structure.parameter_bytes
     assert list(found.calibrations) == ["cpu, 1 thread(s)"]
     assert Estimate.model_validate_json(found.model_dump_json()) == found
+
+
+def test_the_memory_of_this_machine_is_a_limit_and_that_nothing_is_known_of_other_hosts_is_told(
+    structure: Structure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINWRIGHT_PROGRESS", str(tmp_path / "progress"))
+    here = _device(0, "emulated", speed=2.0)
+    far = _device(1, "emulated", speed=1.0).model_copy(update={"host": "there", "address": "10.0.0.7"})
+    gpu = _device(0, "nvidia-t4").model_copy(update={"host": "gpus", "address": "10.0.0.8"})
+    assert estimate(structure, [here]).curve(here).memory_limit_bytes == usable_memory_bytes()
+    assert not (tmp_path / "progress").exists()
+    assert estimate(structure, [here, far, gpu]).curve(far).memory_limit_bytes is None
+    [said] = [json.loads(line)["message"] for line in (tmp_path / "progress").read_text().splitlines()]
+    assert said.startswith("memory of there: not known")
 
 
 def test_only_calibrated_devices_make_a_calibrated_estimate(calibration: Calibration, structure: Structure) -> None:
