@@ -210,6 +210,7 @@ class ScheduledJob(Value):
     slips: bool = Field(description="it can not meet its deadline with the others")
     devices: list[PlannedDevice]
     global_batch_size: int
+    accumulation: int = Field(default=1, description="micro-batches that every rank takes a step in")
     predicted: Prediction
 
 

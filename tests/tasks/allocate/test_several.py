@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
@@ -136,6 +137,24 @@ def test_the_job_of_lower_priority_slips_where_not_all_can_be_in_time() -> None:
     assert not made.feasible
     assert made.slips == ["b"]
     check(made)
+
+
+def test_a_job_that_does_not_fit_at_once_accumulates_beside_another() -> None:
+    chosen = pool(1, 0)
+    small = ESTIMATE.model_copy(
+        update={"curves": [one.model_copy(update={"memory_limit_bytes": 1.5e8}) for one in ESTIMATE.curves]}
+    )
+    jobs = [pending(chosen, name, 1, None) for name in ("a", "b")]
+    made = make_joint_plan([jobs[0], dataclasses.replace(jobs[1], estimate=small)])
+    check(made)
+    pieces = {job.job: job.accumulation for job in made.jobs}
+    assert pieces["a"] == 1
+    assert pieces["b"] > 1
+    (device,) = next(job for job in made.jobs if job.job == "b").devices
+    curve = small.curve(device)
+    assert curve.device_memory_bytes(64) > 1.5e8
+    assert curve.device_memory_bytes(64 // pieces["b"]) < device.peak_memory_bytes <= 1.5e8
+    assert device.step_time_s == curve.step_time(64, pieces["b"])
 
 
 def test_what_can_not_be_planned_together_is_refused_with_one_line() -> None:
