@@ -29,7 +29,7 @@ from trainwright.tasks.allocate.layout import Layout, machine_of
 from trainwright.tasks.allocate.planner import TRAINED_ACCUMULATION, Planner, planned, usable
 from trainwright.tasks.allocate.strategies import best
 from trainwright.tasks.artefacts import DataSchema, Estimate, JointPlan, ScheduledJob
-from trainwright.tasks.errors import BadInput
+from trainwright.tasks.errors import BadInput, Infeasible
 from trainwright.tasks.job import Job
 from trainwright.tasks.pool import Device, Pool
 
@@ -74,7 +74,11 @@ class Scheduled:
 
 
 def make_joint_plan(pending: Sequence[Pending], *, now: datetime | None = None) -> JointPlan:
-    """The joint plan. Raises BadInput for too many jobs, or two of one name, and Infeasible where a job can't even run alone."""
+    """The joint plan.
+
+    Raises BadInput for too many jobs, or two of one name, and Infeasible where a job can't run alone, or the hosts' windows end
+    before all have run (`binding`: availability; bounded where not all choices were tried).
+    """
     started = time.perf_counter()
     names = [one.job.name for one in pending]
     if len(pending) > MOST_JOBS:
@@ -100,7 +104,13 @@ def make_joint_plan(pending: Sequence[Pending], *, now: datetime | None = None) 
             exact = exact and complete
             if found is not None:
                 return _document(pending, found, slipping, exact, time.perf_counter() - started)
-    raise AssertionError("without deadlines every job can wait for the others")
+    # The last attempt had no deadlines, so that every job could wait for the others: only the hosts' windows end that.
+    tried = complete and all(whole for _, whole in every)
+    raise Infeasible(
+        "no feasible plan: no order of the jobs ends within the hosts' windows (available)"
+        + ("" if tried else ", among the choices that were tried; there are more"),
+        feasible=False, binding="availability" if tried else "bounded",
+    )  # fmt: skip
 
 
 def _group(device: Device, pool: Pool) -> object:
