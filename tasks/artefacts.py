@@ -126,6 +126,7 @@ class PlannedDevice(Device):
     step_time_s: Interval = Field(description="of its own share, without waiting for the others")
     peak_memory_bytes: float
     power: Power | None = Field(default=None, description="what the prediction took the device to draw")
+    mode: Mode | None = Field(default=None, description="what the prediction is made of")
 
 
 class Prediction(Value):

@@ -130,6 +130,7 @@ def planned(model: CostModel, device: Device, batch: int, accumulation: int) -> 
         step_time_s=kind.curve.step_time(batch, accumulation),
         peak_memory_bytes=model.memory_bytes(kind, batch, accumulation),
         power=power_of(kind.curve),
+        mode=kind.curve.mode,
     )
 
 
