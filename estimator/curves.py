@@ -116,9 +116,14 @@ class DeviceCurve(_Value):
     learned_from: int = Field(default=0, description="finished runs that corrected it")
     calibrated_time_knots: Knots | None = Field(default=None, description="where runs corrected it: as it was before")
 
-    def step_time(self, batch_size: int) -> Interval:
-        """Seconds for one step of this many samples."""
-        median = (self.time_knots or self.step_time_s)(batch_size)
+    def median_s(self, batch_size: int, micro_batches: int = 1) -> float:
+        """Median seconds for one step of b samples in A micro-batches: p · t(b / p), p = min(A, b)."""
+        pieces = max(1, min(micro_batches, batch_size))
+        return pieces * (self.time_knots or self.step_time_s)(batch_size / pieces)
+
+    def step_time(self, batch_size: int, micro_batches: int = 1) -> Interval:
+        """Seconds for one step of this many samples, in so many micro-batches."""
+        median = self.median_s(batch_size, micro_batches)
         return Interval(median=median, low=median * self.low_factor, high=median * self.high_factor)
 
     def memory_bytes(self, batch_size: int) -> float:

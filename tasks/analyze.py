@@ -163,7 +163,7 @@ def predicted_and_measured(result: Result, estimate: Estimate | None, plan: Plan
             safe = curve.device_memory_bytes(device.batch_size)
             rows.append(_compared(f"memory of {device.id}", "B", expected, 0.0, safe, device.peak_memory_bytes))
             if device.step_time_s is not None:
-                time = curve.step_time(device.batch_size)
+                time = curve.step_time(device.batch_size, plan.accumulation if plan else 1)
                 name = f"own step time of {device.id}"
                 rows.append(_compared(name, "s", time.median, time.low, time.high, device.step_time_s.median))
     return rows

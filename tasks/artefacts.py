@@ -126,6 +126,7 @@ class PlannedDevice(Device):
     step_time_s: Interval = Field(description="of its own share, without waiting for the others")
     peak_memory_bytes: float
     power: Power | None = Field(default=None, description="what the prediction took the device to draw")
+    mode: Mode | None = Field(default=None, description="what the prediction is made of")
 
 
 class Prediction(Value):
@@ -210,6 +211,7 @@ class ScheduledJob(Value):
     slips: bool = Field(description="it can not meet its deadline with the others")
     devices: list[PlannedDevice]
     global_batch_size: int
+    accumulation: int = Field(default=1, description="micro-batches that every rank takes a step in")
     predicted: Prediction
 
 

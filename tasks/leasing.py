@@ -158,15 +158,17 @@ def on_devices(
     while True:
         stored = run.read(Plan)
         plan, token = lease(run, stored, again=again)
-        if plan != stored:
-            run.write(plan)
-        run.note(state="running", error=None)
         names = plan.resources
         with (
             Heartbeat(ledger(), run.uri, names, TTL_S, holder=me.name, token=token) as beat,
             Heartbeat(ledger(), run.uri, [run.hold], TTL_S, holder=me.name) as hold,
         ):
             claim = Claim(token, (beat, hold))
+            if not claim():
+                raise RunHeld(f"the lease on the devices was lost before {what}")
+            if plan != stored:
+                run.write(plan)
+            run.note(state="running", error=None)
             try:
                 done = work(Either(stop, beat.revoked), claim)
                 if not claim():

@@ -168,7 +168,7 @@ class CostModel:
     def cost(self, shares: Sequence[Share], sums: Collectives, batch: int, accumulation: int = 1) -> Cost:
         """What it takes. Does not look at memory, limits or windows."""
         steps = self.steps(batch)
-        times = [self._median(share, accumulation) for share in shares]
+        times = [share.kind.curve.median_s(share.batch, accumulation) for share in shares]
         low_s = max(time * share.kind.curve.low_factor for time, share in zip(times, shares, strict=True))
         step = Triple(
             float(sums.step_s(max(times), accumulation)),
@@ -199,11 +199,6 @@ class CostModel:
             step, duration, energy, cost,
             upper(duration, self.confidence), upper(cost, self.confidence) if cost else math.inf,
         )  # fmt: skip
-
-    def _median(self, share: Share, accumulation: int) -> float:
-        pieces = min(accumulation, share.batch)
-        curve = share.kind.curve.time_knots or share.kind.curve.step_time_s
-        return pieces * curve(share.batch / pieces)
 
 
 def upper(one: Triple, confidence: float) -> float:

@@ -7,6 +7,7 @@ the present one, even from another process of its own name. SQLite here; any SQL
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterable
@@ -141,7 +142,9 @@ def _held_by(holder: str | None, token: int | None) -> list[sql.ColumnElement[bo
 
 
 class Heartbeat:
-    """Renews a run's leases from a thread while the block runs. `lost` is set when one of them is another's.
+    """Renews a run's leases, at once and then from a thread, while the block runs. `lost` is set when one is another's.
+
+    Entering raises ServiceUnreachable where the ledger can't be asked: nobody knows how old the lease is by then.
 
     `revoked` is set when a run of a higher priority asks for one: save, and release. With a `token`, a later lease of the same
     run and holder is another's too.
@@ -152,8 +155,8 @@ class Heartbeat:
         token: int | None = None,
     ) -> None:  # fmt: skip
         self._ledger, self._run, self._resources, self._ttl_s = ledger, run, sorted(set(resources)), ttl_s
-        self._holder, self._until = holder, time.time() + ttl_s
-        self._token = token
+        self._holder, self._token = holder, token
+        self._until = -math.inf
         self.lost = threading.Event()
         self.revoked = threading.Event()
         self._done = threading.Event()
@@ -168,13 +171,13 @@ class Heartbeat:
                 if self._ledger.revoked_by(self._run) is not None:
                     self.revoked.set()
             except ServiceUnreachable:
-                if time.time() > self._until:  # nobody can say that the lease is still ours
+                if _clock_s() > self._until:  # nobody can say that the lease is still ours
                     self.lost.set()
                     return
 
     def still_held(self) -> bool:
         """Ask the ledger now, and renew: what sleeps past its expiry must not trust the last beat."""
-        asked_at = time.time()
+        asked_at = _clock_s()
         held = self._ledger.renew(self._run, self._resources, self._ttl_s, holder=self._holder, token=self._token)
         if held:
             self._until = asked_at + self._ttl_s
@@ -185,15 +188,22 @@ class Heartbeat:
         try:
             return not self.lost.is_set() and self.still_held()
         except ServiceUnreachable:
-            return time.time() < self._until
+            return _clock_s() < self._until
 
     def __enter__(self) -> Heartbeat:
+        if not self.still_held():
+            self.lost.set()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
         self._thread.join(timeout=5)
+
+
+def _clock_s() -> float:
+    """Seconds on a clock that nobody sets, and that goes on while the machine is suspended, as leases do."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 __all__ = ["TTL_S", "Heartbeat", "Holder", "Lease", "Ledger", "insert_leases"]

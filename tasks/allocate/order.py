@@ -57,9 +57,9 @@ def available(wanted: Iterable[str], ahead: Iterable[Waiter], taken: Iterable[st
 
 
 def to_revoke(waiter: Waiter, ahead: Sequence[Waiter], held: Sequence[Held]) -> list[Held]:
-    """The runs to be asked for their devices, so that the waiter can start: as few of the least priority as suffice.
+    """The runs to be asked for their devices, so that the waiter can start: of the least priority, and none too many.
 
-    Only runs of a strictly lower priority of their own (waiting does not raise it here), and none where all of them would not
+    Without any one of them the others would not suffice; who is not needed goes free from the highest priority down. Only runs of a strictly lower priority of their own (waiting does not raise it here), and none where all of them would not
     suffice. Among equals the one that started last, which loses least.
     """
     taken = frozenset().union(*(one.resources for one in held))
@@ -71,4 +71,11 @@ def to_revoke(waiter: Waiter, ahead: Sequence[Waiter], held: Sequence[Held]) -> 
         if missing > 0 and gain and one.priority < waiter.priority:
             chosen.append(one)
             missing -= gain
-    return chosen if missing <= 0 else []
+    if missing > 0:
+        return []
+    for one in chosen[::-1]:
+        gain = len(one.resources & within)
+        if missing + gain <= 0:
+            chosen.remove(one)
+            missing += gain
+    return chosen

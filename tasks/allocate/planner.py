@@ -102,14 +102,7 @@ def make_plan(
         feasible=True,
         objective=job.objective.minimize,
         devices=[
-            PlannedDevice(
-                **device.model_dump(),
-                batch_size=batch,
-                step_time_s=estimate.curve(device).step_time(batch),
-                peak_memory_bytes=planner.model.memory_bytes(planner.model.kind(device), batch, result.accumulation),
-                power=power_of(estimate.curve(device)),
-            )
-            for device, batch in result.devices()
+            planned(planner.model, device, batch, result.accumulation) for device, batch in result.devices()
         ],
         global_batch_size=result.batch,
         steps_per_epoch=math.ceil(data.train_rows / result.batch),
@@ -125,6 +118,19 @@ def make_plan(
         search="exact" if gap == 0 else "bounded",
         gap=gap,
         solve_time_s=solve_time_s,
+    )
+
+
+def planned(model: CostModel, device: Device, batch: int, accumulation: int) -> PlannedDevice:
+    """The device with its share of each step, in so many micro-batches."""
+    kind = model.kind(device)
+    return PlannedDevice(
+        **device.model_dump(),
+        batch_size=batch,
+        step_time_s=kind.curve.step_time(batch, accumulation),
+        peak_memory_bytes=model.memory_bytes(kind, batch, accumulation),
+        power=power_of(kind.curve),
+        mode=kind.curve.mode,
     )
 
 

@@ -1,12 +1,13 @@
 """Several pending jobs on one pool: which devices for each and in which order, for the least energy with every deadline met.
 
 The rule. A job's choices are its configurations, at the global batch of its own plan, that no other beats in time, energy and
-devices at once. Jobs hold their devices from start to end, for the time that they do not exceed at their confidence. For a
-choice for each job and an order of the jobs, each starts, in that order, at the earliest time at which its devices stay free for
-long enough; for limits on ends these schedules, over all orders, contain one that keeps them if any schedule does (A. Sprecher,
-R. Kolisch, A. Drexl, "Semi-active, active, and non-delay schedules", EJOR 80, 1995). The joint plan has the least energy of
-those that meet all deadlines; ties go to the earlier sum of ends. Where none does, the fewest jobs slip, those of the lowest
-priority first. A host's window is the one that is open now: what would start in a later one waits for another plan.
+devices at once; they accumulate gradients where it can't run alone without that. Jobs hold their devices from start to end, for
+the time that they do not exceed at their confidence. For a choice for each job and an order of the jobs, each starts, in that
+order, at the earliest time at which its devices stay free for long enough; for limits on ends these schedules, over all orders,
+contain one that keeps them if any schedule does (A. Sprecher, R. Kolisch, A. Drexl, "Semi-active, active, and non-delay
+schedules", EJOR 80, 1995). The joint plan has the least energy of those that meet all deadlines; ties go to the earlier sum of
+ends. Where none does, the fewest jobs slip, those of the lowest priority first. A host's window is the one that is open now:
+what would start in a later one waits for another plan.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from trainwright.tasks.allocate.cost import CostModel
 from trainwright.tasks.allocate.front import kinds_of
 from trainwright.tasks.allocate.infeasible import infeasible
 from trainwright.tasks.allocate.layout import Layout, machine_of
-from trainwright.tasks.allocate.planner import TRAINED_ACCUMULATION, Planner, usable
+from trainwright.tasks.allocate.planner import TRAINED_ACCUMULATION, Planner, planned, usable
 from trainwright.tasks.allocate.strategies import best
-from trainwright.tasks.artefacts import DataSchema, Estimate, JointPlan, PlannedDevice, ScheduledJob
-from trainwright.tasks.errors import BadInput
+from trainwright.tasks.artefacts import DataSchema, Estimate, JointPlan, ScheduledJob
+from trainwright.tasks.errors import BadInput, Infeasible
 from trainwright.tasks.job import Job
 from trainwright.tasks.pool import Device, Pool
 
@@ -73,7 +74,11 @@ class Scheduled:
 
 
 def make_joint_plan(pending: Sequence[Pending], *, now: datetime | None = None) -> JointPlan:
-    """The joint plan. Raises BadInput for too many jobs, or two of one name, and Infeasible where a job can't even run alone."""
+    """The joint plan.
+
+    Raises BadInput for too many jobs, or two of one name, and Infeasible where a job can't run alone, or the hosts' windows end
+    before all have run (`binding`: availability; bounded where not all choices were tried).
+    """
     started = time.perf_counter()
     names = [one.job.name for one in pending]
     if len(pending) > MOST_JOBS:
@@ -99,7 +104,13 @@ def make_joint_plan(pending: Sequence[Pending], *, now: datetime | None = None) 
             exact = exact and complete
             if found is not None:
                 return _document(pending, found, slipping, exact, time.perf_counter() - started)
-    raise AssertionError("without deadlines every job can wait for the others")
+    # The last attempt had no deadlines, so that every job could wait for the others: only the hosts' windows end that.
+    tried = complete and all(whole for _, whole in every)
+    raise Infeasible(
+        "no feasible plan: no order of the jobs ends within the hosts' windows (available)"
+        + ("" if tried else ", among the choices that were tried; there are more"),
+        feasible=False, binding="availability" if tried else "bounded",
+    )  # fmt: skip
 
 
 def _group(device: Device, pool: Pool) -> object:
@@ -254,10 +265,10 @@ def _document(
     jobs: list[tuple[float, int, ScheduledJob]] = []
     taken: list[tuple[float, float, str]] = []
     for number in sorted(range(len(found)), key=lambda one: (found[one].start_s, one)):
-        one, job, estimate = found[number], pending[number].job, pending[number].estimate
+        one, job, chosen = found[number], pending[number].job, found[number].choice.configuration
         busy = {name for start, end, name in taken if start < one.end_s and one.start_s < end}
         devices = []
-        for seat, batch in one.choice.configuration.devices():
+        for seat, batch in chosen.devices():
             device = next(
                 other
                 for other in usable(pending[number].pool, job.devices)
@@ -265,17 +276,11 @@ def _document(
             )
             busy.add(device.id)
             taken.append((one.start_s, one.end_s, device.id))
-            curve = estimate.curve(device)
-            devices.append(
-                PlannedDevice(
-                    **device.model_dump(), batch_size=batch, step_time_s=curve.step_time(batch),
-                    peak_memory_bytes=curve.device_memory_bytes(batch),
-                )
-            )  # fmt: skip
+            devices.append(planned(chosen.layout.model, device, batch, chosen.accumulation))
         document = ScheduledJob(
             job=job.name, starts_s=one.start_s, ends_s=one.end_s, deadline_s=job.objective.deadline,
-            slips=number in slipping, devices=devices, global_batch_size=one.choice.configuration.batch,
-            predicted=one.choice.configuration.cost.prediction(),
+            slips=number in slipping, devices=devices, global_batch_size=chosen.batch,
+            accumulation=chosen.accumulation, predicted=chosen.cost.prediction(),
         )  # fmt: skip
         jobs.append((one.start_s, number, document))
     return JointPlan(

@@ -101,12 +101,13 @@ def plan(
             str(device.batch_size),
             screen.interval(device.step_time_s.model_dump(), screen.seconds),
             screen.size(device.peak_memory_bytes),
+            device.mode or "-",
         )
         for device in result.devices
     ]
     screen.table(
         f"devices, global batch {result.global_batch_size}",
-        ("device", "batch", "own step time (90 % interval)", "memory"),
+        ("device", "batch", "own step time (90 % interval)", "memory", "predicted by"),
         rows,
         right=(1, 2, 3),
     )

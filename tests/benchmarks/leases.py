@@ -14,7 +14,7 @@ counted, from what each process noted:
 - lost: devices that nobody can take once every lease has expired. Must be 0.
 - starved: waits longer than STARVED times the fair one. The fair one is processes * seconds / turns, which is how long each would
   wait if they took turns. A wait counts while the process lives and is awake, from when it came into the queue; one that was
-  stopped for so long that its place expired comes anew. Must be 0.
+  stopped for so long that its place expired comes anew. Must be 0 on a machine with time for many turns each.
 """
 
 from __future__ import annotations

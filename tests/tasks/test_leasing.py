@@ -125,6 +125,22 @@ def test_a_killed_deferred_task_gives_up_its_place_and_its_hold(home: Path, tmp_
     assert second.uri not in {lease.run for lease in step.ledger().held()}
 
 
+def test_nothing_is_written_in_the_name_of_a_lease_that_was_lost_before(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, take = make(tmp_path, "slow"), leasing.lease
+
+    def sleeps_past_its_expiry(run: Run, plan: Any, **more: Any) -> tuple[Plan, int]:
+        _, token = take(run, plan, **more)
+        step.ledger().release(run.uri, PLAN.resources, token=token)
+        return PLAN.model_copy(update={"epochs": PLAN.epochs + 1}), token
+
+    monkeypatch.setattr(leasing, "lease", sleeps_past_its_expiry)
+    with pytest.raises(RunHeld, match="was lost before it worked"):
+        leasing.on_devices(run, lambda halt, claim: pytest.fail("it worked"), "it worked")
+    assert run.read(Plan) == PLAN
+
+
 def test_a_holder_that_is_asked_saves_hands_over_and_goes_on_by_itself(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

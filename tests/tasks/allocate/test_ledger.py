@@ -91,6 +91,29 @@ def test_a_heartbeat_keeps_a_lease_and_notices_its_loss(url: str) -> None:
         assert beat.lost.wait(timeout=5)
 
 
+def test_a_heartbeat_renews_before_its_block_begins(url: str) -> None:
+    ledger = Ledger(url)
+    ledger.take(["device a"], Holder("alice"), "run-1", ttl_s=30)
+    before = ledger.held()[0].expires_at
+    with Heartbeat(ledger, "run-1", ["device a"], ttl_s=600) as beat:
+        assert ledger.held()[0].expires_at > before + 300
+        assert not beat.lost.is_set()
+    ledger.release("run-1")
+    with Heartbeat(ledger, "run-1", ["device a"], ttl_s=600) as beat:
+        assert beat.lost.is_set()
+
+
+def test_a_heartbeat_that_never_reached_the_ledger_vouches_for_nothing(url: str, tmp_path: Path) -> None:
+    ledger = Ledger(url)
+    ledger.take(["device a"], Holder("alice"), "run-1")
+    beat = Heartbeat(ledger, "run-1", ["device a"])
+    with contextlib.closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as other:
+        other.execute("DROP TABLE leases")
+    assert not beat.mine()
+    with pytest.raises(ServiceUnreachable), beat:
+        pass
+
+
 def test_processes_that_start_at_once_never_share_a_device(url: str) -> None:
     start = str(time.time() + 1.5)
     racers = [

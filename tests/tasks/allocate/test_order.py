@@ -99,6 +99,35 @@ def test_the_fewest_of_the_least_priority_are_asked_and_none_where_that_would_no
     assert to_revoke(waiter("w", 3, needed=1), [waiter("ahead", 9)], held) == []
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["a", "b", "c", "d", "e", None])), min_size=8, max_size=8),
+    st.integers(1, 8),
+    st.integers(0, 5),
+)
+def test_none_is_asked_without_whom_the_others_would_do(
+    drawn: list[tuple[int, str | None]], needed: int, priority: int
+) -> None:
+    names = [f"device {number}" for number in range(len(drawn))]
+    holders = {run for _, run in drawn if run}
+    held = [
+        Held(
+            run, min(level for level, other in drawn if other == run), number,
+            frozenset(name for name, (_, other) in zip(names, drawn, strict=True) if other == run),
+        )
+        for number, run in enumerate(sorted(holders))
+    ]  # fmt: skip
+    asks = waiter("w", priority, wanted=set(names), needed=needed)
+    free = sum(run is None for _, run in drawn)
+    chosen = to_revoke(asks, [], held)
+    gains = [len(one.resources) for one in chosen]
+    assert all(one.priority < priority for one in chosen)
+    if not chosen:
+        below = sum(len(one.resources) for one in held if one.priority < priority)
+        assert free >= needed or free + below < needed
+    for gain in gains:
+        assert free + sum(gains) >= needed > free + sum(gains) - gain
+
+
 @pytest.mark.parametrize("priority", [0, 5])
 def test_waiting_does_not_let_a_run_ask_for_the_devices_of_its_equals(priority: int) -> None:
     held = [Held("a", priority, 1, frozenset(DEVICES))]

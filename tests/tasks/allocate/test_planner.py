@@ -314,6 +314,8 @@ def test_where_memory_is_short_a_batch_is_taken_in_micro_batches_if_training_can
     result = made(one, small, most=16, **fixed)
     assert result.accumulation == 4
     assert result.devices[0].peak_memory_bytes <= 4e8
+    assert result.devices[0].step_time_s.median == pytest.approx(4 * small[0].step_time(128).median)
+    assert result.devices[0].step_time_s.median < result.predicted.step_time_s.median * (1 + 1e-9)  # type: ignore[union-attr]
     assert made(one, [curve(1.0)], most=16, **fixed).accumulation == 1
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from planner_cases import data_of
 from trainwright.estimator.curves import Affine, DeviceCurve
 from trainwright.tasks.allocate.several import Choice, Pending, choices, make_joint_plan
 from trainwright.tasks.artefacts import Estimate, JointPlan
-from trainwright.tasks.errors import BadInput
+from trainwright.tasks.errors import BadInput, Infeasible
 from trainwright.tasks.job import Job
 from trainwright.tasks.pool import Pool
 
@@ -136,6 +138,46 @@ def test_the_job_of_lower_priority_slips_where_not_all_can_be_in_time() -> None:
     assert not made.feasible
     assert made.slips == ["b"]
     check(made)
+
+
+def test_a_job_that_does_not_fit_at_once_accumulates_beside_another() -> None:
+    chosen = pool(1, 0)
+    small = ESTIMATE.model_copy(
+        update={"curves": [one.model_copy(update={"memory_limit_bytes": 1.5e8}) for one in ESTIMATE.curves]}
+    )
+    jobs = [pending(chosen, name, 1, None) for name in ("a", "b")]
+    made = make_joint_plan([jobs[0], dataclasses.replace(jobs[1], estimate=small)])
+    check(made)
+    pieces = {job.job: job.accumulation for job in made.jobs}
+    assert pieces["a"] == 1
+    assert pieces["b"] > 1
+    (device,) = next(job for job in made.jobs if job.job == "b").devices
+    curve = small.curve(device)
+    assert curve.device_memory_bytes(64) > 1.5e8
+    assert curve.device_memory_bytes(64 // pieces["b"]) < device.peak_memory_bytes <= 1.5e8
+    assert device.step_time_s == curve.step_time(64, pieces["b"])
+
+
+def test_jobs_that_do_not_fit_into_the_windows_together_are_infeasible() -> None:
+    chosen = pool(0, 1)
+    alone, _ = choices(pending(chosen, "a", 20, None), None)
+    left_s = 1.5 * alone[0].upper_s  # of the window: time for one
+    window = chosen.hosts[0].model_copy(update={"available": "00:00-12:00"})
+    ending = chosen.model_copy(update={"hosts": [window]})
+    now = datetime(2026, 1, 5, 12, tzinfo=UTC) - timedelta(seconds=left_s)
+    assert make_joint_plan([pending(ending, "a", 20, None)], now=now).feasible
+    for deadline in (None, left_s):
+        with pytest.raises(Infeasible, match="within the hosts' windows") as caught:
+            make_joint_plan([pending(ending, name, 20, deadline) for name in ("a", "b")], now=now)
+        assert caught.value.details["binding"] == "availability"
+
+
+def test_where_not_all_choices_were_tried_the_windows_are_not_said_to_bind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainwright.tasks.allocate.several._MOST_CHOICES_TRIED", 0)
+    chosen = pool(0, 1)
+    with pytest.raises(Infeasible, match="there are more") as caught:
+        make_joint_plan([pending(chosen, name, 20, None) for name in ("a", "b")])
+    assert caught.value.details["binding"] == "bounded"
 
 
 def test_what_can_not_be_planned_together_is_refused_with_one_line() -> None:
