@@ -1,17 +1,24 @@
 """Sums over all ranks, by Horovod or by torch.distributed, behind one interface. Everything else is made of sums.
 
 Tensors that are summed lie in the host's memory, whatever device a rank computes on: so CPUs and GPUs can train together.
+A rank's place among the others while they change is `peers`.
 """
 
 from __future__ import annotations
 
+import json
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.tasks.errors import TrainingFailed
+
+
+MEET_S, SUM_S = 10.0, 1800.0
+"""torch's time-outs. The launcher notices sooner who dies or hangs."""
 
 
 class PeersLost(TrainingFailed):
@@ -87,10 +94,14 @@ class TorchCollective:
 
     def __init__(self, rank: int, size: int, meeting: Path) -> None:
         import torch.distributed as dist
+        from torch.distributed.distributed_c10d import _set_pg_timeout
 
-        dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=size)
+        store = dist.FileStore(str(meeting), size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=MEET_S))
         self._dist = dist
         self._early = dist.new_group()
+        for group in (dist.group.WORLD, self._early):  # meeting is quick; a sum may wait for a slow rank
+            _set_pg_timeout(timedelta(seconds=SUM_S), group)
         self.rank, self.size, self.wait_s = rank, size, 0.0
 
     def sum_(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -115,18 +126,33 @@ class TorchCollective:
         self.wait_s += time.perf_counter() - started
 
     def shutdown(self) -> None:
+        self._early = None
         self._dist.destroy_process_group()
 
 
-def take_from_first(collective: Collective, tensors: list[torch.Tensor], name: str) -> None:
-    """Give every rank the tensors of rank 0, in place and to the last bit: a sum of integers in which the others add zero."""
+def take_from_first(collective: Collective, tensors: list[torch.Tensor], name: str, source: int = 0) -> None:
+    """Give every rank the tensors of the first (or of `source`), in place and to the last bit.
+
+    A sum of integers in which the others add zero.
+    """
     if collective.size == 1 or not tensors:
         return
     parts = [tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
     padding = torch.zeros(-sum(part.numel() for part in parts) % 4, dtype=torch.uint8)
     whole = torch.cat([*parts, padding]).view(torch.int32)  # Horovod does not sum bytes
-    if collective.rank != 0:
+    if collective.rank != source:
         whole.zero_()
     received = collective.sum_(whole, name).view(torch.uint8).split([one.numel() for one in (*parts, padding)])
     for tensor, part in zip(tensors, received, strict=False):
         tensor.detach().copy_(part.clone().view(tensor.dtype).reshape(tensor.shape))
+
+
+def take_document(collective: Collective, document: Any, name: str, source: int) -> Any:
+    """The JSON value that `source` holds, on every rank; what the others pass does not matter."""
+    mine = json.dumps(document).encode() if collective.rank == source else b""
+    length = collective.sum_(torch.tensor([len(mine)], dtype=torch.int64), f"{name}.length")
+    text = torch.zeros(int(length), dtype=torch.uint8)
+    if mine:
+        text.copy_(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
+    take_from_first(collective, [text], name, source)
+    return json.loads(text.numpy().tobytes())

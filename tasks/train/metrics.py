@@ -6,8 +6,10 @@ row up to it, once: parts that begin later are dropped.
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 from trainwright.tasks.objects import ObjectStore
 
@@ -15,26 +17,69 @@ _PART = re.compile(r"^metrics/(?:steps-rank\d+|epochs|splits)-(\d{8})\.parquet$"
 
 
 class Rows:
-    """Rows of one kind that wait to be written."""
+    """Rows of one kind that wait to be written.
 
-    def __init__(self, store: ObjectStore, kind: str) -> None:
-        self._store, self._kind, self._rows = store, kind, list[dict[str, Any]]()
+    With a journal, a file of this machine to which each row goes at once, a process that takes the place of a killed one finds
+    what that one recorded.
+    """
+
+    def __init__(self, store: ObjectStore, kind: str, journal: Path | None = None) -> None:
+        self._store, self._kind, self._journal = store, kind, journal
+        self._file: IO[str] | None = None
+        self.rows = list[dict[str, Any]]()
 
     def add(self, **row: Any) -> None:
         """Add a row; the first column is `step`."""
-        self._rows.append(row)
+        self.rows.append(row)
+        self._note([row])
+
+    def _note(self, rows: list[dict[str, Any]]) -> None:
+        if self._journal is not None:
+            if self._file is None:
+                self._journal.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._journal.open("a")
+            self._file.write("".join(json.dumps(row) + "\n" for row in rows))
+            self._file.flush()
+
+    def recover(self) -> None:
+        """Take over what a killed process has noted; its last line may be cut short."""
+        if self._journal is None or not self._journal.exists():
+            return
+        whole = self._journal.read_text().rpartition("\n")[0]
+        self.replace([json.loads(line) for line in whole.splitlines()])
+
+    def replace(self, rows: list[dict[str, Any]]) -> None:
+        """These rows wait, and no others."""
+        self.rows = rows
+        if self._journal is not None:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+            self._journal.unlink(missing_ok=True)
+            if rows:
+                self._note(rows)
+
+    def forget_from(self, step: int) -> None:
+        """Forget the rows of a step and of those after it: they are done again."""
+        if self.rows and self.rows[-1]["step"] >= step:
+            self.replace([row for row in self.rows if row["step"] < step])
 
     def write(self) -> None:
         """Write what waits as one part, named by its first step."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        if self._rows:
+        if self.rows:
             sink = pa.BufferOutputStream()
-            pq.write_table(pa.Table.from_pylist(self._rows), sink)
-            key = f"metrics/{self._kind}-{self._rows[0]['step']:08d}.parquet"
+            pq.write_table(pa.Table.from_pylist(self.rows), sink)
+            key = f"metrics/{self._kind}-{self.rows[0]['step']:08d}.parquet"
             self._store.put(key, sink.getvalue().to_pybytes())
-            self._rows = []
+            self.replace([])
+
+
+def journal_of(work: Path, rank: int) -> Path:
+    """Where a rank notes its steps until they are written."""
+    return work / "journal" / f"steps-rank{rank}.jsonl"
 
 
 def read_rows(store: ObjectStore, kind: str) -> list[dict[str, Any]]:
