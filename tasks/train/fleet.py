@@ -24,7 +24,6 @@ class Fleet:
         """the largest batch of each device that ran out of memory"""
         self._deaths: Counter[int] = Counter()
         self._errors: Counter[int | None] = Counter()
-        self._largest: dict[int, int] = {}
 
     def died(self, number: int) -> None:
         """The process of a device has ended."""
@@ -45,18 +44,14 @@ class Fleet:
         self._errors[step] += 1
         return self._errors[step] >= ERRORS_AT_A_STEP
 
-    def finished_with(self, number: int, batch_size: int) -> None:
-        """A step with this batch fits into the device's memory."""
-        self._largest[number] = max(batch_size, self._largest.get(number, 0))
-
-    def no_memory_for(self, number: int, batch_size: int, predicted: int | None = None) -> int:
+    def no_memory_for(self, number: int, batch_size: int, fits: int, predicted: int | None = None) -> int:
         """A device ran out of memory with this batch: the largest that it is given from now on, which may be none (0).
 
-        `predicted` is what the plan's memory curve allows. The plan had thought that `batch_size` fits, so no more than half is
-        taken on its word; a batch that has been seen to fit is taken.
+        `fits` is the largest batch that it has been seen to hold, `predicted` what the plan's memory curve puts within the
+        memory that it has. The curve stands corrected by what happened, so it is not believed for more than half.
         """
         guess = batch_size // 2 if predicted is None else min(predicted, batch_size // 2)
-        self.limits[number] = min(batch_size - 1, max(guess, self._largest.get(number, 0)))
+        self.limits[number] = min(batch_size - 1, max(guess, fits))
         return self.limits[number]
 
     def why_not(self, members: Collection[int]) -> str | None:

@@ -32,8 +32,12 @@ RAN_AWAY, FIRST_LOSSES, JUDGED_AFTER = 10.0, 10, 20
 MOST_SETBACKS = 3
 
 
-def ramp(rank: Rank, channel: RankChannel, learning_rates: list[float]) -> dict[str, Any]:
+def ramp(rank: Rank, channel: RankChannel, world: World, learning_rates: list[float]) -> dict[str, Any]:
     """Raise the learning rate step by step; loss and accuracy before each update, until the loss runs away."""
+    split = split_among(sum(rank.split), world.members, rank.split, world.limits)
+    rank.split = split or rank.split
+    rank.begin_anew()
+    rank.take_state_from_first()
     points: list[dict[str, Any]] = []
     per_epoch = steps_per_epoch(len(rank.train_rows), sum(rank.split))
     smoothed, best = 0.0, math.inf

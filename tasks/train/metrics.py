@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from trainwright.tasks.objects import ObjectStore
 
+JOURNAL = "journal"
 _PART = re.compile(r"^metrics/(?:steps-rank\d+|epochs|splits)-(\d{8})\.parquet$")
 
 
@@ -79,7 +80,7 @@ class Rows:
 
 def journal_of(work: Path, rank: int) -> Path:
     """Where a rank notes its steps until they are written."""
-    return work / "journal" / f"steps-rank{rank}.jsonl"
+    return work / JOURNAL / f"steps-rank{rank}.jsonl"
 
 
 def read_rows(store: ObjectStore, kind: str) -> list[dict[str, Any]]:

@@ -67,6 +67,7 @@ class Rank:
         self._speed = request.plan.devices[number].speed
         self._update_s = 0.0
         self._proven = False
+        self._batch_size = 0
         self._dtype = _PRECISIONS[self.spec.precision]
         self._take(dataset)
         self._build_model()
@@ -75,6 +76,14 @@ class Rank:
     def first(self) -> bool:
         """Whether this rank speaks and writes for all."""
         return self.collective.rank == 0
+
+    def memory_bytes(self) -> float:
+        """The memory that this rank can have: what it holds and what is free."""
+        if self.device.type == "cuda":
+            return float(torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device))
+        import psutil
+
+        return float(psutil.virtual_memory().available + psutil.Process().memory_info().rss)
 
     def stop_on(self, number: signal.Signals) -> None:
         """From now on, this signal asks for a stop at the end of the step."""
@@ -112,6 +121,8 @@ class Rank:
         self.optimizer = make_optimizer(self.model.parameters(), self.spec.optimizer, request.learning_rate)
         self._gradients = GradientSum(self.model.parameters(), self.collective)
         self._before_step: list[torch.Tensor] | None = None
+        self.fits = 0
+        """the largest batch that a step was finished with"""
 
     def _newly_built(self) -> torch.nn.Module:
         torch.manual_seed(self.spec.seed)
@@ -172,6 +183,7 @@ class Rank:
         rows, total = own_part(order, step_in_epoch, self.split, self.number)
         started, waited = time.perf_counter(), self.collective.wait_s
         self._seed(step)
+        self._batch_size = len(rows)
         self._before_step = [buffer.clone() for buffer in self.model.buffers()]
         counts = len(rows) > 0
         if not counts:  # take part in every sum, with a sample that does not count
@@ -233,6 +245,7 @@ class Rank:
             group["lr"] = learning_rate
         self.optimizer.step()
         self._before_step = None
+        self.fits = max(self.fits, self._batch_size)
         self._update_s = time.perf_counter() - started
         return self._update_s
 

@@ -34,7 +34,7 @@ def main(order_path: Path, place: str) -> int:
     """Do what the order says; every failure is said to the launcher in one line."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to decide on
-    channel = RankChannel()
+    channel, training = RankChannel(), None
     try:
         order = Order.model_validate_json(order_path.read_text())
         peers = Peers(order.backend)
@@ -51,15 +51,17 @@ def main(order_path: Path, place: str) -> int:
             join_cgroup(Path(group))
         rank = Rank(order.request, dataset, peers, _device(planned), number)
         rank.stop_on(signal.SIGTERM)
-        _take_part(Training(rank, channel, order), peers, channel, order)
+        training = Training(rank, channel, order)
+        _take_part(training, peers, channel, order)
     except TrainwrightError as error:
         traceback.print_exc()
-        channel.send("error", error=error.document())
+        channel.send("error", error=error.document(), step=training and training.finished)
         return 1
     except Exception as error:  # noqa: BLE001 - a boundary: logged whole, and told to the launcher
         traceback.print_exc()
         message = " ".join(f"{type(error).__name__}: {error}".split())
-        channel.send("error", error={"kind": "training_failed", "message": message})
+        document = {"kind": "training_failed", "message": message}
+        channel.send("error", error=document, step=training and training.finished)
         return 1
     return 0
 
@@ -77,13 +79,16 @@ def _take_part(training: Training, peers: Peers, channel: RankChannel, order: Or
         try:
             peers.join(world, rank.number)
             channel.send("joined", generation=world.generation)
-            done = training.take_part(world) if order.mode == "train" else ramp(rank, channel, order.learning_rates)
+            if order.mode == "train":
+                done = training.take_part(world)
+            else:
+                done = ramp(rank, channel, world, order.learning_rates)
             if done is not None:
                 channel.send("done", **done)
         except Exception as error:
             traceback.print_exc()
             if isinstance(error, OutOfMemory):
-                says = {"no_memory_for": error.details["batch_size"]}
+                says = {"no_memory_for": error.details["batch_size"], "fits": rank.fits, "memory_bytes": rank.memory_bytes()}
             elif not _lost_others(error):
                 raise
             rank.abandon_step()
