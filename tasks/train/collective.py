@@ -70,7 +70,7 @@ class HorovodCollective:
     def start_sum(self, tensor: torch.Tensor, name: str) -> Any:
         try:
             return self._hvd.allreduce_async_(tensor, name=name, op=self._hvd.Sum)
-        except ValueError as error:  # Horovod has shut down
+        except (ValueError, RuntimeError) as error:  # Horovod has shut down, or is about to
             raise PeersLost(f"Horovod: {error}") from error
 
     def finish(self, handle: Any) -> None:
@@ -89,31 +89,39 @@ class TorchCollective:
     """torch.distributed with Gloo. The ranks meet through a file.
 
     It matches sums by their order, not by name. Those begun early have a group of their own, so that a rank may begin
-    them at another moment between the blocking ones.
+    them at another moment between the blocking ones. The groups are made directly: `init_process_group` counts them in
+    the process, and the processes of one world may have lived through other numbers of worlds.
     """
 
     def __init__(self, rank: int, size: int, meeting: Path) -> None:
         import torch.distributed as dist
-        from torch.distributed.distributed_c10d import _set_pg_timeout
 
         store = dist.FileStore(str(meeting), size)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=MEET_S))
-        self._dist = dist
-        self._early = dist.new_group()
-        for group in (dist.group.WORLD, self._early):  # meeting is quick; a sum may wait for a slow rank
-            _set_pg_timeout(timedelta(seconds=SUM_S), group)
+        store.set_timeout(timedelta(seconds=MEET_S))
+        try:
+            self._groups = {
+                early: dist.ProcessGroupGloo(
+                    dist.PrefixStore("early" if early else "sum", store), rank, size, timedelta(seconds=MEET_S)
+                )
+                for early in (False, True)
+            }
+        except RuntimeError as error:
+            raise PeersLost(f"torch.distributed: {error}") from error
+        self._options = dist.AllreduceOptions()
+        self._options.reduceOp = dist.ReduceOp.SUM
+        self._options.timeout = timedelta(seconds=SUM_S)
         self.rank, self.size, self.wait_s = rank, size, 0.0
 
     def sum_(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        self.finish(self._start(tensor, None))
+        self.finish(self._start(tensor, early=False))
         return tensor
 
     def start_sum(self, tensor: torch.Tensor, name: str) -> Any:
-        return self._start(tensor, self._early)
+        return self._start(tensor, early=True)
 
-    def _start(self, tensor: torch.Tensor, group: Any) -> Any:
+    def _start(self, tensor: torch.Tensor, *, early: bool) -> Any:
         try:
-            return self._dist.all_reduce(tensor, group=group, async_op=True)
+            return self._groups[early].allreduce([tensor], self._options)
         except RuntimeError as error:
             raise PeersLost(f"torch.distributed: {error}") from error
 
@@ -126,8 +134,7 @@ class TorchCollective:
         self.wait_s += time.perf_counter() - started
 
     def shutdown(self) -> None:
-        self._early = None
-        self._dist.destroy_process_group()
+        self._groups.clear()  # waits until nothing is summed any more
 
 
 def take_from_first(collective: Collective, tensors: list[torch.Tensor], name: str, source: int = 0) -> None:

@@ -78,6 +78,14 @@ class Rows:
             self.replace([])
 
 
+def warm_up() -> None:
+    """Load what writing takes (pyarrow looks for pandas at the first table), so that no step waits for it."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist([{"step": 0}]), pa.BufferOutputStream())
+
+
 def journal_of(work: Path, rank: int) -> Path:
     """Where a rank notes its steps until they are written."""
     return work / JOURNAL / f"steps-rank{rank}.jsonl"

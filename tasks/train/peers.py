@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch  # noqa: TID253 - only ranks import this
 
-from trainwright.tasks.train.collective import Collective, HorovodCollective, PeersLost, TorchCollective
+from trainwright.tasks.train.collective import Collective, HorovodCollective, TorchCollective
 from trainwright.tasks.train.world import World, horovod_environment
 
 
@@ -50,12 +50,7 @@ class Peers:
         if self._backend == "horovod":
             os.environ.update(horovod_environment(place, count, meeting))
             return HorovodCollective()
-        try:
-            return TorchCollective(place, count, Path(meeting))
-        except RuntimeError as error:
-            if torch.distributed.is_initialized():
-                torch.distributed.destroy_process_group()
-            raise PeersLost(f"torch.distributed: {error}") from error
+        return TorchCollective(place, count, Path(meeting))
 
     def leave(self) -> None:
         """Leave the world: when it returns, no sum of it touches a tensor any more."""
@@ -80,9 +75,10 @@ class Peers:
                     try:
                         with socket.socket(fileno=os.dup(descriptor)) as one:
                             if one.family in (socket.AF_INET, socket.AF_INET6):
+                                one.getpeername()  # not of those that listen: Gloo would end the process
                                 one.shutdown(socket.SHUT_RDWR)
                     except OSError:
-                        continue  # closed meanwhile, or only listening
+                        continue
 
     def sum_(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Sum a contiguous tensor over all members, in place. Raises PeersLost."""

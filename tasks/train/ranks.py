@@ -201,7 +201,7 @@ class Ranks:
             if number is not None:
                 self._used[number] = self._used.get(number, {}) | {"now": message}
         elif kind == "spare":
-            worker.state = "free"
+            pass  # it is loaded; a device may be its own by now
         elif kind == "free":
             self._freed(worker, message)
         elif kind == "joined":

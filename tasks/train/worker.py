@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ from trainwright.tasks.train.channel import RankChannel
 from trainwright.tasks.train.collective import PeersLost
 from trainwright.tasks.train.cpu_share import join_cgroup
 from trainwright.tasks.train.loop import Training, ramp
+from trainwright.tasks.train.metrics import warm_up
 from trainwright.tasks.train.peers import Peers
 from trainwright.tasks.train.rank import OutOfMemory, Rank
 from trainwright.tasks.train.request import Order
@@ -39,6 +41,10 @@ def main(order_path: Path, place: str) -> int:
         order = Order.model_validate_json(order_path.read_text())
         peers = Peers(order.backend)
         channel.attend(peers)
+        if order.mode == "train":  # what the first checkpoint would wait for
+            warm_up()
+            for name in ("safetensors.torch", "torch.utils.tensorboard"):
+                importlib.import_module(name)
         dataset = data.load(order.request.job.data)
         if place == "spare":
             channel.send("spare")
@@ -92,7 +98,8 @@ def _take_part(training: Training, peers: Peers, channel: RankChannel, order: Or
             elif not _lost_others(error):
                 raise
             rank.abandon_step()
-        gc.collect()  # what a failed step still holds
+            if says:
+                gc.collect()  # what the step that failed still holds
         peers.leave()
 
 
