@@ -1,7 +1,7 @@
 """How the ranks that meet in a new world come to one state, so that no step is lost while anyone lives who finished it.
 
-Who finished the most steps gives parameters, buffers, optimizer and `State` to all. Those may differ by one step: a rank dies while
-some have the last sum of a step already and others wait for it. Where nobody has a state, the first reads the checkpoint.
+Who finished the most steps gives parameters, buffers, optimizer and `State` to all. They may differ by one step: a rank dies
+while some have the last sum of a step already and others wait for it. Where nobody has a state, the first reads the checkpoint.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.tasks.errors import TrainingFailed
 
-
 MEET_S, SUM_S = 10.0, 1800.0
 """torch's time-outs. The launcher notices sooner who dies or hangs."""
 
@@ -95,20 +94,20 @@ class TorchCollective:
 
     def __init__(self, rank: int, size: int, meeting: Path) -> None:
         import torch.distributed as dist
+        from torch._C._distributed_c10d import FileStore, PrefixStore
 
-        store = dist.FileStore(str(meeting), size)
+        store = FileStore(str(meeting), size)
         store.set_timeout(timedelta(seconds=MEET_S))
         try:
-            self._groups = {
+            self._groups: dict[bool, Any] = {
                 early: dist.ProcessGroupGloo(
-                    dist.PrefixStore("early" if early else "sum", store), rank, size, timedelta(seconds=MEET_S)
+                    PrefixStore("early" if early else "sum", store), rank, size, timedelta(seconds=MEET_S)
                 )
                 for early in (False, True)
             }
         except RuntimeError as error:
             raise PeersLost(f"torch.distributed: {error}") from error
-        self._options = dist.AllreduceOptions()
-        self._options.reduceOp = dist.ReduceOp.SUM
+        self._options = dist.AllreduceOptions()  # whose default is to sum
         self._options.timeout = timedelta(seconds=SUM_S)
         self.rank, self.size, self.wait_s = rank, size, 0.0
 

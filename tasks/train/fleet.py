@@ -1,7 +1,7 @@
-"""Who may take part in a training, whose process is started again, and when that is given up. Pure: opens nothing, reads no clock.
+"""Who may take part in a training, whose process is started again, and when that is given up. Pure.
 
-A device counts its deaths anew whenever it has seen a checkpoint through. An error that the code raises twice at one step would come
-a third time too, on whichever device; a kill would not.
+A device counts its deaths anew whenever it has seen a checkpoint through. An error that the code raises twice at one step would
+come a third time too, on whichever device; a kill would not.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Fleet:
         if split_among(total, sorted(members), self.batch_sizes, self.limits) is None:
             held = ", ".join(f"device {number}: {limit}" for number, limit in sorted(self.limits.items()))
             return (
-                f"the global batch of {total} does not fit into the memory of {len(members)} of {count} devices (at most {held}); "
-                "a smaller train.global_batch_size would"
+                f"the global batch of {total} does not fit into the memory of {len(members)} of {count} devices "
+                f"(at most {held}); a smaller train.global_batch_size would"
             )
         return None

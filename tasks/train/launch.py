@@ -60,7 +60,12 @@ def train(
     found = str(folder) if state is not None else None
     try:
         with Ranks(
-            order, stop, still_mine, lambda: _restore(store, work), checkpoint=found, committed=state.step if state else 0
+            order,
+            stop,
+            still_mine,
+            lambda: _restore(store, work),
+            checkpoint=found,
+            committed=state.step if state else 0,
         ) as ranks:
             done = ranks.watch()
     except RunHeld:

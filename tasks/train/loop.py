@@ -61,7 +61,7 @@ def ramp(rank: Rank, channel: RankChannel, world: World, learning_rates: list[fl
     return {"points": points}
 
 
-class RanAway(Exception):  # noqa: N818 - an event, met by going back
+class RanAway(Exception):
     """The loss, the same on every rank, is no number or runs away."""
 
 
@@ -265,7 +265,9 @@ class Training:
         state.members, state.setbacks, state.rate_factor = members, setbacks, factor
         self.committed = state.step
         self._weigh_anew()
-        self._change_split(rank.split, f"{what}; back to step {state.step} with {100 * factor:g} % of the learning rate")
+        self._change_split(
+            rank.split, f"{what}; back to step {state.step} with {100 * factor:g} % of the learning rate"
+        )
 
     def _show(self, found: StepFigures, rate: float, taken_s: float) -> None:
         step, speed = self._state.step, found.samples / taken_s

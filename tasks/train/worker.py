@@ -1,7 +1,7 @@
 """A rank as a process: `python -m trainwright.tasks.train.worker ORDER.json RANK`, started by `ranks`.
 
-It loads its libraries, the data and the model once, and then takes part in one world after another. With `spare` in the rank's place
-it waits, loaded, until it is given the device of a process that was lost.
+It loads its libraries, the data and the model once, and then takes part in one world after another. With `spare` in the rank's
+place it waits, loaded, until it is given the device of a process that was lost.
 """
 
 from __future__ import annotations
@@ -85,16 +85,18 @@ def _take_part(training: Training, peers: Peers, channel: RankChannel, order: Or
         try:
             peers.join(world, rank.number)
             channel.send("joined", generation=world.generation)
-            if order.mode == "train":
-                done = training.take_part(world)
-            else:
-                done = ramp(rank, channel, world, order.learning_rates)
+            trains = order.mode == "train"
+            done = training.take_part(world) if trains else ramp(rank, channel, world, order.learning_rates)
             if done is not None:
                 channel.send("done", **done)
         except Exception as error:
             traceback.print_exc()
             if isinstance(error, OutOfMemory):
-                says = {"no_memory_for": error.details["batch_size"], "fits": rank.fits, "memory_bytes": rank.memory_bytes()}
+                says = {
+                    "no_memory_for": error.details["batch_size"],
+                    "fits": rank.fits,
+                    "memory_bytes": rank.memory_bytes(),
+                }
             elif not _lost_others(error):
                 raise
             rank.abandon_step()

@@ -21,7 +21,9 @@ class World(BaseModel):
 
     model_config = ConfigDict(frozen=True)
     generation: int
-    members: list[int] = Field(description="numbers of the plan's devices; their order is that of the collectives' ranks")
+    members: list[int] = Field(
+        description="numbers of the plan's devices; their order is that of the collectives' ranks"
+    )
     meeting: str = Field(description="torch: a file; Horovod: the port of its rendezvous server")
     committed: int = Field(default=0, description="steps that the newest checkpoint holds")
     checkpoint: str | None = Field(default=None, description="local folder to go on from where no member has a state")

@@ -1,10 +1,10 @@
 """How training bears kills: `python tests/benchmarks/train/recovery.py [KILLS] [RANKS] [BACKEND ...] [--seed N]`.
 
-For each library, a training on RANKS emulated devices (default 3) of which KILLS (default 20) random ranks are killed by SIGKILL,
-one after another, some seconds apart, the first rank among them as often as the others. Prints seconds from a kill until two steps
-more are finished than before (the step at hand may still end by itself), steps lost, the longest pause between two steps when a
-rank came back; beside each the longest pause of as many undisturbed stretches (the noise). Then the accuracy on held-out rows beside
-that of undisturbed trainings with other seeds.
+For each library, a training on RANKS emulated devices (default 3) of which random ranks are killed by SIGKILL, KILLS times
+(default 20), some seconds apart, the first rank as often as the others. Prints seconds from a kill until two steps more are
+finished than before (the step at hand may still end by itself), steps lost, the longest pause between two steps when a rank came
+back; beside it the longest pause in the second before each kill (the noise). Then the accuracy on held-out rows beside that of
+undisturbed trainings with other seeds.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tasks" / "train"))
 
-from training_case import request  # noqa: E402
+from training_case import request
 
-from trainwright.tasks import progress  # noqa: E402
-from trainwright.tasks.train import train  # noqa: E402
+from trainwright.tasks import progress
+from trainwright.tasks.train import train
 
 EPOCHS_PER_KILL, SEEDS = 9, 5
 STEPS_PER_EPOCH = 24
@@ -73,7 +74,7 @@ class Watch:
     def pauses(self, begin: float, end: float) -> float:
         """The longest time between two steps that lie, in part, between two moments."""
         times = [moment for moment, _ in self.seen]
-        inside = [later - one for one, later in zip(times, times[1:], strict=False) if one <= end and later >= begin]
+        inside = [later - one for one, later in pairwise(times) if one <= end and later >= begin]
         return max(inside, default=0.0)
 
 
@@ -112,14 +113,21 @@ def disturbed(backend: str, ranks: int, kills: int, seed: int) -> None:
             watch.over.set()
             for thread in threads:
                 thread.join()
-        grown = [watch.pauses(moment - 0.05, moment + 0.5) for moment, reason in watch.worlds if "is back" in reason and "killed" not in reason]
+        grown = [
+            watch.pauses(moment - 0.05, moment + 0.5)
+            for moment, reason in watch.worlds
+            if "is back" in reason and "killed" not in reason
+        ]
     print(f"\n{backend}, {ranks} ranks, {len(recovered)} kills, seed {seed}; checkpoint every 25 steps")
     print(f"kill to two steps more: {line(recovered)}; longest pause before kills: {line(quiet)}")
     print(f"   {' '.join(f'{one:.2f}' for one in recovered)}")
     print(f"steps lost: {' '.join(map(str, lost))}")
     print(f"longest pause as a rank came back: {line(grown)}")
     samples = sum(device.samples for device in result.devices)
-    print(f"accuracy {result.metrics['accuracy']:.4f}, loss {result.metrics['loss']:.4f}; samples {samples}, of {EPOCHS_PER_KILL * kills * 1438}")
+    print(
+        f"accuracy {result.metrics['accuracy']:.4f}, loss {result.metrics['loss']:.4f}; "
+        f"samples {samples}, of {EPOCHS_PER_KILL * kills * 1438}"
+    )
 
 
 def case(folder: Path, backend: str, ranks: int, epochs: int, speed: float, seed: int) -> Any:
@@ -148,14 +156,19 @@ def undisturbed(kills: int, seeds: list[int]) -> None:
         with tempfile.TemporaryDirectory() as name:
             found.append(train(case(Path(name), "torch", 1, EPOCHS_PER_KILL * kills, 1e6, seed)).metrics)
     accuracies = [one["accuracy"] for one in found]
-    print(f"\nundisturbed, seeds {seeds}: accuracy {' '.join(f'{one:.4f}' for one in accuracies)}; loss " + " ".join(f"{one['loss']:.4f}" for one in found))
+    print(
+        f"\nundisturbed, seeds {seeds}: accuracy {' '.join(f'{one:.4f}' for one in accuracies)}; loss "
+        + " ".join(f"{one['loss']:.4f}" for one in found)
+    )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("kills", type=int, nargs="?", default=20)
     parser.add_argument("ranks", type=int, nargs="?", default=3)
-    parser.add_argument("backends", nargs="*", default=["torch", *(["horovod"] if importlib.util.find_spec("horovod") else [])])
+    parser.add_argument(
+        "backends", nargs="*", default=["torch", *(["horovod"] if importlib.util.find_spec("horovod") else [])]
+    )
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     for backend in given.backends:

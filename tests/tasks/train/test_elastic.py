@@ -128,7 +128,9 @@ def test_the_others_go_on_when_a_rank_is_killed_and_it_comes_back(
     result = train(asked)
     watcher.join()
     lost = result.split_events[0]
-    assert lost.reason.startswith(f"rank {victim} (here/{victim}) was killed by SIGKILL; goes on with {ranks - 1} of {ranks}")
+    assert lost.reason.startswith(
+        f"rank {victim} (here/{victim}) was killed by SIGKILL; goes on with {ranks - 1} of {ranks}"
+    )
     assert lost.batch_sizes[victim] == 0
     assert sum(lost.batch_sizes) == 60
     assert lost.step >= 5
@@ -179,11 +181,15 @@ def test_with_a_minimum_of_all_the_others_wait_for_the_replacement(tmp_path: Pat
     assert_every_sample_once(asked, 2, 1)
 
 
-def test_fewer_than_the_minimum_is_a_checkpoint_and_a_clear_failure(tmp_path: Path, heard: list[dict[str, Any]]) -> None:
+def test_fewer_than_the_minimum_is_a_checkpoint_and_a_clear_failure(
+    tmp_path: Path, heard: list[dict[str, Any]]
+) -> None:
     spec = {"devices": SLOW, "epochs": 50, "backend": "torch", "checkpoint": {"every_steps": 7}}
     asked = with_min_count(request(tmp_path, [40, 20], faults={"restarts": 0}, **spec), 2)
     watcher = when_checkpoint(tmp_path, 7, lambda: os.kill(pids(heard)[1], signal.SIGKILL))
-    with pytest.raises(TrainingFailed, match=r"1 of 2 devices left, and devices.min_count is 2.*rank 1 .*SIGKILL") as caught:
+    with pytest.raises(
+        TrainingFailed, match=r"1 of 2 devices left, and devices.min_count is 2.*rank 1 .*SIGKILL"
+    ) as caught:
         train(asked)
     watcher.join()
     step = caught.value.details["step"]
@@ -232,7 +238,8 @@ def test_a_launcher_that_is_killed_leaves_no_rank_and_what_follows_is_the_same(t
     )
     said = tmp_path / "progress"
     launcher = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path / "request.json")], env={**os.environ, "TRAINWRIGHT_PROGRESS": str(said)}
+        [sys.executable, "-c", program, str(tmp_path / "request.json")],
+        env={**os.environ, "TRAINWRIGHT_PROGRESS": str(said)},
     )
     when_checkpoint(tmp_path / "a", 30, launcher.kill).join()
     launcher.wait()
@@ -272,7 +279,9 @@ def test_a_loss_that_is_no_number_goes_back_to_the_checkpoint_with_half_the_rate
     result = train(asked)
     assert len(result.split_events) == 1
     assert result.split_events[0].step == 5
-    assert "the loss is nan at step 7 (learning rate 0.01); back to step 5 with 50 % of" in result.split_events[0].reason
+    assert (
+        "the loss is nan at step 7 (learning rate 0.01); back to step 5 with 50 % of" in result.split_events[0].reason
+    )
     assert_every_sample_once(asked, 2, 1)
     assert [row["learning_rate"] for row in rows(asked, "steps-rank0")] == [0.01] * 5 + [0.005] * 19
 
@@ -348,7 +357,10 @@ def test_twenty_kills_in_a_row_end_in_the_accuracy_of_an_undisturbed_training(
 
 
 def test_a_split_event_of_an_absent_rank_is_replayed_as_a_share_of_nothing(tmp_path: Path) -> None:
-    events = [SplitEvent(step=4, batch_sizes=[60, 0], reason="gone"), SplitEvent(step=9, batch_sizes=[20, 40], reason="back")]
+    events = [
+        SplitEvent(step=4, batch_sizes=[60, 0], reason="gone"),
+        SplitEvent(step=9, batch_sizes=[20, 40], reason="back"),
+    ]
     asked = request(tmp_path, [40, 20], model={"norm": True}).model_copy(update={"replay_events": events})
     assert train(asked).split_events == events
     assert [row["batch_size"] for row in rows(asked, "steps-rank1")][:10] == [20] * 4 + [0] * 5 + [40]
