@@ -236,9 +236,8 @@ def _features(model: torch.nn.Module, shapes: list[tuple[int, ...]]) -> dict[str
     }
 
 
-def main() -> int:
-    """Read the request, write the structure, or the error as a document."""
-    request = json.loads(Path(sys.argv[1]).read_text())
+def answer(request: dict[str, Any]) -> str:
+    """The structure that a request asks for, as JSON; or `{"error": …}`. Runs the model's code, its memory limited."""
     limit = request["memory_limit_bytes"]
     if limit:
         with contextlib.suppress(ValueError):
@@ -249,14 +248,19 @@ def main() -> int:
         what = StepSpec(
             definition, request["config"], spec, request["optimizer"], request["precision"], request["accumulation"]
         )
-        answer = trace(what, request["batch_size"]).model_dump_json()
+        return trace(what, request["batch_size"]).model_dump_json()
     except TrainwrightError as error:
-        answer = json.dumps({"error": error.document()})
+        return json.dumps({"error": error.document()})
     except MemoryError:
-        answer = json.dumps(
+        return json.dumps(
             {"error": {"kind": "bad_input", "message": "model: tracing it takes more memory than allowed"}}
         )
-    Path(sys.argv[2]).write_text(answer)
+
+
+def main() -> int:
+    """Read the request, write the structure, or the error as a document."""
+    request = json.loads(Path(sys.argv[1]).read_text())
+    Path(sys.argv[2]).write_text(answer(request))
     return 0
 
 

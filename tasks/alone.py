@@ -20,6 +20,7 @@ from trainwright.estimator.step_time import estimate_step as step_document
 from trainwright.estimator.structure import PRECISIONS, Structure
 from trainwright.tasks import calibration_set, progress
 from trainwright.tasks.allocate.planner import make_plan, usable
+from trainwright.tasks.allocate.queue import Queue
 from trainwright.tasks.allocate.several import Pending, make_joint_plan
 from trainwright.tasks.artefacts import DataSchema, Estimate, JointPlan, Plan, Validation
 from trainwright.tasks.documents import validated
@@ -28,6 +29,7 @@ from trainwright.tasks.job import DataSpec, Job, ModelSpec, Optimizer
 from trainwright.tasks.objects import open_store
 from trainwright.tasks.pool import Device, Pool, load_pool
 from trainwright.tasks.settings import settings
+from trainwright.tasks.step import ledger
 from trainwright.tasks.steps import batch_spec, kept_suite
 
 
@@ -151,20 +153,58 @@ def plan_jobs(jobs: Sequence[Job], calibrations: Sequence[Calibration] = ()) -> 
 def predicted(job: Job, calibrations: Sequence[Calibration] = ()) -> tuple[Pool, Estimate, DataSchema]:
     """What a job is planned from: its pool, what a step costs on the devices, and its data."""
     from trainwright.tasks import data
-    from trainwright.tasks.estimate import estimate
 
     if job.model is None:
         raise BadInput("model: missing in the job, and needed by this step")
     pool = load_pool(job.pool)
-    devices: list[Device] = usable(pool, job.devices)
+    usable(pool, job.devices)  # names that are wrong are told before anything is read
     schema = data.describe(job.data)
     structure = extract_model(
         job.model, spec=batch_spec(schema), optimizer=job.train.optimizer, precision=job.train.precision
     )
-    found = estimate(
+    return pool, _estimated(job, pool, structure, calibrations), schema
+
+
+def plan_structure(
+    job: Job, pool: Pool, schema: DataSchema, structure: Structure, calibrations: Sequence[Calibration] = ()
+) -> Plan:
+    """The plan for a job whose model's structure is known already; reads neither its data nor its model's code."""
+    return make_plan(job, pool, _estimated(job, pool, structure, calibrations), schema, now=datetime.now(UTC))
+
+
+def _estimated(job: Job, pool: Pool, structure: Structure, calibrations: Sequence[Calibration]) -> Estimate:
+    from trainwright.tasks.estimate import estimate
+
+    devices: list[Device] = usable(pool, job.devices)
+    return estimate(
         structure, devices, calibrations, power=pool.power, backend=job.train.backend, finished=_finished(devices)
     )
-    return pool, found, schema
+
+
+def pool_document(pool: Pool) -> dict[str, Any]:
+    """A pool's devices, who holds them until when, and who waits: as `trainwright pool --json` prints it."""
+    held = {lease.resource: lease for lease in ledger().held("device ")}
+    documents: list[dict[str, Any]] = []
+    for device in pool.devices():
+        lease = held.get(device.resource)
+        until = datetime.fromtimestamp(lease.expires_at, UTC) if lease else None
+        documents.append(
+            device.model_dump()
+            | {
+                "holder": lease.holder if lease else None,
+                "run": lease.run if lease else None,
+                "until": until.isoformat(timespec="seconds") if until else None,
+                "expires_in_s": round((until - datetime.now(UTC)).total_seconds(), 1) if until else None,
+                "revoked_by": lease.revoked_by if lease else None,
+            }
+        )
+    names = {device.resource for device in pool.devices()}
+    queue: list[dict[str, Any]] = [
+        {"place": place, "run": one.run, "holder": one.holder, "priority": one.priority, "waited_s": round(waited_s, 1),
+         "needed": one.needed, "wanted": sorted(one.wanted)}
+        for place, (one, waited_s) in enumerate(Queue(ledger()).waiting(), start=1) if one.wanted & names
+    ]  # fmt: skip
+    return {"pool": pool.name, "devices": documents, "queue": queue}
 
 
 def _finished(devices: Sequence[Device]) -> list[FinishedRun]:

@@ -185,12 +185,17 @@ def cached(threads: int) -> Path:
     return settings().home / "calibrations" / f"cpu-{key(threads)}.json"
 
 
+def link_file() -> Path:
+    """Where this machine's link between ranks is kept, once measured."""
+    return settings().home / "links" / f"cpu-{_machine(importlib.metadata.version('torch'))}.json"
+
+
 def link_for_this_machine() -> Link:
     """The link between ranks of this machine, from the cache or measured now (under 6 s).
 
     Raises TrainwrightError where it can't be measured.
     """
-    path = settings().home / "links" / f"cpu-{_machine(importlib.metadata.version('torch'))}.json"
+    path = link_file()
     if path.exists():
         try:
             return Link.model_validate_json(path.read_bytes())

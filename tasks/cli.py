@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from trainwright.estimator.errors import BadInput, TrainwrightError
-from trainwright.tasks.commands import models, planning, runs, stack
+from trainwright.tasks.commands import models, planning, runs, serve, stack
 from trainwright.tasks.commands.options import print_json
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app = typer.Typer(
 for command in (
     runs.run, planning.validate, models.extract, models.calibrate, models.estimate, planning.plan, runs.search_lr, runs.train,
     runs.analyze, runs.runs, runs.show, planning.pool, stack.up, stack.status, stack.down,
+    serve.serve,
 ):  # fmt: skip
     app.command(command.__name__.replace("_", "-"))(command)
 

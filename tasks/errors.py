@@ -10,6 +10,8 @@ TrainwrightError              exit code
 ├── MustWait              1   the devices are others': the run keeps its place in the queue (operators defer on it)
 ├── Infeasible            3   no plan meets the limits: which, and the nearest that does
 ├── ServiceUnreachable    4   a service does not answer: which, where, how to start it
+├── Unauthorized          1   the service does not know who asks
+├── Forbidden             1   it does, but they may not
 └── Interrupted         130   stopped by a person or a signal
 """
 
@@ -64,6 +66,18 @@ class ServiceUnreachable(TrainwrightError):
     exit_code = 4
 
 
+class Unauthorized(TrainwrightError):
+    """Who asks is not known."""
+
+    kind = "unauthorized"
+
+
+class Forbidden(TrainwrightError):
+    """Who asks is known, but may not."""
+
+    kind = "forbidden"
+
+
 class Interrupted(TrainwrightError):
     """Stopped on request; what was saved can be resumed."""
 
@@ -75,7 +89,7 @@ _KINDS: dict[str, type[TrainwrightError]] = {
     error.kind: error
     for error in (
         TrainwrightError, BadInput, BusyMachine, DataRejected, TrainingFailed, CorruptArtefact, RunHeld, MustWait,
-        Infeasible, ServiceUnreachable, Interrupted,
+        Infeasible, ServiceUnreachable, Unauthorized, Forbidden, Interrupted,
     )
 }  # fmt: skip
 
@@ -91,6 +105,7 @@ __all__ = [
     "BusyMachine",
     "CorruptArtefact",
     "DataRejected",
+    "Forbidden",
     "Infeasible",
     "Interrupted",
     "MustWait",
@@ -98,6 +113,7 @@ __all__ = [
     "ServiceUnreachable",
     "TrainingFailed",
     "TrainwrightError",
+    "Unauthorized",
     "from_document",
 ]
 

@@ -9,10 +9,11 @@ import math
 import os
 import re
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
 from trainwright.estimator.devices import DEVICE_TYPES, EMULATED
 from trainwright.tasks.documents import Bandwidth, Document, Duration, read_mapping, validated
@@ -37,7 +38,16 @@ def _prices(values: object) -> object:
     return parsed
 
 
-Prices = Annotated[dict[str, float], BeforeValidator(_prices)]
+def _price_texts(prices: dict[str, float]) -> dict[str, str]:
+    return {name: f"{Decimal(repr(value)):f}/{'kWh' if name == 'energy' else 'h'}" for name, value in prices.items()}
+
+
+Prices = Annotated[
+    dict[str, float],
+    BeforeValidator(_prices),
+    PlainSerializer(_price_texts, return_type=dict[str, str]),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "string", "examples": ["2.1/h", "0.25/kWh"]}}),
+]
 """Per hour of a device type, and per kWh of energy, in the pool's currency."""
 
 

@@ -9,6 +9,9 @@
 | TRAINWRIGHT_S3_REGION | us-east-1 | its region |
 | TRAINWRIGHT_LEDGER | sqlite under TRAINWRIGHT_HOME | SQLAlchemy URL of the table of leases |
 | TRAINWRIGHT_JOBS | the shipped dags/jobs | the folder of job files that become scheduled DAGs |
+| TRAINWRIGHT_POOLS | the shipped dags/pools | the folder of pool files that the service knows by name |
+| TRAINWRIGHT_SERVICE_TOKEN | a file, see `serve` | the service's token of those who may start runs |
+| TRAINWRIGHT_SERVICE_READ_TOKEN | a file | and of those who may not |
 | TRAINWRIGHT_HOLDER, TRAINWRIGHT_HOLDER_PID | none | in whose name leases are taken, and the process they end with |
 | TRAINWRIGHT_PROGRESS | none | a file to which steps append progress, one JSON object a line |
 """
@@ -18,6 +21,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
+
+SERVICE_SECRETS: dict[Literal["read", "run"], str] = {
+    "run": "TRAINWRIGHT_SERVICE_TOKEN",
+    "read": "TRAINWRIGHT_SERVICE_READ_TOKEN",
+}
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,7 @@ class Settings:
     s3_region: str
     ledger_url: str = field(repr=False)  # it may hold a password
     jobs: Path
+    pools: Path
     progress: Path | None
     holder: str | None
     holder_pid: int | None
@@ -38,6 +48,14 @@ class Settings:
         """Access and secret key from the environment; None where the embedded server's own are to be used."""
         access, secret = os.environ.get("TRAINWRIGHT_S3_ACCESS_KEY"), os.environ.get("TRAINWRIGHT_S3_SECRET_KEY")
         return (access, secret) if access and secret else None
+
+    def service_tokens(self) -> dict[Literal["read", "run"], str]:
+        """The service's tokens that the environment names, by role."""
+        found: dict[Literal["read", "run"], str] = {}
+        for role, name in SERVICE_SECRETS.items():
+            if token := os.environ.get(name):
+                found[role] = token
+        return found
 
 
 def settings() -> Settings:
@@ -52,6 +70,7 @@ def settings() -> Settings:
         s3_region=os.environ.get("TRAINWRIGHT_S3_REGION") or "us-east-1",
         ledger_url=os.environ.get("TRAINWRIGHT_LEDGER") or f"sqlite:///{home / 'ledger.sqlite'}",
         jobs=Path(os.environ.get("TRAINWRIGHT_JOBS") or Path(__file__).parents[1] / "dags" / "jobs"),
+        pools=Path(os.environ.get("TRAINWRIGHT_POOLS") or Path(__file__).parents[1] / "dags" / "pools"),
         progress=Path(progress) if progress else None,
         holder=os.environ.get("TRAINWRIGHT_HOLDER") or None,
         holder_pid=int(pid) if pid.isdigit() else None,

@@ -1,0 +1,30 @@
+"""The REST service behind Airflow's login: who may trigger the DAG `retrain` may start runs, who may see it may read."""
+
+from typing import Annotated, Any
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+from airflow.api_fastapi.core_api.security import get_user
+from fastapi import Depends, FastAPI
+
+from trainwright.tasks.errors import Forbidden
+from trainwright.tasks.service.app import create_app
+from trainwright.tasks.service.auth import Client
+from trainwright.tasks.service.service import Service
+
+_DAG = DagDetails(id="retrain")
+
+
+def airflow_client(user: Annotated[Any, Depends(get_user)]) -> Client:
+    """The client that Airflow's user is. Raises Airflow's 401 for nobody, Forbidden for who may not even see the DAG."""
+    manager = get_auth_manager()
+    if manager.is_authorized_dag(method="POST", access_entity=DagAccessEntity.RUN, details=_DAG, user=user):
+        return Client("run")
+    if manager.is_authorized_dag(method="GET", details=_DAG, user=user):
+        return Client("read")
+    raise Forbidden("this needs the right to see the DAG retrain")
+
+
+def mounted_app() -> FastAPI:
+    """The application to mount. Its warm processes start with the first request that needs them, and end with the server."""
+    return create_app(Service(), airflow_client, start=False)

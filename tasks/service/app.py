@@ -1,0 +1,176 @@
+"""The REST routes: a FastAPI application that stands alone (`trainwright serve`) or is mounted in Airflow (`operators.plugin`).
+
+| route | role | answers |
+|---|---|---|
+| POST /plans | read; run where code or data are read | as `plan --json`, also where nothing is feasible |
+| POST /estimates | read; run with `model` | as `estimate --json` |
+| POST /structures | run | structure.json, as `extract --json` |
+| GET /pool?name=… | read | as `pool --json` |
+| GET /devices | read | the device types that are known |
+
+Errors are `{"error": {"kind", "message"}}`: 401 nobody, 403 not allowed, 408 too slow, 413 too large,
+422 bad input, 429 too much at once, 503 a needed service does not answer, 500 ours.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from trainwright.estimator.devices import DEVICE_TYPES
+from trainwright.estimator.structure import Structure
+from trainwright.tasks.errors import BadInput, Infeasible, TrainwrightError
+from trainwright.tasks.service import schema
+from trainwright.tasks.service.answers import error_document
+from trainwright.tasks.service.auth import Client, check_origin
+from trainwright.tasks.service.documents import (
+    DeviceTypes,
+    ErrorAnswer,
+    Infeasibility,
+    PlanAnswer,
+    PoolState,
+    StepEstimate,
+)
+from trainwright.tasks.service.requests import EstimateRequest, PlanRequest, StructureRequest
+from trainwright.tasks.service.service import Service
+
+log = logging.getLogger(__name__)
+
+_STATUS = {
+    "unauthorized": 401, "forbidden": 403, "not_found": 404, "method_not_allowed": 405, "timeout": 408, "held": 409,
+    "too_large": 413, "bad_input": 422, "data_rejected": 422, "busy": 429, "service_unreachable": 503,
+}  # fmt: skip
+_KINDS = {status: kind for kind, status in _STATUS.items() if kind != "data_rejected"}
+_CLIENT_GONE = 499  # nobody reads it
+
+
+def create_app(service: Service, client_of: Callable[..., Any], *, start: bool = True) -> FastAPI:
+    """The application. `client_of` is the dependency that says who asks; with `start`, the service warms up and ends with it."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        if start:
+            await service.start()
+        try:
+            yield
+        finally:
+            service.close()
+
+    app = FastAPI(
+        title="trainwright", version="1", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan,
+        summary="Plans, estimates and structures of models on devices.",
+        responses={status: {"model": ErrorAnswer} for status in (401, 403, 422)},
+    )  # fmt: skip
+    AnyClient = Annotated[Client, Depends(client_of)]
+    checked = [Depends(check_origin)]
+
+    async def received(request: Request) -> bytes:
+        if request.headers.get("content-type", "application/json").split(";")[0].strip().lower() != "application/json":
+            raise BadInput("content-type: allowed: application/json")
+        return await service.receiver.body(request.stream(), request.headers.get("content-length"))
+
+    @app.post("/plans", dependencies=checked, response_model=PlanAnswer | Infeasibility, **schema.body(PlanRequest))
+    async def plans(request: Request, client: AnyClient) -> Response:
+        """The plan for a job: which devices, what shares, how long. Takes nothing."""
+        body = await received(request)
+        kept = service.kept("plan", body, client)
+        return _json(kept) if kept is not None else await _unless_gone(request, service.plan(body, client))
+
+    @app.post("/estimates", dependencies=checked, response_model=StepEstimate, **schema.body(EstimateRequest))
+    async def estimates(request: Request, client: AnyClient) -> Response:
+        """Time, memory and energy of a training step on a device type."""
+        body = await received(request)
+        kept = service.kept("estimate", body, client)
+        return _json(kept) if kept is not None else await _unless_gone(request, service.estimate(body, client))
+
+    @app.post("/structures", dependencies=checked, response_model=Structure, **schema.body(StructureRequest))
+    async def structures(request: Request, client: AnyClient) -> Response:
+        """A model's structure, read from its code: needs the right to start runs."""
+        body = await received(request)
+        return await _unless_gone(request, service.structure(body, client))
+
+    @app.get("/pool", response_model=PoolState, responses={404: {"model": ErrorAnswer, "description": "no such pool"}})
+    async def pool(
+        client: AnyClient,
+        name: Annotated[str | None, Query(max_length=200, description="left out: the server's machine")] = None,
+    ) -> Response:
+        """A pool's devices and who holds them."""
+        return _json(await service.pool(name))
+
+    @app.get("/devices", response_model=DeviceTypes)
+    async def devices(client: AnyClient) -> Response:
+        """The device types that are known, with what their makers state."""
+        return _json(_DEVICES)
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi(client: AnyClient) -> Response:
+        return _json(json.dumps(app.openapi()).encode())
+
+    app.openapi = lambda: schema.openapi(app)  # type: ignore[method-assign]  # as FastAPI's documentation has it
+    app.add_exception_handler(TrainwrightError, _ours)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(Exception, _unexpected)
+    return app
+
+
+_DEVICES = json.dumps(
+    {"devices": [{**dataclasses.asdict(one), "sources": one.sources} for one in DEVICE_TYPES.values()]}
+).encode()
+
+
+async def _unless_gone(request: Request, answer: Awaitable[bytes]) -> Response:
+    """The answer; cancelled when the client goes before it is there."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    work, leaving = asyncio.ensure_future(answer), asyncio.create_task(gone())
+    try:
+        await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return _json(work.result()) if work.done() else Response(status_code=_CLIENT_GONE)
+    finally:
+        for task in (work, leaving):
+            task.cancel()
+        await asyncio.gather(work, leaving, return_exceptions=True)
+
+
+def _json(content: bytes | str, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(content, status, media_type="application/json", headers=headers)
+
+
+async def _ours(_: Request, error: Exception) -> Response:
+    assert isinstance(error, TrainwrightError)
+    if isinstance(error, Infeasible):  # an answer like any other: the question was well put
+        return _json(error_document(error))
+    status = _STATUS.get(error.kind, 500)
+    if status >= 500:
+        log.error("%s", error)
+    extra = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "10"}}.get(status)
+    return _json(error_document(error), status, extra)
+
+
+async def _http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    document = {"error": {"kind": _KINDS.get(error.status_code, "failed"), "message": str(error.detail)}}
+    return _json(json.dumps(document), error.status_code, dict(error.headers or {}))
+
+
+async def _invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"][1:]))
+    return _json(error_document(BadInput(f"{where}: {first['msg']}")), 422)
+
+
+async def _unexpected(_: Request, error: Exception) -> Response:
+    log.error("a request failed", exc_info=error)
+    return _json(error_document(TrainwrightError(f"{type(error).__name__}: the service's log has more")), 500)

@@ -1,0 +1,108 @@
+"""What answers look like where the command line prints documents that are no artefacts."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+from trainwright.estimator.curves import Interval, Mode
+from trainwright.tasks.artefacts import Plan
+from trainwright.tasks.pool import Device
+
+
+class Memory(BaseModel):
+    """Bytes that a step needs."""
+
+    expected: float
+    safe: float
+
+
+class StepEstimate(BaseModel):
+    """`trainwright estimate --json`"""
+
+    device_type: str
+    batch_size: int
+    mode: Mode
+    coverage: float
+    learned_from: int
+    unknown_operations: list[str]
+    step_time_s: Interval
+    peak_memory_bytes: Memory
+    process_bytes: float | None
+    energy_j: Interval | None
+    energy_source: Literal["measured", "datasheet"] | None
+
+
+class PlanAnswer(Plan):
+    """plan.json"""
+
+
+class Problem(BaseModel, extra="allow"):
+    """What went wrong: `kind` for programs, `message` for people, one line."""
+
+    kind: str
+    message: str
+
+
+class ErrorAnswer(BaseModel, extra="allow"):
+    """An error, as the command line prints it with --json."""
+
+    error: Problem
+
+
+class Infeasibility(BaseModel):
+    """No plan meets the limits: `error` says which binds and the nearest that does."""
+
+    error: Problem
+    feasible: Literal[False]
+
+
+class HeldDevice(Device):
+    """A device and who holds it."""
+
+    holder: str | None
+    run: str | None
+    until: str | None
+    expires_in_s: float | None
+    revoked_by: str | None
+
+
+class Waiting(BaseModel):
+    """A run that waits for devices of the pool."""
+
+    place: int
+    run: str
+    holder: str
+    priority: int
+    waited_s: float
+    needed: int
+    wanted: list[str]
+
+
+class PoolState(BaseModel):
+    """`trainwright pool --json`"""
+
+    pool: str
+    devices: list[HeldDevice]
+    queue: list[Waiting]
+
+
+class DeviceKind(BaseModel):
+    """A device type, by its datasheet."""
+
+    name: str
+    peak_flops: dict[str, float]
+    bandwidth_bytes_per_s: float
+    memory_bytes: float | None
+    idle_w: float
+    load_w: float
+    source: str
+    other_sources: dict[str, str]
+    sources: dict[str, str]
+
+
+class DeviceTypes(BaseModel):
+    """The device types that are known."""
+
+    devices: list[DeviceKind]

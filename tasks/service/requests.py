@@ -1,0 +1,141 @@
+"""What clients send. A plan's request is a job file's content, and what stands for files that the service can't read."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from trainwright.estimator.calibration import Calibration
+from trainwright.estimator.source import BatchSpec
+from trainwright.estimator.structure import PRECISIONS, Structure
+from trainwright.tasks.artefacts import DataSchema
+from trainwright.tasks.documents import Document
+from trainwright.tasks.job import Job, ModelSpec, Optimizer
+from trainwright.tasks.pool import Pool
+
+MAX_BATCH = 1_000_000
+MAX_DEVICES = 10_000
+MAX_OPERATIONS = 100_000
+
+
+class SentModel(ModelSpec):
+    """A model's source: a file in a folder that the service serves, or the text of its modules in `files`."""
+
+    files: dict[str, str] | None = Field(
+        default=None, max_length=200, description="Python modules by relative path; `source` names one of them"
+    )
+
+    @model_validator(mode="after")
+    def _entry_is_there(self) -> SentModel:
+        if self.files is None:
+            return self
+        for name in self.files:
+            path = PurePosixPath(name)
+            if (
+                path.is_absolute()
+                or ".." in path.parts
+                or path.suffix != ".py"
+                or len(name) > 200
+                or not name.isprintable()
+            ):
+                raise ValueError(f"files with relative paths that end in .py, not {name[:80]!r}")
+        if self.source not in self.files:
+            raise ValueError(f"source as one of the files, not {self.source[:80]!r}")
+        return self
+
+
+class SentStructure(Structure):
+    """structure.json, as `POST /structures` answers it; its numbers checked."""
+
+    @model_validator(mode="after")
+    def _sane(self) -> SentStructure:
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"a precision of {', '.join(PRECISIONS)}, not {self.precision[:80]!r}")
+        if not 1 <= self.batch_size <= MAX_BATCH:
+            raise ValueError(f"a batch_size of 1 to {MAX_BATCH}, not {self.batch_size}")
+        counts = (self.parameters, self.parameter_bytes, self.accumulation, *(one.count for one in self.trace))
+        if min(counts) < 0:
+            raise ValueError("counts of zero or more")
+        return self
+
+
+class SentPool(Pool):
+    """A pool file's content, of so many devices at most."""
+
+    @model_validator(mode="after")
+    def _not_too_many(self) -> SentPool:
+        if sum(entry.count for host in self.hosts for entry in host.devices) > MAX_DEVICES:
+            raise ValueError(f"{MAX_DEVICES} devices at most")
+        return self
+
+
+NameOrPool = Annotated[
+    Annotated[str, Tag("tagged-name")] | Annotated[SentPool, Tag("tagged-pool")],
+    Discriminator(lambda value: "tagged-name" if isinstance(value, str) else "tagged-pool"),
+]
+BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH)]
+Precision = Literal["fp32", "fp64", "bf16", "amp"]
+SentOptimizer = Annotated[
+    Optimizer, BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
+]
+
+
+class StructureRequest(Document):
+    """What `trainwright extract` is told."""
+
+    model: SentModel
+    batch_size: BatchSize = 32
+    optimizer: SentOptimizer = Optimizer()
+    precision: Precision = "fp32"
+    accumulation: Annotated[int, Field(ge=1, le=MAX_BATCH)] = Field(default=1, description="micro-batches in a step")
+    spec: BatchSpec | None = Field(default=None, description="one sample's shape, for a model without example_batch")
+
+
+class EstimateRequest(Document):
+    """What `trainwright estimate` is told: a structure, or a model from which one is extracted first."""
+
+    structure: SentStructure | None = None
+    model: SentModel | None = Field(default=None, description="instead of a structure; needs the right to start runs")
+    batch_size: BatchSize
+    device_type: str | None = Field(default=None, description="a known device type; left out: the calibration's")
+    calibration: Calibration | None = Field(default=None, description="what `trainwright calibrate` wrote")
+    optimizer: SentOptimizer = Optimizer()
+    precision: Precision = "fp32"
+
+    @model_validator(mode="after")
+    def _complete(self) -> EstimateRequest:
+        if (self.structure is None) == (self.model is None):
+            raise ValueError("either a structure or a model")
+        if self.calibration is None and self.device_type is None:
+            raise ValueError("a calibration or a device_type")
+        return self
+
+
+class PlanRequest(Job):
+    """A job file's content. With `structure`, and `data_schema` or `rows`, neither code nor data are read."""
+
+    pool: NameOrPool | None = Field(  # type: ignore[assignment]  # wider than the file's
+        default=None,
+        description="its name, its file in a served folder, or its content; left out: the server's machine",
+    )
+    model: SentModel | None = Field(default=None, description="the model's source")
+    structure: SentStructure | None = Field(default=None, description="of the model, instead of its source")
+    data_schema: DataSchema | None = Field(default=None, description="`data` of validation.json, instead of reading it")
+    rows: int | None = Field(
+        default=None, ge=2, le=10**12, description="with a structure: rows of the data, instead of its schema"
+    )
+    calibrations: list[Calibration] = Field(default_factory=list, max_length=100)
+
+    @model_validator(mode="after")
+    def _complete(self) -> PlanRequest:
+        if (self.structure is None) == (self.model is None):
+            raise ValueError("either a structure or a model")
+        if self.rows is not None and (self.structure is None or self.data_schema is not None):
+            raise ValueError("rows only with a structure, and without a data_schema")
+        return self
+
+    def job(self) -> dict[str, Any]:
+        """The job file's own fields, without model and pool."""
+        return self.model_dump(mode="json", include=set(Job.model_fields) - {"pool", "model"})

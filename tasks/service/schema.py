@@ -1,0 +1,42 @@
+"""The OpenAPI document. Bodies are read by hand, after login and within limits, so their schemas are added by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+from trainwright.tasks.service.documents import ErrorAnswer
+from trainwright.tasks.service.requests import EstimateRequest, PlanRequest, StructureRequest
+
+_BODIES: tuple[type[BaseModel], ...] = (PlanRequest, EstimateRequest, StructureRequest)
+_IN_COMPONENTS = "#/components/schemas/{model}"
+_MORE = {
+    408: "the body did not arrive in time", 413: "the body is too large", 429: "too much at once: try again",
+    503: "a needed service does not answer",
+}  # fmt: skip
+
+
+def body(model: type[BaseModel]) -> dict[str, Any]:
+    """What a route says of its body, and of what may go wrong with it."""
+    content = {"application/json": {"schema": {"$ref": _IN_COMPONENTS.format(model=model.__name__)}}}
+    return {
+        "openapi_extra": {"requestBody": {"required": True, "content": content}},
+        "responses": {status: {"model": ErrorAnswer, "description": text} for status, text in _MORE.items()},
+    }
+
+
+def openapi(app: FastAPI) -> dict[str, Any]:
+    """The document, made once."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        for model in _BODIES:
+            made = model.model_json_schema(mode="validation", ref_template=_IN_COMPONENTS)
+            for name, definition in made.pop("$defs", {}).items():
+                schemas.setdefault(name, definition)
+            schemas[model.__name__] = made
+        app.openapi_schema = document
+    return app.openapi_schema

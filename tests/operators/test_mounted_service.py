@@ -1,0 +1,99 @@
+"""The service mounted in Airflow's API server: behind its login, within its rights. A real server."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from trainwright.infra.airflow import airflow_address, airflow_environment, ensure_airflow_db, password_file
+
+DAGS = Path(__file__).parents[2] / "dags"
+MODEL = {"source": "cnn.py", "config": {"width": 4}}
+SPEC = {
+    "inputs": {"inputs": [1, 8, 8]}, "input_dtypes": {"inputs": "float32"}, "target_dtype": "int64", "classes": 10,
+    "task": "image-classification",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    home = tmp_path_factory.mktemp("airflow-home")
+    environment = os.environ | airflow_environment(home, DAGS)
+    environment["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS"] = "admin:admin,viewer:viewer"
+    if not any(one.name == "trainwright" for one in importlib.metadata.entry_points(group="airflow.plugins")):
+        plugins = tmp_path_factory.mktemp("plugins")  # as where a person copies it, without installing
+        (plugins / "ours.py").write_text("from trainwright.operators.plugin import TrainwrightPlugin\n")
+        environment["AIRFLOW__CORE__PLUGINS_FOLDER"] = str(plugins)
+    ensure_airflow_db(home, DAGS)
+    base = airflow_address(home)
+    with (home / "server.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "airflow", "api-server"], env=environment, stdout=log, stderr=log, cwd=home
+        )
+    try:
+        deadline = time.monotonic() + 240
+        while True:
+            assert process.poll() is None, (home / "server.log").read_text()[-3000:]
+            assert time.monotonic() < deadline
+            try:
+                if httpx.get(f"{base}/api/v2/version", timeout=5).status_code == 200:
+                    break
+            except httpx.HTTPError:
+                time.sleep(1)
+        yield base, home
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _as(server: tuple[str, Path], user: str) -> httpx.Client:
+    base, home = server
+    password = json.loads(password_file(home).read_text())[user]
+    token = httpx.post(f"{base}/auth/token", json={"username": user, "password": password}, timeout=60).json()
+    return httpx.Client(
+        base_url=f"{base}/trainwright", headers={"Authorization": f"Bearer {token['access_token']}"}, timeout=200
+    )
+
+
+@pytest.mark.slow
+def test_nobody_gets_in_without_airflows_login(server: tuple[str, Path]) -> None:
+    for method, path in (("GET", "devices"), ("GET", "pool"), ("GET", "openapi.json"), ("POST", "plans"),
+                         ("POST", "estimates"), ("POST", "structures")):  # fmt: skip
+        answer = httpx.request(method, f"{server[0]}/trainwright/{path}", timeout=60)
+        assert answer.status_code == 401, path
+        assert answer.json()["error"]["kind"] == "unauthorized"
+
+
+@pytest.mark.slow
+def test_a_viewer_reads_but_starts_nothing_and_an_admin_does(server: tuple[str, Path]) -> None:
+    request: dict[str, Any] = {"model": MODEL, "spec": SPEC}
+    with _as(server, "viewer") as viewer, _as(server, "admin") as admin:
+        refused = viewer.post("/structures", json=request)
+        assert (refused.status_code, refused.json()["error"]["kind"]) == (403, "forbidden")
+        structure = admin.post("/structures", json=request)
+        assert structure.status_code == 200, structure.text
+        estimate = {"structure": structure.json(), "batch_size": 32, "device_type": "nvidia-t4"}
+        assert viewer.post("/estimates", json=estimate).json()["mode"] == "datasheet"
+        assert viewer.get("/devices").json()["devices"]
+
+
+@pytest.mark.slow
+def test_a_page_of_another_origin_is_refused_and_ours_is_not(server: tuple[str, Path]) -> None:
+    with _as(server, "admin") as admin:
+        foreign = admin.post("/estimates", json={}, headers={"Origin": "https://evil.example"})
+        assert (foreign.status_code, foreign.json()["error"]["kind"]) == (403, "forbidden")
+        assert admin.post("/estimates", json={}, headers={"Origin": server[0]}).status_code == 422

@@ -1,0 +1,40 @@
+"""The service against its own OpenAPI: whatever a client sends, no 5xx, and no answer that the document does not name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from serving import RUN, serving
+
+# Left out: positive_data_acceptance. JSON Schema can't say that a job's fields agree with one another, or that a source exists;
+# schemathesis takes our 422 for those as a refusal of valid data.
+CHECKS = (
+    "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance",
+    "negative_data_rejection", "unsupported_method", "missing_required_header",
+)  # fmt: skip
+
+
+def fuzz(address: str, folder: Path, examples: int, phases: str) -> subprocess.CompletedProcess[str]:
+    """Run schemathesis over every route; what it keeps goes to the folder."""
+    command = [
+        str(Path(sys.executable).with_name("schemathesis")), "run", f"{address}/openapi.json", "--url", address,
+        "-H", f"Authorization: Bearer {RUN}", "--max-examples", str(examples), "--seed", "1", "--phases", phases,
+        "--request-timeout", "60", "--checks", ",".join(CHECKS), "--no-color",
+    ]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, timeout=1200, cwd=folder)
+
+
+def test_no_request_gets_a_server_error_or_what_the_schema_does_not_say(tmp_path: Path) -> None:
+    with serving(tmp_path / "home", "--workers", "2", "--timeout", "20") as address:
+        done = fuzz(address, tmp_path, 10, "fuzzing")
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_the_same_with_many_more_requests(tmp_path: Path) -> None:
+    with serving(tmp_path / "home", "--workers", "2", "--timeout", "20") as address:
+        done = fuzz(address, tmp_path, 100, "examples,coverage,fuzzing,stateful")
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -1,0 +1,298 @@
+"""`trainwright serve`: a real server, its clients, its bounds, and models that misbehave."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from serving import JOB, JOBS, POOL, READ, RUN, SPEC, client, model, serving
+
+from trainwright.estimator.source import BatchSpec
+from trainwright.tasks import alone
+from trainwright.tasks.artefacts import Plan
+from trainwright.tasks.job import load_job
+from trainwright.tasks.service.auth import token_from
+
+CNN = (JOBS / "cnn.py").read_text()
+SLEEPS = "import time\ntime.sleep(100)\n"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(tmp_path_factory.mktemp("service"), "--workers", "1", "--queue", "1", "--timeout", "60") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def structure(address: str) -> Any:
+    with client(address) as run:
+        answer = run.post("/structures", json={"model": model(CNN, width=8), "spec": SPEC})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def _refusal(answer: httpx.Response, status: int, kind: str) -> str:
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert error["kind"] == kind
+    assert "\n" not in error["message"]
+    return str(error["message"])
+
+
+def test_the_structure_is_what_the_command_line_extracts(structure: Any) -> None:
+    same = alone.extract_model(
+        {"source": str(JOBS / "cnn.py"), "config": {"width": 8}}, spec=BatchSpec.model_validate(SPEC)
+    )
+    assert structure == same.model_dump(mode="json")
+
+
+def test_an_estimate_from_a_structure_is_the_command_lines(address: str, structure: Any, tmp_path: Path) -> None:
+    path = tmp_path / "structure.json"
+    path.write_text(json.dumps(structure))
+    command = [sys.executable, "-m", "trainwright.tasks.cli", "estimate", str(path), "--batch-size", "64"]
+    printed = subprocess.run([*command, "--device-type", "nvidia-t4", "--json"], capture_output=True, check=True).stdout
+    request = {"structure": structure, "batch_size": 64, "device_type": "nvidia-t4"}
+    with client(address, READ) as reader:
+        assert reader.post("/estimates", json=request).json() == json.loads(printed)
+        assert reader.post("/estimates", json=request).json() == json.loads(printed)
+
+
+def test_a_plan_for_a_job_is_the_command_lines(address: str, tmp_path: Path) -> None:
+    job = JOB | {"model": {"source": "cnn.py", "config": {"width": 8}}}
+    with client(address) as run:
+        answer = run.post("/plans", json=job)
+    assert answer.status_code == 200, answer.text
+    pool = tmp_path / "pool.json"
+    pool.write_text(json.dumps(JOB["pool"]))
+    local = alone.plan_job(
+        load_job({**job, "pool": str(pool), "model": {"source": str(JOBS / "cnn.py"), "config": {"width": 8}}})
+    )
+    ours, theirs = Plan.model_validate(answer.json()), local
+    assert ours.model_copy(update={"solve_time_s": 0}) == theirs.model_copy(update={"solve_time_s": 0})
+
+
+def test_a_reader_plans_from_a_structure_and_rows_and_an_impossible_deadline_is_an_answer(
+    address: str, structure: Any
+) -> None:
+    job = JOB | {"structure": structure, "rows": 50_000}
+    with client(address, READ) as reader:
+        plan = reader.post("/plans", json=job).json()
+        assert plan["feasible"]
+        late = reader.post("/plans", json=job | {"objective": {"deadline": "1ms"}})
+    assert late.status_code == 200
+    assert late.json()["feasible"] is False
+    assert late.json()["error"]["binding"] == "deadline"
+    assert late.json()["error"]["nearest_deadline_s"] > 0
+
+
+def test_without_a_token_or_with_a_wrong_one_nothing_is_answered(address: str) -> None:
+    for method, path in (("GET", "/devices"), ("GET", "/pool"), ("GET", "/openapi.json"), ("POST", "/plans"),
+                         ("POST", "/estimates"), ("POST", "/structures")):  # fmt: skip
+        for header in ("", "Bearer wrong", f"Basic {RUN}", f"Bearer {RUN}x"):
+            answer = httpx.request(
+                method, address + path, headers={"Authorization": header}, content=b"{" if method == "POST" else None
+            )
+            _refusal(answer, 401, "unauthorized")
+            assert answer.headers["WWW-Authenticate"] == "Bearer"
+
+
+def test_a_reader_runs_no_code_reads_no_data_and_measures_nothing(address: str, structure: Any) -> None:
+    with client(address, READ) as reader:
+        _refusal(reader.post("/structures", json={"model": model(CNN)}), 403, "forbidden")
+        estimate = {"model": model(CNN), "batch_size": 8, "device_type": "cpu"}
+        _refusal(reader.post("/estimates", json=estimate), 403, "forbidden")
+        _refusal(reader.post("/plans", json=JOB | {"model": model(CNN)}), 403, "forbidden")
+        data = JOB | {"structure": structure, "data": {"uri": "s3://bucket/data.parquet"}}
+        _refusal(reader.post("/plans", json=data), 403, "forbidden")
+        here = {"structure": structure, "rows": 1000, "name": "here", "data": {"uri": "builtin:digits"}}
+        assert "calibrations" in _refusal(reader.post("/plans", json=here), 403, "forbidden")
+
+
+@pytest.mark.parametrize(
+    ("path", "request_"),
+    [
+        ("/structures", {"model": {"source": "../../pyproject.toml"}}),
+        ("/structures", {"model": {"source": "/etc/passwd"}}),
+        ("/structures", {"model": {"source": "../../tests/conftest.py"}}),
+        ("/structures", {"model": {"source": "os"}}),
+        ("/structures", {"model": {"source": "m.py", "files": {"m.py": "", "../n.py": ""}}}),
+        ("/plans", JOB | {"pool": "../../pyproject.toml", "model": {"source": "cnn.py"}}),
+        ("/plans", JOB | {"pool": "no-such", "model": {"source": "cnn.py"}}),
+        ("/plans", JOB | {"data": {"uri": "/etc/passwd"}, "model": {"source": "cnn.py"}}),
+        ("/plans", JOB | {"data": {"uri": "file:///etc/passwd"}, "model": {"source": "cnn.py"}}),
+        ("/plans", JOB),
+        ("/plans", JOB | {"pool": POOL | {"hosts": []}, "model": {"source": "cnn.py"}}),
+        ("/estimates", {"batch_size": 1, "device_type": "cpu"}),
+        ("/estimates", {"model": {"source": "cnn.py"}, "batch_size": 0, "device_type": "cpu"}),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_or_not_served_is_refused_in_one_line(address: str, path: str, request_: Any) -> None:
+    with client(address) as run:
+        message = _refusal(run.post(path, json=request_), 422, "bad_input")
+    assert "root:" not in message
+
+
+def test_a_structure_with_senseless_numbers_is_the_clients_error(address: str, structure: Any) -> None:
+    with client(address, READ) as reader:
+        for change in ({"precision": "int3"}, {"batch_size": 0}, {"parameter_bytes": -1}, {"parameters": 10**40}):
+            request = {"structure": structure | change, "batch_size": 64, "device_type": "nvidia-t4"}
+            _refusal(reader.post("/estimates", json=request), 422, "bad_input")
+
+
+def test_a_page_of_another_origin_is_refused(address: str) -> None:
+    with client(address) as run:
+        for origin in ("https://evil.example", "null", address + ".evil.example"):
+            _refusal(run.post("/estimates", json={}, headers={"Origin": origin}), 403, "forbidden")
+        _refusal(run.post("/estimates", json={}, headers={"Origin": address}), 422, "bad_input")
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_an_oversized_body_is_413_and_takes_no_memory(address: str, chunked: bool) -> None:
+    (server,) = [one for one in psutil.Process().children() if "serve" in one.cmdline()]
+    before = server.memory_info().rss
+    part = b" " * 2**20
+    content: Any = (part for _ in range(40)) if chunked else part * 40
+    with client(address) as run:
+        _refusal(run.post("/plans", content=content), 413, "too_large")
+    assert server.memory_info().rss - before < 30 * 2**20
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"a":' * 500, b'{"a": ' + b"[" * 50 + b"]" * 50 + b"}", b"\xff", b"[]", b"{",
+                                  b'{"name": NaN}', b'{"name": 1e999}', b'{"a": 1, "a": 2}', b'{"name": "\\ud800"}'])  # fmt: skip
+def test_deep_or_malformed_bodies_are_422(address: str, body: bytes) -> None:
+    with client(address) as run:
+        _refusal(run.post("/plans", content=body), 422, "bad_input")
+
+
+def test_a_models_code_has_no_network_no_secrets_and_no_sight_of_the_server(address: str) -> None:
+    code = (
+        "import os, socket\ntry:\n    socket.create_connection(('127.0.0.1', {port}), 2)\n    net = 'connected'\n"
+        "except OSError as error:\n    net = type(error).__name__\n"
+        "raise RuntimeError(net + ' ' + ' '.join(sorted(os.environ)))\n"
+    ).format(port=address.rpartition(":")[2])
+    with client(address) as run:
+        message = _refusal(run.post("/structures", json={"model": model(code)}), 422, "bad_input")
+    assert "connected" not in message
+    assert "Error" in message
+    assert "TRAINWRIGHT" not in message
+    assert "SECRET" not in message
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("import os; os._exit(3)", "ended its process"),
+        ("import ctypes; ctypes.string_at(0)", "ended its process"),
+        ("x = bytearray(40 * 2**30)", "MemoryError"),
+        ("raise SystemExit", "can't be imported"),
+        ("open('../answer', 'w').write('[]'); open('answer', 'w').write('[]'); import os; os._exit(0)", "no structure"),
+        ("open('answer', 'w').write('{\"error\": 5}'); import os; os._exit(0)", "wrote"),
+    ],
+)
+def test_a_model_that_misbehaves_is_its_senders_error(address: str, code: str, expected: str) -> None:
+    with client(address) as run:
+        assert expected in _refusal(run.post("/structures", json={"model": model(code)}), 422, "bad_input")
+
+
+def test_beyond_what_is_worked_on_and_waits_is_429_and_who_leaves_frees_the_place(address: str, structure: Any) -> None:
+    def send(number: int) -> None:
+        request = {"model": model(f"# {number}\nimport subprocess\nsubprocess.Popen(['sleep', '98.5'])\n{SLEEPS}")}
+        with client(address) as run, pytest.raises(httpx.TimeoutException):
+            run.post("/structures", json=request, timeout=4)
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    time.sleep(2)
+    with client(address) as run:
+        answer = run.post("/structures", json={"model": model(SLEEPS)})
+        _refusal(answer, 429, "busy")
+        assert int(answer.headers["Retry-After"]) >= 1
+        assert run.get("/devices").status_code == 200
+        for thread in threads:
+            thread.join()
+        again = run.post("/structures", json={"model": model(CNN, width=4), "spec": SPEC})
+        assert again.status_code == 200  # the one place to work is free: its process was ended
+    assert not [one for one in psutil.process_iter(["cmdline"]) if "98.5" in (one.info["cmdline"] or ())]
+
+
+def test_one_request_can_not_take_longer_than_allowed(tmp_path: Path) -> None:
+    with serving(tmp_path, "--timeout", "2", "--workers", "1") as address, client(address) as run:
+        assert "within 2 s" in _refusal(run.post("/structures", json={"model": model(SLEEPS)}), 422, "bad_input")
+        server = max(psutil.Process().children(), key=lambda one: one.create_time())
+        children = server.children(recursive=True)
+        assert any("nursery" in " ".join(one.cmdline()) for one in children)
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive  # the warm processes end with the server
+
+
+def test_many_clients_with_the_same_question_get_the_same_answer(address: str, structure: Any) -> None:
+    request = {"structure": structure, "batch_size": 96, "device_type": "nvidia-a10"}
+    answers: list[tuple[int, str]] = []
+
+    def ask() -> None:
+        with client(address, READ) as reader:
+            answer = reader.post("/estimates", json=request)
+            answers.append((answer.status_code, answer.text))
+
+    threads = [threading.Thread(target=ask) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 20
+    assert {status for status, _ in answers} == {200}
+    assert len({text for _, text in answers}) == 1
+
+
+def test_pool_and_devices_are_the_command_lines(address: str) -> None:
+    with client(address, READ) as reader:
+        pool = reader.get("/pool", params={"name": "two-cpus"}).json()
+        assert [one["id"] for one in pool["devices"]] == ["here/cpu-0", "here/cpu-1"]
+        _refusal(reader.get("/pool", params={"name": "../jobs/digits.yaml/"}), 404, "not_found")
+        assert "nvidia-t4" in [one["name"] for one in reader.get("/devices").json()["devices"]]
+
+
+def test_the_openapi_document_describes_the_requests_and_refers_to_nothing_that_is_missing(address: str) -> None:
+    with client(address, READ) as reader:
+        document = reader.get("/openapi.json").json()
+    assert set(document["paths"]) == {"/plans", "/estimates", "/structures", "/pool", "/devices"}
+    named = {part.split('"')[0] for part in json.dumps(document).split('"#/components/schemas/')[1:]}
+    assert named <= set(document["components"]["schemas"])
+    for path in ("/plans", "/estimates", "/structures"):
+        assert {"200", "401", "403", "413", "422", "429"} <= set(document["paths"][path]["post"]["responses"])
+
+
+def test_a_token_file_is_made_for_its_owner_only_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "token"
+    token = token_from(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert token_from(path) == token
+
+
+@pytest.mark.parametrize(
+    ("prepare", "expected"),
+    [
+        (lambda path: (path.write_text("x" * 40), path.chmod(0o644)), "mode 600"),
+        (lambda path: (path.write_text("short"), path.chmod(0o600)), "16 characters"),
+        (lambda path: path.mkdir(mode=0o700), "token-file"),
+    ],
+)
+def test_a_token_file_that_will_not_do_ends_with_2(tmp_path: Path, prepare: Any, expected: str) -> None:
+    path = tmp_path / "token"
+    prepare(path)
+    command = [sys.executable, "-m", "trainwright.tasks.cli", "serve", "--port", "0", "--token-file", str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert expected in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
