@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainwright.estimator.communication import Link
-from trainwright.estimator.curves import DeviceCurve, Interval, Mode
+from trainwright.estimator.curves import Affine, DeviceCurve, Interval, Mode
 from trainwright.estimator.energy import Power
 from trainwright.tasks.job import Job, Task
 from trainwright.tasks.pool import Device
@@ -125,7 +125,15 @@ class PlannedDevice(Device):
     batch_size: int
     step_time_s: Interval = Field(description="of its own share, without waiting for the others")
     peak_memory_bytes: float
+    memory_bytes: Affine | None = Field(default=None, description="of the rank, over its batch size, where it is known")
     power: Power | None = Field(default=None, description="what the prediction took the device to draw")
+
+    def largest_batch(self, limit_bytes: float) -> int | None:
+        """The largest batch that the memory curve puts within a limit; None where there is no curve that rises."""
+        line = self.memory_bytes
+        if line is None or line.per_sample <= 0:
+            return None
+        return max(0, int((limit_bytes - line.fixed) // line.per_sample))
 
 
 class Prediction(Value):

@@ -102,6 +102,7 @@ def make_plan(
                 batch_size=batch,
                 step_time_s=estimate.curve(device).step_time(batch),
                 peak_memory_bytes=planner.model.memory_bytes(planner.model.kind(device), batch, result.accumulation),
+                memory_bytes=estimate.curve(device).memory_line(batch),
                 power=power_of(estimate.curve(device)),
             )
             for device, batch in result.devices()

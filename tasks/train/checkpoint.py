@@ -48,6 +48,15 @@ class State:
     epoch_samples: int = 0
     duration_s: float = 0.0
     """of the whole training until here"""
+    members: list[int] | None = None
+    """the ranks that the split is for; None: all"""
+    rate_factor: float = 1.0
+    """what is left of the learning rate after the loss ran away"""
+    setbacks: int = 0
+    """how often it did"""
+    first_losses: list[float] = field(default_factory=list)
+    """of the first steps: what later losses are compared to"""
+    smoothed_loss: float = 0.0
     sha256: dict[str, str] = field(default_factory=dict)
     """of each file of tensors, by its name"""
     size_bytes: dict[str, int] = field(default_factory=dict)

@@ -16,12 +16,14 @@ from trainwright.tasks.artefacts import Result
 from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, TrainwrightError
 from trainwright.tasks.objects import FolderStore, ObjectStore
 from trainwright.tasks.train import checkpoint, fence
-from trainwright.tasks.train.metrics import drop_from
+from trainwright.tasks.train.fence import Fence
+from trainwright.tasks.train.metrics import JOURNAL, drop_from
 from trainwright.tasks.train.outcome import result_of
 from trainwright.tasks.train.ranks import Ranks
 from trainwright.tasks.train.request import Order, RampPoint, TrainRequest
 from trainwright.tasks.train.spill import recover
 
+RESUME = "resume"
 _log = logging.getLogger(__name__)
 
 
@@ -41,8 +43,9 @@ def train(
     """
     _check_devices(request)
     store, work = request.store(), Path(request.work_folder)
-    folder = work / "resume"
+    folder = work / RESUME
     shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(work / JOURNAL, ignore_errors=True)
     if still_mine is not None and not still_mine():
         raise RunHeld("the lease on the devices was lost before training began; nothing was changed")
     if request.resume and (saved := recover(store, work, request.job.train.checkpoint)):
@@ -65,16 +68,22 @@ def train(
         request=request,
         mode="train",
         backend=choose_backend(request.job.train.backend),
-        checkpoint=str(folder) if state is not None else None,
         started_at_s=time.time(),
+        earlier_s=state.duration_s if state is not None else 0.0,
         claim=right.owner,
         lease_token=token,
     )
+    found = str(folder) if state is not None else None
     try:
-        with Ranks(order, stop, still_mine) as ranks:
+        with Ranks(
+            order,
+            stop,
+            still_mine,
+            lambda: _restore(right, work),
+            checkpoint=found,
+            committed=state.step if state else 0,
+        ) as ranks:
             done = ranks.watch()
-        if done[0]["stopped"]:
-            raise Interrupted(f"stopped after step {done[0]['step']}; its checkpoint is kept", step=done[0]["step"])
     except RunHeld:
         raise  # the run folder is another's by now
     except BaseException:
@@ -84,7 +93,21 @@ def train(
             _log.warning("logs and events could not be kept", exc_info=True)
         raise
     _keep_files(store, work)
+    first = next(said for said in done.values() if "step" in said)
+    if first["stopped"]:
+        raise Interrupted(f"stopped after step {first['step']}; its checkpoint is kept", step=first["step"])
     return result_of(order, store, done, ranks.shares, state.step if state is not None else None)
+
+
+def _restore(right: Fence, work: Path) -> tuple[str | None, int]:
+    """After all ranks were lost: the newest checkpoint, and nothing recorded of what is done again."""
+    folder = work / RESUME
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(work / JOURNAL, ignore_errors=True)
+    state = checkpoint.fetch_latest(right.store, folder)
+    right.forget(after=state.step if state is not None else -1)
+    drop_from(right.store, state.step if state is not None else 0)
+    return (str(folder), state.step) if state is not None else (None, 0)
 
 
 def ramp(request: TrainRequest, learning_rates: list[float], *, stop: threading.Event | None = None) -> list[RampPoint]:

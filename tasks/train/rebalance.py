@@ -21,6 +21,7 @@ class Rebalancer:
     """Remembers, for each rank, the median time by batch size. Every rank has the same, and decides the same."""
 
     split: list[int]
+    limits: Sequence[int | None] | None = None
     seen: list[dict[int, float]] = field(default_factory=list)
     changes: int = 0
     asked_before: bool = False
@@ -34,7 +35,7 @@ class Rebalancer:
         if self.changes >= MOST_CHANGES or len(self.split) < 2 or min(medians) <= 0:
             return None
         curves = [_fit(known, batch) for known, batch in zip(self.seen, self.split, strict=True)]
-        better = split_batch(sum(self.split), curves)
+        better = split_batch(sum(self.split), curves, self.limits)
         if better is None:
             return None
         present = [known[batch] for known, batch in zip(self.seen, self.split, strict=True)]

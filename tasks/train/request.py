@@ -47,9 +47,9 @@ class Order(BaseModel):
     mode: Literal["train", "ramp"]
     backend: Literal["horovod", "torch"]
     learning_rates: list[float] = Field(default_factory=list, description="of the ramp, one a step")
-    checkpoint: str | None = Field(default=None, description="local folder of the checkpoint to go on from")
     cgroups: list[str | None] = Field(default_factory=list, description="what each rank joins")
     started_at_s: float = Field(description="seconds since 1970")
+    earlier_s: float = Field(default=0.0, description="how long earlier launches have trained")
     claim: str = Field(default="", description="this launch's right to add checkpoints (`fence`)")
     lease_token: int | None = Field(default=None, description="the fencing token of the lease on the devices")
 
