@@ -83,9 +83,12 @@ def _order_rows(training: Training, rows: Rows, number: int, step: int) -> None:
         rows.recover()
     rows.forget_from(step)
     last = training.last
-    if last is None or last["step"] < training.committed or number not in last["members"]:
-        return
-    if not rows.rows or rows.rows[-1]["step"] < last["step"]:
+    if (
+        last is not None
+        and number in last["members"]
+        and rows.newest < last["step"]
+        and last["step"] >= training.committed
+    ):
         part = last["parts"][number]
         row = {name: last[name] for name in ("step", "epoch", "loss", "learning_rate")}
         rows.add(**row, rank=number, batch_size=part, compute_s=0.0, wait_s=0.0, step_time_s=0.0)

@@ -21,17 +21,20 @@ class Rows:
     """Rows of one kind that wait to be written.
 
     With a journal, a file of this machine to which each row goes at once, a process that takes the place of a killed one finds
-    what that one recorded.
+    what that one recorded. Once rows are written, the journal holds the newest step alone.
     """
 
     def __init__(self, store: ObjectStore, kind: str, journal: Path | None = None) -> None:
         self._store, self._kind, self._journal = store, kind, journal
         self._file: IO[str] | None = None
         self.rows = list[dict[str, Any]]()
+        self.newest = -1
+        """the last step that was recorded, written or not"""
 
     def add(self, **row: Any) -> None:
         """Add a row; the first column is `step`."""
         self.rows.append(row)
+        self.newest = row["step"]
         self._note([row])
 
     def _note(self, rows: list[dict[str, Any]]) -> None:
@@ -47,23 +50,27 @@ class Rows:
         if self._journal is None or not self._journal.exists():
             return
         whole = self._journal.read_text().rpartition("\n")[0]
-        self.replace([json.loads(line) for line in whole.splitlines()])
+        lines = [json.loads(line) for line in whole.splitlines()]
+        self.replace(
+            [line for line in lines if "newest" not in line], max(line.get("newest", -1) for line in lines or [{}])
+        )
 
-    def replace(self, rows: list[dict[str, Any]]) -> None:
-        """These rows wait, and no others."""
+    def replace(self, rows: list[dict[str, Any]], newest: int = -1) -> None:
+        """These rows wait, and no others; `newest` was recorded before them."""
         self.rows = rows
+        self.newest = rows[-1]["step"] if rows else newest
         if self._journal is not None:
             if self._file is not None:
                 self._file.close()
                 self._file = None
             self._journal.unlink(missing_ok=True)
-            if rows:
-                self._note(rows)
+            if rows or newest >= 0:
+                self._note([*([{"newest": newest}] if newest >= 0 else []), *rows])
 
     def forget_from(self, step: int) -> None:
         """Forget the rows of a step and of those after it: they are done again."""
         if self.rows and self.rows[-1]["step"] >= step:
-            self.replace([row for row in self.rows if row["step"] < step])
+            self.replace([row for row in self.rows if row["step"] < step], min(self.newest, step - 1))
 
     def write(self) -> None:
         """Write what waits as one part, named by its first step."""
@@ -75,7 +82,7 @@ class Rows:
             pq.write_table(pa.Table.from_pylist(self.rows), sink)
             key = f"metrics/{self._kind}-{self.rows[0]['step']:08d}.parquet"
             self._store.put(key, sink.getvalue().to_pybytes())
-            self.replace([])
+            self.replace([], self.newest)
 
 
 def warm_up() -> None:

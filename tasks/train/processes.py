@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainwright.infra.process import dying_with_parent
+from trainwright.tasks.errors import TrainingFailed, TrainwrightError, from_document
 from trainwright.tasks.train.channel import VARIABLE, LauncherChannel
 
 # What an outer launcher, another training or the scheduler has set is not for the ranks.
@@ -90,3 +91,19 @@ def kernel_oom_kills() -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+def together(earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    """What two processes of one device have used."""
+    return {
+        "peak_memory_bytes": max(earlier.get("peak_memory_bytes", 0), later.get("peak_memory_bytes", 0)),
+        "cpu_s": earlier.get("cpu_s", 0.0) + later.get("cpu_s", 0.0),
+    }
+
+
+def from_rank(rank: int, device: str, document: dict[str, Any], log: Path) -> TrainwrightError:
+    """What a rank said, as an error that names it. Bad input reads the same from every rank, and keeps its own words."""
+    error = from_document(document)
+    if error.exit_code != TrainingFailed.exit_code:
+        return error
+    return TrainingFailed(f"rank {rank} ({device}): {error}; its log is {log}", rank=rank, **error.details)

@@ -19,21 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.tasks import progress
-from trainwright.tasks.errors import Interrupted, RunHeld, TrainingFailed, TrainwrightError, from_document
+from trainwright.tasks.errors import Interrupted, RunHeld, TrainingFailed, TrainwrightError
 from trainwright.tasks.train import cpu_share
 from trainwright.tasks.train.cpu_share import CpuShare
 from trainwright.tasks.train.fleet import Fleet
-from trainwright.tasks.train.processes import Worker, kernel_oom_kills, start_worker
+from trainwright.tasks.train.processes import Worker, from_rank, kernel_oom_kills, start_worker, together
 from trainwright.tasks.train.request import Order
+from trainwright.tasks.train.watchdog import LONG_STEPS, OUT_S, hung, stuck
 from trainwright.tasks.train.world import Meeting, World
 
 STOP_GRACE_S = 3.0
-OUT_S = 2.0
-"""Who is called out of a broken world has this long before it is killed: it is stuck where no signal reaches it."""
 SPARE_AFTER_S = 3.0
 """A spare process is started when a training lasts longer than this."""
-LONG_STEPS, WRITING_S = 20, 1800.0
-"""No rank counts as hung before it took so many times its planned step, or, where one writes a checkpoint, so long."""
 _END_GRACE_S = 3.0
 _ASK_EVERY_S = 1.0
 _MOST_SPARES = 10
@@ -152,7 +149,7 @@ class Ranks:
         for number in range(len(self._devices)):  # with what killed processes had used
             used = self._used.get(number, {})
             if number in said:
-                used = _together(used, said[number])
+                used = together(used, said[number])
             said[number] = said.get(number, {}) | used
         return said
 
@@ -253,7 +250,7 @@ class Ranks:
         self._shares[number].let_go()
         del self._workers[number]
         used = self._used.pop(number, {})
-        self._used[number] = _together(used, used.pop("now", {}))
+        self._used[number] = together(used, used.pop("now", {}))
         if self._stop_asked_at is not None and self._order.mode == "ramp":
             raise Interrupted("stopped while the learning rate was searched")
         name = f"rank {number} ({self._devices[number].id})"
@@ -296,16 +293,11 @@ class Ranks:
 
     def _call_out(self) -> None:
         """Kill who does not come out of a world that has ended."""
-        now, since = time.monotonic(), self._broken_at
-        if since is None and self._leaving_at is not None and now - self._leaving_at > OUT_S:
-            if any(worker.state == "free" for worker in self._present()):
-                self._break()
-            return
-        if since is None or now - since < OUT_S:
-            return
-        for worker in self._inside():
-            joining = worker.state == "joining"
-            if joining or (worker.waits_s is not None and worker.waits_s > OUT_S / 2 and worker.done is None):
+        now, leaving_at = time.monotonic(), self._leaving_at
+        if leaving_at is not None and now - leaving_at > OUT_S and any(one.state == "free" for one in self._present()):
+            self._break()
+        if self._broken_at is not None:
+            for worker in stuck(self._inside(), now - self._broken_at):
                 self._kill(worker, "did not come out of a sum that a lost rank had broken")
 
     def _present(self) -> list[Worker]:
@@ -321,19 +313,8 @@ class Ranks:
         inside = self._inside()
         if not inside or self._order.mode == "ramp":
             return
-        limit_s = WRITING_S if any(worker.writing for worker in inside) else self._stall_s
-        now = time.monotonic()
-        for worker in inside:
-            if now - worker.heard_at > self._stall_s:
-                self._kill(worker, f"gave no sign of life for {self._stall_s:.0f} s and was killed")
-        waiting = [worker for worker in inside if worker.waits_s is not None]
-        if not any((worker.waits_s or 0.0) > limit_s for worker in waiting):
-            return
-        hung = [worker for worker in inside if worker.waits_s is None]
-        if not hung and all((worker.waits_s or 0.0) > limit_s for worker in waiting):
-            hung = waiting[-1:]
-        for worker in hung:
-            self._kill(worker, f"let the others wait for {limit_s:.0f} s and was killed")
+        for worker, why in hung(inside, time.monotonic(), self._stall_s):
+            self._kill(worker, why)
 
     def _replace_lost(self) -> None:
         """A process for each device without one; a spare where the training lasts."""
@@ -454,19 +435,3 @@ class Ranks:
             share.remove()
         self._selector.close()
         self._meeting.close()
-
-
-def _together(earlier: Message, later: Message) -> Message:
-    """What two processes of one device have used."""
-    return {
-        "peak_memory_bytes": max(earlier.get("peak_memory_bytes", 0), later.get("peak_memory_bytes", 0)),
-        "cpu_s": earlier.get("cpu_s", 0.0) + later.get("cpu_s", 0.0),
-    }
-
-
-def from_rank(rank: int, device: str, document: Message, log: Path) -> TrainwrightError:
-    """What a rank said, as an error that names it. Bad input reads the same from every rank, and keeps its own words."""
-    error = from_document(document)
-    if error.exit_code != TrainingFailed.exit_code:
-        return error
-    return TrainingFailed(f"rank {rank} ({device}): {error}; its log is {log}", rank=rank, **error.details)

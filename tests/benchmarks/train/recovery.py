@@ -121,6 +121,7 @@ def disturbed(backend: str, ranks: int, kills: int, seed: int) -> None:
     print(f"\n{backend}, {ranks} ranks, {len(recovered)} kills, seed {seed}; checkpoint every 25 steps")
     print(f"kill to two steps more: {line(recovered)}; longest pause before kills: {line(quiet)}")
     print(f"   {' '.join(f'{one:.2f}' for one in recovered)}")
+    print(f"loaded ranks at each kill: {' '.join(str(loaded) for _, _, loaded in moments)}")
     print(f"steps lost: {' '.join(map(str, lost))}")
     print(f"longest pause as a rank came back: {line(grown)}")
     samples = sum(device.samples for device in result.devices)
