@@ -69,7 +69,7 @@ class Rows:
 
     def forget_from(self, step: int) -> None:
         """Forget the rows of a step and of those after it: they are done again."""
-        if self.rows and self.rows[-1]["step"] >= step:
+        if self.newest >= step:
             self.replace([row for row in self.rows if row["step"] < step], min(self.newest, step - 1))
 
     def write(self) -> None:

@@ -54,12 +54,16 @@ class Worker:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
+    def starved(self, oom_kills: int) -> bool:
+        """Whether the kernel has killed it for want of memory, as far as can be told from outside."""
+        return self.process.wait() == -signal.SIGKILL and oom_kills > 0 and self.lost_because is None
+
     def how_it_ended(self, oom_kills: int) -> str:
         """What to say of its end. `oom_kills`: how many processes the kernel has killed for memory meanwhile."""
         code = self.process.wait()
         if self.lost_because is not None:
             return self.lost_because
-        if code == -signal.SIGKILL and oom_kills:
+        if self.starved(oom_kills):
             return "was killed by SIGKILL, most likely by the kernel for want of memory"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
 

@@ -58,6 +58,7 @@ class Ranks:
             [device.batch_size for device in self._devices],
             min_count=order.request.job.devices.min_count, restarts=self._policy.restarts,
         )  # fmt: skip
+        self._split = list(self._fleet.batch_sizes)
         self._meeting = Meeting(order.backend, self._work)
         self._shares: list[CpuShare] = []
         self._workers: dict[int, Worker] = {}
@@ -214,6 +215,8 @@ class Ranks:
             if kind == "checkpoint":
                 self._committed = message["step"]
                 self._fleet.reached_checkpoint(self._members)
+            elif kind == "split":
+                self._split = message["batch_sizes"]
             progress.emit(kind, **message)
 
     def _freed(self, worker: Worker, message: Message) -> None:
@@ -228,20 +231,24 @@ class Ranks:
                 self._reasons.append(f"rank {number} ({self._devices[number].id}) is back")
         elif worker.done is None and self._leaving_at is None:
             self._break()  # its sums have failed
-        batch = message.get("no_memory_for")
-        if batch is not None:
+        if "no_memory_for" in message:
             predicted = self._devices[number].largest_batch(message["memory_bytes"])
-            limit = self._fleet.no_memory_for(number, batch, message["fits"], predicted)
-            line = f"rank {number} ({self._devices[number].id}) has no memory for a batch of {batch}"
-            line += f"; {limit} would fit, and it takes no more from now on" if limit else ", nor for any other"
-            self._reasons.append(line)
-            self._last_cause = TrainingFailed(line, rank=number)
+            self._limit(number, message["no_memory_for"], message["fits"], predicted)
             self._break()
+
+    def _limit(self, number: int, batch: int, fits: int, predicted: int | None) -> None:
+        """A device ran out of memory with this batch: from now on it gets what fits."""
+        limit = self._fleet.no_memory_for(number, batch, fits, predicted)
+        line = f"rank {number} ({self._devices[number].id}) has no memory for a batch of {batch}"
+        line += f"; {limit} would fit, and it takes no more from now on" if limit else ", nor for any other"
+        self._reasons.append(line)
+        self._last_cause = TrainingFailed(line, rank=number)
 
     def _lost(self, worker: Worker) -> None:
         """The end of a process has closed: it failed, was killed, or hung and was killed by us."""
-        kills = kernel_oom_kills()
-        how, self._oom_kills = worker.how_it_ended(kills - self._oom_kills), kills
+        counted = kernel_oom_kills()
+        kills, self._oom_kills = counted - self._oom_kills, counted
+        how = worker.how_it_ended(kills)
         if worker is self._spare:
             self._spare = None
             return
@@ -264,6 +271,8 @@ class Ranks:
                 raise self._last_cause
         self._fleet.died(number)
         self._reasons.append(f"{name} {how}")
+        if worker.starved(kills) and worker.state == "in" and self._split[number] > 0:
+            self._limit(number, self._split[number], 0, None)
         if number in self._members and worker.state != "free":
             self._break()
 

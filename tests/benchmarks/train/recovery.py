@@ -61,7 +61,7 @@ class Watch:
             for path in self.journals.glob("*.jsonl"):
                 try:
                     whole = path.read_bytes().rpartition(b"\n")[0]
-                    newest = max(newest, json.loads(whole.rpartition(b"\n")[2])["step"]) if whole else newest
+                    newest = max(newest, json.loads(whole.rpartition(b"\n")[2]).get("step", -1)) if whole else newest
                 except (OSError, ValueError):
                     continue  # written to at this moment
             if newest >= 0 and newest != self.seen[-1][1]:
