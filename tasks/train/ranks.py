@@ -333,7 +333,8 @@ class Ranks:
             if number not in self._workers and self._fleet.may_restart(number):
                 self._workers[number] = self._appointed(number) or self._start(number)
         lasts = self._formed_at is not None and time.monotonic() - self._formed_at > SPARE_AFTER_S
-        if self._spare is None and lasts and self._spares < _MOST_SPARES and self._policy.restarts > 0:
+        loading = any(worker.state == "starting" for worker in self._workers.values())  # who is needed loads first
+        if self._spare is None and lasts and not loading and self._spares < _MOST_SPARES and self._policy.restarts > 0:
             self._spares += 1
             self._spare = self._start(None)
 
