@@ -25,6 +25,8 @@ from trainwright.tasks.run import Run
 from trainwright.tasks.step import holder, ledger, stop
 
 LOOK_EVERY_S = 1.0
+"""of one whom nobody stands before; the others look less often"""
+_LOOKS_AT_MOST_EVERY = 5
 _deferring: ContextVar[bool] = ContextVar("deferring", default=False)
 Done = TypeVar("Done")
 Planner = Callable[[list[Device]], Plan]
@@ -76,7 +78,15 @@ def lease(run: Run, plan: Plan | Planner, *, halt: threading.Event = stop) -> tu
             if told != turn.place:
                 told = turn.place
                 progress.emit("queue", place=turn.place, waiting=turn.length, held_by=_name(turn), run=run.uri)
-            if halt.wait(min(LOOK_EVERY_S, max(0.05, job.queue_timeout - turn.waited_s))) or halt.is_set():
+            if (
+                halt.wait(
+                    min(
+                        LOOK_EVERY_S * min(1 + turn.rivals, _LOOKS_AT_MOST_EVERY),
+                        max(0.05, job.queue_timeout - turn.waited_s),
+                    )
+                )
+                or halt.is_set()
+            ):
                 raise Interrupted("stopped while it waited for devices")
     except MustWait:
         raise

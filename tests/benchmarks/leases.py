@@ -36,7 +36,7 @@ from trainwright.tasks.allocate.queue import Queue
 from trainwright.tasks.errors import RunHeld, ServiceUnreachable
 
 FORK = multiprocessing.get_context("fork")  # so that a birth costs milliseconds
-TTL_S, PLACE_TTL_S, AGE_S, LOOK_EVERY_S = 2.0, 1.5, 2.0, 0.5
+TTL_S, PLACE_TTL_S, AGE_S, LOOK_EVERY_S = 2.0, 1.5, 2.0, 0.1
 
 
 @dataclass
@@ -97,7 +97,7 @@ def _turn(ledger, queue, run, me, wanted, folder, until, note) -> None:  # type:
         if turn.available.issuperset(wanted):
             token = queue.take(run, me, wanted, ttl_s=TTL_S, priority=priority)
         if token is None:
-            time.sleep(LOOK_EVERY_S * random.uniform(0.5, 1.5))
+            time.sleep(LOOK_EVERY_S * min(1 + turn.rivals, 8) * random.uniform(0.5, 1.5))
     if token is None:
         queue.leave(run)
         return
