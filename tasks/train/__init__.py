@@ -1,10 +1,11 @@
 """Training on unlike devices: one rank for each device of the plan, each with its own batch and share of the CPU.
 
-    launch, ranks, outcome  start the ranks, watch them, gather what they did           (no torch)
-    worker, rank, loop      are a rank: the process, what is within a step, the steps   (torch, Horovod)
-    channel                 what ranks and launcher say to each other
-    batches, rebalance      which samples a rank takes; when the split changes          (pure)
-    collective, gradients, batch_norm   make n unequal ranks equal one process on the joint batch
+    launch, ranks, processes, outcome   start the ranks, lead them from world to world, gather what they did   (no torch)
+    worker, rank, loop, agree   are a rank: the process, what is within a step, the steps, a new world's state  (torch, Horovod)
+    world, channel          where ranks meet; what ranks and launcher say to each other
+    fleet, watchdog, divergence   who may take part; who hangs; when the loss has run away                     (pure)
+    batches, rebalance      which samples a rank takes; when the split changes                                 (pure)
+    collective, peers, gradients, batch_norm   make n unequal ranks equal one process on the joint batch
     checkpoint, metrics     what is kept, and where
     fence, confirmations    which checkpoints count, and when one is whole
     saver, spill, tensors, shards   write it while training goes on, also while the store is away

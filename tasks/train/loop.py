@@ -16,6 +16,7 @@ from trainwright.tasks.train import checkpoint
 from trainwright.tasks.train.agree import agree, begin, take_all
 from trainwright.tasks.train.batches import epoch_order, shares, split_among, steps_per_epoch
 from trainwright.tasks.train.channel import RankChannel, usage_of_this_process
+from trainwright.tasks.train.divergence import SMOOTHING, RanAway, judge, require_finite
 from trainwright.tasks.train.fence import Fence
 from trainwright.tasks.train.metrics import Rows, drop_from, journal_of
 from trainwright.tasks.train.optimization import learning_rate_at
@@ -28,9 +29,6 @@ from trainwright.tasks.train.world import World
 WINDOW_STEPS = 20
 WINDOW_S = 1.5  # shorter windows measure the machine's noise
 DIVERGED = 4.0
-SMOOTHING = 0.9
-RAN_AWAY, FIRST_LOSSES, JUDGED_AFTER = 10.0, 10, 20
-"""While training: the smoothed loss is ten times the mean of the first ten, from the twentieth step on."""
 MOST_SETBACKS = 3
 
 
@@ -61,10 +59,6 @@ def ramp(rank: Rank, channel: RankChannel, world: World, learning_rates: list[fl
         if rank.first:
             channel.progress("ramp", step=step + 1, steps=len(learning_rates), learning_rate=rate, loss=found.loss)
     return {"points": points}
-
-
-class RanAway(Exception):
-    """The loss, the same on every rank, is no number or runs away."""
 
 
 class Training:
@@ -211,7 +205,7 @@ class Training:
         base = rank.request.learning_rate * state.rate_factor
         rate = learning_rate_at(state.step, self.total_steps, base, rank.spec.schedule)
         found = rank.step(order, step_in_epoch, state.step)
-        self._judge(found.loss, rate)
+        judge(state, found.loss, rate)
         own_s = found.own_s + rank.update(rate)
         taken_s = time.perf_counter() - started
         parts = shares(found.samples, rank.split)
@@ -229,21 +223,6 @@ class Training:
         if rank.first:
             self._show(found, rate, taken_s)
         return found.stop, found.leave
-
-    def _judge(self, loss: float, rate: float) -> None:
-        """Raise RanAway where the loss is no number, or has left its beginning far behind."""
-        state = self._state
-        where = f"at step {state.step} (learning rate {rate:.3g})"
-        if not math.isfinite(loss):
-            raise RanAway(f"the loss is {loss} {where}")
-        if len(state.first_losses) < FIRST_LOSSES:
-            state.first_losses.append(loss)
-            state.smoothed_loss = statistics.fmean(state.first_losses)
-            return
-        state.smoothed_loss = SMOOTHING * state.smoothed_loss + (1 - SMOOTHING) * loss
-        beginning = statistics.fmean(state.first_losses)
-        if state.step >= JUDGED_AFTER and beginning > 0 and state.smoothed_loss > RAN_AWAY * beginning:
-            raise RanAway(f"the loss runs away: {state.smoothed_loss:.3g}, {beginning:.3g} at first, {where}")
 
     def _go_back(self, what: str) -> None:
         """To the last good checkpoint, or the beginning, with half the learning rate."""
@@ -319,8 +298,7 @@ class Training:
         if last:
             self.channel.send("saving")  # who asked for a stop gives this its time
         rank.take_state_from_first()
-        if not all(bool(tensor.isfinite().all()) for tensor in rank.model.parameters()):
-            raise RanAway(f"parameters are no numbers any more after step {state.step - 1}")
+        require_finite(rank.model, state.step)
         state.split = list(rank.split)
         state.duration_s = self.order.earlier_s + time.time() - self.order.started_at_s
         state.best |= self.best_at > self.committed and self.redo

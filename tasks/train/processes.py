@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainwright.infra.process import dying_with_parent
+from trainwright.tasks.errors import RunHeld, TrainingFailed, TrainwrightError, from_document
 from trainwright.tasks.train.channel import VARIABLE, LauncherChannel
 
 # What an outer launcher, another training or the scheduler has set is not for the ranks.
@@ -53,12 +54,16 @@ class Worker:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
+    def starved(self, oom_kills: int) -> bool:
+        """Whether the kernel has killed it for want of memory, as far as can be told from outside."""
+        return self.process.wait() == -signal.SIGKILL and oom_kills > 0 and self.lost_because is None
+
     def how_it_ended(self, oom_kills: int) -> str:
         """What to say of its end. `oom_kills`: how many processes the kernel has killed for memory meanwhile."""
         code = self.process.wait()
         if self.lost_because is not None:
             return self.lost_because
-        if code == -signal.SIGKILL and oom_kills:
+        if self.starved(oom_kills):
             return "was killed by SIGKILL, most likely by the kernel for want of memory"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
 
@@ -90,3 +95,19 @@ def kernel_oom_kills() -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+def together(earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    """What two processes of one device have used."""
+    return {
+        "peak_memory_bytes": max(earlier.get("peak_memory_bytes", 0), later.get("peak_memory_bytes", 0)),
+        "cpu_s": earlier.get("cpu_s", 0.0) + later.get("cpu_s", 0.0),
+    }
+
+
+def from_rank(rank: int, device: str, document: dict[str, Any], log: Path) -> TrainwrightError:
+    """What a rank said, as an error that names it. Bad input, and a lost lease, read the same from every rank."""
+    error = from_document(document)
+    if error.exit_code != TrainingFailed.exit_code or isinstance(error, RunHeld):
+        return error
+    return TrainingFailed(f"rank {rank} ({device}): {error}; its log is {log}", rank=rank, **error.details)

@@ -19,24 +19,21 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.tasks import progress
-from trainwright.tasks.errors import Interrupted, RunHeld, TrainingFailed, TrainwrightError, from_document
+from trainwright.tasks.errors import Interrupted, RunHeld, TrainingFailed, TrainwrightError
 from trainwright.tasks.train import cpu_share
 from trainwright.tasks.train.confirmations import Confirmations
 from trainwright.tasks.train.cpu_share import CpuShare
 from trainwright.tasks.train.fleet import Fleet
-from trainwright.tasks.train.processes import Worker, kernel_oom_kills, start_worker
+from trainwright.tasks.train.processes import Worker, from_rank, kernel_oom_kills, start_worker, together
 from trainwright.tasks.train.request import Order
+from trainwright.tasks.train.watchdog import LONG_STEPS, OUT_S, hung, stuck
 from trainwright.tasks.train.world import Meeting, World
 
 STOP_GRACE_S = 3.0
 SAVE_GRACE_S = 30.0
 """How much longer, where the last checkpoint is being written."""
-OUT_S = 2.0
-"""Who is called out of a broken world has this long before it is killed: it is stuck where no signal reaches it."""
 SPARE_AFTER_S = 3.0
 """A spare process is started when a training lasts longer than this."""
-LONG_STEPS, WRITING_S = 20, 1800.0
-"""No rank counts as hung before it took so many times its planned step, or, where it waits for the store, so long."""
 _END_GRACE_S = 3.0
 _ASK_EVERY_S = 1.0
 _MOST_SPARES = 10
@@ -64,6 +61,7 @@ class Ranks:
             [device.batch_size for device in self._devices],
             min_count=order.request.job.devices.min_count, restarts=self._policy.restarts,
         )  # fmt: skip
+        self._split = list(self._fleet.batch_sizes)
         self._meeting = Meeting(order.backend, self._work)
         self._shares: list[CpuShare] = []
         self._workers: dict[int, Worker] = {}
@@ -160,7 +158,7 @@ class Ranks:
         for number in range(len(self._devices)):  # with what killed processes had used
             used = self._used.get(number, {})
             if number in said:
-                used = _together(used, said[number])
+                used = together(used, said[number])
             said[number] = said.get(number, {}) | used
         return said
 
@@ -237,6 +235,8 @@ class Ranks:
             if kind == "checkpoint":
                 self._committed = max(self._committed, message["step"])
                 self._fleet.reached_checkpoint(self._members)
+            elif kind == "split":
+                self._split = message["batch_sizes"]
             progress.emit(kind, **message)
 
     def _answer(self, worker: Worker, about: str, number: int, step: int = 0, generation: int = 0) -> None:
@@ -266,20 +266,24 @@ class Ranks:
                 self._reasons.append(f"rank {number} ({self._devices[number].id}) is back")
         elif worker.done is None and self._leaving_at is None:
             self._break()  # its sums have failed
-        batch = message.get("no_memory_for")
-        if batch is not None:
+        if "no_memory_for" in message:
             predicted = self._devices[number].largest_batch(message["memory_bytes"])
-            limit = self._fleet.no_memory_for(number, batch, message["fits"], predicted)
-            line = f"rank {number} ({self._devices[number].id}) has no memory for a batch of {batch}"
-            line += f"; {limit} would fit, and it takes no more from now on" if limit else ", nor for any other"
-            self._reasons.append(line)
-            self._last_cause = TrainingFailed(line, rank=number)
+            self._limit(number, message["no_memory_for"], message["fits"], predicted)
             self._break()
+
+    def _limit(self, number: int, batch: int, fits: int, predicted: int | None) -> None:
+        """A device ran out of memory with this batch: from now on it gets what fits."""
+        limit = self._fleet.no_memory_for(number, batch, fits, predicted)
+        line = f"rank {number} ({self._devices[number].id}) has no memory for a batch of {batch}"
+        line += f"; {limit} would fit, and it takes no more from now on" if limit else ", nor for any other"
+        self._reasons.append(line)
+        self._last_cause = TrainingFailed(line, rank=number)
 
     def _lost(self, worker: Worker) -> None:
         """The end of a process has closed: it failed, was killed, or hung and was killed by us."""
-        kills = kernel_oom_kills()
-        how, self._oom_kills = worker.how_it_ended(kills - self._oom_kills), kills
+        counted = kernel_oom_kills()
+        kills, self._oom_kills = counted - self._oom_kills, counted
+        how = worker.how_it_ended(kills)
         if worker is self._spare:
             self._spare = None
             return
@@ -292,7 +296,7 @@ class Ranks:
         self._asking = {key: one for key, one in self._asking.items() if one[0] is not worker}
         self._tell_parts()
         used = self._used.pop(number, {})
-        self._used[number] = _together(used, used.pop("now", {}))
+        self._used[number] = together(used, used.pop("now", {}))
         if self._stop_asked_at is not None and self._order.mode == "ramp":
             raise Interrupted("stopped while the learning rate was searched")
         name = f"rank {number} ({self._devices[number].id})"
@@ -306,6 +310,8 @@ class Ranks:
                 raise self._last_cause
         self._fleet.died(number)
         self._reasons.append(f"{name} {how}")
+        if worker.starved(kills) and worker.state == "in" and self._split[number] > 0:
+            self._limit(number, self._split[number], 0, None)
         if number in self._members and worker.state != "free":
             self._break()
 
@@ -335,16 +341,11 @@ class Ranks:
 
     def _call_out(self) -> None:
         """Kill who does not come out of a world that has ended."""
-        now, since = time.monotonic(), self._broken_at
-        if since is None and self._leaving_at is not None and now - self._leaving_at > OUT_S:
-            if any(worker.state == "free" for worker in self._present()):
-                self._break()
-            return
-        if since is None or now - since < OUT_S:
-            return
-        for worker in self._inside():
-            joining = worker.state == "joining"
-            if joining or (worker.waits_s is not None and worker.waits_s > OUT_S / 2 and worker.done is None):
+        now, leaving_at = time.monotonic(), self._leaving_at
+        if leaving_at is not None and now - leaving_at > OUT_S and any(one.state == "free" for one in self._present()):
+            self._break()
+        if self._broken_at is not None:
+            for worker in stuck(self._inside(), now - self._broken_at):
                 self._kill(worker, "did not come out of a sum that a lost rank had broken")
 
     def _present(self) -> list[Worker]:
@@ -360,19 +361,8 @@ class Ranks:
         inside = self._inside()
         if not inside or self._order.mode == "ramp":
             return
-        limit_s = WRITING_S if any(worker.writing for worker in inside) else self._stall_s
-        now = time.monotonic()
-        for worker in inside:
-            if now - worker.heard_at > self._stall_s:
-                self._kill(worker, f"gave no sign of life for {self._stall_s:.0f} s and was killed")
-        waiting = [worker for worker in inside if worker.waits_s is not None]
-        if not any((worker.waits_s or 0.0) > limit_s for worker in waiting):
-            return
-        hung = [worker for worker in inside if worker.waits_s is None]
-        if not hung and all((worker.waits_s or 0.0) > limit_s for worker in waiting):
-            hung = waiting[-1:]
-        for worker in hung:
-            self._kill(worker, f"let the others wait for {limit_s:.0f} s and was killed")
+        for worker, why in hung(inside, time.monotonic(), self._stall_s):
+            self._kill(worker, why)
 
     def _replace_lost(self) -> None:
         """A process for each device without one; a spare where the training lasts."""
@@ -382,7 +372,8 @@ class Ranks:
             if number not in self._workers and self._fleet.may_restart(number):
                 self._workers[number] = self._appointed(number) or self._start(number)
         lasts = self._formed_at is not None and time.monotonic() - self._formed_at > SPARE_AFTER_S
-        if self._spare is None and lasts and self._spares < _MOST_SPARES and self._policy.restarts > 0:
+        loading = any(worker.state == "starting" for worker in self._workers.values())  # who is needed loads first
+        if self._spare is None and lasts and not loading and self._spares < _MOST_SPARES and self._policy.restarts > 0:
             self._spares += 1
             self._spare = self._start(None)
 
@@ -495,19 +486,3 @@ class Ranks:
             share.remove()
         self._selector.close()
         self._meeting.close()
-
-
-def _together(earlier: Message, later: Message) -> Message:
-    """What two processes of one device have used."""
-    return {
-        "peak_memory_bytes": max(earlier.get("peak_memory_bytes", 0), later.get("peak_memory_bytes", 0)),
-        "cpu_s": earlier.get("cpu_s", 0.0) + later.get("cpu_s", 0.0),
-    }
-
-
-def from_rank(rank: int, device: str, document: Message, log: Path) -> TrainwrightError:
-    """What a rank said, as an error that names it. Bad input, and a lost lease, read the same from every rank."""
-    error = from_document(document)
-    if error.exit_code != TrainingFailed.exit_code or isinstance(error, RunHeld):
-        return error
-    return TrainingFailed(f"rank {rank} ({device}): {error}; its log is {log}", rank=rank, **error.details)

@@ -100,6 +100,7 @@ def _take_part(training: Training, peers: Peers, channel: RankChannel, order: Or
             elif not _lost_others(error):
                 raise
             rank.abandon_step()
+            channel.writing = False
             if says:
                 gc.collect()  # what the step that failed still holds
         peers.leave()

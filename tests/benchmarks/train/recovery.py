@@ -61,7 +61,7 @@ class Watch:
             for path in self.journals.glob("*.jsonl"):
                 try:
                     whole = path.read_bytes().rpartition(b"\n")[0]
-                    newest = max(newest, json.loads(whole.rpartition(b"\n")[2])["step"]) if whole else newest
+                    newest = max(newest, json.loads(whole.rpartition(b"\n")[2]).get("step", -1)) if whole else newest
                 except (OSError, ValueError):
                     continue  # written to at this moment
             if newest >= 0 and newest != self.seen[-1][1]:
@@ -121,6 +121,7 @@ def disturbed(backend: str, ranks: int, kills: int, seed: int) -> None:
     print(f"\n{backend}, {ranks} ranks, {len(recovered)} kills, seed {seed}; checkpoint every 25 steps")
     print(f"kill to two steps more: {line(recovered)}; longest pause before kills: {line(quiet)}")
     print(f"   {' '.join(f'{one:.2f}' for one in recovered)}")
+    print(f"loaded ranks at each kill: {' '.join(str(loaded) for _, _, loaded in moments)}")
     print(f"steps lost: {' '.join(map(str, lost))}")
     print(f"longest pause as a rank came back: {line(grown)}")
     samples = sum(device.samples for device in result.devices)
