@@ -123,6 +123,9 @@ class PlannedDevice(Device):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
     batch_size: int
+    most_batch_size: int | None = Field(
+        default=None, description="samples a step that its memory holds, beside the other ranks; None: not known"
+    )
     step_time_s: Interval = Field(description="of its own share, without waiting for the others")
     peak_memory_bytes: float
     power: Power | None = Field(default=None, description="what the prediction took the device to draw")
@@ -263,7 +266,7 @@ class LearningRateSearch(Artefact):
 
 
 class SplitEvent(Value):
-    """A change of the batch split, from `step` on."""
+    """A change of the batch split, or of the global batch (their sum), from `step` on."""
 
     step: int
     batch_sizes: list[int] = Field(description="by rank")
@@ -318,9 +321,12 @@ class Result(Artefact):
     split_events: list[SplitEvent]
     checkpoints: list[Checkpoint]
     learning_rate: float
-    global_batch_size: int
+    global_batch_size: int = Field(description="as planned; it may have grown (split_events)")
     steps: int
     epochs: int
+    noise_scale: float | None = Field(
+        default=None, description="the gradient's, in samples, at the end; None: not measured"
+    )
     resumed_from_step: int | None
     backend: str
     versions: dict[str, str]

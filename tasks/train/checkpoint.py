@@ -39,10 +39,19 @@ class State:
     """changes of the split so far"""
     epoch_loss_sum: float = 0.0
     epoch_samples: int = 0
+    samples: int = -1
+    """taken since the training began: with the rows, its place in the epoch; -1: written before there was such a count"""
+    adaptive: dict[str, Any] = field(default_factory=dict)
+    """the noise scale, and the batch's growth where the job lets it grow"""
     duration_s: float = 0.0
     """of the whole training until here"""
     sha256: dict[str, str] = field(default_factory=dict)
     schema_version: int = 1
+
+
+def initial_batch(state: State) -> int:
+    """The global batch that the training began with."""
+    return int(state.adaptive["growth"]["base"]) if "growth" in state.adaptive else sum(state.split)
 
 
 def folder_name(step: int) -> str:

@@ -42,10 +42,10 @@ def train(
     if state is None:
         checkpoint.drop_all(store)
         shutil.rmtree(work / "events", ignore_errors=True)
-    elif sum(state.split) != request.plan.global_batch_size:
+    elif (size := checkpoint.initial_batch(state)) != request.plan.global_batch_size:
         raise BadInput(
             f"plan: a global batch of {request.plan.global_batch_size}; the run's checkpoint at step {state.step} was made "
-            f"with {sum(state.split)}; start a run anew"
+            f"with {size}; start a run anew"
         )
     drop_from(store, state.step if state is not None else 0)
     order = Order(

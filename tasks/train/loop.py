@@ -1,4 +1,4 @@
-"""The loops over steps: a training from its start or a checkpoint to its end, and the ramp of the learning rate."""
+"""The loop over steps: a training from its start or a checkpoint to its end. (The ramp of the learning rate is `ramp`.)"""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import torch  # noqa: TID253 - only ranks import this
 from trainwright.tasks.artefacts import SplitEvent
 from trainwright.tasks.errors import TrainingFailed
 from trainwright.tasks.train import checkpoint
-from trainwright.tasks.train.batches import epoch_order, shares, steps_per_epoch
+from trainwright.tasks.train.adaptive_batch import BatchGrowth, largest_batch, restored, rule_for
+from trainwright.tasks.train.batches import epoch_order, samples_after, shares, steps_left
 from trainwright.tasks.train.channel import RankChannel
 from trainwright.tasks.train.metrics import Rows
 from trainwright.tasks.train.optimization import learning_rate_at
@@ -24,33 +25,6 @@ from trainwright.tasks.train.request import Order
 
 WINDOW_STEPS = 20
 WINDOW_S = 1.5  # shorter windows measure the machine's noise
-DIVERGED = 4.0
-SMOOTHING = 0.9
-
-
-def ramp(rank: Rank, channel: RankChannel, learning_rates: list[float]) -> dict[str, Any]:
-    """Raise the learning rate step by step; loss and accuracy before each update, until the loss runs away."""
-    points: list[dict[str, Any]] = []
-    per_epoch = steps_per_epoch(len(rank.train_rows), sum(rank.split))
-    smoothed, best = 0.0, math.inf
-    for step, rate in enumerate(learning_rates):
-        order = epoch_order(rank.train_rows, rank.spec.seed, step // per_epoch)
-        found = rank.step(order, step % per_epoch, step)
-        if found.stop:
-            break
-        accuracy = found.correct / found.samples if rank.classifies else None
-        points.append({"learning_rate": rate, "loss": found.loss, "accuracy": accuracy})
-        if not math.isfinite(found.loss):
-            break
-        smoothed = SMOOTHING * smoothed + (1 - SMOOTHING) * found.loss
-        unbiased = smoothed / (1 - SMOOTHING ** (step + 1))
-        best = min(best, unbiased)
-        if unbiased > DIVERGED * best:
-            break
-        rank.update(rate)
-        if rank.rank == 0:
-            channel.progress("ramp", step=step + 1, steps=len(learning_rates), learning_rate=rate, loss=found.loss)
-    return {"points": points}
 
 
 class Training:
@@ -62,21 +36,30 @@ class Training:
         self.first = rank.rank == 0
         self.steps = Rows(store, f"steps-rank{rank.rank}")
         self.epochs, self.splits = Rows(store, "epochs"), Rows(store, "splits")
-        self.per_epoch = steps_per_epoch(len(rank.train_rows), sum(rank.split))
-        self.total_steps = self.per_epoch * rank.spec.epochs
-        self.state = checkpoint.State(step=0, epoch=0, split=rank.split)
+        self.rows = len(rank.train_rows)
+        self.total_samples = self.rows * rank.spec.epochs
+        self.state = checkpoint.State(step=0, epoch=0, samples=0, split=rank.split)
+        self.limits = [device.most_batch_size for device in rank.request.plan.devices]
+        self.growth = self._growth()
         if order.checkpoint is not None:
             self.state, model, optimizer = checkpoint.read_local(Path(order.checkpoint))
+            if self.state.samples < 0:  # such a training's batch never changed
+                self.state.samples = samples_after(self.state.step, self.rows, sum(self.state.split))
             rank.load_state(model)
             checkpoint.load_optimizer(rank.optimizer, optimizer)
             if len(self.state.split) == rank.size:
                 rank.split = list(self.state.split)
+            if self.state.adaptive:
+                rank.load_noise(self.state.adaptive["noise"])
+                if "growth" in self.state.adaptive:
+                    self.growth = restored(self.state.adaptive["growth"])
         self.earlier_s = self.state.duration_s
         replay = rank.request.replay_events
         self.replay = {event.step: event for event in replay or []}
         adapts = rank.spec.adaptive_split and replay is None and rank.size > 1
-        self.rebalancer = Rebalancer(list(rank.split)) if adapts else None
+        self.rebalancer = Rebalancer(list(rank.split), self.limits) if adapts else None
         self.recent_s: list[float] = []
+        self.recent_steps_s: list[float] = []
         self.writer: Any = None
         if self.first:
             from torch.utils.tensorboard import SummaryWriter
@@ -84,19 +67,33 @@ class Training:
             events = Path(rank.request.work_folder) / "events"
             self.writer = SummaryWriter(str(events), purge_step=self.state.step or None, flush_secs=5)
 
+    def _growth(self) -> BatchGrowth | None:
+        """What lets the global batch grow, where the job wants it."""
+        rank, spec = self.rank, self.rank.spec
+        if not spec.adaptive_batch:
+            return None
+        bound = min(spec.batch_bounds[1], self.rows)
+        most = largest_batch(rank.split, self.limits, bound, follows_speed=spec.adaptive_split)
+        return BatchGrowth(sum(rank.split), most, rule_for(spec.learning_rate_rule, spec.optimizer.name))
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole training, if the batch stays as it is."""
+        return self.state.step + steps_left(self.state.samples, self.rows, self.rank.spec.epochs, sum(self.rank.split))
+
     def run(self) -> dict[str, Any]:
         """Train until the end, or until somebody asks to stop; what this rank says of it."""
         rank, state, spec = self.rank, self.state, self.rank.spec
         order, stopped, epoch_started = None, False, time.perf_counter()
-        while state.step < self.total_steps and not stopped:
-            state.epoch, step_in_epoch = divmod(state.step, self.per_epoch)
-            if order is None or step_in_epoch == 0:
+        while state.samples < self.total_samples and not stopped:
+            state.epoch, begin = divmod(state.samples, self.rows)
+            if order is None or begin == 0:
                 order, epoch_started = epoch_order(rank.train_rows, spec.seed, state.epoch), time.perf_counter()
             if state.step in self.replay:
                 self._change_split(self.replay[state.step].batch_sizes, self.replay[state.step].reason)
-            stopped = self._step(order, step_in_epoch)
-            due = stopped or state.step == self.total_steps or state.step % spec.checkpoint.every_steps == 0
-            if state.step % self.per_epoch == 0:
+            stopped = self._step(order, begin)
+            due = stopped or state.samples == self.total_samples or state.step % spec.checkpoint.every_steps == 0
+            if state.samples % self.rows == 0:
                 is_best = self._end_epoch(time.perf_counter() - epoch_started)
                 due = due or (is_best and spec.checkpoint.keep_best)
             if due:
@@ -106,17 +103,21 @@ class Training:
             self.writer.close()
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return {
-            "stopped": stopped and state.step < self.total_steps, "step": state.step, "metrics": state.metrics,
+            "stopped": stopped and state.samples < self.total_samples, "step": state.step, "metrics": state.metrics,
             "events": state.events, "split": rank.split, "duration_s": state.duration_s,
             "peak_memory_bytes": usage.ru_maxrss * 1024, "cpu_s": usage.ru_utime + usage.ru_stime,
+            "noise_scale": rank.noise_scale.value,
         }  # fmt: skip
 
-    def _step(self, order: Any, step_in_epoch: int) -> bool:
+    def _step(self, order: Any, begin: int) -> bool:
         """One step; whether somebody asked to stop."""
         rank, state = self.rank, self.state
         started, waited = time.perf_counter(), rank.collective.wait_s
-        rate = learning_rate_at(state.step, self.total_steps, rank.request.learning_rate, rank.spec.schedule)
-        found = rank.step(order, step_in_epoch, state.step)
+        rate = learning_rate_at(state.samples, self.total_samples, rank.request.learning_rate, rank.spec.schedule)
+        noise = rank.noise_scale.value
+        if self.growth is not None:
+            rate *= self.growth.factor(state.step, noise)
+        found = rank.step(order, begin, state.step)
         if not math.isfinite(found.loss):
             raise TrainingFailed(f"the loss is {found.loss} at step {state.step} (learning rate {rate:.3g})")
         own_s = found.own_s + rank.update(rate)
@@ -125,11 +126,14 @@ class Training:
         self.steps.add(
             step=state.step, epoch=state.epoch, rank=rank.rank, batch_size=batch, loss=found.loss, learning_rate=rate,
             compute_s=own_s, wait_s=rank.collective.wait_s - waited, step_time_s=taken_s,
+            noise_scale=math.nan if noise is None else noise,
         )  # fmt: skip
         if found.samples == sum(rank.split):
             self.recent_s.append(own_s)
+            self.recent_steps_s.append(taken_s)
         state.epoch_loss_sum += found.loss * found.samples
         state.epoch_samples += found.samples
+        state.samples += found.samples
         state.step += 1
         if self.first:
             self._show(found, rate, taken_s)
@@ -140,6 +144,8 @@ class Training:
         self.writer.add_scalar("loss/train", found.loss, step)
         self.writer.add_scalar("learning_rate", rate, step)
         self.writer.add_scalar("samples_per_s", speed, step)
+        if (noise := self.rank.noise_scale.value) is not None:
+            self.writer.add_scalar("gradient_noise_scale", noise, step)
         if self.rank.classifies:
             self.writer.add_scalar("accuracy/train", found.correct / found.samples, step)
         self.channel.progress(
@@ -179,6 +185,8 @@ class Training:
         self.splits.write()
         rank.collective.sum_(torch.zeros(1), "rows-written")
         state.split = list(rank.split)
+        growth = {"growth": self.growth.document()} if self.growth is not None else {}
+        state.adaptive = {"noise": rank.noise_document(), **growth}
         state.duration_s = self.earlier_s + time.time() - self.started_at_s
         if self.first:
             checkpoint.save(self.store, state, rank.model.state_dict(), rank.optimizer, rank.spec.checkpoint)
@@ -186,25 +194,42 @@ class Training:
         state.best = False
 
     def _rebalance(self) -> None:
-        """Every so often, compare the ranks' own times, and change the split where it pays."""
-        rank, step = self.rank, self.state.step
-        if self.rebalancer is None or step % WINDOW_STEPS != 0 or step == self.total_steps:
+        """Every so often, compare the ranks' own times and weigh a larger batch; change the split where it pays."""
+        rank, state = self.rank, self.state
+        idle = self.rebalancer is None and (self.growth is None or bool(self.replay))
+        if idle or state.step % WINDOW_STEPS != 0 or state.samples == self.total_samples:
             return
-        figures = torch.zeros(rank.size + 1, dtype=torch.float64)
+        figures = torch.zeros(rank.size + 2, dtype=torch.float64)
         figures[rank.rank] = statistics.median(self.recent_s) if self.recent_s else 0.0
+        figures[-2] = statistics.median(self.recent_steps_s) if self.recent_steps_s and self.first else 0.0
         figures[-1] = sum(self.recent_s)
-        *medians_s, worked_s = rank.collective.sum_(figures, "medians").tolist()
+        *medians_s, step_time_s, worked_s = rank.collective.sum_(figures, "medians").tolist()
         if worked_s < WINDOW_S * rank.size:  # by all ranks together
             return
-        self.recent_s = []
-        better = self.rebalancer.observe(medians_s)
+        self.recent_s, self.recent_steps_s = [], []
+        better = self.rebalancer.observe(medians_s) if self.rebalancer is not None else None
+        if better is None and self.growth is not None:
+            better = self._grown(step_time_s)
         if better is not None:
             self._change_split(*better)
 
+    def _grown(self, step_time_s: float) -> tuple[list[int], str] | None:
+        """The split of a better global batch, and the reason."""
+        assert self.growth is not None
+        found = self.growth.observe(step_time_s, self.rank.noise_scale.value)
+        if found is None:
+            return None
+        batch, reason = found
+        if self.rebalancer is None:
+            return shares(batch, self.rank.split), reason
+        return self.rebalancer.resized(batch), reason
+
     def _change_split(self, split: list[int], reason: str) -> None:
         event = SplitEvent(step=self.state.step, batch_sizes=split, reason=reason).model_dump()
+        if self.growth is not None:
+            self.growth.change(sum(split), self.state.step, self.rank.noise_scale.value)
         self.rank.split = list(split)
-        self.recent_s = []
+        self.recent_s, self.recent_steps_s = [], []
         self.state.events.append(event)
         if self.first:
             self.splits.add(**event)

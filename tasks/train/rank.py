@@ -23,6 +23,8 @@ from trainwright.tasks.train.batches import own_part, shares
 from trainwright.tasks.train.checkpoint import optimizer_tensors
 from trainwright.tasks.train.collective import Collective, PeersLost, take_from_first
 from trainwright.tasks.train.gradients import GradientSum
+from trainwright.tasks.train.halves import EVERY_STEPS, half_squares
+from trainwright.tasks.train.noise_scale import NoiseScale, noise_and_signal
 from trainwright.tasks.train.optimization import make_optimizer
 from trainwright.tasks.train.request import TrainRequest
 
@@ -52,6 +54,8 @@ class Rank:
         self.spec = request.job.train
         self.split = [planned.batch_size for planned in request.plan.devices]
         self.classifies = request.schema_.task.endswith("classification")
+        self.noise_scale = NoiseScale()
+        self._joint_square = 0.0
         self.stop_asked = False
         self._speed = request.plan.devices[self.rank].speed
         self._update_s = 0.0
@@ -118,9 +122,9 @@ class Rank:
             return 0.0
         return float((outputs.argmax(dim=1) == targets).sum())
 
-    def step(self, order: Any, step_in_epoch: int, step: int) -> StepFigures:
-        """Forward, backward and the sums; `update` is the other half. `order` holds the rows of the epoch."""
-        rows, total = own_part(order, step_in_epoch, self.split, self.rank)
+    def step(self, order: Any, begin: int, step: int) -> StepFigures:
+        """Forward, backward and the sums; `update` is the other half. `order` holds the epoch's rows, `begin` of them taken."""
+        rows, total = own_part(order, begin, self.split, self.rank)
         started, waited = time.perf_counter(), self.collective.wait_s
         self._seed(step)
         counts = len(rows) > 0
@@ -130,16 +134,47 @@ class Rank:
             joint.weight = 1.0 if counts else 0.0
         self._gradients.begin()
         loss, correct = self._forward_backward(rows, len(rows) / total if counts else 0.0)
+        passes = 1 + self._measure_alone(rows, step)
         own = time.perf_counter() - started - (self.collective.wait_s - waited)
         if self._speed is not None:
-            emulated = EMULATED_SAMPLE_S * len(rows) * counts / self._speed - self._update_s
+            emulated = EMULATED_SAMPLE_S * passes * len(rows) * counts / self._speed - self._update_s
             time.sleep(max(0.0, emulated - own))
             own = max(own, emulated)
         self._gradients.send_rest()
-        figures = torch.tensor([loss, correct if counts else 0.0, self.stop_asked], dtype=torch.float64)
-        summed = self.collective.sum_(torch.cat([figures, self._gradients.used]), "figures")
-        self._gradients.finish(summed[3:])
+        # With h = (b / B) · g, what was sent, b · |g|² is B² / b · |h|². |g|² of the step before comes from rank 0 alone: a sum's
+        # last digit may differ between unlike devices, and what is decided by it may not.
+        spread = total**2 / len(rows) * self._gradients.own_square if counts else 0.0
+        joint_square = self._joint_square if self.rank == 0 else 0.0
+        figures = [loss, correct if counts else 0.0, self.stop_asked, spread, float(counts), joint_square]
+        head = torch.tensor(figures, dtype=torch.float64)
+        summed = self.collective.sum_(torch.cat([head, self._gradients.used]), "figures")
+        self._gradients.finish(summed[len(figures) :])
+        if self.size > 1:
+            self.noise_scale.complete(float(summed[5]))
+            self.noise_scale.begin(float(summed[3]), total, round(float(summed[4])))
+            self._joint_square = self._gradients.joint_square()
         return StepFigures(float(summed[0]), float(summed[1]), total, bool(summed[2] > 0), own)
+
+    def _measure_alone(self, rows: Any, step: int) -> int:
+        """A rank without others measures the noise from halves of its batch now and then; how many more passes that took."""
+        if self.size > 1 or not self.spec.adaptive_batch or step % EVERY_STEPS != 0 or len(rows) < 4:
+            return 0
+
+        def loss_of(part: Any) -> torch.Tensor:
+            inputs, targets = self._batch(part)
+            return self._loss(self.model(inputs), targets)
+
+        self.noise_scale.add(*noise_and_signal(*half_squares(self.model, loss_of, rows)))
+        return 1
+
+    def noise_document(self) -> dict[str, Any]:
+        """What the noise scale is made of, for a checkpoint."""
+        return self.noise_scale.document() | {"joint_square": self._joint_square}
+
+    def load_noise(self, document: dict[str, Any]) -> None:
+        """Take up `noise_document`."""
+        self._joint_square = document["joint_square"]
+        self.noise_scale = NoiseScale(**{name: document[name] for name in self.noise_scale.document()})
 
     def _seed(self, step: int) -> None:
         """Dropout and the like: the same in a replay. (`torch.manual_seed` would record a stack trace each time.)"""

@@ -17,7 +17,8 @@ from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.train.channel import RankChannel
 from trainwright.tasks.train.collective import Collective, HorovodCollective, TorchCollective
 from trainwright.tasks.train.cpu_share import join_cgroup
-from trainwright.tasks.train.loop import Training, ramp
+from trainwright.tasks.train.loop import Training
+from trainwright.tasks.train.ramp import ramp
 from trainwright.tasks.train.rank import Rank
 from trainwright.tasks.train.request import Order
 
