@@ -240,6 +240,14 @@ class LearningRatePoint(Value):
     smoothed_accuracy: float | None = None
 
 
+class LearningRateTrial(Value):
+    """A short training at one rate, from the training's own start."""
+
+    learning_rate: float
+    loss: float = Field(description="mean over its last quarter; infinite where it ran away")
+    steps: int
+
+
 class CurveFit(Value):
     """A curve fitted over x = log10(learning rate)."""
 
@@ -261,6 +269,7 @@ class LearningRateSearch(Artefact):
     reason: str
     points: list[LearningRatePoint] = Field(default_factory=list)
     fits: list[CurveFit] = Field(default_factory=list)
+    trials: list[LearningRateTrial] = Field(default_factory=list, description="in the order in which they were made")
     diverged_at: float | None = None
     plot: str | None = None
 

@@ -2,17 +2,19 @@
 
     launch, ranks, outcome  start the ranks, watch them, gather what they did           (no torch)
     worker, rank, loop      are a rank: the process, what is within a step, the steps   (torch, Horovod)
+    ramp, snapshot          the learning-rate search on a rank, which leaves it as it was
     channel                 what ranks and launcher say to each other
     batches, rebalance      which samples a rank takes; when the split changes          (pure)
+    noise_scale, adaptive_batch, halves   what a larger batch would bring; when it grows, and the learning rate with it
     collective, gradients, batch_norm   make n unequal ranks equal one process on the joint batch
     checkpoint, metrics     what is kept, and where
 
-`train` and `ramp` are the two things a caller needs.
+`train` and `search` are the two things a caller needs (`ramp` is a search without trials).
 """
 
 from __future__ import annotations
 
-from trainwright.tasks.train.launch import ramp, train
-from trainwright.tasks.train.request import RampPoint, TrainRequest
+from trainwright.tasks.train.launch import ramp, search, train
+from trainwright.tasks.train.request import RampPoint, Searched, TrainRequest
 
-__all__ = ["RampPoint", "TrainRequest", "ramp", "train"]
+__all__ = ["RampPoint", "Searched", "TrainRequest", "ramp", "search", "train"]

@@ -18,7 +18,7 @@ from trainwright.tasks.train import checkpoint
 from trainwright.tasks.train.metrics import drop_from
 from trainwright.tasks.train.outcome import result_of
 from trainwright.tasks.train.ranks import Ranks
-from trainwright.tasks.train.request import Order, RampPoint, TrainRequest
+from trainwright.tasks.train.request import Order, RampPoint, Searched, TrainRequest
 
 _log = logging.getLogger(__name__)
 
@@ -77,12 +77,23 @@ def ramp(request: TrainRequest, learning_rates: list[float], *, stop: threading.
 
     One point a step, on the joint global batch; fewer than asked for where the loss runs away. Raises as `train` does.
     """
+    return search(request, learning_rates, 0, stop=stop).points
+
+
+def search(
+    request: TrainRequest, learning_rates: list[float], trial_steps: int, *, stop: threading.Event | None = None
+) -> Searched:
+    """A ramp and, from the same start, trials of so many steps at rates below the one where it ran away; nothing is kept.
+
+    Which rates are tried: `tasks.lr_trials`. Raises as `train` does.
+    """
     _check_devices(request)
     order = Order(
         request=request,
         mode="ramp",
         backend=choose_backend(request.job.train.backend),
         learning_rates=learning_rates,
+        trial_steps=trial_steps,
         started_at_s=time.time(),
     )
     stop = stop or threading.Event()
@@ -90,7 +101,7 @@ def ramp(request: TrainRequest, learning_rates: list[float], *, stop: threading.
         done = ranks.watch()
     if stop.is_set():
         raise Interrupted("stopped while the learning rate was searched")
-    return [RampPoint.model_validate(point) for point in done[0]["points"]]
+    return Searched.model_validate({**done[0], "states": [one["state"] for one in done]})
 
 
 def choose_backend(wanted: Literal["auto", "horovod", "torch"]) -> Literal["horovod", "torch"]:

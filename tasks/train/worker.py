@@ -18,7 +18,7 @@ from trainwright.tasks.train.channel import RankChannel
 from trainwright.tasks.train.collective import Collective, HorovodCollective, TorchCollective
 from trainwright.tasks.train.cpu_share import join_cgroup
 from trainwright.tasks.train.loop import Training
-from trainwright.tasks.train.ramp import ramp
+from trainwright.tasks.train.ramp import search
 from trainwright.tasks.train.rank import Rank
 from trainwright.tasks.train.request import Order
 
@@ -39,9 +39,10 @@ def main(order_path: Path, number: int) -> int:
             join_cgroup(Path(group))
         rank = Rank(order.request, dataset, collective, device)
         rank.stop_on(signal.SIGTERM)
-        result = (
-            Training(rank, channel, order).run() if order.mode == "train" else ramp(rank, channel, order.learning_rates)
-        )
+        if order.mode == "train":
+            result = Training(rank, channel, order).run()
+        else:
+            result = search(rank, channel, order.learning_rates, order.trial_steps)
         channel.send("done", **result)
         collective.shutdown()
     except TrainwrightError as error:

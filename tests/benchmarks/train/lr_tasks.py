@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ class LrTask:
     epochs: int = 10
     batch: int = 64
     task: str | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 def _save(arrays: Callable[[np.random.Generator], Arrays], seed: int) -> Callable[[Path], None]:
@@ -85,24 +84,43 @@ def _recall(rng: np.random.Generator) -> Arrays:
     return tokens.astype("int64"), tokens[np.arange(ROWS), at + 1]
 
 
-def _same_ends(rng: np.random.Generator) -> Arrays:
-    """How far the last of ten symbols is from the first (mod 4)."""
-    tokens = rng.integers(0, 4, (ROWS, 10))
-    return tokens.astype("int64"), (tokens[:, -1] - tokens[:, 0]) % 4
+def _parts(rng: np.random.Generator) -> Arrays:
+    """Nine features; the class is which third of them has the largest product."""
+    x = rng.normal(size=(ROWS, 9))
+    return x.astype("float32"), x.reshape(ROWS, 3, 3).prod(2).argmax(1)
 
 
-TEXT = {"task": "text-classification"}
+TEXT = "text-classification"
+TABLE, IMAGES, NUMBERS = "tabular-classification", "image-classification", "forecasting"
+ADAMW, MOMENTUM, SGD, ADAM = (
+    {"name": "adamw", "weight_decay": 0.01},
+    {"name": "momentum"},
+    {"name": "sgd"},
+    {"name": "adam"},
+)
 DEVELOPED_ON = (
-    LrTask("stripes CNN, AdamW", _save(_stripes, 1), {"kind": "cnn", "width": 8, "classes": 6}, {"name": "adamw", "weight_decay": 0.01}, task="image-classification"),
-    LrTask("rings MLP, momentum", _save(_rings, 2), {"kind": "mlp", "inputs": 12, "classes": 4}, {"name": "momentum"}, task="tabular-classification"),
-    LrTask("recall GRU, momentum", _save(_recall, 3), {"kind": "gru", "tokens": 4, "classes": 3, "width": 24}, {"name": "momentum"}, **TEXT),
-    LrTask("products MLP, SGD", _save(_products, 4), {"kind": "regression", "inputs": 8}, {"name": "sgd"}, task="forecasting"),
-    LrTask("ends transformer, Adam", _save(_same_ends, 5), {"kind": "transformer", "tokens": 4, "length": 10, "classes": 4}, {"name": "adam"}, **TEXT),
-)  # fmt: skip
+    LrTask("stripes CNN, AdamW", _save(_stripes, 1), {"kind": "cnn", "width": 8, "classes": 6}, ADAMW, task=IMAGES),
+    LrTask("rings MLP, momentum", _save(_rings, 2), {"kind": "mlp", "inputs": 12, "classes": 4}, MOMENTUM, task=TABLE),
+    LrTask(
+        "recall GRU, momentum",
+        _save(_recall, 3),
+        {"kind": "gru", "tokens": 4, "classes": 3, "width": 24},
+        MOMENTUM,
+        task=TEXT,
+    ),
+    LrTask("products MLP, SGD", _save(_products, 4), {"kind": "regression", "inputs": 8}, SGD, 20, task=NUMBERS),
+    LrTask("parts MLP, Adam", _save(_parts, 5), {"kind": "mlp", "inputs": 9, "classes": 3}, ADAM, 20, task=TABLE),
+)
 HELD_OUT = (
-    LrTask("digits CNN, momentum", None, {"kind": "cnn", "width": 8}, {"name": "momentum"}, task="image-classification"),
-    LrTask("Friedman MLP, Adam", _save(_friedman, 6), {"kind": "regression", "inputs": 10}, {"name": "adam"}, task="forecasting"),
-    LrTask("majority LSTM, Adam", _save(_majority, 7), {"kind": "lstm", "tokens": 3, "classes": 3, "width": 24}, {"name": "adam"}, **TEXT),
-    LrTask("digits MLP, AdamW", None, {"kind": "mlp"}, {"name": "adamw", "weight_decay": 0.01}, task="image-classification"),
-    LrTask("teacher MLP, SGD", _save(_teacher, 8), {"kind": "mlp", "inputs": 20, "classes": 5}, {"name": "sgd"}, task="tabular-classification"),
-)  # fmt: skip
+    LrTask("digits CNN, momentum", None, {"kind": "cnn", "width": 8}, MOMENTUM, task=IMAGES),
+    LrTask("Friedman MLP, Adam", _save(_friedman, 6), {"kind": "regression", "inputs": 10}, ADAM, 20, task=NUMBERS),
+    LrTask(
+        "majority LSTM, Adam",
+        _save(_majority, 7),
+        {"kind": "lstm", "tokens": 3, "classes": 3, "width": 24},
+        ADAM,
+        task=TEXT,
+    ),
+    LrTask("digits MLP, AdamW", None, {"kind": "mlp"}, ADAMW, 20, task=IMAGES),
+    LrTask("teacher MLP, SGD", _save(_teacher, 8), {"kind": "mlp", "inputs": 20, "classes": 5}, SGD, 20, task=TABLE),
+)

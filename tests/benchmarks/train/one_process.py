@@ -17,6 +17,7 @@ from trainwright.tasks.job import Job
 from trainwright.tasks.train import TrainRequest
 from trainwright.tasks.train.batches import epoch_order
 from trainwright.tasks.train.optimization import learning_rate_at
+from trainwright.tasks.train.ramp import search
 from trainwright.tasks.train.rank import Rank
 
 MODELS = Path(__file__).with_name("models")
@@ -66,7 +67,7 @@ class OneProcess:
 
     def job(self, seed: int) -> Job:
         """The task as a job."""
-        train = {"epochs": self.task.epochs, "seed": seed, "optimizer": self.task.optimizer, **self.task.extra}
+        train = {"epochs": self.task.epochs, "seed": seed, "optimizer": self.task.optimizer}
         model = {"source": str(MODELS / "small.py"), "config": self.task.model}
         return Job.model_validate({"name": "lr", "data": self._data, "model": model, "train": train})
 
@@ -88,6 +89,10 @@ class OneProcess:
     def rank(self, seed: int) -> Rank:
         """A rank with a fresh model."""
         return Rank(self.request(seed), self.dataset, Alone(), torch.device("cpu"))
+
+    def searched(self, seed: int, learning_rates: list[float], trial_steps: int) -> dict[str, Any]:
+        """What a rank says of a search: its points and its trials."""
+        return search(self.rank(seed), Silent(), learning_rates, trial_steps)  # type: ignore[arg-type]
 
     def trained(self, learning_rate: float, seed: int) -> tuple[float, list[float]]:
         """The final metric in points (accuracy, or R², in percent) and the loss of each step, after the whole training."""

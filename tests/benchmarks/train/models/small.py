@@ -17,20 +17,6 @@ class Sequence(nn.Module):
         return self.out(self.cell(self.embed(tokens.long()))[0][:, -1])
 
 
-class Transformer(nn.Module):
-    """Tokens (N, T) -> logits (N, classes): one encoder layer, the mean over places."""
-
-    def __init__(self, tokens: int, length: int, width: int, classes: int) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(tokens, width)
-        self.place = nn.Parameter(torch.randn(length, width) * 0.02)
-        self.layer = nn.TransformerEncoderLayer(width, 2, 2 * width, dropout=0.0, batch_first=True)
-        self.out = nn.Linear(width, classes)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.out(self.layer(self.embed(tokens.long()) + self.place).mean(1))
-
-
 class Scalar(nn.Sequential):
     """A network whose last axis, of one, is dropped: a quantity for each row."""
 
@@ -38,8 +24,8 @@ class Scalar(nn.Sequential):
         return super().forward(inputs).squeeze(-1)
 
 
-def build_model(kind: str, width: int = 32, classes: int = 10, inputs: int = 64, tokens: int = 4, length: int = 16):
-    """mlp, cnn, lstm, gru, transformer, or regression (an mlp with one output)."""
+def build_model(kind: str, width: int = 32, classes: int = 10, inputs: int = 64, tokens: int = 4):
+    """mlp, cnn, lstm, gru, or regression (an mlp with one output)."""
     if kind == "cnn":
         return nn.Sequential(
             nn.Conv2d(1, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(width, width, 3, padding=1), nn.ReLU(),
@@ -47,8 +33,13 @@ def build_model(kind: str, width: int = 32, classes: int = 10, inputs: int = 64,
         )  # fmt: skip
     if kind in ("lstm", "gru"):
         return Sequence(kind, tokens, width, classes)
-    if kind == "transformer":
-        return Transformer(tokens, length, width, classes)
     last = 1 if kind == "regression" else classes
-    layers = [nn.Flatten(), nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, last)]
+    layers = [
+        nn.Flatten(),
+        nn.Linear(inputs, width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, last),
+    ]
     return Scalar(*layers) if kind == "regression" else nn.Sequential(*layers)
