@@ -1,0 +1,145 @@
+"""Time to a target metric: a batch that grows by itself against a sweep of five fixed batches, on two tasks.
+
+    python tests/benchmarks/train/adaptive_batch.py [--seeds 3] [--rules]
+
+Devices are emulated by a clock: two unlike ones take t_r(b) = a_r + s_r · b for b samples and a step ends with the slower one, the
+split being the best for that. Everything else is the product's: the update on the joint batch (in one process), the noise scale
+(from halves of the batch, whose passes the clock counts too), the decision to grow, the rule of the learning rate. A fixed batch B
+gets the rate of the smallest batch by the same rule, and the first step at which an exponential mean over the checks of the
+held-out rows reaches the target counts. `--rules` compares the rules: what `auto` goes by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from dataclasses import dataclass
+
+import torch
+from lr_tasks import ADAMW, IMAGES, SGD, TABLE, LrTask, _rings, _save
+from one_process import OneProcess
+
+from trainwright.tasks.job import Job
+
+from trainwright.estimator.curves import Affine
+from trainwright.tasks.allocate.split import split_batch
+from trainwright.tasks.train.adaptive_batch import BatchGrowth, Rule, rule_for
+from trainwright.tasks.train.batches import epoch_order
+from trainwright.tasks.train.halves import EVERY_STEPS
+
+SWEEP = (16, 32, 64, 128, 256)
+WINDOW_STEPS = 20
+CHECK_SAMPLES = 400
+DEVICES = (Affine(fixed=8e-3, per_sample=1e-4), Affine(fixed=8e-3, per_sample=2e-4))
+"""8 ms a step and 0.1 and 0.2 ms a sample: half of a step is fixed cost at 120 samples."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A task, the learning rate of its smallest batch, and its target in points."""
+
+    task: LrTask
+    learning_rate: float
+    target: float
+
+
+CASES = (
+    Case(LrTask("digits MLP, AdamW", None, {"kind": "mlp"}, ADAMW, 60, SWEEP[0], IMAGES), 1e-3, 93.0),
+    Case(LrTask("rings MLP, SGD", _save(_rings, 9), {"kind": "mlp", "inputs": 12, "classes": 4}, SGD, 200, SWEEP[0], TABLE), 0.1, 80.0),
+)  # fmt: skip
+
+
+class Adaptive(OneProcess):
+    """A training that measures its noise scale."""
+
+    def job(self, seed: int) -> Job:
+        """The task as a job."""
+        job = super().job(seed)
+        return job.model_copy(update={"train": job.train.model_copy(update={"adaptive_batch": True})})
+
+
+def step_time_s(batch: int) -> float:
+    """The slower device's, at the best split."""
+    split = split_batch(batch, DEVICES)
+    assert split is not None
+    return max(device(part) for device, part in zip(DEVICES, split, strict=True))
+
+
+def seconds_to_target(
+    case: Case, one: Adaptive, seed: int, rule: Rule, fixed: int | None
+) -> tuple[float, list[tuple[int, int]]]:
+    """Clock time until the target (infinite: not within the epochs), and the batches by step. `fixed`: None lets it grow."""
+    rank = one.rank(seed)
+    rule = rule_for(rule, case.task.optimizer["name"])
+    base = SWEEP[0]
+    rank.split = [fixed or base]
+    growth = BatchGrowth(base, SWEEP[-1], rule, batch=fixed or base)
+    rows, clock, samples, step, checked, mean = len(rank.train_rows), 0.0, 0, 0, 0, 0.0
+    sizes = [(0, rank.split[0])]
+    checks, times = 0, dict[int, float]()
+    while samples < rows * case.task.epochs:
+        epoch, begin = divmod(samples, rows)
+        if begin == 0:
+            order = epoch_order(rank.train_rows, seed, epoch)
+        size = rank.split[0]
+        noise = rank.noise_scale.value
+        found = rank.step(order, begin, step)
+        rank.update(case.learning_rate * growth.factor(step, noise))
+        if size not in times:
+            times[size] = step_time_s(size)
+        passes = 2 if fixed is None and step % EVERY_STEPS == 0 else 1
+        clock += times[size] * passes
+        samples += found.samples
+        step += 1
+        if fixed is None and step % WINDOW_STEPS == 0:
+            better = growth.observe(times[size], noise)
+            if better is not None:
+                growth.change(better[0], step, noise)
+                rank.split = [better[0]]
+                sizes.append((step, better[0]))
+        if samples >= checked + CHECK_SAMPLES:
+            checked = samples
+            checks += 1
+            mean = 0.7 * mean + 0.3 * one._points(rank)
+            if mean / (1 - 0.7**checks) >= case.target:
+                return clock, sizes
+    return math.inf, sizes
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rules", action="store_true", help="compare the rules of the learning rate")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    rules: tuple[Rule, ...] = ("constant", "sqrt", "linear", "adascale") if asked.rules else ("auto",)
+    for case in CASES:
+        one = Adaptive(case.task)
+        for rule in rules:
+            print(f"{case.task.name}, target {case.target:g}, rule {rule_for(rule, case.task.optimizer['name'])}")
+            fixed = {
+                size: [seconds_to_target(case, one, seed, rule, size)[0] for seed in range(asked.seeds)]
+                for size in SWEEP
+            }
+            for size, seconds in fixed.items():
+                print(f"  fixed {size:4}: {_shown(seconds)}", flush=True)
+            runs = [seconds_to_target(case, one, seed, rule, None) for seed in range(asked.seeds)]
+            grown = [seconds for seconds, _ in runs]
+            best = min(statistics.mean(seconds) for seconds in fixed.values())
+            ratio = statistics.mean(grown) / best
+            print(f"  grows:      {_shown(grown)}   {' -> '.join(str(size) for _, size in runs[0][1])}")
+            print(
+                f"  ratio to the best fixed batch {ratio:.2f}, {'within' if ratio <= 1.1 else 'NOT within'} 1.1",
+                flush=True,
+            )
+
+
+def _shown(seconds: list[float]) -> str:
+    spread = (max(seconds) - min(seconds)) / 2
+    return f"{statistics.mean(seconds):7.2f} ± {spread:.2f} s" if math.isfinite(sum(seconds)) else "not always reached"
+
+
+if __name__ == "__main__":
+    main()
