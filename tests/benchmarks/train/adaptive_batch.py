@@ -2,11 +2,11 @@
 
     python tests/benchmarks/train/adaptive_batch.py [--seeds 3] [--rules]
 
-Devices are emulated by a clock: two unlike ones take t_r(b) = a_r + s_r · b for b samples and a step ends with the slower one, the
-split being the best for that. Everything else is the product's: the update on the joint batch (in one process), the noise scale
-(from halves of the batch, whose passes the clock counts too), the decision to grow, the rule of the learning rate. A fixed batch B
-gets the rate of the smallest batch by the same rule, and the first step at which an exponential mean over the checks of the
-held-out rows reaches the target counts. `--rules` compares the rules: what `auto` goes by.
+Devices are emulated by a clock: two unlike ones take t_r(b) = a_r + s_r · b for b samples, and a step ends with the slower one at
+the best split. Everything else is the product's: the update on the joint batch (in one process), the noise scale (from halves of
+the batch, whose passes the clock counts), the decision to grow, the rule of the learning rate. A fixed batch gets the rate of the
+smallest one by the same rule. The first step counts at which an exponential mean over checks of the held-out rows reaches the
+target. `--rules` compares the rules: what `auto` goes by.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ import torch
 from lr_tasks import ADAMW, IMAGES, SGD, TABLE, LrTask, _rings, _save
 from one_process import OneProcess
 
-from trainwright.tasks.job import Job
-
 from trainwright.estimator.curves import Affine
 from trainwright.tasks.allocate.split import split_batch
+from trainwright.tasks.job import Job
 from trainwright.tasks.train.adaptive_batch import BatchGrowth, Rule, rule_for
 from trainwright.tasks.train.batches import epoch_order
 from trainwright.tasks.train.halves import EVERY_STEPS
@@ -44,9 +43,10 @@ class Case:
     target: float
 
 
+RINGS = {"kind": "mlp", "inputs": 12, "classes": 4}
 CASES = (
     Case(LrTask("digits MLP, AdamW", None, {"kind": "mlp"}, ADAMW, 60, SWEEP[0], IMAGES), 1e-3, 93.0),
-    Case(LrTask("rings MLP, SGD", _save(_rings, 9), {"kind": "mlp", "inputs": 12, "classes": 4}, SGD, 200, SWEEP[0], TABLE), 0.1, 80.0),
+    Case(LrTask("rings MLP, SGD", _save(_rings, 9), RINGS, SGD, 200, SWEEP[0], TABLE), 0.1, 80.0),
 )  # fmt: skip
 
 
