@@ -5,9 +5,9 @@ What counts is progress per second, Pollux's goodput (Qiao et al. 2021, equation
     goodput(B) = throughput(B) · efficiency(B) = B / T(B) · (φ + B0) / (φ + B)
 
 with φ the gradient noise scale, B0 the batch that the training began with, and T(B) = a + s·B the step time, measured. The batch
-grows to at most twice itself where that gains LEAST_GAIN in two windows running. As long as one batch is all that was
-measured, a step is taken to cost the same for twice the batch, which is the most that growing can gain: so a batch that may pay
-is tried, and left again where it does not.
+grows to at most twice itself where that gains LEAST_GAIN, and goes back where the step time then measured says that it lost. As
+long as one batch is all that was measured, a step is taken to cost the same for twice the batch, which is the most that growing can gain: so a batch that may pay
+is tried.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ class BatchGrowth:
     times_s: dict[int, float] = field(default_factory=dict)
     """the latest step time by batch"""
     changes: int = 0
-    asked_before: bool = False
     came_from: int | None = None
     """the batch before, as long as the present one has not been measured"""
     changed_at: int = 0
@@ -95,13 +94,11 @@ class BatchGrowth:
             return None
         chosen = max(sizes, key=lambda size: self._goodput(size, noise_scale))
         then = self._goodput(chosen, noise_scale)
-        pays = then / now - 1 >= LEAST_GAIN
-        twice, self.asked_before = pays and self.asked_before, pays
-        measured = len(self.times_s) > 1
-        return self._propose(chosen, noise_scale, now, then, "expected" if measured else "at most") if twice else None
+        if then / now - 1 < LEAST_GAIN:
+            return None
+        return self._propose(chosen, noise_scale, now, then, "expected" if len(self.times_s) > 1 else "at most")
 
     def _propose(self, batch: int, noise_scale: float, now: float, then: float, word: str) -> tuple[int, str]:
-        self.asked_before = False
         return batch, (
             f"global batch {self.batch} to {batch}: noise scale {noise_scale:.3g} samples, "
             f"goodput {now:.4g} samples/s, {then:.4g} {word}"

@@ -7,20 +7,29 @@ from typing import Any
 
 import torch  # noqa: TID253 - only ranks import this
 
+from trainwright.tasks.train.noise_scale import LEAST_ESTIMATES
+
 EVERY_STEPS = 16
-"""Both halves together cost one more forward and backward pass: a sixteenth of the training."""
+"""Both halves together cost one more forward and backward pass: a sixteenth of the training,"""
+FIRST_EVERY_STEPS = 4
+"""and a quarter until there are enough estimates to say something."""
+
+
+def due(step: int, estimates: int) -> bool:
+    """Whether a rank that is alone measures at this step."""
+    return step % (FIRST_EVERY_STEPS if estimates < LEAST_ESTIMATES else EVERY_STEPS) == 0
 
 
 def half_squares(
-    model: torch.nn.Module, loss_of: Callable[[Any], torch.Tensor], rows: Sequence[int] | Any
+    model: torch.nn.Module, loss_of: Callable[[Any], torch.Tensor], rows: Sequence[int] | Any, first: int | None = None
 ) -> tuple[list[int], list[float], float]:
     """Batches and |g|² of both halves of these rows, and |g|² of them together. Leaves model, buffers and gradients as they were.
 
-    `loss_of` is the mean loss over some rows.
+    `loss_of` is the mean loss over some rows; the halves are equal, unless `first` says how many the first one has.
     """
     parameters = [one for one in model.parameters() if one.requires_grad]
     buffers = [(one, one.detach().clone()) for one in model.buffers()]
-    middle = len(rows) // 2
+    middle = len(rows) // 2 if first is None else first
     parts = [rows[:middle], rows[middle:]]
     try:
         first, second = (

@@ -23,7 +23,7 @@ from trainwright.tasks.train.batches import own_part, shares
 from trainwright.tasks.train.checkpoint import optimizer_tensors
 from trainwright.tasks.train.collective import Collective, PeersLost, take_from_first
 from trainwright.tasks.train.gradients import GradientSum
-from trainwright.tasks.train.halves import EVERY_STEPS, half_squares
+from trainwright.tasks.train.halves import due, half_squares
 from trainwright.tasks.train.noise_scale import NoiseScale, noise_and_signal
 from trainwright.tasks.train.optimization import make_optimizer
 from trainwright.tasks.train.request import TrainRequest
@@ -157,7 +157,8 @@ class Rank:
 
     def _measure_alone(self, rows: Any, step: int) -> int:
         """A rank without others measures the noise from halves of its batch now and then; how many more passes that took."""
-        if self.size > 1 or not self.spec.adaptive_batch or step % EVERY_STEPS != 0 or len(rows) < 4:
+        wanted = self.size == 1 and self.spec.adaptive_batch and len(rows) >= 4
+        if not wanted or not due(step, self.noise_scale.estimates):
             return 0
 
         def loss_of(part: Any) -> torch.Tensor:

@@ -77,7 +77,6 @@ def test_nothing_is_decided_before_the_noise_is_known() -> None:
 
 def test_a_change_says_from_what_to_what_and_why() -> None:
     growth = BatchGrowth(32, 4096, "sqrt")
-    growth.observe(0.1, 500.0)
     found = growth.observe(0.1, 500.0)
     assert found is not None
     assert found[0] == 64
