@@ -14,7 +14,7 @@ import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,13 +23,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.energy import Power
 from trainwright.estimator.errors import BadInput
-from trainwright.estimator.op_cost import FamilyCost, Work, cost_family, times
+from trainwright.estimator.op_cost import FamilyCost, times
 from trainwright.estimator.speed import Speed
-from trainwright.estimator.structure import Operation, Structure
+from trainwright.estimator.structure import Structure
+from trainwright.estimator.work import StepWork, Work
 
 SCHEMA_VERSION = 3
 _FLOPS_FACTOR = {"fp64": 2.0}  # what is measured is fp32; fp64 has half the lanes (its bytes are counted double)
-_LARGE = ("conv", "conv_backward", "matmul", "attention", "rnn")
 
 
 class _Value(BaseModel):
@@ -91,15 +91,20 @@ class Calibration(_Value):
 
     def step_times_s(self, structure: Structure, batch_sizes: Sequence[int]) -> list[float]:
         """The predicted median of a training step, seconds, for each batch size (ascending); never less for more samples."""
+        step = StepWork(structure)
         raw = [
-            self.correction(sum(float(seconds.sum()) for seconds, _ in each.values()), op_count(structure))
-            for each in (self._op_times(structure, size) for size in batch_sizes)
+            self.correction(
+                sum(float(seconds.sum()) for seconds, _ in self._op_times(step(size), structure.precision).values()),
+                op_count(structure),
+            )
+            for size in batch_sizes
         ]
         return list(itertools.accumulate(raw, max))
 
     def about(self, structure: Structure, batch_size: int) -> About:
         """How sure the prediction of a step is, and what it is made of."""
-        work, took = _work(structure, batch_size), self._op_times(structure, batch_size)
+        work = StepWork(structure)(batch_size)
+        took = self._op_times(work, structure.precision)
         by_family = {family: float(seconds.sum()) for family, (seconds, _) in took.items()}
         unknown = Counter[str]()
         for family, (seconds, _) in took.items():
@@ -120,11 +125,9 @@ class Calibration(_Value):
         """What tells this calibration from others."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
-    def _op_times(self, structure: Structure, batch_size: int) -> dict[str, tuple[Any, Any]]:
-        factor = self._flops_factor(structure.precision)
-        return {
-            family: times(self.families, family, work, factor) for family, work in _work(structure, batch_size).items()
-        }
+    def _op_times(self, work: Mapping[str, Work], precision: str) -> dict[str, tuple[Any, Any]]:
+        factor = self._flops_factor(precision)
+        return {family: times(self.families, family, each, factor) for family, each in work.items()}
 
     def _flops_factor(self, precision: str) -> float:
         """How many FLOPs of fp32, which is what was measured, one of this precision costs: few-shot, by the datasheet's peaks."""
@@ -137,50 +140,6 @@ class Calibration(_Value):
 def op_count(structure: Structure) -> int:
     """How many operations a step calls."""
     return sum(one.count for one in structure.trace)
-
-
-def _work(structure: Structure, batch_size: int) -> dict[str, Work]:
-    """A step's operations by family of cost."""
-    return by_family(
-        [
-            (
-                one.family, _known_as(one), one.count, one.flops(batch_size), one.bytes(batch_size),
-                {name: line(batch_size) for name, line in one.dims.items()},
-            )
-            for one in structure.trace
-        ]
-    )  # fmt: skip
-
-
-def _known_as(one: Operation) -> str:
-    """The kind as calibration names it: what computes in half precision is another operation."""
-    return f"{one.kind} in {one.dtype}" if one.dtype in ("bfloat16", "float16") else one.kind
-
-
-def by_family(rows: Sequence[tuple[str, str, int, float, float, dict[str, float]]]) -> dict[str, Work]:
-    """Operations (family, kind, count, flops, bytes, dims) by family of cost."""
-    groups: dict[str, list[tuple[str, str, int, float, float, dict[str, float]]]] = {}
-    calls = Counter[str]()
-    for row in rows:
-        calls[row[1]] += row[2]
-    for row in rows:
-        told = (*row[:5], in_step(row[0], row[5], calls[row[1]]))
-        groups.setdefault(cost_family(row[0], row[5]), []).append(told)
-    return {
-        family: Work(
-            kinds=tuple(row[1] for row in members),
-            counts=tuple(row[2] for row in members),
-            flops=tuple(row[3] for row in members),
-            bytes=tuple(row[4] for row in members),
-            dims=tuple(row[5] for row in members),
-        )
-        for family, members in groups.items()
-    }
-
-
-def in_step(family: str, dims: dict[str, float], calls: int) -> dict[str, float]:
-    """The sizes that an operation's time depends on, with how often the step calls its kind: small ones are quicker when hot."""
-    return dims if family in _LARGE else dims | {"calls": float(calls)}
 
 
 def deviation_of(families: Iterable[tuple[Any, Any]], step: float) -> float:

@@ -19,6 +19,12 @@ from trainwright.estimator.errors import BadInput
 
 HOROVOD_CYCLE_S = 1e-3
 """HOROVOD_CYCLE_TIME where nobody sets it (Horovod 0.28, operations.cc)."""
+HOROVOD_POLL_S = 1e-3
+"""How often a rank that waits looks whether its sum is there (Horovod 0.28, torch/mpi_ops_v2.cc)."""
+GRADIENT_BUCKET_BYTES = 4 << 20
+"""Gradients are summed in buckets of at most so many bytes, each as soon as the backward pass has filled it."""
+FIGURES_BYTES = 1 << 10
+"""Loss, accuracy and which parameters were used: summed at the end of every step."""
 _FASTEST_BYTES_PER_S = 1e13  # beyond any link: times that do not grow with the bytes do not make it infinite
 _SHORTEST_S = 1e-9
 
@@ -78,14 +84,29 @@ def all_reduce(link: Link, size_bytes: float, ranks: int) -> Interval:
     return link.time(2 * messages, 2 * volume_bytes)
 
 
-def on_cycle(time: Interval, cycle_s: float) -> Interval:
-    """Seconds where the library begins what it is given once in a cycle: a wait of 0 to cycle_s comes first, half at the median.
+def all_reduces(link: Link, size_bytes: float, pieces: int, ranks: int) -> Interval:
+    """Seconds for as many all-reduces one after the other, of m bytes together: as `all_reduce`, with the messages of each."""
+    _check(size_bytes, ranks)
+    messages, volume_bytes = _ring(size_bytes, ranks)
+    return link.time(2 * messages * pieces, 2 * volume_bytes)
 
-    Raises ValueError for a negative cycle.
+
+def on_cycle(time: Interval, cycle_s: float, agreed: Interval, poll_s: float = HOROVOD_POLL_S) -> Interval:
+    """Seconds for sums by a library that works in cycles: wait for the next, agree on what is ready, sum, be noticed.
+
+    Ranks agree in every cycle, so that what comes in the middle of one waits for its end: half a cycle and half of the agreement
+    at the median. `agreed` is what agreeing takes (a small all-reduce); the rank that waits looks every `poll_s`. A cycle of 0: the
+    library begins at once and wakes who waits. Raises ValueError for a negative cycle.
     """
     if cycle_s < 0:
         raise ValueError(f"cycle {cycle_s:g} s; allowed: 0 s or more")
-    return Interval(median=time.median + cycle_s / 2, low=time.low, high=time.high + cycle_s)
+    if cycle_s == 0:
+        return time
+    return Interval(
+        median=time.median + 1.5 * agreed.median + (cycle_s + poll_s) / 2,
+        low=time.low + agreed.low,
+        high=time.high + 2 * agreed.high + cycle_s + poll_s,
+    )
 
 
 def fit_link(samples: Sequence[tuple[float, int, float]]) -> Link:

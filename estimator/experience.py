@@ -2,16 +2,19 @@
 
 Of each run, y = log(measured / predicted), where predicted is what the calibration alone says. y is a Gaussian process over the
 model and its batch: a part for the device (and for the share of it that the rank had), one for what the step's time is spent on,
-and one for the very same model. The calibration's interval is the process's variance σ² before any run, so that without evidence
-nothing changes.
+one for the very same model, and one that changes from run to run. The calibration's interval is the process's variance σ² before
+any run, so that without evidence nothing changes.
 
-    k(p, q) = s² (σ² − n²) · [ D (1 + [same cores]) / 2  +  F · cos(f_p, f_q)² · M(p, q)  +  S · [same model] (1 + M(p, q)) / 2 ]
-    M(p, q) = exp(−(log b_p − log b_q)² / 2 ℓ²)                                     D + F + S = 1
+    k(p, q) = s² v · [ D (1 + [same cores]) / 2  +  F · cos(f_p, f_q)² · M(p, q)  +  S · [same model] (1 + M(p, q)) / 2 ]
+              + c² v · exp(−|i_p − i_q| / λ)
+    M(p, q) = exp(−(log b_p − log b_q)² / 2 ℓ²)             D + F + S = 1             v = σ² − n²
 
-f: shares of the predicted time by family of operations; b: batch size; n²: what two runs of the same step vary by, r² as much
-where runs show that the machine is less steady. s is not 1 where they show that the interval was too narrow or too wide; r and s
-are those under which each run is likeliest given the others. A run that the others contradict counts less: its variance given
-them is divided by the weight of Student's t-distribution (ν = 4).
+f: shares of the predicted time by family of operations; b: batch size; i: the run's place in their order, the next one's is one
+more than the last's; n²: what two runs of the same step vary by, r² as much where runs show that the machine is less steady. s is
+not 1 where they show that the interval was too narrow or too wide, c is not 0 where they show that the machine's speed changes:
+then the newest tell more of the next than the older ones. s, r, c and λ are those under which each run is likeliest given the
+others. A run that the others contradict counts less: its variance given them is divided by the weight of Student's
+t-distribution (ν = 4).
 
 Source: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, equations 2.25, 2.26, 5.12 and section 5.4.2; Lange
 et al., Robust Statistical Modeling Using the t Distribution, 1989.
@@ -38,6 +41,8 @@ _STEPS_TOGETHER = 20  # steps that are slow or fast together
 _OTHER_CALIBRATION = 0.1  # what two calibrations of one device differ by
 _FURTHEST = 2.0  # a run that is further off (e²) tells of something else than its device
 _SIGNALS, _NOISES = (1.0, 0.5, 2.0, 4.0), (1.0, 2.0, 4.0)  # s, r
+_CHANGES = ((0.0, 1.0), *itertools.product((1.0, 3.0), (4.0, 16.0)))  # c, λ
+_RARELY = 1.0  # of the logarithm of the odds: that a machine's speed changes needs to be shown
 _FREEDOM = 4.0  # ν
 _ROUNDS = 8
 _NINETY = 2 * 1.645  # standard deviations between the 5th and the 95th percentile
@@ -63,7 +68,10 @@ class Finding(_Value):
 
 
 class FinishedRun(_Value):
-    """`<store>/calibrations/<device type>/runs/<run id>.json`: what a run found out about a device type."""
+    """`<store>/calibrations/<device type>/runs/<run id>.json`: what a run found out about a device type.
+
+    Runs are ordered by the last part of `run`, their id: it begins with the time at which they were made.
+    """
 
     schema_version: int = SCHEMA_VERSION
     run: str
@@ -73,12 +81,13 @@ class FinishedRun(_Value):
 
 @dataclass(frozen=True)
 class _Seen:
-    """Where findings lie, and how far the predictions were off there. Shapes: (n,), shares (n, families)."""
+    """Where findings lie. Shapes: (n,), shares (n, families)."""
 
     models: Any
     cores: Any
     log_batches: Any
     shares: Any
+    order: Any
 
 
 def learn(curve: DeviceCurve, runs: Sequence[FinishedRun]) -> DeviceCurve:
@@ -90,7 +99,7 @@ def learn(curve: DeviceCurve, runs: Sequence[FinishedRun]) -> DeviceCurve:
     if basis is None or curve.time_knots is None:
         return curve
     of_use = [
-        (run.run, one)
+        (run.run.rpartition("/")[2], run.run, one)
         for run in runs
         if run.device_type == curve.device_type
         for one in run.findings
@@ -99,23 +108,25 @@ def learn(curve: DeviceCurve, runs: Sequence[FinishedRun]) -> DeviceCurve:
     ]
     if not of_use:
         return curve
-    findings = [one for _, one in sorted(of_use, key=lambda each: (each[0], each[1].model_dump_json()))]
+    of_use.sort(key=lambda each: (each[0], each[1], each[2].model_dump_json()))
+    findings = [one for _, _, one in of_use]
+    runs_in_order = list(dict.fromkeys((name, run) for name, run, _ in of_use))
+    order = [runs_in_order.index((name, run)) for name, run, _ in of_use]
     before = {
-        "learned_from": len({run for run, _ in of_use}),
+        "learned_from": len(runs_in_order),
         "calibrated_time_knots": curve.time_knots,
     }
-    return _with_memory(_with_time(curve.model_copy(update=before), basis, findings), basis, findings)
+    return _with_memory(_with_time(curve.model_copy(update=before), basis, findings, order), basis, findings)
 
 
-def _with_time(curve: DeviceCurve, basis: Basis, findings: Sequence[Finding]) -> DeviceCurve:
+def _with_time(curve: DeviceCurve, basis: Basis, findings: Sequence[Finding], order: Sequence[int]) -> DeviceCurve:
     assert curve.time_knots is not None
     sizes, values = curve.time_knots.sizes, curve.time_knots.values
     before = (math.log(max(curve.high_factor / curve.low_factor, 1.02)) / _NINETY) ** 2
     noise = min(_RUN_NOISE**2, before / 2)
     off = [math.log(one.measured_step_time_s.median / one.predicted_step_time_s) for one in findings]
     own = [noise + _own_noise(one) + _recalibrated(basis, one) for one in findings]
-    at = [one.batch_size for one in findings]
-    found = _posterior(_places(basis, curve.cores, sizes, findings, at), off, own, before - noise, noise)
+    found = _posterior(_places(basis, curve.cores, sizes, findings, order), off, own, before - noise, noise)
     times = list(itertools.accumulate((v * math.exp(m) for v, m in zip(values, found.means, strict=True)), max))
     exponent = math.sqrt(max(found.variances) / before)
     powers = [one.power_w for one in findings if one.power_w is not None]
@@ -156,9 +167,9 @@ def _recalibrated(basis: Basis, finding: Finding) -> float:
 
 
 def _places(
-    basis: Basis, cores: float | None, sizes: Sequence[int], findings: Sequence[Finding], batches: Sequence[int]
+    basis: Basis, cores: float | None, sizes: Sequence[int], findings: Sequence[Finding], order: Sequence[int]
 ) -> _Seen:
-    """The findings, then the curve at its batch sizes."""
+    """The findings, then the curve at its batch sizes, as the next run."""
     import numpy as np
 
     families = sorted({name for one in findings for name in one.basis.shares} | set(basis.shares))
@@ -168,13 +179,14 @@ def _places(
     return _Seen(
         models=np.array([one.model for one in each]),
         cores=np.array([one.cores or 0.0 for one in findings] + [cores or 0.0] * len(sizes)),
-        log_batches=np.log(np.array([*batches, *sizes], dtype=float)),
+        log_batches=np.log(np.array([*(one.batch_size for one in findings), *sizes], dtype=float)),
         shares=shares / np.where(lengths > 0, lengths, 1.0),
+        order=np.array([*order, *[order[-1] + 1] * len(sizes)], dtype=float),
     )  # fmt: skip
 
 
 def _covariance(seen: _Seen) -> Any:
-    """k of all places with one another, of variance 1."""
+    """k of all places with one another, of variance 1, for c = 0."""
     import numpy as np
 
     near = np.exp(-((seen.log_batches[:, None] - seen.log_batches[None, :]) ** 2) / (2 * _BATCH_LENGTH**2))
@@ -205,16 +217,19 @@ def _posterior(places: _Seen, off: Sequence[float], noise: Sequence[float], vari
     count = len(off)
     known = np.clip(np.array(off), -_FURTHEST, _FURTHEST)
     every, own = variance * _covariance(places), np.array(noise)
-    signal, loud = _likeliest(every[:count, :count], own, known)
+    apart_in_order = np.abs(places.order[:, None] - places.order[None, :])
+    changes = [variance * c**2 * np.exp(-apart_in_order / length) for c, length in _CHANGES]
+    signal, loud, change = _likeliest(every[:count, :count], own, known, [one[:count, :count] for one in changes])
     own, extra = loud**2 * own, np.zeros(count)
+    among = signal**2 * every + changes[change]
     for _ in range(_ROUNDS):
-        deviations, apart = _given_others(signal**2 * every[:count, :count] + np.diag(own + extra), known)
+        deviations, apart = _given_others(among[:count, :count] + np.diag(own + extra), known)
         alone = deviations**2 - extra
         weight = np.minimum(1.0, (_FREEDOM + 1) / (_FREEDOM + apart**2 * deviations**2 / alone))
         extra = alone * (1 / weight - 1)
-    means, _ = _given(signal**2 * every, own + extra, known)
+    means, _ = _given(among, own + extra, known)
     # that others were predicted well narrows no interval: only runs near it do
-    _, variances = _given(max(1.0, signal) ** 2 * every, own + extra, known)
+    _, variances = _given(max(1.0, signal) ** 2 * every + changes[change], own + extra, known)
     return _Learned(means.tolist(), (variances + loud**2 * floor).tolist())
 
 
@@ -228,17 +243,20 @@ def _given(every: Any, own: Any, known: Any) -> tuple[Any, Any]:
     return weights.T @ known, np.maximum(np.diag(every)[count:] - (cross * weights.T).sum(1), 0.0)
 
 
-def _likeliest(every: Any, own: Any, known: Any) -> tuple[float, float]:
-    """s and r: of the steps allowed, those under which each run is likeliest given the others, with a prior for 1 and 1."""
+def _likeliest(every: Any, own: Any, known: Any, changes: Sequence[Any]) -> tuple[float, float, int]:
+    """s, r and the place in `_CHANGES` of c and λ: of those allowed, where each run is likeliest given the others.
+
+    With a prior for s = 1, r = 1 and c = 0.
+    """
     import numpy as np
 
-    def likelihood(chosen: tuple[float, float]) -> float:
-        signal, loud = chosen
-        deviations, apart = _given_others(signal**2 * every + np.diag(loud**2 * own), known)
+    def likelihood(chosen: tuple[float, float, int]) -> float:
+        signal, loud, change = chosen
+        deviations, apart = _given_others(signal**2 * every + changes[change] + np.diag(loud**2 * own), known)
         densities = -np.log(deviations) - (_FREEDOM + 1) / 2 * np.log1p(apart**2 / _FREEDOM)
-        return float(densities.sum()) - math.log2(signal) ** 2 - math.log2(loud) ** 2
+        return float(densities.sum()) - math.log2(signal) ** 2 - math.log2(loud) ** 2 - _RARELY * (change > 0)
 
-    return max(itertools.product(_SIGNALS, _NOISES), key=likelihood)
+    return max(itertools.product(_SIGNALS, _NOISES, range(len(changes))), key=likelihood)
 
 
 def _given_others(covariance: Any, known: Any) -> tuple[Any, Any]:

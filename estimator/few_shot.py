@@ -23,9 +23,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from trainwright.estimator import datasheet
-from trainwright.estimator.calibration import Calibration, ErrorSummary, StepCorrection, by_family
+from trainwright.estimator.calibration import Calibration, ErrorSummary, StepCorrection
 from trainwright.estimator.devices import DEVICE_TYPES
-from trainwright.estimator.op_cost import FamilyCost, Kernel, Roofline, cost_family, log_point, times
+from trainwright.estimator.op_cost import FamilyCost, Kernel, Roofline, log_point, times
+from trainwright.estimator.work import by_family, cost_family
 
 GENERAL_WIDTH = (datasheet.RATE_WIDTH, datasheet.RATE_WIDTH, datasheet.LATENCY_WIDTH)
 OWN_WIDTH = 0.5

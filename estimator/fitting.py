@@ -2,8 +2,9 @@
 
 What was measured is told at the machine's median speed, by the sentinel. c and d of the step are used where cross-validation says
 that they help, else 1 and 0. The interval is conformal (Vovk et al., Algorithmic Learning in a Random World, 2005): q is the 90 %
-quantile of |ln(measured / predicted)| / σ on networks that the fit had not seen, less what measuring them was off by. The error
-that is told is of networks whose whole family it had not seen.
+quantile of |ln(measured / predicted)| / σ on networks that the fit had not seen, less what measuring them was off by: each once
+with others of its family seen and once with none, so that it holds near to what was measured and far from it. The error that is
+told is of networks whose whole family it had not seen.
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ from trainwright.estimator.calibration import (
     Calibration,
     ErrorSummary,
     StepCorrection,
-    by_family,
     deviation_of,
-    in_step,
 )
 from trainwright.estimator.errors import BusyMachine
 from trainwright.estimator.op_cost import FamilyCost, OpSample, fit_families, times
 from trainwright.estimator.speed import Speed
+from trainwright.estimator.work import by_family, in_step
 
 _INSIDE = 0.9  # the interval's share
 _FOLDS = 8
@@ -87,10 +87,11 @@ def _fit(samples: Sequence[StepSample], facts: dict[str, Any]) -> Calibration:
     correction, step_deviation = _correction(steps)
     whole = [one for one in steps if not one.single]
     families = [[one for one in whole if one.family == family] for family in sorted({one.family for one in whole})]
-    off = [error for left in families for error, _ in _left_out(left, steps, costs, correction, step_deviation)]
-    relative = np.abs([math.exp(-error) - 1 for error in off])
+    far = [one for left in families for one in _left_out(left, steps, costs, correction, step_deviation)]
+    relative = np.abs([math.exp(-error) - 1 for error, _ in far])
     parts = [whole[number::_FOLDS] for number in range(min(_FOLDS, len(whole)))]
-    unseen = [one for left in parts for one in _left_out(left, steps, costs, correction, step_deviation)]
+    near = [one for left in parts for one in _left_out(left, steps, costs, correction, step_deviation)]
+    unseen = near + far
     scores = sorted(abs(error) / deviation for error, deviation in unseen)
     rank = min(len(scores), math.ceil((len(scores) + 1) * _INSIDE)) - 1
     noise = np.mean([one.noise**2 for one in whole]) / np.mean([error**2 for error, _ in unseen])

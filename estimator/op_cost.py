@@ -16,9 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+
+from trainwright.estimator.work import Work, cost_family
 
 _UNBOUND = 1e18  # a rate that no operation of the family is bound by, per second
 _MOST_POINTS = 800
@@ -41,11 +44,6 @@ class OpSample(_Value):
     dims: dict[str, float]
     count: int
     seconds: float
-
-
-def cost_family(family: str, dims: Mapping[str, float]) -> str:
-    """What an operation's time is like: convolutions in groups are far from the others."""
-    return f"grouped {family}" if dims.get("groups", 1.0) > 1 else family
 
 
 class Roofline(_Value):
@@ -94,6 +92,15 @@ class FamilyCost(_Value):
     points: tuple[tuple[float, ...], ...]
     weights: tuple[float, ...]
 
+    @cached_property
+    def _arrays(self) -> tuple[Any, Any, dict[str, int], Any]:
+        """`points`, `weights`, a number for each kind, and the points' kinds by number."""
+        import numpy as np
+
+        numbers = {kind: number for number, kind in enumerate(dict.fromkeys(self.kinds))}
+        places = np.array([numbers[kind] for kind in self.kinds])
+        return np.array(self.points), np.array(self.weights), numbers, places
+
     def predict(self, kinds: Sequence[str], flops: Any, moved: Any, points: Any) -> tuple[Any, Any]:
         """Seconds of each operation, and the standard deviation of their logarithm that comes of not having seen it.
 
@@ -105,8 +112,10 @@ class FamilyCost(_Value):
         prior = self.kernel.family_sigma**2 + self.kernel.kind_sigma**2
         if not self.points:
             return self.roofline(flops, moved), np.full(len(kinds), math.sqrt(prior))
-        near = self.kernel(points, np.array(self.points), _alike(kinds, self.kinds))
-        seconds = self.roofline(flops, moved) * np.exp(np.clip(near @ np.array(self.weights), -_FURTHEST, _FURTHEST))
+        seen, weights, numbers, places = self._arrays
+        alike = np.array([numbers.get(kind, -1) for kind in kinds])[:, None] == places[None, :]
+        near = self.kernel(points, seen, alike)
+        seconds = self.roofline(flops, moved) * np.exp(np.clip(near @ weights, -_FURTHEST, _FURTHEST))
         left = prior - near.max(axis=1) ** 2 / (prior + self.kernel.noise**2)
         return seconds, np.sqrt(np.maximum(left, 0.0))
 
@@ -230,16 +239,6 @@ def fit_families(samples: Sequence[OpSample], like: Mapping[str, FamilyCost] | N
     return {family: fit_family(members, kernels.get(family)) for family, members in sorted(by_family.items())}
 
 
-class Work(_Value):
-    """The operations of one family in a step, for one batch size, ready for `FamilyCost.predict`."""
-
-    kinds: tuple[str, ...]
-    counts: tuple[int, ...]
-    flops: tuple[float, ...]
-    bytes: tuple[float, ...]
-    dims: tuple[dict[str, float], ...]
-
-
 def times(costs: Mapping[str, FamilyCost], family: str, work: Work, flops_factor: float = 1.0) -> tuple[Any, Any]:
     """Seconds of each group of alike operations, and the deviation of their logarithm (see `FamilyCost.predict`).
 
@@ -247,12 +246,10 @@ def times(costs: Mapping[str, FamilyCost], family: str, work: Work, flops_factor
     """
     import numpy as np
 
-    counts = np.array(work.counts, dtype=float)
-    flops, moved = flops_factor * np.array(work.flops), np.array(work.bytes)
+    flops = flops_factor * work.flops
     cost = costs.get(family)
     if cost is None:
         other = costs.get("elementwise") or next(iter(costs.values()))
-        return counts * other.roofline(flops, moved), np.ones(len(counts))
-    points = np.array([log_point(f, b, d, cost.dims) for f, b, d in zip(flops, moved, work.dims, strict=True)])
-    seconds, deviation = cost.predict(work.kinds, flops, moved, points)
-    return counts * seconds, deviation
+        return work.counts * other.roofline(flops, work.bytes), np.ones(len(work.kinds))
+    seconds, deviation = cost.predict(work.kinds, flops, work.bytes, work.points(cost.dims, flops_factor))
+    return work.counts * seconds, deviation

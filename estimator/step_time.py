@@ -15,8 +15,8 @@ from trainwright.estimator.datasheet import RATE_WIDTH, reached
 from trainwright.estimator.devices import DEVICE_TYPES, EMULATED, EMULATED_SAMPLE_S, DeviceType
 from trainwright.estimator.energy import Power, datasheet_power, power_of, step_energy
 from trainwright.estimator.memory import process_bytes, rising, safe_bytes
-from trainwright.estimator.op_cost import cost_family
 from trainwright.estimator.structure import Structure
+from trainwright.estimator.work import cost_family
 
 # 90 % interval of the datasheet's guess: the widths of its priors, and that they err together.
 _DATASHEET_FACTOR = math.exp(1.645 * RATE_WIDTH)

@@ -30,6 +30,7 @@ from trainwright.estimator.curves import Affine
 from trainwright.estimator.errors import BadInput, TrainwrightError
 from trainwright.estimator.operations import Operation as Seen
 from trainwright.estimator.recorder import LayerSeen, Recorder, Recording
+from trainwright.estimator.resident import Lives, resident_curves
 from trainwright.estimator.source import BatchSpec
 from trainwright.estimator.structure import Layer, Module, Operation, Structure
 from trainwright.estimator.training_step import PARAMETER_DTYPES, StepSpec, TrainingStep, default_dtype, prepare
@@ -42,6 +43,7 @@ class _Traced:
     recording: Recording
     step: TrainingStep
     idle_bytes: float
+    lives: Lives
 
 
 def trace(what: StepSpec, batch_size: int) -> Structure:
@@ -73,12 +75,13 @@ def _traced(what: StepSpec, batch_size: int, *, fake: bool) -> _Traced:
                 if isinstance(one, torch.Tensor):
                     recorder.watch(one)
             layers = _follow_layers(model, recorder)
+            built = recorder.take_events()
             step(recorder)
-            idle = recorder.live_bytes
+            idle, in_first = recorder.live_bytes, recorder.take_events()
             with recorder.record() as recording:
                 step(recorder)
     recording.layers = layers
-    return _Traced(recording, step, idle)
+    return _Traced(recording, step, idle, Lives(built, in_first, recorder.take_events()))
 
 
 class _RealConstants(TorchFunctionMode):
@@ -116,14 +119,12 @@ def _follow_layers(model: torch.nn.Module, recorder: Recorder) -> dict[str, Laye
 
         def leave(_: Any, __: Any, out: Any, layer: LayerSeen = layer) -> None:
             if recorder.recording is not None and recorder.forward:
-                running = recorder.recording.layers_running
-                while running and running.pop() is not layer:
-                    pass  # left by an exception that the model caught
+                recorder.recording.layers_running.pop()
                 shapes = [tuple(one.shape) for one in tree_leaves(out) if isinstance(one, torch.Tensor)]
-                layer.output_shape = shapes[0] if shapes else ()
+                layer.output_shape = shapes[0] if shapes else layer.output_shape
 
         module.register_forward_pre_hook(enter)
-        module.register_forward_hook(leave)
+        module.register_forward_hook(leave, always_call=True)  # also where it raised, and the model goes on
     return layers
 
 
@@ -193,6 +194,7 @@ def _structure(what: StepSpec, batch_size: int, size: int, first: _Traced, secon
         if one.leaf or one.parameters or one.forward_flops
     ]  # fmt: skip
     peaks = [max((one.live_bytes for one in each.recording.operations), default=0.0) for each in (first, second)]
+    resident, most_resident = resident_curves(first.lives, second.lives, size)
     return Structure(
         batch_size=batch_size,
         optimizer=str(what.optimizer.get("name", "adamw")),
@@ -205,6 +207,8 @@ def _structure(what: StepSpec, batch_size: int, size: int, first: _Traced, secon
         activation_bytes_per_sample=first.step.activation_bytes / size * what.accumulation,
         idle_bytes=_line(first.idle_bytes, second.idle_bytes, size),
         peak_memory_bytes=_line(peaks[0], peaks[1], size),
+        resident_bytes=resident,
+        most_resident_bytes=most_resident,
         layers=layers,
         modules=[
             Module(name=name, kind=one.kind, output_shape=_of_batch(one.output_shape, size, batch_size))
@@ -238,6 +242,8 @@ def _features(model: torch.nn.Module, shapes: list[tuple[int, ...]]) -> dict[str
 
 def answer(request: dict[str, Any]) -> str:
     """The structure that a request asks for, as JSON; or `{"error": …}`. Runs the model's code, its memory limited."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")  # where memory runs out, no other process is to pay for it
     limit = request["memory_limit_bytes"]
     if limit:
         with contextlib.suppress(ValueError):
@@ -252,9 +258,7 @@ def answer(request: dict[str, Any]) -> str:
     except TrainwrightError as error:
         return json.dumps({"error": error.document()})
     except MemoryError:
-        return json.dumps(
-            {"error": {"kind": "bad_input", "message": "model: tracing it takes more memory than allowed"}}
-        )
+        return json.dumps({"error": BadInput("model: tracing it ended in a MemoryError").document()})
 
 
 def main() -> int:

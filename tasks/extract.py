@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,11 +20,10 @@ from trainwright.estimator.structure import Structure
 from trainwright.infra.process import dying_with_parent, kill_all_with
 from trainwright.tasks.errors import BadInput, from_document
 from trainwright.tasks.job import Optimizer
+from trainwright.tasks.settings import settings
 
 _MARK = "TRAINWRIGHT_TRACE"
-TIMEOUT_S = 120.0
-MEMORY_LIMIT_BYTES = 12 * 2**30  # of address space: torch alone maps some GiB
-_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "VIRTUAL_ENV")
+_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 
 
 def extract(
@@ -36,10 +36,15 @@ def extract(
     optimizer: Optimizer | None = None,
     precision: str = "fp32",
     accumulation: int = 1,
-    timeout_s: float = TIMEOUT_S,
-    memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+    timeout_s: float | None = None,
+    memory_limit_bytes: int | None = None,
 ) -> Structure:
-    """The structure of one training step. Raises BadInput where the model can't do one, or not within the limits."""
+    """The structure of one training step. Raises BadInput where the model can't do one, or not within the limits.
+
+    The limits are the settings' where none are given.
+    """
+    usual_s, usual_bytes = settings().extract_limits()
+    timeout_s, memory_limit_bytes = timeout_s or usual_s, memory_limit_bytes or usual_bytes
     with tempfile.TemporaryDirectory(prefix="trainwright-extract-") as name:
         request, result, log = (Path(name) / file for file in ("request.json", "result.json", "log"))
         request.write_text(
@@ -56,7 +61,7 @@ def extract(
         environment = {key: os.environ[key] for key in _PASSED_ON if key in os.environ}
         environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1"}
         mark = secrets.token_hex(8)
-        environment |= {_MARK: mark}
+        environment |= {_MARK: mark, "TMPDIR": name}  # what it leaves there goes with us
         with log.open("wb") as output:
             try:
                 done = subprocess.run(
@@ -64,24 +69,40 @@ def extract(
                     stderr=output, timeout=timeout_s, check=False,
                 )  # fmt: skip
             except subprocess.TimeoutExpired:
-                raise BadInput(f"model: {entry} was not traced within {timeout_s:g} s; does it end?") from None
+                raise BadInput(
+                    f"model: {entry} was not traced within {timeout_s:g} s; does it end? "
+                    "TRAINWRIGHT_EXTRACT_TIMEOUT_S allows more"
+                ) from None
             finally:
                 kill_all_with(_MARK, mark)  # what the model's code started and left behind
         if done.returncode != 0 or not result.exists():
             raise BadInput(f"model: tracing {entry} {_how_it_ended(done.returncode, log, memory_limit_bytes)}")
         answer = json.loads(result.read_text())
     if "error" in answer:
-        raise from_document(answer["error"])
+        error = from_document(answer["error"])
+        if _of_memory(str(error)):
+            raise BadInput(f"{error}; {_memory_allowed(memory_limit_bytes)}")
+        raise error
     return Structure.model_validate(answer)
 
 
 def _how_it_ended(code: int, log: Path, memory_limit_bytes: int) -> str:
     words = log.read_text(errors="replace").strip().splitlines()
     last = words[-1][:300] if words else ""
-    if "alloc" in last or "MemoryError" in last:
-        return f"took more than the {memory_limit_bytes / 2**30:g} GiB allowed: {last}"
+    if _of_memory(last):
+        return f"took too much memory: {last}; {_memory_allowed(memory_limit_bytes)}"
+    if code == -signal.SIGKILL:
+        return f"was killed, perhaps by the system for want of memory; {_memory_allowed(memory_limit_bytes)}"
     if code < 0:
         return f"crashed the process (signal {-code}) {last}".rstrip()
     if code == 0:
         return f"ended the process without an answer {last}".rstrip()
     return f"ended the process with {code}: {last}"
+
+
+def _of_memory(words: str) -> bool:
+    return any(one in words for one in ("MemoryError", "bad_alloc", "allocate memory", "memory allocation"))
+
+
+def _memory_allowed(limit_bytes: int) -> str:
+    return f"allowed: {limit_bytes / 2**30:g} GiB of address space (TRAINWRIGHT_EXTRACT_MEMORY_GIB)"

@@ -92,6 +92,15 @@ class CheckpointPolicy(Document):
     every_steps: int = Field(default=50, ge=1, description="steps between checkpoints")
     keep_last: int = Field(default=3, ge=1, description="how many of the newest stay")
     keep_best: bool = Field(default=True, description="keep the one with the best validation metric too")
+    keep_every: int | None = Field(
+        default=None, ge=1, description="steps between checkpoints that stay for good; a multiple of every_steps"
+    )
+
+    @model_validator(mode="after")
+    def _kept_ones_are_written(self) -> CheckpointPolicy:
+        if self.keep_every is not None and self.keep_every % self.every_steps:
+            raise ValueError(f"keep_every as a multiple of every_steps ({self.every_steps}), not {self.keep_every}")
+        return self
 
 
 class Target(Document):
@@ -109,7 +118,8 @@ class TrainSpec(Document):
     batch_bounds: tuple[int, int] = Field(default=(64, 1024), description="least and greatest global batch for auto")
     noise_scale: float | None = Field(
         default=None,
-        gt=0,
+        ge=1e-3,
+        le=1e12,
         description="gradient noise scale in samples, where known: what a large global batch costs in learning",
     )
     optimizer: Optimizer = Optimizer()
@@ -162,6 +172,11 @@ class DeviceFilter(Document):
 
     @model_validator(mode="after")
     def _ordered(self) -> DeviceFilter:
+        for field in ("types", "hosts", "ids", "exclude"):
+            names = getattr(self, field)
+            twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+            if twice is not None:
+                raise ValueError(f"{field} with each name once, not {twice!r} twice")
         if self.max_count is not None and self.max_count < self.min_count:
             raise ValueError(f"max_count of at least min_count ({self.min_count}), not {self.max_count}")
         return self

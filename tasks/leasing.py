@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TypeVar
 
 from trainwright.tasks import progress
@@ -25,6 +26,8 @@ from trainwright.tasks.run import Run
 from trainwright.tasks.step import holder, ledger, stop
 
 LOOK_EVERY_S = 1.0
+"""of one whom nobody stands before; the others look less often"""
+_LOOKS_AT_MOST_EVERY = 5
 _deferring: ContextVar[bool] = ContextVar("deferring", default=False)
 Done = TypeVar("Done")
 Planner = Callable[[list[Device]], Plan]
@@ -40,8 +43,12 @@ def deferring() -> Iterator[None]:
         _deferring.reset(before)
 
 
-def lease(run: Run, plan: Plan | Planner, *, halt: threading.Event = stop) -> tuple[Plan, int]:
+def lease(
+    run: Run, plan: Plan | Planner, *, again: Planner | None = None, halt: threading.Event = stop
+) -> tuple[Plan, int]:
     """Take the devices of a plan, or of the plan that a planner makes of what is free; the plan, and the lease's token.
+
+    `again` plans anew where the pool no longer has the devices of the plan; without it that is not looked at.
 
     Raises Infeasible where no plan meets the limits, whoever holds what; RunHeld after the job's `queue_timeout`; Interrupted;
     MustWait.
@@ -55,6 +62,8 @@ def lease(run: Run, plan: Plan | Planner, *, halt: threading.Event = stop) -> tu
     least = job.devices.min_count
     try:
         while True:
+            if again is not None and isinstance(plan, Plan) and gone(plan, job):
+                plan = again
             devices = [] if isinstance(plan, Plan) else usable(load_pool(job.pool), job.devices)
             wanted = plan.resources if isinstance(plan, Plan) else [device.resource for device in devices]
             needed = len(set(wanted)) if isinstance(plan, Plan) else min(least, len(devices))
@@ -76,13 +85,27 @@ def lease(run: Run, plan: Plan | Planner, *, halt: threading.Event = stop) -> tu
             if told != turn.place:
                 told = turn.place
                 progress.emit("queue", place=turn.place, waiting=turn.length, held_by=_name(turn), run=run.uri)
-            if halt.wait(min(LOOK_EVERY_S, max(0.05, job.queue_timeout - turn.waited_s))) or halt.is_set():
+            if (
+                halt.wait(
+                    min(
+                        LOOK_EVERY_S * min(1 + turn.rivals, _LOOKS_AT_MOST_EVERY),
+                        max(0.05, job.queue_timeout - turn.waited_s),
+                    )
+                )
+                or halt.is_set()
+            ):
                 raise Interrupted("stopped while it waited for devices")
     except MustWait:
         raise
     except BaseException:
         queue.leave(run.uri)
         raise
+
+
+def gone(plan: Plan, job: Job) -> list[str]:
+    """The ids of the plan's devices that the job's pool no longer has, or that are others by now."""
+    there = {device.resource: device.variant for device in usable(load_pool(job.pool), job.devices)}
+    return [device.id for device in plan.devices if there.get(device.resource) != device.variant]
 
 
 def _plan(make: Planner, devices: list[Device], turn: Turn) -> Plan | None:
@@ -111,24 +134,42 @@ def _timed_out(job: Job, turn: Turn) -> RunHeld:
     )  # fmt: skip
 
 
-def on_devices(run: Run, work: Callable[[threading.Event, Callable[[], bool]], Done], what: str) -> Done:
-    """Work on the devices of the run's plan: with an event that ends it, and a question whether they are still the run's.
+@dataclass(frozen=True)
+class Claim:
+    """A lease on devices: call it to ask whether they are still the run's; `token` fences what is written in its name."""
+
+    token: int
+    beats: tuple[Heartbeat, ...]
+
+    def __call__(self) -> bool:
+        """Whether the devices and the run are still ours, as far as anybody can say."""
+        return all(beat.mine() for beat in self.beats)
+
+
+def on_devices(
+    run: Run, work: Callable[[threading.Event, Claim], Done], what: str, *, again: Planner | None = None
+) -> Done:
+    """Work on the devices of the run's plan: with an event that ends it, and the claim to them.
 
     A run of a higher priority may ask for them: the work is ended, the devices are given back, and this waits for its turn to
     go on. Raises RunHeld where the devices were lost, and what `lease` raises.
     """
     me = holder(run)
     while True:
-        plan, token = lease(run, run.read(Plan))
+        stored = run.read(Plan)
+        plan, token = lease(run, stored, again=again)
+        if plan != stored:
+            run.write(plan)
         run.note(state="running", error=None)
         names = plan.resources
         with (
             Heartbeat(ledger(), run.uri, names, TTL_S, holder=me.name, token=token) as beat,
             Heartbeat(ledger(), run.uri, [run.hold], TTL_S, holder=me.name) as hold,
         ):
+            claim = Claim(token, (beat, hold))
             try:
-                done = work(Either(stop, beat.revoked), lambda: beat.mine() and hold.mine())
-                if not (beat.mine() and hold.mine()):
+                done = work(Either(stop, beat.revoked), claim)
+                if not claim():
                     raise RunHeld(f"the lease on the devices was lost while {what}")
                 return done
             except Interrupted as error:
@@ -153,7 +194,10 @@ def look(run: Run, owner: str) -> bool:
     job = run.job()
     if turn.waited_s >= job.queue_timeout or len(turn.available) >= wish.needed:
         return True
-    return not run.has(Plan) and wish.wanted != {one.resource for one in usable(load_pool(job.pool), job.devices)}
+    plan = run.find(Plan)
+    if plan is not None and (job.pool is None or not gone(plan, job)):  # this machine itself does not change
+        return False
+    return wish.wanted != {one.resource for one in usable(load_pool(job.pool), job.devices)}
 
 
 def give_up(run: Run, owner: Holder) -> None:

@@ -6,11 +6,14 @@ Uses what every S3 server promises: put, get, list, delete, conditional create. 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import io
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +27,7 @@ from trainwright.tasks.settings import Settings, settings
 _ENDPOINT = re.compile(
     r"https?://([A-Za-z0-9._-]+|\[[0-9a-fA-F:]+\])(:([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5]))?/?"
 )
+LOCK_TIMEOUT_S = 10.0
 _KEY = re.compile(r"^(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+)*$")
 
 
@@ -45,6 +49,14 @@ class ObjectStore(Protocol):
     def put(self, key: str, data: bytes) -> None: ...
     def create(self, key: str, data: bytes) -> bool:
         """Write only where nothing lies: True for the one writer that did."""
+        ...
+
+    def get_versioned(self, key: str) -> tuple[bytes, str]:
+        """What lies there, and the mark of this version of it."""
+        ...
+
+    def swap(self, key: str, data: bytes, version: str | None) -> bool:
+        """Write only where that version still lies (None: nothing): True for the one writer that did."""
         ...
 
     def put_file(self, key: str, path: Path) -> None: ...
@@ -96,6 +108,25 @@ class FolderStore:
             part.unlink()
         return True
 
+    def get_versioned(self, key: str) -> tuple[bytes, str]:
+        data = self.get(key)
+        return data, sha256(data)
+
+    def swap(self, key: str, data: bytes, version: str | None) -> bool:
+        if version is None:
+            return self.create(key, data)
+        part = self._part(key, data)
+        try:
+            with _locked(part.parent):  # among those that swap
+                if self.get_versioned(key)[1] != version:
+                    return False
+                part.replace(self._path(key))
+        except FileNotFoundError:
+            return False
+        finally:
+            part.unlink(missing_ok=True)
+        return True
+
     def _part(self, key: str, data: bytes) -> Path:
         target = self._path(key)
         name = ""
@@ -137,18 +168,49 @@ class FolderStore:
             yield from sorted(path.name for path in base.iterdir() if path.is_dir())
 
 
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The folder to oneself. Raises ServiceUnreachable where another keeps it (it may be stopped) for LOCK_TIMEOUT_S."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        until = time.monotonic() + LOCK_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise ServiceUnreachable(
+                        f"store {folder.as_uri()}: another process has locked this folder for {LOCK_TIMEOUT_S:g} s",
+                        service="store", address=folder.as_uri(),
+                    ) from None  # fmt: skip
+                time.sleep(0.01)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 class S3Store:
     """Objects of a bucket, below a prefix."""
 
-    def __init__(self, bucket: str, prefix: str, endpoint: str, access: str, secret: str, region: str) -> None:
+    def __init__(
+        self, bucket: str, prefix: str, endpoint: str, access: str, secret: str, region: str,
+        patience_s: float | None = None,
+    ) -> None:  # fmt: skip
         import urllib3
         from minio import Minio
 
         self.bucket, self.prefix, self.endpoint = bucket, f"{prefix}/" if prefix else "", endpoint
         self.uri = f"s3://{bucket}/{prefix}".rstrip("/")
+        if patience_s is None:
+            timeout, tries = urllib3.Timeout(connect=5, read=60), 3
+        else:  # sending, too, is held to what is called connect
+            timeout, tries = urllib3.Timeout(connect=patience_s, read=patience_s), 0
         pool = urllib3.PoolManager(
-            timeout=urllib3.Timeout(connect=5, read=60),
-            retries=urllib3.Retry(total=3, connect=2, backoff_factor=0.2, status_forcelist=[500, 502, 503, 504]),
+            timeout=timeout,
+            retries=urllib3.Retry(
+                total=tries, connect=min(tries, 2), backoff_factor=0.2, status_forcelist=[500, 502, 503, 504]
+            ),
         )
         split = urlsplit(endpoint)
         self.client = Minio(
@@ -158,10 +220,13 @@ class S3Store:
         self._bucket_known = False
 
     def get(self, key: str) -> bytes:
+        return self.get_versioned(key)[0]
+
+    def get_versioned(self, key: str) -> tuple[bytes, str]:
         with self._errors(key):
             response = self.client.get_object(self.bucket, self.prefix + checked_key(key))
             try:
-                return bytes(response.read())
+                return bytes(response.read()), str(response.headers.get("etag", ""))
             finally:
                 response.close()
                 response.release_conn()
@@ -172,17 +237,22 @@ class S3Store:
             self.client.put_object(self.bucket, self.prefix + checked_key(key), io.BytesIO(data), len(data))
 
     def create(self, key: str, data: bytes) -> bool:
+        return self.swap(key, data, None)
+
+    def swap(self, key: str, data: bytes, version: str | None) -> bool:
         from minio.error import S3Error
 
         with self._errors(key):
             self._ensure_bucket()
             try:
                 # The SDK's public put_object turns If-None-Match into user metadata and overwrites; a test holds this.
-                headers: dict[str, Any] = {"If-None-Match": "*"}
+                headers: dict[str, Any] = {"If-None-Match": "*"} if version is None else {"If-Match": version}
                 self.client._put_object(self.bucket, self.prefix + checked_key(key), data, headers)
             except S3Error as error:
                 if error.code in ("PreconditionFailed", "ConditionalRequestConflict"):
                     return False
+                if version is not None and error.code in ("NoSuchKey", "NoSuchObject"):
+                    return False  # it was deleted meanwhile
                 raise
         return True
 
@@ -270,10 +340,12 @@ class _S3Errors:
             ) from error  # fmt: skip
 
 
-def open_store(uri: str, config: Settings | None = None) -> ObjectStore:
+def open_store(uri: str, config: Settings | None = None, *, patience_s: float | None = None) -> ObjectStore:
     """The store at `s3://bucket/prefix` or `file:///folder`. Connects at the first use, not here.
 
-    Raises BadInput for another URI, ServiceUnreachable where the embedded S3 server was never started.
+    `patience_s` is for who has something better to do than wait: after so long without an answer, and without another try, the
+    store counts as out of reach. Raises BadInput for another URI, ServiceUnreachable where the embedded S3 server was never
+    started.
     """
     config = config or settings()
     split = urlsplit(uri)
@@ -301,7 +373,7 @@ def open_store(uri: str, config: Settings | None = None) -> ObjectStore:
         )
     if not _ENDPOINT.fullmatch(endpoint):  # not told: it may hold a password
         raise BadInput("TRAINWRIGHT_S3_ENDPOINT: allowed: http(s)://host:port, without user, password or path")
-    return S3Store(split.netloc, prefix, endpoint, *credentials, config.s3_region)
+    return S3Store(split.netloc, prefix, endpoint, *credentials, config.s3_region, patience_s)
 
 
 def sha256(data: bytes) -> str:

@@ -19,6 +19,7 @@ from trainwright.estimator.devices import DEVICE_TYPES, EMULATED
 from trainwright.tasks.documents import Bandwidth, Document, Duration, read_mapping, validated
 from trainwright.tasks.job import Name
 
+_MOST_PRICE = 1e9
 LOCAL_ADDRESSES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -32,9 +33,12 @@ def _prices(values: object) -> object:
         match = (
             re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*/\s*" + unit + r"\s*", value) if isinstance(value, str) else None
         )
-        if match is None:
-            raise ValueError(f"for {name} a number of zero or more per {unit}, such as 2.1/{unit}")
-        parsed[name] = float(match.group(1))
+        price = math.inf if match is None else float(match.group(1))
+        if price > _MOST_PRICE:
+            raise ValueError(
+                f"for {name} a number of zero or more per {unit}, such as 2.1/{unit}, up to {_MOST_PRICE:g}"
+            )
+        parsed[name] = price
     return parsed
 
 
@@ -62,7 +66,7 @@ class DeviceEntry(Document):
     cores: float | None = Field(
         default=None, gt=0, le=4096, description="for cpu: how many cores, or a fraction of one"
     )
-    speed: float | None = Field(default=None, gt=0, description="for emulated: relative speed")
+    speed: float | None = Field(default=None, ge=1e-6, le=1e9, description="for emulated: relative speed")
 
     @model_validator(mode="after")
     def _known(self) -> DeviceEntry:
@@ -96,8 +100,8 @@ class Network(Document):
 class Power(Document):
     """What a device draws; overrides the datasheet."""
 
-    idle_w: float = Field(ge=0, description="leased, but waiting")
-    load_w: float = Field(gt=0, description="computing")
+    idle_w: float = Field(ge=0, le=1e6, description="leased, but waiting")
+    load_w: float = Field(gt=0, le=1e6, description="computing")
 
     @model_validator(mode="after")
     def _ordered(self) -> Power:

@@ -65,12 +65,22 @@ def _ask(address: str) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         raise _unreachable(address, f"no answer in {TIMEOUT_S:g} s") from None
     if done.returncode != 0:
-        raise _unreachable(address, (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1])
+        raise _unreachable(address, _why(done.stderr) or f"ended with {done.returncode}")
     try:
         document = json.loads(done.stdout.strip().splitlines()[-1])
         return {"cores": int(document["cores"]), "gpus": list(document["gpus"]), "name": str(document["name"])}
     except (ValueError, IndexError, KeyError, TypeError):
         raise _unreachable(address, f"answered {done.stdout[:80]!r}") from None
+
+
+def _why(said: str) -> str:
+    """The reason in what ssh said, one line; of a host's key, which of the two cases it is."""
+    if "REMOTE HOST IDENTIFICATION HAS CHANGED" in said:
+        shown = re.search(r"SHA256:[A-Za-z0-9+/]+", said)
+        return f"its host key is not the one in known_hosts{f' (it shows {shown[0]})' if shown else ''}: perhaps another machine"
+    if re.search(r"No \S+ host key is known for", said):
+        return "its host key is not in known_hosts: compare it with the host's own, then add it (ssh-keyscan shows it)"
+    return (said.strip().splitlines() or [""])[-1].strip()
 
 
 def _unreachable(address: str, why: str) -> ServiceUnreachable:

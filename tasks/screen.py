@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,10 @@ from rich.table import Table
 if TYPE_CHECKING:
     from trainwright.estimator.structure import Structure
 
-out = Console(highlight=False)
+_WIDTH = 120
+out = Console(
+    highlight=False, width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else _WIDTH
+)  # of a file or pipe
 err = Console(stderr=True, highlight=False)
 
 STEPS = ("validate", "extract", "estimate", "allocate", "search_lr", "train", "release", "store", "analyze")

@@ -12,6 +12,8 @@
 | TRAINWRIGHT_POOLS | the shipped dags/pools | the folder of pool files that the service knows by name |
 | TRAINWRIGHT_SERVICE_TOKEN | a file, see `serve` | the service's token of those who may start runs |
 | TRAINWRIGHT_SERVICE_READ_TOKEN | a file | and of those who may not |
+| TRAINWRIGHT_EXTRACT_TIMEOUT_S | 120 | seconds that tracing a model may take |
+| TRAINWRIGHT_EXTRACT_MEMORY_GIB | 12 | and address space of its process, GiB |
 | TRAINWRIGHT_HOLDER, TRAINWRIGHT_HOLDER_PID | none | in whose name leases are taken, and the process they end with |
 | TRAINWRIGHT_PROGRESS | none | a file to which steps append progress, one JSON object a line |
 """
@@ -23,6 +25,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from trainwright.estimator.errors import BadInput
+
+EXTRACT_TIMEOUT_S = 120.0
+EXTRACT_MEMORY_GIB = 12.0  # torch alone maps some
 SERVICE_SECRETS: dict[Literal["read", "run"], str] = {
     "run": "TRAINWRIGHT_SERVICE_TOKEN",
     "read": "TRAINWRIGHT_SERVICE_READ_TOKEN",
@@ -48,6 +54,11 @@ class Settings:
         """Access and secret key from the environment; None where the embedded server's own are to be used."""
         access, secret = os.environ.get("TRAINWRIGHT_S3_ACCESS_KEY"), os.environ.get("TRAINWRIGHT_S3_SECRET_KEY")
         return (access, secret) if access and secret else None
+
+    def extract_limits(self) -> tuple[float, int]:
+        """Seconds and bytes of address space that tracing a model may take. Raises BadInput."""
+        timeout_s = _positive("TRAINWRIGHT_EXTRACT_TIMEOUT_S", EXTRACT_TIMEOUT_S, 86_400)
+        return timeout_s, int(2**30 * _positive("TRAINWRIGHT_EXTRACT_MEMORY_GIB", EXTRACT_MEMORY_GIB, 2**20))
 
     def service_tokens(self) -> dict[Literal["read", "run"], str]:
         """The service's tokens that the environment names, by role."""
@@ -75,3 +86,14 @@ def settings() -> Settings:
         holder=os.environ.get("TRAINWRIGHT_HOLDER") or None,
         holder_pid=int(pid) if pid.isdigit() else None,
     )
+
+
+def _positive(name: str, default: float, most: float) -> float:
+    text = os.environ.get(name)
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= most:
+        raise BadInput(f"{name}: got {text!r}; allowed: a number above 0, at most {most:g}")
+    return value

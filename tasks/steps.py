@@ -9,8 +9,8 @@ done again. Operators and the command line call these; the work itself is in the
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import BaseModel
@@ -19,7 +19,7 @@ from trainwright.estimator.source import BatchSpec
 from trainwright.estimator.structure import Structure
 from trainwright.tasks import progress
 from trainwright.tasks.allocate.ledger import Holder
-from trainwright.tasks.allocate.planner import make_plan, usable
+from trainwright.tasks.allocate.planner import usable
 from trainwright.tasks.artefacts import (
     DataSchema,
     Estimate,
@@ -32,9 +32,10 @@ from trainwright.tasks.artefacts import (
 )
 from trainwright.tasks.errors import BadInput, CorruptArtefact, DataRejected
 from trainwright.tasks.job import Job
-from trainwright.tasks.leasing import lease, on_devices
+from trainwright.tasks.leasing import Claim, Planner, lease, on_devices
 from trainwright.tasks.objects import ObjectStore
-from trainwright.tasks.pool import Device, load_pool
+from trainwright.tasks.pool import load_pool
+from trainwright.tasks.replan import planner, predicted, replanner, require_devices
 from trainwright.tasks.run import Run, open_run
 from trainwright.tasks.settings import settings
 from trainwright.tasks.step import Reference, act_as, holder, ledger, step
@@ -150,19 +151,9 @@ def checked_data(run: Run) -> DataSchema:
 @step("estimate")
 def estimate(run: Run) -> Reference:
     """Predict time, memory and energy on each kind of device of the pool, by what earlier runs taught too."""
-    from trainwright.tasks import calibration_set
-    from trainwright.tasks.estimate import estimate as predict
-
     found = run.find(Estimate)
     if found is None:
-        job = run.job()
-        pool = load_pool(job.pool)
-        devices = usable(pool, job.devices)
-        earlier = calibration_set.read(run.store_uri, {device.type for device in devices})
-        found = predict(
-            run.read(Structure), devices, power=pool.power, backend=job.train.backend, finished=earlier,
-            store=run.store_uri,
-        )  # fmt: skip
+        found = predicted(run)
         run.write(found)
     return {
         "artefact": Estimate.FILE,
@@ -176,21 +167,20 @@ def estimate(run: Run) -> Reference:
 def allocate(run: Run, replay: str | None = None) -> Reference:
     """Choose the devices and each one's share of the batch, and lease them; wait in the queue where others have them.
 
-    A run that goes on keeps its plan. Raises Infeasible, or RunHeld where the job's `queue_timeout` ended first.
+    A run that goes on keeps its plan, unless the pool no longer has its devices. Raises Infeasible, or RunHeld where the job's
+    `queue_timeout` ended first.
     """
-    job = run.job()
     stored = run.find(Plan)
-    plan = Run(replay).read(Plan) if stored is None and replay is not None else stored
-
-    def planned(devices: list[Device]) -> Plan:
-        found = run.read(Estimate)
-        known = {(curve.device_type, curve.cores, curve.speed) for curve in found.curves}
-        sized = [device for device in devices if device.variant in known]  # the pool may have grown since
-        return make_plan(job, load_pool(job.pool), found, checked_data(run), sized, now=datetime.now(UTC))
-
-    if plan is None or not run.has(Result):  # what is trained needs no devices
-        plan, _ = lease(run, plan or planned)
-    if stored is None:
+    if stored is not None:
+        plan = stored
+        if not run.has(Result):  # what is trained needs no devices
+            plan, _ = lease(run, stored, again=_replanner(run, stored, replay))
+    else:
+        replayed = Run(replay).read(Plan) if replay is not None else None
+        if replayed is not None:
+            require_devices(replayed, run.job())
+        plan, _ = lease(run, replayed or planner(run, checked_data(run)))
+    if plan != stored:
         run.write(plan)
     return {
         "artefact": Plan.FILE,
@@ -199,6 +189,14 @@ def allocate(run: Run, replay: str | None = None) -> Reference:
         "global_batch_size": plan.global_batch_size,
         "predicted_duration_s": plan.predicted.duration_s.median if plan.predicted else None,
     }
+
+
+def _replanner(run: Run, plan: Plan, replay: str | None) -> Planner | None:
+    """What plans anew where the plan's devices are gone; a replay must not."""
+    if replay is not None:
+        require_devices(plan, run.job())
+        return None
+    return replanner(run, checked_data(run), plan)
 
 
 def release(run: Run) -> Reference:
@@ -245,8 +243,9 @@ def search_lr(run: Run, replay: str | None = None) -> Reference:
         else:
             search = on_devices(
                 run,
-                lambda halt, still_mine: search_learning_rate(_request(run), stop=halt),
+                lambda halt, _: search_learning_rate(_request(run), stop=halt),
                 "the learning rate was searched",
+                again=_replanner(run, run.read(Plan), replay),
             )
             run.objects.put("lr_search.html", plot(search).encode())
         run.write(search)
@@ -265,12 +264,13 @@ def train(run: Run, replay: str | None = None) -> Reference:
 
     result = run.find(Result)
     if result is None:
-        request = _request(run)
-        if replay is not None:
-            request = request.model_copy(update={"replay_events": Run(replay).read(Result).split_events})
-        result = on_devices(
-            run, lambda halt, still_mine: run_training(request, stop=halt, still_mine=still_mine), "training ended"
-        )
+        events = Run(replay).read(Result).split_events if replay is not None else None
+
+        def work(halt: threading.Event, claim: Claim) -> Result:
+            request = _request(run).model_copy(update={"replay_events": events})
+            return run_training(request, stop=halt, still_mine=claim, token=claim.token)
+
+        result = on_devices(run, work, "training ended", again=_replanner(run, run.read(Plan), replay))
         run.write(result)
     return {
         "artefact": Result.FILE,

@@ -35,8 +35,7 @@ def save_model(run: Run) -> None:
         raise CorruptArtefact(f"{run.uri}/checkpoints: there is none that is whole")
     best = [state for state in states if state.best]
     chosen = best[-1] if best and job.train.checkpoint.keep_best else states[-1]
-    key = f"{checkpoint.folder_name(chosen.step)}/model.safetensors"
-    weights = get_verified(run.objects, key, chosen.sha256["model.safetensors"])
+    weights = checkpoint.whole_model(run.objects, chosen)
     listing = json.loads(run.objects.get("source/source.json"))
     validation = run.read(Validation)
     search = run.find(LearningRateSearch)

@@ -149,26 +149,26 @@ class Space:
         return [
             Configuration(
                 self.layout, tuple(counts), seating, shares, self.batch, accumulation,
-                self.model.cost(shares, self.layout.collective_s(seating.ranks), self.batch, accumulation),
+                self.model.cost(shares, self.layout.collectives(seating.ranks), self.batch, accumulation),
             )
             for seating in self.layout.choices(counts, self._most_on_machines(counts, largest, accumulation))
         ]  # fmt: skip
 
-    def _most_on_machines(self, counts: Sequence[int], largest: dict[int, int], accumulation: int) -> list[int]:
-        """By site, how many ranks of a kind one machine's memory holds, each at the largest share of its kind."""
-        found = []
-        for site, places in zip(self.layout.sites, self.layout.groups_of, strict=True):
-            kinds = [(self.layout.groups[place].kind, counts[place]) for place in places if counts[place]]
+    def _most_on_machines(self, counts: Sequence[int], largest: dict[int, int], accumulation: int) -> dict[int, int]:
+        """By site in use, how many ranks of a kind one machine's memory holds, each at the largest share of its kind."""
+        found = {}
+        for number, places in self.layout.in_use(counts).items():
+            site = self.layout.sites[number]
+            kinds = [(self.layout.groups[place].kind, counts[place]) for place in places]
             sharing = [(kind, count) for kind, count in kinds if kind.shares_memory]
             most = site.size
             if sharing:
                 needs = [self.model.memory_bytes(kind, largest[kind.index], accumulation) for kind, _ in sharing]
                 limit = min(kind.curve.memory_limit_bytes or math.inf for kind, _ in sharing)
+                needed = sum(need * count for need, (_, count) in zip(needs, sharing, strict=True))
                 if len(site.room) == 1:
                     most = min(most, int(limit / needs[0]))
-                elif sum(need * count for need, (_, count) in zip(needs, sharing, strict=True)) > limit * len(
-                    site.machines
-                ):
+                elif needed > limit * len(site.machines):
                     most = 0  # one machine (see Layout), and together they do not fit
-            found.append(most)
+            found[number] = most
         return found

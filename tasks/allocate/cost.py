@@ -1,11 +1,14 @@
 """What one configuration takes: time, energy and cost of training on these ranks with these shares, each with its interval.
 
-With b_r the share of rank r in a global batch B, t_r its time for it, C the time of the collectives, S the number of steps:
+With b_r the share of rank r in a global batch B, t_r its time for it, C the time of the collectives one after another, S the number of steps:
 
-    step      = max_r t_r(b_r) + C
+    step      = T + max(C', C − HIDDEN · T / A)   with T = max_r t_r(b_r)
     duration  = S · step + start
     energy    = Σ_r S · (load_r · t_r + idle_r · (step − t_r)) + start · idle_r
     cost      = Σ_r price_r · duration + price of energy · energy
+
+Gradients travel while the backward pass of the slowest rank goes on; C' is what comes after it: its last bucket, and the sum of
+the step's figures. At the high end of the interval nothing is hidden.
 
 The interval of the energy is that of the duration, wider by what the powers are unsure of.
 
@@ -44,6 +47,26 @@ class Triple(NamedTuple):
     def interval(self) -> Interval:
         """The same as an artefact holds it."""
         return Interval(median=self.median, low=self.low, high=self.high)
+
+
+HIDDEN = 2 / 3
+"""Of a step's work, the backward pass: twice the arithmetic of the forward pass."""
+
+
+class Collectives(NamedTuple):
+    """What the sums of a step take: all of them, and those that come after the backward pass of the slowest rank."""
+
+    whole: Triple
+    after: Triple
+
+    def step_s(self, busy_s: Any, accumulation: int = 1) -> Any:
+        """The step of ranks of which the slowest works for so long, at the median: a number, or a numpy array of them.
+
+        Gradients travel in the last micro-batch alone.
+        """
+        import numpy as np
+
+        return busy_s + np.maximum(self.after.median, self.whole.median - busy_s * HIDDEN / accumulation)
 
 
 START_S = Triple(median=6.0, low=3.0, high=20.0)
@@ -141,14 +164,15 @@ class CostModel:
     def _kept_bytes(self, accumulation: int) -> float:
         return self.estimate.gradient_bytes if accumulation > 1 else 0.0
 
-    def cost(self, shares: Sequence[Share], collective_s: Triple, batch: int, accumulation: int = 1) -> Cost:
+    def cost(self, shares: Sequence[Share], sums: Collectives, batch: int, accumulation: int = 1) -> Cost:
         """What it takes. Does not look at memory, limits or windows."""
         steps = self.steps(batch)
         times = [self._median(share, accumulation) for share in shares]
+        low_s = max(time * share.kind.curve.low_factor for time, share in zip(times, shares, strict=True))
         step = Triple(
-            max(times) + collective_s.median,
-            max(time * share.kind.curve.low_factor for time, share in zip(times, shares, strict=True)) + collective_s.low,
-            max(time * share.kind.curve.high_factor for time, share in zip(times, shares, strict=True)) + collective_s.high,
+            float(sums.step_s(max(times), accumulation)),
+            low_s + max(sums.after.low, sums.whole.low - low_s * HIDDEN / accumulation),
+            max(time * share.kind.curve.high_factor for time, share in zip(times, shares, strict=True)) + sums.whole.high,
         )  # fmt: skip
         duration = Triple(*(steps * one + start for one, start in zip(step, START_S, strict=True)))
         energy, cost = None, None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SHOWN = 10
 _DURATIONS = 6  # between the quickest and the most frugal
 _FRONT_NODES = 60
-_NAMES = {"time": ("duration", "s"), "energy": ("energy", "J"), "cost": ("cost", "")}
+_NAMES = {"time": "duration", "energy": "energy", "cost": "cost"}
 
 
 def kinds_of(devices: Iterable[Device]) -> dict[str, int]:
@@ -60,7 +60,7 @@ def _what(one: Configuration) -> object:
 
 
 def neighbours(planner: Planner, result: Configuration) -> list[Configuration]:
-    """The same global batch with a rank more or less of one group, or of the same number of another."""
+    """The same batch and accumulation with a rank more or less of one group, or of the same number of another."""
     request = planner.request(result.batch, planner.goal, planner.limits)
     space = Space(result.layout, result.batch, request.least, request.most, planner.most_accumulation)
     counts, found = list(result.counts), []
@@ -71,15 +71,14 @@ def neighbours(planner: Planner, result: Configuration) -> list[Configuration]:
         for change in changes:
             tried = [change.get(other, count) for other, count in enumerate(counts)]
             if 0 <= tried[place] <= group.count and any(tried):
-                for accumulation in space.accumulations:
-                    found += space.configure(tried, accumulation)[:1]
+                found += space.configure(tried, result.accumulation)[:1]
         if len(found) > 40 * _SHOWN:
             break
     return found
 
 
 def _lost(planner: Planner, one: Configuration, best: Configuration) -> Alternative:
-    name, unit = _NAMES[planner.job.objective.minimize]
+    name = _NAMES[planner.job.objective.minimize]
     mine, theirs, goal = one.value(planner.goal), best.value(planner.goal), planner.goal
     over = one.excess(planner.limits)
     if over > 0:
@@ -87,8 +86,9 @@ def _lost(planner: Planner, one: Configuration, best: Configuration) -> Alternat
     elif mine <= theirs * (1 + EXACT):
         reason = f"the same {name}, {'more' if one.size > best.size else 'other'} devices"
     else:
-        figures = f"({mine:.4g} {unit} instead of {theirs:.4g} {unit})".replace(" )", ")").replace("  ", " ")
-        reason = f"{100 * (mine / theirs - 1):.2g} % more {name} {figures}{_because(one, best, goal)}"
+        ratio = mine / theirs if theirs > 0 else math.inf
+        more = f"{100 * (ratio - 1):.2g} % more {name}" if ratio < 1.995 else f"{ratio:.2g} x the {name}"
+        reason = f"{more}{_because(one, best, goal)}"
     return Alternative(
         devices=kinds_of(device for device, _ in one.devices()),
         global_batch_size=one.batch,
@@ -102,7 +102,7 @@ def _lost(planner: Planner, one: Configuration, best: Configuration) -> Alternat
 def _because(one: Configuration, best: Configuration, goal: Goal) -> str:
     mine, theirs = one.cost.step_s.median, best.cost.step_s.median
     if one.size > best.size and mine > theirs:
-        return ": its sums take longer than its extra devices save"
+        return ": sums cost more than the extra devices save"
     if one.size > best.size and goal != "time":
         return f": {one.size / best.size:.2g} x the devices for {100 * (1 - mine / theirs):.2g} % less time"
     if one.size < best.size:

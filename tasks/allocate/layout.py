@@ -8,12 +8,21 @@ its own; so is each machine whose memory ranks of several kinds may exhaust toge
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from trainwright.estimator.communication import Link, all_reduce, on_cycle
-from trainwright.tasks.allocate.cost import CostModel, Kind, Triple
+from trainwright.estimator.communication import (
+    FIGURES_BYTES,
+    GRADIENT_BUCKET_BYTES,
+    Link,
+    all_reduce,
+    all_reduces,
+    on_cycle,
+)
+from trainwright.tasks.allocate.cost import Collectives, CostModel, Kind, Triple
 from trainwright.tasks.pool import Device
 
 # Between two ranks of one machine, as a prior where nobody has measured it.
@@ -36,7 +45,8 @@ class Seating(NamedTuple):
     """How the ranks of a configuration sit: so many machines of each site, evenly."""
 
     ranks: Ranks
-    machines: tuple[int, ...]
+    machines: tuple[tuple[int, int], ...]
+    """Site and machines, for each site in use."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +98,42 @@ class Layout:
             for number, site in enumerate(self.sites)
             for index, count in site.room.items()
         ]
-        self.groups_of = [
-            [place for place, group in enumerate(self.groups) if group.site == number] for number in range(len(self.sites))
-        ]  # fmt: skip
         self.kinds = [kinds[index] for index in sorted(kinds)]
+        self._place = {kind.index: place for place, kind in enumerate(self.kinds)}
         self._link = Link(
             bandwidth_bytes_per_s=model.pool.network.bandwidth, latency_s=model.pool.network.latency, spread=0.0
         )
+
+    @functools.cached_property
+    def site_of(self) -> Any:
+        """The site of each group: a numpy array."""
+        import numpy as np
+
+        return np.array([group.site for group in self.groups], dtype=int)
+
+    @functools.cached_property
+    def kind_of(self) -> Any:
+        """The place in `kinds` of each group's: a numpy array."""
+        import numpy as np
+
+        return np.array([self._place[group.kind.index] for group in self.groups], dtype=int)
+
+    @functools.cached_property
+    def on_each(self) -> Any:
+        """Devices on each machine of a site, by site and by kind: a numpy array."""
+        import numpy as np
+
+        found = np.zeros((len(self.sites), len(self.kinds)))
+        for number, site in enumerate(self.sites):
+            for index, count in site.room.items():
+                found[number, self._place[index]] = count
+        return found
+
+    def by_kind(self, counts: Any) -> Any:
+        """Counts by kind from those by group: a numpy array."""
+        import numpy as np
+
+        return np.bincount(self.kind_of, counts, len(self.kinds))
 
     def _roomy(self, held: dict[int, list[Device]], kinds: dict[int, Kind]) -> bool:
         """Whether ranks fit into the machine's memory whatever their shares, or depend on how many of them there are alone."""
@@ -105,61 +144,82 @@ class Layout:
         needed = sum(count * self.model.memory_bytes(kind, most, 1) for kind, count in sharing)
         return all(needed <= (kind.curve.memory_limit_bytes or 0.0) for kind, _ in sharing)
 
-    def choices(self, counts: Sequence[int], most: Sequence[int]) -> list[Seating]:
+    def in_use(self, counts: Sequence[int]) -> dict[int, list[int]]:
+        """The sites where there are ranks, each with its groups that have some."""
+        found: dict[int, list[int]] = {}
+        for place in itertools.compress(range(len(self.groups)), counts):
+            found.setdefault(self.groups[place].site, []).append(place)
+        return found
+
+    def choices(self, counts: Sequence[int], most: Mapping[int, int]) -> list[Seating]:
         """The ways to seat so many ranks of each group that differ in their collectives: fewer machines, or fewer on each.
 
-        `most` is how many ranks of a site's kinds fit into the memory of one of its machines. None where they do not fit.
+        `most` is how many ranks of a site's kinds fit into the memory of one of its machines, for each site that is used. None
+        where they do not fit.
         """
-        here, least, used_by = 0, [0] * len(self.sites), [0] * len(self.sites)
-        for number, (site, places) in enumerate(zip(self.sites, self.groups_of, strict=True)):
-            used = used_by[number] = sum(counts[place] for place in places)
-            if used:
-                if not most[number]:
-                    return []
-                # At least so many machines for the ranks of each kind.
-                least[number] = max(
-                    -(-counts[place] // min(site.room[self.groups[place].kind.index], most[number])) for place in places
-                )
-                if least[number] > len(site.machines):
-                    return []
-                here += used if site.local else 0
-        there = [number for number, used in enumerate(used_by) if used and not self.sites[number].local]
-        narrowest = max((-(-used_by[number] // len(self.sites[number].machines)) for number in there), default=0)
-        widest = max((-(-used_by[number] // least[number]) for number in there), default=0)
+        here, used, least = 0, {}, {}
+        for number, places in self.in_use(counts).items():
+            site = self.sites[number]
+            if not most[number]:
+                return []
+            used[number] = sum(counts[place] for place in places)
+            # At least so many machines for the ranks of each kind.
+            least[number] = max(
+                -(-counts[place] // min(site.room[self.groups[place].kind.index], most[number])) for place in places
+            )
+            if least[number] > len(site.machines):
+                return []
+            here += used[number] if site.local else 0
+        there = [number for number in used if not self.sites[number].local]
+        narrowest = max((-(-used[number] // len(self.sites[number].machines)) for number in there), default=0)
+        widest = max((-(-used[number] // least[number]) for number in there), default=0)
         found: list[Seating] = []
         for width in range(narrowest, widest + 1):
-            machines = [
-                0 if not used else 1 if site.local else max(one, -(-used // width))
-                for used, one, site in zip(used_by, least, self.sites, strict=True)
-            ]
-            if not found or sum(machines) < found[-1].ranks.machines:
-                most_on_one = max((-(-used_by[number] // machines[number]) for number in there), default=0)
-                found.append(Seating(Ranks(sum(machines), most_on_one, here), tuple(machines)))
+            taken = {
+                number: 1 if self.sites[number].local else max(least[number], -(-ranks // width))
+                for number, ranks in used.items()
+            }
+            total = sum(taken.values())
+            if not found or total < found[-1].ranks.machines:
+                most_on_one = max((-(-used[number] // taken[number]) for number in there), default=0)
+                found.append(Seating(Ranks(total, most_on_one, here), tuple(sorted(taken.items()))))
         return found
 
     @functools.lru_cache(maxsize=100_000)  # noqa: B019 - a layout lives as long as one plan's search
-    def collective_s(self, ranks: Ranks) -> Triple:
-        """Ring all-reduces of the gradients: within each machine, of which the slowest counts, and then between machines."""
-        size, here, there = self.model.estimate.gradient_bytes, Triple(0.0, 0.0, 0.0), Triple(0.0, 0.0, 0.0)
-        if ranks.here > 1 and self.model.estimate.local_link is not None:
-            found = on_cycle(all_reduce(self.model.estimate.local_link, size, ranks.here), self.model.estimate.cycle_s)
+    def collectives(self, ranks: Ranks) -> Collectives:
+        """Ring all-reduces: of the gradients, bucket by bucket, and of the step's figures.
+
+        Within each machine, of which the slowest counts, and then between machines.
+        """
+        size = self.model.estimate.gradient_bytes
+        buckets = max(1, math.ceil(size / GRADIENT_BUCKET_BYTES))
+        last = size - (buckets - 1) * GRADIENT_BUCKET_BYTES
+        return Collectives(
+            self._sums(size + FIGURES_BYTES, buckets + 1, ranks), self._sums(last + FIGURES_BYTES, 2, ranks)
+        )
+
+    def _sums(self, size: float, pieces: int, ranks: Ranks) -> Triple:
+        estimate, none = self.model.estimate, Triple(0.0, 0.0, 0.0)
+        here, there = none, none
+        if ranks.here > 1 and estimate.local_link is not None:
+            agreed = all_reduce(estimate.local_link, FIGURES_BYTES, ranks.here)
+            found = on_cycle(all_reduces(estimate.local_link, size, pieces, ranks.here), estimate.cycle_s, agreed)
             here = Triple(found.median, found.low, found.high)
         elif ranks.here > 1:
-            here = _unmeasured(all_reduce(_LOOPBACK, size, ranks.here).median)
+            here = _unmeasured(all_reduces(_LOOPBACK, size, pieces, ranks.here).median)
         if ranks.widest > 1:
-            there = _unmeasured(all_reduce(_LOOPBACK, size, ranks.widest).median)
-        between = _unmeasured(all_reduce(self._link, size, ranks.machines).median)
-        within = max(here, there, key=lambda one: one.median)
-        return Triple(*(one + other for one, other in zip(within, between, strict=True)))
+            there = _unmeasured(all_reduces(_LOOPBACK, size, pieces, ranks.widest).median)
+        between = _unmeasured(all_reduces(self._link, size, pieces, ranks.machines).median)
+        return Triple(*(max(one, other) + more for one, other, more in zip(here, there, between, strict=True)))
 
     def seats(self, counts: Sequence[int], seating: Seating) -> list[Device]:
         """The devices of a choice, in the order of the pool."""
         taken: list[Device] = []
-        for site, places, used in zip(self.sites, self.groups_of, seating.machines, strict=True):
+        places_of = self.in_use(counts)
+        for number, used in seating.machines:
+            site, places = self.sites[number], places_of[number]
             loads = [0] * used
             for place in places:
-                if not used or not counts[place]:
-                    continue
                 # Evenly, and one more for those with the fewest ranks: loads never differ by more than one.
                 base, more = divmod(counts[place], used)
                 extra = set(sorted(range(used), key=lambda one: loads[one])[:more])

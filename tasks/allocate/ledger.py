@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sql
 from sqlalchemy.engine import Connection
 
-from trainwright.tasks.allocate.tables import Holder, Transaction, alive, clock, leases, make_engine, tokens
+from trainwright.tasks.allocate.database import Database
+from trainwright.tasks.allocate.tables import Holder, alive, clock, leases, moment, tokens
 from trainwright.tasks.errors import RunHeld, ServiceUnreachable
 
 TTL_S = 60.0
+# Tokens keep up with the clock, so that those of a ledger that was lost and begun anew are larger than any it gave before.
+_TOKENS_FROM_S = 1_700_000_000
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,7 @@ class Ledger:
     """The table of leases at an SQLAlchemy URL."""
 
     def __init__(self, url: str) -> None:
-        self._engine = make_engine(url)
-        self._url = sql.make_url(url)
+        self.database = Database(url)
 
     def take(self, resources: Iterable[str], holder: Holder, run: str, ttl_s: float = TTL_S) -> int:
         """Lease every resource for a run, or none; what the run holds already is renewed. Returns the token.
@@ -53,16 +55,18 @@ class Ledger:
         Takes no turn: devices are taken with `Queue.take`. Raises RunHeld, naming the holder and the resource, where one is
         held for another run, or by another for this one.
         """
-        wanted = sorted(set(resources))
-        with self.transaction() as connection:
-            now = clock(connection)
-            for row in connection.execute(sql.select(leases).where(leases.c.resource.in_(wanted))):
-                if (row.run, row.holder) != (run, holder.name) and alive(row, now):
-                    raise RunHeld(
-                        f"{row.resource} is held by {row.holder} for {row.run}",
-                        resource=row.resource, holder=row.holder, run=row.run, expires_in_s=round(row.expires_at - now, 1),
-                    )  # fmt: skip
-            return insert_leases(connection, wanted, holder, run, now + ttl_s, 0)
+
+        def work(connection: Connection) -> int:
+            found = insert_leases(connection, resources, holder, run, clock(connection), ttl_s, 0)
+            if isinstance(found, Lease):
+                raise RunHeld(
+                    f"{found.resource} is held by {found.holder} for {found.run}",
+                    resource=found.resource, holder=found.holder, run=found.run,
+                    expires_in_s=round(found.expires_at - clock(connection), 1),
+                )  # fmt: skip
+            return found
+
+        return self.database.serialised(work)
 
     def renew(
         self,
@@ -75,13 +79,13 @@ class Ledger:
     ) -> bool:
         """Move the expiry of a run's leases on. False where one of them is no longer the run's (this holder's, this token's)."""
         wanted = sorted(set(resources))
-        with self.transaction() as connection:
-            changed = connection.execute(
-                sql.update(leases)
-                .where(leases.c.resource.in_(wanted), leases.c.run == run, *_held_by(holder, token))
-                .values(expires_at=clock(connection) + ttl_s)
-            )
-            return bool(changed.rowcount == len(wanted))
+        mine = (leases.c.resource.in_(wanted), leases.c.run == run, *_held_by(holder, token))
+
+        def work(connection: Connection) -> bool:
+            later = sql.update(leases).where(*mine).values(expires_at=moment(connection) + ttl_s)
+            return bool(connection.execute(later).rowcount == len(wanted))
+
+        return self.database.autocommit(work)
 
     def release(
         self, run: str, resources: Iterable[str] | None = None, *, holder: str | None = None, token: int | None = None
@@ -90,36 +94,42 @@ class Ledger:
         statement = sql.delete(leases).where(leases.c.run == run, *_held_by(holder, token))
         if resources is not None:
             statement = statement.where(leases.c.resource.in_(sorted(set(resources))))
-        with self.transaction() as connection:
-            return int(connection.execute(statement).rowcount)
+        return int(self.database.autocommit(lambda connection: connection.execute(statement).rowcount))
 
     def held(self, prefix: str = "") -> list[Lease]:
         """What is held now, by resource."""
-        with self.transaction() as connection:
+
+        def work(connection: Connection) -> list[Lease]:
             now = clock(connection)
             rows = connection.execute(sql.select(leases).order_by(leases.c.resource)).all()
-        return [Lease.of(row) for row in rows if row.resource.startswith(prefix) and alive(row, now)]
+            return [Lease.of(row) for row in rows if row.resource.startswith(prefix) and alive(row, now)]
+
+        return self.database.autocommit(work)
 
     def revoked_by(self, run: str) -> str | None:
         """The run that asks for a device of this one; None where nobody does."""
-        with self.transaction() as connection:
-            statement = sql.select(leases.c.revoked_by).where(leases.c.run == run, leases.c.revoked_by.is_not(None))
-            return connection.execute(statement).scalars().first()
-
-    def transaction(self) -> Transaction:
-        """A serialised transaction on the ledger's database."""
-        return Transaction(self._engine, self._url)
+        statement = sql.select(leases.c.revoked_by).where(leases.c.run == run, leases.c.revoked_by.is_not(None))
+        return self.database.autocommit(lambda connection: connection.execute(statement).scalars().first())
 
 
 def insert_leases(
-    connection: Connection, wanted: Sequence[str], holder: Holder, run: str, until: float, priority: int
-) -> int:
-    """Write leases over whatever was there, within a transaction that has seen that nobody has them. The new token."""
-    inserted = connection.execute(sql.insert(tokens)).inserted_primary_key
-    token = int(inserted[0]) if inserted else 0
-    connection.execute(sql.delete(tokens).where(tokens.c.id < token))  # the newest alone says what comes next
+    connection: Connection, resources: Iterable[str], holder: Holder, run: str, now: float, ttl_s: float, priority: int
+) -> int | Lease:
+    """Within serialised work: write leases over what is free, expired or this holder's own. The token, or the lease in the way.
+
+    Renewals run beside it: the rows are locked, so that one that is found expired can't be renewed any more.
+    """
+    wanted = sorted(set(resources))
+    there = sql.select(leases).where(leases.c.resource.in_(wanted)).order_by(leases.c.resource).with_for_update()
+    for row in connection.execute(there).all():
+        if (row.run, row.holder) != (run, holder.name) and alive(row, now):
+            return Lease.of(row)
+    newest = connection.execute(sql.select(sql.func.max(tokens.c.id))).scalar_one()
+    token = max(int(newest or 0) + 1, int(now) - _TOKENS_FROM_S)
+    connection.execute(sql.delete(tokens))  # the newest alone says what comes next
+    connection.execute(sql.insert(tokens).values(id=token))
     connection.execute(sql.delete(leases).where(leases.c.resource.in_(wanted)))
-    values = {"run": run, "token": token, "priority": priority, **holder.row(until)}
+    values = {"run": run, "token": token, "priority": priority, **holder.row(now + ttl_s)}
     if wanted:
         connection.execute(sql.insert(leases), [{"resource": resource, **values} for resource in wanted])
     return token

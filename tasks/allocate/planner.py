@@ -27,8 +27,8 @@ from trainwright.tasks.errors import BadInput, Infeasible
 from trainwright.tasks.job import DeviceFilter, Job
 from trainwright.tasks.pool import Device, Pool
 
-TRAINED_ACCUMULATION = 1
-"""Micro-batches in a step that `tasks.train` can do; a plan asks for no more."""
+TRAINED_ACCUMULATION = 64
+"""Most micro-batches in a step that a plan asks for; `tasks.train` takes as many as it says."""
 GOOD_ENOUGH = 0.9
 _FIRST_NODES = 60  # of a batch's short search
 

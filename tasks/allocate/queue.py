@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sql
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from trainwright.tasks.allocate import order
@@ -23,6 +25,8 @@ class Turn:
 
     place: int
     length: int
+    rivals: int
+    """how many ahead want a device that it wants: with none, its turn may come at any moment, and it should look often"""
     available: frozenset[str]
     waited_s: float
     blocked_by: Lease | None
@@ -44,24 +48,29 @@ class Queue:
         `deadline_s` is from the arrival in the queue. A run that stands there already keeps its arrival.
         """
         names = sorted(set(wanted))
-        with self._ledger.transaction() as connection:
+
+        def work(connection: Connection) -> Turn:
             now = clock(connection)
             queue = self._waiting(connection, now)
             since = next((one.enqueued_at for one in queue if one.run == run), now)
             deadline_at = None if deadline_s is None else since + deadline_s
             me = Waiter(run, holder.name, priority, deadline_at, since, needed, frozenset(names))
-            connection.execute(sql.delete(waiters).where(waiters.c.run == run))
+            values = {
+                "priority": priority, "deadline_at": deadline_at, "enqueued_at": since, "needed": needed,
+                "wanted": names, **holder.row(now + ttl_s),
+            }  # fmt: skip
+            insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
             connection.execute(
-                sql.insert(waiters).values(
-                    run=run, priority=priority, deadline_at=deadline_at, enqueued_at=since, needed=needed, wanted=names,
-                    **holder.row(now + ttl_s),
-                )
-            )  # fmt: skip
+                insert(waiters).values(run=run, **values).on_conflict_do_update(index_elements=["run"], set_=values)
+            )
             return self._turn(connection, me, [one for one in queue if one.run != run], now)
+
+        return self._ledger.database.autocommit(work)
 
     def keep(self, run: str, ttl_s: float = TTL_S) -> tuple[Turn, Waiter] | None:
         """Keep a place for whoever waits; what it would find, and its wish. None where the run is not in the queue."""
-        with self._ledger.transaction() as connection:
+
+        def work(connection: Connection) -> tuple[Turn, Waiter] | None:
             now = clock(connection)
             queue = self._waiting(connection, now)
             me = next((one for one in queue if one.run == run), None)
@@ -70,6 +79,8 @@ class Queue:
             connection.execute(sql.update(waiters).where(waiters.c.run == run).values(expires_at=now + ttl_s))
             return self._turn(connection, me, [one for one in queue if one.run != run], now), me
 
+        return self._ledger.database.autocommit(work)
+
     def take(
         self, run: str, holder: Holder, resources: Iterable[str], *, priority: int = 0, ttl_s: float = TTL_S
     ) -> int | None:
@@ -77,29 +88,39 @@ class Queue:
 
         What the run holds already, and nobody revoked, it keeps; a run that does not wait stands behind all who do.
         """
-        names = sorted(set(resources))
-        with self._ledger.transaction() as connection:
+        names = set(resources)
+
+        def work(connection: Connection) -> int | None:
             now = clock(connection)
             queue = order.in_order(self._waiting(connection, now), now, self._age_s)
             place = next((number for number, one in enumerate(queue) if one.run == run), len(queue))
             taken, own = self._leases(connection, now, run, holder.name)
-            if order.available(names, queue[:place], taken) | own & set(names) != set(names):
+            if order.available(names, queue[:place], taken) | own & names != names:
                 return None
-            token = insert_leases(connection, names, holder, run, now + ttl_s, priority)
+            token = insert_leases(connection, names, holder, run, now, ttl_s, priority)
+            if isinstance(token, Lease):  # it was renewed in this moment
+                return None
             connection.execute(sql.delete(waiters).where(waiters.c.run == run))
             return token
 
+        return self._ledger.database.serialised(work)
+
     def leave(self, run: str) -> None:
         """Stop waiting; one that does not wait is no error."""
-        with self._ledger.transaction() as connection:
-            connection.execute(sql.delete(waiters).where(waiters.c.run == run))
+        self._ledger.database.autocommit(
+            lambda connection: connection.execute(sql.delete(waiters).where(waiters.c.run == run))
+        )
 
     def waiting(self) -> list[tuple[Waiter, float]]:
         """Who waits, the next one first, and for how many seconds each has."""
-        with self._ledger.transaction() as connection:
+
+        def work(connection: Connection) -> list[tuple[Waiter, float]]:
             now = clock(connection)
-            ordered = order.in_order(self._waiting(connection, now), now, self._age_s)
+            rows = connection.execute(sql.select(waiters)).all()
+            ordered = order.in_order([_waiter(row) for row in rows if alive(row, now)], now, self._age_s)
             return [(one, max(0.0, now - one.enqueued_at)) for one in ordered]
+
+        return self._ledger.database.autocommit(work)
 
     def _turn(self, connection: Connection, me: Waiter, others: list[Waiter], now: float) -> Turn:
         queue = order.in_order([*others, me], now, self._age_s)
@@ -119,26 +140,28 @@ class Queue:
             for one in order.to_revoke(me, queue[:place], runs):
                 connection.execute(
                     sql.update(leases)
-                    .where(leases.c.run == one.run, leases.c.resource.in_(sorted(one.resources)))
+                    .where(
+                        leases.c.run == one.run,
+                        leases.c.token <= one.token,
+                        leases.c.resource.in_(sorted(one.resources)),
+                    )
                     .values(revoked_by=me.run)
                 )
         blocked_by = next((taken[name] for name in sorted(me.wanted) if name in taken), None)
-        return Turn(place + 1, len(queue), free, max(0.0, now - me.enqueued_at), blocked_by)
+        rivals = sum(not one.wanted.isdisjoint(me.wanted) for one in queue[:place])
+        return Turn(place + 1, len(queue), rivals, free, max(0.0, now - me.enqueued_at), blocked_by)
 
     def _waiting(self, connection: Connection, now: float) -> list[Waiter]:
         """Those who are alive; the others are dropped."""
-        found, dead = [], []
+        living, dead = [], []
         for row in connection.execute(sql.select(waiters)).all():
             if alive(row, now):
-                found.append(
-                    Waiter(row.run, row.holder, row.priority, row.deadline_at, row.enqueued_at, row.needed,
-                           frozenset(row.wanted))
-                )  # fmt: skip
+                living.append(_waiter(row))
             else:
-                dead.append(row.run)
-        if dead:
-            connection.execute(sql.delete(waiters).where(waiters.c.run.in_(dead)))
-        return found
+                dead.append((row.run, row.expires_at))
+        if dead:  # and not one that has looked in this moment
+            connection.execute(sql.delete(waiters).where(sql.tuple_(waiters.c.run, waiters.c.expires_at).in_(dead)))
+        return living
 
     def _leases(
         self, connection: Connection, now: float, run: str, holder: str
@@ -148,3 +171,9 @@ class Queue:
         held = [Lease.of(row) for row in rows if alive(row, now)]
         own = frozenset(one.resource for one in held if (one.run, one.holder, one.revoked_by) == (run, holder, None))
         return {one.resource: one for one in held if one.resource not in own}, own
+
+
+def _waiter(row: Any) -> Waiter:
+    return Waiter(
+        row.run, row.holder, row.priority, row.deadline_at, row.enqueued_at, row.needed, frozenset(row.wanted)
+    )

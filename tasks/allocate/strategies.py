@@ -84,7 +84,7 @@ def best(request: Request) -> Found:
 def _tried(name: str, cost: CostFunction, request: Request) -> Found:
     rooms = [group.count for group in request.layout.groups]
     complete = math.prod(room + 1 for room in rooms) <= _MOST_TRIED
-    rooms_of_sites = [site.size for site in request.layout.sites]
+    rooms_of_sites = {number: site.size for number, site in enumerate(request.layout.sites)}
     seen: list[Configuration] = []
     for counts in _every(rooms) if complete else _alone(rooms):
         if request.least <= sum(counts) <= request.most:

@@ -1,4 +1,4 @@
-"""The SQL under leases and queue: the tables, a serialised transaction, whose rows are still alive.
+"""The SQL under leases and queue: the tables, the clock, whose rows are still alive. How they are changed: `database`.
 
 Times are seconds since the epoch, by the database's clock where it has one of its own (PostgreSQL), so that machines whose clocks
 differ agree on what has expired.
@@ -6,23 +6,14 @@ differ agree on what has expired.
 
 from __future__ import annotations
 
-import random
 import socket
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import psutil
 import sqlalchemy as sql
-from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.schema import CreateTable
+from sqlalchemy.engine import Connection
 
-from trainwright.tasks.errors import BadInput, ServiceUnreachable
-
-LOCK_TIMEOUT_S = 30.0
-_LOCK = 71260001  # the number of our advisory lock
 _metadata = sql.MetaData()
 
 
@@ -47,7 +38,7 @@ leases = sql.Table(
     sql.Column("priority", sql.Integer, nullable=False, server_default="0"),
     sql.Column("revoked_by", sql.String(1000)),
 )
-tokens = sql.Table("tokens", _metadata, sql.Column("id", sql.Integer, primary_key=True, autoincrement=True))
+tokens = sql.Table("tokens", _metadata, sql.Column("id", sql.Integer, primary_key=True))
 waiters = sql.Table(
     "waiters",
     _metadata,
@@ -79,114 +70,15 @@ class Holder:
 def clock(connection: Connection) -> float:
     """Now."""
     if connection.dialect.name == "postgresql":
-        return float(connection.execute(sql.text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
+        return float(connection.execute(sql.select(moment(connection))).scalar_one())
     return time.time()
 
 
-class Transaction:
-    """A serialised transaction; a database out of reach is ServiceUnreachable, without its password."""
-
-    def __init__(self, engine: Engine, url: sql.URL) -> None:
-        self._engine, self._where = engine, url.render_as_string(hide_password=True)
-
-    def __enter__(self) -> Connection:
-        try:
-            _create_tables(self._engine)
-            self._connection = self._engine.connect()
-            try:
-                self._lock()
-            except BaseException:
-                self._connection.close()
-                raise
-        except (sql.exc.DBAPIError, OSError) as error:
-            raise self._unreachable(error) from error
-        return self._connection
-
-    def _lock(self) -> None:
-        """Begin a transaction that no other runs beside."""
-        if self._engine.dialect.name == "sqlite":
-            # No wait for the disk at each look: what a power failure takes back, it took from the holders too.
-            self._connection.execute(sql.text("PRAGMA synchronous=NORMAL"))
-            self._connection.execute(sql.text("BEGIN IMMEDIATE"))
-            return
-        # Asked for again and again, not waited for: the server would give it to a client that is stopped while it waits.
-        until, pause_s = time.monotonic() + LOCK_TIMEOUT_S, 0.01
-        while not self._connection.execute(sql.text(f"SELECT pg_try_advisory_xact_lock({_LOCK})")).scalar_one():
-            self._connection.rollback()
-            if time.monotonic() > until:
-                raise OSError(f"locked by others for {LOCK_TIMEOUT_S:g} s")
-            time.sleep(pause_s * random.uniform(0.5, 1.5))
-            pause_s = min(0.1, pause_s * 1.5)
-
-    def _unreachable(self, error: Exception) -> ServiceUnreachable:
-        reason = (str(getattr(error, "orig", error)).splitlines() or [type(error).__name__])[0]
-        return ServiceUnreachable(
-            f"ledger at {self._where}: {reason}; check TRAINWRIGHT_HOME and TRAINWRIGHT_LEDGER",
-            service="ledger",
-            address=self._where,
-        )
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if error is None:
-                self._connection.commit()
-            else:
-                self._connection.rollback()
-        except sql.exc.DBAPIError as lost:
-            raise self._unreachable(lost) from lost
-        finally:
-            self._connection.close()
-        if isinstance(error, sql.exc.DBAPIError):
-            raise self._unreachable(error) from error
-
-
-_ready: set[str] = set()
-
-
-def _create_tables(engine: Engine) -> None:
-    """At an engine's first use; several processes may do so at once."""
-    key = engine.url.render_as_string(hide_password=False)
-    if key not in _ready:
-        if engine.dialect.name == "sqlite" and engine.url.database:
-            Path(engine.url.database).parent.mkdir(parents=True, exist_ok=True)
-        with engine.begin() as connection:
-            if engine.dialect.name == "postgresql":
-                connection.execute(sql.text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
-            elif engine.dialect.name == "sqlite":
-                connection.execute(sql.text("PRAGMA journal_mode=WAL"))
-                connection.execute(sql.text("BEGIN IMMEDIATE"))
-            for one in (leases, tokens, waiters):
-                connection.execute(CreateTable(one, if_not_exists=True))
-            there = {column["name"] for column in sql.inspect(connection).get_columns("leases")}
-            for name, kind in (("priority", "INTEGER NOT NULL DEFAULT 0"), ("revoked_by", "VARCHAR(1000)")):
-                if name not in there:  # a ledger that an earlier version made
-                    connection.execute(sql.text(f"ALTER TABLE leases ADD COLUMN {name} {kind}"))
-        _ready.add(key)
-
-
-def make_engine(url: str) -> Engine:
-    """The engine of a database URL. Raises BadInput where it is none, or its driver is not installed."""
-    try:
-        given = sql.make_url(url)
-        options: dict[str, Any] = {"timeout": LOCK_TIMEOUT_S} if given.get_backend_name() == "sqlite" else {}
-        if given.get_backend_name() == "postgresql":
-            # A client that is stopped within a transaction must not stop all others: the server ends it. SQLite can't.
-            options = {"options": "-c idle_in_transaction_session_timeout=1000"}
-        engine = sql.create_engine(given, pool_pre_ping=True, connect_args=options)
-    except (sql.exc.ArgumentError, ModuleNotFoundError) as error:  # the URL is not told: it may hold a password
-        what = f"needs {error.name}; install it" if isinstance(error, ModuleNotFoundError) else "is no database URL"
-        raise BadInput(
-            f"TRAINWRIGHT_LEDGER: {what}; allowed: sqlite:///FILE or postgresql+psycopg://HOST/DATABASE"
-        ) from None
-    if engine.dialect.name == "sqlite":
-
-        @sql.event.listens_for(engine, "connect")
-        def _manual_transactions(connection: object, _: object) -> None:
-            connection.isolation_level = None  # type: ignore[attr-defined]  # so that BEGIN IMMEDIATE is ours to say
-
-    return engine
+def moment(connection: Connection) -> sql.ColumnElement[float]:
+    """Now, for use within a statement: the database's own clock where it has one."""
+    if connection.dialect.name == "postgresql":
+        return sql.cast(sql.func.extract("epoch", sql.func.clock_timestamp()), sql.Float)
+    return sql.literal(time.time(), sql.Float)
 
 
 def process_started(pid: int) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,9 @@ import typer
 from trainwright.tasks.commands.options import Debug, JobFile, Json, PoolFile, print_json, print_model
 
 if TYPE_CHECKING:
-    from trainwright.tasks.artefacts import JointPlan
+    from trainwright.tasks.artefacts import Alternative, JointPlan
+
+_ALTERNATIVES_SHOWN = 6
 
 
 def validate(job: JobFile, pool: PoolFile = None, as_json: Json = False, debug: Debug = False) -> None:
@@ -116,13 +119,7 @@ def plan(
         ("deadline", screen.seconds(result.deadline_s)),
     ]
     screen.facts(f"predicted, least {result.objective}: median (90 % interval)", facts)
-    rows = [
-        (_shape(other.devices), str(other.global_batch_size),
-         screen.seconds(other.predicted.duration_s.median if other.predicted else None), other.reason)
-        for other in result.alternatives
-    ]  # fmt: skip
-    if rows:
-        screen.table("alternatives", ("devices", "batch", "duration", "why not"), rows, right=(1, 2))
+    _show_alternatives(result.alternatives, result.global_batch_size)
     points = [
         ("*" if one.chosen else "" if one.feasible else "misses a limit", _shape(one.devices), screen.seconds(one.time),
          screen.amount(one.energy, "J"), "-" if one.cost is None else f"{one.cost:.4g}")
@@ -139,6 +136,23 @@ def plan(
         "nothing is better" if result.search == "exact" else f"nothing is better by more than {100 * result.gap:.2g} %"
     )
     screen.facts("search", [("", f"{found}; {result.solve_time_s:.2f} s"), ("global batch", result.batch_rule or "")])
+
+
+def _show_alternatives(alternatives: Sequence[Alternative], batch: int) -> None:
+    from trainwright.tasks import screen
+
+    rows = [
+        (_shape(one.devices) + (f", batch {one.global_batch_size}" if one.global_batch_size != batch else ""),
+         screen.seconds(one.predicted.duration_s.median),
+         screen.amount(one.predicted.energy_j.median if one.predicted.energy_j else None, "J"),
+         f"{one.predicted.cost.median:.4g}" if one.predicted.cost else "-", one.reason)
+        for one in alternatives[:_ALTERNATIVES_SHOWN] if one.predicted is not None
+    ]  # fmt: skip
+    if not rows:
+        return
+    more = len(alternatives) - len(rows)
+    title = "alternatives" + (f" ({more} more with --json)" if more else "")
+    screen.table(title, ("devices", "duration", "energy", "cost", "why not"), rows, right=(1, 2, 3))
 
 
 def _shape(devices: dict[str, int]) -> str:

@@ -8,6 +8,8 @@
     noise_scale, adaptive_batch, halves   what a larger batch would bring; when it grows, and the learning rate with it
     collective, gradients, batch_norm   make n unequal ranks equal one process on the joint batch
     checkpoint, metrics     what is kept, and where
+    fence, confirmations    which checkpoints count, and when one is whole
+    saver, spill, tensors, shards   write it while training goes on, also while the store is away
 
 `train` and `search` are the two things a caller needs (`ramp` is a search without trials).
 """

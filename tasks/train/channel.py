@@ -1,7 +1,8 @@
 """What a rank and its launcher say to each other: JSON, one object a line, over a pair of sockets.
 
-A rank says ready, progress, epoch, split, checkpoint, done, error. Two of these are questions: after `ready` and before each
-checkpoint it waits for a word, which does not come where the devices are no longer ours.
+A rank says progress, epoch, split, notice, part, checkpoint, done, error. It asks before it begins (`ready`), before it writes
+to the store (`write`) and what the others have written (`parts`, `stored`); the answer is a line too, and does not come where
+the devices are no longer ours. Several threads of a rank may speak.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 import time
 from typing import Any
 
 from trainwright.tasks.errors import TrainingFailed
 
 VARIABLE = "TRAINWRIGHT_CHANNEL"
-GO_ON = b"go on\n"
 _LEAST_PAUSE_S = 0.25
 
 
@@ -25,17 +26,24 @@ class RankChannel:
     def __init__(self) -> None:
         self._socket = socket.socket(fileno=int(os.environ.pop(VARIABLE)))
         self._socket.set_inheritable(False)
+        self._answers = self._socket.makefile("rb")
+        self._speaking, self._asking = threading.Lock(), threading.Lock()
         self._last = 0.0
 
     def send(self, kind: str, **fields: Any) -> None:
         """Say something."""
-        self._socket.sendall((json.dumps({"kind": kind, **fields}) + "\n").encode())
+        line = (json.dumps({"kind": kind, **fields}) + "\n").encode()
+        with self._speaking:
+            self._socket.sendall(line)
 
-    def ask(self, kind: str) -> None:
-        """Ask whether to go on. Raises TrainingFailed where the launcher does not say so."""
-        self.send("ask", about=kind)
-        if self._socket.recv(len(GO_ON), socket.MSG_WAITALL) != GO_ON:
+    def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Ask whether to go on; the answer. Raises TrainingFailed where the launcher does not say so."""
+        with self._asking:
+            self.send("ask", about=kind, **fields)
+            line = self._answers.readline()
+        if not line:
             raise TrainingFailed("the launcher is gone")
+        return dict(json.loads(line))
 
     def progress(self, kind: str, **fields: Any) -> None:
         """Say how far we are, a few times a second at most."""
@@ -62,10 +70,10 @@ class LauncherChannel:
         *whole, self._partial = (self._partial + chunk).split(b"\n")
         return [json.loads(line) for line in whole]
 
-    def go_on(self) -> None:
+    def go_on(self, **answer: Any) -> None:
         """Answer a question. A rank that has gone meanwhile is noticed when its end closes."""
         try:
-            self.socket.sendall(GO_ON)
+            self.socket.sendall((json.dumps(answer) + "\n").encode())
         except (BrokenPipeError, ConnectionResetError):
             return
 

@@ -1,13 +1,15 @@
-"""Checkpoints: checkpoints/step-00000120/{model.safetensors, optimizer.safetensors, state.json}.
+"""Checkpoints: checkpoints/step-00000120/{model,optimizer}.safetensors and state.json; large ones in shards, one a rank.
 
-state.json is written last and holds the SHA-256 of the others: a checkpoint without it does not exist. What is damaged is passed
-over for the one before. Tensors are safetensors; nothing is pickled.
+state.json is written last and holds size and SHA-256 of the others; `fence` lists the checkpoints that count. What is damaged is
+passed over for the one before. Tensors are safetensors; nothing is pickled. Written while training goes on by `saver`.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import re
+import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +17,16 @@ from typing import TYPE_CHECKING, Any
 from trainwright.tasks.errors import CorruptArtefact
 from trainwright.tasks.job import CheckpointPolicy
 from trainwright.tasks.objects import ObjectStore, get_verified, sha256
+from trainwright.tasks.train.fence import STATE, Entry, Fence, folder_name, read_index
+from trainwright.tasks.train.shards import merged
 
 if TYPE_CHECKING:
     import torch
 
-MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+SHARDED_ABOVE_BYTES = 64 << 20
+"""of all tensors together; below, one rank writes all of it"""
+_FILE = re.compile(r"^(model|optimizer)(-\d{5}-of-\d{5})?\.safetensors$")
 _log = logging.getLogger(__name__)
 
 
@@ -46,7 +53,18 @@ class State:
     duration_s: float = 0.0
     """of the whole training until here"""
     sha256: dict[str, str] = field(default_factory=dict)
-    schema_version: int = 1
+    """of each file of tensors, by its name"""
+    size_bytes: dict[str, int] = field(default_factory=dict)
+    """of each file of tensors; not there in version 1"""
+    owner: str = ""
+    """the launch that wrote it (`fence`)"""
+    token: int | None = None
+    """the fencing token of that launch's lease"""
+    schema_version: int = 2
+
+    def encoded(self) -> bytes:
+        """As it is stored."""
+        return json.dumps(asdict(self), indent=1).encode()
 
 
 def initial_batch(state: State) -> int:
@@ -54,30 +72,9 @@ def initial_batch(state: State) -> int:
     return int(state.adaptive["growth"]["base"]) if "growth" in state.adaptive else sum(state.split)
 
 
-def folder_name(step: int) -> str:
-    """The folder of the checkpoint after this many steps."""
-    return f"checkpoints/step-{step:08d}"
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The optimizer's state: `exp_avg.3` is of the fourth parameter. The tensors themselves, where it holds tensors."""
-    import torch
-
-    return {
-        f"{name}.{number}": torch.as_tensor(value)
-        for number, values in optimizer.state_dict()["state"].items()
-        for name, value in values.items()
-        if value is not None
-    }
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
-    """Put `optimizer_tensors` back."""
-    state: dict[int, dict[str, Any]] = {}
-    for key, value in tensors.items():
-        name, number = key.rsplit(".", 1)
-        state.setdefault(int(number), {})[name] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+def file_name(name: str, rank: int, size: int) -> str:
+    """The file of a rank's part: the name itself of a whole (`size` 1), model-00002-of-00003.safetensors of a shard."""
+    return name if size == 1 else name.replace(".", f"-{rank + 1:05d}-of-{size:05d}.")
 
 
 def save(
@@ -87,57 +84,48 @@ def save(
     optimizer: torch.optim.Optimizer,
     policy: CheckpointPolicy,
 ) -> None:
-    """Write a checkpoint, then drop those that the policy no longer keeps."""
-    for name, tensors in ((MODEL, model), (OPTIMIZER, optimizer_tensors(optimizer))):
-        data = _as_bytes(tensors)
-        store.put(f"{folder_name(state.step)}/{name}", data)
-        state.sha256[name] = sha256(data)
-    store.put(f"{folder_name(state.step)}/{STATE}", json.dumps(asdict(state), indent=1).encode())
-    _retain(store, policy)
+    """Write a checkpoint at once and in one piece, in the name of whoever may; drop those that the policy no longer keeps."""
+    from trainwright.tasks.train.tensors import HostCopy, encode, optimizer_tensors
+
+    fence = Fence(store, read_index(store)[0].owner)
+    copies = HostCopy().take({MODEL: model, OPTIMIZER: optimizer_tensors(optimizer)})
+    for name, tensors in copies.items():
+        data = encode(tensors)
+        fence.put(f"{folder_name(state.step)}/{name}", data)
+        state.sha256[name], state.size_bytes[name] = sha256(data), len(data)
+    write_state(fence, state, policy)
 
 
-def _as_bytes(tensors: dict[str, torch.Tensor]) -> bytes:
-    from safetensors.torch import save as to_bytes
-
-    # safetensors refuses tensors that share memory, as tied weights do: each gets its own copy.
-    data: bytes = to_bytes({name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()})
-    return data
-
-
-def _retain(store: ObjectStore, policy: CheckpointPolicy) -> None:
-    states = list_states(store)
-    keep = {state.step for state in states[-policy.keep_last :]}
-    best = best_of(states)
-    if policy.keep_best and best is not None:
-        keep.add(best.step)
-    for state in states:
-        if state.step not in keep:
-            for name in (STATE, MODEL, OPTIMIZER):  # the state first: half a checkpoint is none
-                store.delete(f"{folder_name(state.step)}/{name}")
+def write_state(fence: Fence, state: State, policy: CheckpointPolicy) -> None:
+    """Make a checkpoint of files that are all in the store. Raises RunHeld where it is another's to make."""
+    fence.require()  # so that a stale launch does not even leave a state behind
+    data = state.encoded()
+    fence.put(f"{folder_name(state.step)}/{STATE}", data)
+    fence.commit(Entry(state.step, sha256(data), state.best), policy)
 
 
-def drop_all(store: ObjectStore) -> None:
-    """Forget every checkpoint: a training begins anew."""
-    for item in list(store.list("checkpoints/")):
-        store.delete(item.key)
-
-
-def _parsed(data: bytes) -> State:
-    """A state as it was written; fields of a later version are passed over."""
-    document = json.loads(data)
-    return State(**{name: document[name] for name in document if name in State.__dataclass_fields__})
+def parsed(data: bytes) -> State:
+    """A state as it was written; fields of a later version are passed over. Raises CorruptArtefact."""
+    try:
+        document = json.loads(data)
+        state = State(**{name: document[name] for name in document if name in State.__dataclass_fields__})
+        strange = [name for name in state.sha256 if not _FILE.match(name)]
+    except (ValueError, TypeError, AttributeError) as error:
+        raise CorruptArtefact(f"{STATE}: {error}") from error
+    if strange:
+        raise CorruptArtefact(f"{STATE}: names a file {strange[0]!r}")
+    return state
 
 
 def list_states(store: ObjectStore) -> list[State]:
     """The states of the checkpoints, by step. One that can't be read is passed over, with a warning."""
     found = []
-    for item in list(store.list("checkpoints/")):
-        if item.key.endswith(f"/{STATE}"):
-            try:
-                found.append(_parsed(store.get(item.key)))
-            except (ValueError, TypeError) as error:
-                _log.warning("%s/%s is damaged and passed over: %s", store.uri, item.key, error)
-    return sorted(found, key=lambda state: state.step)
+    for entry in read_index(store)[0].checkpoints:
+        try:
+            found.append(parsed(get_verified(store, f"{folder_name(entry.step)}/{STATE}", entry.sha256)))
+        except CorruptArtefact as error:
+            _log.warning("%s: the checkpoint of step %d is damaged and passed over: %s", store.uri, entry.step, error)
+    return found
 
 
 def best_of(states: list[State]) -> State | None:
@@ -145,25 +133,62 @@ def best_of(states: list[State]) -> State | None:
     return next((state for state in reversed(states) if state.best), None)
 
 
+def fetch(store: ObjectStore, state: State, name: str, into: Path) -> list[Path]:
+    """Bring the files of one kind (MODEL, OPTIMIZER) of a checkpoint into a folder, verified. Raises CorruptArtefact."""
+    stem, folder = name.split(".")[0], folder_name(state.step)
+    files = sorted(file for file in state.sha256 if re.split(r"[-.]", file)[0] == stem)
+    if not files and name == MODEL:
+        raise CorruptArtefact(f"{store.uri}/{folder}/{STATE}: names no {name}")
+    sizes = {item.key: item.size for item in store.list(f"{folder}/")}
+    paths = []
+    for file in files:
+        key = f"{folder}/{file}"
+        if sizes.get(key, 0) != state.size_bytes.get(file, sizes.get(key, 0)):  # before it is read into memory
+            raise CorruptArtefact(
+                f"{store.uri}/{key}: has {sizes.get(key, 0)} bytes; {state.size_bytes[file]} were written"
+            )
+        data = get_verified(store, key, state.sha256[file])
+        into.mkdir(parents=True, exist_ok=True)
+        paths.append(into / file)
+        paths[-1].write_bytes(data)
+    return paths
+
+
+def whole_model(store: ObjectStore, state: State) -> bytes:
+    """The model of a checkpoint as one safetensors file. Raises CorruptArtefact."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [path.read_bytes() for path in fetch(store, state, MODEL, Path(folder))]
+    try:
+        return merged(files)
+    except ValueError as error:
+        raise CorruptArtefact(f"{store.uri}/{folder_name(state.step)}: {error}") from error
+
+
 def fetch_latest(store: ObjectStore, into: Path) -> State | None:
     """Bring the newest checkpoint that is whole into a folder; None where there is none."""
     for state in reversed(list_states(store)):
         try:
             for name in (MODEL, OPTIMIZER):
-                data = get_verified(store, f"{folder_name(state.step)}/{name}", state.sha256.get(name, ""))
-                into.mkdir(parents=True, exist_ok=True)
-                (into / name).write_bytes(data)
+                fetch(store, state, name, into)
         except CorruptArtefact as error:
             _log.warning("%s; the checkpoint before is used", error)
             continue
-        (into / STATE).write_text(json.dumps(asdict(state)))
+        (into / STATE).write_bytes(state.encoded())
         return state
     return None
 
 
 def read_local(folder: Path) -> tuple[State, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """State, model and optimizer of a checkpoint that `fetch_latest` brought here."""
+    """State, model and optimizer of a checkpoint that `fetch_latest` brought here, the shards put together."""
     from safetensors.torch import load_file
 
-    state = _parsed((folder / STATE).read_bytes())
-    return state, load_file(folder / MODEL), load_file(folder / OPTIMIZER)
+    state = parsed((folder / STATE).read_bytes())
+    model: dict[str, torch.Tensor] = {}
+    optimizer: dict[str, torch.Tensor] = {}
+    for file in sorted(state.sha256):
+        part = load_file(folder / file)
+        whole = model if file.startswith("model") else optimizer
+        if twice := whole.keys() & part.keys():
+            raise CorruptArtefact(f"{folder / file}: holds {min(twice)!r}, as another shard does")
+        whole.update(part)
+    return state, model, optimizer

@@ -15,10 +15,9 @@ from typing import Any
 
 import torch  # noqa: TID253 - only ranks import this
 
+from trainwright.estimator.communication import GRADIENT_BUCKET_BYTES
 from trainwright.tasks.errors import TrainingFailed
 from trainwright.tasks.train.collective import Collective
-
-BUCKET_BYTES = 4 << 20
 
 
 @dataclass
@@ -33,7 +32,7 @@ class _Bucket:
 
 
 class GradientSum:
-    """Sums the gradients of some parameters over all ranks: `begin`, the backward pass, `send_rest`, `finish`."""
+    """Sums the gradients of some parameters over all ranks: `begin`, the backward passes, `send_rest`, `finish`."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], collective: Collective) -> None:
         # The backward pass reaches the last parameters first.
@@ -46,6 +45,8 @@ class GradientSum:
         """|.|² of what this rank has sent in this step: its gradient times b_r / B."""
         self.used = torch.zeros(len(self._parameters), dtype=torch.float64)
         """1 for every parameter that had a gradient in this step."""
+        self.last = True
+        """Whether the backward pass is the step's last: those before it only add to the gradients."""
         for number, parameter in enumerate(self._parameters):
             parameter.register_post_accumulate_grad_hook(self._hook(number))
 
@@ -61,23 +62,30 @@ class GradientSum:
 
     def _hook(self, number: int) -> Any:
         def take(parameter: torch.Tensor) -> None:
+            if not self.last:
+                return
             if self.used[number]:
                 raise TrainingFailed("model: a parameter gets its gradient in several parts (reentrant checkpointing?)")
-            gradient = parameter.grad
-            assert gradient is not None
-            bucket = self._bucket_of[number]
-            bucket.parts[number].copy_(gradient.to_dense() if gradient.is_sparse else gradient)
-            bucket.missing.discard(number)
-            self.used[number] = 1
+            self._take(number)
+            self._bucket_of[number].missing.discard(number)
             self._send(only_full=True)
 
         return take
 
+    def _take(self, number: int) -> None:
+        """Put a parameter's gradient into its bucket; one that this rank did not use adds nothing."""
+        gradient, part = self._parameters[number].grad, self._bucket_of[number].parts[number]
+        if gradient is None:
+            part.zero_()
+        else:
+            part.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+            self.used[number] = 1
+
     def _send(self, *, only_full: bool) -> None:
         while self._sent < len(self._buckets) and not (only_full and self._buckets[self._sent].missing):
             bucket = self._buckets[self._sent]
-            for number in bucket.missing:  # a parameter that this rank did not use adds nothing
-                bucket.parts[number].zero_()
+            for number in bucket.missing:  # those that the last backward pass did not reach
+                self._take(number)
             self.own_square += float(torch.dot(bucket.flat, bucket.flat))  # now: the sum takes place in the buffer
             bucket.handle = self._collective.start_sum(bucket.flat, bucket.name)
             self._sent += 1
@@ -116,7 +124,7 @@ def _buckets(parameters: list[torch.nn.Parameter]) -> list[_Bucket]:
     size = 0
     for number, parameter in enumerate(parameters):
         count = parameter.numel() * parameter.element_size()
-        if not groups or size + count > BUCKET_BYTES or parameters[groups[-1][0]].dtype != parameter.dtype:
+        if not groups or size + count > GRADIENT_BUCKET_BYTES or parameters[groups[-1][0]].dtype != parameter.dtype:
             groups.append([])
             size = 0
         groups[-1].append(number)

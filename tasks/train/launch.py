@@ -11,42 +11,55 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from trainwright.tasks import progress
 from trainwright.tasks.artefacts import Result
 from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, TrainwrightError
 from trainwright.tasks.objects import FolderStore, ObjectStore
-from trainwright.tasks.train import checkpoint
+from trainwright.tasks.train import checkpoint, fence
 from trainwright.tasks.train.metrics import drop_from
 from trainwright.tasks.train.outcome import result_of
 from trainwright.tasks.train.ranks import Ranks
 from trainwright.tasks.train.request import Order, RampPoint, Searched, TrainRequest
+from trainwright.tasks.train.spill import recover
 
 _log = logging.getLogger(__name__)
 
 
 def train(
-    request: TrainRequest, *, stop: threading.Event | None = None, still_mine: Callable[[], bool] | None = None
+    request: TrainRequest,
+    *,
+    stop: threading.Event | None = None,
+    still_mine: Callable[[], bool] | None = None,
+    token: int | None = None,
 ) -> Result:
     """Train by a plan, from the newest checkpoint where `resume` is set and there is one.
 
     `stop` ends it after the step at hand, with a checkpoint; `still_mine` is asked at the start, every second and before
-    each checkpoint. Raises TrainingFailed naming the rank, Interrupted, RunHeld where the devices are no longer ours,
-    BadInput where a device is not on this machine or the model does not fit the data.
+    each write of a checkpoint; `token` is the lease's, and only the latest holder's checkpoints count. Raises TrainingFailed
+    naming the rank, Interrupted, RunHeld where the devices or the run are no longer ours, BadInput where a device is not on
+    this machine or the model does not fit the data, ServiceUnreachable where the store is away at the start or the end.
     """
     _check_devices(request)
     store, work = request.store(), Path(request.work_folder)
     folder = work / "resume"
     shutil.rmtree(folder, ignore_errors=True)
-    state = checkpoint.fetch_latest(store, folder) if request.resume else None
     if still_mine is not None and not still_mine():
         raise RunHeld("the lease on the devices was lost before training began; nothing was changed")
+    if request.resume and (saved := recover(store, work, request.job.train.checkpoint)):
+        progress.emit(
+            "notice", message=f"checkpoints kept on this machine while the store was away arrived: steps {saved}"
+        )
+    right = fence.claim(store, token)
+    state = checkpoint.fetch_latest(store, folder) if request.resume else None
     if state is None:
-        checkpoint.drop_all(store)
         shutil.rmtree(work / "events", ignore_errors=True)
+        shutil.rmtree(work / "spill", ignore_errors=True)
     elif (size := checkpoint.initial_batch(state)) != request.plan.global_batch_size:
         raise BadInput(
             f"plan: a global batch of {request.plan.global_batch_size}; the run's checkpoint at step {state.step} was made "
             f"with {size}; start a run anew"
         )
+    right.forget(after=state.step if state is not None else -1)
     drop_from(store, state.step if state is not None else 0)
     order = Order(
         request=request,
@@ -54,10 +67,14 @@ def train(
         backend=choose_backend(request.job.train.backend),
         checkpoint=str(folder) if state is not None else None,
         started_at_s=time.time(),
+        claim=right.owner,
+        lease_token=token,
     )
     try:
         with Ranks(order, stop, still_mine) as ranks:
             done = ranks.watch()
+        if done[0]["stopped"]:
+            raise Interrupted(f"stopped after step {done[0]['step']}; its checkpoint is kept", step=done[0]["step"])
     except RunHeld:
         raise  # the run folder is another's by now
     except BaseException:
@@ -67,8 +84,6 @@ def train(
             _log.warning("logs and events could not be kept", exc_info=True)
         raise
     _keep_files(store, work)
-    if done[0]["stopped"]:
-        raise Interrupted(f"stopped after step {done[0]['step']}; its checkpoint is kept", step=done[0]["step"])
     return result_of(order, store, done, ranks.shares, state.step if state is not None else None)
 
 

@@ -22,6 +22,8 @@ from trainwright.tasks.train.optimization import learning_rate_at
 from trainwright.tasks.train.rank import Rank, StepFigures
 from trainwright.tasks.train.rebalance import Rebalancer
 from trainwright.tasks.train.request import Order
+from trainwright.tasks.train.saver import Saver
+from trainwright.tasks.train.tensors import load_optimizer
 
 WINDOW_STEPS = 20
 WINDOW_S = 1.5  # shorter windows measure the machine's noise
@@ -46,7 +48,7 @@ class Training:
             if self.state.samples < 0:  # such a training's batch never changed
                 self.state.samples = samples_after(self.state.step, self.rows, sum(self.state.split))
             rank.load_state(model)
-            checkpoint.load_optimizer(rank.optimizer, optimizer)
+            load_optimizer(rank.optimizer, optimizer)
             if len(self.state.split) == rank.size:
                 rank.split = list(self.state.split)
             if self.state.adaptive:
@@ -60,6 +62,7 @@ class Training:
         self.rebalancer = Rebalancer(list(rank.split), self.limits) if adapts else None
         self.recent_s: list[float] = []
         self.recent_steps_s: list[float] = []
+        self.saver = Saver(rank, channel, order, [self.steps, self.epochs, self.splits])
         self.writer: Any = None
         if self.first:
             from torch.utils.tensorboard import SummaryWriter
@@ -97,7 +100,7 @@ class Training:
                 is_best = self._end_epoch(time.perf_counter() - epoch_started)
                 due = due or (is_best and spec.checkpoint.keep_best)
             if due:
-                self._checkpoint()
+                self._checkpoint(last=stopped or state.step == self.total_steps)
             self._rebalance()
         if self.writer is not None:
             self.writer.close()
@@ -173,24 +176,17 @@ class Training:
             self.channel.send("epoch", epochs=rank.spec.epochs, **row)
         return state.best
 
-    def _checkpoint(self) -> None:
-        """Rank 0 writes it, when every rank's rows are written and the launcher says that the devices still are ours."""
+    def _checkpoint(self, *, last: bool) -> None:
+        """Training goes on while it is written, but for the last."""
         rank, state = self.rank, self.state
+        if last:
+            self.channel.send("saving")  # who asked for a stop gives this its time
         rank.take_state_from_first()
-        if self.first:
-            self.channel.ask("checkpoint")
-        rank.collective.sum_(torch.zeros(1), "may-write")
-        self.steps.write()
-        self.epochs.write()
-        self.splits.write()
-        rank.collective.sum_(torch.zeros(1), "rows-written")
         state.split = list(rank.split)
         growth = {"growth": self.growth.document()} if self.growth is not None else {}
         state.adaptive = {"noise": rank.noise_document(), **growth}
         state.duration_s = self.earlier_s + time.time() - self.started_at_s
-        if self.first:
-            checkpoint.save(self.store, state, rank.model.state_dict(), rank.optimizer, rank.spec.checkpoint)
-            self.channel.send("checkpoint", step=state.step, path=checkpoint.folder_name(state.step))
+        self.saver.save(state, last=last)
         state.best = False
 
     def _rebalance(self) -> None:

@@ -14,6 +14,10 @@ from trainwright.tasks.objects import ObjectStore
 _PART = re.compile(r"^metrics/(?:steps-rank\d+|epochs|splits)-(\d{8})\.parquet$")
 
 
+Part = tuple[str, list[dict[str, Any]]]
+"""A key and the rows that belong there."""
+
+
 class Rows:
     """Rows of one kind that wait to be written."""
 
@@ -24,17 +28,27 @@ class Rows:
         """Add a row; the first column is `step`."""
         self._rows.append(row)
 
+    def take(self) -> Part | None:
+        """What waits as one part, which is the caller's to write; None where nothing waits."""
+        if not self._rows:
+            return None
+        rows, self._rows = self._rows, []
+        return f"metrics/{self._kind}-{rows[0]['step']:08d}.parquet", rows
+
     def write(self) -> None:
         """Write what waits as one part, named by its first step."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+        if part := self.take():
+            self._store.put(part[0], encode(part[1]))
 
-        if self._rows:
-            sink = pa.BufferOutputStream()
-            pq.write_table(pa.Table.from_pylist(self._rows), sink)
-            key = f"metrics/{self._kind}-{self._rows[0]['step']:08d}.parquet"
-            self._store.put(key, sink.getvalue().to_pybytes())
-            self._rows = []
+
+def encode(rows: list[dict[str, Any]]) -> bytes:
+    """Rows as parquet."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows), sink)
+    return bytes(sink.getvalue().to_pybytes())
 
 
 def read_rows(store: ObjectStore, kind: str) -> list[dict[str, Any]]:

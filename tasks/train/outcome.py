@@ -13,6 +13,7 @@ from trainwright.tasks.job import Target
 from trainwright.tasks.objects import ObjectStore
 from trainwright.tasks.pool import load_pool
 from trainwright.tasks.train import checkpoint
+from trainwright.tasks.train.fence import folder_name
 from trainwright.tasks.train.metrics import read_rows
 from trainwright.tasks.train.request import Order
 
@@ -52,9 +53,7 @@ def result_of(
         devices=devices,
         split_events=events,
         checkpoints=[
-            Checkpoint(
-                path=checkpoint.folder_name(state.step), step=state.step, metrics=state.metrics, best=state is best
-            )
+            Checkpoint(path=folder_name(state.step), step=state.step, metrics=state.metrics, best=state is best)
             for state in states
         ],
         learning_rate=request.learning_rate,

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch  # noqa: TID253 - only ranks import this
+import numpy as np  # noqa: TID253 - only ranks import this
+import torch  # noqa: TID253
 
 from trainwright.estimator import source as model_source
 from trainwright.estimator.devices import EMULATED_SAMPLE_S
@@ -20,13 +21,13 @@ from trainwright.tasks import data
 from trainwright.tasks.errors import BadInput, TrainingFailed, TrainwrightError
 from trainwright.tasks.train.batch_norm import join_batch_norms
 from trainwright.tasks.train.batches import own_part, shares
-from trainwright.tasks.train.checkpoint import optimizer_tensors
 from trainwright.tasks.train.collective import Collective, PeersLost, take_from_first
 from trainwright.tasks.train.gradients import GradientSum
 from trainwright.tasks.train.halves import due, half_squares
 from trainwright.tasks.train.noise_scale import NoiseScale, noise_and_signal
 from trainwright.tasks.train.optimization import make_optimizer
 from trainwright.tasks.train.request import TrainRequest
+from trainwright.tasks.train.tensors import optimizer_tensors
 
 LEAST_VALIDATION_BATCH = 64
 _PRECISIONS = {"fp32": torch.float32, "fp64": torch.float64}
@@ -52,6 +53,7 @@ class Rank:
         self.request, self.collective, self.device = request, collective, device
         self.rank, self.size = collective.rank, collective.size
         self.spec = request.job.train
+        self.work = Path(request.work_folder)
         self.split = [planned.batch_size for planned in request.plan.devices]
         self.classifies = request.schema_.task.endswith("classification")
         self.noise_scale = NoiseScale()
@@ -123,29 +125,36 @@ class Rank:
         return float((outputs.argmax(dim=1) == targets).sum())
 
     def step(self, order: Any, begin: int, step: int) -> StepFigures:
-        """Forward, backward and the sums; `update` is the other half. `order` holds the epoch's rows, `begin` of them taken."""
+        """Forward, backward and the sums; `update` is the other half. `order` holds the epoch's rows, `begin` of them taken.
+
+        Where the plan accumulates, the share is taken in micro-batches. What they add up to is the gradient of the joint batch,
+        but where a sample's loss depends on others: batch normalisation takes the statistics of a micro-batch, over all ranks.
+        """
         rows, total = own_part(order, begin, self.split, self.rank)
         started, waited = time.perf_counter(), self.collective.wait_s
         self._seed(step)
-        counts = len(rows) > 0
-        if not counts:  # take part in every sum, with a sample that does not count
-            rows = order[:1]
-        for joint in self._joined:
-            joint.weight = 1.0 if counts else 0.0
         self._gradients.begin()
-        loss, correct = self._forward_backward(rows, len(rows) / total if counts else 0.0)
+        loss, correct = 0.0, 0.0
+        parts = self._micro_batches(rows, total)
+        for number, part in enumerate(parts):
+            self._gradients.last = number == len(parts) - 1
+            for joint in self._joined:
+                joint.weight = 1.0 if len(part) else 0.0
+            # A part without samples takes part in every sum, with a sample that does not count.
+            found = self._forward_backward(part if len(part) else order[:1], len(part) / total)
+            loss, correct = loss + found[0], correct + (found[1] if len(part) else 0.0)
         passes = 1 + self._measure_alone(rows, step)
         own = time.perf_counter() - started - (self.collective.wait_s - waited)
         if self._speed is not None:
-            emulated = EMULATED_SAMPLE_S * passes * len(rows) * counts / self._speed - self._update_s
+            emulated = EMULATED_SAMPLE_S * passes * len(rows) / self._speed - self._update_s
             time.sleep(max(0.0, emulated - own))
             own = max(own, emulated)
         self._gradients.send_rest()
         # With h = (b / B) · g, what was sent, b · |g|² is B² / b · |h|². |g|² of the step before comes from rank 0 alone: a sum's
         # last digit may differ between unlike devices, and what is decided by it may not.
-        spread = total**2 / len(rows) * self._gradients.own_square if counts else 0.0
+        spread = total**2 / len(rows) * self._gradients.own_square if len(rows) else 0.0
         joint_square = self._joint_square if self.rank == 0 else 0.0
-        figures = [loss, correct if counts else 0.0, self.stop_asked, spread, float(counts), joint_square]
+        figures = [loss, correct, self.stop_asked, spread, float(len(rows) > 0), joint_square]
         head = torch.tensor(figures, dtype=torch.float64)
         summed = self.collective.sum_(torch.cat([head, self._gradients.used]), "figures")
         self._gradients.finish(summed[len(figures) :])
@@ -176,6 +185,14 @@ class Rank:
         """Take up `noise_document`."""
         self._joint_square = document["joint_square"]
         self.noise_scale = NoiseScale(**{name: document[name] for name in self.noise_scale.document()})
+
+    def _micro_batches(self, rows: Any, total: int) -> list[Any]:
+        """The share in as many parts as the plan accumulates, or as samples allow, and as even as can be.
+
+        Where ranks normalise together, all have as many parts; otherwise one that is empty is left out, except where all are.
+        """
+        parts = np.array_split(rows, min(self.request.plan.accumulation, max(shares(total, self.split))))
+        return parts if self._joined else [part for part in parts if len(part)] or parts[:1]
 
     def _seed(self, step: int) -> None:
         """Dropout and the like: the same in a replay. (`torch.manual_seed` would record a stack trace each time.)"""

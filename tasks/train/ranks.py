@@ -21,10 +21,12 @@ from trainwright.tasks import progress
 from trainwright.tasks.errors import Interrupted, RunHeld, TrainingFailed, TrainwrightError, from_document
 from trainwright.tasks.train import cpu_share
 from trainwright.tasks.train.channel import VARIABLE, LauncherChannel
+from trainwright.tasks.train.confirmations import Confirmations
 from trainwright.tasks.train.cpu_share import CpuShare
 from trainwright.tasks.train.request import Order
 
 STOP_GRACE_S = 3.0
+SAVE_GRACE_S = 30.0  # from then on, where the last checkpoint is being written
 _CAUSE_GRACE_S = 1.0
 _END_GRACE_S = 3.0
 _ASK_EVERY_S = 1.0
@@ -50,6 +52,8 @@ class Ranks:
         self._rendezvous: Any = None
         self._done: dict[int, Message] = {}
         self._errors: dict[int, TrainwrightError] = {}
+        self._parts = Confirmations(len(self._devices))
+        self._saving = False
         self._stop_asked_at: float | None = None
         self._asked_at = time.monotonic()
 
@@ -96,7 +100,7 @@ class Ranks:
                 "HOROVOD_GLOO_IFACE": "lo",
                 # Ranks of small shares start slowly; one that dies is noticed here, not by this timeout.
                 "HOROVOD_GLOO_TIMEOUT_SECONDS": "120",
-                # A rank that hangs without dying; long enough for rank 0 to write a large checkpoint meanwhile.
+                # A rank that hangs without dying; long enough to wait for a checkpoint that must not be skipped.
                 "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1800",
                 # What is fused depends on timing, and with it the order, and so the last digit, of a sum.
                 "HOROVOD_FUSION_THRESHOLD": "0",
@@ -163,10 +167,13 @@ class Ranks:
             self._stop_asked_at = now
             for process in self._processes:
                 process.send_signal(signal.SIGTERM)
-        if self._stop_asked_at is not None and now - self._stop_asked_at > STOP_GRACE_S:
+        if self._stop_asked_at is not None and now - self._stop_asked_at > self._grace_s():
             raise Interrupted(
                 "stopped; a step took too long to wait for its end, so the last checkpoint is what is kept"
             )
+
+    def _grace_s(self) -> float:
+        return STOP_GRACE_S + (SAVE_GRACE_S if self._saving else 0.0)
 
     def _require_mine(self) -> None:
         if not self._still_mine():
@@ -183,11 +190,23 @@ class Ranks:
                 )
             elif kind == "ask":
                 self._require_mine()
-                if message["about"] == "ready":
-                    self._shares[rank].hold(self._processes[rank].pid)
-                self._channels[rank].go_on()
+                self._answer(rank, message)
+            elif kind == "part":
+                self._parts.note(rank, message)
+            elif kind == "saving":
+                self._saving = True
             else:
                 progress.emit(kind, **message)
+        if (found := self._parts.answer()) is not None:
+            self._channels[0].go_on(**found)
+
+    def _answer(self, rank: int, message: Message) -> None:
+        if message["about"] == "parts":  # when all are in
+            self._parts.ask(message["step"])
+            return
+        if message["about"] == "ready":
+            self._shares[rank].hold(self._processes[rank].pid)
+        self._channels[rank].go_on(**(self._parts.known(message["step"]) if message["about"] == "stored" else {}))
 
     def _left(self, rank: int) -> None:
         """A rank's end has closed: it is done, has said why not, or was killed."""
@@ -232,9 +251,9 @@ class Ranks:
 
 
 def from_rank(rank: int, device: str, document: Message, log: Path) -> TrainwrightError:
-    """What a rank said, as an error that names it. Bad input reads the same from every rank, and keeps its own words."""
+    """What a rank said, as an error that names it. Bad input, and a lost lease, read the same from every rank."""
     error = from_document(document)
-    if error.exit_code != TrainingFailed.exit_code:
+    if error.exit_code != TrainingFailed.exit_code or isinstance(error, RunHeld):
         return error
     caused_by_another = {"caused_by_another": True} if document["kind"] == "peers_lost" else {}
     return TrainingFailed(f"rank {rank} ({device}): {error}; its log is {log}", rank=rank, **caused_by_another)

@@ -28,10 +28,15 @@ class TrainRequest(BaseModel):
         default=None, description="change the split just so, and not otherwise"
     )
     resume: bool = Field(default=True, description="from the newest checkpoint, where there is one; else anew")
+    store_patience_s: float = Field(
+        default=300.0, ge=0, description="how long the end of a training waits for a store that is away"
+    )
 
-    def store(self) -> ObjectStore:
-        """Where what is kept goes."""
-        return open_store(self.run_uri) if self.run_uri is not None else FolderStore(Path(self.work_folder))
+    def store(self, patience_s: float | None = None) -> ObjectStore:
+        """Where what is kept goes; `patience_s` as in `open_store`."""
+        if self.run_uri is None:
+            return FolderStore(Path(self.work_folder))
+        return open_store(self.run_uri, patience_s=patience_s)
 
 
 class Order(BaseModel):
@@ -46,6 +51,8 @@ class Order(BaseModel):
     checkpoint: str | None = Field(default=None, description="local folder of the checkpoint to go on from")
     cgroups: list[str | None] = Field(default_factory=list, description="what each rank joins")
     started_at_s: float = Field(description="seconds since 1970")
+    claim: str = Field(default="", description="this launch's right to add checkpoints (`fence`)")
+    lease_token: int | None = Field(default=None, description="the fencing token of the lease on the devices")
 
 
 class RampPoint(BaseModel):

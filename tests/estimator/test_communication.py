@@ -15,6 +15,7 @@ from trainwright.estimator.communication import (
     Link,
     all_gather,
     all_reduce,
+    all_reduces,
     broadcast,
     fit_link,
     on_cycle,
@@ -83,15 +84,26 @@ def test_negative_sizes_and_no_ranks_are_refused(collective: Collective) -> None
             collective(link, size, ranks)
 
 
-@given(link=LINKS, size=BYTES, cycle=st.floats(0, 1))
-def test_a_cycle_delays_by_half_of_it_and_at_most_by_all_of_it(link: Link, size: float, cycle: float) -> None:
-    time = point_to_point(link, size)
-    delayed = on_cycle(time, cycle)
-    assert delayed.low == time.low
-    assert delayed.median - time.median == pytest.approx(cycle / 2, abs=1e-9 * time.median)
-    assert delayed.high - time.high == pytest.approx(cycle, abs=1e-9 * time.high)
+@given(link=LINKS, size=BYTES, cycle=st.floats(1e-6, 1))
+def test_a_library_that_works_in_cycles_takes_longer_by_its_wait_its_agreement_and_its_look(
+    link: Link, size: float, cycle: float
+) -> None:
+    time, agreed = point_to_point(link, size), point_to_point(link, 8)
+    delayed = on_cycle(time, cycle, agreed, poll_s=cycle)
+    assert delayed.low == time.low + agreed.low
+    assert delayed.median == pytest.approx(time.median + 1.5 * agreed.median + cycle)
+    assert delayed.high == pytest.approx(time.high + 2 * agreed.high + 2 * cycle)
+    assert on_cycle(time, 0.0, agreed) == time
     with pytest.raises(ValueError, match="0 s or more"):
-        on_cycle(time, -1.0)
+        on_cycle(time, -1.0, agreed)
+
+
+@given(link=LINKS, size=BYTES, pieces=st.integers(1, 50), ranks=st.integers(1, 20))
+def test_pieces_of_an_all_reduce_take_the_messages_of_each_and_the_bytes_of_the_whole(
+    link: Link, size: float, pieces: int, ranks: int
+) -> None:
+    together = all_reduces(link, size, pieces, ranks).median
+    assert together == pytest.approx(sum(all_reduce(link, size / pieces, ranks).median for _ in range(pieces)))
 
 
 REAL_LINKS = st.builds(

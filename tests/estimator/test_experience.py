@@ -169,6 +169,26 @@ def test_a_single_wild_run_moves_nothing_by_more_than_a_bound(wild: float, model
 
 
 @settings(deadline=None)
+@given(
+    speed=st.sampled_from((0.3, 0.5, 0.65, 1.5, 2.0, 3.0)),
+    before=st.lists(st.tuples(MODELS, st.sampled_from(SIZES), st.floats(0.97, 1.03)), min_size=8, max_size=16),
+    after=st.lists(st.tuples(MODELS, st.sampled_from(SIZES), st.floats(0.97, 1.03)), min_size=6, max_size=8),
+    model=MODELS,
+)
+def test_once_the_machines_speed_has_changed_the_newest_runs_tell_more_of_the_next(
+    speed: float, before: list[tuple[str, int, float]], after: list[tuple[str, int, float]], model: str
+) -> None:
+    told = [(kind, size, factor) for kind, size, factor in before]
+    told += [(kind, size, speed * factor) for kind, size, factor in after]
+    runs = [_run(number, factor, kind, size) for number, (kind, size, factor) in enumerate(told)]
+    next_one = learn(_curve(model), runs).step_time(32).median / _curve(model).step_time(32).median
+    assert abs(math.log(next_one / speed)) < abs(math.log(next_one))
+    back = [one.model_copy(update={"run": f"run {len(runs) - number:03d}"}) for number, one in enumerate(runs)]
+    reverse = learn(_curve(model), back).step_time(32).median / _curve(model).step_time(32).median
+    assert abs(math.log(reverse)) < abs(math.log(next_one))
+
+
+@settings(deadline=None)
 @given(st.lists(st.tuples(MODELS, st.sampled_from(SIZES), st.floats(0.2, 5.0)), max_size=10), st.randoms())
 def test_the_order_of_runs_does_not_matter(seen: list[tuple[str, int, float]], shuffle: random.Random) -> None:
     runs = [_run(number, factor, kind, size) for number, (kind, size, factor) in enumerate(seen)]

@@ -114,3 +114,32 @@ def test_the_counts_of_the_layers_add_up_to_what_torch_counts(name: str) -> None
     assert sum(one.forward_flops for one in structure.layers) == counter.get_total_flops()
     assert [one.name for one in structure.modules[1:]] == [name for name, _ in model.named_modules()][1:]
     assert structure.modules[0].kind == type(model).__name__
+
+
+class Careful(nn.Module):
+    """Tries a way that fails in the depth of a child, then takes another; what it does itself follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(16, 24), nn.Sequential(nn.Linear(24, 32), nn.Linear(31, 8)))
+        self.second = nn.Linear(16, 8)
+        self.weight = nn.Parameter(torch.rand(8, 10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            x = self.first(x)
+        except RuntimeError:
+            x = self.second(x)
+        return x @ self.weight
+
+
+def test_what_follows_a_child_that_raised_counts_with_the_module_that_did_it() -> None:
+    definition = ModelDefinition(Careful, lambda batch: (torch.rand(batch, 16), torch.zeros(batch).long()), None)
+    structure = trace(StepSpec(definition, {}, None, {"name": "adamw"}), 4)
+    layers = {one.name: one for one in structure.layers}
+    flops = {name: one.forward_flops for name, one in layers.items() if one.forward_flops}
+    assert flops == {
+        "first.0": 2 * 4 * 16 * 24, "first.1.0": 2 * 4 * 24 * 32, "second": 2 * 4 * 16 * 8, "Careful": 2 * 4 * 8 * 10,
+    }  # fmt: skip
+    assert layers["first.1.1"].output_shape == ()
+    assert layers["Careful"].output_shape == (4, 10)

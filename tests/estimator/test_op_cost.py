@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from trainwright.estimator.op_cost import (
     OpSample,
     Roofline,
-    Work,
-    cost_family,
     fit_families,
     fit_family,
     fit_roofline,
     times,
 )
+from trainwright.estimator.work import by_family, cost_family
 
 TRUTH = Roofline(latency_s=2e-6, flops_per_s=1e11, bytes_per_s=1e10)
 
@@ -49,11 +48,8 @@ def _samples(count: int = 150, slow: float = 3.0) -> list[OpSample]:
 
 
 def _predicted(family: str, samples: list[OpSample], costs: dict[str, object]) -> np.ndarray:
-    work = Work(
-        kinds=tuple(one.kind for one in samples), counts=tuple(one.count for one in samples),
-        flops=tuple(one.flops for one in samples), bytes=tuple(one.bytes for one in samples),
-        dims=tuple(one.dims for one in samples),
-    )  # fmt: skip
+    rows = [(one.family, one.kind, one.count, one.flops, one.bytes, one.dims) for one in samples]
+    (work,) = by_family(rows).values()
     return np.asarray(times(costs, family, work)[0])  # type: ignore[arg-type]
 
 

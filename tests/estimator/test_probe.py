@@ -9,10 +9,10 @@ import torch
 
 from trainwright.estimator.datasheet import FAMILIES
 from trainwright.estimator.errors import BadInput
-from trainwright.estimator.op_cost import cost_family
 from trainwright.estimator.probe import probe
 from trainwright.estimator.recorder import Recorder
 from trainwright.estimator.templates import TEMPLATES
+from trainwright.estimator.work import cost_family
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -80,6 +80,30 @@ def test_folders_are_the_names_directly_below(store: ObjectStore) -> None:
     assert list(store.folders("none/")) == []
 
 
+def test_a_version_is_swapped_for_another_only_where_it_still_lies(store: ObjectStore) -> None:
+    def lies() -> str:
+        return store.get_versioned("swapped")[1]
+
+    assert not store.swap("swapped", b"x", "0123456789abcdef0123456789abcdef")  # nothing lies there
+    assert store.swap("swapped", b"first", None)
+    assert not store.swap("swapped", b"x", None)
+    first = lies()
+    assert store.swap("swapped", b"second", first)
+    assert not store.swap("swapped", b"x", first)
+    store.put("swapped", b"third")
+    assert lies() != first
+    assert store.get("swapped") == b"third"
+
+
+def test_of_many_who_swap_a_version_at_once_one_wins(store: ObjectStore) -> None:
+    store.put("raced", b"before")
+    _, version = store.get_versioned("raced")
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda n: store.swap("raced", f"writer {n}".encode(), version), range(8)))
+    assert won.count(True) == 1
+    assert store.get("raced") == f"writer {won.index(True)}".encode()
+
+
 def test_of_many_who_create_a_key_at_once_one_wins_and_its_content_stays(store: ObjectStore) -> None:
     store.put("first", b"")
     with ThreadPoolExecutor(8) as pool:

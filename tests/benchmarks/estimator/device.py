@@ -40,9 +40,9 @@ def _whole(seed: int) -> Iterator[Network]:
     return (one for one in networks(seed) if not one.single)
 
 
-def in_family_cases(count: int) -> list[Case]:
+def in_family_cases(count: int, seed: int = 0) -> list[Case]:
     """Networks of the families that calibration measures, with other sizes."""
-    return list(islice(_cases(_OTHER_SEED), count))
+    return list(islice(_cases(_OTHER_SEED + seed), count))
 
 
 def measured_steps(budget_s: float, sentinel: Sentinel, say: Say) -> list[MeasuredStep]:

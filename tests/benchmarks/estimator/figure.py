@@ -8,30 +8,46 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SIDE = 300
-_LEFT, _TOP, _GAP, _BOTTOM, _LEGEND_LINE = 56, 30, 44, 48, 15
+_LEFT, _TOP, _GAP, _BOTTOM, _LEGEND_LINE = 56, 30, 44, 56, 15
+_TICKS = (1, 2, 5)
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe and Ito, 2008
 _SHAPES = ("circle", "square", "triangle")
 
 
 @dataclass(frozen=True)
+class Point:
+    """A case, in seconds: what was measured, with its spread, and predicted, with its interval."""
+
+    family: str
+    measured: float
+    predicted: float
+    spread: tuple[float, float] | None = None
+    interval: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
 class Panel:
-    """A method: (family, measured s, predicted s, interval or None) of each case."""
+    """A method and its cases."""
 
     title: str
-    points: Sequence[tuple[str, float, float, tuple[float, float] | None]]
+    points: Sequence[Point]
 
 
 def draw(panels: Sequence[Panel], unit: str = "ms", per_second: float = 1e3) -> str:
-    """The SVG. All panels share the axes; a line marks predicted = measured, a band ± 25 %, bars the intervals."""
+    """The SVG; all panels share the axes, which hold every measurement and prediction (not every interval)."""
     values = [
-        value * per_second for panel in panels for _, one, two, _ in panel.points for value in (one, two) if value > 0
+        value * per_second
+        for panel in panels
+        for one in panel.points
+        for value in (one.measured, one.predicted)
+        if value > 0
     ]
-    low, high = math.floor(math.log10(min(values)) * 2) / 2, math.ceil(math.log10(max(values)) * 2) / 2
-    families = sorted({family for panel in panels for family, *_ in panel.points})
+    low, high = _end_at_a_tick(min(values), up=False), _end_at_a_tick(max(values), up=True)
+    families = sorted({one.family for panel in panels for one in panel.points})
     columns = max(1, len(panels) * 2)
     lines = math.ceil(len(families) / columns)
     width = _LEFT + len(panels) * (SIDE + _GAP)
-    height = _TOP + SIDE + _BOTTOM + lines * _LEGEND_LINE + 8
+    height = _TOP + SIDE + _BOTTOM + (lines + 1) * _LEGEND_LINE + 8
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         'font-family="Helvetica, Arial, sans-serif" font-size="11">',
@@ -48,7 +64,20 @@ def draw(panels: Sequence[Panel], unit: str = "ms", per_second: float = 1e3) -> 
             _mark(x, y, families.index(family)),
             f'<text x="{x + 9:.1f}" y="{y + 4:.1f}">{html.escape(family)}</text>',
         ]
+    parts.append(
+        f'<text x="{_LEFT}" y="{height - 10}" fill="#444">dashed: predicted = measured; grey band: within 25 %; '
+        "bars: 90 % interval of the prediction, 10th to 90th percentile of the measurement's rounds</text>"
+    )
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _end_at_a_tick(value: float, *, up: bool) -> float:
+    """The logarithm of the next tick below or above."""
+    exponents = [math.log10(tick) for tick in _TICKS]
+    power = math.floor(math.log10(value))
+    every = [power + shift + one for shift in (0, 1) for one in exponents]
+    at = math.log10(value)
+    return min(one for one in every if one >= at) if up else max(one for one in every if one <= at)
 
 
 def _panel(
@@ -86,28 +115,44 @@ def _panel(
         f'<text x="{left + SIDE / 2}" y="{_TOP - 10}" text-anchor="middle" font-size="12">{html.escape(panel.title)}</text>',
         f'<text x="{left + SIDE / 2}" y="{_TOP + SIDE + 32}" text-anchor="middle">measured step time, {unit}</text>',
     ]
-    for power in range(math.ceil(low), math.floor(high) + 1):
-        x, y, label = across(10.0**power), up(10.0**power), f"{10.0**power:g}"
-        parts += [
-            f'<line x1="{x:.1f}" y1="{_TOP + SIDE}" x2="{x:.1f}" y2="{_TOP + SIDE + 5}" stroke="black"/>',
-            f'<text x="{x:.1f}" y="{_TOP + SIDE + 17}" text-anchor="middle">{label}</text>',
-            f'<line x1="{left - 5}" y1="{y:.1f}" x2="{left}" y2="{y:.1f}" stroke="black"/>',
-            f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>',
-        ]
+    for power in range(math.floor(low), math.ceil(high) + 1):
+        for tick in range(1, 10):
+            value = tick * 10.0**power
+            if not low - 1e-9 <= math.log10(value) <= high + 1e-9:
+                continue
+            x, y, named = across(value), up(value), tick in _TICKS
+            length = 5 if named else 3
+            parts += [
+                f'<line x1="{x:.1f}" y1="{_TOP + SIDE}" x2="{x:.1f}" y2="{_TOP + SIDE + length}" stroke="black"/>',
+                f'<line x1="{left - length}" y1="{y:.1f}" x2="{left}" y2="{y:.1f}" stroke="black"/>',
+            ]
+            if named:
+                parts += [
+                    f'<text x="{x:.1f}" y="{_TOP + SIDE + 17}" text-anchor="middle">{value:g}</text>',
+                    f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>',
+                ]
     if first:
         middle = _TOP + SIDE / 2
         parts.append(
-            f'<text x="14" y="{middle}" text-anchor="middle" transform="rotate(-90 14 {middle})">predicted, {unit}</text>'
+            f'<text x="14" y="{middle}" text-anchor="middle" transform="rotate(-90 14 {middle})">'
+            f"predicted step time, {unit}</text>"
         )
-    for family, measured, predicted, interval in panel.points:
-        x, y = across(measured * per_second), up(max(predicted * per_second, 1e-9))
-        if interval is not None:
-            bottom, top = (up(max(one * per_second, 1e-9)) for one in interval)
-            parts.append(
-                f'<line x1="{x:.1f}" y1="{bottom:.1f}" x2="{x:.1f}" y2="{top:.1f}" stroke="#999" stroke-width="0.8"/>'
-            )
-        parts.append(_mark(x, y, families.index(family)))
+    for one in panel.points:
+        x, y = across(one.measured * per_second), up(max(one.predicted * per_second, 1e-9))
+        if one.interval is not None:
+            bottom, top = (up(max(end * per_second, 1e-9)) for end in one.interval)
+            parts.append(_bar(x, bottom, x, top))
+        if one.spread is not None:
+            start_x, end_x = (across(end * per_second) for end in one.spread)
+            parts.append(_bar(start_x, y, end_x, y))
+    for one in panel.points:
+        x, y = across(one.measured * per_second), up(max(one.predicted * per_second, 1e-9))
+        parts.append(_mark(x, y, families.index(one.family)))
     return parts
+
+
+def _bar(x1: float, y1: float, x2: float, y2: float) -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="#999" stroke-width="0.8"/>'
 
 
 def _mark(x: float, y: float, number: int) -> str:

@@ -3,8 +3,8 @@
 Calibrates, then trains models of families that calibration does not hold, each at several batch sizes, as one sequence of short
 runs in random order. Right before each run, a copy that learns and one that does not predict its step; then it is run, and the
 copy that learns is told. The error of both by thirds of the sequence, for runs of a model that ran before and of one that did
-not, and (the same runs in other orders) free of what came late by chance; beside it the noise floor, what halves of a run differ
-by. The intervals: how many hold what was measured, and their ends as a ratio.
+not; as if the machine had become slower half way; and (the same runs in other orders) free of what came late by chance. Beside
+it the noise floor, what halves of a run differ by. The intervals: how many hold what was measured, and their ends as a ratio.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from trainwright.estimator.step_time import predict_curve
 from trainwright.estimator.trace import trace
 
 ORDERS = 20
+THIRDS = ("first third", "second third", "last third")
+QUARTERS = ("first quarter", "second", "third: slower from here", "last quarter")
 LEAST_STEPS = 8
 
 
@@ -60,7 +62,7 @@ class Trained:
             measured_step_time_s=Interval(low=low, median=median, high=high), memory_batch_size=size,
             predicted_peak_memory_bytes=memory, measured_peak_memory_bytes=memory,
         )  # fmt: skip
-        return FinishedRun(run=str(number), device_type="cpu", findings=(found,))
+        return FinishedRun(run=f"{number:06d}", device_type="cpu", findings=(found,))
 
     def noise(self) -> float:
         """What the medians of its first and second half differ by."""
@@ -150,19 +152,26 @@ def again(outcomes: Sequence[Outcome], seed: int) -> list[Outcome]:
     return sequence(runs, [one.curve for one in runs], [one.case.batch_size for one in runs])
 
 
-def thirds(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
-    """The sequence's parts."""
-    ends = [round(len(outcomes) * part / 3) for part in range(4)]
-    return {
-        name: list(outcomes[a:b])
-        for name, (a, b) in zip(("first third", "second third", "last third"), pairwise(ends), strict=True)
-    }
+def slowed(outcomes: Sequence[Outcome], by: float) -> list[Outcome]:
+    """The same runs in the same order, the later half as if the machine took `by` times as long: arithmetic, not measured."""
+    half = len(outcomes) // 2
+    runs = [
+        replace(one.trained, steps_s=[seconds * (by if number >= half else 1.0) for seconds in one.trained.steps_s])
+        for number, one in enumerate(outcomes)
+    ]
+    return sequence(runs, [one.curve for one in runs], [one.case.batch_size for one in runs])
 
 
-def lines(parts: dict[str, list[Outcome]]) -> list[tuple[str, ...]]:
+def parts(outcomes: Sequence[Outcome], names: Sequence[str]) -> dict[str, list[Outcome]]:
+    """The sequence in equal parts."""
+    ends = [round(len(outcomes) * part / len(names)) for part in range(len(names) + 1)]
+    return {name: list(outcomes[a:b]) for name, (a, b) in zip(names, pairwise(ends), strict=True)}
+
+
+def lines(named: dict[str, list[Outcome]]) -> list[tuple[str, ...]]:
     """A row of figures for each part."""
     made = []
-    for name, part in parts.items():
+    for name, part in named.items():
         if not part:
             continue
         cells = [name, str(len(part)), percent(statistics.median(one.trained.noise() for one in part))]
@@ -190,6 +199,7 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=7)
     parser.add_argument("--batches", type=int, default=3, help="batch sizes of each, by factors of two")
     parser.add_argument("--run-seconds", type=float, default=3.0)
+    parser.add_argument("--slower", type=float, default=1.5, help="of a machine whose speed changes half way")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -224,16 +234,20 @@ def main() -> None:
         "model ran before": [one for one in outcomes if one.seen_before],
         "another model": [one for one in outcomes if not one.seen_before],
     }
-    print(table([HEADER, *lines(thirds(outcomes) | before)]))
+    print(table([HEADER, *lines(parts(outcomes, THIRDS) | before)]))
+    print(
+        f"\nthe same runs, the later half as if the machine took {given.slower:g}x as long (arithmetic, not measured)"
+    )
+    print(table([HEADER, *lines(parts(slowed(outcomes, given.slower), QUARTERS))]))
     print(f"\nthe same runs in {ORDERS} other orders")
-    parts: dict[str, list[Outcome]] = {}
+    found: dict[str, list[Outcome]] = {}
     for one in shuffled:
-        for name, part in thirds(one).items():
-            parts.setdefault(name, []).extend(part)
+        for name, part in parts(one, THIRDS).items():
+            found.setdefault(name, []).extend(part)
     every = [each for one in shuffled for each in one]
-    parts["model ran before"] = [one for one in every if one.seen_before]
-    parts["another model"] = [one for one in every if not one.seen_before]
-    print(table([HEADER, *lines(parts)]))
+    found["model ran before"] = [one for one in every if one.seen_before]
+    found["another model"] = [one for one in every if not one.seen_before]
+    print(table([HEADER, *lines(found)]))
 
 
 if __name__ == "__main__":

@@ -104,5 +104,5 @@ def configuration(
         Share(kind, size, count)
         for (kind, size), count in Counter(zip(kinds, batches, strict=True)).items()
     ]  # fmt: skip
-    cost = model.cost(shares, layout.collective_s(ranks), batch, accumulation)
+    cost = model.cost(shares, layout.collectives(ranks), batch, accumulation)
     return Tried(chosen, tuple(batches), accumulation, cost, min(kind.available_s for kind in kinds))

@@ -1,5 +1,7 @@
 """How long the planner takes as the pool grows: `python tests/benchmarks/planner/scale.py [--rounds N] [--figure FILE.svg]`.
 
+`growth.svg` beside this file is what it drew last.
+
 Pools of 8 types on hosts of 8 devices (of one type each, or mixed), up to 10,000 devices; and up to 100 types of 100 devices
 each. Time is CPU time of `make_plan`, alternatives and front included; rounds are interleaved in random order, and the
 spread between them is the noise. The gap is what the search proves: 0 is exact.
@@ -10,8 +12,10 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import subprocess
 import time
 from collections import defaultdict
+from datetime import UTC, datetime
 from pathlib import Path
 
 from planner_cases import data_of
@@ -131,6 +135,12 @@ def main() -> None:
         chosen.figure.write_text(drawn(taken))
 
 
+def commit() -> str:
+    """What was measured."""
+    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    return f"commit {subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()}"
+
+
 def drawn(taken: dict[tuple[str, int, str], list[float]]) -> str:
     """Median seconds over devices, as an SVG on logarithmic axes: a line for each job and kind of pool."""
     import math
@@ -159,7 +169,8 @@ def drawn(taken: dict[tuple[str, int, str], list[float]]) -> str:
             f'<line x1="{x}" x2="{x}" y1="40" y2="320" stroke="#ddd"/><text x="{x - 10}" y="336">{10**decade}</text>'
         )
     parts.append(
-        '<text x="270" y="356">devices in the pool</text><text x="60" y="24">make_plan, CPU time, median of the rounds</text>'
+        '<text x="270" y="356">devices in the pool</text>'
+        f'<text x="60" y="24">make_plan, CPU time, median of the rounds; {datetime.now(UTC):%Y-%m-%d}, {commit()}</text>'
     )
     for number, (name, points) in enumerate(sorted(lines.items())):
         colour = colours[number % len(colours)]

@@ -1,23 +1,24 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from trainwright.tasks.job import CheckpointPolicy
-from trainwright.tasks.objects import FolderStore
-from trainwright.tasks.train import checkpoint
+from trainwright.tasks.objects import FolderStore, sha256
+from trainwright.tasks.train import checkpoint, fence, tensors
 
 
 def saved(store: FolderStore, steps: dict[int, bool], policy: CheckpointPolicy) -> None:
     """Checkpoints after these steps, some of them the best so far; each holds its step as its weights."""
-    tensors = {"weight": torch.zeros(2)}
+    weights = {"weight": torch.zeros(2)}
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
     for step, best in steps.items():
-        tensors["weight"].fill_(step)
+        weights["weight"].fill_(step)
         state = checkpoint.State(step=step, epoch=0, split=[2, 1], best=best)
-        checkpoint.save(store, state, tensors, optimizer, policy)
+        checkpoint.save(store, state, weights, optimizer, policy)
 
 
 def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
@@ -75,8 +76,8 @@ def test_an_optimizers_state_survives_the_round_trip(name: str) -> None:
     step(first, one)
     second = torch.nn.Parameter(first.detach().clone())
     other = make(second)
-    tensors = {key: value.clone() for key, value in checkpoint.optimizer_tensors(one).items()}
-    checkpoint.load_optimizer(other, tensors)
+    kept = {key: value.clone() for key, value in tensors.optimizer_tensors(one).items()}
+    tensors.load_optimizer(other, kept)
     step(first, one)
     step(second, other)
     assert torch.equal(first, second)
@@ -85,8 +86,28 @@ def test_an_optimizers_state_survives_the_round_trip(name: str) -> None:
 def test_a_checkpoint_of_a_later_version_is_gone_on_from(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "run")
     saved(store, {10: False}, CheckpointPolicy())
-    key = "checkpoints/step-00000010/state.json"
-    store.put(key, store.get(key).replace(b"{", b'{"of_a_later_version": 1, ', 1))
+    key, index = "checkpoints/step-00000010/state.json", fence.INDEX
+    before = store.get(key)
+    later = before.replace(b"{", b'{"of_a_later_version": 1, ', 1)
+    store.put(key, later)
+    store.put(index, store.get(index).replace(sha256(before).encode(), sha256(later).encode()))
     found = checkpoint.fetch_latest(store, tmp_path / "here")
     assert found is not None
     assert found.step == 10
+
+
+def test_a_run_from_before_the_index_is_gone_on_from(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "run")
+    saved(store, {10: False, 20: True}, CheckpointPolicy())
+    store.delete(fence.INDEX)
+    for step in (10, 20):
+        key = f"checkpoints/step-{step:08d}/state.json"
+        document = json.loads(store.get(key))
+        for name in ("size_bytes", "owner", "token"):
+            del document[name]
+        store.put(key, json.dumps(document | {"schema_version": 1}).encode())
+    found = checkpoint.fetch_latest(store, tmp_path / "here")
+    assert found is not None
+    assert found.step == 20
+    assert fence.claim(store, 3).require().checkpoints[1].best
+    assert [state.step for state in checkpoint.list_states(store)] == [10, 20]

@@ -68,3 +68,22 @@ def test_batch_norm_sees_the_joint_batch_in_single_precision_for_one_step(tmp_pa
     asked = request(tmp_path, [80, 40], validation_fraction=1677 / 1797, model={"norm": True})
     assert train(asked).steps == 1
     assert largest_difference(tmp_path / "run", 1, alone(asked)) <= 1e-6
+
+
+@pytest.mark.parametrize("backend", ["horovod", "torch"])
+def test_micro_batches_add_up_to_the_joint_batch(tmp_path: Path, backend: str) -> None:
+    # A rank has fewer samples than micro-batches, and the last step takes 10 rows.
+    asked = request(tmp_path, [40, 17, 3], validation_fraction=587 / 1797, backend=backend, precision="fp64")
+    asked = asked.model_copy(update={"plan": asked.plan.model_copy(update={"accumulation": 4})})
+    assert train(asked).steps == 21
+    assert largest_difference(tmp_path / "run", 21, alone(asked)) <= 1e-10
+
+
+def test_batch_norm_takes_the_statistics_of_each_micro_batch_over_all_ranks(tmp_path: Path) -> None:
+    asked = request(tmp_path, [40, 17, 3], validation_fraction=1677 / 1797, model={"norm": True}, precision="fp64")
+    asked = asked.model_copy(update={"plan": asked.plan.model_copy(update={"accumulation": 4})})
+    assert train(asked).steps == 2
+    from safetensors.torch import load_file
+
+    found = load_file(tmp_path / "run/checkpoints/step-00000002/model.safetensors")
+    assert int(found["norm.num_batches_tracked"]) == 2 * 4

@@ -1,0 +1,81 @@
+"""Planning for a run, and planning anew where the pool no longer has the devices of its plan.
+
+What the training has reached holds for its global batch: the learning rate that was found, and the checkpoint. So a new plan
+keeps that, and may change all else.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from trainwright.estimator.structure import Structure
+from trainwright.tasks import progress
+from trainwright.tasks.allocate.planner import make_plan, usable
+from trainwright.tasks.artefacts import DataSchema, Estimate, Plan
+from trainwright.tasks.errors import BadInput, Infeasible
+from trainwright.tasks.job import Job
+from trainwright.tasks.leasing import Planner, gone
+from trainwright.tasks.pool import Device, load_pool
+from trainwright.tasks.run import Run
+
+
+def planner(run: Run, data: DataSchema) -> Planner:
+    """Makes the run's first plan with the devices that it is given. Raises Infeasible."""
+    job = run.job()
+
+    def plan(devices: list[Device]) -> Plan:
+        found = run.read(Estimate)
+        known = {(curve.device_type, curve.cores, curve.speed) for curve in found.curves}
+        sized = [device for device in devices if device.variant in known]  # the pool may have grown since
+        return make_plan(job, load_pool(job.pool), found, data, sized, now=datetime.now(UTC))
+
+    return plan
+
+
+def replanner(run: Run, data: DataSchema, plan: Plan) -> Planner:
+    """Makes another plan for the same global batch, estimated anew. Raises Infeasible, naming the devices that are gone."""
+    job = run.job()
+    train = job.train.model_copy(update={"global_batch_size": plan.global_batch_size})
+    same_batch = job.model_copy(update={"train": train})
+    estimated: list[Estimate] = []
+
+    def again(devices: list[Device]) -> Plan:
+        lost = ", ".join(gone(plan, job))
+        pool = load_pool(job.pool)
+        if not estimated:
+            progress.emit("notice", message=f"plan: pool {pool.name} no longer has {lost}; planned anew")
+            estimated.append(predicted(run))
+        try:
+            return make_plan(same_batch, pool, estimated[0], data, devices, now=datetime.now(UTC))
+        except Infeasible as error:
+            raise Infeasible(
+                f"plan: pool {pool.name} no longer has {lost}, and without, for the same global batch of "
+                f"{plan.global_batch_size}: {error}",
+                **error.details,
+            ) from error
+
+    return again
+
+
+def predicted(run: Run) -> Estimate:
+    """Time, memory and energy on each kind of device that the pool has now, by what earlier runs taught too."""
+    from trainwright.tasks import calibration_set
+    from trainwright.tasks.estimate import estimate
+
+    job = run.job()
+    pool = load_pool(job.pool)
+    devices = usable(pool, job.devices)
+    earlier = calibration_set.read(run.store_uri, {device.type for device in devices})
+    return estimate(
+        run.read(Structure), devices, power=pool.power, backend=job.train.backend, finished=earlier, store=run.store_uri
+    )
+
+
+def require_devices(plan: Plan, job: Job) -> None:
+    """A plan that must be carried out as it is. Raises BadInput where its devices are not there."""
+    lost = gone(plan, job)
+    if lost:
+        raise BadInput(
+            f"--replay: its plan uses {', '.join(lost)}, which pool {load_pool(job.pool).name} does not have; allowed: a pool "
+            "with the devices of the run that is replayed"
+        )

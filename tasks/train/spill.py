@@ -1,0 +1,105 @@
+"""Where a rank keeps what the store would not take: files below <work folder>/spill/rank-N/, under the keys they are to have.
+
+Within a training, `saver` uploads them in their order when the store is back; what a training left behind, `recover` does at
+the next start on the same machine.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainwright.tasks.errors import CorruptArtefact
+from trainwright.tasks.job import CheckpointPolicy
+from trainwright.tasks.objects import FolderStore, ObjectStore, get_verified, sha256
+from trainwright.tasks.train.checkpoint import State, parsed, write_state
+from trainwright.tasks.train.fence import STATE, Fence, folder_name, read_index
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Spilled:
+    """A file that waits; `step` is the checkpoint's that it is part of."""
+
+    key: str
+    step: int
+    sha256: str
+
+
+class Spill:
+    """One rank's files, in the order in which they came."""
+
+    def __init__(self, work: Path, rank: int) -> None:
+        self._files = FolderStore(work / "spill" / f"rank-{rank}")
+        self.waiting: list[Spilled] = []
+
+    @property
+    def folder(self) -> Path:
+        """Where they lie."""
+        return self._files.root
+
+    def add(self, key: str, data: bytes, step: int) -> None:
+        """Keep a file here. Raises ServiceUnreachable where the disk is full, and leaves nothing then."""
+        self._files.put(key, data)
+        self.waiting = [one for one in self.waiting if one.key != key] + [Spilled(key, step, sha256(data))]
+
+    def read(self, one: Spilled) -> bytes:
+        """A file that waits. Raises CorruptArtefact."""
+        return get_verified(self._files, one.key, one.sha256)
+
+    def done(self, one: Spilled) -> None:
+        """Forget a file."""
+        self.waiting.remove(one)
+        self._files.delete(one.key)
+
+    def drop(self, steps: set[int]) -> None:
+        """Forget the checkpoints of these steps. The rows recorded until them stay."""
+        for one in [one for one in self.waiting if one.step in steps and one.key.startswith("checkpoints/")]:
+            self.done(one)
+
+
+def recover(store: ObjectStore, work: Path, policy: CheckpointPolicy) -> list[int]:
+    """Bring what an earlier launch spilled on this machine into the store; the steps of those checkpoints.
+
+    Only if nobody has trained the run since: what another launch went on from is not overtaken. Raises ServiceUnreachable.
+    """
+    folders = [FolderStore(path) for path in sorted((work / "spill").glob("rank-*"))]
+    where = {item.key: folder for folder in folders for item in folder.list()}
+    states = [_read(where[key], key) for key in sorted(where) if key.endswith(f"/{STATE}")]
+    fence = Fence(store, read_index(store)[0].owner)
+    wanted = [state for state in states if state is not None and state.owner == fence.owner]
+    saved = []
+    if wanted:
+        for key in [key for key in where if key.startswith("metrics/")]:
+            fence.put(key, where[key].get(key))
+    for state in wanted:
+        try:
+            for name, digest in state.sha256.items():
+                key = f"{folder_name(state.step)}/{name}"
+                if key in where:
+                    fence.put(key, get_verified(where[key], key, digest))
+                elif not any(item.key == key for item in store.list(key)):
+                    raise CorruptArtefact(f"{key}: missing here and in the store")
+        except CorruptArtefact as error:
+            _log.warning("the checkpoint of step %d, kept on this machine, is passed over: %s", state.step, error)
+            continue
+        write_state(fence, state, policy)
+        saved.append(state.step)
+    if len(wanted) < len(states):
+        _log.warning(
+            "%d checkpoints kept on this machine are passed over: the run went on elsewhere", len(states) - len(wanted)
+        )
+    shutil.rmtree(work / "spill", ignore_errors=True)
+    return saved
+
+
+def _read(folder: FolderStore, key: str) -> State | None:
+    try:
+        return parsed(folder.get(key))
+    except (CorruptArtefact, json.JSONDecodeError) as error:
+        _log.warning("%s/%s: %s", folder.uri, key, error)
+        return None

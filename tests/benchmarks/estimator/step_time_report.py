@@ -1,0 +1,161 @@
+"""Tables and figure of what `step_time.py` measured: all methods on the same measurements, by group of cases and by clock.
+
+Pieces of a session (each calibrated by itself) are put together; those of different thread counts are told apart.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import figure
+from timing import CLOCKS
+
+from trainwright.estimator.accuracy import HEADER, Accuracy, noise_floor, percent, quantile, row, summarise, table
+
+OURS, FEW, DATASHEET = "trainwright, calibrated", "trainwright, few-shot", "trainwright, datasheet"
+MODES = (OURS, FEW, DATASHEET)
+HELD_OUT, IN_FAMILY = "held out", "in family"
+BARS = {HELD_OUT: ((0.10, 1.5), (0.25, 1.25)), IN_FAMILY: ((0.06, 1.2), (0.15, 1.1))}
+TWO_THREADS = ((0.12, 1.5), (0.28, 1.25))
+BETTER_BY = 1.5
+INSIDE = (0.85, 0.95)
+
+
+@dataclass
+class Row:
+    """A case: seconds predicted by method, their intervals, and seconds measured in each round by clock."""
+
+    label: str
+    family: str
+    group: str
+    batch_size: int
+    predicted_s: dict[str, float]
+    intervals_s: dict[str, tuple[float, float]]
+    rounds_s: dict[str, list[float]] = field(default_factory=dict)
+
+    def seconds(self, clock: str) -> float:
+        """The median over the rounds."""
+        return statistics.median(self.rounds_s[clock])
+
+
+@dataclass
+class Piece:
+    """What one start of the benchmark found."""
+
+    processor: str
+    torch: str
+    threads: int
+    seed: int
+    calibrated_in_s: float
+    machine: str
+    rows: list[Row]
+
+    def document(self) -> dict[str, Any]:
+        """The piece as JSON."""
+        return asdict(self)
+
+    @staticmethod
+    def read(document: dict[str, Any]) -> Piece:
+        """The piece that a document holds."""
+        return Piece(**{**document, "rows": [Row(**one) for one in document["rows"]]})
+
+
+def compare(rows: Sequence[Row], clock: str) -> dict[str, Accuracy]:
+    """The accuracy of each method by a clock."""
+    measured = [one.seconds(clock) for one in rows]
+    noise = [noise_floor(one.rounds_s[clock]) for one in rows]
+    return {
+        name: summarise(
+            [one.predicted_s[name] for one in rows],
+            measured,
+            noise=noise,
+            intervals=[one.intervals_s[name] for one in rows] if name in rows[0].intervals_s else [],
+        )
+        for name in rows[0].predicted_s
+    }
+
+
+def report(pieces: Sequence[Piece]) -> None:
+    """Print what the pieces are of, and the tables of each thread count."""
+    for one in pieces:
+        print(
+            f"piece of seed {one.seed}: {len(one.rows)} cases, {one.threads} thread(s), {one.processor}, torch {one.torch}, "
+            f"calibrated in {one.calibrated_in_s:.0f} s; the machine meanwhile: {one.machine}"
+        )
+    for threads in sorted({one.threads for one in pieces}):
+        rows = [row for one in pieces if one.threads == threads for row in one.rows]
+        ends = [quantile([one.seconds(CLOCKS[0]) for one in rows], share) * 1e3 for share in (0, 0.5, 1)]
+        print(f"\nsteps of {ends[0]:.1f} to {ends[2]:.0f} ms, median {ends[1]:.0f}")
+        for group in BARS:
+            members = [one for one in rows if one.group == group]
+            if members:
+                for clock in CLOCKS if threads == 1 else CLOCKS[:2]:  # the CPU's seconds of more threads are no step's
+                    _tables(group, members, clock, threads)
+                _families(members, CLOCKS[1])
+
+
+def _tables(group: str, rows: Sequence[Row], clock: str, threads: int) -> None:
+    """The methods, the noise floor among them, and how the bars are met."""
+    found = compare(rows, clock)
+    ours = found[OURS]
+    worst = max(noise_floor(one.rounds_s[clock]) for one in rows)
+    floor = ("noise floor", str(len(rows)), percent(ours.noise_median), percent(ours.noise_p90), "", percent(worst), "")
+    ordered = sorted(found.items(), key=lambda one: one[1].median)
+    print(f"\n{group}, {clock}, {threads} thread{'s' if threads > 1 else ''}")
+    print(table([HEADER, *(row(name, each) for name, each in ordered), floor]))
+    (median, by_median), (p90, by_p90) = TWO_THREADS if threads > 1 and group == HELD_OUT else BARS[group]
+    assert ours.noise_median is not None
+    assert ours.noise_p90 is not None
+    assert ours.coverage is not None
+    for name, value, bar in (
+        ("median", ours.median, max(median, by_median * ours.noise_median)),
+        ("p90", ours.p90, max(p90, by_p90 * ours.noise_p90)),
+    ):
+        print(f"bar: {name} {percent(value)} <= {percent(bar)}: {'met' if value <= bar else 'missed'}")
+    low, high = INSIDE
+    verdict = "met" if low <= ours.coverage <= high else "missed"
+    few = "" if len(rows) >= 200 else f" (of {len(rows)}; the bar is of 200 cases or more)"
+    print(f"bar: in interval {percent(low)} <= {percent(ours.coverage)} <= {percent(high)}: {verdict}{few}")
+    name, best = min(((n, a) for n, a in found.items() if n not in MODES), key=lambda one: one[1].median)
+    ratio = best.median / ours.median
+    print(
+        f"bar: the best baseline's median ({name}) is {ratio:.2f}x ours, >= {BETTER_BY:g}x: "
+        f"{'met' if ratio >= BETTER_BY else 'missed'}"
+    )
+
+
+def _families(rows: Sequence[Row], clock: str) -> None:
+    """Our accuracy on each family, the worst last."""
+    families: dict[str, list[Row]] = defaultdict(list)
+    for one in rows:
+        families[one.family].append(one)
+    found = {name: compare(members, clock)[OURS] for name, members in families.items()}
+    ordered = sorted(found.items(), key=lambda one: one[1].median)
+    print(f"\n{OURS}, by family, {clock}")
+    lines = [(*row(name, each), percent(each.noise_median)) for name, each in ordered]
+    print(table([("family", *HEADER[1:], "noise"), *lines]))
+
+
+def panels(pieces: Sequence[Piece], group: str = HELD_OUT) -> list[figure.Panel]:
+    """Of the lowest thread count: ours, then the two best of the others."""
+    threads, clock = min(one.threads for one in pieces), CLOCKS[1]
+    rows = [row for one in pieces if one.threads == threads for row in one.rows if row.group == group]
+    found = compare(rows, clock)
+    others = sorted((name for name in found if name not in MODES), key=lambda name: found[name].median)
+    return [
+        figure.Panel(
+            f"{name}: median error {percent(found[name].median)}",
+            [
+                figure.Point(
+                    one.family, one.seconds(clock), one.predicted_s[name],
+                    (quantile(one.rounds_s[clock], 0.1), quantile(one.rounds_s[clock], 0.9)), one.intervals_s.get(name),
+                )
+                for one in rows
+            ],
+        )
+        for name in (OURS, *others[:2])
+    ]  # fmt: skip

@@ -1,0 +1,111 @@
+"""What checkpoints cost: time per step with one every 50 steps against none, on two ranks, in a real S3 server.
+
+    python tests/benchmarks/train/checkpoint.py [--model small|large] [--rounds 5] [--steps 220] [--every 50]
+
+`small` is a network of some kB, `large` has 100 MB of parameters and 200 MB of Adam's state. In each round, training without
+checkpoints runs twice and with them once, in random order. The time is wall time between steps, pauses for checkpoints within;
+the last checkpoint, which training waits for in either case, is left out. The noise floor is by how much the two without
+differ. The bar is 3 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tasks" / "train"))
+
+WIDTHS = {"small": 64, "large": 2560}
+MODEL = """
+import torch
+
+
+def build_model(width):
+    layers = [torch.nn.Flatten(), torch.nn.Linear(64, width), torch.nn.ReLU()]
+    for _ in range(4):
+        layers += [torch.nn.Linear(width, width), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(width, 10))
+"""
+BATCHES = [32, 32]
+TRAIN_ROWS = 1438
+WARM_UP_STEPS = 10
+NEVER = 10**6
+
+
+def step_s(name: str, width: int, steps: int, every: int) -> float:
+    """Seconds per step of one training, in processes of its own."""
+    from training_case import request
+
+    from trainwright.tasks import progress
+    from trainwright.tasks.train import train
+
+    seen: list[tuple[int, float]] = []
+
+    def note(event: dict[str, Any]) -> None:
+        if event["event"] == "train":
+            seen.append((event["step"], time.perf_counter()))
+
+    with tempfile.TemporaryDirectory() as folder:
+        asked = request(
+            Path(folder), BATCHES, devices=[{"type": "cpu"}] * len(BATCHES), model={"width": width},
+            epochs=max(1, round(steps * sum(BATCHES) / TRAIN_ROWS)), optimizer={"name": "adamw"},
+            checkpoint={"every_steps": every, "keep_last": 1, "keep_best": False},
+        )  # fmt: skip
+        (Path(asked.source_folder) / "net.py").write_text(MODEL)
+        progress.listen(note)
+        try:
+            train(asked.model_copy(update={"run_uri": f"s3://benchmark/{name}"}))
+        finally:
+            progress._listeners.remove(note)
+    (first, began), (last, ended) = next(one for one in seen if one[0] > WARM_UP_STEPS), seen[-1]
+    return (ended - began) / (last - first)
+
+
+def main() -> None:
+    """Measure, and print a line for each model."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", choices=sorted(WIDTHS), action="append")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=220)
+    parser.add_argument("--every", type=int, default=50)
+    asked = parser.parse_args()
+    from trainwright.infra.s3 import start_s3, stop_s3
+
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["TRAINWRIGHT_HOME"] = home
+        start_s3(Path(home))
+        try:
+            for model in asked.model or sorted(WIDTHS, reverse=True):
+                found: dict[str, list[float]] = {"without": [], "again": [], "with": []}
+                for number in range(asked.rounds):
+                    for way in random.sample(sorted(found), len(found)):
+                        every = asked.every if way == "with" else NEVER
+                        name = f"{model}-{number}-{way}"
+                        found[way].append(step_s(name, WIDTHS[model], asked.steps, every))
+                report(model, asked.every, found)
+        finally:
+            stop_s3(Path(home))
+
+
+def report(model: str, every: int, found: dict[str, list[float]]) -> None:
+    """The cost, by the median over rounds, and the noise floor."""
+    rounds = list(zip(found["without"], found["again"], found["with"], strict=True))
+    cost = statistics.median(2 * with_ / (one + other) - 1 for one, other, with_ in rounds)
+    floor = statistics.median(abs(one - other) / ((one + other) / 2) for one, other, _ in rounds)
+    without = statistics.median([*found["without"], *found["again"]])
+    print(
+        f"{model}: {1e3 * without:.1f} ms a step; a checkpoint every {every} steps costs {cost:+.1%} (bar 3 %); "
+        f"noise floor {floor:.1%} over {len(rounds)} rounds",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Models that can't be traced, at the command line: one clear line, exit code 2, within the limits, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+HEAD = """
+import ctypes, os, pathlib, sys, torch
+from torch import nn
+def example_batch(n): return torch.rand(n, 4), torch.zeros(n).long()
+"""
+SPIN = "pathlib.Path({reached!r}).touch()\n{indent}while True: pass"
+FORWARD = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+    def forward(self, x):
+        {does}
+        return self.head(x)
+build_model = Model
+"""
+LINEAR = "def build_model(): return nn.Linear(4, 2)\n"
+
+
+def _extract(folder: Path, code: str, *args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    source = folder / "model.py"
+    source.write_text(HEAD + textwrap.dedent(code))
+    command = [sys.executable, "-m", "trainwright.tasks.cli", "extract", str(source), "--json", *args]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | environment, timeout=200, check=False
+    )
+
+
+def _refused(done: subprocess.CompletedProcess[str], says: str) -> None:
+    assert done.returncode == 2, done.stderr
+    line = done.stderr.strip().splitlines()[-1]
+    assert line.startswith("trainwright: ")
+    assert says in line
+    assert "Traceback" not in done.stderr
+    assert json.loads(done.stdout)["error"] == {"kind": "bad_input", "message": line.removeprefix("trainwright: ")}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where files that a test's processes need for a while are put."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        SPIN.format(reached="{reached}", indent=""),
+        f"def build_model():\n    {SPIN.format(reached='{reached}', indent='    ')}",
+        FORWARD.format(does=SPIN.format(reached="{reached}", indent="        ")),
+    ],
+    ids=["imported", "built", "run"],
+)
+def test_a_model_that_never_returns(home: Path, tmp_path: Path, code: str) -> None:
+    reached = tmp_path / "reached"
+    before = {one.pid for one in psutil.process_iter()}
+    done = _extract(tmp_path, code.replace("{reached}", str(reached)), TRAINWRIGHT_EXTRACT_TIMEOUT_S="15")
+    _refused(done, "model: model.py was not traced within 15 s; does it end? TRAINWRIGHT_EXTRACT_TIMEOUT_S allows more")
+    assert reached.exists()
+    after = [one for one in psutil.process_iter(["cmdline"]) if one.pid not in before]
+    assert not [one for one in after if str(tmp_path) in " ".join(one.info["cmdline"] or [])]
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def build_model():\n    kept = bytearray(2**40)\n    return nn.Linear(4, 2)",
+        "import numpy\ndef build_model():\n    kept = numpy.ones(2**38)\n    return nn.Linear(4, 2)",
+        # looks at its values, so it is run for real; then it is too large
+        FORWARD.format(does="x = x if x.sum().item() > 9 else x + torch.ones(2**38).sum()"),
+        FORWARD.format(does="kept = [bytearray(2**28) for _ in range(2**10)]"),
+    ],
+    ids=["bytes", "numpy", "tensor", "bit by bit"],
+)
+def test_a_model_that_needs_more_memory_than_there_is(home: Path, tmp_path: Path, code: str) -> None:
+    done = _extract(tmp_path, code, TRAINWRIGHT_EXTRACT_MEMORY_GIB="3")
+    _refused(done, "allowed: 3 GiB of address space (TRAINWRIGHT_EXTRACT_MEMORY_GIB)")
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("def build_model(): ctypes.string_at(0)", "crashed the process (signal 11)"),
+        (FORWARD.format(does="os.abort()"), "crashed the process (signal 6)"),
+        ("def build_model(): os._exit(0)", "ended the process without an answer"),
+        (FORWARD.format(does="sys.exit(3)"), "ended the process with 3"),
+        ("def build_model(): return nn.Flatten()", "model: has no parameters to train"),
+        (
+            "def build_model():\n    made = nn.Linear(4, 2)\n    return made.requires_grad_(False)",
+            "model: has no parameters to train",
+        ),
+        (LINEAR + "def loss(outputs, targets): return outputs.sum(1)", "loss: gave (32,); allowed: a scalar tensor"),
+        (LINEAR + "def loss(outputs, targets): return 0.5", "loss: gave float; allowed: a scalar tensor"),
+        (LINEAR + "def loss(outputs, targets): return None", "loss: gave NoneType; allowed: a scalar tensor"),
+    ],
+)
+def test_a_model_that_is_none_or_ends_its_process(home: Path, tmp_path: Path, code: str, says: str) -> None:
+    _refused(_extract(tmp_path, code), says)
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["TRAINWRIGHT_EXTRACT_TIMEOUT_S", "TRAINWRIGHT_EXTRACT_MEMORY_GIB"])
+@pytest.mark.parametrize("value", ["0", "-3", "soon", "nan", "inf"])
+def test_a_limit_that_is_none(home: Path, tmp_path: Path, name: str, value: str) -> None:
+    _refused(_extract(tmp_path, LINEAR, **{name: value}), f"{name}: got '{value}'; allowed: a number above 0")

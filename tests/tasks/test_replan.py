@@ -1,0 +1,127 @@
+"""A run that goes on when its pool has changed: real steps, a real training, a pool file that loses a device."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainwright.tasks import step, steps
+from trainwright.tasks.allocate.ledger import Holder
+from trainwright.tasks.artefacts import Plan, Result
+from trainwright.tasks.errors import BadInput, Infeasible, Interrupted
+from trainwright.tasks.job import Job
+from trainwright.tasks.run import Run
+from trainwright.tasks.train import checkpoint
+
+ME = Holder("me")
+MODEL = """
+import torch
+
+
+def build_model():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _nobody_stops() -> Iterator[None]:
+    step.stop.clear()
+    yield
+    step.stop.clear()
+
+
+def write_pool(folder: Path, *cores: float) -> Path:
+    """A pool of one host; device 0 is always the first of the given."""
+    devices = [{"type": "emulated", "speed": 100.0 * value} for value in cores]
+    path = folder / "pool.json"
+    path.write_text(json.dumps({"name": "p", "hosts": [{"name": "here", "address": "localhost", "devices": devices}]}))
+    return path
+
+
+def make(folder: Path, **fields: Any) -> Job:
+    (folder / "net.py").write_text(MODEL)
+    values = {
+        "name": "case", "pool": str(write_pool(folder, 1.0, 1.0)), "data": {"uri": "builtin:digits"},
+        "model": {"source": str(folder / "net.py")}, "objective": {"minimize": "time"},
+        "train": {
+            "epochs": 40, "global_batch_size": 64, "learning_rate": 0.01, "backend": "torch",
+            "checkpoint": {"every_steps": 5}, "adaptive_split": False,
+        },
+        "devices": {"min_count": 2}, **fields,
+    }  # fmt: skip
+    return Job.model_validate(values)
+
+
+def opened(job: Job, folder: Path) -> Run:
+    return steps.open_for(job, ME, store=(folder / "store").as_uri())
+
+
+def test_a_training_goes_on_without_the_device_that_is_gone(home: Path, tmp_path: Path) -> None:
+    job = make(tmp_path, devices={"min_count": 1, "ids": []})
+    run = opened(job, tmp_path)
+    steps.do(run, "allocate")
+    first = run.read(Plan)
+
+    def stop_at_a_checkpoint() -> None:
+        while not checkpoint.list_states(run.objects):
+            time.sleep(0.05)
+        step.stop.set()
+
+    watcher = threading.Thread(target=stop_at_a_checkpoint, daemon=True)
+    watcher.start()
+    with pytest.raises(Interrupted):
+        steps.do(run, "train")
+    watcher.join()
+    step.stop.clear()
+    step.ledger().release(run.uri)
+    used = first.devices[0]
+    write_pool(
+        tmp_path, *(1.0 if device.id != used.id else 0.25 for device in first.devices), 1.0
+    )  # now another device
+
+    again = opened(job, tmp_path)
+    assert again.uri == run.uri
+    steps.do(again, "train")
+    second, result = again.read(Plan), again.read(Result)
+    assert (used.id, used.speed) not in {(device.id, device.speed) for device in second.devices}
+    assert second.global_batch_size == first.global_batch_size
+    assert result.resumed_from_step
+    assert {device.id for device in result.devices} == {device.id for device in second.devices}
+
+
+def test_where_nothing_else_will_do_it_says_what_is_gone_and_why(home: Path, tmp_path: Path) -> None:
+    job = make(tmp_path)
+    run = opened(job, tmp_path)
+    steps.do(run, "allocate")
+    step.ledger().release(run.uri)
+    write_pool(tmp_path, 1.0)
+    with pytest.raises(BadInput, match=r"devices.min_count: got 2; pool p has 1 device"):
+        opened(job, tmp_path)
+
+    write_pool(tmp_path, 1e-7, 1e-7)
+    hurried = job.model_copy(update={"objective": job.objective.model_copy(update={"deadline": 3600.0})})
+    write_pool(tmp_path, 1.0, 1.0)
+    run = opened(hurried, tmp_path)
+    steps.do(run, "allocate")
+    step.ledger().release(run.uri)
+    write_pool(tmp_path, 1e-7, 1e-7)
+    with pytest.raises(Infeasible, match=r"no longer has here/\S+, .*same global batch of 64") as caught:
+        steps.do(opened(hurried, tmp_path), "allocate")
+    assert caught.value.exit_code == 3
+
+
+def test_a_replay_is_not_planned_anew(home: Path, tmp_path: Path) -> None:
+    job = make(tmp_path)
+    run = opened(job, tmp_path)
+    steps.do(run, "allocate")
+    step.ledger().release(run.uri)
+    write_pool(tmp_path, 0.5, 0.5)
+    again = steps.open_for(job, ME, store=(tmp_path / "store").as_uri(), new=True)
+    with pytest.raises(BadInput, match="--replay: its plan uses here/"):
+        steps.do(again, "allocate", run.uri)

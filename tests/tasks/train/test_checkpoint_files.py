@@ -1,0 +1,304 @@
+"""What checkpoints are made of: files, shards, host copies, the index, and the fence around it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+
+from trainwright.infra.s3 import S3Access
+from trainwright.tasks.errors import BadInput, CorruptArtefact, RunHeld, TrainingFailed
+from trainwright.tasks.job import CheckpointPolicy, Job
+from trainwright.tasks.objects import FolderStore, ObjectStore, open_store, sha256
+from trainwright.tasks.train import checkpoint, fence, tensors
+from trainwright.tasks.train.shards import merged
+from trainwright.tasks.train.spill import Spill, recover
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
+SHAPES = st.lists(st.integers(0, 5), max_size=3)
+MADE = st.dictionaries(
+    st.text(min_size=1, max_size=8).filter(lambda name: name != "__metadata__"),
+    st.tuples(st.sampled_from(DTYPES), SHAPES),
+    max_size=8,
+)
+
+
+def make(shapes: dict[str, tuple[torch.dtype, list[int]]]) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(len(shapes))
+    return {name: torch.randint(0, 2, shape, generator=generator).to(dtype) for name, (dtype, shape) in shapes.items()}
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype
+        and one[name].shape == other[name].shape
+        and torch.equal(one[name], other[name])
+        for name in one
+    )
+
+
+@pytest.fixture(params=["folder", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    """An empty run folder in a store of each kind."""
+    if request.param == "folder":
+        return open_store((tmp_path / "run").as_uri())
+    request.getfixturevalue("s3")
+    return open_store(f"s3://fenced/{sha256(str(tmp_path).encode())[:16]}")
+
+
+def write(right: fence.Fence, step: int, content: bytes = b"weights", **fields: object) -> checkpoint.State:
+    """A checkpoint whose one file holds anything."""
+    state = checkpoint.State(step=step, epoch=0, split=[1], owner=right.owner, **fields)  # type: ignore[arg-type]
+    right.put(f"{fence.folder_name(step)}/model.safetensors", content)
+    state.sha256, state.size_bytes = {"model.safetensors": sha256(content)}, {"model.safetensors": len(content)}
+    checkpoint.write_state(right, state, CheckpointPolicy(keep_last=3))
+    return state
+
+
+@given(MADE)
+def test_encoded_tensors_are_what_safetensors_reads(shapes: dict[str, tuple[torch.dtype, list[int]]]) -> None:
+    given_ = make(shapes)
+    assert equal(load(tensors.encode(given_)), given_)
+
+
+@given(MADE, MADE, st.integers(1, 5))
+def test_the_ranks_parts_are_all_of_it_once_and_merge_to_one_file(
+    model: dict[str, tuple[torch.dtype, list[int]]], optimizer: dict[str, tuple[torch.dtype, list[int]]], size: int
+) -> None:
+    files = {"model": make(model), "optimizer": make(optimizer)}
+    parts = [tensors.own_part(files, rank, size) for rank in range(size)]
+    for file, whole in files.items():
+        names = [name for part in parts for name in part.get(file, {})]
+        assert sorted(names) == sorted(whole)
+        assert names == list(whole)  # contiguous, in the order of the ranks
+        if whole:
+            shards = [tensors.encode(part[file]) for part in parts if file in part]
+            assert equal(load(merged(shards)), whole)
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 6))
+def test_no_part_is_larger_than_its_share_by_more_than_a_tensor(sizes: list[int], ranks: int) -> None:
+    files = {"model": {str(n): torch.zeros(size, dtype=torch.uint8) for n, size in enumerate(sizes)}}
+    for rank in range(ranks):
+        own = sum(map(tensors.size_bytes, tensors.own_part(files, rank, ranks).values()))
+        assert own <= sum(sizes) / ranks + max(sizes)
+
+
+def test_a_name_in_two_shards_is_no_checkpoint() -> None:
+    shard = tensors.encode({"w": torch.ones(2)})
+    with pytest.raises(ValueError, match="two tensors are named 'w'"):
+        merged([shard, shard])
+
+
+def test_shards_that_are_no_safetensors_are_refused(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    right = fence.claim(store, None)
+    state = checkpoint.State(step=1, epoch=0, split=[1])
+    for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
+        right.put(f"checkpoints/step-00000001/{name}", b"\xff" * 40)
+        state.sha256[name] = sha256(b"\xff" * 40)
+    checkpoint.write_state(right, state, CheckpointPolicy())
+    with pytest.raises(CorruptArtefact):
+        checkpoint.whole_model(store, state)
+
+
+def test_a_copy_keeps_what_was_there_and_gives_tied_weights_memory_of_their_own() -> None:
+    tied = torch.ones(3)
+    files = {"model": {"a": tied, "b": tied, "scalar": torch.tensor(2.0), "half": torch.ones(2, dtype=torch.bfloat16)}}
+    copies = tensors.HostCopy()
+    taken = copies.take(files)
+    before = taken["model"]["a"].data_ptr()
+    tied.fill_(7)
+    assert taken["model"]["a"].tolist() == taken["model"]["b"].tolist() == [1, 1, 1]
+    assert taken["model"]["a"].data_ptr() != taken["model"]["b"].data_ptr()
+    assert equal(load(tensors.encode(taken["model"])), taken["model"])
+    assert copies.take(files)["model"]["a"].data_ptr() == before  # no new memory for the next one
+    assert copies.take(files)["model"]["a"].tolist() == [7, 7, 7]
+
+
+def test_a_type_that_safetensors_cannot_hold_is_named() -> None:
+    with pytest.raises(TrainingFailed, match=r"w is of torch\.complex128"):
+        tensors.encode({"w": torch.ones(1, dtype=torch.complex128)})
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{"exp_avg.1": torch.ones(2)}, {"exp_avg.0": torch.ones(3)}, {"exp_avg.x": torch.ones(2)}, {"0": torch.ones(2)}],
+)
+def test_an_optimizer_state_of_other_parameters_is_refused(state: dict[str, torch.Tensor]) -> None:
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
+    with pytest.raises(TrainingFailed, match="does not fit the optimizer"):
+        tensors.load_optimizer(optimizer, state)
+
+
+@pytest.mark.parametrize(
+    "name", ["../../../etc/passwd", "model.pkl", "model-1-of-2.safetensors", "a/model.safetensors"]
+)
+def test_a_state_that_names_a_strange_file_is_passed_over(tmp_path: Path, name: str) -> None:
+    store = FolderStore(tmp_path / "run")
+    right = fence.claim(store, None)
+    good = tensors.encode({"w": torch.ones(1)})
+    write(right, 1, good)
+    bad = checkpoint.State(step=2, epoch=0, split=[1], sha256={name: sha256(good)})
+    checkpoint.write_state(right, bad, CheckpointPolicy())
+    found = checkpoint.fetch_latest(store, tmp_path / "here")
+    assert found is not None
+    assert found.step == 1
+
+
+def test_a_file_of_another_size_is_not_even_read(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "run")
+    state = write(fence.claim(store, None), 1, b"weights")
+    (tmp_path / "run/checkpoints/step-00000001/model.safetensors").write_bytes(b"weights and more")
+    with pytest.raises(CorruptArtefact, match="16 bytes; 7 were written"):
+        checkpoint.whole_model(store, state)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.booleans()), unique_by=lambda one: one[0], max_size=30),
+    st.integers(1, 4), st.booleans(), st.one_of(st.none(), st.integers(1, 4)),
+)  # fmt: skip
+def test_what_is_retained_is_the_last_the_best_and_every_so_many(
+    given_: list[tuple[int, bool]], last: int, best: bool, every: int | None
+) -> None:
+    policy = CheckpointPolicy(every_steps=1, keep_last=last, keep_best=best, keep_every=every)
+    entries = [fence.Entry(step, "", is_best) for step, is_best in given_]
+    steps = sorted(step for step, _ in given_)
+    kept = {one.step for one in fence.retained(entries, policy)}
+    bests = sorted(step for step, is_best in given_ if is_best)
+    expected = set(steps[-last:]) | (set(bests[-1:]) if best else set())
+    assert kept == expected | {step for step in steps if every and step % every == 0}
+    assert fence.retained(fence.retained(entries, policy), policy) == fence.retained(entries, policy)
+
+
+def test_keep_every_is_a_multiple_of_every_steps() -> None:
+    document = {"name": "j", "data": {"uri": "builtin:digits"}, "train": {"checkpoint": {"keep_every": 70}}}
+    with pytest.raises(ValueError, match=r"keep_every as a multiple of every_steps \(50\), not 70"):
+        Job.model_validate(document)
+
+
+def test_a_holder_whose_lease_is_older_cannot_begin(store: ObjectStore) -> None:
+    write(fence.claim(store, 7), 10)
+    before = {item.key: store.get(item.key) for item in store.list()}
+    with pytest.raises(RunHeld, match=r"later lease \(token 7; this one's is 5\)"):
+        fence.claim(store, 5)
+    assert {item.key: store.get(item.key) for item in store.list()} == before
+    assert [one.step for one in fence.claim(store, 7).require().checkpoints] == [10]
+
+
+def test_a_stale_holder_can_neither_add_nor_replace_a_checkpoint(store: ObjectStore) -> None:
+    stale = fence.claim(store, 5)
+    write(stale, 10)
+    stale.put("checkpoints/step-00000020/model.safetensors", b"of the stale one, before")
+    newer = fence.claim(store, 7)
+    write(newer, 20, b"of the new one")
+    with pytest.raises(RunHeld):
+        write(stale, 20, b"of the stale one")
+    with pytest.raises(RunHeld):
+        write(stale, 30, b"of the stale one")
+    with pytest.raises(RunHeld):
+        stale.forget(after=0)
+    assert [state.step for state in checkpoint.list_states(store)] == [10, 20]
+    assert checkpoint.whole_model(store, checkpoint.list_states(store)[-1]) == b"of the new one"
+    write(newer, 30, b"of the new one")  # over what the stale one left there
+    assert [state.step for state in checkpoint.list_states(store)] == [10, 20, 30]
+    assert checkpoint.whole_model(store, checkpoint.list_states(store)[-1]) == b"of the new one"
+
+
+def test_of_many_that_claim_at_once_the_last_one_alone_can_write(store: ObjectStore) -> None:
+    barrier = threading.Barrier(4)
+
+    def launch(number: int) -> fence.Fence | None:
+        barrier.wait()
+        try:
+            return fence.claim(store, number)
+        except RunHeld:
+            return None
+
+    with ThreadPoolExecutor(4) as pool:
+        rights = [right for right in pool.map(launch, range(4)) if right is not None]
+    able = []
+    for right in rights:
+        try:
+            write(right, 10)
+            able.append(right.owner)
+        except RunHeld:
+            continue
+    index, _ = fence.read_index(store)
+    assert able == [index.owner]
+    assert [one.step for one in index.checkpoints] == [10]
+
+
+def test_a_version_is_swapped_by_one_of_many(store: ObjectStore) -> None:
+    assert store.swap("key", b"0", None)
+    assert not store.swap("key", b"late", None)
+    for number in range(1, 4):
+        _, version = store.get_versioned("key")
+        with ThreadPoolExecutor(6) as pool:
+            won = list(pool.map(lambda n, v=version, k=number: store.swap("key", b"%d-%d" % (k, n), v), range(6)))  # type: ignore[misc]
+        assert sum(won) == 1
+        assert store.get("key") == b"%d-%d" % (number, won.index(True))
+        assert not store.swap("key", b"stale", version)
+    store.delete("key")
+    assert not store.swap("key", b"gone", version)
+
+
+def test_a_damaged_index_does_not_lose_the_checkpoints(store: ObjectStore) -> None:
+    write(fence.claim(store, 7), 10, best=True)
+    store.put(fence.INDEX, b'{"checkpoints": [')
+    assert [(one.step, one.best) for one in fence.claim(store, 8).require().checkpoints] == [(10, True)]
+
+
+def spilled(work: Path, right: fence.Fence, step: int, content: bytes) -> None:
+    """A checkpoint that a launch kept on this machine."""
+    spill = Spill(work, 0)
+    state = checkpoint.State(step=step, epoch=0, split=[1], owner=right.owner)
+    state.sha256 = {"model.safetensors": sha256(content)}
+    for name, data in (("model.safetensors", content), (fence.STATE, state.encoded())):
+        spill.add(f"{fence.folder_name(step)}/{name}", data, step)
+    spill.add(f"metrics/steps-rank0-{step - 10:08d}.parquet", b"rows", step)
+
+
+def test_what_was_spilled_comes_into_the_store_at_the_next_start(store: ObjectStore, tmp_path: Path) -> None:
+    right = fence.claim(store, 5)
+    write(right, 10)
+    spilled(tmp_path / "work", right, 20, b"twenty")
+    spilled(tmp_path / "work", right, 30, b"thirty")
+    file = tmp_path / "work/spill/rank-0/checkpoints/step-00000020/model.safetensors"
+    file.write_bytes(b"twenty" + b"!")
+    assert recover(store, tmp_path / "work", CheckpointPolicy()) == [30]
+    assert [state.step for state in checkpoint.list_states(store)] == [10, 30]
+    assert checkpoint.whole_model(store, checkpoint.list_states(store)[-1]) == b"thirty"
+    assert store.get("metrics/steps-rank0-00000020.parquet") == b"rows"
+    assert not (tmp_path / "work/spill").exists()
+
+
+def test_what_was_spilled_is_passed_over_where_the_run_went_on_elsewhere(store: ObjectStore, tmp_path: Path) -> None:
+    right = fence.claim(store, 5)
+    spilled(tmp_path / "work", right, 20, b"of the first")
+    write(fence.claim(store, 7), 10, b"of another")
+    assert recover(store, tmp_path / "work", CheckpointPolicy()) == []
+    assert [state.step for state in checkpoint.list_states(store)] == [10]
+    assert not any(item.key.startswith("metrics/") for item in store.list())
+
+
+def test_an_odd_key_is_never_spilled_outside_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(BadInput):
+        Spill(tmp_path, 0).add("../escaped", b"", 1)
+
+
+def test_the_state_is_plain_json(s3: S3Access) -> None:
+    store = open_store("s3://fenced/plain")
+    state = write(fence.claim(store, 3), 10, metrics={"loss": 0.5})
+    document = json.loads(store.get("checkpoints/step-00000010/state.json"))
+    assert document["schema_version"] == 2
+    assert document["step"] == state.step
+    assert document["metrics"] == {"loss": 0.5}
+    assert load(save({"w": torch.ones(1)})).keys() == {"w"}
