@@ -6,8 +6,8 @@ What counts is progress per second, Pollux's goodput (Qiao et al. 2021, equation
 
 with φ the gradient noise scale, B0 the batch that the training began with, and T(B) = a + s·B the step time, measured. The batch
 grows to at most twice itself where that gains LEAST_GAIN, and goes back where the step time then measured says that it lost. As
-long as one batch is all that was measured, a step is taken to cost the same for twice the batch, which is the most that growing can
-gain: so a batch that may pay is tried.
+long as one batch is all that was measured, a step is taken to cost the same for twice the batch, the most that growing can gain:
+so a batch that may pay is tried.
 """
 
 from __future__ import annotations

@@ -21,15 +21,15 @@ def due(step: int, estimates: int) -> bool:
 
 
 def half_squares(
-    model: torch.nn.Module, loss_of: Callable[[Any], torch.Tensor], rows: Sequence[int] | Any, first: int | None = None
+    model: torch.nn.Module, loss_of: Callable[[Any], torch.Tensor], rows: Sequence[int] | Any, count: int | None = None
 ) -> tuple[list[int], list[float], float]:
     """Batches and |g|² of both halves of these rows, and |g|² of them together. Leaves model, buffers and gradients as they were.
 
-    `loss_of` is the mean loss over some rows; the halves are equal, unless `first` says how many the first one has.
+    `loss_of` is the mean loss over some rows; the halves are equal, unless `count` says how many rows the first one has.
     """
     parameters = [one for one in model.parameters() if one.requires_grad]
     buffers = [(one, one.detach().clone()) for one in model.buffers()]
-    middle = len(rows) // 2 if first is None else first
+    middle = len(rows) // 2 if count is None else count
     parts = [rows[:middle], rows[middle:]]
     try:
         first, second = (
