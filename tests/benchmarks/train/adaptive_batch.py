@@ -49,7 +49,7 @@ class Case:
 
 RINGS = {"kind": "mlp", "inputs": 12, "classes": 4}
 CASES = (
-    Case(LrTask("digits MLP, AdamW", None, {"kind": "mlp"}, ADAMW, 60, SWEEP[0], IMAGES), 1e-3, 96.0),
+    Case(LrTask("digits MLP, AdamW", None, {"kind": "mlp"}, ADAMW, 60, SWEEP[0], IMAGES), 1e-3, 94.0),
     Case(LrTask("rings MLP, SGD", _save(_rings, 9), RINGS, SGD, 200, SWEEP[0], TABLE), 0.1, 80.0),
 )  # fmt: skip
 
@@ -137,7 +137,7 @@ def main() -> None:
             runs = [seconds_to_target(case, one, seed, rule, None) for seed in range(asked.seeds)]
             grown = [seconds for seconds, _ in runs]
             best = min(statistics.mean(seconds) for seconds in fixed.values())
-            ratio = statistics.mean(grown) / best
+            ratio = statistics.mean(grown) / best if math.isfinite(best) else math.inf
             print(f"  grows:      {_shown(grown)}   {' -> '.join(str(size) for _, size in runs[0][1])}")
             print(
                 f"  ratio to the best fixed batch {ratio:.2f}, {'within' if ratio <= 1.1 else 'NOT within'} 1.1",

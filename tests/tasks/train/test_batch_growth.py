@@ -27,7 +27,7 @@ def losses(asked: Any, rank: int) -> list[tuple[int, float, float, int]]:
     ]
 
 
-@pytest.mark.parametrize("rule", ["adascale", "linear"])
+@pytest.mark.parametrize("rule", ["adascale", pytest.param("linear", marks=pytest.mark.slow)])
 def test_a_stopped_training_with_a_grown_batch_goes_on_to_the_last_digit(tmp_path: Path, rule: str) -> None:
     settings: dict[str, Any] = {
         "devices": SLOW, "epochs": 3, "schedule": "cosine", "adaptive_batch": True, "learning_rate_rule": rule,
