@@ -22,7 +22,7 @@ from trainwright.estimator.workspace import convolution_blocks, workspace_bytes
 
 _THRESHOLD = 2 * 2**20  # where loading torch leaves the mmap threshold, about
 _STEPS = 3
-_STARTS, _STARTS_BEYOND = 5, 3
+_STARTS, _STARTS_BEYOND = 3, 1
 _MOST_EVENTS = 60_000  # of a batch size; with more, fewer starts are drawn
 _FACTORS = (1 / 8, 1 / 2, 1, 2, 8)
 

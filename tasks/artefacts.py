@@ -123,6 +123,9 @@ class PlannedDevice(Device):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
     batch_size: int
+    most_batch_size: int | None = Field(
+        default=None, description="samples a step that its memory holds, beside the other ranks; None: not known"
+    )
     step_time_s: Interval = Field(description="of its own share, without waiting for the others")
     peak_memory_bytes: float
     memory_bytes: Affine | None = Field(default=None, description="of the rank, over its batch size, where it is known")
@@ -245,6 +248,14 @@ class LearningRatePoint(Value):
     smoothed_accuracy: float | None = None
 
 
+class LearningRateTrial(Value):
+    """A short training at one rate, from the training's own start."""
+
+    learning_rate: float
+    loss: float = Field(description="mean over its last quarter; infinite where it ran away")
+    steps: int
+
+
 class CurveFit(Value):
     """A curve fitted over x = log10(learning rate)."""
 
@@ -266,12 +277,13 @@ class LearningRateSearch(Artefact):
     reason: str
     points: list[LearningRatePoint] = Field(default_factory=list)
     fits: list[CurveFit] = Field(default_factory=list)
+    trials: list[LearningRateTrial] = Field(default_factory=list, description="in the order in which they were made")
     diverged_at: float | None = None
     plot: str | None = None
 
 
 class SplitEvent(Value):
-    """A change of the batch split, from `step` on."""
+    """A change of the batch split, or of the global batch (their sum), from `step` on."""
 
     step: int
     batch_sizes: list[int] = Field(description="by rank")
@@ -326,9 +338,12 @@ class Result(Artefact):
     split_events: list[SplitEvent]
     checkpoints: list[Checkpoint]
     learning_rate: float
-    global_batch_size: int
+    global_batch_size: int = Field(description="as planned; it may have grown (split_events)")
     steps: int
     epochs: int
+    noise_scale: float | None = Field(
+        default=None, description="the gradient's, in samples, at the end; None: not measured"
+    )
     resumed_from_step: int | None
     backend: str
     versions: dict[str, str]

@@ -234,8 +234,6 @@ class Job(Document):
         waiting = {
             "promotion": self.promotion is not None,
             "schedule.on_new_data": self.schedule is not None and self.schedule.on_new_data,
-            "train.adaptive_batch": self.train.adaptive_batch,
-            "train.learning_rate_rule": self.train.learning_rate_rule not in ("auto", "constant"),
         }
         return [field for field, is_set in waiting.items() if is_set]
 

@@ -19,6 +19,7 @@ from trainwright.tasks.allocate.cost import CostModel
 from trainwright.tasks.allocate.front import alternatives, front, point
 from trainwright.tasks.allocate.infeasible import infeasible
 from trainwright.tasks.allocate.layout import Layout
+from trainwright.tasks.allocate.memory import most_samples
 from trainwright.tasks.allocate.search import MOST_NODES
 from trainwright.tasks.allocate.strategies import Request, best
 from trainwright.tasks.artefacts import DataSchema, Estimate, Plan, PlannedDevice
@@ -93,6 +94,7 @@ def make_plan(
     result = chosen.best
     assert result is not None
     gap = chosen.gap(planner.goal)
+    held = most_samples(result, max(job.train.batch_bounds[1], result.batch))
     return Plan(
         feasible=True,
         objective=job.objective.minimize,
@@ -100,6 +102,7 @@ def make_plan(
             PlannedDevice(
                 **device.model_dump(),
                 batch_size=batch,
+                most_batch_size=held[device.id],
                 step_time_s=estimate.curve(device).step_time(batch),
                 peak_memory_bytes=planner.model.memory_bytes(planner.model.kind(device), batch, result.accumulation),
                 memory_bytes=estimate.curve(device).memory_line(batch),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.tasks.train import checkpoint
+from trainwright.tasks.train.batches import samples_after
 from trainwright.tasks.train.collective import take_document
 from trainwright.tasks.train.metrics import Part, Rows, journal_of
 from trainwright.tasks.train.tensors import load_optimizer
@@ -54,9 +55,14 @@ def begin(training: Training, folder: str | None) -> None:
     training.splits.replace([])
     if folder is None or not rank.first:
         rank.begin_anew()
-        training.state = checkpoint.State(step=0, epoch=0, split=[planned.batch_size for planned in plan.devices])
+        split = [planned.batch_size for planned in plan.devices]
+        training.state = checkpoint.State(step=0, epoch=0, samples=0, split=split)
+        training.take_up({})
         return
     training.state, model, optimizer = checkpoint.read_local(Path(folder))
+    if training.state.samples < 0:  # such a training's batch never changed
+        training.state.samples = samples_after(training.state.step, training.rows, sum(training.state.split))
+    training.take_up(training.state.adaptive)
     rank.load_state(model)
     load_optimizer(rank.optimizer, optimizer)
     if len(training.state.split) != len(training.weights):  # of other devices
@@ -71,6 +77,7 @@ def take_all(training: Training, source: int) -> None:
     assert training.state is not None or rank.collective.rank != source
     said: dict[str, Any] = {}
     if training.state is not None:
+        training.state.adaptive = training.adaptive()
         said = {
             "state": asdict(training.state), "weights": training.weights, "last": training.last,
             "saved": training.saved, "best_at": training.best_at, "redo": training.redo,
@@ -78,6 +85,7 @@ def take_all(training: Training, source: int) -> None:
         }  # fmt: skip
     said = take_document(rank.collective, said, "said", source)
     training.state = checkpoint.State(**said["state"])
+    training.take_up(training.state.adaptive)
     training.weights, training.last = said["weights"], said["last"]
     training.saved, training.best_at, training.redo = said["saved"], said["best_at"], said["redo"]
     training.epochs.replace([row for row in said["epochs"] if row["step"] >= training.committed])
@@ -90,8 +98,13 @@ def _order_rows(training: Training, rows: Rows, number: int, step: int) -> None:
     """Take over what a killed process noted; forget steps that are done again; add the last one where it is missing."""
     fresh, last = rows.recover(), training.last
     rows.forget_from(step)
-    if last is not None and number in last["members"] and max(rows.newest, training.committed - 1) < last["step"]:
-        row = {name: last[name] for name in ("step", "epoch", "loss", "learning_rate")}
-        rows.add(**row, rank=number, batch_size=last["parts"][number], compute_s=0.0, wait_s=0.0, step_time_s=0.0)
+    if (
+        last is not None
+        and number in last["members"]
+        and max(rows.newest, training.committed - 1) < last["row"]["step"]
+    ):
+        rows.add(
+            **last["row"], rank=number, batch_size=last["parts"][number], compute_s=0.0, wait_s=0.0, step_time_s=0.0
+        )
     if fresh:
         rows.seal()

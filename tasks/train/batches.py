@@ -1,7 +1,7 @@
-"""Which samples each rank takes at each step. Pure: a function of seed, epoch, step and split.
+"""Which samples each rank takes at each step. Pure: a function of seed, epoch, position and split.
 
-An epoch is one permutation of the training rows. Step k takes its slice [k·B, (k + 1)·B), and the ranks take consecutive parts of
-that slice. So every row is taken exactly once an epoch for any split, and for any change of the split within the epoch.
+An epoch is one permutation of the training rows. A step takes the next B of them, and the ranks take consecutive parts of
+those. So every row is taken exactly once an epoch for any split, and for any change of the split or of B within the epoch.
 """
 
 from __future__ import annotations
@@ -25,6 +25,21 @@ def epoch_order(rows: Sequence[int] | NDArray[np.int64], seed: int, epoch: int) 
 def steps_per_epoch(rows: int, global_batch_size: int) -> int:
     """How many steps take every row once; the last one may be smaller."""
     return math.ceil(rows / global_batch_size)
+
+
+def steps_left(samples: int, rows: int, epochs: int, global_batch_size: int) -> int:
+    """How many steps there are from here on, with this batch, after so many samples."""
+    epoch, begin = divmod(samples, rows)
+    if epoch >= epochs:
+        return 0
+    later = (epochs - epoch - 1) * steps_per_epoch(rows, global_batch_size)
+    return later + steps_per_epoch(rows - begin, global_batch_size)
+
+
+def samples_after(step: int, rows: int, global_batch_size: int) -> int:
+    """How many samples so many steps take, with one batch throughout."""
+    epochs, steps = divmod(step, steps_per_epoch(rows, global_batch_size))
+    return epochs * rows + min(rows, steps * global_batch_size)
 
 
 def shares(count: int, split: Sequence[int]) -> list[int]:
@@ -74,10 +89,9 @@ def _proportional(total: int, weights: Sequence[float]) -> list[int]:
     return [size + least for size in whole]
 
 
-def own_part(order: NDArray[np.int64], step: int, split: Sequence[int], rank: int) -> tuple[NDArray[np.int64], int]:
-    """A rank's rows at a step of the epoch, and how many rows all ranks take together (B, or fewer at the end)."""
-    size = sum(split)
-    rows = order[step * size : (step + 1) * size]
+def own_part(order: NDArray[np.int64], begin: int, split: Sequence[int], rank: int) -> tuple[NDArray[np.int64], int]:
+    """A rank's rows at the step that begins after so many of the epoch's, and how many all take together (B, or what is left)."""
+    rows = order[begin : begin + sum(split)]
     parts = shares(len(rows), split)
-    begin = sum(parts[:rank])
-    return rows[begin : begin + parts[rank]], len(rows)
+    first = sum(parts[:rank])
+    return rows[first : first + parts[rank]], len(rows)

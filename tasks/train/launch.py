@@ -20,7 +20,7 @@ from trainwright.tasks.train.fence import Fence
 from trainwright.tasks.train.metrics import JOURNAL, drop_from
 from trainwright.tasks.train.outcome import result_of
 from trainwright.tasks.train.ranks import Ranks
-from trainwright.tasks.train.request import Order, RampPoint, TrainRequest
+from trainwright.tasks.train.request import Order, RampPoint, Searched, TrainRequest
 from trainwright.tasks.train.spill import recover
 
 RESUME = "resume"
@@ -57,10 +57,10 @@ def train(
     if state is None:
         shutil.rmtree(work / "events", ignore_errors=True)
         shutil.rmtree(work / "spill", ignore_errors=True)
-    elif sum(state.split) != request.plan.global_batch_size:
+    elif (size := checkpoint.initial_batch(state)) != request.plan.global_batch_size:
         raise BadInput(
             f"plan: a global batch of {request.plan.global_batch_size}; the run's checkpoint at step {state.step} was made "
-            f"with {sum(state.split)}; start a run anew"
+            f"with {size}; start a run anew"
         )
     right.forget(after=state.step if state is not None else -1)
     drop_from(store, state.step if state is not None else 0)
@@ -115,12 +115,23 @@ def ramp(request: TrainRequest, learning_rates: list[float], *, stop: threading.
 
     One point a step, on the joint global batch; fewer than asked for where the loss runs away. Raises as `train` does.
     """
+    return search(request, learning_rates, 0, stop=stop).points
+
+
+def search(
+    request: TrainRequest, learning_rates: list[float], trial_steps: int, *, stop: threading.Event | None = None
+) -> Searched:
+    """A ramp and, from the same start, trials of so many steps at rates below the one where it ran away; nothing is kept.
+
+    Which rates are tried: `tasks.lr_trials`. Raises as `train` does.
+    """
     _check_devices(request)
     order = Order(
         request=request,
         mode="ramp",
         backend=choose_backend(request.job.train.backend),
         learning_rates=learning_rates,
+        trial_steps=trial_steps,
         started_at_s=time.time(),
     )
     stop = stop or threading.Event()
@@ -128,7 +139,8 @@ def ramp(request: TrainRequest, learning_rates: list[float], *, stop: threading.
         done = ranks.watch()
     if stop.is_set():
         raise Interrupted("stopped while the learning rate was searched")
-    return [RampPoint.model_validate(point) for point in done[0]["points"]]
+    said = [one for one in done.values() if "points" in one]  # a device without memory says nothing
+    return Searched.model_validate({**said[0], "states": [one["state"] for one in said]})
 
 
 def choose_backend(wanted: Literal["auto", "horovod", "torch"]) -> Literal["horovod", "torch"]:

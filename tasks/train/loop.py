@@ -1,4 +1,4 @@
-"""The loops over steps: a training from its start or a checkpoint to its end, and the ramp of the learning rate."""
+"""The loop over steps: a training from its start or a checkpoint to its end. (The search of the learning rate is `ramp`.)"""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import torch  # noqa: TID253 - only ranks import this
 from trainwright.tasks.artefacts import SplitEvent
 from trainwright.tasks.errors import TrainingFailed
 from trainwright.tasks.train import checkpoint
+from trainwright.tasks.train.adaptive_batch import BatchGrowth, largest_batch, restored, rule_for
 from trainwright.tasks.train.agree import agree, begin, take_all
-from trainwright.tasks.train.batches import epoch_order, shares, split_among, steps_per_epoch
+from trainwright.tasks.train.batches import epoch_order, shares, split_among, steps_left
 from trainwright.tasks.train.channel import RankChannel, usage_of_this_process
-from trainwright.tasks.train.divergence import SMOOTHING, RanAway, judge, require_finite
+from trainwright.tasks.train.divergence import RanAway, judge, require_finite
 from trainwright.tasks.train.fence import Fence
 from trainwright.tasks.train.metrics import Rows, drop_from, journal_of
 from trainwright.tasks.train.optimization import learning_rate_at
@@ -28,37 +29,7 @@ from trainwright.tasks.train.world import World
 
 WINDOW_STEPS = 20
 WINDOW_S = 1.5  # shorter windows measure the machine's noise
-DIVERGED = 4.0
 MOST_SETBACKS = 3
-
-
-def ramp(rank: Rank, channel: RankChannel, world: World, learning_rates: list[float]) -> dict[str, Any]:
-    """Raise the learning rate step by step; loss and accuracy before each update, until the loss runs away."""
-    split = split_among(sum(rank.split), world.members, rank.split, world.limits)
-    rank.split = split or rank.split
-    rank.begin_anew()
-    rank.take_state_from_first()
-    points: list[dict[str, Any]] = []
-    per_epoch = steps_per_epoch(len(rank.train_rows), sum(rank.split))
-    smoothed, best = 0.0, math.inf
-    for step, rate in enumerate(learning_rates):
-        order = epoch_order(rank.train_rows, rank.spec.seed, step // per_epoch)
-        found = rank.step(order, step % per_epoch, step)
-        if found.stop:
-            break
-        accuracy = found.correct / found.samples if rank.classifies else None
-        points.append({"learning_rate": rate, "loss": found.loss, "accuracy": accuracy})
-        if not math.isfinite(found.loss):
-            break
-        smoothed = SMOOTHING * smoothed + (1 - SMOOTHING) * found.loss
-        unbiased = smoothed / (1 - SMOOTHING ** (step + 1))
-        best = min(best, unbiased)
-        if unbiased > DIVERGED * best:
-            break
-        rank.update(rate)
-        if rank.first:
-            channel.progress("ramp", step=step + 1, steps=len(learning_rates), learning_rate=rate, loss=found.loss)
-    return {"points": points}
 
 
 class Training:
@@ -70,8 +41,8 @@ class Training:
         self.steps = Rows(self.store, f"steps-rank{rank.number}", journal_of(self.work, rank.number))
         # Every rank has these, in case the first is lost.
         self.epochs, self.splits = (Rows(self.store, kind, by_step=True) for kind in ("epochs", "splits"))
-        self.per_epoch = steps_per_epoch(len(rank.train_rows), sum(rank.split))
-        self.total_steps = self.per_epoch * rank.spec.epochs
+        self.rows = len(rank.train_rows)
+        self.total_samples = self.rows * rank.spec.epochs
         self.state: checkpoint.State | None = None
         self.weights = [float(planned.batch_size) for planned in rank.request.plan.devices]
         """in what proportion those who are there share the batch"""
@@ -86,13 +57,39 @@ class Training:
         self.limits: dict[int, int] = {}
         self.replay = {event.step: event for event in rank.request.replay_events or []}
         self.rebalancer: Rebalancer | None = None
+        self.growth: BatchGrowth | None = None
+        """where the job lets the global batch grow"""
         self.recent_s: list[float] = []
+        self.recent_steps_s: list[float] = []
         self.writer: Any = None
 
     @property
     def finished(self) -> int | None:
         """How many steps this rank has finished; None before it has a state."""
         return self.state.step if self.state is not None else None
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole training, if the batch stays as it is."""
+        state = self._state
+        return state.step + steps_left(state.samples, self.rows, self.rank.spec.epochs, sum(self.rank.split))
+
+    def adaptive(self) -> dict[str, Any]:
+        """The noise scale, and the batch's growth where the job lets it grow: for a checkpoint, and for other ranks."""
+        growth = {"growth": self.growth.document()} if self.growth is not None else {}
+        return {"noise": self.rank.noise_document(), **growth}
+
+    def take_up(self, adaptive: dict[str, Any]) -> None:
+        """Go on from what `adaptive` said; anew where it said nothing."""
+        spec, planned = self.rank.spec, self.rank.request.plan.devices
+        self.growth = None
+        if "growth" in adaptive:
+            self.growth = restored(adaptive["growth"])
+        elif spec.adaptive_batch:
+            base = sum(device.batch_size for device in planned)
+            self.growth = BatchGrowth(base, base, rule_for(spec.learning_rate_rule, spec.optimizer.name))
+        if adaptive:
+            self.rank.load_noise(adaptive["noise"])
 
     def take_part(self, world: World) -> dict[str, Any] | None:
         """Train with the members of a world; what this rank says at the end, or None where all leave it between steps."""
@@ -103,29 +100,54 @@ class Training:
         return self._run(stopped=world.end)
 
     def _share_out(self, world: World) -> None:
-        """The members' batches: as they were, where the members and their limits allow it."""
-        rank, state = self.rank, self._state
-        before = state.members if state.members is not None else list(range(len(state.split)))
-        replayed = rank.request.replay_events is not None and len(world.members) == len(state.split)
-        within = all(state.split[number] <= limit for number, limit in world.limits.items())
-        rank.split = list(state.split)
-        if (before != world.members or not within) and not replayed:
-            split = split_among(sum(state.split), world.members, self.weights, world.limits)
-            if split is None:
-                raise TrainingFailed("the members' memory does not hold the global batch", final=True)
-            self._change_split(split, world.reason)
+        """The members' batches, and what they can be from now on."""
+        state, stays = self._state, self._stays(world.members)
+        self.rank.split = list(state.split)
+        if self._before != world.members and self.growth is not None:
+            self.growth.forget_times()
+        if not stays:
+            self._change_split(self._split_among(world.members), world.reason)
         state.members = world.members
         self._weigh_anew()
 
+    @property
+    def _before(self) -> list[int]:
+        """The members that the state's split is for."""
+        state = self._state
+        return state.members if state.members is not None else list(range(len(state.split)))
+
+    def _stays(self, members: list[int]) -> bool:
+        """Whether the state's split is for these members, and within their limits; or a replay says what they take."""
+        state = self._state
+        if self.rank.request.replay_events is not None and len(members) == len(state.split):
+            return True
+        within = all(state.split[number] <= limit for number, limit in self.limits.items())
+        return self._before == members and within
+
+    def _split_among(self, members: list[int]) -> list[int]:
+        """The state's global batch among these members; less of it where it had grown and their memory does not hold it."""
+        total = sum(self._state.split)
+        if self.growth is not None:
+            total = max(self.growth.base, min(total, sum(self.limits.get(number, total) for number in members)))
+        split = split_among(total, members, self.weights, self.limits)
+        if split is None:
+            raise TrainingFailed("the members' memory does not hold the global batch", final=True)
+        return split
+
     def _weigh_anew(self) -> None:
-        rank, members = self.rank, self._members
-        adapts = rank.spec.adaptive_split and rank.request.replay_events is None and len(members) > 1
-        if adapts and min(rank.split[number] for number in members) > 0:
-            limits = [self.limits.get(number) for number in members]
-            self.rebalancer = Rebalancer([rank.split[number] for number in members], limits)
-        else:
-            self.rebalancer = None
-        self.recent_s = []
+        rank, spec, members = self.rank, self.rank.spec, self._members
+        split, limits = [rank.split[number] for number in members], [self._most(number) for number in members]
+        adapts = spec.adaptive_split and rank.request.replay_events is None and len(members) > 1
+        self.rebalancer = Rebalancer(list(split), limits) if adapts and min(split) > 0 else None
+        if self.growth is not None:
+            bound = min(spec.batch_bounds[1], self.rows)
+            self.growth.most = largest_batch(split, limits, bound, follows_speed=self.rebalancer is not None)
+        self.recent_s, self.recent_steps_s = [], []
+
+    def _most(self, number: int) -> int | None:
+        """The largest batch of a device, as planned and as it was seen; None: not known."""
+        known = [self.rank.request.plan.devices[number].most_batch_size, self.limits.get(number)]
+        return min((limit for limit in known if limit is not None), default=None)
 
     @property
     def _state(self) -> checkpoint.State:
@@ -154,18 +176,18 @@ class Training:
             try:
                 self._finish_step(stopped, time.perf_counter() - epoch_started)
                 state = self._state
-                if stopped or state.step == self.total_steps:
+                if stopped or state.samples == self.total_samples:
                     break
                 if stepped:
                     self._rebalance()
                 if leave:
                     return None
-                state.epoch, step_in_epoch = divmod(state.step, self.per_epoch)
+                state.epoch, begun = divmod(state.samples, self.rows)
                 if state.epoch != ordered_for:
                     order, ordered_for = epoch_order(rank.train_rows, spec.seed, state.epoch), state.epoch
                     epoch_started = time.perf_counter()
                 self._obey_replay()
-                stopped, leave = self._step(order, step_in_epoch)
+                stopped, leave = self._step(order, begun)
                 stepped = True
             except RanAway as error:
                 self._go_back(str(error))
@@ -174,15 +196,16 @@ class Training:
             self.writer.close()
             self.writer = None
         return {
-            "stopped": stopped and state.step < self.total_steps, "step": state.step, "metrics": state.metrics,
-            "events": state.events, "split": rank.split, "duration_s": state.duration_s, **usage_of_this_process(),
+            "stopped": stopped and state.samples < self.total_samples, "step": state.step, "metrics": state.metrics,
+            "events": state.events, "split": rank.split, "duration_s": state.duration_s,
+            "noise_scale": rank.noise_scale.value, **usage_of_this_process(),
         }  # fmt: skip
 
     def _finish_step(self, stopped: bool, epoch_s: float) -> None:
         """What is due after a step. A rank that is lost meanwhile ends it; the next world then begins with it again."""
         state, policy = self._state, self.rank.spec.checkpoint
-        last = stopped or state.step == self.total_steps
-        if state.step % self.per_epoch == 0 and state.epoch_samples > 0:
+        last = stopped or state.samples == self.total_samples
+        if state.samples % self.rows == 0 and state.epoch_samples > 0:
             self._end_epoch(epoch_s)
         due = self.redo or state.step % policy.every_steps == 0 or (state.best and policy.keep_best)
         if (last and state.step > self.committed) or (due and state.step > self.saved):
@@ -198,27 +221,35 @@ class Training:
             split = split_among(sum(split), self._members, weights, self.limits) or self.rank.split
         self._change_split(split, event.reason)
 
-    def _step(self, order: Any, step_in_epoch: int) -> tuple[bool, bool]:
+    def _step(self, order: Any, begun: int) -> tuple[bool, bool]:
         """One step; whether somebody asked to stop, and whether the world ends after it. Raises RanAway."""
         rank, state = self.rank, self._state
         started, waited = time.perf_counter(), rank.collective.wait_s
         base = rank.request.learning_rate * state.rate_factor
-        rate = learning_rate_at(state.step, self.total_steps, base, rank.spec.schedule)
-        found = rank.step(order, step_in_epoch, state.step)
+        rate = learning_rate_at(state.samples, self.total_samples, base, rank.spec.schedule)
+        noise = rank.noise_scale.value
+        if self.growth is not None:
+            rate *= self.growth.factor(state.step, noise)
+        found = rank.step(order, begun, state.step)
         judge(state, found.loss, rate)
         own_s = found.own_s + rank.update(rate)
         taken_s = time.perf_counter() - started
         parts = shares(found.samples, rank.split)
-        common = {"step": state.step, "epoch": state.epoch, "loss": found.loss, "learning_rate": rate}
-        self.last = {**common, "parts": parts, "members": self._members}
+        common = {
+            "step": state.step, "epoch": state.epoch, "loss": found.loss, "learning_rate": rate,
+            "noise_scale": math.nan if noise is None else noise,
+        }  # fmt: skip
+        self.last = {"row": common, "parts": parts, "members": self._members}
         self.steps.add(
-            step=state.step, epoch=state.epoch, rank=rank.number, batch_size=parts[rank.number], loss=found.loss,
-            learning_rate=rate, compute_s=own_s, wait_s=rank.collective.wait_s - waited, step_time_s=taken_s,
+            **common, rank=rank.number, batch_size=parts[rank.number], compute_s=own_s,
+            wait_s=rank.collective.wait_s - waited, step_time_s=taken_s,
         )  # fmt: skip
         if found.samples == sum(rank.split):
             self.recent_s.append(own_s)
+            self.recent_steps_s.append(taken_s)
         state.epoch_loss_sum += found.loss * found.samples
         state.epoch_samples += found.samples
+        state.samples += found.samples
         state.step += 1
         if rank.first:
             self._show(found, rate, taken_s)
@@ -252,8 +283,7 @@ class Training:
             self.writer.close()
             self.writer = None
         self._open_writer()
-        if (state.members or list(range(len(state.split)))) == members:
-            rank.split = list(state.split)
+        rank.split = list(state.split) if self._stays(members) else self._split_among(members)
         state.members, state.setbacks, state.rate_factor = members, setbacks, factor
         self.committed = state.step
         self._weigh_anew()
@@ -266,6 +296,8 @@ class Training:
         self.writer.add_scalar("loss/train", found.loss, step)
         self.writer.add_scalar("learning_rate", rate, step)
         self.writer.add_scalar("samples_per_s", speed, step)
+        if (noise := self.rank.noise_scale.value) is not None:
+            self.writer.add_scalar("gradient_noise_scale", noise, step)
         if self.rank.classifies:
             self.writer.add_scalar("accuracy/train", found.correct / found.samples, step)
         self.channel.progress(
@@ -299,7 +331,7 @@ class Training:
             self.channel.send("saving")  # who asked for a stop gives this its time
         rank.take_state_from_first()
         require_finite(rank.model, state.step)
-        state.split = list(rank.split)
+        state.split, state.adaptive = list(rank.split), self.adaptive()
         state.duration_s = self.order.earlier_s + time.time() - self.order.started_at_s
         state.best |= self.best_at > self.committed and self.redo
         self.saver.save(state, last=last)
@@ -308,28 +340,45 @@ class Training:
         self.saved, self.redo, state.best = state.step, False, False
 
     def _rebalance(self) -> None:
-        """Every so often, compare the members' own times, and change the split where it pays."""
-        rank, step, members = self.rank, self._state.step, self._members
-        if self.rebalancer is None or step % WINDOW_STEPS != 0:
+        """Every so often, compare the members' own times and weigh a larger batch; change the split where it pays."""
+        rank, peers, members = self.rank, self.rank.collective, self._members
+        grows = self.growth is not None and rank.request.replay_events is None
+        if not (self.rebalancer or grows) or self._state.step % WINDOW_STEPS != 0:
             return
-        figures = torch.zeros(rank.collective.size + 1, dtype=torch.float64)
-        figures[rank.collective.rank] = statistics.median(self.recent_s) if self.recent_s else 0.0
+        figures = torch.zeros(peers.size + 2, dtype=torch.float64)
+        figures[peers.rank] = statistics.median(self.recent_s) if self.recent_s else 0.0
+        figures[-2] = statistics.median(self.recent_steps_s) if self.recent_steps_s and rank.first else 0.0
         figures[-1] = sum(self.recent_s)
-        *medians_s, worked_s = rank.collective.sum_(figures, "medians").tolist()
-        if worked_s < WINDOW_S * rank.collective.size:  # by all ranks together
+        *medians_s, step_time_s, worked_s = peers.sum_(figures, "medians").tolist()
+        if worked_s < WINDOW_S * peers.size:  # by all ranks together
             return
-        self.recent_s = []
-        better = self.rebalancer.observe(medians_s)
+        self.recent_s, self.recent_steps_s = [], []
+        better = self.rebalancer.observe(medians_s) if self.rebalancer is not None else None
+        if better is None and grows:
+            better = self._grown(step_time_s)
         if better is not None:
             split, known = [0] * len(rank.split), sum(self.weights[number] for number in members)
             for number, size in zip(members, better[0], strict=True):
                 split[number], self.weights[number] = size, known * size / sum(better[0])
             self._change_split(split, better[1])
 
+    def _grown(self, step_time_s: float) -> tuple[list[int], str] | None:
+        """The members' split of a better global batch, and the reason."""
+        assert self.growth is not None
+        found = self.growth.observe(step_time_s, self.rank.noise_scale.value)
+        if found is None:
+            return None
+        batch, reason = found
+        if self.rebalancer is not None:
+            return self.rebalancer.resized(batch), reason
+        return shares(batch, [self.rank.split[number] for number in self._members]), reason
+
     def _change_split(self, split: list[int], reason: str) -> None:
         event = SplitEvent(step=self._state.step, batch_sizes=split, reason=reason).model_dump()
+        if self.growth is not None:
+            self.growth.change(sum(split), self._state.step, self.rank.noise_scale.value)
         self.rank.split, self._state.split = list(split), list(split)
-        self.recent_s = []
+        self.recent_s, self.recent_steps_s = [], []
         self._state.events.append(event)
         self.splits.add(**event)
         if self.rank.first:

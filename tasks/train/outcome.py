@@ -60,6 +60,7 @@ def result_of(
         global_batch_size=plan.global_batch_size,
         steps=first["step"],
         epochs=job.train.epochs,
+        noise_scale=first["noise_scale"],
         resumed_from_step=resumed_from_step,
         backend=order.backend,
         versions=_versions(order.backend),

@@ -23,6 +23,8 @@ from trainwright.tasks.train.batch_norm import join_batch_norms
 from trainwright.tasks.train.batches import own_part, shares
 from trainwright.tasks.train.collective import Collective, PeersLost, take_from_first
 from trainwright.tasks.train.gradients import GradientSum
+from trainwright.tasks.train.halves import due, half_squares
+from trainwright.tasks.train.noise_scale import NoiseScale, noise_and_signal
 from trainwright.tasks.train.optimization import make_optimizer
 from trainwright.tasks.train.request import TrainRequest
 from trainwright.tasks.train.tensors import load_optimizer, optimizer_tensors
@@ -64,6 +66,8 @@ class Rank:
         self.work = Path(request.work_folder)
         self.split = [planned.batch_size for planned in request.plan.devices]
         self.classifies = request.schema_.task.endswith("classification")
+        self.noise_scale = NoiseScale()
+        self._joint_square = 0.0
         self.stop_asked = False
         self.leave_asked: Callable[[], bool] = lambda: False
         self._speed = request.plan.devices[number].speed
@@ -131,9 +135,10 @@ class Rank:
         return self._new().to(device=self.device, dtype=self._dtype)
 
     def begin_anew(self) -> None:
-        """Parameters, buffers and optimizer as they were before the first step."""
+        """Parameters, buffers, optimizer and noise scale as they were before the first step."""
         self.model.load_state_dict(self._newly_built().state_dict())
         self.optimizer.state.clear()
+        self.noise_scale, self._joint_square = NoiseScale(), 0.0
 
     def abandon_step(self) -> None:
         """Undo what a step has changed that did not come to its end: the forward pass moves running statistics."""
@@ -180,13 +185,13 @@ class Rank:
             return 0.0
         return float((outputs.argmax(dim=1) == targets).sum())
 
-    def step(self, order: Any, step_in_epoch: int, step: int) -> StepFigures:
-        """Forward, backward and the sums; `update` is the other half. `order` holds the rows of the epoch.
+    def step(self, order: Any, begin: int, step: int) -> StepFigures:
+        """Forward, backward and the sums; `update` is the other half. `order` holds the epoch's rows, `begin` of them taken.
 
         Where the plan accumulates, the share is taken in micro-batches. What they add up to is the gradient of the joint batch,
         but where a sample's loss depends on others: batch normalisation takes the statistics of a micro-batch, over all ranks.
         """
-        rows, total = own_part(order, step_in_epoch, self.split, self.number)
+        rows, total = own_part(order, begin, self.split, self.number)
         started, waited = time.perf_counter(), self.collective.wait_s
         self._seed(step)
         self._batch_size = len(rows)
@@ -194,22 +199,54 @@ class Rank:
         self._gradients.begin()
         try:
             loss, correct = self._forward_backward_all(self._micro_batches(rows, total), order, total)
+            passes = 1 + self._measure_alone(rows, step)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             raise OutOfMemory(f"a batch of {len(rows)} does not fit into memory", batch_size=len(rows)) from None
         own = time.perf_counter() - started - (self.collective.wait_s - waited)
         if self._speed is not None:
-            emulated = EMULATED_SAMPLE_S * len(rows) / self._speed - self._update_s
+            emulated = EMULATED_SAMPLE_S * passes * len(rows) / self._speed - self._update_s
             time.sleep(max(0.0, emulated - own))
             own = max(own, emulated)
         self._gradients.send_rest()
+        # With h = (b / B) · g, what was sent, b · |g|² is B² / b · |h|². |g|² of the step before comes from the first rank: a
+        # sum's last digit may differ between unlike devices, and what is decided by it may not.
+        spread = total**2 / len(rows) * self._gradients.own_square if len(rows) else 0.0
+        joint_square = self._joint_square if self.first else 0.0
         asked = [self.stop_asked, self.leave_asked()]
-        figures = torch.tensor([loss, correct, *asked], dtype=torch.float64)
-        summed = self.collective.sum_(torch.cat([figures, self._gradients.used]), "figures")
-        self._gradients.finish(summed[4:])
-        stop, leave = bool(summed[2] > 0), bool(summed[3] > 0)
-        return StepFigures(float(summed[0]), float(summed[1]), total, stop, leave, own)
+        figures = [loss, correct, *asked, spread, float(len(rows) > 0), joint_square]
+        head = torch.tensor(figures, dtype=torch.float64)
+        summed = self.collective.sum_(torch.cat([head, self._gradients.used]), "figures")
+        self._gradients.finish(summed[len(figures) :])
+        loss, correct, stops, leaves, spread, ranks, joint_square = summed[: len(figures)].tolist()
+        if self.collective.size > 1:
+            self.noise_scale.complete(joint_square)
+            self.noise_scale.begin(spread, total, round(ranks))
+            self._joint_square = self._gradients.joint_square()
+        return StepFigures(loss, correct, total, stops > 0, leaves > 0, own)
+
+    def _measure_alone(self, rows: Any, step: int) -> int:
+        """A rank without others measures the noise from halves of its batch now and then; how many more passes that took."""
+        wanted = self.collective.size == 1 and self.spec.adaptive_batch and len(rows) >= 4
+        if not wanted or not due(step, self.noise_scale.estimates):
+            return 0
+
+        def loss_of(part: Any) -> torch.Tensor:
+            inputs, targets = self._batch(part)
+            return self._loss(self.model(inputs), targets)
+
+        self.noise_scale.add(*noise_and_signal(*half_squares(self.model, loss_of, rows)))
+        return 1
+
+    def noise_document(self) -> dict[str, Any]:
+        """What the noise scale is made of, for a checkpoint."""
+        return self.noise_scale.document() | {"joint_square": self._joint_square}
+
+    def load_noise(self, document: dict[str, Any]) -> None:
+        """Take up `noise_document`."""
+        self._joint_square = document["joint_square"]
+        self.noise_scale = NoiseScale(**{name: document[name] for name in self.noise_scale.document()})
 
     def _micro_batches(self, rows: Any, total: int) -> list[Any]:
         """The share in as many parts as the plan accumulates, or as samples allow, and as even as can be.

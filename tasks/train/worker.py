@@ -24,9 +24,10 @@ from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.train.channel import RankChannel
 from trainwright.tasks.train.collective import PeersLost
 from trainwright.tasks.train.cpu_share import join_cgroup
-from trainwright.tasks.train.loop import Training, ramp
+from trainwright.tasks.train.loop import Training
 from trainwright.tasks.train.metrics import warm_up
 from trainwright.tasks.train.peers import Peers
+from trainwright.tasks.train.ramp import begin_search, search
 from trainwright.tasks.train.rank import OutOfMemory, Rank
 from trainwright.tasks.train.request import Order
 from trainwright.tasks.train.world import World
@@ -85,8 +86,11 @@ def _take_part(training: Training, peers: Peers, channel: RankChannel, order: Or
         try:
             peers.join(world, rank.number)
             channel.send("joined", generation=world.generation)
-            trains = order.mode == "train"
-            done = training.take_part(world) if trains else ramp(rank, channel, world, order.learning_rates)
+            if order.mode == "train":
+                done = training.take_part(world)
+            else:
+                begin_search(rank, world)
+                done = search(rank, channel, order.learning_rates, order.trial_steps)
             if done is not None:
                 channel.send("done", **done)
         except Exception as error:
