@@ -140,6 +140,13 @@ class DeviceCurve(_Value):
         """Bytes that a rank with this step stays below, its process included."""
         return self.safe_memory_bytes(batch_size) + self.process_bytes
 
+    def memory_line(self, batch_size: int) -> Affine:
+        """`device_memory_bytes` up to a batch, as the line through its ends."""
+        most = max(2, batch_size)
+        least_bytes, most_bytes = self.device_memory_bytes(1), self.device_memory_bytes(most)
+        slope = (most_bytes - least_bytes) / (most - 1)
+        return Affine(fixed=least_bytes - slope, per_sample=slope)
+
 
 def line_through(sizes: Sequence[int], seconds: Sequence[float]) -> Affine:
     """The line of least squared relative error, neither part negative."""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainwright.estimator.communication import Link
-from trainwright.estimator.curves import DeviceCurve, Interval, Mode
+from trainwright.estimator.curves import Affine, DeviceCurve, Interval, Mode
 from trainwright.estimator.energy import Power
 from trainwright.tasks.job import Job, Task
 from trainwright.tasks.pool import Device
@@ -123,10 +123,21 @@ class PlannedDevice(Device):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
     batch_size: int
+    most_batch_size: int | None = Field(
+        default=None, description="samples a step that its memory holds, beside the other ranks; None: not known"
+    )
     step_time_s: Interval = Field(description="of its own share, without waiting for the others")
     peak_memory_bytes: float
+    memory_bytes: Affine | None = Field(default=None, description="of the rank, over its batch size, where it is known")
     power: Power | None = Field(default=None, description="what the prediction took the device to draw")
     mode: Mode | None = Field(default=None, description="what the prediction is made of")
+
+    def largest_batch(self, limit_bytes: float) -> int | None:
+        """The largest batch that the memory curve puts within a limit; None where there is no curve that rises."""
+        line = self.memory_bytes
+        if line is None or line.per_sample <= 0:
+            return None
+        return max(0, int((limit_bytes - line.fixed) // line.per_sample))
 
 
 class Prediction(Value):
@@ -239,6 +250,14 @@ class LearningRatePoint(Value):
     smoothed_accuracy: float | None = None
 
 
+class LearningRateTrial(Value):
+    """A short training at one rate, from the training's own start."""
+
+    learning_rate: float
+    loss: float = Field(description="mean over its last quarter; infinite where it ran away")
+    steps: int
+
+
 class CurveFit(Value):
     """A curve fitted over x = log10(learning rate)."""
 
@@ -260,12 +279,13 @@ class LearningRateSearch(Artefact):
     reason: str
     points: list[LearningRatePoint] = Field(default_factory=list)
     fits: list[CurveFit] = Field(default_factory=list)
+    trials: list[LearningRateTrial] = Field(default_factory=list, description="in the order in which they were made")
     diverged_at: float | None = None
     plot: str | None = None
 
 
 class SplitEvent(Value):
-    """A change of the batch split, from `step` on."""
+    """A change of the batch split, or of the global batch (their sum), from `step` on."""
 
     step: int
     batch_sizes: list[int] = Field(description="by rank")
@@ -320,9 +340,12 @@ class Result(Artefact):
     split_events: list[SplitEvent]
     checkpoints: list[Checkpoint]
     learning_rate: float
-    global_batch_size: int
+    global_batch_size: int = Field(description="as planned; it may have grown (split_events)")
     steps: int
     epochs: int
+    noise_scale: float | None = Field(
+        default=None, description="the gradient's, in samples, at the end; None: not measured"
+    )
     resumed_from_step: int | None
     backend: str
     versions: dict[str, str]

@@ -103,6 +103,20 @@ class CheckpointPolicy(Document):
         return self
 
 
+class FaultPolicy(Document):
+    """What is done about devices that are lost while training."""
+
+    stall_timeout: Duration = Field(
+        default=60.0, description="a rank for which the others wait this long without a sign of progress is lost"
+    )
+    wait_for_devices: Wait = Field(
+        default=60.0, description="with fewer devices than devices.min_count: how long to wait for one to come back"
+    )
+    restarts: int = Field(
+        default=10, ge=0, description="how often a device's process is started again without reaching a checkpoint"
+    )
+
+
 class Target(Document):
     """A metric that training should reach; it is reported, and marks the best checkpoint."""
 
@@ -135,6 +149,7 @@ class TrainSpec(Document):
     adaptive_split: bool = Field(default=True, description="correct the batch split by measured step times")
     adaptive_batch: bool = Field(default=False, description="let the global batch grow within batch_bounds")
     checkpoint: CheckpointPolicy = CheckpointPolicy()
+    faults: FaultPolicy = FaultPolicy()
     target: Target | None = None
 
     @model_validator(mode="after")
@@ -219,8 +234,6 @@ class Job(Document):
         waiting = {
             "promotion": self.promotion is not None,
             "schedule.on_new_data": self.schedule is not None and self.schedule.on_new_data,
-            "train.adaptive_batch": self.train.adaptive_batch,
-            "train.learning_rate_rule": self.train.learning_rate_rule not in ("auto", "constant"),
         }
         return [field for field, is_set in waiting.items() if is_set]
 

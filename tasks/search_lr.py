@@ -1,7 +1,8 @@
 """Step `search_lr`: the learning rate from an exponential ramp on the real model and data.
 
-The idea is of 2019: train while the rate rises exponentially, fit the training curve with a polynomial and a logarithm, and
-take the best interval or its middle. Here both fits are made of the smoothed loss and accuracy over x = log10(rate).
+Train while the rate rises exponentially, and fit the smoothed loss and accuracy over x = log10(rate) with a polynomial and a
+logarithm: that gives an interval, and the rate at which the loss runs away. Short trainings at rates below that (`lr_trials`)
+then say which is best.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from trainwright.tasks.artefacts import CurveFit, LearningRatePoint, LearningRateSearch
+from trainwright.tasks import lr_trials
+from trainwright.tasks.artefacts import CurveFit, LearningRatePoint, LearningRateSearch, LearningRateTrial
 from trainwright.tasks.errors import TrainingFailed
 
 if TYPE_CHECKING:
-    from trainwright.tasks.train import RampPoint, TrainRequest
+    from trainwright.tasks.train import TrainRequest
 
 STEPS = 90
 LADDERS = {"sgd": (1e-4, 10.0), "momentum": (1e-5, 3.0), "adam": (1e-5, 1.0), "adamw": (1e-5, 1.0)}
@@ -64,13 +66,8 @@ def choose(points: Sequence[tuple[float, float, float | None]]) -> LearningRateS
         )
         for k, (rate, raw, seen) in enumerate(finite)
     ]  # fmt: skip
-    least = min(range(len(loss)), key=loss.__getitem__)
-    begin = statistics.median(raw_loss[: max(3, len(raw_loss) // 9)])  # one odd first batch does not move it
+    least, begin, noise, gone = _course(raw_loss, loss)
     fall = begin - loss[least]
-    noise = _noise(raw_loss[: max(least, 8)])
-    gone = next(
-        (k for k in range(least, len(loss)) if loss[k] > loss[least] + max(0.5 * fall, 0.05 * abs(begin), noise)), None
-    )
     broken = points[len(finite)][0] if len(finite) < len(points) else None
     diverged_at = rates[gone] if gone is not None else broken
     end = gone if gone is not None else len(rates)
@@ -91,6 +88,26 @@ def choose(points: Sequence[tuple[float, float, float | None]]) -> LearningRateS
         learning_rate=value, interval=(low, high), source="searched", reason=reason, points=shown, fits=fits,
         diverged_at=diverged_at, plot="lr_search.html",
     )  # fmt: skip
+
+
+def runaway_rate(points: Sequence[tuple[float, float, float | None]]) -> float | None:
+    """The rate at which a ramp's loss runs away, or its last; None without one loss that is a number."""
+    finite = list(itertools.takewhile(lambda point: math.isfinite(point[1]), points))
+    if not finite:
+        return None
+    raw_loss = [value for _, value, _ in finite]
+    gone = _course(raw_loss, smooth(raw_loss))[-1]
+    return finite[gone][0] if gone is not None else points[min(len(finite), len(points) - 1)][0]
+
+
+def _course(raw_loss: list[float], loss: list[float]) -> tuple[int, float, float, int | None]:
+    """Where the smoothed loss is least, what it began with, its noise, and from where on it is gone for good (or None)."""
+    least = min(range(len(loss)), key=loss.__getitem__)
+    begin = statistics.median(raw_loss[: max(3, len(raw_loss) // 9)])  # one odd first batch does not move it
+    fall, noise = begin - loss[least], _noise(raw_loss[: max(least, 8)])
+    bound = loss[least] + max(0.5 * fall, 0.05 * abs(begin), noise)
+    last = max((k for k in range(len(loss)) if loss[k] <= bound), default=least)
+    return least, begin, noise, last + 1 if last + 1 < len(loss) else None
 
 
 def _noise(losses: Sequence[float]) -> float:
@@ -152,12 +169,32 @@ def _fitted_minimum(fit: CurveFit, low: float, high: float) -> float:
 
 
 def search_learning_rate(request: TrainRequest, *, stop: threading.Event | None = None) -> LearningRateSearch:
-    """Ramp on the job's own model, data and split, and choose."""
-    from trainwright.tasks.train import ramp
+    """Ramp and trials on the job's own model, data and split, and choose."""
+    from trainwright.tasks.train import search
 
-    low, high = LADDERS[request.job.train.optimizer.name]
-    points: list[RampPoint] = ramp(request, ladder(low, high, STEPS), stop=stop)
-    return choose([(one.learning_rate, one.loss, one.accuracy) for one in points])
+    job, rows = request.job.train, request.schema_.train_rows
+    low, high = LADDERS[job.optimizer.name]
+    steps = lr_trials.trial_steps(math.ceil(rows / request.plan.global_batch_size) * job.epochs)
+    found = search(request, ladder(low, high, STEPS), steps, stop=stop)
+    points = [(one.learning_rate, one.loss, one.accuracy) for one in found.points]
+    return with_trials(choose(points), found.trials)
+
+
+def with_trials(ramp: LearningRateSearch, trials: Sequence[LearningRateTrial]) -> LearningRateSearch:
+    """The search after its trials: theirs is the value; the ramp's where each of them ran away, or none was made."""
+    settled = lr_trials.settle({one.learning_rate: one.loss for one in trials})
+    if settled is None:
+        return ramp.model_copy(update={"trials": list(trials)})
+    value, (low, high) = settled
+    best = min(trials, key=lambda one: one.loss)
+    edge = f"below {ramp.diverged_at:.2g}, where the loss runs away" if ramp.diverged_at is not None else "of the ramp"
+    reason = (
+        f"of {len(trials)} trainings of {best.steps} steps at rates {edge}, {best.learning_rate:.2g} reached the least loss "
+        f"({best.loss:.3g}); the parabola through it and its neighbours is least at {value:.2g}"
+    )
+    return ramp.model_copy(
+        update={"learning_rate": value, "interval": (low, high), "reason": reason, "trials": list(trials)}
+    )
 
 
 def plot(search: LearningRateSearch) -> str:
@@ -199,11 +236,18 @@ def chart(search: LearningRateSearch, curve: str) -> Any:
                 along, np.polyval(fit.coefficients, np.log10(along)), color="#d1495b", line_dash=dash, width=1.5,
                 legend_label=fit.kind,
             )  # fmt: skip
+    tried = [one for one in search.trials if math.isfinite(one.loss)] if curve == "loss" else []
+    if tried:
+        shown.scatter(
+            [one.learning_rate for one in tried], [one.loss for one in tried], size=9, marker="diamond", color="#2a9d8f",
+            legend_label="trials",
+        )  # fmt: skip
     low, high = search.interval
     shown.add_layout(BoxAnnotation(left=low, right=high, fill_alpha=0.12, fill_color="#2a9d8f"))
     shown.add_layout(Span(location=search.learning_rate, dimension="height", line_color="#2a9d8f", line_width=2))
     smoothed = [getattr(point, f"smoothed_{curve}") for point in search.points]
     middle = smoothed[: max(1, len(smoothed) * 9 // 10)]
+    middle += [one.loss for one in tried]
     span = (max(middle) - min(middle)) or 1.0
     shown.y_range.start, shown.y_range.end = min(middle) - 0.1 * span, max(middle) + 0.3 * span
     shown.legend.location = "bottom_left" if curve == "loss" else "top_left"

@@ -19,6 +19,7 @@ from trainwright.tasks.allocate.cost import CostModel
 from trainwright.tasks.allocate.front import alternatives, front, point
 from trainwright.tasks.allocate.infeasible import infeasible
 from trainwright.tasks.allocate.layout import Layout
+from trainwright.tasks.allocate.memory import most_samples
 from trainwright.tasks.allocate.search import MOST_NODES
 from trainwright.tasks.allocate.strategies import Request, best
 from trainwright.tasks.artefacts import DataSchema, Estimate, Plan, PlannedDevice
@@ -98,11 +99,13 @@ def make_plan(
     result = chosen.best
     assert result is not None
     gap = chosen.gap(planner.goal)
+    held = most_samples(result, max(job.train.batch_bounds[1], result.batch))
     return Plan(
         feasible=True,
         objective=job.objective.minimize,
         devices=[
-            planned(planner.model, device, batch, result.accumulation) for device, batch in result.devices()
+            planned(planner.model, device, batch, result.accumulation, most=held[device.id])
+            for device, batch in result.devices()
         ],
         global_batch_size=result.batch,
         steps_per_epoch=math.ceil(data.train_rows / result.batch),
@@ -121,14 +124,18 @@ def make_plan(
     )
 
 
-def planned(model: CostModel, device: Device, batch: int, accumulation: int) -> PlannedDevice:
-    """The device with its share of each step, in so many micro-batches."""
+def planned(
+    model: CostModel, device: Device, batch: int, accumulation: int, most: int | None = None
+) -> PlannedDevice:
+    """The device with its share of each step, in so many micro-batches; `most` is what its memory holds."""
     kind = model.kind(device)
     return PlannedDevice(
         **device.model_dump(),
         batch_size=batch,
         step_time_s=kind.curve.step_time(batch, accumulation),
+        most_batch_size=most,
         peak_memory_bytes=model.memory_bytes(kind, batch, accumulation),
+        memory_bytes=kind.curve.memory_line(batch),
         power=power_of(kind.curve),
         mode=kind.curve.mode,
     )

@@ -1,20 +1,23 @@
 """Training on unlike devices: one rank for each device of the plan, each with its own batch and share of the CPU.
 
-    launch, ranks, outcome  start the ranks, watch them, gather what they did           (no torch)
-    worker, rank, loop      are a rank: the process, what is within a step, the steps   (torch, Horovod)
-    channel                 what ranks and launcher say to each other
-    batches, rebalance      which samples a rank takes; when the split changes          (pure)
-    collective, gradients, batch_norm   make n unequal ranks equal one process on the joint batch
+    launch, ranks, processes, outcome   start the ranks, lead them from world to world, gather what they did   (no torch)
+    worker, rank, loop, agree   are a rank: the process, what is within a step, the steps, a new world's state  (torch, Horovod)
+    ramp, snapshot          the learning-rate search on a rank, which leaves it as it was
+    world, channel          where ranks meet; what ranks and launcher say to each other
+    fleet, watchdog, divergence   who may take part; who hangs; when the loss has run away                     (pure)
+    batches, rebalance      which samples a rank takes; when the split changes                                 (pure)
+    noise_scale, adaptive_batch, halves   what a larger batch would bring; when it grows, and the learning rate with it
+    collective, peers, gradients, batch_norm   make n unequal ranks equal one process on the joint batch
     checkpoint, metrics     what is kept, and where
     fence, confirmations    which checkpoints count, and when one is whole
     saver, spill, tensors, shards   write it while training goes on, also while the store is away
 
-`train` and `ramp` are the two things a caller needs.
+`train` and `search` are the two things a caller needs (`ramp` is a search without trials).
 """
 
 from __future__ import annotations
 
-from trainwright.tasks.train.launch import ramp, train
-from trainwright.tasks.train.request import RampPoint, TrainRequest
+from trainwright.tasks.train.launch import ramp, search, train
+from trainwright.tasks.train.request import RampPoint, Searched, TrainRequest
 
-__all__ = ["RampPoint", "TrainRequest", "ramp", "train"]
+__all__ = ["RampPoint", "Searched", "TrainRequest", "ramp", "search", "train"]

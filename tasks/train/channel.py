@@ -1,55 +1,129 @@
 """What a rank and its launcher say to each other: JSON, one object a line, over a pair of sockets.
 
-A rank says progress, epoch, split, notice, part, checkpoint, done, error. It asks before it begins (`ready`), before it writes
-to the store (`write`) and what the others have written (`parts`, `stored`); the answer is a line too, and does not come where
-the devices are no longer ours. Several threads of a rank may speak.
+A rank says spare or free (it waits to be given a device, or a world), joined, alive, progress, epoch, split, notice, saving,
+part, checkpoint, back, done, error. It asks before it writes to the store (`write`) and what the others have written (`parts`,
+`stored`); the answer does not come where the devices are no longer ours. The launcher says device, world, leave (at the end of
+the step), out (now), answer, end. Several threads of a rank may speak and ask.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import queue
+import resource
+import select
 import socket
 import threading
 import time
-from typing import Any
-
-from trainwright.tasks.errors import TrainingFailed
+from typing import Any, Protocol
 
 VARIABLE = "TRAINWRIGHT_CHANNEL"
+ALIVE_EVERY_S = 0.5
 _LEAST_PAUSE_S = 0.25
+Message = dict[str, Any]
+
+
+class Waits(Protocol):
+    """What the channel's thread needs to know of the rank's peers."""
+
+    waiting_since: float | None
+
+    def break_off(self) -> None:
+        """Make what waits for the others fail."""
+        ...
 
 
 class RankChannel:
-    """The rank's end."""
+    """The rank's end. A thread of its own listens, and says twice a second that the rank is alive, and whether it waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, peers: Waits | None = None) -> None:
         self._socket = socket.socket(fileno=int(os.environ.pop(VARIABLE)))
         self._socket.set_inheritable(False)
-        self._answers = self._socket.makefile("rb")
-        self._speaking, self._asking = threading.Lock(), threading.Lock()
         self._last = 0.0
+        self._peers = peers
+        self._sending = threading.Lock()
+        self._questions = itertools.count()
+        self._answers: dict[int, queue.SimpleQueue[Message]] = {}
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.leave_asked = -1
+        """the generation of the world that the launcher asked this rank to leave at the end of a step"""
+        self.out_asked = -1
+        """the generation of the world that the launcher called this rank out of"""
+        self.writing = False
+        """whether this rank keeps the others waiting because it writes a checkpoint"""
+        threading.Thread(target=self._listen, name="channel", daemon=True).start()
+
+    def attend(self, peers: Waits) -> None:
+        """From now on, tell whether this rank waits for these."""
+        self._peers = peers
+
+    def _listen(self) -> None:
+        partial = b""
+        while True:
+            if not select.select([self._socket], [], [], ALIVE_EVERY_S)[0]:
+                self._say_alive()
+                continue
+            try:
+                chunk = self._socket.recv(1 << 16)
+            except OSError:
+                chunk = b""
+            if not chunk:
+                os._exit(1)  # no rank outlives its launcher
+            *whole, partial = (partial + chunk).split(b"\n")
+            for line in whole:
+                message = json.loads(line)
+                if message["kind"] == "leave":
+                    self.leave_asked = message["generation"]
+                elif message["kind"] == "answer":
+                    self._answers.pop(message.pop("number")).put(message)
+                elif message["kind"] == "out":
+                    self.out_asked = message["generation"]
+                    if self._peers is not None:
+                        self._peers.break_off()
+                else:
+                    self._inbox.put(message)
+
+    def _say_alive(self) -> None:
+        since = self._peers.waiting_since if self._peers is not None else None
+        usage = usage_of_this_process()
+        try:
+            self.send("alive", waits_s=time.monotonic() - since if since else None, writing=self.writing, **usage)
+        except OSError:
+            os._exit(1)
 
     def send(self, kind: str, **fields: Any) -> None:
         """Say something."""
         line = (json.dumps({"kind": kind, **fields}) + "\n").encode()
-        with self._speaking:
+        with self._sending:
             self._socket.sendall(line)
 
-    def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """Ask whether to go on; the answer. Raises TrainingFailed where the launcher does not say so."""
-        with self._asking:
-            self.send("ask", about=kind, **fields)
-            line = self._answers.readline()
-        if not line:
-            raise TrainingFailed("the launcher is gone")
-        return dict(json.loads(line))
+    def receive(self, *kinds: str) -> Message:
+        """The next word of one of these kinds; others are passed over."""
+        while True:
+            message = self._inbox.get()
+            if message["kind"] in kinds:
+                return message
+
+    def ask(self, about: str, **fields: Any) -> Message:
+        """Ask the launcher; its answer, which does not come where the devices are no longer ours."""
+        number, answer = next(self._questions), queue.SimpleQueue[Message]()
+        self._answers[number] = answer
+        self.send("ask", about=about, number=number, **fields)
+        return answer.get()
 
     def progress(self, kind: str, **fields: Any) -> None:
         """Say how far we are, a few times a second at most."""
         if time.monotonic() - self._last > _LEAST_PAUSE_S:
             self._last = time.monotonic()
             self.send(kind, **fields)
+
+
+def usage_of_this_process() -> dict[str, float]:
+    """Its largest memory so far and the CPU time it took."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return {"peak_memory_bytes": usage.ru_maxrss * 1024, "cpu_s": usage.ru_utime + usage.ru_stime}
 
 
 class LauncherChannel:
@@ -60,7 +134,7 @@ class LauncherChannel:
         self.closed = False
         self._partial = b""
 
-    def read(self) -> list[dict[str, Any]]:
+    def read(self) -> list[Message]:
         """The messages that have arrived; sets `closed` where the rank has gone."""
         try:
             chunk = self.socket.recv(1 << 16)
@@ -70,10 +144,10 @@ class LauncherChannel:
         *whole, self._partial = (self._partial + chunk).split(b"\n")
         return [json.loads(line) for line in whole]
 
-    def go_on(self, **answer: Any) -> None:
-        """Answer a question. A rank that has gone meanwhile is noticed when its end closes."""
+    def send(self, kind: str, **fields: Any) -> None:
+        """Say something. A rank that has gone meanwhile is noticed when its end closes."""
         try:
-            self.socket.sendall((json.dumps(answer) + "\n").encode())
+            self.socket.sendall((json.dumps({"kind": kind, **fields}) + "\n").encode())
         except (BrokenPipeError, ConnectionResetError):
             return
 

@@ -46,8 +46,21 @@ class State:
     """changes of the split so far"""
     epoch_loss_sum: float = 0.0
     epoch_samples: int = 0
+    samples: int = -1
+    """taken since the training began: with the rows, its place in the epoch; -1: written before there was such a count"""
+    adaptive: dict[str, Any] = field(default_factory=dict)
+    """the noise scale, and the batch's growth where the job lets it grow"""
     duration_s: float = 0.0
     """of the whole training until here"""
+    members: list[int] | None = None
+    """the ranks that the split is for; None: all"""
+    rate_factor: float = 1.0
+    """what is left of the learning rate after the loss ran away"""
+    setbacks: int = 0
+    """how often it did"""
+    first_losses: list[float] = field(default_factory=list)
+    """of the first steps: what later losses are compared to"""
+    smoothed_loss: float = 0.0
     sha256: dict[str, str] = field(default_factory=dict)
     """of each file of tensors, by its name"""
     size_bytes: dict[str, int] = field(default_factory=dict)
@@ -61,6 +74,11 @@ class State:
     def encoded(self) -> bytes:
         """As it is stored."""
         return json.dumps(asdict(self), indent=1).encode()
+
+
+def initial_batch(state: State) -> int:
+    """The global batch that the training began with."""
+    return int(state.adaptive["growth"]["base"]) if "growth" in state.adaptive else sum(state.split)
 
 
 def file_name(name: str, rank: int, size: int) -> str:

@@ -1,18 +1,24 @@
 """Sums over all ranks, by Horovod or by torch.distributed, behind one interface. Everything else is made of sums.
 
 Tensors that are summed lie in the host's memory, whatever device a rank computes on: so CPUs and GPUs can train together.
+A rank's place among the others while they change is `peers`.
 """
 
 from __future__ import annotations
 
+import json
 import time
 import zlib
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.tasks.errors import TrainingFailed
+
+MEET_S, SUM_S = 10.0, 1800.0
+"""torch's time-outs. The launcher notices sooner who dies or hangs."""
 
 
 class PeersLost(TrainingFailed):
@@ -64,7 +70,7 @@ class HorovodCollective:
     def start_sum(self, tensor: torch.Tensor, name: str) -> Any:
         try:
             return self._hvd.allreduce_async_(tensor, name=name, op=self._hvd.Sum)
-        except ValueError as error:  # Horovod has shut down
+        except (ValueError, RuntimeError) as error:  # Horovod has shut down, or is about to
             raise PeersLost(f"Horovod: {error}") from error
 
     def finish(self, handle: Any) -> None:
@@ -83,27 +89,39 @@ class TorchCollective:
     """torch.distributed with Gloo. The ranks meet through a file.
 
     It matches sums by their order, not by name. Those begun early have a group of their own, so that a rank may begin
-    them at another moment between the blocking ones.
+    them at another moment between the blocking ones. The groups are made directly: `init_process_group` counts them in
+    the process, and the processes of one world may have lived through other numbers of worlds.
     """
 
     def __init__(self, rank: int, size: int, meeting: Path) -> None:
         import torch.distributed as dist
+        from torch._C._distributed_c10d import FileStore, PrefixStore
 
-        dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=size)
-        self._dist = dist
-        self._early = dist.new_group()
+        store = FileStore(str(meeting), size)
+        store.set_timeout(timedelta(seconds=MEET_S))
+        try:
+            self._groups: dict[bool, Any] = {
+                early: dist.ProcessGroupGloo(
+                    PrefixStore("early" if early else "sum", store), rank, size, timedelta(seconds=MEET_S)
+                )
+                for early in (False, True)
+            }
+        except RuntimeError as error:
+            raise PeersLost(f"torch.distributed: {error}") from error
+        self._options = dist.AllreduceOptions()  # whose default is to sum
+        self._options.timeout = timedelta(seconds=SUM_S)
         self.rank, self.size, self.wait_s = rank, size, 0.0
 
     def sum_(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        self.finish(self._start(tensor, None))
+        self.finish(self._start(tensor, early=False))
         return tensor
 
     def start_sum(self, tensor: torch.Tensor, name: str) -> Any:
-        return self._start(tensor, self._early)
+        return self._start(tensor, early=True)
 
-    def _start(self, tensor: torch.Tensor, group: Any) -> Any:
+    def _start(self, tensor: torch.Tensor, *, early: bool) -> Any:
         try:
-            return self._dist.all_reduce(tensor, group=group, async_op=True)
+            return self._groups[early].allreduce([tensor], self._options)
         except RuntimeError as error:
             raise PeersLost(f"torch.distributed: {error}") from error
 
@@ -116,13 +134,14 @@ class TorchCollective:
         self.wait_s += time.perf_counter() - started
 
     def shutdown(self) -> None:
-        self._dist.destroy_process_group()
+        self._groups.clear()  # waits until nothing is summed any more
 
 
-def take_from_first(collective: Collective, tensors: list[torch.Tensor], name: str) -> None:
-    """Give every rank the tensors of rank 0, in place and to the last bit: a sum of integers in which the others add zero.
+def take_from_first(collective: Collective, tensors: list[torch.Tensor], name: str, source: int = 0) -> None:
+    """Give every rank the tensors of the first (or of `source`), in place and to the last bit.
 
-    Ranks on like devices have the same already; a checksum of each rank's shows that, and costs less than the sum.
+    A sum of integers in which the others add zero. Ranks on like devices have the same already; a checksum of each rank's shows
+    that, and costs less than the sum.
     """
     if collective.size == 1 or not tensors:
         return
@@ -131,7 +150,7 @@ def take_from_first(collective: Collective, tensors: list[torch.Tensor], name: s
         return
     padding = torch.zeros(-sum(part.numel() for part in parts) % 4, dtype=torch.uint8)
     whole = torch.cat([*parts, padding]).view(torch.int32)  # Horovod does not sum bytes
-    if collective.rank != 0:
+    if collective.rank != source:
         whole.zero_()
     received = collective.sum_(whole, name).view(torch.uint8).split([one.numel() for one in (*parts, padding)])
     for tensor, part in zip(tensors, received, strict=False):
@@ -146,3 +165,14 @@ def _same_everywhere(collective: Collective, parts: list[torch.Tensor], name: st
     found = torch.zeros(collective.size, dtype=torch.int64)
     found[collective.rank] = checksum
     return len(set(collective.sum_(found, f"{name}-checksum").tolist())) == 1
+
+
+def take_document(collective: Collective, document: Any, name: str, source: int) -> Any:
+    """The JSON value that `source` holds, on every rank; what the others pass does not matter."""
+    mine = json.dumps(document).encode() if collective.rank == source else b""
+    length = collective.sum_(torch.tensor([len(mine)], dtype=torch.int64), f"{name}.length")
+    text = torch.zeros(int(length), dtype=torch.uint8)
+    if mine:
+        text.copy_(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
+    take_from_first(collective, [text], name, source)
+    return json.loads(text.numpy().tobytes())

@@ -41,6 +41,8 @@ class GradientSum:
         self._buckets = _buckets(self._parameters)
         self._bucket_of = {number: bucket for bucket in self._buckets for number in bucket.parts}
         self._sent = 0
+        self.own_square = 0.0
+        """|.|² of what this rank has sent in this step: its gradient times b_r / B."""
         self.used = torch.zeros(len(self._parameters), dtype=torch.float64)
         """1 for every parameter that had a gradient in this step."""
         self.last = True
@@ -55,6 +57,7 @@ class GradientSum:
         for parameter in self._parameters:
             parameter.grad = None
         self._sent = 0
+        self.own_square = 0.0
         self.used.zero_()
 
     def _hook(self, number: int) -> Any:
@@ -83,6 +86,7 @@ class GradientSum:
             bucket = self._buckets[self._sent]
             for number in bucket.missing:  # those that the last backward pass did not reach
                 self._take(number)
+            self.own_square += float(torch.dot(bucket.flat, bucket.flat))  # now: the sum takes place in the buffer
             bucket.handle = self._collective.start_sum(bucket.flat, bucket.name)
             self._sent += 1
 
@@ -97,6 +101,10 @@ class GradientSum:
         for number, parameter in enumerate(self._parameters):
             part = self._bucket_of[number].parts[number]
             parameter.grad = part.to(parameter.device) if used_anywhere[number] else None
+
+    def joint_square(self) -> float:
+        """|.|² of the summed gradient, after `finish`."""
+        return sum(float(torch.dot(bucket.flat, bucket.flat)) for bucket in self._buckets)
 
     def clip(self, bound: float) -> None:
         """Scale the gradients so that their norm is at most `bound`.

@@ -16,12 +16,14 @@ from trainwright.tasks.artefacts import Result
 from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, TrainwrightError
 from trainwright.tasks.objects import FolderStore, ObjectStore
 from trainwright.tasks.train import checkpoint, fence
-from trainwright.tasks.train.metrics import drop_from
+from trainwright.tasks.train.fence import Fence
+from trainwright.tasks.train.metrics import JOURNAL, drop_from
 from trainwright.tasks.train.outcome import result_of
 from trainwright.tasks.train.ranks import Ranks
-from trainwright.tasks.train.request import Order, RampPoint, TrainRequest
+from trainwright.tasks.train.request import Order, RampPoint, Searched, TrainRequest
 from trainwright.tasks.train.spill import recover
 
+RESUME = "resume"
 _log = logging.getLogger(__name__)
 
 
@@ -41,8 +43,9 @@ def train(
     """
     _check_devices(request)
     store, work = request.store(), Path(request.work_folder)
-    folder = work / "resume"
+    folder = work / RESUME
     shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(work / JOURNAL, ignore_errors=True)
     if still_mine is not None and not still_mine():
         raise RunHeld("the lease on the devices was lost before training began; nothing was changed")
     if request.resume and (saved := recover(store, work, request.job.train.checkpoint)):
@@ -54,10 +57,10 @@ def train(
     if state is None:
         shutil.rmtree(work / "events", ignore_errors=True)
         shutil.rmtree(work / "spill", ignore_errors=True)
-    elif sum(state.split) != request.plan.global_batch_size:
+    elif (size := checkpoint.initial_batch(state)) != request.plan.global_batch_size:
         raise BadInput(
             f"plan: a global batch of {request.plan.global_batch_size}; the run's checkpoint at step {state.step} was made "
-            f"with {sum(state.split)}; start a run anew"
+            f"with {size}; start a run anew"
         )
     right.forget(after=state.step if state is not None else -1)
     drop_from(store, state.step if state is not None else 0)
@@ -65,16 +68,22 @@ def train(
         request=request,
         mode="train",
         backend=choose_backend(request.job.train.backend),
-        checkpoint=str(folder) if state is not None else None,
         started_at_s=time.time(),
+        earlier_s=state.duration_s if state is not None else 0.0,
         claim=right.owner,
         lease_token=token,
     )
+    found = str(folder) if state is not None else None
     try:
-        with Ranks(order, stop, still_mine) as ranks:
+        with Ranks(
+            order,
+            stop,
+            still_mine,
+            lambda: _restore(right, work),
+            checkpoint=found,
+            committed=state.step if state else 0,
+        ) as ranks:
             done = ranks.watch()
-        if done[0]["stopped"]:
-            raise Interrupted(f"stopped after step {done[0]['step']}; its checkpoint is kept", step=done[0]["step"])
     except RunHeld:
         raise  # the run folder is another's by now
     except BaseException:
@@ -84,7 +93,21 @@ def train(
             _log.warning("logs and events could not be kept", exc_info=True)
         raise
     _keep_files(store, work)
+    first = next(said for said in done.values() if "step" in said)
+    if first["stopped"]:
+        raise Interrupted(f"stopped after step {first['step']}; its checkpoint is kept", step=first["step"])
     return result_of(order, store, done, ranks.shares, state.step if state is not None else None)
+
+
+def _restore(right: Fence, work: Path) -> tuple[str | None, int]:
+    """After all ranks were lost: the newest checkpoint, and nothing recorded of what is done again."""
+    folder = work / RESUME
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(work / JOURNAL, ignore_errors=True)
+    state = checkpoint.fetch_latest(right.store, folder)
+    right.forget(after=state.step if state is not None else -1)
+    drop_from(right.store, state.step if state is not None else 0)
+    return (str(folder), state.step) if state is not None else (None, 0)
 
 
 def ramp(request: TrainRequest, learning_rates: list[float], *, stop: threading.Event | None = None) -> list[RampPoint]:
@@ -92,12 +115,23 @@ def ramp(request: TrainRequest, learning_rates: list[float], *, stop: threading.
 
     One point a step, on the joint global batch; fewer than asked for where the loss runs away. Raises as `train` does.
     """
+    return search(request, learning_rates, 0, stop=stop).points
+
+
+def search(
+    request: TrainRequest, learning_rates: list[float], trial_steps: int, *, stop: threading.Event | None = None
+) -> Searched:
+    """A ramp and, from the same start, trials of so many steps at rates below the one where it ran away; nothing is kept.
+
+    Which rates are tried: `tasks.lr_trials`. Raises as `train` does.
+    """
     _check_devices(request)
     order = Order(
         request=request,
         mode="ramp",
         backend=choose_backend(request.job.train.backend),
         learning_rates=learning_rates,
+        trial_steps=trial_steps,
         started_at_s=time.time(),
     )
     stop = stop or threading.Event()
@@ -105,7 +139,8 @@ def ramp(request: TrainRequest, learning_rates: list[float], *, stop: threading.
         done = ranks.watch()
     if stop.is_set():
         raise Interrupted("stopped while the learning rate was searched")
-    return [RampPoint.model_validate(point) for point in done[0]["points"]]
+    said = [one for one in done.values() if "points" in one]  # a device without memory says nothing
+    return Searched.model_validate({**said[0], "states": [one["state"] for one in said]})
 
 
 def choose_backend(wanted: Literal["auto", "horovod", "torch"]) -> Literal["horovod", "torch"]:

@@ -1,47 +1,154 @@
 """What is recorded while training: rows by step and rank, rows by epoch, split events; as parquet parts in the run folder.
 
-A part holds the rows since the last checkpoint and is written before it, so that a run that goes on from a checkpoint has every
-row up to it, once: parts that begin later are dropped.
+A part holds rows of steps up to a checkpoint and is written before it, so that a run that goes on from a checkpoint has every
+row up to it, once: parts that begin later are dropped. Whoever writes a part anew, because it can't know whether a lost rank
+had, writes the same rows under the same key.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Any
+import threading
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import IO, Any
 
 from trainwright.tasks.objects import ObjectStore
 
+JOURNAL = "journal"
 _PART = re.compile(r"^metrics/(?:steps-rank\d+|epochs|splits)-(\d{8})\.parquet$")
+Row = dict[str, Any]
 
 
-Part = tuple[str, list[dict[str, Any]]]
-"""A key and the rows that belong there."""
+@dataclass(eq=False)
+class Part:
+    """Rows on their way to their key."""
+
+    of: Rows
+    rows: list[Row]
+
+    @property
+    def key(self) -> str:
+        """Named by the first step."""
+        return f"metrics/{self.of.kind}-{self.rows[0]['step']:08d}.parquet"
 
 
 class Rows:
-    """Rows of one kind that wait to be written."""
+    """Rows of one kind that wait to be written; the first column is `step`.
 
-    def __init__(self, store: ObjectStore, kind: str) -> None:
-        self._store, self._kind, self._rows = store, kind, list[dict[str, Any]]()
+    With a journal, a file of this machine that holds every row until the store does, a process that takes the place of a killed
+    one finds what that one recorded. `by_step`: each step's rows are a part, so that any rank may write it.
+    """
+
+    def __init__(self, store: ObjectStore, kind: str, journal: Path | None = None, *, by_step: bool = False) -> None:
+        self._store, self.kind, self._journal, self._by_step = store, kind, journal, by_step
+        self._file: IO[str] | None = None
+        self._lock = threading.Lock()
+        self._fresh = True
+        self._rows, self._sealed = list[Row](), list[Row]()
+        self._taken = list[Part]()
+        self._stored = -1
+        self.newest = -1
+        """the step of the last row"""
+
+    @property
+    def waiting(self) -> list[Row]:
+        """All that the store does not have."""
+        return [*(row for part in self._taken for row in part.rows), *self._sealed, *self._rows]
 
     def add(self, **row: Any) -> None:
-        """Add a row; the first column is `step`."""
-        self._rows.append(row)
+        """Add a row."""
+        with self._lock:
+            self._rows.append(row)
+            self.newest = row["step"]
+            self._note([row])
 
-    def take(self) -> Part | None:
-        """What waits as one part, which is the caller's to write; None where nothing waits."""
-        if not self._rows:
-            return None
-        rows, self._rows = self._rows, []
-        return f"metrics/{self._kind}-{rows[0]['step']:08d}.parquet", rows
+    def recover(self) -> bool:
+        """Take over what a killed process has noted; its last line may be cut short. Whether this was the time to do so."""
+        fresh, self._fresh = self._fresh, False
+        if fresh and self._journal is not None and self._journal.exists():
+            lines = self._journal.read_text().rpartition("\n")[0].splitlines()
+            found = [json.loads(line) for line in lines]
+            self._stored = max((row["stored"] for row in found if "stored" in row), default=-1)
+            self._rows = [row for row in found if "stored" not in row]
+            self.newest = max([self._stored, *(row["step"] for row in self._rows)])
+        return fresh
+
+    def seal(self) -> None:
+        """What waits stays a part of its own."""
+        self._sealed, self._rows = [*self._sealed, *self._rows], []
+
+    def replace(self, rows: list[Row]) -> None:
+        """These rows wait, and no others."""
+        with self._lock:
+            self._rows, self._sealed, self._taken = list(rows), [], []
+            self.newest = rows[-1]["step"] if rows else -1
+            self._note_anew()
+
+    def forget_from(self, step: int) -> None:
+        """Forget the rows of a step and of those after it, which are done again. None of them may be on their way."""
+        if self.newest < step:
+            return
+        with self._lock:
+            self._rows = [row for row in self._rows if row["step"] < step]
+            self._sealed = [row for row in self._sealed if row["step"] < step]
+            self._stored = min(self._stored, step - 1)
+            self.newest = max([self._stored, *(row["step"] for row in self.waiting)])
+            self._note_anew()
+
+    def take(self) -> list[Part]:
+        """What waits, which is the caller's to write, in this order; `stored` hears of each part that is."""
+        with self._lock:
+            found: list[Part] = []
+            for rows in (self._sealed, self._rows):
+                groups = (list(own) for _, own in groupby(rows, lambda row: row["step"])) if self._by_step else [rows]
+                found += [Part(self, own) for own in groups if own]
+            self._sealed, self._rows = [], []
+            self._taken += found
+            return found
+
+    def stored(self, part: Part) -> None:
+        """The store has this part."""
+        with self._lock:
+            if part in self._taken:
+                self._taken.remove(part)
+                self._stored = max(self._stored, part.rows[-1]["step"])
+                self._note_anew()
+
+    def detach(self) -> None:
+        """From now on leave the journal as it is: it is another process's again."""
+        if self._file is not None:
+            self._file.close()
+        self._file = self._journal = None
 
     def write(self) -> None:
-        """Write what waits as one part, named by its first step."""
-        if part := self.take():
-            self._store.put(part[0], encode(part[1]))
+        """Write what waits."""
+        for part in self.take():
+            self._store.put(part.key, encode(part.rows))
+            self.stored(part)
+
+    def _note(self, rows: list[Row]) -> None:
+        if self._journal is not None:
+            if self._file is None:
+                self._journal.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._journal.open("a")
+            self._file.write("".join(json.dumps(row) + "\n" for row in rows))
+            self._file.flush()
+
+    def _note_anew(self) -> None:
+        if self._journal is not None:
+            if self._file is not None:
+                self._file.close()
+            self._journal.parent.mkdir(parents=True, exist_ok=True)
+            partial = self._journal.with_suffix(".part")
+            self._file = partial.open("w")
+            self._note([{"stored": self._stored}, *self.waiting])
+            partial.replace(self._journal)
 
 
-def encode(rows: list[dict[str, Any]]) -> bytes:
+def encode(rows: list[Row]) -> bytes:
     """Rows as parquet."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -49,6 +156,16 @@ def encode(rows: list[dict[str, Any]]) -> bytes:
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(rows), sink)
     return bytes(sink.getvalue().to_pybytes())
+
+
+def warm_up() -> None:
+    """Load what writing takes (pyarrow looks for pandas at the first table), so that no step waits for it."""
+    encode([{"step": 0}])
+
+
+def journal_of(work: Path, rank: int) -> Path:
+    """Where a rank notes its steps until they are in the store."""
+    return work / JOURNAL / f"steps-rank{rank}.jsonl"
 
 
 def read_rows(store: ObjectStore, kind: str) -> list[dict[str, Any]]:

@@ -28,8 +28,8 @@ def make_optimizer(
     return torch.optim.AdamW(chosen, lr=learning_rate, weight_decay=spec.weight_decay)
 
 
-def learning_rate_at(step: int, steps: int, base: float, schedule: str) -> float:
-    """The learning rate of a step (from 0): constant, or cosine: base · (1 + cos(π · step / steps)) / 2."""
+def learning_rate_at(done: float, whole: float, base: float, schedule: str) -> float:
+    """The learning rate after a part of the training: constant, or cosine: base · (1 + cos(π · done / whole)) / 2."""
     if schedule == "constant":
         return base
-    return base * (1 + math.cos(math.pi * step / steps)) / 2
+    return base * (1 + math.cos(math.pi * done / whole)) / 2

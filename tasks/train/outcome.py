@@ -21,10 +21,10 @@ Message = dict[str, Any]
 
 
 def result_of(
-    order: Order, store: ObjectStore, done: list[Message], shares: list[str], resumed_from_step: int | None
+    order: Order, store: ObjectStore, done: dict[int, Message], shares: list[str], resumed_from_step: int | None
 ) -> Result:
     """The result of a training that has reached its end. Rows of earlier launches count, those of lost steps do not."""
-    request, first = order.request, done[0]
+    request, first = order.request, next(said for said in done.values() if "events" in said)
     plan, job = request.plan, request.job
     rows = [read_rows(store, f"steps-rank{rank}") for rank in range(len(plan.devices))]
     events = [SplitEvent.model_validate(event) for event in first["events"]]
@@ -43,7 +43,7 @@ def result_of(
         target_reached=_reached(job.train.target, first["metrics"]),
         predicted=plan.predicted,
         measured=Measured(
-            step_time_s=percentiles([row["step_time_s"] for row in rows[0]]),
+            step_time_s=percentiles([row["step_time_s"] for row in _longest(rows)]),
             duration_s=first["duration_s"],
             peak_memory_bytes=max(device.peak_memory_bytes for device in devices),
             energy_j=energy_j,
@@ -60,16 +60,22 @@ def result_of(
         global_batch_size=plan.global_batch_size,
         steps=first["step"],
         epochs=job.train.epochs,
+        noise_scale=first["noise_scale"],
         resumed_from_step=resumed_from_step,
         backend=order.backend,
         versions=_versions(order.backend),
     )
 
 
+def _longest(rows: list[list[Message]]) -> list[Message]:
+    """The rows of the rank that took part in the most steps."""
+    return [row for row in max(rows, key=len) if row["step_time_s"] > 0]
+
+
 def _device_result(
     rank: int, device: PlannedDevice, said: Message, rows: list[Message], batch_size: int, split_since: int, share: str
 ) -> DeviceResult:
-    full = [row["compute_s"] for row in rows if row["step"] >= split_since and row["batch_size"] == batch_size]
+    full = [row["compute_s"] for row in rows if row["step"] >= split_since and row["batch_size"] == batch_size > 0]
     return DeviceResult(
         id=device.id,
         type=device.type,

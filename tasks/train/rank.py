@@ -23,11 +23,14 @@ from trainwright.tasks.train.batch_norm import join_batch_norms
 from trainwright.tasks.train.batches import own_part, shares
 from trainwright.tasks.train.collective import Collective, PeersLost, take_from_first
 from trainwright.tasks.train.gradients import GradientSum
+from trainwright.tasks.train.halves import due, half_squares
+from trainwright.tasks.train.noise_scale import NoiseScale, noise_and_signal
 from trainwright.tasks.train.optimization import make_optimizer
 from trainwright.tasks.train.request import TrainRequest
-from trainwright.tasks.train.tensors import optimizer_tensors
+from trainwright.tasks.train.tensors import load_optimizer, optimizer_tensors
 
 LEAST_VALIDATION_BATCH = 64
+_NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "out of memory")
 _PRECISIONS = {"fp32": torch.float32, "fp64": torch.float64}
 
 
@@ -39,28 +42,54 @@ class StepFigures:
     correct: float
     samples: int
     stop: bool
+    leave: bool
     own_s: float
 
 
+class OutOfMemory(TrainingFailed):
+    """This rank's part of the batch does not fit into its device's memory."""
+
+    kind = "out_of_memory"
+
+
 class Rank:
-    """A rank with its data and its model, whose parameters are those of all others."""
+    """A rank with its data and its model, whose parameters are those of all others.
+
+    `number` is that of its device in the plan and stays; its place in `collective` changes with the members.
+    """
 
     def __init__(
-        self, request: TrainRequest, dataset: data.Dataset, collective: Collective, device: torch.device
+        self, request: TrainRequest, dataset: data.Dataset, collective: Collective, device: torch.device, number: int
     ) -> None:
-        self.request, self.collective, self.device = request, collective, device
-        self.rank, self.size = collective.rank, collective.size
+        self.request, self.collective, self.device, self.number = request, collective, device, number
         self.spec = request.job.train
         self.work = Path(request.work_folder)
         self.split = [planned.batch_size for planned in request.plan.devices]
         self.classifies = request.schema_.task.endswith("classification")
+        self.noise_scale = NoiseScale()
+        self._joint_square = 0.0
         self.stop_asked = False
-        self._speed = request.plan.devices[self.rank].speed
+        self.leave_asked: Callable[[], bool] = lambda: False
+        self._speed = request.plan.devices[number].speed
         self._update_s = 0.0
         self._proven = False
+        self._batch_size = 0
         self._dtype = _PRECISIONS[self.spec.precision]
         self._take(dataset)
         self._build_model()
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank speaks and writes for all."""
+        return self.collective.rank == 0
+
+    def memory_bytes(self) -> float:
+        """The memory that this rank can have: what it holds and what is free."""
+        if self.device.type == "cuda":
+            return float(torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device))
+        import psutil
+
+        return float(psutil.virtual_memory().available + psutil.Process().memory_info().rss)
 
     def stop_on(self, number: signal.Signals) -> None:
         """From now on, this signal asks for a stop at the end of the step."""
@@ -88,20 +117,56 @@ class Rank:
         request = self.request
         definition = model_source.load(Path(request.source_folder), request.entry)
         torch.set_default_dtype(self._dtype)
-        torch.manual_seed(self.spec.seed)
-        model = model_source.build(definition, request.job.model.config if request.job.model else {})
-        self.model = model.to(device=self.device, dtype=self._dtype)
+        self._new: Callable[[], torch.nn.Module] = lambda: model_source.build(
+            definition, request.job.model.config if request.job.model else {}
+        )
+        self.model = self._newly_built()
         self.model.train()
         self._loss: Callable[[Any, Any], torch.Tensor] = model_source.loss_function(definition, request.schema_.task)
         self._joined = join_batch_norms(self.model, self.collective)
         self.optimizer = make_optimizer(self.model.parameters(), self.spec.optimizer, request.learning_rate)
         self._gradients = GradientSum(self.model.parameters(), self.collective)
-        self.take_state_from_first()
+        self._before_step: list[torch.Tensor] | None = None
+        self.fits = 0
+        """the largest batch that a step was finished with"""
 
-    def take_state_from_first(self) -> None:
-        """All ranks go on from rank 0's parameters, buffers and optimizer: unlike devices round differently."""
+    def _newly_built(self) -> torch.nn.Module:
+        torch.manual_seed(self.spec.seed)
+        return self._new().to(device=self.device, dtype=self._dtype)
+
+    def begin_anew(self) -> None:
+        """Parameters, buffers, optimizer and noise scale as they were before the first step."""
+        self.model.load_state_dict(self._newly_built().state_dict())
+        self.optimizer.state.clear()
+        self.noise_scale, self._joint_square = NoiseScale(), 0.0
+
+    def abandon_step(self) -> None:
+        """Undo what a step has changed that did not come to its end: the forward pass moves running statistics."""
+        if self._before_step is not None:
+            for buffer, value in zip(self.model.buffers(), self._before_step, strict=True):
+                buffer.copy_(value)
+        self._before_step = None
+        self._gradients.begin()
+        self.model.train()
+
+    def take_state_from_first(self, source: int = 0) -> None:
+        """All go on from one rank's parameters, buffers and optimizer: unlike devices round differently."""
         state = [*self.model.state_dict().values(), *optimizer_tensors(self.optimizer).values()]
-        take_from_first(self.collective, state, "state")
+        take_from_first(self.collective, state, "state", source)
+
+    def expect_optimizer(self, shapes: dict[str, list[Any]]) -> None:
+        """Make room for an optimizer's state that another rank has: shape and type by name (`optimizer_shapes`)."""
+        if shapes != self.optimizer_shapes():
+            tensors = {name: torch.zeros(shape, dtype=getattr(torch, kind)) for name, (shape, kind) in shapes.items()}
+            self.optimizer.state.clear()
+            load_optimizer(self.optimizer, tensors)
+
+    def optimizer_shapes(self) -> dict[str, list[Any]]:
+        """Shape and type of each tensor of the optimizer's state."""
+        return {
+            name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
+            for name, tensor in optimizer_tensors(self.optimizer).items()
+        }
 
     def load_state(self, model: dict[str, torch.Tensor]) -> None:
         """Take parameters and buffers from a checkpoint. Raises TrainingFailed where they are another model's."""
@@ -120,35 +185,68 @@ class Rank:
             return 0.0
         return float((outputs.argmax(dim=1) == targets).sum())
 
-    def step(self, order: Any, step_in_epoch: int, step: int) -> StepFigures:
-        """Forward, backward and the sums; `update` is the other half. `order` holds the rows of the epoch.
+    def step(self, order: Any, begin: int, step: int) -> StepFigures:
+        """Forward, backward and the sums; `update` is the other half. `order` holds the epoch's rows, `begin` of them taken.
 
         Where the plan accumulates, the share is taken in micro-batches. What they add up to is the gradient of the joint batch,
         but where a sample's loss depends on others: batch normalisation takes the statistics of a micro-batch, over all ranks.
         """
-        rows, total = own_part(order, step_in_epoch, self.split, self.rank)
+        rows, total = own_part(order, begin, self.split, self.number)
         started, waited = time.perf_counter(), self.collective.wait_s
         self._seed(step)
+        self._batch_size = len(rows)
+        self._before_step = [buffer.clone() for buffer in self.model.buffers()]
         self._gradients.begin()
-        loss, correct = 0.0, 0.0
-        parts = self._micro_batches(rows, total)
-        for number, part in enumerate(parts):
-            self._gradients.last = number == len(parts) - 1
-            for joint in self._joined:
-                joint.weight = 1.0 if len(part) else 0.0
-            # A part without samples takes part in every sum, with a sample that does not count.
-            found = self._forward_backward(part if len(part) else order[:1], len(part) / total)
-            loss, correct = loss + found[0], correct + (found[1] if len(part) else 0.0)
+        try:
+            loss, correct = self._forward_backward_all(self._micro_batches(rows, total), order, total)
+            passes = 1 + self._measure_alone(rows, step)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(f"a batch of {len(rows)} does not fit into memory", batch_size=len(rows)) from None
         own = time.perf_counter() - started - (self.collective.wait_s - waited)
         if self._speed is not None:
-            emulated = EMULATED_SAMPLE_S * len(rows) / self._speed - self._update_s
+            emulated = EMULATED_SAMPLE_S * passes * len(rows) / self._speed - self._update_s
             time.sleep(max(0.0, emulated - own))
             own = max(own, emulated)
         self._gradients.send_rest()
-        figures = torch.tensor([loss, correct, self.stop_asked], dtype=torch.float64)
-        summed = self.collective.sum_(torch.cat([figures, self._gradients.used]), "figures")
-        self._gradients.finish(summed[3:])
-        return StepFigures(float(summed[0]), float(summed[1]), total, bool(summed[2] > 0), own)
+        # With h = (b / B) · g, what was sent, b · |g|² is B² / b · |h|². |g|² of the step before comes from the first rank: a
+        # sum's last digit may differ between unlike devices, and what is decided by it may not.
+        spread = total**2 / len(rows) * self._gradients.own_square if len(rows) else 0.0
+        joint_square = self._joint_square if self.first else 0.0
+        asked = [self.stop_asked, self.leave_asked()]
+        figures = [loss, correct, *asked, spread, float(len(rows) > 0), joint_square]
+        head = torch.tensor(figures, dtype=torch.float64)
+        summed = self.collective.sum_(torch.cat([head, self._gradients.used]), "figures")
+        self._gradients.finish(summed[len(figures) :])
+        loss, correct, stops, leaves, spread, ranks, joint_square = summed[: len(figures)].tolist()
+        if self.collective.size > 1:
+            self.noise_scale.complete(joint_square)
+            self.noise_scale.begin(spread, total, round(ranks))
+            self._joint_square = self._gradients.joint_square()
+        return StepFigures(loss, correct, total, stops > 0, leaves > 0, own)
+
+    def _measure_alone(self, rows: Any, step: int) -> int:
+        """A rank without others measures the noise from halves of its batch now and then; how many more passes that took."""
+        wanted = self.collective.size == 1 and self.spec.adaptive_batch and len(rows) >= 4
+        if not wanted or not due(step, self.noise_scale.estimates):
+            return 0
+
+        def loss_of(part: Any) -> torch.Tensor:
+            inputs, targets = self._batch(part)
+            return self._loss(self.model(inputs), targets)
+
+        self.noise_scale.add(*noise_and_signal(*half_squares(self.model, loss_of, rows)))
+        return 1
+
+    def noise_document(self) -> dict[str, Any]:
+        """What the noise scale is made of, for a checkpoint."""
+        return self.noise_scale.document() | {"joint_square": self._joint_square}
+
+    def load_noise(self, document: dict[str, Any]) -> None:
+        """Take up `noise_document`."""
+        self._joint_square = document["joint_square"]
+        self.noise_scale = NoiseScale(**{name: document[name] for name in self.noise_scale.document()})
 
     def _micro_batches(self, rows: Any, total: int) -> list[Any]:
         """The share in as many parts as the plan accumulates, or as samples allow, and as even as can be.
@@ -158,11 +256,22 @@ class Rank:
         parts = np.array_split(rows, min(self.request.plan.accumulation, max(shares(total, self.split))))
         return parts if self._joined else [part for part in parts if len(part)] or parts[:1]
 
+    def _forward_backward_all(self, parts: list[Any], order: Any, total: int) -> tuple[float, float]:
+        loss, correct = 0.0, 0.0
+        for number, part in enumerate(parts):
+            self._gradients.last = number == len(parts) - 1
+            for joint in self._joined:
+                joint.weight = 1.0 if len(part) else 0.0
+            # A part without samples takes part in every sum, with a sample that does not count.
+            found = self._forward_backward(part if len(part) else order[:1], len(part) / total)
+            loss, correct = loss + found[0], correct + (found[1] if len(part) else 0.0)
+        return loss, correct
+
     def _seed(self, step: int) -> None:
         """Dropout and the like: the same in a replay. (`torch.manual_seed` would record a stack trace each time.)"""
         on_gpu = self.device.type == "cuda"
         generator = torch.cuda.default_generators[self.device.index] if on_gpu else torch.default_generator
-        generator.manual_seed((self.spec.seed * 1_000_003 + step) * 4096 + self.rank)
+        generator.manual_seed((self.spec.seed * 1_000_003 + step) * 4096 + self.number)
 
     def _forward_backward(self, rows: Any, weight: float) -> tuple[float, float]:
         """The rank's part of the joint loss, and how many samples are classified rightly."""
@@ -172,10 +281,10 @@ class Rank:
             loss = self._loss(outputs, targets)
             (loss * weight).backward()
             correct = self._correct(outputs, targets)
-        except (TrainwrightError, MemoryError, torch.OutOfMemoryError):
+        except TrainwrightError:
             raise
         except Exception as error:
-            if self._proven or isinstance(error.__cause__, PeersLost):
+            if self._proven or is_out_of_memory(error) or isinstance(error.__cause__, PeersLost):
                 raise
             raise BadInput(
                 f"model: a batch of inputs {_shapes(inputs)} and targets {_shapes(targets)} ends in "
@@ -192,6 +301,8 @@ class Rank:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
+        self._before_step = None
+        self.fits = max(self.fits, self._batch_size)
         self._update_s = time.perf_counter() - started
         return self._update_s
 
@@ -199,10 +310,10 @@ class Rank:
     def validate(self) -> dict[str, float]:
         """Loss (and accuracy) on the held-out rows, each rank its share of them."""
         parts = shares(len(self.validation_rows), self.split)
-        begin = sum(parts[: self.rank])
-        rows = self.validation_rows[begin : begin + parts[self.rank]]
+        begin = sum(parts[: self.number])
+        rows = self.validation_rows[begin : begin + parts[self.number]]
         figures = torch.zeros(3, dtype=torch.float64)
-        size = max(LEAST_VALIDATION_BATCH, self.split[self.rank])
+        size = max(LEAST_VALIDATION_BATCH, self.split[self.number])
         self.model.eval()
         for at in range(0, len(rows), size):
             inputs, targets = self._batch(rows[at : at + size])
@@ -213,6 +324,13 @@ class Rank:
         loss, correct, count = self.collective.sum_(figures, "validation").tolist()
         found = {"loss": loss / count}
         return found | {"accuracy": correct / count} if self.classifies else found
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python, torch's allocators or the driver had no memory left."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+    )
 
 
 def _shapes(value: Any) -> str:

@@ -1,61 +1,92 @@
-"""The processes of one launch: starts a rank for each device, holds it to its share, listens to it, ends it. Loads no torch.
+"""The launcher of one training: keeps a process for each device, and leads them from one world into the next. Loads no torch.
 
-Ranks die with the launcher, whatever ends it; the launcher ends all of them when one fails.
+    a process dies, hangs, or its sums fail   -> all others are called out of the world, and meet in a smaller one at once
+    its replacement is loaded                 -> all leave between two steps, and meet in a larger one
+    too few are left, or too little memory    -> wait for replacements; then a last checkpoint, and a clear failure
+
+Ranks die with the launcher, whatever ends it.
 """
 
 from __future__ import annotations
 
-import os
 import selectors
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainwright.infra.process import dying_with_parent
 from trainwright.tasks import progress
-from trainwright.tasks.errors import Interrupted, RunHeld, TrainingFailed, TrainwrightError, from_document
+from trainwright.tasks.errors import Interrupted, RunHeld, TrainingFailed, TrainwrightError
 from trainwright.tasks.train import cpu_share
-from trainwright.tasks.train.channel import VARIABLE, LauncherChannel
 from trainwright.tasks.train.confirmations import Confirmations
 from trainwright.tasks.train.cpu_share import CpuShare
+from trainwright.tasks.train.fleet import Fleet
+from trainwright.tasks.train.processes import Worker, from_rank, kernel_oom_kills, start_worker, together
 from trainwright.tasks.train.request import Order
+from trainwright.tasks.train.watchdog import LONG_STEPS, OUT_S, hung, stuck
+from trainwright.tasks.train.world import Meeting, World
 
 STOP_GRACE_S = 3.0
-SAVE_GRACE_S = 30.0  # from then on, where the last checkpoint is being written
-_CAUSE_GRACE_S = 1.0
+SAVE_GRACE_S = 30.0
+"""How much longer, where the last checkpoint is being written."""
+SPARE_AFTER_S = 3.0
+"""A spare process is started when a training lasts longer than this."""
 _END_GRACE_S = 3.0
 _ASK_EVERY_S = 1.0
-_LOOPBACK = "127.0.0.1"
-# What an outer launcher, another training or the scheduler has set is not for the ranks.
-_SCRUBBED = (
-    "AIRFLOW", "_AIRFLOW", "GLOO_", "HOROVOD_", "KMP_", "MASTER_", "MKL_", "OMPI_", "OMP_", "PMI", "TORCHELASTIC_",
-    "LOCAL_RANK", "RANK", "WORLD_SIZE",
-)  # fmt: skip
+_MOST_SPARES = 10
 Message = dict[str, Any]
 
 
 class Ranks:
-    """Ranks that run while the block does. Its thread must live as long: the kernel ties their lives to it."""
+    """Ranks that run while the block does. Its thread must live as long: the kernel ties their lives to it.
 
-    def __init__(self, order: Order, stop: threading.Event | None, still_mine: Callable[[], bool] | None) -> None:
+    `restore` brings the newest checkpoint here: its folder and step, or None and 0; it is asked when all ranks were lost.
+    """
+
+    def __init__(
+        self, order: Order, stop: threading.Event | None, still_mine: Callable[[], bool] | None,
+        restore: Callable[[], tuple[str | None, int]] | None = None, *, checkpoint: str | None = None, committed: int = 0,
+    ) -> None:  # fmt: skip
         self._order, self._stop, self._still_mine = order, stop or threading.Event(), still_mine or (lambda: True)
+        self._restore, self._checkpoint, self._committed = restore, checkpoint, committed
         self._work = Path(order.request.work_folder)
         self._devices = order.request.plan.devices
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._channels: list[LauncherChannel] = []
+        self._policy = order.request.job.train.faults
+        longest_s = max((device.step_time_s.high for device in self._devices), default=0.0)
+        self._stall_s = max(self._policy.stall_timeout, LONG_STEPS * longest_s)
+        self._fleet = Fleet(
+            [device.batch_size for device in self._devices],
+            min_count=order.request.job.devices.min_count, restarts=self._policy.restarts,
+        )  # fmt: skip
+        self._split = list(self._fleet.batch_sizes)
+        self._meeting = Meeting(order.backend, self._work)
         self._shares: list[CpuShare] = []
-        self._rendezvous: Any = None
-        self._done: dict[int, Message] = {}
-        self._errors: dict[int, TrainwrightError] = {}
-        self._parts = Confirmations(len(self._devices))
+        self._workers: dict[int, Worker] = {}
+        self._spare: Worker | None = None
+        self._spares = 0
+        self._selector = selectors.DefaultSelector()
+        self._generation = 0
+        self._members: list[int] = []
+        """of the present world, whoever of them is still in it"""
+        self._formed_at: float | None = None
+        self._broken_at: float | None = None
+        self._leaving_at: float | None = None
+        self._short_since: float | None = None
+        self._given_up: str | None = None
+        self._reasons: list[str] = []
+        self._last_cause: TrainwrightError | None = None
+        self._used: dict[int, Message] = {}
+        self._parts: dict[int, Confirmations] = {}
+        """by the generation of the world"""
+        self._asking: dict[int, tuple[Worker, int]] = {}
+        """who waits for an answer of these, and to which question"""
         self._saving = False
         self._stop_asked_at: float | None = None
         self._asked_at = time.monotonic()
+        self._oom_kills = kernel_oom_kills()
 
     @property
     def shares(self) -> list[str]:
@@ -65,98 +96,74 @@ class Ranks:
     def __enter__(self) -> Ranks:
         cpu_share.remove_stale_cgroups()
         (self._work / "logs").mkdir(parents=True, exist_ok=True)
-        (self._work / "meeting").unlink(missing_ok=True)
-        order = self._work / "order.json"
         try:
             self._shares = [CpuShare(str(rank), device.cores) for rank, device in enumerate(self._devices)]
             groups = [str(share.group) if share.group else None for share in self._shares]
-            order.write_text(self._order.model_copy(update={"cgroups": groups}).model_dump_json(by_alias=True))
-            common = self._environment()
-            for rank in range(len(self._devices)):
-                self._start(rank, order, common)
+            order = self._order.model_copy(update={"cgroups": groups})
+            self._order_file.write_text(order.model_dump_json(by_alias=True))
+            for number in range(len(self._devices)):
+                self._workers[number] = self._start(number)
         except BaseException:
             self.__exit__()
             raise
         progress.emit("ranks", backend=self._order.backend, devices=[one.id for one in self._devices], cpu=self.shares)
         return self
 
-    def _environment(self) -> dict[str, str]:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(_SCRUBBED)}
-        environment |= {"PYTHONUNBUFFERED": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        if self._order.backend == "horovod":
-            from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
-            from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+    @property
+    def _order_file(self) -> Path:
+        return self._work / "order.json"
 
-            # horovodrun's own server listens on every address; this one on loopback only.
-            self._rendezvous = RendezvousHTTPServer((_LOOPBACK, 0), RendezvousHandler, 0)
-            count = len(self._devices)
-            self._rendezvous.init(get_host_assignments(parse_hosts(f"localhost:{count}"), count))
-            threading.Thread(target=self._rendezvous.serve_forever, name="rendezvous", daemon=True).start()
-            environment |= {
-                "HOROVOD_GLOO_RENDEZVOUS_ADDR": _LOOPBACK,
-                "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self._rendezvous.server_address[1]),
-                "HOROVOD_CONTROLLER": "gloo",
-                "HOROVOD_CPU_OPERATIONS": "gloo",
-                "HOROVOD_GLOO_IFACE": "lo",
-                # Ranks of small shares start slowly; one that dies is noticed here, not by this timeout.
-                "HOROVOD_GLOO_TIMEOUT_SECONDS": "120",
-                # A rank that hangs without dying; long enough to wait for a checkpoint that must not be skipped.
-                "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1800",
-                # What is fused depends on timing, and with it the order, and so the last digit, of a sum.
-                "HOROVOD_FUSION_THRESHOLD": "0",
-            }
-        return environment
+    def _start(self, number: int | None) -> Worker:
+        """The one place where a process is started: a device's, or a spare one."""
+        name = f"rank-{number}" if number is not None else "spare"
+        threads = max(1, int(self._devices[number].cores or 1)) if number is not None else 1
+        slot = number if number is not None else len(self._devices) + self._spares
+        worker = start_worker(
+            self._order_file, number, slot=slot, threads=threads, log=self._work / "logs" / f"{name}.log"
+        )
+        self._selector.register(worker.channel.socket, selectors.EVENT_READ, worker)
+        return worker
 
-    def _start(self, rank: int, order: Path, common: dict[str, str]) -> None:
-        size, number = str(len(self._devices)), str(rank)
-        channel = LauncherChannel()
-        self._channels.append(channel)
-        descriptor = channel.other_end.fileno()
-        environment = common | {
-            "OMP_NUM_THREADS": str(max(1, int(self._devices[rank].cores or 1))), VARIABLE: str(descriptor),
-            "HOROVOD_HOSTNAME": "localhost", "HOROVOD_RANK": number, "HOROVOD_SIZE": size,
-            "HOROVOD_LOCAL_RANK": number, "HOROVOD_LOCAL_SIZE": size, "HOROVOD_CROSS_RANK": "0",
-            "HOROVOD_CROSS_SIZE": "1",
-        }  # fmt: skip
-        command = dying_with_parent([sys.executable, "-m", "trainwright.tasks.train.worker", str(order), number])
-        with self._log(rank).open("ab") as log:
-            process = subprocess.Popen(
-                command, env=environment, pass_fds=[descriptor], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
-        channel.other_end.close()
-        self._processes.append(process)
+    # -- the loop ----------------------------------------------------------------------------------------------------
 
-    def _log(self, rank: int) -> Path:
-        return self._work / "logs" / f"rank-{rank}.log"
+    def watch(self) -> dict[int, Message]:
+        """Until every member of a world is done; each one's last words.
 
-    def watch(self) -> list[Message]:
-        """Until every rank is done; each one's last words.
-
-        Raises what the rank that failed first has said, Interrupted where the ranks could not stop in time, RunHeld where
-        the devices are no longer ours.
+        Raises what no other rank can make good, Interrupted where the ranks could not stop in time, RunHeld where the
+        devices are no longer ours.
         """
-        with selectors.DefaultSelector() as selector:
-            for rank, channel in enumerate(self._channels):
-                selector.register(channel.socket, selectors.EVENT_READ, rank)
-            failed_at: float | None = None
-            # A rank that is done may still hang while it leaves the others; __exit__ bounds that.
-            while selector.get_map() and len(self._done) < len(self._processes):
-                try:
-                    self._obey()
-                    for key, _ in selector.select(timeout=0.05):
-                        self._listen(key.data)
-                        if self._channels[key.data].closed:
-                            selector.unregister(key.fileobj)
-                            self._left(key.data)
-                    if self._errors:
-                        failed_at = failed_at or time.monotonic()
-                        self._raise_cause(may_wait=time.monotonic() - failed_at < _CAUSE_GRACE_S)
-                except KeyboardInterrupt:
-                    self._stop.set()
-        if self._errors:
-            self._raise_cause(may_wait=False)
-        return [self._done[rank] for rank in range(len(self._processes))]
+        while True:
+            try:
+                self._obey()
+                for key, _ in self._selector.select(timeout=0.05):
+                    self._hear(key.data)
+                self._call_out()
+                self._find_hung()
+                if self._members and all(self._is_done(number) for number in self._members):
+                    return self._last_words()
+                self._replace_lost()
+                self._grow()
+                self._form()
+            except KeyboardInterrupt:
+                self._stop.set()
+
+    def _last_words(self) -> dict[int, Message]:
+        if self._given_up is not None:
+            step = self._workers[self._members[0]].done or {}
+            raise TrainingFailed(
+                f"{self._given_up}; the checkpoint of step {step.get('step')} is kept: run it again to go on from there",
+                step=step.get("step"),
+            )
+        said = {number: self._workers[number].done or {} for number in self._members}
+        for number in range(len(self._devices)):  # with what killed processes had used
+            used = self._used.get(number, {})
+            if number in said:
+                used = together(used, said[number])
+            said[number] = said.get(number, {}) | used
+        return said
+
+    def _is_done(self, number: int) -> bool:
+        return number in self._workers and self._workers[number].done is not None
 
     def _obey(self) -> None:
         now = time.monotonic()
@@ -164,9 +171,12 @@ class Ranks:
             self._asked_at = now
             self._require_mine()
         if self._stop.is_set() and self._stop_asked_at is None:
+            if self._generation == 0:
+                raise Interrupted("stopped before the first step; nothing was changed")
             self._stop_asked_at = now
-            for process in self._processes:
-                process.send_signal(signal.SIGTERM)
+            for number in self._members:
+                if number in self._workers:
+                    self._workers[number].process.send_signal(signal.SIGTERM)
         if self._stop_asked_at is not None and now - self._stop_asked_at > self._grace_s():
             raise Interrupted(
                 "stopped; a step took too long to wait for its end, so the last checkpoint is what is kept"
@@ -179,81 +189,300 @@ class Ranks:
         if not self._still_mine():
             raise RunHeld("the lease on the devices was lost while training; the last checkpoint is kept")
 
-    def _listen(self, rank: int) -> None:
-        for message in self._channels[rank].read():
-            kind = message.pop("kind")
-            if kind == "done":
-                self._done[rank] = message
-            elif kind == "error" and rank not in self._done:  # what fails after the last word is in the log
-                self._errors.setdefault(
-                    rank, from_rank(rank, self._devices[rank].id, message["error"], self._log(rank))
-                )
-            elif kind == "ask":
-                self._require_mine()
-                self._answer(rank, message)
-            elif kind == "part":
-                self._parts.note(rank, message)
-            elif kind == "saving":
-                self._saving = True
-            else:
-                progress.emit(kind, **message)
-        if (found := self._parts.answer()) is not None:
-            self._channels[0].go_on(**found)
+    # -- what the ranks say ------------------------------------------------------------------------------------------
 
-    def _answer(self, rank: int, message: Message) -> None:
-        if message["about"] == "parts":  # when all are in
-            self._parts.ask(message["step"])
+    def _hear(self, worker: Worker) -> None:
+        worker_is_known = worker is self._spare or worker in self._workers.values()
+        for message in worker.channel.read():
+            worker.heard_at = time.monotonic()
+            if worker_is_known:
+                self._take(worker, message)
+        if worker.channel.closed:
+            self._selector.unregister(worker.channel.socket)
+            worker.channel.close()
+            if worker_is_known:
+                self._lost(worker)
+
+    def _take(self, worker: Worker, message: Message) -> None:
+        kind, number = message.pop("kind"), worker.number
+        if kind == "alive":
+            worker.heard(message)
+            if number is not None:
+                self._used[number] = self._used.get(number, {}) | {"now": message}
+        elif kind == "spare":
+            pass  # it is loaded; a device may be its own by now
+        elif kind == "free":
+            self._freed(worker, message)
+        elif kind == "joined":
+            worker.state = "in"
+        elif kind == "done":
+            worker.done = message
+        elif kind == "error":
+            worker.error, worker.step = worker.error or message["error"], message["step"]
+            if message.get("final") and number is not None:
+                raise from_rank(number, self._devices[number].id, worker.error, worker.log)
+        elif kind == "ask":
+            self._require_mine()
+            self._answer(worker, **message)
+        elif kind == "part" and number is not None:
+            self._parts[message["generation"]].note(number, message)
+            self._tell_parts()
+        elif kind == "saving":
+            self._saving = True
+        elif kind == "back":
+            self._committed = message["step"]
+        else:
+            if kind == "checkpoint":
+                self._committed = max(self._committed, message["step"])
+                self._fleet.reached_checkpoint(self._members)
+            elif kind == "split":
+                self._split = message["batch_sizes"]
+            progress.emit(kind, **message)
+
+    def _answer(self, worker: Worker, about: str, number: int, step: int = 0, generation: int = 0) -> None:
+        if about == "parts":  # when all are in
+            self._parts[generation].ask(step)
+            self._asking[generation] = worker, number
+            self._tell_parts()
+        else:
+            found = self._parts[generation].known(step) if about == "stored" else {}
+            worker.channel.send("answer", number=number, **found)
+
+    def _tell_parts(self) -> None:
+        for generation, (worker, number) in list(self._asking.items()):
+            if (found := self._parts[generation].answer()) is not None:
+                del self._asking[generation]
+                worker.channel.send("answer", number=number, **found)
+
+    def _freed(self, worker: Worker, message: Message) -> None:
+        number = worker.number
+        assert number is not None
+        first_time = worker.state == "starting"
+        worker.state, worker.step, worker.waits_s = "free", message["step"], None
+        if first_time:
+            self._shares[number].hold(worker.process.pid)
+            progress.emit("rank", rank=number, device=self._devices[number].id, pid=worker.process.pid, state="loaded")
+            if self._generation:
+                self._reasons.append(f"rank {number} ({self._devices[number].id}) is back")
+        elif worker.done is None and self._leaving_at is None:
+            self._break()  # its sums have failed
+        if "no_memory_for" in message:
+            predicted = self._devices[number].largest_batch(message["memory_bytes"])
+            self._limit(number, message["no_memory_for"], message["fits"], predicted)
+            self._break()
+
+    def _limit(self, number: int, batch: int, fits: int, predicted: int | None) -> None:
+        """A device ran out of memory with this batch: from now on it gets what fits."""
+        limit = self._fleet.no_memory_for(number, batch, fits, predicted)
+        line = f"rank {number} ({self._devices[number].id}) has no memory for a batch of {batch}"
+        line += f"; {limit} would fit, and it takes no more from now on" if limit else ", nor for any other"
+        self._reasons.append(line)
+        self._last_cause = TrainingFailed(line, rank=number)
+
+    def _lost(self, worker: Worker) -> None:
+        """The end of a process has closed: it failed, was killed, or hung and was killed by us."""
+        counted = kernel_oom_kills()
+        kills, self._oom_kills = counted - self._oom_kills, counted
+        how = worker.how_it_ended(kills)
+        if worker is self._spare:
+            self._spare = None
             return
-        if message["about"] == "ready":
-            self._shares[rank].hold(self._processes[rank].pid)
-        self._channels[rank].go_on(**(self._parts.known(message["step"]) if message["about"] == "stored" else {}))
+        number = worker.number
+        assert number is not None
+        self._shares[number].let_go()
+        del self._workers[number]
+        for parts in self._parts.values():
+            parts.lost(number)
+        self._asking = {key: one for key, one in self._asking.items() if one[0] is not worker}
+        self._tell_parts()
+        used = self._used.pop(number, {})
+        self._used[number] = together(used, used.pop("now", {}))
+        if self._stop_asked_at is not None and self._order.mode == "ramp":
+            raise Interrupted("stopped while the learning rate was searched")
+        name = f"rank {number} ({self._devices[number].id})"
+        progress.emit("rank", rank=number, device=self._devices[number].id, pid=worker.process.pid, state=how)
+        if worker.error is not None:
+            self._failed(worker, from_rank(number, self._devices[number].id, worker.error, worker.log))
+            how = f"failed ({worker.error['message']})"
+        else:
+            self._last_cause = TrainingFailed(f"{name} {how}; its log is {worker.log}", rank=number)
+            if self._order.mode == "ramp":
+                raise self._last_cause
+        self._fleet.died(number)
+        self._reasons.append(f"{name} {how}")
+        if worker.starved(kills) and worker.state == "in" and self._split[number] > 0:
+            self._limit(number, self._split[number], 0, None)
+        if number in self._members and worker.state != "free":
+            self._break()
 
-    def _left(self, rank: int) -> None:
-        """A rank's end has closed: it is done, has said why not, or was killed."""
-        if rank in self._done or rank in self._errors:
+    def _failed(self, worker: Worker, error: TrainwrightError) -> None:
+        """Raise an error that would come again: a wrong input, one before the first step, one that came twice."""
+        again = error.exit_code == TrainingFailed.exit_code and worker.state not in ("starting", "free")
+        if not again or error.details.get("final") or self._order.mode == "ramp" or self._fleet.repeats(worker.step):
+            raise error
+        self._last_cause = error
+
+    def _break(self) -> None:
+        if self._broken_at is None and self._members:
+            self._broken_at = time.monotonic()
+            self._say_out()
+
+    def _say_out(self) -> None:
+        for worker in self._inside():
+            worker.channel.send("out", generation=self._generation)
+
+    def _inside(self) -> list[Worker]:
+        return [
+            worker for number in self._members
+            if (worker := self._workers.get(number)) is not None and worker.state in ("joining", "in")
+        ]  # fmt: skip
+
+    # -- out of one world, into the next -----------------------------------------------------------------------------
+
+    def _call_out(self) -> None:
+        """Kill who does not come out of a world that has ended."""
+        now, leaving_at = time.monotonic(), self._leaving_at
+        if leaving_at is not None and now - leaving_at > OUT_S and any(one.state == "free" for one in self._present()):
+            self._break()
+        if self._broken_at is not None:
+            for worker in stuck(self._inside(), now - self._broken_at):
+                self._kill(worker, "did not come out of a sum that a lost rank had broken")
+
+    def _present(self) -> list[Worker]:
+        return [self._workers[number] for number in self._members if number in self._workers]
+
+    def _kill(self, worker: Worker, why: str) -> None:
+        if worker.lost_because is None:
+            worker.lost_because = why
+            worker.kill()
+
+    def _find_hung(self) -> None:
+        """Kill who gives no sign of life, and for whom the others have waited too long."""
+        inside = self._inside()
+        if not inside or self._order.mode == "ramp":
             return
-        self._shares[rank].let_go()
-        code = self._processes[rank].wait()
-        if self._stop_asked_at is not None and code == -signal.SIGTERM:
-            raise Interrupted("stopped before the first step; nothing was changed")
-        how = f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with {code}"
-        self._errors[rank] = TrainingFailed(
-            f"rank {rank} ({self._devices[rank].id}) {how}; its log is {self._log(rank)}", rank=rank
-        )
+        for worker, why in hung(inside, time.monotonic(), self._stall_s):
+            self._kill(worker, why)
 
-    def _raise_cause(self, *, may_wait: bool) -> None:
-        """Raise the first error that is not merely of a rank that lost another; give that one a moment to be noticed."""
-        for error in self._errors.values():
-            if error.details.get("caused_by_another") is None:
-                raise error
-        if not may_wait:
-            raise next(iter(self._errors.values()))
+    def _replace_lost(self) -> None:
+        """A process for each device without one; a spare where the training lasts."""
+        if self._order.mode == "ramp" or self._stop_asked_at is not None or self._given_up is not None:
+            return
+        for number in range(len(self._devices)):
+            if number not in self._workers and self._fleet.may_restart(number):
+                self._workers[number] = self._appointed(number) or self._start(number)
+        lasts = self._formed_at is not None and time.monotonic() - self._formed_at > SPARE_AFTER_S
+        loading = any(worker.state == "starting" for worker in self._workers.values())  # who is needed loads first
+        if self._spare is None and lasts and not loading and self._spares < _MOST_SPARES and self._policy.restarts > 0:
+            self._spares += 1
+            self._spare = self._start(None)
+
+    def _appointed(self, number: int) -> Worker | None:
+        """The spare process, now this device's."""
+        worker, self._spare = self._spare, None
+        if worker is not None:
+            worker.number, worker.state = number, "starting"
+            worker.channel.send("device", number=number)
+            self._spares -= 1
+        return worker
+
+    def _grow(self) -> None:
+        """Ask all to leave between two steps where somebody waits to join."""
+        inside = self._inside()
+        if not inside or self._leaving_at is not None or self._broken_at is not None or self._given_up is not None:
+            return
+        if any(worker.state == "joining" or worker.done is not None for worker in inside):
+            return
+        if any(number not in self._members for number in self._able()):
+            self._leaving_at = time.monotonic()
+            for worker in inside:
+                worker.channel.send("leave", generation=self._generation)
+
+    def _able(self) -> list[int]:
+        """Devices whose processes wait for a world, and that have memory for at least one sample."""
+        return sorted(
+            number for number, worker in self._workers.items()
+            if worker.state == "free" and self._fleet.limits.get(number) != 0
+        )  # fmt: skip
+
+    def _form(self) -> None:
+        """Lead those that are free into a new world, where none is in the one before any more."""
+        if self._inside():
+            return
+        able = self._able()
+        coming = [number for number, worker in self._workers.items() if worker.state == "starting"]
+        if coming and (self._generation == 0 or self._order.mode == "ramp"):
+            return
+        state = [number for number in able if self._workers[number].step is not None]
+        if self._stop_asked_at is not None:
+            if not state:
+                raise Interrupted("stopped while the ranks were being replaced; the last checkpoint is what is kept")
+            self._meet(able, end=True)
+            return
+        why = self._fleet.why_not(able)
+        if why is None:
+            self._short_since = None
+            self._meet(able)
+            return
+        now = time.monotonic()
+        self._short_since = self._short_since or now
+        if coming and now - self._short_since < self._policy.wait_for_devices:
+            return
+        waited = f" and none came back in {now - self._short_since:.0f} s" if coming else ""
+        self._given_up = f"{why}{waited}" + (f" ({self._last_cause})" if self._last_cause else "")
+        if not state:
+            raise TrainingFailed(f"{self._given_up}; the last checkpoint is kept")
+        self._meet(state, end=True)
+
+    def _meet(self, members: list[int], *, end: bool = False) -> None:
+        anew = all(self._workers[number].step is None for number in members)
+        if anew and self._generation and self._restore is not None:
+            self._checkpoint, self._committed = self._restore()
+        self._generation += 1
+        count, of = len(members), len(self._devices)
+        verb = "begins with" if self._generation == 1 else "goes on with"
+        reason = "; ".join([*self._reasons, f"{verb} {count} of {of}"])
+        world = World(
+            generation=self._generation, members=members, meeting=self._meeting.open(self._generation, count),
+            committed=self._committed, checkpoint=self._checkpoint if anew else None, reason=reason, end=end,
+            broken=self._broken_at is not None,
+            limits={number: limit for number, limit in self._fleet.limits.items() if number in members and not end},
+        )  # fmt: skip
+        if self._generation > 1:
+            progress.emit("world", generation=self._generation, ranks=members, reason=reason)
+        self._parts[self._generation] = Confirmations(members)
+        self._members, self._reasons, self._saving = members, [], False
+        self._broken_at = self._leaving_at = None
+        self._formed_at = self._formed_at or time.monotonic()
+        for number in members:
+            worker = self._workers[number]
+            worker.state, worker.waits_s, worker.done, worker.heard_at = "joining", None, None, time.monotonic()
+            worker.channel.send("world", **world.model_dump())
+            if self._stop_asked_at is not None:
+                worker.process.send_signal(signal.SIGTERM)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
 
     def __exit__(self, *_: object) -> None:
-        all_done = len(self._done) == len(self._processes)
+        all_done = bool(self._members) and all(self._is_done(number) for number in self._members)
         deadline = time.monotonic() + (_END_GRACE_S if all_done else 0.0)
         for share in self._shares:
             share.let_go()
-        for process in self._processes:
+        workers = [*self._workers.values(), *([self._spare] if self._spare is not None else [])]
+        for worker in workers:
+            if worker.done is not None:
+                worker.channel.send("end")
+            else:
+                worker.kill()
+        for worker in workers:
             try:
-                process.wait(timeout=max(0.0, deadline - time.monotonic()))
+                worker.process.wait(timeout=max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)  # with what the model's code has started
-        for process in self._processes:
-            process.wait()
+                worker.kill()
+        for worker in workers:
+            worker.process.wait()
+            worker.channel.close()
         for share in self._shares:
             share.remove()
-        for channel in self._channels:
-            channel.close()
-        if self._rendezvous is not None:
-            self._rendezvous.shutdown()
-            self._rendezvous.server_close()
-
-
-def from_rank(rank: int, device: str, document: Message, log: Path) -> TrainwrightError:
-    """What a rank said, as an error that names it. Bad input, and a lost lease, read the same from every rank."""
-    error = from_document(document)
-    if error.exit_code != TrainingFailed.exit_code or isinstance(error, RunHeld):
-        return error
-    caused_by_another = {"caused_by_another": True} if document["kind"] == "peers_lost" else {}
-    return TrainingFailed(f"rank {rank} ({device}): {error}; its log is {log}", rank=rank, **caused_by_another)
+        self._selector.close()
+        self._meeting.close()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from trainwright.estimator.curves import Affine
 from trainwright.tasks.allocate.split import split_batch
+from trainwright.tasks.train.batches import shares
 
 LEAST_GAIN = 0.10
 MOST_CHANGES = 8
@@ -21,6 +22,8 @@ class Rebalancer:
     """Remembers, for each rank, the median time by batch size. Every rank has the same, and decides the same."""
 
     split: list[int]
+    limits: Sequence[int | None] | None = None
+    """what each rank's memory holds, in samples"""
     seen: list[dict[int, float]] = field(default_factory=list)
     changes: int = 0
     asked_before: bool = False
@@ -33,8 +36,8 @@ class Rebalancer:
             known[batch] = (known[batch] + median) / 2 if batch in known else median
         if self.changes >= MOST_CHANGES or len(self.split) < 2 or min(medians) <= 0:
             return None
-        curves = [_fit(known, batch) for known, batch in zip(self.seen, self.split, strict=True)]
-        better = split_batch(sum(self.split), curves)
+        curves = self._curves()
+        better = split_batch(sum(self.split), curves, self.limits)
         if better is None:
             return None
         present = [known[batch] for known, batch in zip(self.seen, self.split, strict=True)]
@@ -48,6 +51,16 @@ class Rebalancer:
         self.changes += 1
         self.asked_before = False
         return better, reason
+
+    def _curves(self) -> list[Affine]:
+        return [_fit(known, batch) for known, batch in zip(self.seen, self.split, strict=True)]
+
+    def resized(self, total: int) -> list[int]:
+        """The split of another global batch, from now on; in the present proportions where no times are known yet."""
+        found = split_batch(total, self._curves(), self.limits) if self.seen and min(self.split) > 0 else None
+        self.split = found or shares(total, self.split)
+        self.asked_before = False
+        return list(self.split)
 
 
 def _fit(known: dict[int, float], batch: int) -> Affine:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainwright.tasks.artefacts import DataSchema, Plan, SplitEvent
+from trainwright.tasks.artefacts import DataSchema, LearningRateTrial, Plan, SplitEvent
 from trainwright.tasks.job import Job
 from trainwright.tasks.objects import FolderStore, ObjectStore, open_store
 
@@ -47,9 +47,10 @@ class Order(BaseModel):
     mode: Literal["train", "ramp"]
     backend: Literal["horovod", "torch"]
     learning_rates: list[float] = Field(default_factory=list, description="of the ramp, one a step")
-    checkpoint: str | None = Field(default=None, description="local folder of the checkpoint to go on from")
+    trial_steps: int = Field(default=0, description="of each trial after the ramp; 0: no trials")
     cgroups: list[str | None] = Field(default_factory=list, description="what each rank joins")
     started_at_s: float = Field(description="seconds since 1970")
+    earlier_s: float = Field(default=0.0, description="how long earlier launches have trained")
     claim: str = Field(default="", description="this launch's right to add checkpoints (`fence`)")
     lease_token: int | None = Field(default=None, description="the fencing token of the lease on the devices")
 
@@ -61,3 +62,12 @@ class RampPoint(BaseModel):
     learning_rate: float
     loss: float
     accuracy: float | None = None
+
+
+class Searched(BaseModel):
+    """What a learning-rate search saw."""
+
+    model_config = ConfigDict(frozen=True)
+    points: list[RampPoint]
+    trials: list[LearningRateTrial]
+    states: list[str] = Field(description="by rank: the hash of what was the same before and after")

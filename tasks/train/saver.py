@@ -4,6 +4,9 @@ The step waits for the copy alone. One checkpoint is being written, one may wait
 which is skipped, and said; those that are the best, the last or kept for good are not skipped. Each rank writes its rows of
 metrics and, of a large checkpoint, its shard; rank 0 makes the checkpoint of them when the launcher has heard that all parts are
 safe. What the store does not take goes to `spill` and from there to the store when it is back, in its order.
+
+The thread outlives worlds. What was in flight when a world ended is made if every part of it was or gets safe, and fails where
+a rank was lost before its part was in the store; the next world then writes another.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from trainwright.tasks.train.checkpoint import (
     parsed,
     write_state,
 )
+from trainwright.tasks.train.collective import PeersLost
 from trainwright.tasks.train.confirmations import FAILED, SPILLED, STORED
 from trainwright.tasks.train.fence import STATE, Entry, Fence, folder_name, retained
 from trainwright.tasks.train.spill import Spill, Spilled
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from trainwright.tasks.train.channel import RankChannel
     from trainwright.tasks.train.rank import Rank
     from trainwright.tasks.train.request import Order
+    from trainwright.tasks.train.world import World
 
 SKIP, WRITE, REPLACE = 0, 1, 2
 ANSWER_S = 10.0
@@ -57,21 +62,28 @@ class _Job:
     copies: HostCopy
     rows: list[metrics.Part]
     required: bool
+    generation: int
+    first: bool
 
 
 class Saver:
-    """A rank's writer of checkpoints. All ranks call `save` after the same steps."""
+    """A rank's writer of checkpoints. All members of a world call `save` after the same steps."""
 
-    def __init__(self, rank: Rank, channel: RankChannel, order: Order, rows: list[metrics.Rows]) -> None:
-        """`rows` are written with each checkpoint."""
-        self._rank, self._channel, self._rows = rank, channel, rows
-        self._first, self._policy, self._token = rank.rank == 0, rank.spec.checkpoint, order.lease_token
+    def __init__(
+        self, rank: Rank, channel: RankChannel, order: Order, own: list[metrics.Rows], common: list[metrics.Rows]
+    ) -> None:
+        """Rows are written with each checkpoint: each rank's own, and by the first those that all have in common."""
+        self._rank, self._channel, self._own, self._common = rank, channel, own, common
+        self._policy, self._token = rank.spec.checkpoint, order.lease_token
         self._end_patience_s = order.request.store_patience_s
-        largest = 2 * size_bytes(rank.model.state_dict()) / rank.size  # Adam's state
+        largest = 2 * size_bytes(rank.model.state_dict())  # Adam's state
         self._fence = Fence(order.request.store(patience_s=ANSWER_S + largest / SLOWEST_BYTES_PER_S), order.claim)
-        self._spill = Spill(rank.work, rank.rank)
+        self._spill = Spill(rank.work, rank.number)
+        self._generation = -1
         self._best: set[int] = set()
         self._owed: list[metrics.Part] = []
+        self._left: list[metrics.Part] = []
+        self._kept_here: dict[str, metrics.Part] = {}
         self._lost: str | None = None
         self._away_since = self._retry_at = self._pause_s = 0.0
         self._away = ""
@@ -80,7 +92,21 @@ class Saver:
         self._waiting: _Job | None = None
         self._writing: _Job | None = None
         self._error: BaseException | None = None
-        threading.Thread(target=self._work, name="saver", daemon=True).start()
+
+    def join(self, world: World, left: list[metrics.Part]) -> None:
+        """From now on these are the members. `left`: rows of devices that are not among them, which the first writes."""
+        if self._generation < 0:
+            self._spill.clear()
+            threading.Thread(target=self._work, name="saver", daemon=True).start()
+        with self._changed:
+            self._generation = world.generation
+            if world.broken:
+                self._drop_waiting("the world that began it has ended")
+            self._left = left
+
+    @property
+    def _first(self) -> bool:
+        return self._rank.first
 
     def save(self, state: State, *, last: bool) -> None:
         """Take a copy of what is to be kept; with `last`, wait until the store has it.
@@ -93,9 +119,19 @@ class Saver:
         chosen = torch.tensor([float(self._choose(required, state.step)) if self._first else 0.0])
         choice = int(collective.sum_(chosen, "checkpoint"))
         if choice != SKIP:
-            self._enqueue(state, required, self._withdrawn(state.step) if choice == REPLACE else None)
+            self._enqueue(state, required, replace=choice == REPLACE)
         if last:
-            self._finish()
+            self.settle()
+            if self._first and self._lost is not None:
+                raise ServiceUnreachable(self._lost, service="store")
+
+    def forget_from(self, step: int) -> None:
+        """After `settle`: rows of steps that are done again, and could not be written before."""
+        with self._changed:
+            for part in self._owed:
+                part.rows = [row for row in part.rows if row["step"] < step]
+            self._owed = [part for part in self._owed if part.rows]
+            self._left, self._lost = [], None
 
     def _choose(self, required: bool, step: int) -> int:
         """Rank 0 says for all what becomes of this checkpoint: two at a time, and each rank is as far as rank 0."""
@@ -109,39 +145,53 @@ class Saver:
                 self._wait(1.0)
         return WRITE
 
-    def _withdrawn(self, by: int) -> _Job | None:
-        with self._changed:
-            job, self._waiting = self._waiting, None
-        if job is not None and self._first:
-            self._notice(f"the checkpoint of step {job.state.step} is skipped for that of {by}: the store is slow")
-        return job
+    def _drop_waiting(self, why: str) -> int | None:
+        """Not the one that waits after all; its step. The rows it was to write go with the next."""
+        job, self._waiting = self._waiting, None
+        if job is None:
+            return None
+        self._owed += job.rows
+        self._free.append(job.copies)
+        self._say_part(job.state.step, job.generation, where=FAILED, why=why, files={})
+        return job.state.step
 
-    def _enqueue(self, state: State, required: bool, instead_of: _Job | None) -> None:
+    def _enqueue(self, state: State, required: bool, *, replace: bool) -> None:
         files = {MODEL: self._rank.model.state_dict(), OPTIMIZER: optimizer_tensors(self._rank.optimizer)}
-        number, size = self._rank.rank, self._rank.size
+        number, size = self._rank.collective.rank, self._rank.collective.size
         if sum(map(size_bytes, files.values())) <= SHARDED_ABOVE_BYTES:
             own, size = files if self._first else {}, 1
         else:
             own = own_part(files, number, size)
         with self._changed:
-            while instead_of is None and not self._free:
+            if replace and (dropped := self._drop_waiting("a newer one takes its place")) is not None and self._first:
+                self._notice(f"the checkpoint of step {dropped} is skipped for that of {state.step}: the store is slow")
+            while self._waiting is not None or not self._free:  # where this rank is behind the first
                 self._wait(1.0)
-            copies = instead_of.copies if instead_of else self._free.pop()
+            copies = self._free.pop()
         taken = {file_name(name, number, size): part for name, part in copies.take(own).items()}
-        rows = [*(instead_of.rows if instead_of else ()), *(part for one in self._rows if (part := one.take()))]
+        rows = [part for one in [*self._own, *(self._common if self._first else ())] for part in one.take()]
         kept = copy.deepcopy(state)
         kept.owner, kept.token = self._fence.owner, self._token
         with self._changed:
-            self._waiting = _Job(kept, taken, copies, rows, required)
+            self._waiting = _Job(kept, taken, copies, [*self._left, *rows], required, self._generation, self._first)
+            self._left = []
             self._changed.notify_all()
 
-    def _wait(self, seconds: float | None) -> None:
+    def _wait(self, seconds: float) -> None:
+        """Until something changes. Raises PeersLost where the launcher calls this rank out of its world meanwhile."""
         if self._error is not None:
             raise TrainingFailed("checkpoints can't be written") from self._error
-        self._changed.wait(seconds)
+        if self._channel.out_asked == self._generation:
+            raise PeersLost("called out of the world while waiting for a checkpoint")
+        self._channel.writing = True
+        self._changed.wait(min(seconds, 0.2))
+        self._channel.writing = False
 
-    def _finish(self) -> None:
-        """Until everything is in the store; when that is away, as long as is sensible."""
+    def settle(self) -> None:
+        """Wait until nothing is on its way to the store; when that is away, as long as is sensible.
+
+        Raises ServiceUnreachable: what the store lacks is in the spill folder then.
+        """
         stopped, began, told = self._rank.stop_asked, time.monotonic(), time.monotonic()
         patience_s = STOPPED_PATIENCE_S if stopped else self._end_patience_s
         with self._changed:
@@ -155,7 +205,6 @@ class Saver:
                         f"waits for the store ({now - began:.0f} s of {patience_s:.0f} s): {self._away or 'it is slow'}"
                     )
                 self._wait(0.2)
-            self._wait(0.0)
         left = (
             f"{self._away}; the last checkpoints are kept in {self._spill.folder.parent}: start again on this machine"
         )
@@ -163,8 +212,6 @@ class Saver:
             self._notice(left)
         elif self._spill.waiting:
             raise ServiceUnreachable(left, service="store")
-        if self._lost is not None:
-            raise ServiceUnreachable(self._lost, service="store")
 
     # The thread's side
 
@@ -190,22 +237,24 @@ class Saver:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
-            self._channel.send("error", error=ours.document())
+            self._channel.send("error", error=ours.document(), step=None, final=True)
 
     def _write(self, job: _Job) -> None:
         step, files = job.state.step, dict[str, Any]()
         said: dict[str, Any] = {"where": STORED}
         self._channel.ask("write")  # a holder that lost its lease does not begin
-        self._owed += job.rows
+        with self._changed:
+            self._owed += job.rows
         try:
             while self._owed:
-                key, rows = self._owed[0]
-                self._put(key, metrics.encode(rows), step)
-                self._owed.pop(0)
+                part = self._owed[0]
+                self._kept_here[part.key] = part
+                self._put(part.key, metrics.encode(part.rows), job)
+                self._owed.remove(part)
             for name, tensors in job.files.items():
                 data = encode(tensors)
                 files[name] = {"sha256": sha256(data), "size_bytes": len(data)}
-                self._put(f"{folder_name(step)}/{name}", data, step)
+                self._put(f"{folder_name(step)}/{name}", data, job)
             if any(one.step == step for one in self._spill.waiting):
                 said = {"where": SPILLED}
         except ServiceUnreachable as error:  # neither the store nor this machine's disk takes it
@@ -216,27 +265,35 @@ class Saver:
             self._changed.notify_all()
         if job.state.best:
             self._best.add(step)
-        self._channel.send("part", step=step, files=files, **said)
-        if self._first:
-            self._make(job.state)
+        self._say_part(step, job.generation, files=files, **said)
+        if job.first:
+            self._make(job.state, job.generation)
         self._prune()
 
-    def _put(self, key: str, data: bytes, step: int) -> None:
+    def _say_part(self, step: int, generation: int, **said: Any) -> None:
+        self._channel.send("part", step=step, generation=generation, **said)
+
+    def _is_stored(self, key: str) -> None:
+        if (part := self._kept_here.pop(key, None)) is not None:
+            part.of.stored(part)
+
+    def _put(self, key: str, data: bytes, job: _Job) -> None:
         if not self._spill.waiting:  # else it has to wait its turn
             try:
                 self._fence.put(key, data)
             except ServiceUnreachable as error:
                 self._is_away(error)
             else:
+                self._is_stored(key)
                 return
         try:
-            self._spill.add(key, data, step)
+            self._spill.add(key, data, job.state.step, job.generation)
         except ServiceUnreachable as error:
             raise ServiceUnreachable(f"{self._away}; and {error}", service="store") from error
 
-    def _make(self, state: State) -> None:
-        """Rank 0, when every rank's part is safe: state.json."""
-        found = self._channel.ask("parts", step=state.step)
+    def _make(self, state: State, generation: int) -> None:
+        """The first of its world, when every rank's part is safe: state.json."""
+        found = self._channel.ask("parts", step=state.step, generation=generation)
         if found["failed"] is not None:
             self._drop(state.step, [])
             self._not_kept(state.step, found["failed"])
@@ -251,7 +308,7 @@ class Saver:
             else:
                 return
         try:
-            self._spill.add(f"{folder_name(state.step)}/{STATE}", state.encoded(), state.step)
+            self._spill.add(f"{folder_name(state.step)}/{STATE}", state.encoded(), state.step, generation)
         except ServiceUnreachable as error:
             self._not_kept(state.step, f"{self._away}; and {error}")
         else:
@@ -287,7 +344,7 @@ class Saver:
             one = self._spill.waiting[0]
             try:
                 if one.key.endswith(f"/{STATE}"):
-                    found = self._channel.ask("stored", step=one.step)
+                    found = self._channel.ask("stored", step=one.step, generation=one.generation)
                     if found["failed"] is not None:
                         self._spill.drop({one.step})
                         self._not_kept(one.step, found["failed"])
@@ -299,6 +356,7 @@ class Saver:
                 else:
                     self._channel.ask("write")
                     self._fence.put(one.key, self._spill.read(one))
+                    self._is_stored(one.key)
             except ServiceUnreachable as error:
                 self._is_away(error)
                 return
@@ -307,7 +365,7 @@ class Saver:
                 continue
             self._spill.done(one)
             if not one.key.endswith(f"/{STATE}") and not self._lacks(one.step):
-                self._channel.send("part", step=one.step, where=STORED)
+                self._say_part(one.step, one.generation, where=STORED)
         self._pause_s = 0.0
         self._notice(f"the store is back after {time.monotonic() - self._away_since:.0f} s, and has what it lacked")
 
@@ -317,7 +375,7 @@ class Saver:
     def _give_up(self, one: Spilled, error: CorruptArtefact) -> None:
         self._spill.done(one)
         self._spill.drop({one.step})
-        self._channel.send("part", step=one.step, where=FAILED, why=str(error))
+        self._say_part(one.step, one.generation, where=FAILED, why=str(error))
         self._notice(f"the checkpoint of step {one.step} is lost: {error}")
 
     def _is_away(self, error: ServiceUnreachable) -> None:

@@ -23,10 +23,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Spilled:
-    """A file that waits; `step` is the checkpoint's that it is part of."""
+    """A file that waits; `step` is the checkpoint's that it is part of, `generation` that of the world that began it."""
 
     key: str
     step: int
+    generation: int
     sha256: str
 
 
@@ -42,10 +43,14 @@ class Spill:
         """Where they lie."""
         return self._files.root
 
-    def add(self, key: str, data: bytes, step: int) -> None:
+    def clear(self) -> None:
+        """Drop what a killed process in this place has left: its rows are in the journal, its checkpoints failed with it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def add(self, key: str, data: bytes, step: int, generation: int = 0) -> None:
         """Keep a file here. Raises ServiceUnreachable where the disk is full, and leaves nothing then."""
         self._files.put(key, data)
-        self.waiting = [one for one in self.waiting if one.key != key] + [Spilled(key, step, sha256(data))]
+        self.waiting = [one for one in self.waiting if one.key != key] + [Spilled(key, step, generation, sha256(data))]
 
     def read(self, one: Spilled) -> bytes:
         """A file that waits. Raises CorruptArtefact."""
@@ -68,14 +73,16 @@ def recover(store: ObjectStore, work: Path, policy: CheckpointPolicy) -> list[in
     Only if nobody has trained the run since: what another launch went on from is not overtaken. Raises ServiceUnreachable.
     """
     folders = [FolderStore(path) for path in sorted((work / "spill").glob("rank-*"))]
-    where = {item.key: folder for folder in folders for item in folder.list()}
+    found = [(item.size, item.key, folder) for folder in folders for item in folder.list()]
+    # Of rows that two had kept, the longer: who wrote for a lost rank had what that one wrote last, too.
+    where = {key: folder for _, key, folder in sorted(found, key=lambda one: one[0])}
     states = [_read(where[key], key) for key in sorted(where) if key.endswith(f"/{STATE}")]
     fence = Fence(store, read_index(store)[0].owner)
     wanted = [state for state in states if state is not None and state.owner == fence.owner]
     saved = []
     if wanted:
         for key in [key for key in where if key.startswith("metrics/")]:
-            fence.put(key, where[key].get(key))
+            store.create(key, where[key].get(key))  # what is there was written later
     for state in wanted:
         try:
             for name, digest in state.sha256.items():

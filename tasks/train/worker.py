@@ -1,13 +1,20 @@
-"""A rank as a process: `python -m trainwright.tasks.train.worker ORDER.json RANK`, started by `ranks`."""
+"""A rank as a process: `python -m trainwright.tasks.train.worker ORDER.json RANK`, started by `ranks`.
+
+It loads its libraries, the data and the model once, and then takes part in one world after another. With `spare` in the rank's
+place it waits, loaded, until it is given the device of a process that was lost.
+"""
 
 from __future__ import annotations
 
 import faulthandler
+import gc
+import importlib
 import os
 import signal
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 import torch  # noqa: TID253 - this is a process of its own
 
@@ -15,50 +22,101 @@ from trainwright.tasks import data
 from trainwright.tasks.artefacts import PlannedDevice
 from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.train.channel import RankChannel
-from trainwright.tasks.train.collective import Collective, HorovodCollective, TorchCollective
+from trainwright.tasks.train.collective import PeersLost
 from trainwright.tasks.train.cpu_share import join_cgroup
-from trainwright.tasks.train.loop import Training, ramp
-from trainwright.tasks.train.rank import Rank
+from trainwright.tasks.train.loop import Training
+from trainwright.tasks.train.metrics import warm_up
+from trainwright.tasks.train.peers import Peers
+from trainwright.tasks.train.ramp import begin_search, search
+from trainwright.tasks.train.rank import OutOfMemory, Rank
 from trainwright.tasks.train.request import Order
+from trainwright.tasks.train.world import World
 
 
-def main(order_path: Path, number: int) -> int:
+def main(order_path: Path, place: str) -> int:
     """Do what the order says; every failure is said to the launcher in one line."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to decide on
-    channel = RankChannel()
+    channel, training = RankChannel(), None
     try:
         order = Order.model_validate_json(order_path.read_text())
+        peers = Peers(order.backend)
+        channel.attend(peers)
+        if order.mode == "train":  # what the first checkpoint would wait for
+            warm_up()
+            for name in ("safetensors.torch", "torch.utils.tensorboard"):
+                importlib.import_module(name)
+        dataset = data.load(order.request.job.data)
+        if place == "spare":
+            channel.send("spare")
+            number = int(channel.receive("device")["number"])
+        else:
+            number = int(place)
         planned = order.request.plan.devices[number]
         torch.set_num_threads(max(1, int(planned.cores or 1)))
-        device, dataset = _device(planned), data.load(order.request.job.data)
-        collective = _join(order, number, order_path)
-        channel.ask("ready")
         if (group := order.cgroups[number]) is not None:
             join_cgroup(Path(group))
-        rank = Rank(order.request, dataset, collective, device)
+        rank = Rank(order.request, dataset, peers, _device(planned), number)
         rank.stop_on(signal.SIGTERM)
-        result = (
-            Training(rank, channel, order).run() if order.mode == "train" else ramp(rank, channel, order.learning_rates)
-        )
-        channel.send("done", **result)
-        collective.shutdown()
+        training = Training(rank, channel, order)
+        _take_part(training, peers, channel, order)
     except TrainwrightError as error:
         traceback.print_exc()
-        channel.send("error", error=error.document())
+        channel.send("error", error=error.document(), step=training and training.finished)
         return 1
     except Exception as error:  # noqa: BLE001 - a boundary: logged whole, and told to the launcher
         traceback.print_exc()
         message = " ".join(f"{type(error).__name__}: {error}".split())
-        channel.send("error", error={"kind": "training_failed", "message": message})
+        document = {"kind": "training_failed", "message": message}
+        channel.send("error", error=document, step=training and training.finished)
         return 1
     return 0
 
 
-def _join(order: Order, number: int, order_path: Path) -> Collective:
-    if order.backend == "horovod":
-        return HorovodCollective()
-    return TorchCollective(number, len(order.request.plan.devices), order_path.with_name("meeting"))
+def _take_part(training: Training, peers: Peers, channel: RankChannel, order: Order) -> None:
+    """World after world, until the launcher says that this is the end."""
+    rank, says = training.rank, dict[str, Any]()
+    while True:
+        channel.send("free", step=training.finished, **says)
+        message = channel.receive("world", "end")
+        if message.pop("kind") == "end":
+            return
+        world, says = World.model_validate(message), {}
+        rank.leave_asked = lambda generation=world.generation: channel.leave_asked == generation  # type: ignore[misc]
+        try:
+            peers.join(world, rank.number)
+            channel.send("joined", generation=world.generation)
+            if order.mode == "train":
+                done = training.take_part(world)
+            else:
+                begin_search(rank, world)
+                done = search(rank, channel, order.learning_rates, order.trial_steps)
+            if done is not None:
+                channel.send("done", **done)
+        except Exception as error:
+            traceback.print_exc()
+            if isinstance(error, OutOfMemory):
+                says = {
+                    "no_memory_for": error.details["batch_size"],
+                    "fits": rank.fits,
+                    "memory_bytes": rank.memory_bytes(),
+                }
+            elif not _lost_others(error):
+                raise
+            rank.abandon_step()
+            channel.writing = False
+            if says:
+                gc.collect()  # what the step that failed still holds
+        peers.leave()
+
+
+def _lost_others(error: BaseException | None) -> bool:
+    """Whether an error comes of another rank that is gone; a backward pass may have wrapped it."""
+    while error is not None:
+        if isinstance(error, PeersLost):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _device(planned: PlannedDevice) -> torch.device:
@@ -75,7 +133,7 @@ def _device(planned: PlannedDevice) -> torch.device:
 
 
 if __name__ == "__main__":
-    code = main(Path(sys.argv[1]), int(sys.argv[2]))
+    code = main(Path(sys.argv[1]), sys.argv[2])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # Horovod's threads may hang at the interpreter's exit after a peer has gone

@@ -6,7 +6,7 @@ ONE, TWO = {"a": {"sha256": "1", "size_bytes": 1}}, {"b": {"sha256": "2", "size_
 
 
 def test_rank_0_is_answered_when_every_rank_has_spoken_and_once() -> None:
-    parts = Confirmations(2)
+    parts = Confirmations([0, 1])
     parts.note(1, {"step": 5, "where": STORED, "files": TWO})
     parts.ask(5)
     assert parts.answer() is None
@@ -16,7 +16,7 @@ def test_rank_0_is_answered_when_every_rank_has_spoken_and_once() -> None:
 
 
 def test_what_was_spilled_counts_as_stored_when_the_rank_says_so_and_keeps_its_files() -> None:
-    parts = Confirmations(2)
+    parts = Confirmations([0, 1])
     parts.note(0, {"step": 5, "where": STORED, "files": ONE})
     parts.note(1, {"step": 5, "where": SPILLED, "files": TWO})
     assert parts.known(5) == {"files": ONE | TWO, "stored": False, "failed": None}
@@ -25,7 +25,7 @@ def test_what_was_spilled_counts_as_stored_when_the_rank_says_so_and_keeps_its_f
 
 
 def test_a_part_that_failed_says_why_and_one_that_is_unknown_is_not_stored() -> None:
-    parts = Confirmations(2)
+    parts = Confirmations([0, 1])
     assert parts.known(5)["stored"] is False
     parts.note(0, {"step": 5, "where": STORED, "files": ONE})
     parts.note(1, {"step": 5, "where": FAILED, "files": {}, "why": "the disk is full"})

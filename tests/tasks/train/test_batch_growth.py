@@ -1,0 +1,114 @@
+"""A training whose global batch changes, replayed and resumed to the last digit; and a search that leaves no trace."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_case import LEARNING_RATE, ranks, request, rows, when_checkpoint
+
+from trainwright.tasks.artefacts import SplitEvent
+from trainwright.tasks.errors import BadInput, Interrupted
+from trainwright.tasks.train import search, train
+from trainwright.tasks.train.optimization import learning_rate_at
+
+SLOW = [{"type": "emulated", "speed": 1.0}, {"type": "emulated", "speed": 0.5}]
+GROWN = [
+    SplitEvent(step=12, batch_sizes=[60, 30], reason="so it is told"),
+    SplitEvent(step=28, batch_sizes=[100, 80], reason="so it is told"),
+]
+
+
+def losses(asked: Any, rank: int) -> list[tuple[int, float, float, int]]:
+    return [
+        (row["step"], row["loss"], row["learning_rate"], row["batch_size"]) for row in rows(asked, f"steps-rank{rank}")
+    ]
+
+
+@pytest.mark.parametrize("rule", ["adascale", pytest.param("linear", marks=pytest.mark.slow)])
+def test_a_stopped_training_with_a_grown_batch_goes_on_to_the_last_digit(tmp_path: Path, rule: str) -> None:
+    settings: dict[str, Any] = {
+        "devices": SLOW, "epochs": 3, "schedule": "cosine", "adaptive_batch": True, "learning_rate_rule": rule,
+        "checkpoint": {"every_steps": 5}, "batch_bounds": [32, 200],
+    }  # fmt: skip
+    whole = request(tmp_path / "whole", [40, 20], **settings).model_copy(update={"replay_events": GROWN})
+    expected = train(whole)
+    assert expected.split_events == GROWN
+    assert expected.global_batch_size == 60
+    assert [device.batch_size for device in expected.devices] == [100, 80]
+    taken = [rows(whole, f"steps-rank{rank}") for rank in (0, 1)]
+    for epoch in range(3):
+        assert sum(row["batch_size"] for own in taken for row in own if row["epoch"] == epoch) == 1438
+    assert expected.noise_scale is not None
+    plain = learning_rate_at(12 * 60 + 8 * 90, 3 * 1438, LEARNING_RATE, "cosine")
+    assert taken[0][20]["learning_rate"] / plain > 1.02
+
+    stopped = request(tmp_path / "stopped", [40, 20], **settings).model_copy(update={"replay_events": GROWN})
+    stop = threading.Event()
+    watcher = when_checkpoint(tmp_path / "stopped", 20, stop.set)
+    with pytest.raises(Interrupted, match="checkpoint"):
+        train(stopped, stop=stop)
+    watcher.join()
+    assert ranks() == {}
+    result = train(stopped)
+    assert result.resumed_from_step
+    assert result.metrics == expected.metrics
+    assert result.noise_scale == expected.noise_scale
+    assert [losses(stopped, rank) for rank in (0, 1)] == [losses(whole, rank) for rank in (0, 1)]
+
+
+def test_a_checkpoint_that_began_with_another_batch_is_refused(tmp_path: Path) -> None:
+    asked = request(tmp_path, [40, 20], adaptive_batch=True, validation_fraction=0.9)
+    grown = [SplitEvent(step=1, batch_sizes=[60, 60], reason="so it is told")]
+    train(asked.model_copy(update={"replay_events": grown}))
+    other = request(tmp_path, [80, 40], adaptive_batch=True, validation_fraction=0.9)
+    with pytest.raises(BadInput, match=r"a global batch of 120; the run's checkpoint .* was made with 60"):
+        train(other)
+
+
+def test_the_batch_grows_by_itself_where_steps_cost_the_same_and_says_why(tmp_path: Path) -> None:
+    # Devices a thousand times as fast as they need be: a step's cost is the processes', whatever the batch.
+    asked = request(
+        tmp_path, [6, 2], epochs=12, adaptive_batch=True, batch_bounds=[8, 64], schedule="constant",
+        checkpoint={"every_steps": 1000},
+    )  # fmt: skip
+    result = train(asked)
+    assert result.split_events
+    first = result.split_events[0]
+    assert sum(first.batch_sizes) == 16
+    assert first.reason.startswith("global batch 8 to 16: noise scale ")
+    assert all(sum(event.batch_sizes) <= 64 for event in result.split_events)
+    recorded = rows(asked, "steps-rank0") + rows(asked, "steps-rank1")
+    for epoch in range(12):
+        assert sum(row["batch_size"] for row in recorded if row["epoch"] == epoch) == 1438
+
+
+def test_memory_keeps_the_batch_where_it_is(tmp_path: Path) -> None:
+    devices = [{"type": "emulated", "speed": 1e6, "most_batch_size": most} for most in (6, 2)]
+    asked = request(
+        tmp_path, [6, 2], devices=devices, epochs=4, adaptive_batch=True, batch_bounds=[8, 64],
+        checkpoint={"every_steps": 1000},
+    )  # fmt: skip
+    assert train(asked).split_events == []
+
+
+def test_a_search_leaves_parameters_optimizer_and_random_numbers_as_they_were(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "model": {"norm": True, "dropout": 0.3}, "optimizer": {"name": "adamw"}, "validation_fraction": 0.6,
+    }  # fmt: skip
+    rates = [10 ** (-4 + step / 8) for step in range(30)]
+    searched = request(tmp_path / "searched", [40, 20], **settings)
+    found, again = search(searched, rates, 6), search(searched, rates, 6)
+    assert len(found.points) > 10
+    assert len(found.trials) >= 3
+    assert len(found.states) == 2
+    assert (again.points, again.trials) == (found.points, found.trials)
+    assert not (tmp_path / "searched/run").exists()
+    train(searched)
+    plain = request(tmp_path / "plain", [40, 20], **settings)
+    train(plain)
+    assert [losses(searched, rank) for rank in (0, 1)] == [losses(plain, rank) for rank in (0, 1)]
+    name = "run/checkpoints/step-00000012/model.safetensors"
+    assert (tmp_path / "searched" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()

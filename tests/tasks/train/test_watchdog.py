@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainwright.tasks.train.channel import LauncherChannel
+from trainwright.tasks.train.processes import Worker, kernel_oom_kills
+from trainwright.tasks.train.watchdog import WRITING_S, hung, stuck
+
+NOW = 1000.0
+
+
+def member(number: int, *, heard_s_ago: float = 0.0, waits_s: float | None = None, **fields: object) -> Worker:
+    """A rank in a world, as the launcher knows it."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    channel = LauncherChannel()
+    channel.close()
+    worker = Worker(number, process, channel, Path("log"), state="in", heard_at=NOW - heard_s_ago, waits_s=waits_s)
+    for name, value in fields.items():
+        setattr(worker, name, value)
+    return worker
+
+
+def test_who_computes_while_the_others_wait_too_long_hangs() -> None:
+    ranks = [member(0, waits_s=61.0), member(1), member(2, waits_s=3.0)]
+    assert [(rank.number, why) for rank, why in hung(ranks, NOW, 60.0)] == [
+        (1, "let the others wait for 60 s and was killed")
+    ]
+
+
+def test_who_is_silent_hangs_and_those_that_wait_for_it_do_not() -> None:
+    ranks = [member(0, waits_s=70.0), member(1, heard_s_ago=65.0)]
+    assert [rank.number for rank, _ in hung(ranks, NOW, 60.0)] == [1]
+
+
+def test_where_all_wait_too_long_one_is_given_up_and_where_some_began_late_none() -> None:
+    assert [rank.number for rank, _ in hung([member(0, waits_s=61.0), member(1, waits_s=62.0)], NOW, 60.0)] == [1]
+    assert hung([member(0, waits_s=61.0), member(1, waits_s=5.0)], NOW, 60.0) == []
+
+
+def test_a_rank_that_writes_a_checkpoint_has_longer() -> None:
+    ranks = [member(0, writing=True), member(1, waits_s=61.0)]
+    assert hung(ranks, NOW, 60.0) == []
+    assert [rank.number for rank, _ in hung([ranks[0], member(1, waits_s=WRITING_S + 1)], NOW, 60.0)] == [0]
+
+
+def test_only_who_waits_is_stuck_in_a_broken_world() -> None:
+    ranks = [member(0, waits_s=2.5), member(1), member(2, waits_s=2.5, done={}), member(3, state="joining")]
+    assert [rank.number for rank in stuck(ranks, 3.0)] == [0, 3]
+    assert stuck(ranks, 1.0) == []
+
+
+def test_the_kernels_kill_for_want_of_memory_is_told_from_another(tmp_path: Path) -> None:
+    group = Path("/sys/fs/cgroup/memory") / f"trainwright-test-{tmp_path.name}"
+    limit = group / "memory.limit_in_bytes"
+    try:
+        group.mkdir()
+        limit.write_text(str(40 << 20))
+    except OSError:
+        pytest.skip("no right to limit a process's memory by a cgroup")
+    try:
+        before = kernel_oom_kills()
+        join = f"open({str(group / 'cgroup.procs')!r}, 'w').write(str(__import__('os').getpid())); "
+        worker = member(0)
+        worker.process = subprocess.Popen([sys.executable, "-c", join + "bytearray(400 << 20)"])
+        assert worker.process.wait() == -signal.SIGKILL
+        kills = kernel_oom_kills() - before
+        assert worker.how_it_ended(kills) == "was killed by SIGKILL, most likely by the kernel for want of memory"
+        assert worker.how_it_ended(0) == "was killed by SIGKILL"
+    finally:
+        group.rmdir()
