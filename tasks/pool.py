@@ -35,7 +35,9 @@ def _prices(values: object) -> object:
         )
         price = math.inf if match is None else float(match.group(1))
         if price > _MOST_PRICE:
-            raise ValueError(f"for {name} a number of zero or more per {unit}, such as 2.1/{unit}, up to {_MOST_PRICE:g}")
+            raise ValueError(
+                f"for {name} a number of zero or more per {unit}, such as 2.1/{unit}, up to {_MOST_PRICE:g}"
+            )
         parsed[name] = price
     return parsed
 

@@ -72,7 +72,8 @@ class Branching:
         sums = floor.at(max(1, node.ranks[0]), node.low, *node.kinds)
         top = min(node.ranks[1], self._space.most)
         step, fewest, most = (
-            float(one.step_s(float(times[first]), node.accumulation)) for one in (sums, floor.of(node.ranks[0]), floor.of(top))
+            float(one.step_s(float(times[first]), node.accumulation))
+            for one in (sums, floor.of(node.ranks[0]), floor.of(top))
         )
         by_count = 0.0 if self._bounds.goal in ("time", "upper_time") else 1.0 / max(1.0, float(plan.sum()))
         loose = {

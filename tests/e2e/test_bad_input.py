@@ -182,7 +182,12 @@ def test_a_wrong_model(home: Path, tmp_path: Path, source: str, says: str) -> No
         ({"hosts": [{"name": "h", "devices": [{"type": "emulated", "speed": 1e308}]}]}, {}, 2, "speed: got 1e+308"),
         ({"hosts": [{"name": "h", "devices": [{"type": "emulated", "speed": 1e-308}]}]}, {}, 2, "speed: got 1e-308"),
         ({"hosts": [{"name": "h", "devices": [{"type": "emulated", "speed": float("inf")}]}]}, {}, 2, "speed: got"),
-        ({"hosts": [{"name": "h", "devices": [{"type": one}]} for one in ("cpu", "nvidia-t4")]}, {}, 2, "hosts of different names"),
+        (
+            {"hosts": [{"name": "h", "devices": [{"type": one}]} for one in ("cpu", "nvidia-t4")]},
+            {},
+            2,
+            "hosts of different names",
+        ),
         ({}, {"devices": {"ids": ["h/emulated-0"] * 2}}, 2, "ids with each name once, not 'h/emulated-0' twice"),
         ({}, {"devices": {"ids": ["h/emulated-0"], "exclude": ["h"]}}, 2, "pool p has 0 device(s)"),
         ({}, {"objective": {"minimize": "time", "deadline": float("nan")}}, 2, "objective.deadline: got"),

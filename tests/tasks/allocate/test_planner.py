@@ -98,9 +98,7 @@ def test_a_slower_link_between_ranks_makes_a_step_longer(
 def test_the_measured_link_takes_the_place_of_the_prior_with_its_own_interval() -> None:
     still = Link(bandwidth_bytes_per_s=1e300, latency_s=0, spread=0)
     link = Link(bandwidth_bytes_per_s=1e8, latency_s=1e-3, spread=0.25)
-    alone, shared, summed = step_time(TWO, still), step_time(TWO, link), all_reduces(
-        link, 1e6 + FIGURES_BYTES, 2, 2
-    )
+    alone, shared, summed = step_time(TWO, still), step_time(TWO, link), all_reduces(link, 1e6 + FIGURES_BYTES, 2, 2)
     assert shared.median - alone.median == pytest.approx(summed.median)
     assert shared.low - alone.low == pytest.approx(summed.low)
     assert shared.high - alone.high == pytest.approx(summed.high)
@@ -140,7 +138,9 @@ def test_hosts_of_the_pool_on_one_machine_are_one_machine_and_others_meet_over_t
 
     fast = Link(bandwidth_bytes_per_s=1e12, latency_s=1e-6, spread=0)
     assert step_time(pool("localhost", "127.0.0.1"), fast).median < 1
-    assert step_time(pool("localhost", "10.0.0.7"), fast).median == pytest.approx(4 + (1e6 + FIGURES_BYTES) / 1e3, rel=1e-3)
+    assert step_time(pool("localhost", "10.0.0.7"), fast).median == pytest.approx(
+        4 + (1e6 + FIGURES_BYTES) / 1e3, rel=1e-3
+    )
 
 
 def test_an_estimate_stored_without_a_link_is_read() -> None:
