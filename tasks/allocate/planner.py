@@ -124,9 +124,7 @@ def make_plan(
     )
 
 
-def planned(
-    model: CostModel, device: Device, batch: int, accumulation: int, most: int | None = None
-) -> PlannedDevice:
+def planned(model: CostModel, device: Device, batch: int, accumulation: int, most: int | None = None) -> PlannedDevice:
     """The device with its share of each step, in so many micro-batches; `most` is what its memory holds."""
     kind = model.kind(device)
     return PlannedDevice(
