@@ -85,4 +85,4 @@ def test_who_takes_the_place_of_a_killed_rank_finds_its_whole_rows(tmp_path: Pat
     ]
     third = Rows(store, "steps-rank1", journal)
     third.recover()
-    assert (third.rows, third.newest) == ([], 3)
+    assert (third.waiting, third.newest) == ([], 3)
