@@ -59,9 +59,8 @@ def drift(samples: Sequence[StepSample]) -> float:
     return float(high - low)
 
 
-def refuse_busy(samples: Sequence[StepSample], most_drift: float) -> None:
-    """Raise BusyMachine where the machine's speed spread by more than `most_drift` while they were measured."""
-    found = drift(samples)
+def refuse_busy(found: float, most_drift: float) -> None:
+    """Raise BusyMachine where the machine's speed spread by more than `most_drift` while it was measured."""
     if found > most_drift:
         raise BusyMachine(
             f"calibrate: the machine was too busy: its speed spread by {100 * found:.0f} % while it was measured; allowed: "

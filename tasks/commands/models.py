@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from trainwright.estimator.errors import BadInput
+from trainwright.estimator.machine import MOST_DRIFT
 from trainwright.tasks.commands.options import Debug, Json, print_json, print_model
 
 
@@ -78,17 +79,21 @@ def calibrate(
         typer.Option(
             help="refuse where the machine's speed spread by more meanwhile: (p90 - p10) / median of its time"
         ),
-    ] = 3.0,
+    ] = MOST_DRIFT,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure this machine, so that estimates are of it. One that was cut short goes on when it is started again."""
+    """Measure this machine and the link between its ranks, so that estimates are of it. One that was cut short goes on when it is started again."""
     from trainwright.tasks import progress, screen
     from trainwright.tasks.calibrate import calibrate as measure
+    from trainwright.tasks.calibrate import renew_link
 
     with screen.Countdown(f"measuring {device}") as bar:
         progress.listen(bar)
         result = measure(out, budget_s=budget, device=device, threads=threads, probes=probes, most_drift=most_drift)
+    if not probes:
+        with screen.err.status("measuring the link between ranks"):
+            renew_link()
     if as_json:
         print_model(result, exclude={"families"})
         return
