@@ -100,7 +100,9 @@ def _power(
         return sheet.model_copy(update={"idle_w": power_w[0], "load_w": power_w[1]})
     if calibration is None or calibration.power is None or device_type != calibration.device_type:
         return sheet
-    return calibration.power * (min(1.0, cores / calibration.threads) if cores is not None and device_type == "cpu" else 1.0)
+    return calibration.power * (
+        min(1.0, cores / calibration.threads) if cores is not None and device_type == "cpu" else 1.0
+    )
 
 
 def _around(batch_size: int) -> list[int]:

@@ -154,7 +154,9 @@ def _through_origin(value: float, size: int) -> Affine:
 def _operations(first: list[Seen], second: list[Seen], size: int, idle: Affine) -> list[Operation]:
     """The operations of a step, alike ones together; lines over the batch size from two sizes."""
     alike = [one.kind for one in first] == [one.kind for one in second]
-    held = min([idle.fixed, *(one.live_bytes for one in first)])  # throughout, whatever the batch size: parameters, moments
+    held = min(
+        [idle.fixed, *(one.live_bytes for one in first)]
+    )  # throughout, whatever the batch size: parameters, moments
     most: dict[Any, float] = {}
     counts: Counter[Any] = Counter()
     lives: dict[Any, Affine] = {}

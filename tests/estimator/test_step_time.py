@@ -111,9 +111,7 @@ def test_a_part_of_a_core_beyond_the_whole_ones_has_no_thread_and_is_no_help(cor
 
 
 def test_fewer_cores_than_threads_take_their_part_longer() -> None:
-    both, fewer = (
-        predict_curve(_structure(), _calibration(2), device_type="cpu", cores=cores) for cores in (2.0, 1.6)
-    )
+    both, fewer = (predict_curve(_structure(), _calibration(2), device_type="cpu", cores=cores) for cores in (2.0, 1.6))
     assert fewer.step_time(64).median == pytest.approx(1.25 * both.step_time(64).median)
 
 

@@ -145,9 +145,7 @@ class _Sized(nn.Module):
 
 
 def test_where_operations_differ_by_the_batch_size_what_is_held_does_not_grow_with_it() -> None:
-    sized, usual = (
-        _traced(build, batch_size=16, optimizer="sgd") for build in (_Sized, lambda: _Sized().layers)
-    )
+    sized, usual = (_traced(build, batch_size=16, optimizer="sgd") for build in (_Sized, lambda: _Sized().layers))
     held = sized.parameter_bytes
     for batch_size in (16, 64, 256):
         in_proportion = held + (sized.peak_bytes(16) - held) * batch_size / 16

@@ -180,7 +180,9 @@ def test_only_where_horovod_sums_does_a_sum_wait_for_its_cycle(structure: Struct
     assert estimate(structure, [device], backend="torch").cycle_s == 0
 
 
-def test_calibrating_for_all_measures_the_link_anew(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calibrating_for_all_measures_the_link_anew(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(step, "LINK_S", 0.3)
     old = Link(bandwidth_bytes_per_s=1.0, latency_s=1.0, spread=0.0)
     step.link_file().parent.mkdir(parents=True)
