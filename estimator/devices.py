@@ -129,7 +129,8 @@ def cores_used(cores: float | None) -> float:
 def recognise(name: str, memory_bytes: float) -> str | None:
     """The device type of a GPU by the name that its driver gives and its memory; None where it is no known type.
 
-    "NVIDIA A100-SXM4-80GB" is nvidia-a100-80gb. Drivers show up to 15 % less than the datasheet's memory, and what differs by more
+    "NVIDIA A100-SXM4-80GB" is nvidia-a100-80gb. Drivers show up to 15 % less than the datasheet's memory, and what differs by
+    more
     is another device (H100 NVL, a laptop's RTX 4090); a slice of one (MIG) is none.
     """
     words = name.lower().replace("rtx ", "rtx").replace("-", " ").split()

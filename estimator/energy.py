@@ -138,7 +138,10 @@ def _nvml_meter(index: int) -> NvmlMeter | None:
 
 
 def datasheet_power(device_type: str, cores: float | None = None) -> Power:
-    """The maker's figures; of a CPU, for those of its cores (default: one) that its threads keep busy. Raises BadInput for an unknown device type."""
+    """The maker's figures; of a CPU, for those of its cores (default: one) that its threads keep busy.
+
+    Raises BadInput for an unknown device type.
+    """
     _known(device_type)
     device = DEVICE_TYPES[device_type]
     share = cores_used(cores) if device_type == "cpu" else 1.0

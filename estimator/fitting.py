@@ -1,10 +1,11 @@
 """Fits a calibration to measured steps of networks. Loads no torch.
 
-What was measured is told at the machine's median speed, by the sentinel. c and d of the step are used where cross-validation says
-that they help, else 1 and 0; there too they are fitted without the networks that are predicted. The interval is conformal (Vovk et al., Algorithmic Learning in a Random World, 2005): q is the 90 %
-quantile of |ln(measured / predicted)| / σ on networks that the fit had not seen, less what measuring them was off by: each once
-with others of its family seen and once with none, so that it holds near to what was measured and far from it. The error that is
-told is of networks whose whole family it had not seen.
+What was measured is told at the machine's median speed, by the sentinel. c and d of the step are used where cross-validation
+says that they help, else 1 and 0; there too they are fitted without the networks that are predicted. The interval is conformal
+(Vovk et al., Algorithmic Learning in a Random World, 2005): q is the 90 % quantile of |ln(measured / predicted)| / σ on
+networks that the fit had not seen, less what measuring them was off by: each once with others of its family seen and once with
+none, so that it holds near to what was measured and far from it. The error that is told is of networks whose whole family it
+had not seen.
 """
 
 from __future__ import annotations

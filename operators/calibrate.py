@@ -13,7 +13,7 @@ from trainwright.operators.base import airflow_errors, given
 
 
 class CalibrateOperator(BaseOperator):
-    """Time operations and training steps of small networks on this machine, and the link between its ranks, and leave the calibration for every estimate.
+    """Measure a device type: operations, training steps of small networks, the link between ranks; for every estimate.
 
     Made to be mapped over `Pool.kinds()`; alone it needs no argument and measures one CPU thread of the worker's machine.
 

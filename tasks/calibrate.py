@@ -113,7 +113,8 @@ def calibrate_and_share(
 ) -> dict[str, Any]:
     """Measure this machine anew, and put the calibration into the cache and the store; a small reference to it.
 
-    The link between its ranks is measured anew too. Raises as `calibrate` does, where the link can't be measured, and ServiceUnreachable where the store can't be written (the cache has it then).
+    The link between its ranks is measured anew too. Raises as `calibrate` does, where the link can't be measured, and
+    ServiceUnreachable where the store can't be written (the cache has it then).
     """
     _check_type(device_type)
     objects = open_store(f"{(store or settings().store).rstrip('/')}/calibrations/{device_type}")
