@@ -8,6 +8,7 @@ from typing import Any
 
 from airflow.sdk import DAG, Param, task
 
+from trainwright.estimator.machine import MOST_DRIFT
 from trainwright.operators import CalibrateOperator
 
 POOL_FILES = sorted(str(path) for path in (Path(__file__).parent / "pools").glob("*.yaml"))
@@ -35,7 +36,7 @@ with DAG(
         "pool": Param(POOL_FILES[0], type="string", minLength=1, title="Pool file", examples=POOL_FILES),
         "budget_s": Param(90, type="number", minimum=1, title="Seconds", description="to measure each device type for"),
         "most_drift": Param(
-            1.5,
+            MOST_DRIFT,
             type="number",
             minimum=0,
             title="Most drift",

@@ -111,6 +111,8 @@ _TYPES = (
     DeviceType(EMULATED, {"fp64": 48e9, "fp32": 96e9, "bf16": 96e9}, 10e9, None, 2.0, 8.0, _ASSUMED),
 )  # fmt: skip
 
+_OFF = 0.15  # of a device's memory
+
 DEVICE_TYPES: dict[str, DeviceType] = {device.name: device for device in _TYPES}
 
 
@@ -127,9 +129,15 @@ def cores_used(cores: float | None) -> float:
 def recognise(name: str, memory_bytes: float) -> str | None:
     """The device type of a GPU by the name that its driver gives and its memory; None where it is no known type.
 
-    "NVIDIA A100-SXM4-80GB" is nvidia-a100-80gb. Of two types that differ in memory only, the nearer one.
+    "NVIDIA A100-SXM4-80GB" is nvidia-a100-80gb. Drivers show up to 15 % less than the datasheet's memory, and what differs by
+    more
+    is another device (H100 NVL, a laptop's RTX 4090); a slice of one (MIG) is none.
     """
-    words = name.lower().replace("geforce rtx ", "rtx").replace("-", " ").split()
-    alike = [one for one in _TYPES if one.name.split("-")[1:2] and one.name.split("-")[1] in words]
-    found = min(alike, key=lambda one: abs((one.memory_bytes or 0) - memory_bytes), default=None)
-    return found.name if found else None
+    words = name.lower().replace("rtx ", "rtx").replace("-", " ").split()
+    if "mig" in words:
+        return None
+    for one in _TYPES:
+        model = one.name.split("-")[1:2]
+        if one.memory_bytes and model and model[0] in words and abs(memory_bytes / one.memory_bytes - 1) < _OFF:
+            return one.name
+    return None

@@ -1,10 +1,11 @@
 """Fits a calibration to measured steps of networks. Loads no torch.
 
-What was measured is told at the machine's median speed, by the sentinel. c and d of the step are used where cross-validation says
-that they help, else 1 and 0. The interval is conformal (Vovk et al., Algorithmic Learning in a Random World, 2005): q is the 90 %
-quantile of |ln(measured / predicted)| / σ on networks that the fit had not seen, less what measuring them was off by: each once
-with others of its family seen and once with none, so that it holds near to what was measured and far from it. The error that is
-told is of networks whose whole family it had not seen.
+What was measured is told at the machine's median speed, by the sentinel. c and d of the step are used where cross-validation
+says that they help, else 1 and 0; there too they are fitted without the networks that are predicted. The interval is conformal
+(Vovk et al., Algorithmic Learning in a Random World, 2005): q is the 90 % quantile of |ln(measured / predicted)| / σ on
+networks that the fit had not seen, less what measuring them was off by: each once with others of its family seen and once with
+none, so that it holds near to what was measured and far from it. The error that is told is of networks whose whole family it
+had not seen.
 """
 
 from __future__ import annotations
@@ -59,9 +60,8 @@ def drift(samples: Sequence[StepSample]) -> float:
     return float(high - low)
 
 
-def refuse_busy(samples: Sequence[StepSample], most_drift: float) -> None:
-    """Raise BusyMachine where the machine's speed spread by more than `most_drift` while they were measured."""
-    found = drift(samples)
+def refuse_busy(found: float, most_drift: float) -> None:
+    """Raise BusyMachine where the machine's speed spread by more than `most_drift` while it was measured."""
     if found > most_drift:
         raise BusyMachine(
             f"calibrate: the machine was too busy: its speed spread by {100 * found:.0f} % while it was measured; allowed: "
@@ -134,9 +134,15 @@ def _left_out(
     correction: StepCorrection,
     step_deviation: float,
 ) -> list[tuple[float, float]]:
-    """ln(measured / predicted) and the predicted deviation of steps, by a fit that has seen none of them (its kernels have)."""
+    """ln(measured / predicted) and the predicted deviation of steps, by a fit of operations and correction without them.
+
+    All have been seen by the kernels, by the choice whether steps are corrected, and by `step_deviation`.
+    """
     names = {id(one) for one in left}
-    without = fit_families([op for step in steps if id(step) not in names for op in step.ops], like=costs)
+    others = [step for step in steps if id(step) not in names]
+    without = fit_families([op for step in others for op in step.ops], like=costs)
+    if correction != StepCorrection():
+        correction = _Sums(others).fit()
     found = []
     for step in left:
         parts = _predicted(without, step)

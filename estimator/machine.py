@@ -1,9 +1,15 @@
-"""What tells this machine's processor from others. Loads no torch."""
+"""What tells this machine's processor from others, and how busy it may be while it is measured. Loads no torch."""
 
 from __future__ import annotations
 
 import platform
 from pathlib import Path
+
+MOST_DRIFT = 3.0
+"""How far a machine's speed may spread while it is calibrated: of the sentinel's time, (p90 - p10) / median.
+
+Neighbours on a shared machine make 0.3 to 1.5, which is corrected for.
+"""
 
 
 def processor() -> str:

@@ -26,7 +26,7 @@ from trainwright.estimator.benchmark import Network, networks, turn
 from trainwright.estimator.calibration import Calibration, save
 from trainwright.estimator.energy import RAPL_ROOT
 from trainwright.estimator.errors import BusyMachine, TrainwrightError
-from trainwright.estimator.fitting import StepSample, fit, refuse_busy
+from trainwright.estimator.fitting import StepSample, drift, fit, refuse_busy
 from trainwright.estimator.machine import processor
 from trainwright.estimator.measure_power import device_power
 from trainwright.estimator.op_cost import OpSample
@@ -107,7 +107,7 @@ def measure(
         sample = measure_network(network, sentinel)
         done.append(sample, spent + time.monotonic() - started)
         say(f"{len(done.samples)} networks", done.elapsed_s)
-    refuse_busy(done.samples, most_drift)
+    refuse_busy(drift(done.samples), most_drift)
     count = sum(len(one.ops) for one in done.samples)
     say(f"fitting {count} operations of {len(done.samples)} steps", done.elapsed_s)
     return fit(

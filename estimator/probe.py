@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import math
 import random
 import statistics
 import sys
@@ -22,8 +23,9 @@ import torch  # noqa: TID253 - this is a process of its own
 from trainwright.estimator.calibration import Calibration, save
 from trainwright.estimator.devices import recognise
 from trainwright.estimator.energy import RAPL_ROOT
-from trainwright.estimator.errors import BadInput
+from trainwright.estimator.errors import BadInput, TrainwrightError
 from trainwright.estimator.few_shot import Probe, ProbeOp, fit_few
+from trainwright.estimator.fitting import refuse_busy
 from trainwright.estimator.machine import processor
 from trainwright.estimator.measure import Say, Sentinel
 from trainwright.estimator.measure_power import device_power
@@ -37,10 +39,13 @@ _FIT_S = 2.0  # of the budget, for fitting
 _LEAST_ROUNDS = 2
 
 
-def probe(budget_s: float, device: str, threads: int, say: Say, seed: int = 0) -> Calibration:
+def probe(
+    budget_s: float, device: str, threads: int, say: Say, seed: int = 0, most_drift: float = math.inf
+) -> Calibration:
     """A few-shot calibration of a device that torch can address, within so many seconds (each template at least twice).
 
-    Raises BadInput where torch has no such device, or its type is not known.
+    Raises BadInput where torch has no such device, or its type is not known, BusyMachine where the rounds spread by more than
+    `most_drift`.
     """
     started = time.monotonic()
     torch.set_num_threads(threads)
@@ -60,6 +65,8 @@ def probe(budget_s: float, device: str, threads: int, say: Say, seed: int = 0) -
     seconds = [statistics.median(values) for values in zip(*rounds, strict=True)]
     speeds = [statistics.fmean(one / usual for one, usual in zip(values, seconds, strict=True)) for values in rounds]
     tenths = statistics.quantiles(speeds, n=10, method="inclusive")
+    drift = tenths[-1] - tenths[0]
+    refuse_busy(drift, most_drift)
     return fit_few(
         [
             Probe(template=template, step=template in STEPS, seconds=taken_s, ops=ops)
@@ -73,7 +80,7 @@ def probe(budget_s: float, device: str, threads: int, say: Say, seed: int = 0) -
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         duration_s=time.monotonic() - started,
         speed=Sentinel()(),
-        sentinel_drift=tenths[-1] - tenths[0],
+        sentinel_drift=drift,
     )
 
 
@@ -151,6 +158,7 @@ def main() -> int:
     parser.add_argument("--budget", type=float, required=True)
     parser.add_argument("--device", required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--most-drift", type=float, required=True)
     parser.add_argument("--powercap", type=Path, default=RAPL_ROOT)
     given = parser.parse_args()
 
@@ -162,8 +170,8 @@ def main() -> int:
         tell(message=message, elapsed_s=elapsed_s)
 
     try:
-        made = probe(given.budget, given.device, given.threads, say)
-    except BadInput as error:
+        made = probe(given.budget, given.device, given.threads, say, most_drift=given.most_drift)
+    except TrainwrightError as error:
         tell(error=error.document())
         return error.exit_code
     power = device_power(made.device_type, torch.device(given.device), given.threads, given.powercap)

@@ -8,11 +8,12 @@ from typing import Any
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowSkipException
 
+from trainwright.estimator.machine import MOST_DRIFT
 from trainwright.operators.base import airflow_errors, given
 
 
 class CalibrateOperator(BaseOperator):
-    """Time operations and training steps of small networks on this machine, and leave the calibration for every estimate.
+    """Measure a device type: operations, training steps of small networks, the link between ranks; for every estimate.
 
     Made to be mapped over `Pool.kinds()`; alone it needs no argument and measures one CPU thread of the worker's machine.
 
@@ -22,7 +23,7 @@ class CalibrateOperator(BaseOperator):
     | `threads` *(templated)* | 1 | CPU threads |
     | `addresses` *(templated)* | localhost | where the pool has such devices |
     | `budget_s` *(templated)* | 90 | seconds to measure |
-    | `most_drift` *(templated)* | 3.0 | how far the machine's speed may spread meanwhile, (p90 - p10) / median |
+    | `most_drift` *(templated)* | `MOST_DRIFT`, 3.0 | how far the machine's speed may spread meanwhile, (p90 - p10) / median |
     | `store` *(templated)* | the settings' | where the calibration is left for other machines like this one |
 
     Returns `{"calibration": URI, "device_type", "threads", "measurements", "sentinel_drift", "cross_validated_error",
@@ -46,7 +47,7 @@ class CalibrateOperator(BaseOperator):
         threads: int | str = 1,
         addresses: Sequence[str] = ("localhost",),
         budget_s: float | str = 90.0,
-        most_drift: float | str = 3.0,
+        most_drift: float | str = MOST_DRIFT,
         store: str | None = None,
         **kwargs: Any,
     ) -> None:

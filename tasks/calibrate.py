@@ -25,7 +25,7 @@ from trainwright.estimator.calibration import Calibration, load, parse, save
 from trainwright.estimator.communication import Link
 from trainwright.estimator.devices import DEVICE_TYPES, EMULATED
 from trainwright.estimator.energy import RAPL_ROOT
-from trainwright.estimator.machine import processor
+from trainwright.estimator.machine import MOST_DRIFT, processor
 from trainwright.estimator.measure_link import measure_link
 from trainwright.estimator.measure_link import save as save_link
 from trainwright.infra.lock import locked
@@ -41,8 +41,6 @@ BUDGET_S = 90.0
 PROBES_S = 20.0
 LEAST_BUDGET_S = 1.0
 MOST_PROBES_S = 30.0
-MOST_DRIFT = 3.0
-"""Of the sentinel's time, (p90 - p10) / median. Neighbours on a shared machine make 0.3 to 1.5, which is corrected for."""
 LINK_S = 1.5
 """Loading torch in two processes comes on top: the whole is to stay below 6 s."""
 
@@ -100,7 +98,8 @@ def calibrate(
     _make_folder(out)
     with _lock(out, wait=False) as lock:
         if probes:
-            return _run("probe", out, budget_s, threads, lock, "--device", device, "--powercap", str(powercap))
+            more = ("--device", device, "--most-drift", str(most_drift), "--powercap", str(powercap))
+            return _run("probe", out, budget_s, threads, lock, *more)
         return _measured(out, budget_s, threads, most_drift, lock, powercap)
 
 
@@ -114,12 +113,14 @@ def calibrate_and_share(
 ) -> dict[str, Any]:
     """Measure this machine anew, and put the calibration into the cache and the store; a small reference to it.
 
-    Raises as `calibrate` does, and ServiceUnreachable where the store can't be written (the cache has it then).
+    The link between its ranks is measured anew too. Raises as `calibrate` does, where the link can't be measured, and
+    ServiceUnreachable where the store can't be written (the cache has it then).
     """
     _check_type(device_type)
     objects = open_store(f"{(store or settings().store).rstrip('/')}/calibrations/{device_type}")
     path = cached(threads)
     made = calibrate(path, budget_s=budget_s, device=device_type, threads=threads, most_drift=most_drift)
+    renew_link()
     name = f"{key(threads)}.json"
     objects.put(name, path.read_bytes())
     told = made.model_dump(
@@ -196,15 +197,48 @@ def link_for_this_machine() -> Link:
     Raises TrainwrightError where it can't be measured.
     """
     path = link_file()
-    if path.exists():
-        try:
-            return Link.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError):
-            progress.emit("notice", message=f"link: {path}: is not a link, or was cut short: measuring again")
-    progress.emit("notice", message=f"measuring all-reduce on this machine, once, for about {LINK_S + 3:.0f} s")
+    if (known := _kept_link(path)) is not None:
+        return known
+    with _link_lock(path):
+        if (known := _kept_link(path)) is not None:  # another process has measured it meanwhile
+            return known
+        progress.emit("notice", message=f"measuring all-reduce on this machine, once, for about {LINK_S + 3:.0f} s")
+        return _measured_link(path)
+
+
+def renew_link() -> Link:
+    """The link between ranks of this machine, measured now and kept for every estimate. Raises as `link_for_this_machine`."""
+    path = link_file()
+    with _link_lock(path):
+        return _measured_link(path)
+
+
+def _measured_link(path: Path) -> Link:
     link = measure_link(budget_s=LINK_S)
     save_link(link, path)
     return link
+
+
+def _kept_link(path: Path) -> Link | None:
+    if not path.exists():
+        return None
+    try:
+        return Link.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        progress.emit("notice", message=f"link: {path}: is not a link, or was cut short: measuring again")
+        return None
+
+
+@contextlib.contextmanager
+def _link_lock(path: Path) -> Iterator[None]:
+    """One process at a time measures the link: two would disturb each other."""
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(path.with_name(f"{path.name}.lock"), wait=True))
+        except OSError as error:
+            raise BadInput(f"link: {path}: can't be written ({error.strerror})") from None
+        yield
 
 
 def _from_cache(path: Path) -> Calibration | None:

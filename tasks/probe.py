@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from typing import Any
 
-from trainwright.estimator.devices import DEVICE_TYPES
+from trainwright.estimator.devices import recognise
 from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput, ServiceUnreachable
 from trainwright.tasks.pool import DeviceEntry, Host, Pool
@@ -99,22 +99,9 @@ def _entries(found: dict[str, Any], address: str) -> list[DeviceEntry]:
     entries = [DeviceEntry(type="cpu", cores=float(found["cores"]))]
     kinds: Counter[str] = Counter()
     for gpu in found["gpus"]:
-        kind = device_type(gpu["name"], gpu["memory_bytes"])
+        kind = recognise(gpu["name"], gpu["memory_bytes"])
         if kind is None:
             progress.emit("notice", message=f"host {address}: {gpu['name']} is no device type known here; left out")
         else:
             kinds[kind] += 1
     return entries + [DeviceEntry(type=kind, count=count) for kind, count in kinds.items()]
-
-
-def device_type(name: str, memory_bytes: float) -> str | None:
-    """The device type of a GPU by NVML's name and memory ("NVIDIA A100-SXM4-80GB"); None where none is its."""
-    words = re.sub(r"rtx\s+", "rtx", name.lower())
-    for kind in sorted(DEVICE_TYPES):
-        vendor, _, rest = kind.partition("-")
-        model, _, size = rest.partition("-")
-        if vendor == "nvidia" and re.search(rf"(?<![a-z0-9]){re.escape(model)}(?![a-z0-9])", words):
-            gigabytes = size.removesuffix("gb")
-            if not gigabytes or abs(memory_bytes / 2**30 / float(gigabytes) - 1) < 0.15:
-                return kind
-    return None

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from trainwright.estimator.errors import BadInput
+from trainwright.estimator.machine import MOST_DRIFT
 from trainwright.tasks.commands.options import Debug, Json, print_json, print_model
 
 
@@ -17,9 +18,11 @@ def extract(
     config: Annotated[
         list[str] | None, typer.Option("--config", metavar="k=v", help="an argument of build_model")
     ] = None,
-    optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw")] = "adamw",
-    precision: Annotated[str, typer.Option(help="fp32, fp64, bf16, or amp (bf16 where autocast says so)")] = "fp32",
-    accumulation: Annotated[int, typer.Option(help="micro-batches in a step")] = 1,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw", show_default="adamw")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, fp64, bf16, or amp (bf16 where autocast says so)", show_default="fp32")
+    ] = None,
+    accumulation: Annotated[int | None, typer.Option(help="micro-batches in a step", show_default="1")] = None,
     depth: Annotated[int, typer.Option(min=0, help="how deep the table shows modules within modules")] = 3,
     as_json: Json = False,
     debug: Debug = False,
@@ -36,8 +39,14 @@ def extract(
 
 
 def _structure(
-    model: str, batch_size: int, config: list[str] | None, optimizer: str, precision: str, accumulation: int = 1
+    model: str,
+    batch_size: int,
+    config: list[str] | None,
+    optimizer: str | None,
+    precision: str | None,
+    accumulation: int | None = None,
 ) -> Any:
+    """What `extract` finds, or a structure.json, with which no option may disagree."""
     from trainwright.estimator.structure import Structure
     from trainwright.tasks import alone
     from trainwright.tasks.documents import parse_text, validated
@@ -47,9 +56,20 @@ def _structure(
         from pydantic import ValidationError
 
         try:
-            return Structure.model_validate_json(Path(model).read_bytes())
+            known = Structure.model_validate_json(Path(model).read_bytes())
         except (OSError, ValidationError, ValueError) as error:
             raise BadInput(f"{model}: not a structure.json ({type(error).__name__})") from None
+        if config:
+            raise BadInput(
+                f"--config: got {config[0]!r}; {model} is a structure already: leave it out, or name the source"
+            )
+        given = {"optimizer": optimizer, "precision": precision, "accumulation": accumulation}
+        for name, value in given.items():
+            if value is not None and value != getattr(known, name):
+                raise BadInput(
+                    f"--{name}: got {value!r}; {model} was extracted with {getattr(known, name)!r}: extract anew"
+                )
+        return known
     arguments: dict[str, Any] = {}
     for one in config or []:
         name, equals, value = one.partition("=")
@@ -57,9 +77,13 @@ def _structure(
             raise BadInput(f"--config: got {one!r}; allowed: name=value")
         arguments |= parse_text(f"{name}: {value}", "--config")
     spec = validated(ModelSpec, {"source": model, "config": arguments}, "model")
-    rule = validated(Optimizer, {"name": optimizer}, "--optimizer")
+    rule = validated(Optimizer, {"name": optimizer or "adamw"}, "--optimizer")
     return alone.extract_model(
-        spec, batch_size=batch_size, optimizer=rule, precision=precision, accumulation=accumulation
+        spec,
+        batch_size=batch_size,
+        optimizer=rule,
+        precision="fp32" if precision is None else precision,
+        accumulation=1 if accumulation is None else accumulation,
     )
 
 
@@ -78,17 +102,24 @@ def calibrate(
         typer.Option(
             help="refuse where the machine's speed spread by more meanwhile: (p90 - p10) / median of its time"
         ),
-    ] = 3.0,
+    ] = MOST_DRIFT,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure this machine, so that estimates are of it. One that was cut short goes on when it is started again."""
+    """Measure this machine and the link between its ranks, so that estimates are of it.
+
+    One that was cut short goes on when it is started again.
+    """
     from trainwright.tasks import progress, screen
     from trainwright.tasks.calibrate import calibrate as measure
+    from trainwright.tasks.calibrate import renew_link
 
     with screen.Countdown(f"measuring {device}") as bar:
         progress.listen(bar)
         result = measure(out, budget_s=budget, device=device, threads=threads, probes=probes, most_drift=most_drift)
+    if not probes:
+        with screen.err.status("measuring the link between ranks"):
+            renew_link()
     if as_json:
         print_model(result, exclude={"families"})
         return
@@ -121,8 +152,10 @@ def estimate(
     config: Annotated[
         list[str] | None, typer.Option("--config", metavar="k=v", help="an argument of build_model")
     ] = None,
-    optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw")] = "adamw",
-    precision: Annotated[str, typer.Option(help="fp32, fp64, bf16, or amp (bf16 where autocast says so)")] = "fp32",
+    optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam or adamw", show_default="adamw")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, fp64, bf16, or amp (bf16 where autocast says so)", show_default="fp32")
+    ] = None,
     store: Annotated[
         str | None, typer.Option(metavar="URI", help="a store whose finished runs correct the prediction")
     ] = None,

@@ -12,7 +12,7 @@ from trainwright.estimator.source import BatchSpec
 from trainwright.estimator.structure import PRECISIONS, Structure
 from trainwright.tasks.artefacts import DataSchema
 from trainwright.tasks.documents import Document
-from trainwright.tasks.job import Job, ModelSpec, Optimizer
+from trainwright.tasks.job import Job, ModelSpec, Optimizer, TrainSpec
 from trainwright.tasks.pool import Pool
 
 MAX_BATCH = 1_000_000
@@ -93,6 +93,16 @@ class StructureRequest(Document):
     spec: BatchSpec | None = Field(default=None, description="one sample's shape, for a model without example_batch")
 
 
+def _agree(structure: Structure | None, asked: EstimateRequest | TrainSpec) -> None:
+    """Raise ValueError where optimizer or precision is given, and the structure was extracted with another."""
+    if structure is None:
+        return
+    if "optimizer" in asked.model_fields_set and asked.optimizer.name != structure.optimizer:
+        raise ValueError(f"the structure's optimizer, {structure.optimizer[:80]}, or none; not {asked.optimizer.name}")
+    if "precision" in asked.model_fields_set and asked.precision != structure.precision:
+        raise ValueError(f"the structure's precision, {structure.precision}, or none; not {asked.precision}")
+
+
 class EstimateRequest(Document):
     """What `trainwright estimate` is told: a structure, or a model from which one is extracted first."""
 
@@ -110,6 +120,7 @@ class EstimateRequest(Document):
             raise ValueError("either a structure or a model")
         if self.calibration is None and self.device_type is None:
             raise ValueError("a calibration or a device_type")
+        _agree(self.structure, self)
         return self
 
 
@@ -134,6 +145,7 @@ class PlanRequest(Job):
             raise ValueError("either a structure or a model")
         if self.rows is not None and (self.structure is None or self.data_schema is not None):
             raise ValueError("rows only with a structure, and without a data_schema")
+        _agree(self.structure, self.train)
         return self
 
     def job(self) -> dict[str, Any]:

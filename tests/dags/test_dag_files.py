@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from trainwright.estimator.machine import MOST_DRIFT
+
 LOOK = """
 import json, sys
 import trainwright.dags.retrain as module
@@ -98,7 +100,8 @@ task = dag.task_dict["calibrate"]
 print(json.dumps({
     "heavy": [name for name in sys.argv[1].split() if name in sys.modules],
     "mapped": isinstance(task, MappedOperator) and task.operator_class is CalibrateOperator,
-    "upstream": sorted(task.upstream_task_ids), "schedule": str(dag.schedule), "params": sorted(dag.params)}))
+    "upstream": sorted(task.upstream_task_ids), "schedule": str(dag.schedule), "params": sorted(dag.params),
+    "drift": [dag.params["most_drift"], CalibrateOperator(task_id="x").most_drift]}))
 """
     environment = os.environ | {"AIRFLOW_HOME": str(tmp_path / "airflow"), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
     heavy = "torch numpy pandas scipy great_expectations dask horovod"
@@ -107,5 +110,5 @@ print(json.dumps({
     )
     assert json.loads(done.stdout.splitlines()[-1]) == {
         "heavy": [], "mapped": True, "upstream": ["device_types"], "schedule": "0 4 * * 0",
-        "params": ["budget_s", "most_drift", "pool", "store"],
+        "params": ["budget_s", "most_drift", "pool", "store"], "drift": [MOST_DRIFT, MOST_DRIFT],
     }  # fmt: skip

@@ -15,7 +15,7 @@ from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.structure import Structure
 from trainwright.tasks import alone
 from trainwright.tasks.calibrate import calibrate
-from trainwright.tasks.errors import BadInput
+from trainwright.tasks.errors import BadInput, BusyMachine
 from trainwright.tasks.estimate import estimate
 from trainwright.tasks.job import ModelSpec
 from trainwright.tasks.pool import Device, Power
@@ -142,6 +142,12 @@ def test_probing_refuses_what_it_can_not_do(options: dict[str, object], says: st
     with pytest.raises(BadInput) as raised:
         calibrate(tmp_path / "few.json", probes=True, **options)  # type: ignore[arg-type]
     assert says in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_busy_machine_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    with pytest.raises(BusyMachine, match=r"allowed: 0 %.*--most-drift"):
+        calibrate(tmp_path / "few.json", budget_s=1.0, probes=True, most_drift=0.0)
     assert list(tmp_path.iterdir()) == []
 
 

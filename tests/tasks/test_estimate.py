@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from trainwright.estimator.communication import HOROVOD_CYCLE_S, Link
 from trainwright.estimator.source import BatchSpec, ModelDefinition
 from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace import StepSpec, trace
+from trainwright.infra.lock import locked
 from trainwright.infra.memory import usable_memory_bytes
 from trainwright.tasks import calibrate as step
 from trainwright.tasks.artefacts import Estimate
@@ -176,6 +178,32 @@ def test_only_where_horovod_sums_does_a_sum_wait_for_its_cycle(structure: Struct
     device = _device(0, "emulated", speed=1.0)
     assert estimate(structure, [device], backend="horovod").cycle_s == HOROVOD_CYCLE_S
     assert estimate(structure, [device], backend="torch").cycle_s == 0
+
+
+def test_calibrating_for_all_measures_the_link_anew(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step, "LINK_S", 0.3)
+    old = Link(bandwidth_bytes_per_s=1.0, latency_s=1.0, spread=0.0)
+    step.link_file().parent.mkdir(parents=True)
+    step.link_file().write_text(old.model_dump_json())
+    assert step.link_for_this_machine() == old
+    step.calibrate_and_share("cpu", 1, budget_s=1.0, most_drift=1e9, store=(tmp_path / "store").as_uri())
+    assert step.link_for_this_machine().latency_s < old.latency_s
+    assert [one.name for one in step.link_file().parent.iterdir()] == [step.link_file().name]
+
+
+def test_who_waits_for_another_to_measure_the_link_takes_its_link(home: Path) -> None:
+    path = step.link_file()
+    path.parent.mkdir(parents=True)
+    link = Link(bandwidth_bytes_per_s=1.0, latency_s=1.0, spread=0.0)
+    with ThreadPoolExecutor(1) as pool:
+        with locked(path.with_name(f"{path.name}.lock"), wait=True):
+            found = pool.submit(step.link_for_this_machine)
+            with pytest.raises(TimeoutError):
+                found.result(timeout=0.5)
+            path.write_text(link.model_dump_json())
+        assert found.result(timeout=60) == link
 
 
 def test_a_link_that_can_not_be_kept_is_an_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

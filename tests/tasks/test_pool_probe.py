@@ -15,7 +15,7 @@ from trainwright.tasks.allocate.queue import Queue
 from trainwright.tasks.cli import app
 from trainwright.tasks.errors import BadInput, ServiceUnreachable
 from trainwright.tasks.pool import load_pool
-from trainwright.tasks.probe import device_type, probe
+from trainwright.tasks.probe import probe
 from trainwright.tasks.step import ledger
 
 
@@ -27,26 +27,6 @@ def test_this_machine_is_found_and_its_pool_file_is_read_back(home: Path, tmp_pa
     assert pool == probe([])
     assert pool.hosts[0].devices[0].cores == len(os.sched_getaffinity(0))
     assert yaml.safe_load(out.read_text())["hosts"][0]["address"] == "localhost"
-
-
-@pytest.mark.parametrize(
-    ("name", "gib", "kind"),
-    [
-        ("NVIDIA A100-SXM4-80GB", 80, "nvidia-a100-80gb"),
-        ("NVIDIA A100-PCIE-40GB", 40, "nvidia-a100-40gb"),
-        ("NVIDIA A10", 22.5, "nvidia-a10"),
-        ("Tesla V100-SXM2-16GB", 16, "nvidia-v100-16gb"),
-        ("Tesla T4", 15, "nvidia-t4"),
-        ("NVIDIA L4", 22.5, "nvidia-l4"),
-        ("NVIDIA L40S", 45, "nvidia-l40s"),
-        ("NVIDIA GeForce RTX 4090", 24, "nvidia-rtx4090"),
-        ("NVIDIA H100 80GB HBM3", 80, "nvidia-h100-80gb"),
-        ("NVIDIA H200", 140, "nvidia-h200"),
-        ("Quadro P600", 2, None),
-    ],
-)
-def test_a_gpu_is_known_by_its_name_and_memory(name: str, gib: float, kind: str | None) -> None:
-    assert device_type(name, gib * 2**30) == kind
 
 
 def test_a_host_that_does_not_answer_or_is_no_name_is_told() -> None:

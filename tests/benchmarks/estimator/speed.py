@@ -1,11 +1,11 @@
-"""How quick extraction and estimates are: `python tests/benchmarks/estimator/speed.py --calibration FILE [--rounds 5]`.
+"""How quick extraction and estimates are: `python tests/benchmarks/estimator/speed.py [--calibration FILE] [--rounds 5]`.
 
 A transformer of a billion parameters and ResNet-50 at 224 px are extracted at batch 32 by `trainwright extract`; their
 structures, and that of LSTM cells of many small operations, are then estimated on a calibrated CPU (FILE is from `trainwright
-calibrate`) and on a GPU by its datasheet. Each figure is of a process of its own, 5 times, in random order: median, lowest and
-highest, the median of the CPU's seconds (which other programs of the machine change less), the most memory of any of its
-processes, whether torch was loaded where the figure was taken. The noise floor is a fixed loop of Python, in processes of its
-own among them.
+calibrate`; without it, this machine's calibration is used, or measured now) and on a GPU by its datasheet. Each figure is of a
+process of its own, 5 times, in random order: median, lowest and highest, the median of the CPU's seconds (which other programs
+of the machine change less), the most memory of any of its processes, whether torch was loaded where the figure was taken. The
+noise floor is a fixed loop of Python, in processes of its own among them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from trainwright.estimator.calibration import save
+from trainwright.tasks.calibrate import calibration_for
 
 TRANSFORMER = """
 import torch
@@ -148,11 +151,14 @@ def run(case: Case) -> Seen:
 def main() -> None:
     """Time every case in random order, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calibration", type=Path, required=True)
+    parser.add_argument("--calibration", type=Path, help="left out: this machine's, measured where none is kept")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
+        calibration = given.calibration or Path(name) / "cpu.json"
+        if given.calibration is None:
+            save(calibration_for(1), calibration)
         models = {"transformer": TRANSFORMER, "resnet": RESNET, "cells": CELLS}
         sources = {model: Path(name) / f"{model}.py" for model in models}
         structures = {model: Path(name) / f"{model}.json" for model in models}
@@ -169,7 +175,7 @@ def main() -> None:
         for model, structure in structures.items():
             for device_type in ("cpu", "nvidia-a100-80gb"):
                 for what, limit_s in (("step", 0.05), ("curve", 0.5)):
-                    command = ["-c", ESTIMATE, str(structure), device_type, str(given.calibration), what]
+                    command = ["-c", ESTIMATE, str(structure), device_type, str(calibration), what]
                     cases.append(Case(f"{what}, {model}, {device_type}", command, limit_s))
         seen: dict[str, list[Seen]] = {case.name: [] for case in cases}
         drawn = random.Random(given.seed)

@@ -142,6 +142,21 @@ def test_what_is_wrong_or_not_served_is_refused_in_one_line(address: str, path: 
     assert "root:" not in message
 
 
+def test_a_structure_that_was_extracted_with_another_optimizer_or_precision_is_the_clients_error(
+    address: str, structure: Any
+) -> None:
+    with client(address, READ) as reader:
+        request = {"structure": structure, "batch_size": 64, "device_type": "nvidia-t4"}
+        assert reader.post("/estimates", json=request | {"optimizer": "adamw", "precision": "fp32"}).status_code == 200
+        job = JOB | {"structure": structure, "rows": 1000}
+        for name, value in (("optimizer", "sgd"), ("precision", "fp64")):
+            message = _refusal(reader.post("/estimates", json=request | {name: value}), 422, "bad_input")
+            assert f"the structure's {name}" in message
+            given = {"name": value} if name == "optimizer" else value
+            message = _refusal(reader.post("/plans", json=job | {"train": {name: given}}), 422, "bad_input")
+            assert f"the structure's {name}" in message
+
+
 def test_a_structure_with_senseless_numbers_is_the_clients_error(address: str, structure: Any) -> None:
     with client(address, READ) as reader:
         for change in ({"precision": "int3"}, {"batch_size": 0}, {"parameter_bytes": -1}, {"parameters": 10**40}):
