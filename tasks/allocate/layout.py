@@ -25,7 +25,8 @@ from trainwright.estimator.communication import (
 from trainwright.tasks.allocate.cost import Collectives, CostModel, Kind, Triple
 from trainwright.tasks.pool import Device
 
-# Between two ranks of one machine, as a prior where nobody has measured it.
+# Between two ranks of one machine, as a prior where nobody has measured it: sums lie in the host's memory whatever device a
+# rank computes on (`tasks.train.collective`), so that it is one for all kinds. Never slower than the pool's network.
 _LOOPBACK = Link(bandwidth_bytes_per_s=0.5e9, latency_s=2e-3, spread=0.0)
 _UNMEASURED_LOW, _UNMEASURED_HIGH = 1 / 2, 3.0  # of what a prior, or the pool file's network, makes of a collective
 _THIS = "this machine"  # whatever the pool's hosts call its address
@@ -102,6 +103,12 @@ class Layout:
         self._place = {kind.index: place for place, kind in enumerate(self.kinds)}
         self._link = Link(
             bandwidth_bytes_per_s=model.pool.network.bandwidth, latency_s=model.pool.network.latency, spread=0.0
+        )
+
+        self._inside = Link(
+            bandwidth_bytes_per_s=max(_LOOPBACK.bandwidth_bytes_per_s, self._link.bandwidth_bytes_per_s),
+            latency_s=min(_LOOPBACK.latency_s, self._link.latency_s),
+            spread=0.0,
         )
 
     @functools.cached_property
@@ -206,9 +213,9 @@ class Layout:
             found = on_cycle(all_reduces(estimate.local_link, size, pieces, ranks.here), estimate.cycle_s, agreed)
             here = Triple(found.median, found.low, found.high)
         elif ranks.here > 1:
-            here = _unmeasured(all_reduces(_LOOPBACK, size, pieces, ranks.here).median)
+            here = _unmeasured(all_reduces(self._inside, size, pieces, ranks.here).median)
         if ranks.widest > 1:
-            there = _unmeasured(all_reduces(_LOOPBACK, size, pieces, ranks.widest).median)
+            there = _unmeasured(all_reduces(self._inside, size, pieces, ranks.widest).median)
         between = _unmeasured(all_reduces(self._link, size, pieces, ranks.machines).median)
         return Triple(*(max(one, other) + more for one, other, more in zip(here, there, between, strict=True)))
 
