@@ -80,7 +80,7 @@ class Branching:
             "kinds": _LEVEL * by_count,
             "levels": (float(times[last]) - float(times[first])) / step,
             "ranks": (min(most, 1e300) - fewest) / step,
-            "width": floor.spread_s / step,
+            "width": 0.0,  # it bounds which seats there are, not what a sum takes
         }
         can_be_cut = {
             "levels": first < last,

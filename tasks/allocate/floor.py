@@ -37,8 +37,9 @@ class CollectiveFloor:
             used = np.searchsorted(there, np.maximum(0, ranks - high_here), "left")
             possible = used < len(there)
             machines = np.maximum(np.minimum(used, len(there) - 1), 1 if width[1] else 0) + (1 if high_here else 0)
-            between = np.array([self._ends(max(1, one), 0, 0) for one in range(int(machines.max()) + 1)])[machines].T
-            found = self._within(low_here, width[0])[:, None] + between
+            found = np.array(
+                [self._ends(int(several), low_here, int(one), high_here == 0) for several, one in zip(machines, ranks, strict=True)]
+            ).T
             least = np.where(possible, np.minimum(least, found), least)
         self._least = np.minimum.accumulate(least[:, ::-1], axis=1)[:, ::-1]
 
@@ -86,11 +87,6 @@ class CollectiveFloor:
         site_of, kind_of = self.layout.site_of, self.layout.kind_of
         return int(used.sum()), (used[:, None] * taken)[site_of, rank_of[kind_of]]
 
-    @property
-    def spread_s(self) -> float:
-        """How much longer collectives on the widest machines of the interval take than on the narrowest."""
-        return float(self._within(0, self.width[1])[0] - self._within(0, self.width[0])[0])
-
     def at(self, ranks: int, counts: Any, least: Any, most: Any, machines: int = 1) -> Collectives:
         """The least for so many ranks or more, on so many machines or more, with these counts of groups, and of kinds, at least.
 
@@ -108,20 +104,22 @@ class CollectiveFloor:
                 return _of([np.inf] * 3)
             machines = max(machines, needed)
         here = int(used[self._local].sum())
-        width = max(self.width[0], int(np.ceil(used / self.machines)[~self._local].max(initial=0)))
-        found = self._within(here, width) + self._ends(max(1, machines), 0, 0)
+        found = self._ends(machines, here, ranks)
         return _of(np.maximum(self._least[:, ranks], found))
 
-    def _within(self, here: int, width: int) -> Any:
+    def _ends(self, machines: int, here: int, total: int, elsewhere: bool = False) -> Any:
+        """For so many ranks or more, so many machines or more, so many ranks here or more; `elsewhere`: none here."""
         import numpy as np
 
-        return np.maximum(self._ends(1, 0, here), self._ends(1, width, 0))
-
-    def _ends(self, machines: int, widest: int, here: int) -> Any:
-        import numpy as np
-
-        found = self.layout.collectives(Ranks(machines, widest, here))
-        return np.array([found.whole.median, found.after.median, found.whole.high])
+        if total < 2:
+            return np.zeros(3)
+        if machines > 1:
+            options = [Ranks(machines, 0, here, total)]
+        else:  # on one machine, or on several, which is no quicker than on one elsewhere
+            options = [Ranks(1, total, 0, total)] if here < 2 else []
+            options += [] if elsewhere else [Ranks(1, 0, total, total)]
+        found = [self.layout.collectives(one) for one in options]
+        return np.min([(one.whole.median, one.after.median, one.whole.high) for one in found], axis=0)
 
 
 def _of(ends: Any) -> Collectives:

@@ -25,7 +25,8 @@ from trainwright.estimator.communication import (
 from trainwright.tasks.allocate.cost import Collectives, CostModel, Kind, Triple
 from trainwright.tasks.pool import Device
 
-# Between two ranks of one machine, as a prior where nobody has measured it.
+# Between two ranks of one machine, as a prior where nobody has measured it: sums lie in the host's memory whatever device a
+# rank computes on (`tasks.train.collective`), so that it is one for all kinds. Never slower than the pool's network.
 _LOOPBACK = Link(bandwidth_bytes_per_s=0.5e9, latency_s=2e-3, spread=0.0)
 _UNMEASURED_LOW, _UNMEASURED_HIGH = 1 / 2, 3.0  # of what a prior, or the pool file's network, makes of a collective
 _THIS = "this machine"  # whatever the pool's hosts call its address
@@ -39,6 +40,8 @@ class Ranks(NamedTuple):
     """Most ranks on a machine other than this."""
     here: int
     """Ranks on this machine."""
+    total: int
+    """All of them."""
 
 
 class Seating(NamedTuple):
@@ -102,6 +105,12 @@ class Layout:
         self._place = {kind.index: place for place, kind in enumerate(self.kinds)}
         self._link = Link(
             bandwidth_bytes_per_s=model.pool.network.bandwidth, latency_s=model.pool.network.latency, spread=0.0
+        )
+
+        self._inside = Link(
+            bandwidth_bytes_per_s=max(_LOOPBACK.bandwidth_bytes_per_s, self._link.bandwidth_bytes_per_s),
+            latency_s=min(_LOOPBACK.latency_s, self._link.latency_s),
+            spread=0.0,
         )
 
     @functools.cached_property
@@ -182,14 +191,14 @@ class Layout:
             total = sum(taken.values())
             if not found or total < found[-1].ranks.machines:
                 most_on_one = max((-(-used[number] // taken[number]) for number in there), default=0)
-                found.append(Seating(Ranks(total, most_on_one, here), tuple(sorted(taken.items()))))
+                found.append(Seating(Ranks(total, most_on_one, here, sum(used.values())), tuple(sorted(taken.items()))))
         return found
 
     @functools.lru_cache(maxsize=100_000)  # noqa: B019 - a layout lives as long as one plan's search
     def collectives(self, ranks: Ranks) -> Collectives:
         """Ring all-reduces: of the gradients, bucket by bucket, and of the step's figures.
 
-        Within each machine, of which the slowest counts, and then between machines.
+        One flat ring of all ranks, as Horovod and Gloo make it, which goes at the pace of its slowest link.
         """
         size = self.model.estimate.gradient_bytes
         buckets = max(1, math.ceil(size / GRADIENT_BUCKET_BYTES))
@@ -199,18 +208,17 @@ class Layout:
         )
 
     def _sums(self, size: float, pieces: int, ranks: Ranks) -> Triple:
-        estimate, none = self.model.estimate, Triple(0.0, 0.0, 0.0)
-        here, there = none, none
+        estimate, found = self.model.estimate, Triple(0.0, 0.0, 0.0)
         if ranks.here > 1 and estimate.local_link is not None:
-            agreed = all_reduce(estimate.local_link, FIGURES_BYTES, ranks.here)
-            found = on_cycle(all_reduces(estimate.local_link, size, pieces, ranks.here), estimate.cycle_s, agreed)
-            here = Triple(found.median, found.low, found.high)
-        elif ranks.here > 1:
-            here = _unmeasured(all_reduces(_LOOPBACK, size, pieces, ranks.here).median)
-        if ranks.widest > 1:
-            there = _unmeasured(all_reduces(_LOOPBACK, size, pieces, ranks.widest).median)
-        between = _unmeasured(all_reduces(self._link, size, pieces, ranks.machines).median)
-        return Triple(*(max(one, other) + more for one, other, more in zip(here, there, between, strict=True)))
+            agreed = all_reduce(estimate.local_link, FIGURES_BYTES, ranks.total)
+            local = on_cycle(all_reduces(estimate.local_link, size, pieces, ranks.total), estimate.cycle_s, agreed)
+            found = Triple(local.median, local.low, local.high)
+        elif max(ranks.here, ranks.widest) > 1:
+            found = _unmeasured(all_reduces(self._inside, size, pieces, ranks.total).median)
+        if ranks.machines > 1:
+            between = _unmeasured(all_reduces(self._link, size, pieces, ranks.total).median)
+            found = Triple(*map(max, found, between))
+        return found
 
     def seats(self, counts: Sequence[int], seating: Seating) -> list[Device]:
         """The devices of a choice, in the order of the pool."""

@@ -99,7 +99,7 @@ def configuration(
             return None
     machines = Counter(machine_of(device) for device in chosen)
     here = machines.pop("this machine", 0)
-    ranks = Ranks(len(machines) + (here > 0), max(machines.values(), default=0), here)
+    ranks = Ranks(len(machines) + (here > 0), max(machines.values(), default=0), here, sum(machines.values()) + here)
     shares = [
         Share(kind, size, count)
         for (kind, size), count in Counter(zip(kinds, batches, strict=True)).items()

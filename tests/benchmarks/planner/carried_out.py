@@ -115,7 +115,7 @@ def ways_of(job: Job, pool: Pool, estimate: Estimate, schema: data.DataSchema) -
     for name, chosen in named.items():
         key = tuple((device.id, device.batch_size) for device in chosen)
         slowest = max(estimate.curve(device).step_time(device.batch_size).median for device in chosen)
-        predicted_s = float(layout.collectives(Ranks(1, 0, len(chosen))).step_s(slowest))
+        predicted_s = float(layout.collectives(Ranks(1, 0, len(chosen), len(chosen))).step_s(slowest))
         ways.setdefault(key, Way(chosen, predicted_s)).names.append(name)
     return list(ways.values())
 

@@ -143,6 +143,43 @@ def test_hosts_of_the_pool_on_one_machine_are_one_machine_and_others_meet_over_t
     )
 
 
+@given(st.integers(2, 8), st.sampled_from(["100Mbit", "1Gbit", "10Gbit", "100Gbit"]), st.sampled_from(["5us", "50us", "9ms"]))
+@settings(max_examples=20, deadline=None)
+def test_ranks_that_nobody_measured_are_not_slower_on_one_machine_than_between_machines(
+    ranks: int, bandwidth: str, latency: str
+) -> None:
+    def step_s(hosts: list[dict[str, Any]]) -> float:
+        pool = {"hosts": hosts, "network": {"bandwidth": bandwidth, "latency": latency}}
+        fixed = {"train": {"global_batch_size": 64}, "devices": {"min_count": ranks}}
+        predicted = plan(pool, **fixed).predicted
+        assert predicted is not None
+        return predicted.step_time_s.median
+
+    apart = [{"name": f"h{n}", "address": f"10.0.0.{n}", "devices": [{"type": "cpu", "cores": 1.0}]} for n in range(ranks)]
+    together = [{"name": "h", "address": "10.0.0.1", "devices": [{"type": "cpu", "cores": 1.0, "count": ranks}]}]
+    assert step_s(together) <= step_s(apart) * (1 + 1e-9)
+
+
+def test_ranks_on_several_machines_sum_in_one_ring_of_them_all() -> None:
+    """2 (n - 1) messages and 2 (n - 1) / n of the bytes at the network's pace, however many a machine holds."""
+
+    def sums_s(machines: int, each: int) -> float:
+        hosts = [
+            {"name": f"h{n}", "address": f"10.0.0.{n}", "devices": [{"type": "cpu", "cores": 1.0, "count": each}]}
+            for n in range(machines)
+        ]
+        network = {"bandwidth": "1Gbit", "latency": "50ms"}
+        fixed = {"train": {"global_batch_size": 8}, "devices": {"min_count": 8}}
+        found = plan({"hosts": hosts, "network": network}, **fixed)
+        assert found.predicted is not None
+        return found.predicted.step_time_s.median
+
+    network = Link(bandwidth_bytes_per_s=125e6, latency_s=0.05, spread=0)
+    ring = all_reduces(network, 1e6 + FIGURES_BYTES, 2, 8).median
+    for machines in (8, 4, 2):
+        assert sums_s(machines, 8 // machines) == pytest.approx(ring + 3e-3, rel=1e-6)
+
+
 def test_an_estimate_stored_without_a_link_is_read() -> None:
     old = {"schema_version": 1, "mode": "calibrated", "gradient_bytes": 1.0, "curves": [], "calibrations": {}}
     assert Estimate.model_validate(old).local_link is None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import stat
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -220,25 +220,37 @@ def test_a_model_that_misbehaves_is_its_senders_error(address: str, code: str, e
 
 
 def test_beyond_what_is_worked_on_and_waits_is_429_and_who_leaves_frees_the_place(address: str, structure: Any) -> None:
-    def send(number: int) -> None:
-        request = {"model": model(f"# {number}\nimport subprocess\nsubprocess.Popen(['sleep', '98.5'])\n{SLEEPS}")}
-        with client(address) as run, pytest.raises(httpx.TimeoutException):
-            run.post("/structures", json=request, timeout=4)
+    def sleepers() -> list[psutil.Process]:
+        return [one for one in psutil.process_iter(["cmdline"]) if "98.5" in (one.info["cmdline"] or ())]
 
-    threads = [threading.Thread(target=send, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    time.sleep(2)
+    async def until(found: Callable[[], bool]) -> None:
+        async with asyncio.timeout(40):  # less than a request may take: else it ends by itself
+            while not found():
+                await asyncio.sleep(0.05)
+
+    async def crowd() -> None:
+        headers = {"Authorization": f"Bearer {RUN}"}
+        async with httpx.AsyncClient(base_url=address, headers=headers, timeout=200) as run:
+            code = "import subprocess\nsubprocess.Popen(['sleep', '98.5'])\n"
+            requests = [{"model": model(f"# {number}\n{code}{SLEEPS}")} for number in range(3)]
+            asked = [asyncio.ensure_future(run.post("/structures", json=request)) for request in requests]
+            # One is worked on, one waits: the third, whichever that is, is refused.
+            (refused,), left = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            _refusal(refused.result(), 429, "busy")
+            assert int(refused.result().headers["Retry-After"]) >= 1
+            assert (await run.get("/devices")).status_code == 200
+            await until(lambda: bool(sleepers()))
+            assert not any(one.done() for one in left)
+            for one in left:
+                one.cancel()
+            await asyncio.wait(left)
+        await until(lambda: not sleepers())
+
+    asyncio.run(crowd())
     with client(address) as run:
-        answer = run.post("/structures", json={"model": model(SLEEPS)})
-        _refusal(answer, 429, "busy")
-        assert int(answer.headers["Retry-After"]) >= 1
-        assert run.get("/devices").status_code == 200
-        for thread in threads:
-            thread.join()
         again = run.post("/structures", json={"model": model(CNN, width=4), "spec": SPEC})
         assert again.status_code == 200  # the one place to work is free: its process was ended
-    assert not [one for one in psutil.process_iter(["cmdline"]) if "98.5" in (one.info["cmdline"] or ())]
+    assert not sleepers()
 
 
 def test_one_request_can_not_take_longer_than_allowed(tmp_path: Path) -> None:
