@@ -95,8 +95,8 @@ def on_cycle(time: Interval, cycle_s: float, agreed: Interval, poll_s: float = H
     """Seconds for sums by a library that works in cycles: wait for the next, agree on what is ready, sum, be noticed.
 
     Ranks agree in every cycle, so that what comes in the middle of one waits for its end: half a cycle and half of the agreement
-    at the median. `agreed` is what agreeing takes (a small all-reduce); the rank that waits looks every `poll_s`. A cycle of 0: the
-    library begins at once and wakes who waits. Raises ValueError for a negative cycle.
+    at the median. `agreed` is what agreeing takes (a small all-reduce); the rank that waits looks every `poll_s`. A cycle of 0:
+    the library begins at once and wakes who waits. Raises ValueError for a negative cycle.
     """
     if cycle_s < 0:
         raise ValueError(f"cycle {cycle_s:g} s; allowed: 0 s or more")

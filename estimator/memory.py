@@ -6,10 +6,9 @@ Three figures, each with its meaning:
 - the process itself: interpreter, torch, Horovod, readers of data, and the buffer in which gradients are summed. A plan adds it.
 
 Resident memory exceeds live bytes because glibc keeps what is freed. Blocks above 32 MiB are mapped and given back at once;
-smaller ones leave holes that the next request of the same size, which asks for its alignment too, often does not fit.
-`estimator.resident` plays a step's allocations on a model of glibc's heap while the structure is traced. Where blocks come to
-lie differs between processes too, so the same training holds 10 % more or less. Kernels that oneDNN compiles, and code that is
-read for the first time, come with each kind of operation.
+smaller ones leave holes that the next request of the same size, which asks for its alignment too, often does not fit. With
+MALLOC_MMAP_THRESHOLD_ set, the excess of the same steps fell to some MB. Kernels that oneDNN compiles, and code that is read
+for the first time, come with each kind of operation.
 """
 
 from __future__ import annotations
@@ -20,14 +19,12 @@ from trainwright.estimator.structure import Operation, Structure
 
 _MAPPED = 32 * 2**20
 """Blocks larger than this are never of the heap (glibc's DEFAULT_MMAP_THRESHOLD_MAX)."""
-# Quantile regression of (resident - expected - code) on the three terms, errors relative to the resident memory, over networks
-# that calibration trains, at the 99th percentile: `python tests/benchmarks/estimator/safe.py --fit`.
-_PLACED_SHARE, _SPREAD_SHARE, _HEAP_SHARE = 0.70, 1.92, 0.41
-_CODE_BYTES, _CODE_BYTES_PER_KIND = 2.0 * 2**20, 0.1 * 2**20
-"""Pages of code, and kernels that oneDNN compiles: what a model is the first to touch."""
-# Of a structure that was stored without the heap's model: the same regression on the kinds and the heap alone.
-_UNPLACED_HEAP_SHARE = 1.41
-_UNPLACED_CODE_BYTES, _UNPLACED_CODE_BYTES_PER_KIND = 5.0 * 2**20, 0.081 * 2**20
+# Quantile regression of (resident - expected) on the two terms, errors relative to the resident memory, over networks that
+# calibration trains, at the 99th percentile: `python tests/benchmarks/estimator/safe.py --fit`. The fit has no fixed part; some
+# MiB are added for pages of code that a small model is the first to touch.
+_BYTES_PER_KIND = 0.081 * 2**20
+_HEAP_SHARE = 1.41
+_FIXED_BYTES = 5.0 * 2**20
 
 _PROCESS_BYTES = 420 * 2**20
 """Of a rank before its model: torch, oneDNN, Horovod, TensorBoard, the readers of data (measured)."""
@@ -39,29 +36,10 @@ def process_bytes(structure: Structure) -> float:
 
 
 def safe_bytes(structure: Structure, batch_size: int) -> float:
-    """Resident bytes that a step stays below, above what the process held before.
-
-    expected + c0 + c1 · kinds + c2 · placed + c3 · spread + c4 · heap, the last three as in `resident_terms`.
-    """
+    """Resident bytes that a step stays below, above what the process held before: expected + c0 + c1 · kinds + c2 · heap."""
     expected = structure.peak_bytes(batch_size)
-    if structure.resident_bytes is None:
-        kinds, heap = excess_terms(structure, batch_size, expected)
-        return expected + _UNPLACED_CODE_BYTES + _UNPLACED_CODE_BYTES_PER_KIND * kinds + _UNPLACED_HEAP_SHARE * heap
-    code, placed, spread, heap = resident_terms(structure, batch_size, expected)
-    return expected + code + _PLACED_SHARE * placed + _SPREAD_SHARE * spread + _HEAP_SHARE * heap
-
-
-def resident_terms(structure: Structure, batch_size: int, expected: float) -> tuple[float, float, float, float]:
-    """Bytes of code; what the heap's model adds to the expected; how far its starts differ; what passes through the heap.
-
-    `expected` is `Structure.peak_bytes` at that batch size.
-    """
     kinds, heap = excess_terms(structure, batch_size, expected)
-    code = _CODE_BYTES + _CODE_BYTES_PER_KIND * kinds
-    if structure.resident_bytes is None or structure.most_resident_bytes is None:
-        return code, 0.0, 0.0, heap
-    middle, most = structure.resident_bytes(batch_size), structure.most_resident_bytes(batch_size)
-    return code, max(0.0, middle - expected), max(0.0, most - middle), heap
+    return expected + _FIXED_BYTES + _BYTES_PER_KIND * kinds + _HEAP_SHARE * heap
 
 
 def excess_terms(structure: Structure, batch_size: int, expected: float) -> tuple[float, float]:

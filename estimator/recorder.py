@@ -6,7 +6,6 @@ With fake tensors nothing is computed; with real ones `clock=True` also times ea
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 import weakref
 from collections.abc import Iterator
@@ -18,9 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: TID253
 from torch.utils.flop_counter import flop_registry  # noqa: TID253
 
 from trainwright.estimator.operations import Operation, describe, hidden_bytes, tensors
-from trainwright.estimator.resident import Ended, Event, Made, Ran
-
-_WITH_WORKSPACE = ("conv", "conv_backward", "rnn")
 
 
 @dataclass
@@ -57,8 +53,6 @@ class Recorder(TorchDispatchMode):
         self.forward = False
         self.optimizing = False
         self.live_bytes = 0.0
-        self._events: list[Event] = []
-        self._numbers = itertools.count()
         self._clock = clock
         self._storages: dict[int, weakref.ref[Any]] = {}
 
@@ -79,17 +73,12 @@ class Recorder(TorchDispatchMode):
         ):  # a copied module's fake parameters and views of them have storages apart
             for one in tensors(out):
                 self.watch(one, hidden_bytes(func, args, out) if one.numel() == 0 else 0.0)
-        if self.recording is None and self._clock:
-            return out
-        seen = describe(func, args, kwargs, out)
-        if not self._clock:
-            dims = {**seen.dims, **seen.layout} if seen.family in _WITH_WORKSPACE else {}
-            self._events.append(Ran(seen.family, seen.kind, seen.dtype, self.forward, dims))
         if self.recording is not None:
-            self._record(self.recording, seen, func, seconds)
+            self._record(self.recording, func, args, kwargs, out, seconds)
         return out
 
-    def _record(self, recording: Recording, seen: Operation, func: Any, seconds: float) -> None:
+    def _record(self, recording: Recording, func: Any, args: Any, kwargs: Any, out: Any, seconds: float) -> None:
+        seen = describe(func, args, kwargs, out)
         seen.seconds, seen.live_bytes = seconds, self.live_bytes
         recording.operations.append(seen)
         packet = func._overloadpacket
@@ -107,21 +96,14 @@ class Recorder(TorchDispatchMode):
         key = storage._cdata
         if key in self._storages and self._storages[key]() is not None:
             return
-        size, number = storage.nbytes() + hidden_bytes, next(self._numbers)
+        size = storage.nbytes() + hidden_bytes
 
         def ended(_: Any, key: int = key, size: float = size) -> None:
             self.live_bytes -= size
-            self._events.append(Ended(number))
             self._storages.pop(key, None)
 
         self._storages[key] = weakref.ref(storage, ended)
         self.live_bytes += size
-        self._events.append(Made(number, size))
-
-    def take_events(self) -> list[Event]:
-        """What happened to storages since this was last asked for."""
-        taken, self._events = self._events, []
-        return taken
 
     @contextlib.contextmanager
     def record(self) -> Iterator[Recording]:

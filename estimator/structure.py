@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainwright.estimator.curves import Affine, Knots
+from trainwright.estimator.curves import Affine
 from trainwright.estimator.workspace import workspace_bytes
 
 PRECISIONS = ("fp32", "fp64", "bf16", "amp")
@@ -77,11 +77,6 @@ class Structure(_Value):
         description="alive between steps: parameters, gradients, optimizer state, the batch",
     )
     peak_memory_bytes: Affine = Field(description="most bytes of tensors alive at once in a step, parameters included")
-    resident_bytes: Knots | None = Field(
-        default=None,
-        description="of the heap that holds the tensors, over the batch size: the middle of what a model of it says",
-    )
-    most_resident_bytes: Knots | None = Field(default=None, description="the same, the most of it")
     layers: list[Layer]
     modules: list[Module] = Field(
         default_factory=list, description="all of them in the model's order; the first is the model itself"

@@ -30,7 +30,6 @@ from trainwright.estimator.curves import Affine
 from trainwright.estimator.errors import BadInput, TrainwrightError
 from trainwright.estimator.operations import Operation as Seen
 from trainwright.estimator.recorder import LayerSeen, Recorder, Recording
-from trainwright.estimator.resident import Lives, resident_curves
 from trainwright.estimator.source import BatchSpec
 from trainwright.estimator.structure import Layer, Module, Operation, Structure
 from trainwright.estimator.training_step import PARAMETER_DTYPES, StepSpec, TrainingStep, default_dtype, prepare
@@ -43,7 +42,6 @@ class _Traced:
     recording: Recording
     step: TrainingStep
     idle_bytes: float
-    lives: Lives
 
 
 def trace(what: StepSpec, batch_size: int) -> Structure:
@@ -75,13 +73,12 @@ def _traced(what: StepSpec, batch_size: int, *, fake: bool) -> _Traced:
                 if isinstance(one, torch.Tensor):
                     recorder.watch(one)
             layers = _follow_layers(model, recorder)
-            built = recorder.take_events()
             step(recorder)
-            idle, in_first = recorder.live_bytes, recorder.take_events()
+            idle = recorder.live_bytes
             with recorder.record() as recording:
                 step(recorder)
     recording.layers = layers
-    return _Traced(recording, step, idle, Lives(built, in_first, recorder.take_events()))
+    return _Traced(recording, step, idle)
 
 
 class _RealConstants(TorchFunctionMode):
@@ -194,7 +191,6 @@ def _structure(what: StepSpec, batch_size: int, size: int, first: _Traced, secon
         if one.leaf or one.parameters or one.forward_flops
     ]  # fmt: skip
     peaks = [max((one.live_bytes for one in each.recording.operations), default=0.0) for each in (first, second)]
-    resident, most_resident = resident_curves(first.lives, second.lives, size)
     return Structure(
         batch_size=batch_size,
         optimizer=str(what.optimizer.get("name", "adamw")),
@@ -207,8 +203,6 @@ def _structure(what: StepSpec, batch_size: int, size: int, first: _Traced, secon
         activation_bytes_per_sample=first.step.activation_bytes / size * what.accumulation,
         idle_bytes=_line(first.idle_bytes, second.idle_bytes, size),
         peak_memory_bytes=_line(peaks[0], peaks[1], size),
-        resident_bytes=resident,
-        most_resident_bytes=most_resident,
         layers=layers,
         modules=[
             Module(name=name, kind=one.kind, output_shape=_of_batch(one.output_shape, size, batch_size))

@@ -123,11 +123,13 @@ def by_family(rows: Sequence[tuple[str, str, int, float, float, Mapping[str, flo
         groups.setdefault(cost_family(row[0], dims), []).append((*row[1:5], dims))
     return {
         family: Work(
-            tuple(row[0] for row in members),
-            *(np.array([row[place] for row in members], dtype=float) for place in (1, 2, 3)),
-            {
+            kinds=tuple(row[0] for row in members),
+            counts=np.array([float(row[1]) for row in members]),
+            flops=np.array([row[2] for row in members]),
+            bytes=np.array([row[3] for row in members]),
+            dims={
                 name: np.array([row[4].get(name, 0.0) for row in members])
-                for name in {name for row in members for name in row[4]}
+                for name in sorted({name for row in members for name in row[4]})
             },
         )
         for family, members in groups.items()

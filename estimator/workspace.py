@@ -28,27 +28,6 @@ def workspace_bytes(family: str, kind: str, dtype: str, dims: Mapping[str, float
     return 0.0
 
 
-def convolution_blocks(family: str, dtype: str, dims: Mapping[str, float]) -> list[tuple[list[float], list[float]]]:
-    """Sizes of the blocks that oneDNN asks for, for each result: those that end before it is made, and those that end after.
-
-    Empty for what is no plain convolution of oneDNN's.
-    """
-    plain = family in ("conv", "conv_backward") and "filters" in dims and dtype != "float64"
-    if not plain or dims.get("transposed") or dims.get("channels_last") or not _by_onednn(dims):
-        return []
-    size = _Sizes(dims, _ITEM.get(dtype, 4))
-    images, gradient = _copies(dims, size)
-    if family == "conv":
-        as_it_lies = dims["kernel"] > 1 and dims["channels"] < BLOCK and dims["groups"] == 1
-        first = [images, 0.0 if as_it_lies else size.blocked_images, size.blocked_weights]
-        return [([one for one in first if one], [size.blocked_results])]
-    found = []
-    if dims.get("needs_input"):
-        found.append(([gradient, size.blocked_results, size.blocked_weights], [size.blocked_images]))
-    found.append(([gradient, size.blocked_results, images, size.blocked_images], [size.blocked_weights]))
-    return [([one for one in during if one], after) for during, after in found]
-
-
 def padded(size: float) -> float:
     """A leading dimension as oneDNN lays it out: in sixteens, and by sixteen more where it is a multiple of 256."""
     aligned = 16 * math.ceil(size / 16)

@@ -1,6 +1,7 @@
 """What one configuration takes: time, energy and cost of training on these ranks with these shares, each with its interval.
 
-With b_r the share of rank r in a global batch B, t_r its time for it, C the time of the collectives one after another, S the number of steps:
+With b_r the share of rank r in a global batch B, t_r its time for it, C the time of the collectives
+one after another, S the number of steps:
 
     step      = T + max(C', C − HIDDEN · T / A)   with T = max_r t_r(b_r)
     duration  = S · step + start

@@ -75,6 +75,7 @@ def make_plan(
 ) -> Plan:
     """The plan that minimises the job's objective within its limits at its confidence.
 
+    Gradients are accumulated over up to `most_accumulation` micro-batches where no plan without that meets the limits.
     `free` are the devices to choose from (default: all that the job may use); `now` is when the plan begins, for the hosts'
     windows (None: they are not looked at). Raises BadInput, and Infeasible with the limit that binds and the nearest deadline
     and budget that would do.
@@ -86,8 +87,12 @@ def make_plan(
             f"devices: {len(devices)} free, at least {job.devices.min_count} needed (devices.min_count)",
             binding="devices",
         )
-    planner = Planner(job, CostModel(job, pool, estimate, data, now), devices, most_accumulation)
+    model = CostModel(job, pool, estimate, data, now)
+    planner = Planner(job, model, devices)
     chosen, found = planner.choose(planner.goal, planner.limits)
+    if chosen is None:
+        planner.most_accumulation = most_accumulation
+        chosen, found = planner.choose(planner.goal, planner.limits)
     solve_time_s = time.perf_counter() - started
     if chosen is None:
         raise infeasible(planner)

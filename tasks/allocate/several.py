@@ -25,7 +25,7 @@ from trainwright.tasks.allocate.cost import CostModel
 from trainwright.tasks.allocate.front import kinds_of
 from trainwright.tasks.allocate.infeasible import infeasible
 from trainwright.tasks.allocate.layout import Layout, machine_of
-from trainwright.tasks.allocate.planner import Planner, usable
+from trainwright.tasks.allocate.planner import TRAINED_ACCUMULATION, Planner, usable
 from trainwright.tasks.allocate.strategies import best
 from trainwright.tasks.artefacts import DataSchema, Estimate, JointPlan, PlannedDevice, ScheduledJob
 from trainwright.tasks.errors import BadInput
@@ -119,6 +119,9 @@ def choices(pending: Pending, now: datetime | None) -> tuple[list[Choice], bool]
     # One machine's devices are no other's here: another job may hold some of them.
     planner.layout = Layout(model, planner.devices, apart=True)
     chosen, _ = planner.choose("energy", planner.limits)
+    if chosen is None:
+        planner.most_accumulation = TRAINED_ACCUMULATION
+        chosen, _ = planner.choose("energy", planner.limits)
     if chosen is None or chosen.best is None:
         raise infeasible(planner)
     request = planner.request(chosen.best.batch, "energy", planner.limits)

@@ -1,10 +1,11 @@
 """How quick extraction and estimates are: `python tests/benchmarks/estimator/speed.py --calibration FILE [--rounds 5]`.
 
-A transformer of a billion parameters and ResNet-50 at 224 px are extracted at batch 32 by `trainwright extract`; the
-transformer's structure is then estimated on a calibrated CPU (FILE is from `trainwright calibrate`) and on a GPU by its
-datasheet. Each figure is of a process of its own, 5 times, in random order: median, lowest and highest, the most memory of
-any of its processes, whether torch was loaded where the figure was taken. The noise floor is a fixed loop of Python, in
-processes of its own among them.
+A transformer of a billion parameters and ResNet-50 at 224 px are extracted at batch 32 by `trainwright extract`; their
+structures, and that of LSTM cells of many small operations, are then estimated on a calibrated CPU (FILE is from `trainwright
+calibrate`) and on a GPU by its datasheet. Each figure is of a process of its own, 5 times, in random order: median, lowest and
+highest, the median of the CPU's seconds (which other programs of the machine change less), the most memory of any of its
+processes, whether torch was loaded where the figure was taken. The noise floor is a fixed loop of Python, in processes of its
+own among them.
 """
 
 from __future__ import annotations
@@ -62,6 +63,24 @@ def build_model():
     return nn.Sequential(*made, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000))
 def example_batch(n): return torch.rand(n, 3, 224, 224), torch.zeros(n, dtype=torch.long)
 """
+CELLS = """
+import torch
+from torch import nn
+class Cells(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.ModuleList(nn.LSTMCell(128 + 8 * number, 136 + 8 * number) for number in range(4))
+        self.head = nn.Linear(160, 10)
+    def forward(self, x):
+        states = [None] * 4
+        for step in x.unbind(1):
+            for number, cell in enumerate(self.cells):
+                states[number] = cell(step, states[number])
+                step = states[number][0]
+        return self.head(step)
+def build_model(): return Cells()
+def example_batch(n): return torch.rand(n, 60, 128), torch.zeros(n, dtype=torch.long)
+"""
 ESTIMATE = """
 import json, sys, time
 from pathlib import Path
@@ -72,17 +91,19 @@ from trainwright.estimator.structure import Structure
 path, device_type, calibration, what = sys.argv[1:]
 structure = Structure.model_validate_json(Path(path).read_bytes())
 known = load(Path(calibration)) if device_type == "cpu" else None
-started = time.perf_counter()
+started, worked = time.perf_counter(), time.thread_time()
 curve = predict_curve(structure, known, device_type=device_type)
 if what == "step":
     estimate_step(curve, 64)
-print(json.dumps({"seconds": time.perf_counter() - started, "torch": "torch" in sys.modules}))
+print(json.dumps({
+    "seconds": time.perf_counter() - started, "cpu_s": time.thread_time() - worked, "torch": "torch" in sys.modules
+}))
 """
 NOISE = """
 import json, time
-started = time.perf_counter()
+started, worked = time.perf_counter(), time.thread_time()
 sum(number * number for number in range(300_000))
-print(json.dumps({"seconds": time.perf_counter() - started, "torch": False}))
+print(json.dumps({"seconds": time.perf_counter() - started, "cpu_s": time.thread_time() - worked, "torch": False}))
 """
 
 
@@ -98,9 +119,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Seen:
-    """One process: seconds, the most memory of it and its children, whether it had loaded torch."""
+    """One process: seconds by the clock and of the CPU, the most memory of it and its children, whether it had loaded torch."""
 
     seconds: float
+    cpu_s: float
     most_bytes: float
     torch: bool | None
 
@@ -119,7 +141,8 @@ def run(case: Case) -> Seen:
             raise SystemExit(f"{case.name}: ended with {process.returncode}")
         answer.seek(0)
         told = json.loads(answer.read())
-    return Seen(told.get("seconds", took), used.ru_maxrss * 1024, told.get("torch"))
+    worked = told.get("cpu_s", used.ru_utime + used.ru_stime)
+    return Seen(told.get("seconds", took), worked, used.ru_maxrss * 1024, told.get("torch"))
 
 
 def main() -> None:
@@ -130,38 +153,41 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        sources = {"transformer": Path(name) / "transformer.py", "resnet": Path(name) / "resnet.py"}
-        sources["transformer"].write_text(TRANSFORMER)
-        sources["resnet"].write_text(RESNET)
+        models = {"transformer": TRANSFORMER, "resnet": RESNET, "cells": CELLS}
+        sources = {model: Path(name) / f"{model}.py" for model in models}
+        structures = {model: Path(name) / f"{model}.json" for model in models}
         extract = ["-m", "trainwright.tasks.cli", "extract", "--json", "--batch-size", "32"]
-        structure = Path(name) / "structure.json"
-        with structure.open("wb") as file:
-            subprocess.run([sys.executable, *extract, str(sources["transformer"])], stdout=file, check=True)
+        for model, code in models.items():
+            sources[model].write_text(code)
+            with structures[model].open("wb") as file:
+                subprocess.run([sys.executable, *extract, str(sources[model])], stdout=file, check=True)
         cases = [
             Case("extract, transformer of 1.0 G", [*extract, str(sources["transformer"])], 60.0, 1e9),
             Case("extract, ResNet-50 224 px", [*extract, str(sources["resnet"])], 10.0, 1e9),
             Case("noise floor: a loop of Python", ["-c", NOISE]),
         ]
-        for device_type in ("cpu", "nvidia-a100-80gb"):
-            for what, limit_s in (("step", 0.05), ("curve", 0.5)):
-                command = ["-c", ESTIMATE, str(structure), device_type, str(given.calibration), what]
-                cases.append(Case(f"{what}, {device_type}", command, limit_s))
+        for model, structure in structures.items():
+            for device_type in ("cpu", "nvidia-a100-80gb"):
+                for what, limit_s in (("step", 0.05), ("curve", 0.5)):
+                    command = ["-c", ESTIMATE, str(structure), device_type, str(given.calibration), what]
+                    cases.append(Case(f"{what}, {model}, {device_type}", command, limit_s))
         seen: dict[str, list[Seen]] = {case.name: [] for case in cases}
         drawn = random.Random(given.seed)
         for _ in range(given.rounds):
             for case in drawn.sample(cases, len(cases)):
                 seen[case.name].append(run(case))
-    print(f"{'':32}{'median':>10}{'low':>10}{'high':>10}{'limit':>8}{'memory':>10}  torch loaded")
+    print(f"{'':36}{'median':>10}{'low':>10}{'high':>10}{'CPU':>10}{'limit':>8}{'memory':>10}  torch loaded")
     for case in cases:
         seconds = [one.seconds for one in seen[case.name]]
-        figures = "".join(f"{value:>8.3f} s" for value in (statistics.median(seconds), min(seconds), max(seconds)))
+        cpu = statistics.median(one.cpu_s for one in seen[case.name])
+        figures = "".join(f"{value:>8.3f} s" for value in (statistics.median(seconds), min(seconds), max(seconds), cpu))
         limit = f"{case.limit_s:g} s" if case.limit_s else "-"
         memory = max(one.most_bytes for one in seen[case.name]) / 1e6
         torch = {one.torch for one in seen[case.name]}
         loaded = "in its child" if torch == {None} else "yes" if True in torch else "no"
         missed = "  MISSED" if case.limit_s and statistics.median(seconds) > case.limit_s else ""
         missed += "  MISSED memory" if case.limit_bytes and memory * 1e6 > case.limit_bytes else ""
-        print(f"{case.name:32}{figures}{limit:>8}{memory:>7.0f} MB  {loaded}{missed}")
+        print(f"{case.name:36}{figures}{limit:>8}{memory:>7.0f} MB  {loaded}{missed}")
 
 
 if __name__ == "__main__":

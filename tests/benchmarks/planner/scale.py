@@ -1,6 +1,4 @@
-"""How long the planner takes as the pool grows: `python tests/benchmarks/planner/scale.py [--rounds N] [--figure FILE.svg]`.
-
-`growth.svg` beside this file is what it drew last.
+"""How long planning takes as the pool grows: `python tests/benchmarks/planner/scale.py [--rounds N] [--jobs A,B] [--figure F]`.
 
 Pools of 8 types on hosts of 8 devices (of one type each, or mixed), up to 10,000 devices; and up to 100 types of 100 devices
 each. Time is CPU time of `make_plan`, alternatives and front included; rounds are interleaved in random order, and the
@@ -91,6 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--figure", type=Path)
+    parser.add_argument("--jobs", help="only these, such as energy,time")
     parser.add_argument("--largest-only", action="store_true")
     chosen = parser.parse_args()
     pools = {}
@@ -107,6 +106,8 @@ def main() -> None:
         "time": job_of("time", 4096, None),
         "energy, auto, 30 min": job_of("energy", "auto", 0.5),
     }
+    if chosen.jobs:
+        jobs = {name: jobs[name] for name in chosen.jobs.split(",")}
     taken: dict[tuple[str, int, str], list[float]] = defaultdict(list)
     plans: dict[tuple[str, int, str], Plan] = {}
     work = [(key, job) for key in pools for job in jobs] * chosen.rounds
