@@ -74,6 +74,7 @@ class Rows:
             self._stored = max((row["stored"] for row in found if "stored" in row), default=-1)
             self._rows = [row for row in found if "stored" not in row]
             self.newest = max([self._stored, *(row["step"] for row in self._rows)])
+            self._note_anew()
         return fresh
 
     def seal(self) -> None:

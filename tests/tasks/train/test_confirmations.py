@@ -30,3 +30,19 @@ def test_a_part_that_failed_says_why_and_one_that_is_unknown_is_not_stored() -> 
     parts.note(0, {"step": 5, "where": STORED, "files": ONE})
     parts.note(1, {"step": 5, "where": FAILED, "files": {}, "why": "the disk is full"})
     assert parts.known(5)["failed"] == "the disk is full"
+
+
+def test_what_a_lost_rank_had_not_stored_fails_and_what_it_had_stays_whole() -> None:
+    parts = Confirmations([0, 1])
+    parts.note(1, {"step": 5, "where": STORED, "files": TWO})
+    parts.ask(5)
+    parts.lost(1)
+    parts.lost(7)  # of another world
+    assert parts.answer() is None
+    parts.note(0, {"step": 5, "where": STORED, "files": ONE})
+    assert parts.answer() == {"files": ONE | TWO, "stored": True, "failed": None}
+    parts.ask(9)
+    parts.note(0, {"step": 9, "where": STORED, "files": ONE})
+    found = parts.answer()
+    assert found is not None
+    assert found["failed"] == "rank 1 was lost before its part was in the store"
