@@ -61,7 +61,8 @@ lint: setup ## ruff, mypy, import-linter
 bench: setup ## the figures that are quoted, measured anew
 	@for file in tests/benchmarks/*.py tests/benchmarks/estimator/step_time.py tests/benchmarks/estimator/memory.py \
 	tests/benchmarks/estimator/learning.py tests/benchmarks/estimator/speed.py tests/benchmarks/planner/exactness.py \
-	tests/benchmarks/planner/scale.py tests/benchmarks/planner/carried_out.py; do \
+	tests/benchmarks/planner/scale.py tests/benchmarks/planner/carried_out.py tests/benchmarks/train/search_lr.py \
+	tests/benchmarks/train/adaptive_batch.py; do \
 	echo "== $$file"; $(BIN)/python "$$file" || exit; done
 
 clean: ## remove .venv, builds and caches of this tree; what runs stored stays

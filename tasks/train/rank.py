@@ -220,15 +220,17 @@ class Rank:
         summed = self.collective.sum_(torch.cat([head, self._gradients.used]), "figures")
         self._gradients.finish(summed[len(figures) :])
         loss, correct, stops, leaves, spread, ranks, joint_square = summed[: len(figures)].tolist()
-        if self.collective.size > 1:
-            self.noise_scale.complete(joint_square)
-            self.noise_scale.begin(spread, total, round(ranks))
-            self._joint_square = self._gradients.joint_square()
+        self.noise_scale.complete(joint_square)
+        self.noise_scale.begin(spread, total, round(ranks))
+        self._joint_square = self._gradients.joint_square() if ranks > 1 else 0.0
         return StepFigures(loss, correct, total, stops > 0, leaves > 0, own)
 
     def _measure_alone(self, rows: Any, step: int) -> int:
-        """A rank without others measures the noise from halves of its batch now and then; how many more passes that took."""
-        wanted = self.collective.size == 1 and self.spec.adaptive_batch and len(rows) >= 4
+        """The only device of a plan measures the noise from halves of its batch now and then; how many more passes that took.
+
+        One that is left of several does not: in a replay, where all are there again, it would have to do so too.
+        """
+        wanted = len(self.request.plan.devices) == 1 and self.spec.adaptive_batch and len(rows) >= 4
         if not wanted or not due(step, self.noise_scale.estimates):
             return 0
 

@@ -375,6 +375,29 @@ def test_twenty_kills_in_a_row_end_in_the_accuracy_of_an_undisturbed_training(
     assert abs(result.metrics["accuracy"] - found[0]) <= max(found) - min(found) + 0.01
 
 
+def test_the_rate_of_a_growing_batch_outlives_a_lost_rank_and_is_the_same_in_a_replay(
+    tmp_path: Path, heard: list[dict[str, Any]]
+) -> None:
+    spec: dict[str, Any] = {
+        "epochs": 2, "schedule": "cosine", "adaptive_batch": True, "learning_rate_rule": "adascale",
+        "batch_bounds": [32, 120], "backend": "torch",
+    }  # fmt: skip
+    asked = request(tmp_path / "a", [40, 20], devices=[{"type": "emulated", "speed": 0.5}] * 2, **spec)
+    watcher = when_checkpoint(tmp_path / "a", 15, lambda: os.kill(pids(heard)[0], signal.SIGKILL))
+    result = train(asked)
+    watcher.join()
+    lost = next(event for event in result.split_events if event.batch_sizes[0] == 0)
+    assert result.noise_scale is not None
+    losses = assert_every_sample_once(asked, 2, 2)
+    survivor = {row["step"]: row for row in rows(asked, "steps-rank1")}
+    assert survivor[lost.step]["noise_scale"] > 0
+    again = request(tmp_path / "b", [40, 20], **spec).model_copy(update={"replay_events": result.split_events})
+    train(again)
+    assert assert_every_sample_once(again, 2, 2) == losses
+    replayed = {row["step"]: row["learning_rate"] for row in rows(again, "steps-rank1")}
+    assert replayed == {step: row["learning_rate"] for step, row in survivor.items()}
+
+
 def test_a_split_event_of_an_absent_rank_is_replayed_as_a_share_of_nothing(tmp_path: Path) -> None:
     events = [
         SplitEvent(step=4, batch_sizes=[60, 0], reason="gone"),
