@@ -38,7 +38,10 @@ class CollectiveFloor:
             possible = used < len(there)
             machines = np.maximum(np.minimum(used, len(there) - 1), 1 if width[1] else 0) + (1 if high_here else 0)
             found = np.array(
-                [self._ends(int(several), low_here, int(one), high_here == 0) for several, one in zip(machines, ranks, strict=True)]
+                [
+                    self._ends(int(several), low_here, int(one), high_here == 0)
+                    for several, one in zip(machines, ranks, strict=True)
+                ]
             ).T
             least = np.where(possible, np.minimum(least, found), least)
         self._least = np.minimum.accumulate(least[:, ::-1], axis=1)[:, ::-1]

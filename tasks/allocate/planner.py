@@ -101,9 +101,7 @@ def make_plan(
     return Plan(
         feasible=True,
         objective=job.objective.minimize,
-        devices=[
-            planned(planner.model, device, batch, result.accumulation) for device, batch in result.devices()
-        ],
+        devices=[planned(planner.model, device, batch, result.accumulation) for device, batch in result.devices()],
         global_batch_size=result.batch,
         steps_per_epoch=math.ceil(data.train_rows / result.batch),
         epochs=job.train.epochs,

@@ -143,7 +143,11 @@ def test_hosts_of_the_pool_on_one_machine_are_one_machine_and_others_meet_over_t
     )
 
 
-@given(st.integers(2, 8), st.sampled_from(["100Mbit", "1Gbit", "10Gbit", "100Gbit"]), st.sampled_from(["5us", "50us", "9ms"]))
+@given(
+    st.integers(2, 8),
+    st.sampled_from(["100Mbit", "1Gbit", "10Gbit", "100Gbit"]),
+    st.sampled_from(["5us", "50us", "9ms"]),
+)
 @settings(max_examples=20, deadline=None)
 def test_ranks_that_nobody_measured_are_not_slower_on_one_machine_than_between_machines(
     ranks: int, bandwidth: str, latency: str
@@ -155,7 +159,9 @@ def test_ranks_that_nobody_measured_are_not_slower_on_one_machine_than_between_m
         assert predicted is not None
         return predicted.step_time_s.median
 
-    apart = [{"name": f"h{n}", "address": f"10.0.0.{n}", "devices": [{"type": "cpu", "cores": 1.0}]} for n in range(ranks)]
+    apart = [
+        {"name": f"h{n}", "address": f"10.0.0.{n}", "devices": [{"type": "cpu", "cores": 1.0}]} for n in range(ranks)
+    ]
     together = [{"name": "h", "address": "10.0.0.1", "devices": [{"type": "cpu", "cores": 1.0, "count": ranks}]}]
     assert step_s(together) <= step_s(apart) * (1 + 1e-9)
 
