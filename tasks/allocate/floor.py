@@ -37,12 +37,8 @@ class CollectiveFloor:
             used = np.searchsorted(there, np.maximum(0, ranks - high_here), "left")
             possible = used < len(there)
             machines = np.maximum(np.minimum(used, len(there) - 1), 1 if width[1] else 0) + (1 if high_here else 0)
-            found = np.array(
-                [
-                    self._ends(int(several), low_here, int(one), high_here == 0)
-                    for several, one in zip(machines, ranks, strict=True)
-                ]
-            ).T
+            one, several = (self._along(many, min(low_here, 2), most, high_here == 0) for many in (1, 2))
+            found = np.where(machines > 1, several, one)
             least = np.where(possible, np.minimum(least, found), least)
         self._least = np.minimum.accumulate(least[:, ::-1], axis=1)[:, ::-1]
 
@@ -110,6 +106,16 @@ class CollectiveFloor:
         found = self._ends(machines, here, ranks)
         return _of(np.maximum(self._least[:, ranks], found))
 
+    def _along(self, machines: int, here: int, most: int, elsewhere: bool) -> Any:
+        """`_ends` for 0 to `most` ranks: it depends on no more of the other numbers than this."""
+        import numpy as np
+
+        kept = self.layout.along
+        key = (machines, here, most, elsewhere)
+        if key not in kept:
+            kept[key] = np.array([self._ends(machines, here, total, elsewhere) for total in range(most + 1)]).T
+        return kept[key]
+
     def _ends(self, machines: int, here: int, total: int, elsewhere: bool = False) -> Any:
         """For so many ranks or more, so many machines or more, so many ranks here or more; `elsewhere`: none here."""
         import numpy as np
@@ -117,7 +123,7 @@ class CollectiveFloor:
         if total < 2:
             return np.zeros(3)
         if machines > 1:
-            options = [Ranks(machines, 0, here, total)]
+            options = [Ranks(2, 0, min(here, 2), total)]
         else:  # on one machine, or on several, which is no quicker than on one elsewhere
             options = [Ranks(1, total, 0, total)] if here < 2 else []
             options += [] if elsewhere else [Ranks(1, 0, total, total)]

@@ -102,6 +102,7 @@ class Layout:
             for index, count in site.room.items()
         ]
         self.kinds = [kinds[index] for index in sorted(kinds)]
+        self.along: dict[object, Any] = {}  # what collectives take by number of ranks, for `floor`
         self._place = {kind.index: place for place, kind in enumerate(self.kinds)}
         self._link = Link(
             bandwidth_bytes_per_s=model.pool.network.bandwidth, latency_s=model.pool.network.latency, spread=0.0

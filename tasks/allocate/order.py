@@ -59,9 +59,9 @@ def available(wanted: Iterable[str], ahead: Iterable[Waiter], taken: Iterable[st
 def to_revoke(waiter: Waiter, ahead: Sequence[Waiter], held: Sequence[Held]) -> list[Held]:
     """The runs to be asked for their devices, so that the waiter can start: of the least priority, and none too many.
 
-    Without any one of them the others would not suffice; who is not needed goes free from the highest priority down.
-    Only runs of a strictly lower priority of their own (waiting does not raise it here), and none where all of them would not
-    suffice. Among equals the one that started last, which loses least.
+    Without any one of them the others would not suffice; who is not needed goes free from the highest priority down. Only runs
+    of a strictly lower priority of their own (waiting does not raise it here), and none where all of them would not suffice.
+    Among equals the one that started last, which loses least.
     """
     taken = frozenset().union(*(one.resources for one in held))
     within = available(waiter.wanted, ahead, ())
