@@ -7,6 +7,7 @@ from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessE
 from airflow.api_fastapi.core_api.security import get_user
 from fastapi import Depends, FastAPI
 
+from trainwright.infra.process import hide
 from trainwright.tasks.errors import Forbidden
 from trainwright.tasks.service.app import create_app
 from trainwright.tasks.service.auth import Client
@@ -27,4 +28,5 @@ def airflow_client(user: Annotated[Any, Depends(get_user)]) -> Client:
 
 def mounted_app() -> FastAPI:
     """The application to mount. Its warm processes start with the first request that needs them, and end with the server."""
+    hide()  # a model's code runs as the same user
     return create_app(Service(), airflow_client, start=False)

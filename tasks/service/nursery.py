@@ -24,6 +24,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from trainwright.infra.process import hide
+
 _NEW_USER, _NEW_NETWORK, _NEW_PROCESSES = 0x10000000, 0x40000000, 0x20000000
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 _MAX_ANSWER_BYTES = 64 * 2**20
@@ -35,6 +37,8 @@ def main() -> int:
     """Warm up, then attend to requests until the control socket closes."""
     kind = sys.argv[1]
     alone = kind == "trace" and _libc.unshare(_NEW_USER | _NEW_NETWORK) == 0  # before any thread exists
+    if kind == "compute":
+        hide()  # its environment leads to the store
     control = socket.socket(fileno=0)
     _warm_up(kind)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # attendants are reaped by the kernel

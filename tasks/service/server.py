@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 import uvicorn
 
+from trainwright.infra.process import hide
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.service.app import create_app
 from trainwright.tasks.service.auth import BearerTokens, Role
@@ -33,6 +34,7 @@ async def serve(
     service: Service, tokens: Mapping[Role, str], listener: socket.socket, ready: Callable[[str], None]
 ) -> None:
     """Serve until a signal comes; `ready` is told how models' code is kept off the network once requests are answered."""
+    hide()  # a model's code runs as the same user
     app = create_app(service, BearerTokens(tokens), start=False)
     try:
         await service.start()

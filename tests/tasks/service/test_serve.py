@@ -203,6 +203,17 @@ def test_a_models_code_has_no_network_no_secrets_and_no_sight_of_the_server(addr
     assert "SECRET" not in message
 
 
+def test_a_models_code_can_not_read_the_environment_of_the_server_or_of_what_computes_for_it(address: str) -> None:
+    code = (
+        "import os\nfrom pathlib import Path\nseen = [os.getpid()]\n"
+        "for path in Path('/proc').glob('[0-9]*/environ'):\n    try:\n"
+        "        seen += [path.parent.name] if b'SECRET_OF_THE_SERVER' in path.read_bytes() else []\n"
+        "    except OSError:\n        pass\nraise RuntimeError(f'found {len(seen) - 1}')\n"
+    )
+    with client(address) as run:
+        assert "found 0" in _refusal(run.post("/structures", json={"model": model(code)}), 422, "bad_input")
+
+
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
