@@ -30,6 +30,14 @@ def kill_all_with(name: str, value: str) -> int:
     return found
 
 
+def hide() -> None:
+    """Let no other process of the same user read this one's environment or memory (PR_SET_DUMPABLE)."""
+    import ctypes
+
+    set_dumpable = 4
+    ctypes.CDLL(None).prctl(set_dumpable, 0, 0, 0, 0)
+
+
 def _main() -> None:
     import ctypes
     import signal
@@ -44,8 +52,3 @@ def _main() -> None:
 
 if __name__ == "__main__":
     _main()
-
-
-def hide() -> None:
-    """Let no other process of the same user read this one's environment or memory (PR_SET_DUMPABLE, Linux)."""
-    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
