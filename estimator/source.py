@@ -72,9 +72,11 @@ def snapshot(source: str) -> tuple[str, dict[str, bytes]]:
 
 
 def _modules(folder: Path) -> dict[str, bytes]:
-    files = {path.name: path for path in sorted(folder.glob("*.py"))}
+    found = sorted(folder.glob("*.py"))
     for package in sorted(path.parent for path in folder.glob("*/__init__.py")):
-        files |= {path.relative_to(folder).as_posix(): path for path in sorted(package.rglob("*.py"))}
+        found += sorted(package.rglob("*.py"))
+    # A folder, a pipe or a link to nothing that is called so is no module.
+    files = {path.relative_to(folder).as_posix(): path for path in found if path.is_file()}
     if sum(path.stat().st_size for path in files.values()) > _MAX_BYTES:
         raise BadInput(
             f"model.source: the modules beside it in {folder} are larger than {_MAX_BYTES} bytes; give it a folder of its own"

@@ -86,7 +86,8 @@ def calibrate(
     budget_s = budget_s if budget_s is not None else PROBES_S if probes else BUDGET_S
     if not probes and device != "cpu":
         raise BadInput(f"--device: got {device!r}; allowed: cpu (with --probes also cuda:0 and its like)")
-    if not 1 <= threads <= (processors := os.cpu_count() or 1):
+    processors = os.cpu_count() or 1
+    if not 1 <= threads <= processors:
         raise BadInput(f"--threads: got {threads}; allowed: 1 to {processors}, the processors of this machine")
     if probes and not LEAST_BUDGET_S <= budget_s <= MOST_PROBES_S:
         raise BadInput(f"--budget: got {budget_s:g}; allowed with --probes: {LEAST_BUDGET_S:g} to {MOST_PROBES_S:g} s")

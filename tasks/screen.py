@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
+
+from trainwright.tasks import progress
 
 if TYPE_CHECKING:
     from trainwright.estimator.structure import Structure
@@ -127,6 +130,19 @@ def layers(structure: Structure, depth: int) -> None:
             ("read by", structure.method),
         ],
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def working(what: str) -> Iterator[None]:
+    """A spinner while something is done, and a line for each notice that comes meanwhile."""
+
+    def tell(event: dict[str, Any]) -> None:
+        if event["event"] == "notice":
+            err.print(f"note       {event['message']}", markup=False, soft_wrap=True)
+
+    progress.listen(tell)
+    with err.status(what):
+        yield
 
 
 class Watch:

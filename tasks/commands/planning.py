@@ -76,7 +76,7 @@ def plan(
         raise BadInput(f"--plot: got {plot}; allowed: {allowed}")
     measured = [given(file) for file in calibration or []]
     if len(jobs) > 1:
-        with screen.err.status("tracing the models, predicting, planning"):
+        with screen.working("tracing the models, predicting, planning"):
             joint = alone.plan_jobs([load_job(job, pool) for job in jobs], measured)
         if as_json and joint.feasible:
             print_model(joint)
@@ -88,7 +88,7 @@ def plan(
                 binding="deadline", slips=joint.slips, plan=joint.model_dump(mode="json"),
             )  # fmt: skip
         return
-    with screen.err.status("tracing the model, predicting, planning"):
+    with screen.working("tracing the model, predicting, planning"):
         result = alone.plan_job(load_job(jobs[0], pool), measured)
     if plot is not None:
         write_front(result, plot)

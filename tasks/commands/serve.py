@@ -47,7 +47,11 @@ def serve(
     from trainwright.tasks.service.auth import checked, token_from
     from trainwright.tasks.service.service import Bounds, Service
 
-    for name, value, least in (("--workers", workers or 1, 1), ("--queue", queue, 0), ("--timeout", timeout, 1)):
+    for name, value, least in (
+        ("--workers", 1 if workers is None else workers, 1),
+        ("--queue", queue, 0),
+        ("--timeout", timeout, 1),
+    ):
         if value < least:
             raise BadInput(f"{name}: got {value:g}; allowed: {least} or more")
     for folder in allow or ():

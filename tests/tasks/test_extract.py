@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from trainwright.estimator.source import BatchSpec
 from trainwright.estimator.structure import Structure
+from trainwright.tasks import alone
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.extract import extract
 from trainwright.tasks.job import Optimizer
@@ -116,6 +118,18 @@ def test_a_wrong_argument_of_build_model_is_named(tmp_path: Path) -> None:
     message = _refusal(tmp_path, GOOD, {"depth": 3})
     assert "build_model(depth=3)" in message
     assert "unexpected keyword argument 'depth'" in message
+
+
+def test_what_is_no_file_beside_the_source_is_passed_over(tmp_path: Path) -> None:
+    source = tmp_path / "model.py"
+    source.write_text(
+        "import torch\n\n\ndef build_model():\n    return torch.nn.Linear(4, 2)\n\n\n"
+        "def example_batch(n):\n    return torch.rand(n, 4), torch.zeros(n, dtype=torch.long)\n"
+    )
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "dangling.py").symlink_to(tmp_path / "nowhere.py")
+    os.mkfifo(tmp_path / "pipe.py")
+    assert alone.extract_model(str(source)).parameters == 10
 
 
 def test_without_data_a_source_needs_an_example_batch(tmp_path: Path) -> None:
