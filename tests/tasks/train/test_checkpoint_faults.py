@@ -104,7 +104,7 @@ def server(home: Path) -> Iterator[Path]:
         process.resume()
 
 
-@pytest.mark.parametrize("how", ["killed", "stopped"])
+@pytest.mark.parametrize("how", ["killed", pytest.param("stopped", marks=pytest.mark.slow)])
 def test_a_store_that_is_away_in_mid_run_costs_no_step_and_gets_its_checkpoints_afterwards(
     server: Path, tmp_path: Path, events: list[dict[str, Any]], how: str
 ) -> None:
@@ -144,6 +144,7 @@ def test_a_store_that_is_away_in_mid_run_costs_no_step_and_gets_its_checkpoints_
     assert not list((tmp_path / "case/work/spill").rglob("*.safetensors"))
 
 
+@pytest.mark.slow
 def test_a_store_that_is_away_at_the_end_is_said_and_the_next_start_brings_what_it_lacks(
     server: Path, tmp_path: Path, events: list[dict[str, Any]]
 ) -> None:
@@ -167,6 +168,7 @@ def test_a_store_that_is_away_at_the_end_is_said_and_the_next_start_brings_what_
     assert checkpoint.whole_model(store, newest) == checkpoint.whole_model(expected, wanted)
 
 
+@pytest.mark.slow
 def test_a_full_store_is_spilled_to_the_machine_and_caught_up_when_there_is_room(
     tmp_path: Path, events: list[dict[str, Any]]
 ) -> None:
@@ -230,6 +232,7 @@ def test_where_no_disk_takes_a_checkpoint_training_goes_on_with_the_last_good_on
     assert not list(tmp_path.rglob(".part-*"))
 
 
+@pytest.mark.slow
 def test_a_last_checkpoint_that_no_disk_takes_fails_the_training_in_one_line(tmp_path: Path) -> None:
     asked = with_large_model(request(tmp_path, [40, 20], devices=SLOW, epochs=2, checkpoint={"every_steps": 20}))
     progress_at_30 = at_step(30, lambda: limit_files(20_000_000))
@@ -288,6 +291,7 @@ def test_a_damaged_shard_is_passed_over_for_the_checkpoint_before(tmp_path: Path
     assert again.metrics == expected.metrics
 
 
+@pytest.mark.slow
 def test_a_rank_killed_while_it_writes_costs_that_checkpoint_alone(
     server: Path, tmp_path: Path, events: list[dict[str, Any]]
 ) -> None:

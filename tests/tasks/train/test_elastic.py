@@ -163,6 +163,7 @@ def test_the_others_go_on_when_a_rank_is_killed_and_it_comes_back(
         assert assert_every_sample_once(again, ranks, 2) == losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch", "horovod"])
 def test_a_replacement_joins_between_two_steps(tmp_path: Path, heard: list[dict[str, Any]], backend: str) -> None:
     devices = [{"type": "emulated", "speed": 1.0}] * 2
@@ -188,6 +189,7 @@ def test_a_replacement_joins_between_two_steps(tmp_path: Path, heard: list[dict[
     assert len(pids(heard)) == 2
 
 
+@pytest.mark.slow
 def test_with_a_minimum_of_all_the_others_wait_for_the_replacement(tmp_path: Path, heard: list[dict[str, Any]]) -> None:
     asked = with_min_count(request(tmp_path, [40, 20], devices=SLOW, epochs=1, backend="torch"), 2)
     watcher = when_checkpoint(tmp_path, 5, lambda: os.kill(pids(heard)[0], signal.SIGKILL))
@@ -198,6 +200,7 @@ def test_with_a_minimum_of_all_the_others_wait_for_the_replacement(tmp_path: Pat
     assert_every_sample_once(asked, 2, 1)
 
 
+@pytest.mark.slow
 def test_fewer_than_the_minimum_is_a_checkpoint_and_a_clear_failure(
     tmp_path: Path, heard: list[dict[str, Any]]
 ) -> None:
@@ -214,6 +217,7 @@ def test_fewer_than_the_minimum_is_a_checkpoint_and_a_clear_failure(
     assert [row["step"] for row in rows(asked, "steps-rank0")] == list(range(step))
 
 
+@pytest.mark.slow
 def test_when_all_ranks_are_killed_training_begins_again_at_the_last_checkpoint(
     tmp_path: Path, heard: list[dict[str, Any]]
 ) -> None:
@@ -325,6 +329,7 @@ def test_a_batch_that_fits_nowhere_is_a_clear_failure(tmp_path: Path) -> None:
         train(hostile(tmp_path, [40, 20], "memory", least=10, epochs=1, backend="torch"))
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_ramp_by_name(tmp_path: Path, heard: list[dict[str, Any]]) -> None:
     asked = request(tmp_path, [40, 20], devices=SLOW)
     watcher = once(
@@ -375,6 +380,7 @@ def test_twenty_kills_in_a_row_end_in_the_accuracy_of_an_undisturbed_training(
     assert abs(result.metrics["accuracy"] - found[0]) <= max(found) - min(found) + 0.01
 
 
+@pytest.mark.slow
 def test_the_rate_of_a_growing_batch_outlives_a_lost_rank_and_is_the_same_in_a_replay(
     tmp_path: Path, heard: list[dict[str, Any]]
 ) -> None:
@@ -426,6 +432,7 @@ def small_memory(tmp_path: Path) -> Iterator[Path]:
             time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_rank_that_the_kernel_kills_for_want_of_memory_comes_back_with_a_batch_that_fits(
     tmp_path: Path, heard: list[dict[str, Any]], small_memory: Path
 ) -> None:
