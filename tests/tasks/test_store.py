@@ -83,8 +83,13 @@ def test_a_run_without_a_whole_checkpoint_has_no_model(store: str) -> None:
 
 def test_a_damaged_checkpoint_is_not_taken_for_the_model(store: str) -> None:
     run = finished_training(store)
-    local_path(run, "checkpoints/step-00000020/model.safetensors").write_bytes(b"\0" * 200)
+    model = local_path(run, "checkpoints/step-00000020/model.safetensors")
+    size = model.stat().st_size
+    model.write_bytes(bytes(size))
     with pytest.raises(CorruptArtefact, match=r"step-00000020/model\.safetensors: changed"):
+        save_model(run)
+    model.write_bytes(bytes(size + 1))
+    with pytest.raises(CorruptArtefact, match=rf"has {size + 1} bytes; {size} were written"):
         save_model(run)
 
 
