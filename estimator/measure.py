@@ -11,10 +11,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib.metadata
-import json
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -35,6 +33,7 @@ from trainwright.estimator.recorder import Recorder
 from trainwright.estimator.samples import KeptSamples
 from trainwright.estimator.source import ModelDefinition
 from trainwright.estimator.speed import Speed
+from trainwright.estimator.telling import say, tell
 from trainwright.estimator.training_step import StepSpec, TrainingStep, prepare
 
 _LONGEST_STEP_S = 0.25
@@ -220,13 +219,6 @@ def main() -> int:
     parser.add_argument("--powercap", type=Path, default=RAPL_ROOT)
     parser.add_argument("--most-drift", type=float, required=True)
     given = parser.parse_args()
-
-    def tell(**what: object) -> None:
-        sys.stderr.write(json.dumps(what) + "\n")
-        sys.stderr.flush()
-
-    def say(message: str, elapsed_s: float) -> None:
-        tell(message=message, elapsed_s=elapsed_s)
 
     try:
         kept = KeptSamples(given.out.with_name(f"{given.out.name}.samples"), setting(given.threads))

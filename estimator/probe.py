@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import json
 import math
 import random
 import statistics
-import sys
 import time
 from collections import Counter
 from datetime import UTC, datetime
@@ -30,6 +28,7 @@ from trainwright.estimator.machine import processor
 from trainwright.estimator.measure import Say, Sentinel
 from trainwright.estimator.measure_power import device_power
 from trainwright.estimator.recorder import Recorder
+from trainwright.estimator.telling import say, tell
 from trainwright.estimator.templates import STEPS, TEMPLATES, Call
 
 _LONGEST_S = 0.012  # where a device of any kind works from its memory, not from its caches
@@ -161,13 +160,6 @@ def main() -> int:
     parser.add_argument("--most-drift", type=float, required=True)
     parser.add_argument("--powercap", type=Path, default=RAPL_ROOT)
     given = parser.parse_args()
-
-    def tell(**what: object) -> None:
-        sys.stderr.write(json.dumps(what) + "\n")
-        sys.stderr.flush()
-
-    def say(message: str, elapsed_s: float) -> None:
-        tell(message=message, elapsed_s=elapsed_s)
 
     try:
         made = probe(given.budget, given.device, given.threads, say, most_drift=given.most_drift)

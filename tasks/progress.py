@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from trainwright.tasks.settings import settings
@@ -17,6 +18,16 @@ _listeners: list[Callable[[dict[str, Any]], None]] = []
 def listen(listener: Callable[[dict[str, Any]], None]) -> None:
     """Call this for every event of this process."""
     _listeners.append(listener)
+
+
+@contextlib.contextmanager
+def heard_by(listener: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """The same, while the block runs."""
+    listen(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
 
 
 def emit(event: str, **fields: Any) -> None:

@@ -140,8 +140,7 @@ def working(what: str) -> Iterator[None]:
         if event["event"] == "notice":
             err.print(f"note       {event['message']}", markup=False, soft_wrap=True)
 
-    progress.listen(tell)
-    with err.status(what):
+    with progress.heard_by(tell), err.status(what):
         yield
 
 

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
+
+from trainwright.tasks import progress, screen
 
 JOB = {
     "name": "j", "data": {"uri": "builtin:digits"}, "train": {"global_batch_size": 64},
@@ -27,3 +30,14 @@ def test_each_devices_row_names_what_its_prediction_is_made_of(tmp_path: Path) -
     assert "datasheet" in row
     printed = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=200, check=True).stdout
     assert [device["mode"] for device in json.loads(printed)["devices"]] == ["datasheet"]
+
+
+def test_what_is_noticed_while_a_command_works_is_shown_and_nothing_after_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with screen.working("planning"):
+        progress.emit("notice", message="measuring this machine")
+    progress.emit("notice", message="much later")
+    shown = capsys.readouterr().err
+    assert "note       measuring this machine" in shown
+    assert "much later" not in shown

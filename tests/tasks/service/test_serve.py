@@ -334,3 +334,9 @@ def test_a_token_file_that_will_not_do_ends_with_2(tmp_path: Path, prepare: Any,
     assert ended.returncode == 2
     assert expected in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
+
+
+def test_a_service_without_a_worker_is_refused() -> None:
+    command = [sys.executable, "-m", "trainwright.tasks.cli", "serve", "--workers", "0"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (refused.returncode, refused.stderr) == (2, "trainwright: --workers: got 0; allowed: 1 or more\n")
