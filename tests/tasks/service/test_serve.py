@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import stat
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from trainwright.tasks import alone
 from trainwright.tasks.artefacts import Plan
 from trainwright.tasks.job import load_job
 from trainwright.tasks.service.auth import token_from
+from trainwright.tasks.service.server import listening
 
 CNN = (JOBS / "cnn.py").read_text()
 SLEEPS = "import time\ntime.sleep(100)\n"
@@ -340,3 +342,10 @@ def test_a_service_without_a_worker_is_refused() -> None:
     command = [sys.executable, "-m", "trainwright.tasks.cli", "serve", "--workers", "0"]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert (refused.returncode, refused.stderr) == (2, "trainwright: --workers: got 0; allowed: 1 or more\n")
+
+
+def test_answers_are_sent_at_once() -> None:
+    with listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
