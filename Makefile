@@ -7,7 +7,7 @@ PACKAGES := dags operators tasks estimator infra
 # What Horovod's build imports. The versions are the lock file's.
 BUILD_TOOLS := torch setuptools packaging cloudpickle psutil pyyaml cffi
 # Debian packages that tests need; `make setup-system` installs them.
-SYSTEM_PACKAGES := postgresql openssh-server
+SYSTEM_PACKAGES := postgresql redis-server openssh-server chromium
 
 .PHONY: help setup setup-system run test test-all lint bench clean
 
