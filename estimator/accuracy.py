@@ -5,11 +5,12 @@ An error is relative and signed: e = predicted / measured - 1.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from trainwright.estimator.quantiles import quantile
 
 
 @dataclass(frozen=True)
@@ -31,17 +32,6 @@ class Accuracy:
     def document(self) -> dict[str, Any]:
         """The summary as a JSON object."""
         return asdict(self)
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The value that `share` of the values do not exceed, straight between neighbours (Hyndman and Fan 1996, type 7)."""
-    if not values:
-        raise ValueError("values: got none; at least one is needed")
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def errors(predicted: Sequence[float], measured: Sequence[float]) -> list[float]:

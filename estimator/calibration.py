@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.energy import Power
 from trainwright.estimator.errors import BadInput
+from trainwright.estimator.named_file import read_named
 from trainwright.estimator.op_cost import FamilyCost, times
 from trainwright.estimator.speed import Speed
 from trainwright.estimator.structure import Structure
@@ -91,25 +92,29 @@ class Calibration(_Value):
 
     def step_times_s(self, structure: Structure, batch_sizes: Sequence[int]) -> list[float]:
         """The predicted median of a training step, seconds, for each batch size (ascending); never less for more samples."""
-        step = StepWork(structure)
-        raw = [
-            self.correction(
-                sum(float(seconds.sum()) for seconds, _ in self._op_times(step(size), structure.precision).values()),
-                op_count(structure),
-            )
-            for size in batch_sizes
-        ]
-        return list(itertools.accumulate(raw, max))
+        return self.step(structure, batch_sizes, batch_sizes[0])[0]
 
     def about(self, structure: Structure, batch_size: int) -> About:
         """How sure the prediction of a step is, and what it is made of."""
-        work = StepWork(structure)(batch_size)
-        took = self._op_times(work, structure.precision)
+        return self.step(structure, [batch_size], batch_size)[1]
+
+    def step(self, structure: Structure, batch_sizes: Sequence[int], at: int) -> tuple[list[float], About]:
+        """`step_times_s`, and `about` at one of the batch sizes: together they cost little more than the times."""
+        step, count, raw = StepWork(structure), op_count(structure), []
+        for size in batch_sizes:
+            work = step(size)
+            took = self._op_times(work, structure.precision)
+            raw.append(self.correction(sum(float(seconds.sum()) for seconds, _ in took.values()), count))
+            if size == at:
+                about = self._about(work, took)
+        return list(itertools.accumulate(raw, max)), about
+
+    def _about(self, work: Mapping[str, Work], took: Mapping[str, tuple[Any, Any]]) -> About:
         by_family = {family: float(seconds.sum()) for family, (seconds, _) in took.items()}
-        unknown = Counter[str]()
+        seen, unknown = set(self.kinds), Counter[str]()
         for family, (seconds, _) in took.items():
             for kind, value in zip(work[family].kinds, seconds, strict=True):
-                if kind not in self.kinds:
+                if kind not in seen:
                     unknown[kind] += value
         total = sum(by_family.values())
         half = math.exp(self.interval_quantile * deviation_of(took.values(), self.step_deviation))
@@ -152,18 +157,23 @@ def deviation_of(families: Iterable[tuple[Any, Any]], step: float) -> float:
 def save(calibration: Calibration, path: Path) -> None:
     """Write a calibration, at once or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
+    part = path.with_name(f".{path.name}.part")
     part.write_text(calibration.model_dump_json())
     part.replace(path)
 
 
+def is_calibration(content: bytes) -> bool:
+    """Whether a file's content is a calibration, of whatever version, torch or device."""
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(document, dict) and {"schema_version", "device_type", "families"} <= document.keys()
+
+
 def load(path: Path, torch_version: str | None = None) -> Calibration:
     """Read a calibration. Raises BadInput where it is missing, cut short, of another schema, or of another torch."""
-    try:
-        data = path.read_bytes()
-    except OSError:
-        raise BadInput(f"calibration: {path}: no such file that can be read") from None
-    return parse(data, str(path), torch_version)
+    return parse(read_named(path, "calibration"), str(path), torch_version)
 
 
 def parse(data: bytes, where: str, torch_version: str | None = None) -> Calibration:

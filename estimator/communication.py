@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trainwright.estimator.curves import Interval
 from trainwright.estimator.errors import BadInput
+from trainwright.estimator.quantiles import quantile
 
 HOROVOD_CYCLE_S = 1e-3
 """HOROVOD_CYCLE_TIME where nobody sets it (Horovod 0.28, operations.cc)."""
@@ -149,7 +150,7 @@ def fit_link(samples: Sequence[tuple[float, int, float]]) -> Link:
     for (size, ranks), group in times.items():
         predicted = max(all_reduce(link, size, ranks).median, _SHORTEST_S)
         off += [max(predicted / seconds, seconds / predicted) - 1 for seconds in group]
-    return link.model_copy(update={"spread": float(np.quantile(off, 0.9))})
+    return link.model_copy(update={"spread": quantile(off, 0.9)})
 
 
 def _ring(size_bytes: float, ranks: int) -> tuple[float, float]:

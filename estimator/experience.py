@@ -34,6 +34,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainwright.estimator.curves import Basis, DeviceCurve, Interval, Knots, line_through
+from trainwright.estimator.quantiles import NINETY
 
 SCHEMA_VERSION = 1
 _DEVICE, _FAMILIES, _SAME_MODEL = 0.3, 0.2, 0.5
@@ -47,7 +48,6 @@ _CHANGES = ((0.0, 1.0), *itertools.product((1.0, 3.0), (4.0, 16.0)))  # c, λ
 _RARELY = 1.0  # of the logarithm of the odds: that a machine's speed changes needs to be shown
 _FREEDOM = 4.0  # ν
 _ROUNDS = 8
-_NINETY = 2 * 1.645  # standard deviations between the 5th and the 95th percentile
 
 
 class _Value(BaseModel):
@@ -123,7 +123,7 @@ def learn(curve: DeviceCurve, runs: Sequence[FinishedRun]) -> DeviceCurve:
 def _with_time(curve: DeviceCurve, basis: Basis, findings: Sequence[Finding], order: Sequence[int]) -> DeviceCurve:
     assert curve.time_knots is not None
     sizes, values = curve.time_knots.sizes, curve.time_knots.values
-    before = (math.log(max(curve.high_factor / curve.low_factor, 1.02)) / _NINETY) ** 2
+    before = (math.log(max(curve.high_factor / curve.low_factor, 1.02)) / (2 * NINETY)) ** 2
     noise = min(_RUN_NOISE**2, before / 2)
     off = [math.log(one.measured_step_time_s.median / one.predicted_step_time_s) for one in findings]
     own = [noise + _own_noise(one) + _recalibrated(basis, one) for one in findings]
@@ -156,7 +156,7 @@ def _own_noise(finding: Finding) -> float:
     time = finding.measured_step_time_s
     if not 0 < time.low <= time.high:
         return _FURTHEST**2
-    spread = math.log(time.high / time.low) / _NINETY
+    spread = math.log(time.high / time.low) / (2 * NINETY)
     return math.pi / 2 * spread**2 / max(1.0, finding.steps / _STEPS_TOGETHER)
 
 

@@ -26,6 +26,7 @@ from trainwright.estimator import datasheet
 from trainwright.estimator.calibration import Calibration, ErrorSummary, StepCorrection
 from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.op_cost import FamilyCost, Kernel, Roofline, log_point, times
+from trainwright.estimator.quantiles import NINETY, quantile
 from trainwright.estimator.work import by_family, cost_family
 
 GENERAL_WIDTH = (datasheet.RATE_WIDTH, datasheet.RATE_WIDTH, datasheet.LATENCY_WIDTH)
@@ -39,7 +40,6 @@ PER_OP_S = 1e-6
 """What Python and autograd add to an operation of a step, about."""
 LENGTH, FAMILY_SIGMA, KIND_SIGMA = 2.0, 0.4, 0.3
 """Of the process: it forgets over a factor of e² in any size, and goes as far as such logarithms from the rooflines."""
-_HALF = 1.645  # of a 90 % interval, in standard deviations
 
 
 class _Value(BaseModel):
@@ -99,9 +99,9 @@ def fit_few(probes: Sequence[Probe], *, device_type: str, **facts: Any) -> Calib
         kinds=tuple(sorted({op.kind for one in probes for op in one.ops})),
         correction=_correction(ops_s, counts, seconds),
         measurements=len(probes),
-        cross_validated_error=ErrorSummary(median=float(np.median(errors)), p90=float(np.quantile(errors, 0.9))),
+        cross_validated_error=ErrorSummary(median=float(np.median(errors)), p90=quantile(errors.tolist(), 0.9)),
         step_deviation=math.hypot(float(np.sqrt((off**2).mean())), STEP_WIDTH),
-        interval_quantile=_HALF,
+        interval_quantile=NINETY,
         **facts,
     )
 

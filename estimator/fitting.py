@@ -25,6 +25,7 @@ from trainwright.estimator.calibration import (
 )
 from trainwright.estimator.errors import BusyMachine
 from trainwright.estimator.op_cost import FamilyCost, OpSample, fit_families, times
+from trainwright.estimator.quantiles import quantile
 from trainwright.estimator.speed import Speed
 from trainwright.estimator.work import by_family, in_step
 
@@ -53,10 +54,10 @@ class StepSample(BaseModel):
 
 def drift(samples: Sequence[StepSample]) -> float:
     """How far the machine's speed spread while they were measured: (p90 - p10) / median of the sentinel's time."""
-    import numpy as np
 
     unit = Speed.median([one.speed for one in samples])
-    low, high = np.quantile([one.speed.slower(unit, one.seconds, 0.0, 0.0) for one in samples], [0.1, 0.9])
+    slower = [one.speed.slower(unit, one.seconds, 0.0, 0.0) for one in samples]
+    low, high = quantile(slower, 0.1), quantile(slower, 0.9)
     return float(high - low)
 
 
@@ -102,7 +103,7 @@ def _fit(samples: Sequence[StepSample], facts: dict[str, Any]) -> Calibration:
         measurements=sum(len(one.ops) + 1 for one in samples),
         speed=unit,
         sentinel_drift=drift(samples),
-        cross_validated_error=ErrorSummary(median=float(np.median(relative)), p90=float(np.quantile(relative, 0.9))),
+        cross_validated_error=ErrorSummary(median=float(np.median(relative)), p90=quantile(relative.tolist(), 0.9)),
         step_deviation=step_deviation,
         interval_quantile=scores[rank] * math.sqrt(max(_LEAST_OWN, 1 - float(noise))),
         **facts,

@@ -13,6 +13,7 @@ for the first time, come with each kind of operation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from trainwright.estimator.structure import Operation, Structure
@@ -35,9 +36,11 @@ def process_bytes(structure: Structure) -> float:
     return _PROCESS_BYTES + float(structure.parameter_bytes)
 
 
-def safe_bytes(structure: Structure, batch_size: int) -> float:
-    """Resident bytes that a step stays below, above what the process held before: expected + c0 + c1 · kinds + c2 · heap."""
-    expected = structure.peak_bytes(batch_size)
+def safe_bytes(structure: Structure, batch_size: int, expected: float) -> float:
+    """Resident bytes that a step stays below, above what the process held before: expected + c0 + c1 · kinds + c2 · heap.
+
+    `expected` is `Structure.peak_bytes` at that batch size.
+    """
     kinds, heap = excess_terms(structure, batch_size, expected)
     return expected + _FIXED_BYTES + _BYTES_PER_KIND * kinds + _HEAP_SHARE * heap
 
@@ -63,14 +66,14 @@ def rising(values: Sequence[float]) -> list[float]:
 
 def _result_bytes(one: Operation, batch_size: int) -> float:
     """The size of an operation's largest result, about."""
-    dims = {name: line(batch_size) for name, line in one.dims.items()}
-    item = 8 if one.dtype in ("float64", "int64") else 2 if one.dtype in ("bfloat16", "float16") else 4
-    if "filters" in dims and one.family == "conv_backward":
-        return item * dims["batch"] * dims["channels"] * dims["points_in"]
+    dims = one.dims
+    names: tuple[str, ...] = ("made",) if "made" in dims else ("given",)
     if "filters" in dims:
-        return item * dims["batch"] * dims["filters"] * dims["points_out"]
-    if "rows" in dims:
-        return item * dims["batch"] * dims["rows"] * dims["columns"]
-    if "made" in dims or "given" in dims:
-        return item * dims.get("made", dims.get("given", 0.0))
-    return one.bytes(batch_size) / 2
+        backward = one.family == "conv_backward"
+        names = ("batch", "channels", "points_in") if backward else ("batch", "filters", "points_out")
+    elif "rows" in dims:
+        names = ("batch", "rows", "columns")
+    elif names[0] not in dims:
+        return one.bytes(batch_size) / 2
+    item = 8 if one.dtype in ("float64", "int64") else 2 if one.dtype in ("bfloat16", "float16") else 4
+    return item * math.prod(dims[name](batch_size) for name in names)

@@ -27,6 +27,7 @@ from trainwright.estimator.fitting import refuse_busy
 from trainwright.estimator.machine import processor
 from trainwright.estimator.measure import Say, Sentinel
 from trainwright.estimator.measure_power import device_power
+from trainwright.estimator.quantiles import quantile
 from trainwright.estimator.recorder import Recorder
 from trainwright.estimator.telling import say, tell
 from trainwright.estimator.templates import STEPS, TEMPLATES, Call
@@ -63,8 +64,7 @@ def probe(
         say(f"round {len(rounds)}", time.monotonic() - started)
     seconds = [statistics.median(values) for values in zip(*rounds, strict=True)]
     speeds = [statistics.fmean(one / usual for one, usual in zip(values, seconds, strict=True)) for values in rounds]
-    tenths = statistics.quantiles(speeds, n=10, method="inclusive")
-    drift = tenths[-1] - tenths[0]
+    drift = quantile(speeds, 0.9) - quantile(speeds, 0.1)
     refuse_busy(drift, most_drift)
     return fit_few(
         [

@@ -6,6 +6,7 @@ it), or `datasheet` (for a device that nobody measured). For `emulated` devices 
 
 from __future__ import annotations
 
+import gc
 import math
 from typing import Any
 
@@ -14,12 +15,15 @@ from trainwright.estimator.curves import Basis, DeviceCurve, Knots, Mode, line_a
 from trainwright.estimator.datasheet import RATE_WIDTH, reached
 from trainwright.estimator.devices import DEVICE_TYPES, EMULATED, EMULATED_SAMPLE_S, DeviceType, cores_used
 from trainwright.estimator.energy import Power, datasheet_power, power_of, step_energy
+from trainwright.estimator.errors import BadInput
 from trainwright.estimator.memory import process_bytes, rising, safe_bytes
+from trainwright.estimator.op_cost import Roofline
+from trainwright.estimator.quantiles import NINETY
 from trainwright.estimator.structure import Structure
 from trainwright.estimator.work import cost_family
 
 # 90 % interval of the datasheet's guess: the widths of its priors, and that they err together.
-_DATASHEET_FACTOR = math.exp(1.645 * RATE_WIDTH)
+_DATASHEET_FACTOR = math.exp(NINETY * RATE_WIDTH)
 _NAMED = 5  # unknown operations
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -40,7 +44,13 @@ def predict_curve(
     `cores` is for cpu: with fewer than the calibration's threads, the device takes threads / cores times as long as measured;
     with more, as long, because threads are whole. `power_w` is
     (idle, load), and overrides what was measured and the datasheet's; how far off it is stays as unknown as the datasheet's.
+    Raises BadInput for a structure without operations.
     """
+    if not structure.trace:
+        raise BadInput(
+            "structure: its trace is empty; allowed: at least one operation, as `trainwright extract` finds them"
+        )
+    _put_off_collection()
     device = DEVICE_TYPES[device_type]
     mode: Mode = calibration.mode if calibration is not None else "calibrated"
     low, high, coverage, unknown = 1.0, 1.0, 1.0, tuple[str, ...]()
@@ -51,8 +61,8 @@ def predict_curve(
         times = [EMULATED_SAMPLE_S * size / (speed or 1.0) for size in sizes]
     elif calibration is not None:
         slower = max(1.0, calibration.threads / cores) if cores is not None else 1.0
-        times = [slower * seconds for seconds in calibration.step_times_s(structure, sizes)]
-        about = calibration.about(structure, at)
+        known, about = calibration.step(structure, sizes, at)
+        times = [slower * seconds for seconds in known]
         coverage, low, high, unknown = about.coverage, about.low_factor, about.high_factor, about.unknown[:_NAMED]
         basis = Basis(
             model=structure.fingerprint(),
@@ -66,7 +76,7 @@ def predict_curve(
         times = [_roofline(structure, device, size) / cores_used(cores) for size in sizes]
     power = _power(device_type, calibration, cores, power_w)
     memory = [structure.peak_bytes(size) for size in sizes]
-    safe = rising([safe_bytes(structure, size) for size in sizes])
+    safe = rising([safe_bytes(structure, size, expected) for size, expected in zip(sizes, memory, strict=True)])
     return DeviceCurve(
         device_type=device_type,
         cores=cores,
@@ -91,6 +101,13 @@ def predict_curve(
     )
 
 
+def _put_off_collection() -> None:
+    """Count what there is as old, so that a collection of garbage comes later: one is due once a structure has been read, takes
+    as long as the arithmetic, and finds nothing."""
+    gc.freeze()
+    gc.unfreeze()
+
+
 def _power(
     device_type: str, calibration: Calibration | None, cores: float | None, power_w: tuple[float, float] | None
 ) -> Power:
@@ -113,10 +130,13 @@ def _around(batch_size: int) -> list[int]:
 
 def _roofline(structure: Structure, device: DeviceType, batch_size: int) -> float:
     """Σ latency + max(flops / F, bytes / B): the datasheet's guess."""
-    took = 0.0
+    took, rooflines = 0.0, dict[tuple[str, str], Roofline]()
     for one in structure.trace:
-        family = cost_family(one.family, {name: line(batch_size) for name, line in one.dims.items()})
-        took += one.count * float(reached(device, family, one.dtype)(one.flops(batch_size), one.bytes(batch_size)))
+        groups = one.dims.get("groups")
+        what = (cost_family(one.family, {"groups": groups(batch_size)} if groups else {}), one.dtype)
+        if what not in rooflines:
+            rooflines[what] = reached(device, *what)
+        took += one.count * float(rooflines[what](one.flops(batch_size), one.bytes(batch_size)))
     return took
 
 

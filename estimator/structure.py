@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainwright.estimator.curves import Affine
-from trainwright.estimator.workspace import workspace_bytes
+from trainwright.estimator.workspace import WITH_WORKSPACE, workspace_bytes
 
 PRECISIONS = ("fp32", "fp64", "bf16", "amp")
 
@@ -55,6 +55,13 @@ class Operation(_Value):
         description="of tensors alive once it has run, the most of any of them",
     )
 
+    def workspace_bytes(self, batch_size: int) -> float:
+        """What it needs while it runs, beyond its arguments and results."""
+        if self.family not in WITH_WORKSPACE:
+            return 0.0
+        sizes = {**{name: line(batch_size) for name, line in self.dims.items()}, **self.layout}
+        return workspace_bytes(self.family, self.kind, self.dtype, sizes)
+
 
 class Structure(_Value):
     """structure.json"""
@@ -99,15 +106,6 @@ class Structure(_Value):
     def peak_bytes(self, batch_size: int) -> float:
         """Most bytes alive at once in a step of this many samples: of the operations' lines, each with its workspace."""
         return max(
-            (
-                one.live_bytes(batch_size)
-                + workspace_bytes(
-                    one.family,
-                    one.kind,
-                    one.dtype,
-                    {**{name: line(batch_size) for name, line in one.dims.items()}, **one.layout},
-                )
-                for one in self.trace
-            ),
+            (one.live_bytes(batch_size) + one.workspace_bytes(batch_size) for one in self.trace),
             default=self.peak_memory_bytes(batch_size),
         )

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainwright.estimator.curves import Affine
 from trainwright.estimator.structure import Operation, Structure
 
 _LARGE = ("conv", "conv_backward", "matmul", "attention", "rnn")
@@ -63,18 +64,16 @@ class StepWork:
             families.setdefault(family, []).append(one)
         self._families = {}
         for family, members in families.items():
-            lines = {
-                name: _lines([(line.fixed, line.per_sample) if (line := one.dims.get(name)) else (0.0, 0.0) for one in members])
-                for name in sorted({name for one in members for name in one.dims})
-            }  # fmt: skip
+            names = sorted({name for one in members for name in one.dims})
+            lines = {name: _lines([one.dims.get(name) for one in members]) for name in names}
             kinds = tuple(known_as(one) for one in members)
             if members[0].family not in _LARGE:
-                lines["calls"] = _lines([(float(calls[kind]), 0.0) for kind in kinds])
+                lines["calls"] = _Lines(np.array([float(calls[kind]) for kind in kinds]), 0.0)
             self._families[family] = (
                 kinds,
                 np.array([float(one.count) for one in members]),
-                _lines([(one.flops.fixed, one.flops.per_sample) for one in members]),
-                _lines([(one.bytes.fixed, one.bytes.per_sample) for one in members]),
+                _lines([one.flops for one in members]),
+                _lines([one.bytes for one in members]),
                 lines,
             )
 
@@ -88,11 +87,12 @@ class StepWork:
         }  # fmt: skip
 
 
-def _lines(pairs: Sequence[tuple[float, float]]) -> _Lines:
+def _lines(lines: Sequence[Affine | None]) -> _Lines:
+    """As arrays; of what has no such line, 0. Made of numbers, not of pairs: those would set off collections of garbage."""
     import numpy as np
 
-    both = np.array(pairs, dtype=float).reshape(-1, 2)
-    return _Lines(both[:, 0], both[:, 1])
+    fixed = np.fromiter((one.fixed if one else 0.0 for one in lines), float, len(lines))
+    return _Lines(fixed, np.fromiter((one.per_sample if one else 0.0 for one in lines), float, len(lines)))
 
 
 def known_as(one: Operation) -> str:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+WITH_WORKSPACE = ("conv", "conv_backward", "rnn")
+"""The families of operations that may need any."""
 BLOCK = 16
 _ITEM = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _SCRATCH = 40_000.0  # of oneDNN's kernels for strided and transposed convolutions, about

@@ -21,8 +21,8 @@ from trainwright.estimator.structure import PRECISIONS, Structure
 from trainwright.tasks import calibration_set, progress
 from trainwright.tasks.allocate.planner import make_plan, usable
 from trainwright.tasks.allocate.queue import Queue
-from trainwright.tasks.allocate.several import Pending, make_joint_plan
-from trainwright.tasks.artefacts import DataSchema, Estimate, JointPlan, Plan, Validation
+from trainwright.tasks.allocate.several import Pending, check, make_joint_plan
+from trainwright.tasks.artefacts import DataSchema, Estimate, HeldDevice, JointPlan, Plan, Validation
 from trainwright.tasks.documents import validated
 from trainwright.tasks.errors import BadInput, DataRejected, ServiceUnreachable
 from trainwright.tasks.job import DataSpec, Job, ModelSpec, Optimizer
@@ -133,21 +133,28 @@ def validate_data(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan_job(job: Job, calibrations: Sequence[Calibration] = ()) -> Plan:
-    """The plan for a job that begins now, on its whole pool, whoever holds the devices. Leases nothing."""
+    """The plan for a job that begins now, on its whole pool, whoever holds the devices: `held` says who. Leases nothing."""
     pool, found, schema = predicted(job, calibrations)
-    return make_plan(job, pool, found, schema, now=datetime.now(UTC))
+    made = make_plan(job, pool, found, schema, now=datetime.now(UTC))
+    return made.model_copy(update={"held": held_devices(usable(pool, job.devices))})
 
 
 def plan_jobs(jobs: Sequence[Job], calibrations: Sequence[Calibration] = ()) -> JointPlan:
-    """One plan for several jobs on one pool, from now, whoever holds the devices. Leases nothing. Raises BadInput."""
+    """One plan for several jobs on one pool, from now, whoever holds the devices: `held` says who. Leases nothing.
+
+    Raises BadInput, Infeasible.
+    """
     pools = {job.pool for job in jobs}
     if len(pools) > 1:
         raise BadInput(
             f"pool: got {', '.join(sorted(str(pool) for pool in pools))}; allowed: one pool for all jobs (--pool FILE)"
         )
+    check(jobs, load_pool(jobs[0].pool))
     now = datetime.now(UTC)
     pending = [Pending(job, *predicted(job, calibrations)) for job in jobs]
-    return make_joint_plan(pending, now=now)
+    made = make_joint_plan(pending, now=now)
+    devices = {device.id: device for job in jobs for device in usable(pending[0].pool, job.devices)}
+    return made.model_copy(update={"held": held_devices(list(devices.values()))})
 
 
 def predicted(job: Job, calibrations: Sequence[Calibration] = ()) -> tuple[Pool, Estimate, DataSchema]:
@@ -179,6 +186,24 @@ def _estimated(job: Job, pool: Pool, structure: Structure, calibrations: Sequenc
     return estimate(
         structure, devices, calibrations, power=pool.power, backend=job.train.backend, finished=_finished(devices)
     )
+
+
+def held_devices(devices: Sequence[Device]) -> list[HeldDevice] | None:
+    """Those of the devices that runs hold now; None, with a notice, where the ledger can't be asked."""
+    try:
+        leases = {lease.resource: lease for lease in ledger().held("device ")}
+    except (BadInput, ServiceUnreachable) as error:
+        progress.emit("notice", message=f"who holds devices now is not known: {error}")
+        return None
+    return [
+        HeldDevice(id=device.id, holder=lease.holder, run=lease.run, until=_time(lease.expires_at))
+        for device in devices
+        if (lease := leases.get(device.resource)) is not None
+    ]
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def pool_document(pool: Pool) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Of other runs only result.json and status.json are read, so that the cost of a r
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -159,11 +160,15 @@ def predicted_and_measured(result: Result, estimate: Estimate | None, plan: Plan
     for device, planned in zip(result.devices, plan.devices if plan else [], strict=False):
         curve = next((one for one in estimate.curves if _variant(one) == planned.variant), None) if estimate else None
         if curve is not None:  # a replayed plan's devices need not be those of the estimate
-            expected = curve.memory_bytes(device.batch_size) + curve.process_bytes
-            safe = curve.device_memory_bytes(device.batch_size)
+            # Of a micro-batch, and the sum of gradients that is kept meanwhile (as `CostModel.memory_bytes`).
+            pieces = plan.accumulation if plan else 1
+            size = math.ceil(device.batch_size / pieces)
+            kept = estimate.gradient_bytes if estimate and pieces > 1 else 0.0
+            expected = curve.memory_bytes(size) + curve.process_bytes + kept
+            safe = curve.device_memory_bytes(size) + kept
             rows.append(_compared(f"memory of {device.id}", "B", expected, 0.0, safe, device.peak_memory_bytes))
             if device.step_time_s is not None:
-                time = curve.step_time(device.batch_size, plan.accumulation if plan else 1)
+                time = curve.step_time(device.batch_size, pieces)
                 name = f"own step time of {device.id}"
                 rows.append(_compared(name, "s", time.median, time.low, time.high, device.step_time_s.median))
     return rows

@@ -173,6 +173,21 @@ class FrontPoint(Value):
     chosen: bool = Field(default=False, description="the plan itself")
 
 
+class HeldDevice(Value):
+    """A device that a run holds."""
+
+    id: str
+    holder: str
+    run: str
+    until: str = Field(description="when the lease ends unless it is renewed, ISO 8601, UTC")
+
+
+_HELD: Any = Field(
+    default=None,
+    description="devices of the pool that runs held when it was made, which takes all of them to be free; None: not looked at",
+)
+
+
 class Plan(Artefact):
     """plan.json. The objective is compared by medians; limits are held at the job's confidence."""
 
@@ -204,6 +219,7 @@ class Plan(Artefact):
         default="exact", description="bounded: nothing is better by more than `gap`"
     )
     gap: float = Field(default=0.0, description="by how much, relatively, another configuration can be better")
+    held: list[HeldDevice] | None = _HELD
     solve_time_s: float = Field(description="until the plan was found; alternatives and front take more")
 
     @property
@@ -234,6 +250,10 @@ class JointPlan(Value):
     jobs: list[ScheduledJob] = Field(description="in the order of their starts")
     energy_j: float = Field(description="of all jobs, median")
     slips: list[str] = Field(default_factory=list, description="the jobs that must miss their deadline")
+    late_alone: dict[str, str] = Field(
+        default_factory=dict, description="those of them that would miss it with all devices to themselves too, and why"
+    )
+    held: list[HeldDevice] | None = _HELD
     search: Literal["exact", "bounded"] = Field(
         description="exact: every choice of devices of every job was open; bounded: each job's plans of least energy and time"
     )

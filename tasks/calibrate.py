@@ -95,8 +95,8 @@ def calibrate(
         raise BadInput(f"--budget: got {budget_s:g}; allowed: {LEAST_BUDGET_S:g} s or more")
     if not most_drift >= 0:
         raise BadInput(f"--most-drift: got {most_drift:g}; allowed: 0 or more")
-    if out.is_dir():
-        raise BadInput(f"--out: {out}: is a folder; allowed: a file")
+    if out.exists() and not out.is_file():  # a folder, a device: it would be replaced
+        raise BadInput(f"--out: {out}: is a folder or a device; allowed: a regular file")
     _make_folder(out)
     with _lock(out, wait=False) as lock:
         if probes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -38,7 +39,7 @@ def append(run: Run) -> list[str]:
     findings: dict[str, list[Finding]] = {}
     result, plan, predicted = run.read(Result), run.read(Plan), run.read(Estimate)
     for planned, device in zip(plan.devices, result.devices, strict=True):
-        finding = _finding(predicted, result, planned, device)
+        finding = _finding(predicted, result, planned, device, plan.accumulation)
         if finding is not None:
             findings.setdefault(planned.type, []).append(finding)
     written = []
@@ -50,8 +51,13 @@ def append(run: Run) -> list[str]:
     return written
 
 
-def _finding(predicted: Estimate, result: Result, planned: PlannedDevice, device: DeviceResult) -> Finding | None:
-    """What a device did beside what its calibration alone says of it; None where there is nothing to compare."""
+def _finding(
+    predicted: Estimate, result: Result, planned: PlannedDevice, device: DeviceResult, pieces: int
+) -> Finding | None:
+    """What a device did beside what its calibration alone says of it; None where there is nothing to compare.
+
+    Of a step in `pieces` micro-batches: what one of them took, the sum of gradients that is kept meanwhile taken away.
+    """
     try:
         curve = predicted.curve(planned)
     except KeyError:  # a replayed plan, made for other devices
@@ -63,19 +69,21 @@ def _finding(predicted: Estimate, result: Result, planned: PlannedDevice, device
     if result.versions.get("torch") != curve.basis.torch:  # continued elsewhere
         return None
     largest = max(device.batch_size, planned.batch_size, *(one.batch_sizes[device.rank] for one in result.split_events))
-    predicted_s, predicted_bytes = time_knots(device.batch_size), curve.memory_bytes(largest)
-    if device.batch_size < 1 or predicted_s <= 0 or predicted_bytes <= 0 or device.peak_memory_bytes <= 0:
+    size, largest = math.ceil(device.batch_size / pieces), math.ceil(largest / pieces)
+    predicted_s, predicted_bytes = time_knots(size), curve.memory_bytes(largest)
+    measured_bytes = device.peak_memory_bytes - (predicted.gradient_bytes if pieces > 1 else 0.0)
+    if size < 1 or predicted_s <= 0 or predicted_bytes <= 0 or measured_bytes <= 0:
         return None
     return Finding(
         basis=curve.basis,
         cores=planned.cores,
-        batch_size=device.batch_size,
+        batch_size=size,
         steps=max(1, result.steps - (result.split_events[-1].step if result.split_events else 0)),
         predicted_step_time_s=predicted_s,
-        measured_step_time_s=took,
+        measured_step_time_s=took * (1 / pieces),
         memory_batch_size=largest,
         predicted_peak_memory_bytes=predicted_bytes,
-        measured_peak_memory_bytes=device.peak_memory_bytes,
+        measured_peak_memory_bytes=measured_bytes,
     )
 
 

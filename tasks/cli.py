@@ -70,7 +70,7 @@ def _fail(error: TrainwrightError, wants_json: bool, debug: bool) -> None:
         if error.run is not None:
             document |= {"run": error.run, "state": final_state(error)}
         print_json(document)
-    print(f"trainwright: {error}", file=sys.stderr)  # noqa: T201
+    print("trainwright:", *str(error).split("\n"), file=sys.stderr)  # noqa: T201 - one line, whatever a file is called
     sys.exit(error.exit_code)
 
 

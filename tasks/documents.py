@@ -7,6 +7,7 @@ here (`tasks.artefacts`).
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -15,6 +16,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     PlainSerializer,
     ValidationError,
     ValidationInfo,
@@ -22,6 +24,7 @@ from pydantic import (
     field_validator,
 )
 
+from trainwright.estimator.named_file import read_named
 from trainwright.tasks.errors import BadInput
 
 MAX_BYTES = 1_000_000
@@ -63,6 +66,7 @@ def _kinds(annotation: Any) -> set[Any]:
 
 
 AnyDocument = TypeVar("AnyDocument", bound=Document)
+AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
 
 class _Loader(yaml.SafeLoader):
@@ -128,13 +132,9 @@ def parse_text(text: str, name: str) -> dict[str, Any]:
 def read_mapping(path: Path) -> dict[str, Any]:
     """The mapping that a YAML or JSON file holds. Raises BadInput where there is none."""
     try:
-        if path.is_file() and path.stat().st_size > MAX_BYTES:
-            raise BadInput(f"{path}: larger than {MAX_BYTES} bytes")
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise BadInput(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: can't be read as text ({getattr(error, 'strerror', None) or 'not UTF-8'})") from None
+        text = read_named(path, most_bytes=MAX_BYTES).decode()
+    except UnicodeDecodeError:
+        raise BadInput(f"{path}: can't be read as text (not UTF-8)") from None
     return parse_text(text, str(path))
 
 
@@ -146,9 +146,42 @@ def validated(model: type[AnyDocument], values: dict[str, Any], name: str) -> An
         raise BadInput(f"{name}: {one_line(error)}") from None
 
 
+def parsed(model: type[AnyModel], content: bytes, name: str) -> AnyModel:
+    """The artefact that a file of JSON holds, a later version's fields ignored. Raises BadInput with one line."""
+    try:
+        return model.model_validate_json(content, extra="ignore")
+    except ValidationError as error:
+        file = getattr(model, "FILE", model.__name__)
+        raise BadInput(f"{name}: is not a {file}: {one_line(error)}") from None
+
+
+def matching(pattern: str, words: str, **more: Any) -> Any:
+    """A field of text that matches; text that does not is told what is allowed in these words."""
+    _WORDS[pattern] = words
+    return Field(pattern=pattern, **more)
+
+
+_WORDS: dict[str, str] = {}
+_ALLOWED = {
+    "string_type": "text", "string_sub_type": "text", "int_type": "a whole number", "int_parsing": "a whole number",
+    "int_from_float": "a whole number", "int_parsing_size": "a whole number of fewer digits", "float_type": "a number",
+    "float_parsing": "a number", "bool_type": "true or false", "bool_parsing": "true or false", "list_type": "a list",
+    "tuple_type": "a list", "dict_type": "a mapping of fields", "model_type": "a mapping of fields",
+    "model_attributes_type": "a mapping of fields", "finite_number": "a finite number", "string_unicode": "text of Unicode",
+    "json_invalid": "JSON", "json_type": "JSON", "literal_error": "{expected}",
+    "too_short": "a list of at least {min_length} item(s)", "too_long": "a list of at most {max_length} item(s)",
+    "string_too_short": "at least {min_length} character(s)", "string_too_long": "at most {max_length} character(s)",
+}  # fmt: skip
+_GIVEN = 80
+
+
 def one_line(error: ValidationError) -> str:
     """The first thing a ValidationError complains of, in one line, and the other fields that are wrong."""
-    problems = error.errors(include_url=False)
+    return told(error.errors(include_url=False))
+
+
+def told(problems: Sequence[Any]) -> str:
+    """Problems as pydantic lists them, in one line: field, what was given (cut to 80 characters), what is allowed."""
     first = problems[0]
     field = _field(first)
     if first["type"] == "extra_forbidden":
@@ -156,17 +189,41 @@ def one_line(error: ValidationError) -> str:
     elif first["type"] == "missing":
         line = f"{field}: missing, and needed"
     else:
-        given = repr(first.get("input"))
-        message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-        message = message.replace("String should match pattern", "text that matches")
-        line = f"{field}: got {given if len(given) <= 80 else given[:77] + '...'}; allowed: {message}"
+        given = _given(first)
+        line = f"{field}: {f'got {given}; ' if given else ''}allowed: {_allowed(first)}"
     others = list(dict.fromkeys(_field(one) for one in problems[1:] if _field(one) != field))
     more = f" (wrong too: {', '.join(others[:5])}{' …' if len(others) > 5 else ''})" if others else ""
     return line.removeprefix(": ") + more
 
 
+def _given(problem: Any) -> str:
+    """What was given; nothing where it is a whole of fields that do not agree: the message names them."""
+    value = problem.get("input")
+    if problem["type"] == "json_invalid":
+        return f"text that is none ({problem['ctx']['error']})"
+    if isinstance(value, dict | BaseModel):
+        return "" if problem["type"] == "value_error" else "a mapping of fields"
+    # Only as much is written out as is shown: a list may be long.
+    text = repr(value[:_GIVEN] if isinstance(value, str | bytes | list | tuple) else value)
+    return text if len(text) <= _GIVEN else text[: _GIVEN - 3] + "..."
+
+
+def _allowed(problem: Any) -> str:
+    kind, context = problem["type"], problem.get("ctx", {})
+    if kind == "string_pattern_mismatch":
+        return _WORDS.get(context["pattern"], f"text that matches {context['pattern']}")
+    if kind in _ALLOWED:
+        return _ALLOWED[kind].format(**context)
+    return str(problem["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+
+
 def _field(problem: Any) -> str:
-    return ".".join(str(part) for part in problem["loc"] if not str(part).startswith(("function-", "tagged-")))
+    parts = [str(part) for part in problem["loc"] if str(part) not in _KINDS_OF_UNIONS]
+    named = (one for one in parts if not one.startswith(("function-", "tagged-", "literal[", "list[")))
+    return ".".join((one if one.isprintable() else repr(one))[:_GIVEN] for one in named)
+
+
+_KINDS_OF_UNIONS = {"int", "float", "str", "bool", "constrained-int", "constrained-float", "constrained-str"}
 
 
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

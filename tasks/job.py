@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from trainwright.tasks.documents import Document, Duration, Wait, read_mapping, validated
+from trainwright.tasks.documents import Document, Duration, Wait, matching, read_mapping, validated
 from trainwright.tasks.errors import BadInput
 
 Task = Literal[
@@ -23,7 +23,12 @@ Task = Literal[
     "custom",
 ]
 Name = Annotated[
-    str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", description="lower-case letters, digits, -")
+    str,
+    matching(
+        r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+        "1 to 63 lower-case letters, digits and -, no - at the ends",
+        description="lower-case letters, digits, -",
+    ),
 ]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Scalar = str | int | float | bool | None

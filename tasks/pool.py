@@ -16,7 +16,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
 from trainwright.estimator.devices import DEVICE_TYPES, EMULATED, threads_of
-from trainwright.tasks.documents import Bandwidth, Document, Duration, read_mapping, validated
+from trainwright.tasks.documents import Bandwidth, Document, Duration, matching, parse_text, read_mapping, validated
+from trainwright.tasks.errors import BadInput
 from trainwright.tasks.job import Name
 
 _MOST_PRICE = 1e9
@@ -71,7 +72,7 @@ class DeviceEntry(Document):
     @model_validator(mode="after")
     def _known(self) -> DeviceEntry:
         if self.type not in DEVICE_TYPES:
-            raise ValueError(f"a device type of {', '.join(sorted(DEVICE_TYPES))}, not {self.type!r}")
+            raise ValueError(f"a device type of {', '.join(sorted(DEVICE_TYPES))}, not {self.type[:80]!r}")
         if self.cores is not None and self.type != "cpu":
             raise ValueError(f"cores only for cpu devices, not for {self.type}")
         if (self.speed is not None) != (self.type == EMULATED):
@@ -83,10 +84,18 @@ class Host(Document):
     """A machine and its devices."""
 
     name: Name
-    address: str = Field(default="localhost", pattern=r"^[A-Za-z0-9.:_-]{1,253}$", description="name or IP address")
+    address: str = matching(
+        r"^[A-Za-z0-9.:_][A-Za-z0-9.:_-]{0,252}$",
+        "a host name or IP address of 1 to 253 letters, digits and . : _ -, without user@ and with no - first",
+        default="localhost",
+        description="name or IP address",
+    )
     devices: list[DeviceEntry] = Field(min_length=1, description="at least one")
-    available: str | None = Field(
-        default=None, pattern=rf"^{_CLOCK}-{_CLOCK}$", description="daily window, UTC, such as 18:00-08:00"
+    available: str | None = matching(
+        rf"^{_CLOCK}-{_CLOCK}$",
+        "a daily window from HH:MM to HH:MM, UTC, such as 18:00-08:00",
+        default=None,
+        description="daily window, UTC, such as 18:00-08:00",
     )
 
 
@@ -124,9 +133,11 @@ class Pool(Document):
         names = [host.name for host in self.hosts]
         if len(set(names)) != len(names):
             raise ValueError("hosts of different names")
+        if "energy" in self.power:
+            raise ValueError("power of device types, not of 'energy', which is a price (prices: {energy: 0.25/kWh})")
         for named in (*self.prices, *self.power):
             if named not in DEVICE_TYPES and named != "energy":
-                raise ValueError(f"prices and power of known device types, not {named!r}")
+                raise ValueError(f"prices and power of known device types, not {named[:80]!r}")
         return self
 
     def devices(self) -> list[Device]:
@@ -214,3 +225,12 @@ def load_pool(path: str | Path | None) -> Pool:
         cores = float(len(os.sched_getaffinity(0)))
         return Pool(name="local", hosts=[Host(name="localhost", devices=[DeviceEntry(type="cpu", cores=cores)])])
     return validated(Pool, read_mapping(Path(path)), str(path))
+
+
+def is_pool(content: bytes) -> bool:
+    """Whether a file's content is a pool."""
+    try:
+        validated(Pool, parse_text(content.decode(), ""), "")
+    except (BadInput, UnicodeDecodeError):
+        return False
+    return True

@@ -77,6 +77,11 @@ def page(
     )
 
 
+def is_report(content: bytes) -> bool:
+    """Whether a file's content is such a page."""
+    return b"</title><style>" + _STYLE[:16].encode() in content[:10_000]
+
+
 def table(columns: list[str], rows: list[list[str]], figures: set[int]) -> str:
     """An HTML table; cells are HTML already, `figures` are the columns to align at the right."""
 

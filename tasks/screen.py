@@ -73,7 +73,7 @@ def interval(value: dict[str, float] | None, show: Any) -> str:
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> None:
     """Print a table; `right` are the columns of figures."""
-    grid = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    grid = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for number, column in enumerate(columns):
         grid.add_column(
             column,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from trainwright.estimator.named_file import read_named
 from trainwright.infra.process import dying_with_parent
 from trainwright.tasks.artefacts import Expectation, Validation
 from trainwright.tasks.errors import BadInput, TrainwrightError, from_document
@@ -53,12 +54,10 @@ def validate(
 
 def read_suite(file: str) -> list[dict[str, Any]]:
     """The expectations in a JSON file: a list of `{"type", "kwargs"}`, or a suite as Great Expectations saves it."""
-    path = Path(unquote(file.removeprefix("file://")))
+    content = read_named(unquote(file.removeprefix("file://")), "data.expectations")
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"data.expectations: got {file}; it can't be read: {error.strerror}") from error
-    except ValueError as error:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"data.expectations: got {file}; it is not JSON: {error}") from error
     entries = document.get("expectations") if isinstance(document, dict) else document
     if not isinstance(entries, list) or not entries:

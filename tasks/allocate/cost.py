@@ -24,18 +24,15 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any, NamedTuple
 
 from trainwright.estimator.curves import DeviceCurve, Interval
 from trainwright.estimator.devices import HOST_MEMORY_TYPES
+from trainwright.estimator.quantiles import NINETY, normal_quantile
 from trainwright.tasks.artefacts import DataSchema, Estimate, Prediction
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.job import Job
 from trainwright.tasks.pool import Device, Pool, seconds_left
-
-_NORMAL = NormalDist()
-_HIGH_END = 0.95  # where an interval's high end is
 
 
 class Triple(NamedTuple):
@@ -210,7 +207,7 @@ def upper(one: Triple, confidence: float) -> float:
 
 def deviations(confidence: float) -> float:
     """How many times as far from the median, on the logarithm's scale, as the 95 % point."""
-    return _NORMAL.inv_cdf(confidence) / _NORMAL.inv_cdf(_HIGH_END)
+    return normal_quantile(confidence) / NINETY
 
 
 def largest_batch(curve: DeviceCurve, most: int, kept_bytes: float = 0.0) -> int:

@@ -23,25 +23,26 @@ def infeasible(planner: Planner) -> Infeasible:
     if quickest is None:
         return _nothing_at_all(planner)
     details: dict[str, object] = {"confidence": objective.confidence}
-    words, binding = [], ""
+    words = []
     late = quickest.cost.upper_duration_s > limits.deadline_s
     cheapest = planner.least("upper_cost", Limits()) if limits.budget < math.inf else None
     dear = cheapest is not None and cheapest.cost.upper_cost > limits.budget
-    asked: tuple[Goal, Limits]
+    binding: str
+    goal: Goal
     if late:
-        binding, asked = "deadline", ("upper_time", Limits())
+        binding, goal, within = "deadline", "upper_time", Limits()
         nearest = rounded_up(quickest.cost.upper_duration_s)
         words.append(f"the deadline of {limits.deadline_s:g} s binds: the nearest that is feasible is {nearest:g} s")
         details |= {"nearest_deadline_s": nearest, "deadline_s": limits.deadline_s}
     if dear and cheapest is not None:
+        nearest_budget = rounded_up(cheapest.cost.upper_cost)
+        words.append(f"the budget of {limits.budget:g} binds: the nearest that is feasible is {nearest_budget:g}")
+        details |= {"nearest_budget": nearest_budget, "budget": limits.budget}
         if not late:
-            binding, asked = "budget", ("upper_cost", Limits())
-        nearest = rounded_up(cheapest.cost.upper_cost)
-        words.append(f"the budget of {limits.budget:g} binds: the nearest that is feasible is {nearest:g}")
-        details |= {"nearest_budget": nearest, "budget": limits.budget}
+            binding, goal, within, nearest = "budget", "upper_cost", Limits(), nearest_budget
     if not words:
-        binding, asked = "budget", ("upper_cost", Limits(deadline_s=limits.deadline_s))
-        in_time, affordable = planner.least(*asked), planner.least("upper_time", Limits(budget=limits.budget))
+        binding, goal, within = "budget", "upper_cost", Limits(deadline_s=limits.deadline_s)
+        in_time, affordable = planner.least(goal, within), planner.least("upper_time", Limits(budget=limits.budget))
         assert in_time is not None
         assert affordable is not None
         nearest, nearest_s = rounded_up(in_time.cost.upper_cost), rounded_up(affordable.cost.upper_duration_s)
@@ -50,12 +51,12 @@ def infeasible(planner: Planner) -> Infeasible:
             f"deadline of {nearest_s:g} s"
         )
         details |= {"nearest_budget": nearest, "nearest_deadline_s": nearest_s}
-    more = _one_more(planner, *asked)
+    more = _one_more(planner, goal, within, nearest)
     if more:
         details["one_more"] = more
         kind, value = min(more.items(), key=lambda pair: pair[1])
-        unit = " s" if asked[0] == "upper_time" else ""
-        words.append(f"with one more {kind} it would be {value:g}{unit}")
+        could = f"a deadline of {value:g} s" if goal == "upper_time" else f"a budget of {value:g}"
+        words.append(f"with one more {kind}, {could} would be feasible")
     shape = _shape(quickest)
     return Infeasible(
         f"no feasible plan: {'; '.join(words)} (at confidence {objective.confidence:g}; quickest: {shape})",
@@ -63,13 +64,13 @@ def infeasible(planner: Planner) -> Infeasible:
     )  # fmt: skip
 
 
-def _one_more(planner: Planner, goal: Goal, limits: Limits) -> dict[str, float]:
-    """The nearest feasible limit with one more device of each kind, on the host of the first of them."""
+def _one_more(planner: Planner, goal: Goal, limits: Limits, nearest: float) -> dict[str, float]:
+    """By kind, the nearest feasible limit with one more device of it, on the host of the first of them; where that is nearer."""
     found = {}
     for device in list({device.variant: device for device in reversed(planner.devices)}.values())[::-1][:_MOST_KINDS]:
         best = planner.with_one_more(device).least(goal, limits)
-        if best is not None:
-            found[next(iter(kinds_of([device])))] = rounded_up(best.value(goal))
+        if best is not None and (value := rounded_up(best.value(goal))) < nearest:
+            found[next(iter(kinds_of([device])))] = value
     return found
 
 

@@ -7,9 +7,10 @@ costs is in `cost`, where ranks sit in `layout`, the search in `search`, its alt
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -31,6 +32,7 @@ TRAINED_ACCUMULATION = 64
 """Most micro-batches in a step that a plan asks for; `tasks.train` takes as many as it says."""
 GOOD_ENOUGH = 0.9
 _FIRST_NODES = 60  # of a batch's short search
+_SHOWN = 200  # characters of a list of names
 
 
 def usable(pool: Pool, chosen: DeviceFilter) -> list[Device]:
@@ -44,23 +46,54 @@ def usable(pool: Pool, chosen: DeviceFilter) -> list[Device]:
     for field, names in (("types", chosen.types), ("hosts", chosen.hosts), ("ids", chosen.ids)):
         for name in names:
             if name not in known[field]:
-                raise BadInput(f"devices.{field}: got {name!r}; pool {pool.name} has {', '.join(sorted(known[field]))}")
+                raise BadInput(
+                    f"devices.{field}: got {name[:_SHOWN]!r}; pool {pool.name} has {_some(sorted(known[field]))}"
+                )
     for name in chosen.exclude:
         if not any(name in names for names in known.values()):
-            raise BadInput(f"devices.exclude: got {name!r}; pool {pool.name} has no such type, host or id")
-    left = [
-        device
-        for device in devices
-        if (not chosen.types or device.type in chosen.types)
-        and (not chosen.hosts or device.host in chosen.hosts)
-        and (not chosen.ids or device.id in chosen.ids)
-        and not {device.type, device.host, device.id} & set(chosen.exclude)
-    ]
+            raise BadInput(f"devices.exclude: got {name[:_SHOWN]!r}; pool {pool.name} has no such type, host or id")
+    fields = ("types", "hosts", "ids", "exclude")
+    restrictions = {field: set(getattr(chosen, field)) for field in fields if getattr(chosen, field)}
+    left = _left(devices, restrictions)
+    if not left:
+        raise BadInput(_what_leaves_none(pool.name, devices, restrictions))
     if len(left) < chosen.min_count:
         raise BadInput(
             f"devices.min_count: got {chosen.min_count}; pool {pool.name} has {len(left)} device(s) that the job may use"
         )
     return left
+
+
+def _left(devices: Sequence[Device], restrictions: Mapping[str, set[str]]) -> list[Device]:
+    """The devices that each restriction names, or, of `exclude`, does not."""
+
+    def allowed(device: Device, field: str, names: set[str]) -> bool:
+        if field == "exclude":
+            return not names & {device.type, device.host, device.id}
+        return {"types": device.type, "hosts": device.host, "ids": device.id}[field] in names
+
+    return [one for one in devices if all(allowed(one, field, names) for field, names in restrictions.items())]
+
+
+def _what_leaves_none(pool: str, devices: Sequence[Device], restrictions: Mapping[str, set[str]]) -> str:
+    """The fewest restrictions that leave no device, in one line."""
+    blamed = next(
+        fields
+        for count in range(1, len(restrictions) + 1)
+        for fields in itertools.combinations(restrictions, count)
+        if not _left(devices, {field: restrictions[field] for field in fields})
+    )
+    if len(blamed) == 1:
+        named, got = f"devices.{blamed[0]}", _some(sorted(restrictions[blamed[0]]))
+    else:
+        named = "devices"
+        got = ", ".join(f"{field} [{_some(sorted(restrictions[field]))}]" for field in blamed)
+    return f"{named}: got {got}; with that pool {pool} has 0 device(s) that the job may use, of {len(devices)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    text = ", ".join(names)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 def make_plan(

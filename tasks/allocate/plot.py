@@ -8,16 +8,26 @@ from pathlib import Path
 
 from trainwright.tasks.artefacts import FrontPoint, Plan
 from trainwright.tasks.errors import BadInput
+from trainwright.tasks.output import check_output
 from trainwright.tasks.screen import amount, seconds
 
+_MARK = "time against energy and cost, by trainwright plan"
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 420, 300, 70, 34, 44
 _INK, _SOFT, _CHOSEN, _KEPT, _MISSED = "#1d2733", "#c9d1d9", "#d1495b", "#1f77b4", "#8d99ae"
 
 
-def write_front(plan: Plan, path: Path) -> None:
-    """Draw a plan's front into an .svg or .html file. Raises BadInput for another suffix, or where it can't be written."""
+def check_plot(path: Path) -> None:
+    """Look at where a plot is to be written. Raises BadInput for another suffix, no folder, or a file that is no plot of ours."""
     if path.suffix not in (".svg", ".html"):
         raise BadInput(f"--plot: got {path}; allowed: a file that ends in .svg or .html")
+    if not path.parent.is_dir():
+        raise BadInput(f"--plot: {path} can't be written (there is no folder {path.parent})")
+    check_output(path, "--plot", "plot of a plan", lambda content: _MARK.encode() in content)
+
+
+def write_front(plan: Plan, path: Path) -> None:
+    """Draw a plan's front into an .svg or .html file. Raises BadInput as `check_plot` does, or where it can't be written."""
+    check_plot(path)
     drawing = front_svg(plan.front)
     if path.suffix == ".html":
         drawing = (
@@ -50,7 +60,7 @@ def front_svg(points: Sequence[FrontPoint]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'font-family="system-ui, sans-serif" font-size="11" fill="{_INK}">'
-        f'<rect width="{width}" height="{height}" fill="white"/>{"".join(parts)}</svg>\n'
+        f'<desc>{_MARK}</desc><rect width="{width}" height="{height}" fill="white"/>{"".join(parts)}</svg>\n'
     )
 
 

@@ -21,12 +21,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from trainwright.tasks.allocate.configuration import EXACT, Configuration, Goal, Limits, Space
+from trainwright.tasks.allocate.configuration import EXACT, Configuration, Found, Goal, Limits, Space
 from trainwright.tasks.allocate.cost import CostModel
-from trainwright.tasks.allocate.front import kinds_of
 from trainwright.tasks.allocate.infeasible import infeasible
 from trainwright.tasks.allocate.layout import Layout, machine_of
-from trainwright.tasks.allocate.planner import TRAINED_ACCUMULATION, Planner, planned, usable
+from trainwright.tasks.allocate.planner import TRAINED_ACCUMULATION, Planner, make_plan, planned, usable
 from trainwright.tasks.allocate.strategies import best
 from trainwright.tasks.artefacts import DataSchema, Estimate, JointPlan, ScheduledJob
 from trainwright.tasks.errors import BadInput, Infeasible
@@ -80,18 +79,8 @@ def make_joint_plan(pending: Sequence[Pending], *, now: datetime | None = None) 
     before all have run (`binding`: availability; bounded where not all choices were tried).
     """
     started = time.perf_counter()
-    names = [one.job.name for one in pending]
-    if len(pending) > MOST_JOBS:
-        raise BadInput(f"jobs: got {len(pending)}; allowed: at most {MOST_JOBS} together (every order is tried)")
-    if len(set(names)) < len(names):
-        raise BadInput(f"jobs: got {', '.join(names)}; allowed: a name for each")
-    for one in pending:
-        named = {device.id for device in one.pool.devices()} & {*one.job.devices.ids, *one.job.devices.exclude}
-        if named:
-            raise BadInput(
-                f"devices: got {sorted(named)[0]!r} in {one.job.name}; allowed for jobs together: types and hosts, no ids"
-            )
-    every = [choices(one, now) for one in pending]
+    check([one.job for one in pending], pending[0].pool)
+    every = [_options(one, now) for one in pending]
     exact = all(complete for _, complete in every)
     room = Counter(_group(device, pending[0].pool) for device in pending[0].pool.devices())
     deadlines = [one.job.objective.deadline or math.inf for one in pending]
@@ -103,7 +92,9 @@ def make_joint_plan(pending: Sequence[Pending], *, now: datetime | None = None) 
             found, complete = least_energy([options for options, _ in every], limits, room)
             exact = exact and complete
             if found is not None:
-                return _document(pending, found, slipping, exact, time.perf_counter() - started)
+                took_s = time.perf_counter() - started
+                late = {pending[one].job.name: why for one in slipping if (why := _late_alone(pending[one], now))}
+                return _document(pending, found, slipping, late, exact, took_s)
     # The last attempt had no deadlines, so that every job could wait for the others: only the hosts' windows end that.
     tried = complete and all(whole for _, whole in every)
     raise Infeasible(
@@ -113,6 +104,41 @@ def make_joint_plan(pending: Sequence[Pending], *, now: datetime | None = None) 
     )  # fmt: skip
 
 
+def check(jobs: Sequence[Job], pool: Pool) -> None:
+    """What can be told before anything is traced or predicted. Raises BadInput."""
+    names = [job.name for job in jobs]
+    if len(jobs) > MOST_JOBS:
+        raise BadInput(f"jobs: got {len(jobs)}; allowed: at most {MOST_JOBS} together (every order is tried)")
+    if len(set(names)) < len(names):
+        raise BadInput(f"jobs: got {', '.join(names)}; allowed: a name for each")
+    ids = {device.id for device in pool.devices()}
+    for job in jobs:
+        named = ids & {*job.devices.ids, *job.devices.exclude}
+        if named:
+            raise BadInput(
+                f"devices: got {sorted(named)[0]!r} in {job.name}; allowed for jobs together: types and hosts, no ids"
+            )
+
+
+def _options(pending: Pending, now: datetime | None) -> tuple[list[Choice], bool]:
+    """A job's choices. Raises Infeasible, naming the job, where it can't run even with all devices and all the time."""
+    try:
+        return choices(pending, now)
+    except Infeasible as error:
+        raise Infeasible(
+            f"job {pending.job.name}, even alone: {error}", **error.details, job=pending.job.name
+        ) from None
+
+
+def _late_alone(pending: Pending, now: datetime | None) -> str | None:
+    """Why a job misses its deadline even where it has all devices to itself; None where it would not."""
+    try:
+        make_plan(pending.job, pending.pool, pending.estimate, pending.data, now=now)
+    except Infeasible as error:
+        return str(error)
+    return None
+
+
 def _group(device: Device, pool: Pool) -> object:
     """What devices share that one can take the place of another."""
     window = next(host.available for host in pool.hosts if host.name == device.host)
@@ -120,21 +146,21 @@ def _group(device: Device, pool: Pool) -> object:
 
 
 def choices(pending: Pending, now: datetime | None) -> tuple[list[Choice], bool]:
-    """A job's configurations worth a look, least energy first, and whether that is all of them."""
+    """A job's configurations worth a look, least energy first, and whether that is all of them.
+
+    They have the global batch of the job's own plan: with its deadline where one meets that, else without.
+    """
     job = pending.job
-    limited = job.model_copy(
-        update={"objective": job.objective.model_copy(update={"minimize": "energy", "deadline": None})}
-    )
-    model = CostModel(limited, pending.pool, pending.estimate, pending.data, now)
-    planner = Planner(limited, model, usable(pending.pool, job.devices))
+    frugal = job.model_copy(update={"objective": job.objective.model_copy(update={"minimize": "energy"})})
+    model = CostModel(frugal, pending.pool, pending.estimate, pending.data, now)
+    planner = Planner(frugal, model, usable(pending.pool, job.devices))
     # One machine's devices are no other's here: another job may hold some of them.
     planner.layout = Layout(model, planner.devices, apart=True)
-    chosen, _ = planner.choose("energy", planner.limits)
-    if chosen is None:
-        planner.most_accumulation = TRAINED_ACCUMULATION
-        chosen, _ = planner.choose("energy", planner.limits)
+    endless = Limits(budget=planner.limits.budget)
+    chosen = _best(planner, planner.limits) or _best(planner, endless)
     if chosen is None or chosen.best is None:
         raise infeasible(planner)
+    planner.limits = endless  # it may have to slip
     request = planner.request(chosen.best.batch, "energy", planner.limits)
     rooms = [group.count for group in planner.layout.groups]
     complete = math.prod(room + 1 for room in rooms) <= _MOST_CONFIGURATIONS
@@ -156,6 +182,17 @@ def choices(pending: Pending, now: datetime | None) -> tuple[list[Choice], bool]
         if not any(_beats(other, choice) for other in worth):
             worth.append(choice)
     return worth, complete
+
+
+def _best(planner: Planner, limits: Limits) -> Found | None:
+    """The plan of least energy within limits, accumulating where there is none without; the planner keeps how."""
+    planner.limits = limits
+    for most in (1, TRAINED_ACCUMULATION):
+        planner.most_accumulation = most
+        chosen, _ = planner.choose("energy", limits)
+        if chosen is not None:
+            return chosen
+    return None
 
 
 def _between(planner: Planner, frugal: Configuration) -> list[Configuration]:
@@ -259,8 +296,9 @@ def _earliest(choice: Choice, placed: Sequence[Scheduled], room: Mapping[object,
 
 
 def _document(
-    pending: Sequence[Pending], found: Sequence[Scheduled], slipping: Sequence[int], exact: bool, seconds: float
-) -> JointPlan:
+    pending: Sequence[Pending], found: Sequence[Scheduled], slipping: Sequence[int], late: dict[str, str], exact: bool,
+    seconds: float,
+) -> JointPlan:  # fmt: skip
     """The plan with devices by name: those free in each group, in the order of the pool."""
     jobs: list[tuple[float, int, ScheduledJob]] = []
     taken: list[tuple[float, float, str]] = []
@@ -288,11 +326,7 @@ def _document(
         jobs=[document for _, _, document in jobs],
         energy_j=math.fsum(one.choice.energy_j for one in found),
         slips=[pending[number].job.name for number in slipping],
+        late_alone=late,
         search="exact" if exact else "bounded",
         solve_time_s=seconds,
     )
-
-
-def shape(job: ScheduledJob) -> str:
-    """A job's devices as a person reads them."""
-    return ", ".join(f"{count} x {kind}" for kind, count in kinds_of(job.devices).items())

@@ -9,6 +9,7 @@ import typer
 
 from trainwright.estimator.errors import BadInput
 from trainwright.estimator.machine import MOST_DRIFT
+from trainwright.estimator.named_file import read_named
 from trainwright.tasks.commands.options import Debug, Json, print_json, print_model
 
 
@@ -49,16 +50,11 @@ def _structure(
     """What `extract` finds, or a structure.json, with which no option may disagree."""
     from trainwright.estimator.structure import Structure
     from trainwright.tasks import alone
-    from trainwright.tasks.documents import parse_text, validated
+    from trainwright.tasks.documents import parse_text, parsed, validated
     from trainwright.tasks.job import ModelSpec, Optimizer
 
     if model.endswith(".json"):
-        from pydantic import ValidationError
-
-        try:
-            known = Structure.model_validate_json(Path(model).read_bytes())
-        except (OSError, ValidationError, ValueError) as error:
-            raise BadInput(f"{model}: not a structure.json ({type(error).__name__})") from None
+        known = parsed(Structure, read_named(model), model)
         if config:
             raise BadInput(
                 f"--config: got {config[0]!r}; {model} is a structure already: leave it out, or name the source"
@@ -110,10 +106,13 @@ def calibrate(
 
     One that was cut short goes on when it is started again.
     """
+    from trainwright.estimator.calibration import is_calibration
     from trainwright.tasks import progress, screen
     from trainwright.tasks.calibrate import calibrate as measure
     from trainwright.tasks.calibrate import renew_link
+    from trainwright.tasks.output import check_output
 
+    check_output(out, "--out", "calibration", is_calibration)
     with screen.Countdown(f"measuring {device}") as bar:
         progress.listen(bar)
         result = measure(out, budget_s=budget, device=device, threads=threads, probes=probes, most_drift=most_drift)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,9 +10,7 @@ import typer
 from trainwright.tasks.commands.options import Debug, JobFile, Json, PoolFile, print_json, print_model
 
 if TYPE_CHECKING:
-    from trainwright.tasks.artefacts import Alternative, JointPlan
-
-_ALTERNATIVES_SHOWN = 6
+    from trainwright.tasks.artefacts import JointPlan
 
 
 def validate(job: JobFile, pool: PoolFile = None, as_json: Json = False, debug: Debug = False) -> None:
@@ -66,14 +63,16 @@ def plan(
 ) -> None:
     """Say which devices a job would get, with what shares, and what that would take. Takes nothing."""
     from trainwright.tasks import alone, screen
-    from trainwright.tasks.allocate.plot import write_front
+    from trainwright.tasks.allocate.plot import check_plot, write_front
     from trainwright.tasks.calibrate import given
     from trainwright.tasks.errors import BadInput, Infeasible
     from trainwright.tasks.job import load_job
+    from trainwright.tasks.plan_screen import show_joint, show_plan
 
-    if plot is not None and (len(jobs) > 1 or plot.suffix not in (".svg", ".html")):
-        allowed = "one job with --plot" if len(jobs) > 1 else "a file that ends in .svg or .html"
-        raise BadInput(f"--plot: got {plot}; allowed: {allowed}")
+    if plot is not None:
+        if len(jobs) > 1:
+            raise BadInput(f"--plot: got {plot}; allowed: one job with --plot")
+        check_plot(plot)
     measured = [given(file) for file in calibration or []]
     if len(jobs) > 1:
         with screen.working("tracing the models, predicting, planning"):
@@ -81,11 +80,11 @@ def plan(
         if as_json and joint.feasible:
             print_model(joint)
         elif not as_json:
-            _show_joint(joint)
+            show_joint(joint)
         if joint.slips:
             raise Infeasible(
-                f"no feasible plan: {', '.join(joint.slips)} can not meet the deadline together with the others",
-                binding="deadline", slips=joint.slips, plan=joint.model_dump(mode="json"),
+                _why_late(joint), binding="deadline", slips=joint.slips, late_alone=joint.late_alone,
+                plan=joint.model_dump(mode="json"),
             )  # fmt: skip
         return
     with screen.working("tracing the model, predicting, planning"):
@@ -95,85 +94,15 @@ def plan(
     if as_json:
         print_model(result)
         return
-    rows = [
-        (
-            device.id,
-            str(device.batch_size),
-            screen.interval(device.step_time_s.model_dump(), screen.seconds),
-            screen.size(device.peak_memory_bytes),
-            device.mode or "-",
-        )
-        for device in result.devices
-    ]
-    screen.table(
-        f"devices, global batch {result.global_batch_size}",
-        ("device", "batch", "own step time (90 % interval)", "memory", "predicted by"),
-        rows,
-        right=(1, 2, 3),
-    )
-    predicted = result.predicted.model_dump() if result.predicted else {}
-    facts = [
-        ("step time", screen.interval(predicted.get("step_time_s"), screen.seconds)),
-        ("duration", screen.interval(predicted.get("duration_s"), screen.seconds)),
-        ("energy", screen.interval(predicted.get("energy_j"), lambda value: screen.amount(value, "J"))),
-        ("cost", screen.interval(predicted.get("cost"), lambda value: f"{value:.4g}")),
-        ("deadline", screen.seconds(result.deadline_s)),
-    ]
-    screen.facts(f"predicted, least {result.objective}: median (90 % interval)", facts)
-    _show_alternatives(result.alternatives, result.global_batch_size)
-    points = [
-        ("*" if one.chosen else "" if one.feasible else "misses a limit", _shape(one.devices), screen.seconds(one.time),
-         screen.amount(one.energy, "J"), "-" if one.cost is None else f"{one.cost:.4g}")
-        for one in result.front
-    ]  # fmt: skip
-    if len(points) > 1:
-        screen.table(
-            "time against energy and cost (* the plan)",
-            ("", "devices", "duration", "energy", "cost"),
-            points,
-            right=(2, 3, 4),
-        )
-    found = (
-        "nothing is better" if result.search == "exact" else f"nothing is better by more than {100 * result.gap:.2g} %"
-    )
-    screen.facts("search", [("", f"{found}; {result.solve_time_s:.2f} s"), ("global batch", result.batch_rule or "")])
+    show_plan(result)
 
 
-def _show_alternatives(alternatives: Sequence[Alternative], batch: int) -> None:
-    from trainwright.tasks import screen
-
-    rows = [
-        (_shape(one.devices) + (f", batch {one.global_batch_size}" if one.global_batch_size != batch else ""),
-         screen.seconds(one.predicted.duration_s.median),
-         screen.amount(one.predicted.energy_j.median if one.predicted.energy_j else None, "J"),
-         f"{one.predicted.cost.median:.4g}" if one.predicted.cost else "-", one.reason)
-        for one in alternatives[:_ALTERNATIVES_SHOWN] if one.predicted is not None
-    ]  # fmt: skip
-    if not rows:
-        return
-    more = len(alternatives) - len(rows)
-    title = "alternatives" + (f" ({more} more with --json)" if more else "")
-    screen.table(title, ("devices", "duration", "energy", "cost", "why not"), rows, right=(1, 2, 3))
-
-
-def _shape(devices: dict[str, int]) -> str:
-    return ", ".join(f"{count} x {kind}" for kind, count in devices.items())
-
-
-def _show_joint(joint: JointPlan) -> None:
-    from trainwright.tasks import screen
-    from trainwright.tasks.allocate.several import shape
-
-    rows = [
-        (one.job, shape(one), str(one.global_batch_size), screen.seconds(one.starts_s), screen.seconds(one.ends_s),
-         screen.seconds(one.deadline_s) + (" SLIPS" if one.slips else ""),
-         screen.amount(one.predicted.energy_j.median if one.predicted.energy_j else None, "J"))
-        for one in joint.jobs
-    ]  # fmt: skip
-    screen.table(
-        f"{len(joint.jobs)} jobs, {screen.amount(joint.energy_j, 'J')} together ({joint.search})",
-        ("job", "devices", "batch", "starts", "ends by", "deadline", "energy"), rows, right=(2, 3, 4, 5, 6),
-    )  # fmt: skip
+def _why_late(joint: JointPlan) -> str:
+    together = [name for name in joint.slips if name not in joint.late_alone]
+    alone = [f"job {name}, even alone: {why}" for name, why in joint.late_alone.items()]
+    if together:
+        alone.append(f"no feasible plan: {', '.join(together)} can not meet the deadline together with the others")
+    return "; ".join(alone)
 
 
 def pool(
@@ -233,8 +162,12 @@ def _probe(hosts: list[str], out: Path | None, as_json: bool) -> None:
 
     from trainwright.tasks import screen
     from trainwright.tasks.errors import BadInput
+    from trainwright.tasks.output import check_output
+    from trainwright.tasks.pool import is_pool
     from trainwright.tasks.probe import probe
 
+    if out is not None:
+        check_output(out, "--out", "pool file", is_pool)
     found = probe(hosts)
     document = {
         "name": found.name,

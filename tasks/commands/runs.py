@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from trainwright.estimator.errors import BadInput, TrainwrightError
+from trainwright.estimator.named_file import read_named
 from trainwright.tasks.commands.options import Debug, JobFile, Json, New, PoolFile, Store, print_json, print_model
 
 
@@ -52,6 +53,7 @@ def _in_process(
     from trainwright.tasks import progress, screen, step, steps
     from trainwright.tasks.allocate.ledger import Holder
     from trainwright.tasks.artefacts import Plan
+    from trainwright.tasks.documents import parsed
     from trainwright.tasks.job import load_job
     from trainwright.tasks.launch_dag import ensure_store, holder_name
     from trainwright.tasks.settings import settings
@@ -61,10 +63,7 @@ def _in_process(
     chosen = load_job(job, pool)
     given = None
     if plan_file is not None:
-        try:
-            given = Plan.model_validate_json(plan_file.read_bytes())
-        except (OSError, ValueError) as error:
-            raise BadInput(f"--plan: {plan_file} is not a plan.json ({type(error).__name__})") from None
+        given = parsed(Plan, read_named(plan_file, "--plan"), f"--plan: {plan_file}")
     ensure_store(store or settings().store)
     with screen.Watch() as watch:
         progress.listen(watch)
@@ -231,6 +230,10 @@ def show(
 
     chosen = resolve(run_id, store)
     if report is not None:
+        from trainwright.tasks.output import check_output
+        from trainwright.tasks.report import is_report
+
+        check_output(report, "--report", "run's report", is_report)
         try:
             chosen.objects.get_file("report/report.html", report)
         except FileNotFoundError:

@@ -8,7 +8,8 @@
 | GET /pool?name=… | read | as `pool --json` |
 | GET /devices | read | the device types that are known |
 
-Errors are `{"error": {"kind", "message"}}`: 401 nobody, 403 not allowed, 408 too slow, 413 too large,
+A query's unknown fields are refused, as a body's are. Errors are `{"error": {"kind", "message"}}`: 401 nobody,
+403 not allowed, 408 too slow, 413 too large,
 422 bad input, 429 too much at once, 503 a needed service does not answer, 500 ours.
 """
 
@@ -21,11 +22,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Query, Request, Response
+from fastapi.dependencies.utils import get_flat_dependant
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.structure import Structure
+from trainwright.tasks.documents import told
 from trainwright.tasks.errors import BadInput, Infeasible, TrainwrightError
 from trainwright.tasks.service import schema
 from trainwright.tasks.service.answers import error_document
@@ -68,7 +71,19 @@ def create_app(service: Service, client_of: Callable[..., Any], *, start: bool =
         summary="Plans, estimates and structures of models on devices.",
         responses={status: {"model": ErrorAnswer} for status in (401, 403, 422)},
     )  # fmt: skip
-    AnyClient = Annotated[Client, Depends(client_of)]
+
+    async def asking(request: Request, client: Annotated[Client, Depends(client_of)]) -> Client:
+        """Who asks; what is asked has only fields that the route knows. Raises BadInput."""
+        known = [one.alias for one in get_flat_dependant(request.scope["route"].dependant).query_params]
+        for name in request.query_params:
+            if name not in known:
+                allowed = ", ".join(known) or "no field"
+                raise BadInput(f"{name[:80]!r}: unknown field of the query; allowed: {allowed}")
+            if len(request.query_params.getlist(name)) > 1:
+                raise BadInput(f"{name}: given more than once; allowed: one value")
+        return client
+
+    AnyClient = Annotated[Client, Depends(asking)]
     checked = [Depends(check_origin)]
 
     async def received(request: Request) -> bytes:
@@ -166,9 +181,8 @@ async def _http(_: Request, error: Exception) -> Response:
 
 async def _invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(map(str, first["loc"][1:]))
-    return _json(error_document(BadInput(f"{where}: {first['msg']}")), 422)
+    problems = [{**one, "loc": one["loc"][1:]} for one in error.errors()]  # without where it was: query, path
+    return _json(error_document(BadInput(told(problems))), 422)
 
 
 async def _unexpected(_: Request, error: Exception) -> Response:

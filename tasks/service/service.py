@@ -16,10 +16,11 @@ from trainwright.estimator import source as model_source
 from trainwright.estimator.source import BatchSpec
 from trainwright.estimator.structure import Structure
 from trainwright.tasks import alone
+from trainwright.tasks.allocate.planner import usable
 from trainwright.tasks.artefacts import DataSchema
 from trainwright.tasks.documents import validated
 from trainwright.tasks.errors import BadInput, TrainwrightError, from_document
-from trainwright.tasks.job import DataSpec, Optimizer
+from trainwright.tasks.job import DataSpec, DeviceFilter, Optimizer
 from trainwright.tasks.pool import Pool
 from trainwright.tasks.service import limits
 from trainwright.tasks.service.auth import Client
@@ -134,7 +135,7 @@ class Service:
                 answer = await self._structure(request.model, what, batch_spec(schema), slot=False)
                 structure = Structure.model_validate_json(answer)
             assert structure is not None
-            return await self._computed(
+            made = await self._computed(
                 {
                     "call": "plan", "job": request.job(), "pool": pool.model_dump(mode="json") if request.pool else None,
                     "schema": schema.model_dump(mode="json"), "structure": structure.model_dump(mode="json"),
@@ -143,6 +144,7 @@ class Service:
                 },
                 PLAN_LIFETIME_S,
             )  # fmt: skip
+            return await asyncio.to_thread(_with_held, made, pool, request.devices)
 
         answer = await self._work.do(raw, work)
         if (
@@ -226,6 +228,13 @@ def _raised(answer: bytes) -> bytes:
         except (ValueError, LookupError, TypeError):
             raise BadInput("model: it wrote an answer of its own that can't be read") from None
     return answer
+
+
+def _with_held(plan: bytes, pool: Pool, chosen: DeviceFilter) -> bytes:
+    """The plan with who holds the devices that the job may use."""
+    held = alone.held_devices(usable(pool, chosen))
+    document = json.loads(plan) | {"held": None if held is None else [one.model_dump(mode="json") for one in held]}
+    return json.dumps(document).encode()
 
 
 def _text(name: str, data: bytes) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from trainwright.estimator.curves import Interval
 from trainwright.estimator.energy import datasheet_power
+from trainwright.estimator.quantiles import quantile
 from trainwright.tasks.artefacts import Checkpoint, DeviceResult, Measured, PlannedDevice, Result, SplitEvent
 from trainwright.tasks.job import Target
 from trainwright.tasks.objects import ObjectStore
@@ -94,8 +95,7 @@ def percentiles(values: Sequence[float]) -> Interval | None:
     """Median, 5th and 95th percentile; None of nothing."""
     if not values:
         return None
-    ordered = sorted(values)
-    low, median, high = (ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.05, 0.5, 0.95))
+    low, median, high = (quantile(values, share) for share in (0.05, 0.5, 0.95))
     return Interval(low=low, median=median, high=high)
 
 

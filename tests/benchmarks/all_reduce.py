@@ -27,6 +27,7 @@ from typing import Any
 from trainwright.estimator.communication import HOROVOD_CYCLE_S, Link, all_reduce, fit_link
 from trainwright.estimator.curves import Interval
 from trainwright.estimator.measure_link import measure_samples
+from trainwright.estimator.quantiles import quantile
 
 SIZES_BYTES = [3 << power for power in range(9, 24)]  # 1.5 KiB to 24 MiB
 WARM_UP, SWEEPS = 3, 5
@@ -124,10 +125,6 @@ def predicted(link: Link, backend: str, size: int, count: int) -> Interval:
     time = all_reduce(link, size, count)
     cycle = HOROVOD_CYCLE_S if backend == "horovod" else 0.0
     return Interval(median=max(time.median, cycle), low=max(time.low, cycle), high=max(time.high, cycle) + cycle)
-
-
-def quantile(values: list[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 def main(rounds: int, counts: list[int]) -> None:

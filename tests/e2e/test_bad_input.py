@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -169,7 +170,12 @@ def test_a_wrong_model(home: Path, tmp_path: Path, source: str, says: str) -> No
         ({}, {"devices": {"min_count": 3}}, 2, "devices.min_count: got 3; pool p has 1 device(s)"),
         ({}, {"devices": {"min_count": 3, "max_count": 2}}, 2, "max_count of at least min_count (3), not 2"),
         ({}, {"devices": {"types": ["nvidia-t4"]}}, 2, "devices.types: got 'nvidia-t4'; pool p has emulated"),
-        ({}, {"devices": {"exclude": ["emulated"]}}, 2, "pool p has 0 device(s)"),
+        (
+            {},
+            {"devices": {"exclude": ["emulated"]}},
+            2,
+            "devices.exclude: got emulated; with that pool p has 0 device(s)",
+        ),
         ({}, {"objective": {"minimize": "cost"}}, 2, "pool p names no prices"),
         ({}, {"objective": {"minimize": "time", "budget": -1}}, 2, "objective.budget: got -1"),
         ({}, {"objective": {"minimize": "time", "deadline": "0s"}}, 2, "objective.deadline: got"),
@@ -189,7 +195,12 @@ def test_a_wrong_model(home: Path, tmp_path: Path, source: str, says: str) -> No
             "hosts of different names",
         ),
         ({}, {"devices": {"ids": ["h/emulated-0"] * 2}}, 2, "ids with each name once, not 'h/emulated-0' twice"),
-        ({}, {"devices": {"ids": ["h/emulated-0"], "exclude": ["h"]}}, 2, "pool p has 0 device(s)"),
+        (
+            {},
+            {"devices": {"ids": ["h/emulated-0"], "exclude": ["h"]}},
+            2,
+            "devices.exclude: got h; with that pool p has 0",
+        ),
         ({}, {"objective": {"minimize": "time", "deadline": float("nan")}}, 2, "objective.deadline: got"),
         ({}, {"objective": {"minimize": "time", "budget": float("inf")}}, 2, "objective.budget: got"),
         ({}, {"train": {"noise_scale": 1e-320}}, 2, "train.noise_scale: got 1e-320"),
@@ -329,3 +340,103 @@ def test_help_names_the_commands_and_loads_nothing_heavy(home: Path) -> None:
     code = "import sys, trainwright.tasks.cli; print([m for m in sys.argv[1].split() if m in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code, heavy], capture_output=True, text=True, check=True)
     assert loaded.stdout.strip() == "[]"
+
+
+def huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(10 * 2**30)  # a hole: takes no room
+
+
+KINDS_OF_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "device": (lambda path: path.symlink_to("/dev/zero"), "is a device; allowed: a regular file"),
+    "pipe": (os.mkfifo, "is a pipe; allowed: a regular file"),
+    "folder": (Path.mkdir, "is a folder; allowed: a regular file"),
+    "huge": (huge, "the most allowed"),
+    "without a size": (lambda path: path.symlink_to("/proc/self/pagemap"), ""),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_FILES)
+@pytest.mark.parametrize("named", ["job", "pool", "calibration", "structure", "plan"])
+def test_a_named_file_that_never_ends_or_is_no_file_is_refused_at_once(
+    home: Path, tmp_path: Path, kind: str, named: str
+) -> None:
+    make, says = KINDS_OF_FILES[kind]
+    path = tmp_path / "given.json"
+    make(path)
+    given = str(path)
+    command = {
+        "job": ["plan", given],
+        "pool": ["plan", write(tmp_path), "--pool", given],
+        "calibration": ["plan", write(tmp_path), "--calibration", given],
+        "structure": ["estimate", given, "--batch-size", "8", "--device-type", "cpu"],
+        "plan": ["train", write(tmp_path), "--plan", given],
+    }[named]
+    limited = ["prlimit", f"--as={4 * 2**30}", *TRAINWRIGHT, *command, "--json"]
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False)
+    one_line(done, 2, says)
+    assert "given.json" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "name"),
+    [
+        (["calibrate", "--probes", "--budget", "1"], "--out", "narrow.py"),
+        (["calibrate", "--probes", "--budget", "1"], "--out", "link"),
+        (["plan", "job.yaml"], "--plot", "drawing.svg"),
+        (["pool", "probe"], "--out", "narrow.py"),
+        (["pool", "probe"], "--out", "job.yaml"),
+    ],
+)
+def test_a_file_of_another_kind_is_not_written_over(
+    home: Path, tmp_path: Path, command: list[str], option: str, name: str
+) -> None:
+    write(tmp_path)
+    (tmp_path / "drawing.svg").write_text("<svg/>")
+    (tmp_path / "link").symlink_to("/dev/null")
+    before = (tmp_path / name).read_bytes()
+    arguments = [str(tmp_path / one) if one == "job.yaml" else one for one in command]
+    done = run(*arguments, option, str(tmp_path / name), "--json")
+    one_line(done, 2, f"{option}: {tmp_path / name}")
+    assert (tmp_path / name).read_bytes() == before
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_jobs_of_one_name_and_too_many_are_told_before_anything_is_read(home: Path, tmp_path: Path) -> None:
+    job = write(tmp_path, data={"uri": "nowhere.csv"})
+    one_line(run("plan", job, job, "--json"), 2, "jobs: got bad, bad; allowed: a name for each")
+    one_line(run("plan", *[job] * 7, "--json"), 2, "jobs: got 7; allowed: at most 6")
+
+
+def test_a_structure_without_operations_is_refused(home: Path, tmp_path: Path) -> None:
+    write(tmp_path)
+    extracted = run("extract", str(tmp_path / "narrow.py"), "--json")
+    if extracted.returncode:  # without example_batch a model alone says nothing of its data
+        (tmp_path / "narrow.py").write_text(
+            MODELS["narrow.py"] + "\n\ndef example_batch(n):\n    import torch\n"
+            "    return torch.rand(n, 64), torch.zeros(n).long()\n"
+        )
+        extracted = run("extract", str(tmp_path / "narrow.py"), "--json")
+    path = tmp_path / "structure.json"
+    path.write_text(json.dumps(json.loads(extracted.stdout) | {"trace": [], "operations": {}}))
+    for device_type in ("cpu", "nvidia-t4", "emulated"):
+        given = ["--batch-size", "8", "--device-type", device_type]
+        one_line(run("estimate", str(path), *given, "--json"), 2, "structure: its trace is empty")
+
+
+def test_of_two_jobs_one_that_is_late_alone_is_not_said_to_compete(home: Path, tmp_path: Path) -> None:
+    pool = tmp_path / "pool.yaml"
+    pool.write_text("name: p\nhosts: [{name: h, address: 10.0.0.1, devices: [{type: nvidia-t4}]}]\n")
+    (tmp_path / "linear.py").write_text(
+        "from torch.nn import *\n\n\ndef build_model():\n    return Sequential(Flatten(), Linear(64, 10))\n"
+    )
+    jobs = []
+    for name, deadline in (("easy", "1h"), ("hurried", "1ms")):
+        write(tmp_path, name=name, model={"source": "linear.py"}, objective={"minimize": "time", "deadline": deadline})
+        jobs.append(str((tmp_path / "job.yaml").rename(tmp_path / f"{name}.yaml")))
+    done = run("plan", *jobs, "--pool", str(pool), "--json")
+    one_line(done, 3, "job hurried, even alone: no feasible plan: the deadline of 0.001 s binds")
+    assert "with the others" not in done.stderr
+    error = json.loads(done.stdout)["error"]
+    assert list(error["late_alone"]) == error["slips"] == ["hurried"]
+    assert [one["job"] for one in error["plan"]["jobs"] if not one["slips"]] == ["easy"]

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from finished_run import begin_run, finished_training, local_path, write_metrics, write_outcome
 
+from trainwright.estimator.curves import Affine
 from trainwright.tasks import analyze as step
 from trainwright.tasks.analyze import analyze, device_use, history, predicted_and_measured
 from trainwright.tasks.artefacts import Estimate, Plan, Report, Result
@@ -116,6 +117,26 @@ def test_predicted_stands_beside_measured_with_error_and_whether_the_interval_he
     assert "cost" not in rows
     assert rows["memory of here/cpu-0"]["inside"] is True
     assert rows["own step time of here/cpu-1"]["predicted"] == pytest.approx(0.016)
+
+
+def test_the_memory_of_a_step_in_micro_batches_is_compared_with_one_of_them_and_the_kept_sum(store: str) -> None:
+    run = finished_training(store)
+    result, estimate, plan = run.read(Result), run.read(Estimate), run.read(Plan)
+    curves = [
+        one.model_copy(update={"peak_memory_bytes": Affine(fixed=0.0, per_sample=1e5)}) for one in estimate.curves
+    ]
+    estimate = estimate.model_copy(update={"curves": curves})
+    whole, pieces = (
+        {
+            row["quantity"]: row
+            for row in predicted_and_measured(result, estimate, plan.model_copy(update={"accumulation": count}))
+        }
+        for count in (1, 4)
+    )
+    for device in result.devices:
+        name = f"memory of {device.id}"
+        assert whole[name]["predicted"] == pytest.approx(1e5 * device.batch_size)
+        assert pieces[name]["predicted"] == pytest.approx(1e5 * device.batch_size / 4 + estimate.gradient_bytes)
 
 
 def test_only_earlier_runs_are_compared_newest_first(store: str) -> None:

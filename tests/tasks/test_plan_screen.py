@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
-from trainwright.tasks import progress, screen
+from trainwright.tasks import plan_screen, progress, screen
+from trainwright.tasks.allocate.ledger import Heartbeat, Holder
+from trainwright.tasks.pool import load_pool
+from trainwright.tasks.step import ledger
 
 JOB = {
     "name": "j", "data": {"uri": "builtin:digits"}, "train": {"global_batch_size": 64},
@@ -41,3 +48,59 @@ def test_what_is_noticed_while_a_command_works_is_shown_and_nothing_after_it(
     shown = capsys.readouterr().err
     assert "note       measuring this machine" in shown
     assert "much later" not in shown
+
+
+def test_the_plan_fits_80_columns_with_whole_words_and_says_who_holds_what(home: Path, tmp_path: Path) -> None:
+    pool, job = tmp_path / "pool.yaml", tmp_path / "job.yaml"
+    hosts = [
+        {
+            "name": "a-host-of-a-rather-long-name",
+            "address": "10.0.0.1",
+            "devices": [{"type": "nvidia-a100-80gb", "count": 2}],
+        },
+        {"name": "far", "address": "10.0.0.2", "devices": [{"type": "nvidia-t4", "count": 2}]},
+    ]
+    pool.write_text(
+        yaml.safe_dump({"name": "p", "hosts": hosts, "prices": {"nvidia-t4": "0.3/h", "nvidia-a100-80gb": "2/h"}})
+    )
+    job.write_text(yaml.safe_dump(JOB | {"objective": {"minimize": "time"}}))
+    taken = load_pool(pool).devices()[0]
+    other = "file:///store/runs/other/1"
+    ledger().take([taken.resource], Holder("somebody", os.getpid()), other)
+    command = [sys.executable, "-m", "trainwright.tasks.cli", "plan", str(job), "--pool", str(pool)]
+    with Heartbeat(ledger(), other, [taken.resource], holder="somebody"):
+        printed = subprocess.run([*command, "--json"], capture_output=True, timeout=200, check=True).stdout
+        shown = {
+            columns: subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=200,
+                check=True,
+                env=os.environ | {"COLUMNS": str(columns)},
+            ).stdout
+            for columns in (80, 120)
+        }
+    ledger().release(other)
+    document = json.loads(printed)
+    (held,) = document["held"]
+    assert (held["id"], held["holder"], held["run"]) == (taken.id, "somebody", other)
+    words = {word for one in document["alternatives"][:6] for word in one["reason"].split()}
+    for columns, text in shown.items():
+        assert max(map(len, text.splitlines())) <= columns
+        assert words <= set(text.split())
+        assert "as if these were free too" in " ".join(text.split())
+        assert "somebody, for" in text
+        assert re.search(r"\d\d:\d\d:\d\d UTC", text)
+
+
+@given(st.lists(st.floats(1e-9, 1e9) | st.none(), min_size=1, max_size=8))
+def test_a_column_has_one_unit_and_as_many_decimals_in_each_row(values: list[float | None]) -> None:
+    unit, texts = plan_screen.column(values, ((60.0, "min"), (1.0, "s"), (1e-3, "ms")))
+    scale = {"min": 60.0, "s": 1.0, "ms": 1e-3}[unit]
+    decimals = {len(text.partition(".")[2]) for text in texts if text != "-"}
+    assert len(decimals) <= 1
+    for value, text in zip(values, texts, strict=True):
+        assert (text == "-") == (value is None)
+        if value is not None:
+            assert float(text) * scale == pytest.approx(value, rel=5e-3, abs=0.6e-6 * scale)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from trainwright.tasks.documents import validated
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.pool import load_pool
+from trainwright.tasks.pool import Pool, load_pool
 
 EXAMPLE = """
 name: lab
@@ -61,6 +65,18 @@ def test_without_a_file_the_pool_is_this_machine() -> None:
         ("name: p\nprices: {energy: 2/h}\nhosts: [{name: a, devices: [{type: cpu}]}]", "per kWh"),
         ("name: p\nprices: {abacus: 2/h}\nhosts: [{name: a, devices: [{type: cpu}]}]", "known device types"),
         ("name: p\nhosts: [{name: a, address: 'x; rm', devices: [{type: cpu}]}]", "address"),
+        ("name: p\nhosts: [{name: a, address: -oProxyCommand=x, devices: [{type: cpu}]}]", "with no - first"),
+        ("name: p\nhosts: [{name: a, address: root@b, devices: [{type: cpu}]}]", "got 'root@b'; allowed: a host name"),
+        ("name: p\nhosts: [{name: a, available: 9-17, devices: [{type: cpu}]}]", "a daily window from HH:MM to HH:MM"),
+        ("name: p\nhosts: [{name: A b, devices: [{type: cpu}]}]", "lower-case letters, digits and -"),
+        (
+            "name: p\npower: {energy: {idle_w: 1, load_w: 2}}\nhosts: [{name: a, devices: [{type: cpu}]}]",
+            "which is a price",
+        ),
+        ("name: p\nhosts: " + "[{name: a}, " * 1 + "[" * 20 + "1" + "]" * 20 + "]", "hosts.0.devices: missing"),
+        ('{"name": "p", "a\\nb": 1, "hosts": [{"name": "a", "devices": [{"type": "cpu"}]}]}', r"'a\nb': unknown field"),
+        ("name: p\nhosts: {a: " + "x" * 5000 + "}", "hosts: got a mapping of fields; allowed: a list"),
+        ("name: [" + "x, " * 500 + "x]\nhosts: [{name: a, devices: [{type: cpu}]}]", "...; allowed: text"),
     ],
 )
 def test_a_wrong_pool_gives_one_line(tmp_path: Path, text: str, says: str) -> None:
@@ -70,3 +86,25 @@ def test_a_wrong_pool_gives_one_line(tmp_path: Path, text: str, says: str) -> No
         load_pool(path)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert "pattern" not in str(caught.value)
+    assert len(str(caught.value)) < 700 + len(str(path))
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=300),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=20), inner, max_size=4),
+        max_leaves=8,
+    ),
+    st.sampled_from(["name", "network", "hosts", "prices", "power", "other"]),
+)
+def test_whatever_a_field_holds_it_is_read_or_told_in_one_line(value: object, field: str) -> None:
+    fields = {"name": "p", "hosts": [{"name": "a", "devices": [{"type": "cpu"}]}], field: value}
+    said = ""
+    try:
+        validated(Pool, fields, "pool.yaml")
+    except BadInput as error:
+        said = str(error)
+    assert not said or field in said
+    assert "\n" not in said
+    assert not re.search(r"pattern|Input should", said.split("allowed:")[-1])

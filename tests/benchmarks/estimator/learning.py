@@ -28,6 +28,7 @@ from trainwright.estimator.calibration import load
 from trainwright.estimator.curves import DeviceCurve, Interval
 from trainwright.estimator.experience import Finding, FinishedRun, learn
 from trainwright.estimator.measure import measure
+from trainwright.estimator.quantiles import quantile
 from trainwright.estimator.step_time import predict_curve
 from trainwright.estimator.trace import trace
 
@@ -92,11 +93,6 @@ class Outcome:
         """The interval's ends, as a ratio."""
         predicted = self.learned if learning else self.plain
         return predicted.high / predicted.low
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """As training tells them (`tasks.train.outcome.percentiles`)."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 def say(message: str) -> None:

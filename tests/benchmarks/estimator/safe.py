@@ -55,7 +55,8 @@ def measure(which: str, seed: int, number: int, most: float) -> Seen | None:
         return None
     command = [sys.executable, str(_RESIDENT), which, str(seed), str(number), str(batch_size)]
     done = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    expected, safe = structure.peak_bytes(batch_size), safe_bytes(structure, batch_size)
+    expected = structure.peak_bytes(batch_size)
+    safe = safe_bytes(structure, batch_size, expected)
     kinds, heap = excess_terms(structure, batch_size, expected)
     return Seen(f"{case.label} at b{batch_size}", done["high_bytes"], expected, safe, kinds, heap)
 

@@ -403,7 +403,8 @@ def test_a_noise_scale_says_what_a_large_batch_costs() -> None:
         (TWO | {"prices": {"nvidia-t4": "1/h"}}, {"objective": {"minimize": "cost"}}, "no price for cpu"),
         (TWO | {"prices": {"nvidia-t4": "1/h"}}, {"objective": {"minimize": "time", "budget": 1.0}}, "no price for cpu"),
         (TWO, {"devices": {"min_count": 3}}, r"devices\.min_count: got 3; pool p has 2 device"),
-        (TWO, {"devices": {"types": ["cpu"], "exclude": ["cpu"]}}, r"pool p has 0 device"),
+        (TWO, {"devices": {"types": ["cpu"], "exclude": ["cpu"]}}, r"^devices\.exclude: got cpu; with that pool p has 0 device"),
+        (TWO, {"devices": {"ids": ["a/cpu-0"], "exclude": ["a/cpu-0"]}}, r"got ids \[a/cpu-0\], exclude \[a/cpu-0\]; with"),
         (TWO, {"devices": {"min_count": 2}, "train": {"global_batch_size": 1}}, r"devices\.min_count: got 2; allowed: at most"),
         (TWO, {"train": {"global_batch_size": 1001}}, r"train\.global_batch_size: got 1001; allowed: at most the 1000 rows"),
     ],
@@ -449,6 +450,17 @@ def test_what_is_infeasible_says_what_one_more_device_would_change() -> None:
     details = caught.value.details
     assert set(details["one_more"]) == {"cpu (1 core)", "cpu (0.5 cores)"}
     assert all(value < details["nearest_deadline_s"] for value in details["one_more"].values())
+
+
+def test_one_more_device_is_not_said_to_help_where_it_changes_nothing() -> None:
+    slow = {"name": "a", "devices": [{"type": "cpu", "cores": 1.0}, {"type": "cpu", "cores": 0.01}]}
+    long: dict[str, Any] = {"train": {"epochs": 1000, "global_batch_size": 1000}}
+    for limits in ({"max_count": 1}, {}):
+        with pytest.raises(Infeasible) as caught:
+            made({"hosts": [slow]}, objective={"minimize": "time", "deadline": "30s"}, devices=limits, **long)
+        found = caught.value.details.get("one_more", {})
+        assert ("one more" in str(caught.value)) == bool(found) == (not limits)
+        assert all(value < caught.value.details["nearest_deadline_s"] for value in found.values())
 
 
 def test_deadline_and_budget_that_bind_only_together_are_told_with_what_each_would_have_to_be() -> None:

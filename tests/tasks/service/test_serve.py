@@ -303,6 +303,21 @@ def test_pool_and_devices_are_the_command_lines(address: str) -> None:
         assert "nvidia-t4" in [one["name"] for one in reader.get("/devices").json()["devices"]]
 
 
+def test_a_field_of_the_query_that_no_route_knows_is_refused_once_who_asks_is_known(address: str) -> None:
+    with client(address, READ) as reader:
+        for path, query in (
+            ("/pool", "nme=two-cpus"),
+            ("/pool", "name=two-cpus&x="),
+            ("/devices", "type=cpu"),
+            ("/openapi.json", "a"),
+        ):
+            assert "unknown field of the query" in _refusal(reader.get(f"{path}?{query}"), 422, "bad_input")
+        assert "more than once" in _refusal(reader.get("/pool?name=a&name=two-cpus"), 422, "bad_input")
+        long = _refusal(reader.get("/pool", params={"name": "x" * 201}), 422, "bad_input")
+        assert "at most 200 character(s)" in long
+    _refusal(httpx.get(f"{address}/pool?nme=x"), 401, "unauthorized")
+
+
 def test_the_openapi_document_describes_the_requests_and_refers_to_nothing_that_is_missing(address: str) -> None:
     with client(address, READ) as reader:
         document = reader.get("/openapi.json").json()

@@ -1,0 +1,32 @@
+"""The one quantile of the normal distribution by confidence, and the one of values that were seen. Arithmetic; loads no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+
+_NORMAL = NormalDist()
+
+
+def normal_quantile(share: float) -> float:
+    """The standard deviations above the mean that `share` of a normal distribution lies below; 0 < share < 1."""
+    return _NORMAL.inv_cdf(share)
+
+
+NINETY = normal_quantile(0.95)
+"""From the middle of a 90 % interval to either end, in standard deviations."""
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value that `share` of the values do not exceed, straight between neighbours (Hyndman and Fan 1996, type 7).
+
+    Raises ValueError where there are none.
+    """
+    if not len(values):
+        raise ValueError("values: got none; at least one is needed")
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return float(ordered[low] + (ordered[high] - ordered[low]) * (place - low))
