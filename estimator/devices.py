@@ -7,6 +7,7 @@ from (`DeviceType.sources`): the maker's document, or an assumption that says so
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 EMULATED = "emulated"
 EMULATED_SAMPLE_S = 1e-3
@@ -67,6 +68,7 @@ _V100 = "https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-dat
 _A100 = f"{_DOCS}/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf (SXM)"
 _GA102 = "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"
 _ADA = "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"
+_NO_HALF = "its fp32, as the device has no faster half precision"
 _FP16 = "its fp16, as the device has no bf16 units"
 _FP64_32ND, _FP64_64TH = (
     "1/32 of fp32, by the architecture's whitepaper",
@@ -79,7 +81,7 @@ _ASSUMED = "assumed, for each core"
 _TYPES = (
     _gpu("nvidia-m40-12gb", (0.21, 6.8, 6.8, None), 288, 12, 250,
          "https://images.nvidia.com/content/tesla/pdf/78071_Tesla_M40_24GB_Print_Datasheet_LR.PDF (12 GB: its 2015 issue)",
-         fp64=_FP64_32ND, bf16="its fp32, as the device has no faster half precision"),
+         fp64=_FP64_32ND, bf16=_NO_HALF),
     _gpu("nvidia-p100-16gb", (5.3, 10.6, 21.2, None), 732, 16, 300,
          "https://images.nvidia.com/content/tesla/pdf/nvidia-tesla-p100-datasheet.pdf (SXM2)", bf16=_FP16),
     _gpu("nvidia-v100-16gb", (7.8, 15.7, 125, None), 900, 16, 300, _V100, bf16=_FP16),
@@ -114,6 +116,12 @@ _TYPES = (
 _OFF = 0.15  # of a device's memory
 
 DEVICE_TYPES: dict[str, DeviceType] = {device.name: device for device in _TYPES}
+
+
+def half_precision(device_type: str) -> Literal["bf16", "fp16"]:
+    """In which of the two `amp` computes on a device type: fp16 where it has no bf16 units."""
+    known = DEVICE_TYPES.get(device_type)
+    return "fp16" if known and known.sources.get("peak_flops.bf16") in (_FP16, _NO_HALF) else "bf16"
 
 
 def threads_of(cores: float | None) -> int:

@@ -29,10 +29,11 @@ from trainwright.estimator import source as model_source
 from trainwright.estimator.curves import Affine
 from trainwright.estimator.errors import BadInput, TrainwrightError
 from trainwright.estimator.operations import Operation as Seen
+from trainwright.estimator.precision import PARAMETER_DTYPES
 from trainwright.estimator.recorder import LayerSeen, Recorder, Recording
 from trainwright.estimator.source import BatchSpec
 from trainwright.estimator.structure import Layer, Module, Operation, Structure
-from trainwright.estimator.training_step import PARAMETER_DTYPES, StepSpec, TrainingStep, default_dtype, prepare
+from trainwright.estimator.training_step import StepSpec, TrainingStep, default_dtype, prepare
 
 
 @dataclass

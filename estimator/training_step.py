@@ -15,17 +15,16 @@ from torch.utils._pytree import tree_leaves  # noqa: TID253
 
 from trainwright.estimator import source as model_source
 from trainwright.estimator.errors import BadInput, TrainwrightError
+from trainwright.estimator.precision import PARAMETER_DTYPES, autocast, for_loss
 from trainwright.estimator.recorder import Recorder
 from trainwright.estimator.source import BatchSpec, ModelDefinition
-
-PARAMETER_DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "amp": torch.float32}
 
 
 @dataclass(frozen=True)
 class StepSpec:
     """How a step is to be made of a model.
 
-    `precision` is of parameters and arithmetic; `amp` keeps parameters in fp32 and computes in bf16 where autocast says so.
+    What the words for `precision` mean stands in `precision`.
     `accumulation` is the number of micro-batches whose gradients a step sums.
     """
 
@@ -63,7 +62,7 @@ class TrainingStep:
         before = recorder.live_bytes if recorder else 0.0
         task = self.what.spec.task if self.what.spec else "image-classification"
         loss_of = model_source.loss_function(self.what.definition, task)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.what.precision == "amp"):
+        with autocast(self.what.precision):
             if recorder is not None:
                 recorder.forward = True
             with _user_code("model", "its forward pass"):
@@ -73,7 +72,7 @@ class TrainingStep:
                 self.activation_bytes = max(0.0, recorder.live_bytes - before)
             self._check_outputs(outputs)
             with _user_code("loss", "it"):
-                loss = loss_of(outputs, targets)
+                loss = loss_of(for_loss(outputs), targets)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise BadInput(f"loss: gave {shape}; allowed: a scalar tensor, the mean over the batch")

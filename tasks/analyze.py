@@ -115,11 +115,16 @@ def computed(value: Any) -> Any:
     return value.compute(scheduler="threads") if hasattr(value, "compute") else value
 
 
+_SPENT = {"computing": "compute_s", "waiting": "wait_s", "communicating": "communication_s"}
+"""The last is not in the rows of earlier versions, where it is part of waiting."""
+
+
 def device_use(table: pd.DataFrame, result: Result, engine: Engine) -> list[dict[str, Any]]:
-    """What each device did: samples, samples/s, share of its time computing and waiting, peak memory, CPU time."""
+    """What each device did: samples, samples/s, share of its time computing, waiting and communicating, peak memory, CPU time."""
     sums: dict[int, dict[str, float]] = {}
     if len(table):
-        grouped = frame(table, engine).groupby("rank")[["batch_size", "compute_s", "wait_s", "step_time_s"]].sum()
+        columns = [name for name in ("batch_size", "step_time_s", *_SPENT.values()) if name in table]
+        grouped = frame(table, engine).groupby("rank")[columns].sum()
         sums = computed(grouped).to_dict("index")
     found = []
     for device in result.devices:
@@ -133,8 +138,7 @@ def device_use(table: pd.DataFrame, result: Result, engine: Engine) -> list[dict
                 "batch_size": device.batch_size,
                 "samples": int(mine.get("batch_size", 0)),
                 "samples_per_s": mine["batch_size"] / spent if spent else None,
-                "computing": mine["compute_s"] / spent if spent else None,
-                "waiting": mine["wait_s"] / spent if spent else None,
+                **{name: mine[column] / spent if spent and column in mine else None for name, column in _SPENT.items()},
                 "step_time_s": device.step_time_s.median if device.step_time_s else None,
                 "peak_memory_bytes": device.peak_memory_bytes,
                 "cpu_s": device.cpu_s,

@@ -321,7 +321,10 @@ class DeviceResult(Value):
     batch_size: int = Field(description="at the end")
     samples: int
     step_time_s: Interval | None = Field(description="measured: median, 5th and 95th percentile of its own work")
-    wait_s: float = Field(description="spent waiting for the other ranks")
+    wait_s: float = Field(description="spent waiting for slower ranks")
+    communication_s: float | None = Field(
+        default=None, description="spent in sums over ranks beyond that; None: in wait_s (an earlier version's)"
+    )
     peak_memory_bytes: float
     cpu_s: float
     share: str = Field(description="how it was held to its share of the CPU")

@@ -70,7 +70,7 @@ def estimate(
         mode=next((mode for mode in _VAGUEST if mode in modes), "calibrated"),
         curves=curves,
         learned_from=max((curve.learned_from for curve in curves), default=0),
-        gradient_bytes=structure.parameter_bytes,
+        gradient_bytes=structure.parameter_bytes * (2 if structure.precision == "bf16" else 1),  # summed in fp32
         calibrations=sources,
         local_link=link_for_this_machine() if sum(device.local for device in devices) > 1 else None,
         cycle_s=HOROVOD_CYCLE_S if horovod else 0.0,

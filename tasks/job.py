@@ -148,7 +148,10 @@ class TrainSpec(Document):
     )
     schedule: Literal["constant", "cosine"] = Field(default="cosine", description="of the learning rate over the run")
     clip_norm: float | None = Field(default=None, gt=0, description="bound on the gradient's norm")
-    precision: Literal["fp32", "fp64"] = Field(default="fp32", description="of parameters and arithmetic")
+    precision: Literal["fp32", "fp64", "bf16", "amp"] = Field(
+        default="fp32",
+        description="of parameters and arithmetic; amp: parameters in fp32, arithmetic in half precision where that is safe",
+    )
     seed: int = Field(default=0, ge=0, lt=2**31, description="of initial weights, data order and split")
     backend: Literal["auto", "horovod", "torch"] = Field(default="auto", description="the collectives' library")
     adaptive_split: bool = Field(default=True, description="correct the batch split by measured step times")

@@ -155,7 +155,8 @@ def _devices(report: Report) -> str:
         [
             escape(one["device"]), str(one["batch_size"]), f"{one['samples']:,}",
             "–" if one["samples_per_s"] is None else f"{one['samples_per_s']:,.0f}", seconds(one["step_time_s"]),
-            _percent(one["computing"]), _percent(one["waiting"]), size(one["peak_memory_bytes"]), seconds(one["cpu_s"]),
+            _percent(one["computing"]), _percent(one["waiting"]), _percent(one["communicating"]),
+            size(one["peak_memory_bytes"]), seconds(one["cpu_s"]),
         ]
         for one in report.devices
     ]  # fmt: skip
@@ -167,10 +168,11 @@ def _devices(report: Report) -> str:
         "own step time",
         "computing",
         "waiting",
+        "communicating",
         "peak memory",
         "CPU time",
     ]
-    return table(columns, rows, set(range(1, 9)))
+    return table(columns, rows, set(range(1, 10)))
 
 
 def _splits(result: Result) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from trainwright.tasks import progress
@@ -144,92 +144,6 @@ def working(what: str) -> Iterator[None]:
         yield
 
 
-class Watch:
-    """Shows the events of a run: one line for each finished step, a bar while it works."""
-
-    def __init__(self) -> None:
-        self._progress = Progress(
-            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[note]}"),
-            console=err, transient=True,
-        )  # fmt: skip
-        self._task: TaskID | None = None
-
-    def __enter__(self) -> Watch:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
-
-    def __call__(self, event: dict[str, Any]) -> None:
-        kind = event["event"]
-        if kind == "run":
-            self._line(f"run        {event['run']}")
-        elif kind == "notice":
-            self._line(f"note       {event['message']}")
-        elif kind == "queue" and "place" in event:
-            held = f"; held by {event['held_by']}" if event.get("held_by") else ""
-            self._line(f"queue      place {event['place']} of {event['waiting']}{held}")
-        elif kind == "stage":
-            self._begin(f"starting {event['name']}")
-        elif kind == "step":
-            self._step(event)
-        elif kind == "epoch":
-            figures = "  ".join(
-                f"{name} {event[name]:.4f}"
-                for name in ("train_loss", "loss", "accuracy")
-                if event.get(name) is not None
-            )
-            self._line(f"           epoch {event['epoch']:>3}  {figures}")
-        elif kind == "split":
-            self._line(
-                f"           split {event.get('batch_sizes')} from step {event.get('step')}: {event.get('reason', '')}"
-            )
-        elif self._task is not None:
-            self._update(event)
-
-    def _step(self, event: dict[str, Any]) -> None:
-        name = event["name"]
-        if event["state"] == "started":
-            self._begin(name)
-            return
-        self._end()
-        if event["state"] == "failed":
-            self._line(f"{name:<10} failed")
-        elif name != "release":
-            self._line(f"{name:<10} {event['seconds']:6.1f} s  {_summary(name, event['summary'])}")
-
-    def _update(self, event: dict[str, Any]) -> None:
-        assert self._task is not None
-        done, total = event.get("step"), event.get("steps")
-        note = "  ".join(
-            text
-            for text in (
-                f"step {done}/{total}" if done is not None and total else "",
-                f"loss {event['loss']:.4f}" if event.get("loss") is not None else "",
-                f"{event['samples_per_s']:.0f} samples/s" if event.get("samples_per_s") is not None else "",
-                f"batch {event['batch_sizes']}" if event.get("batch_sizes") else "",
-                str(event.get("message", "")),
-            )
-            if text
-        )
-        self._progress.update(self._task, completed=done, total=total, note=escape(note))
-
-    def _begin(self, name: str) -> None:
-        self._end()
-        self._task = self._progress.add_task(name, total=None, note="")
-
-    def _end(self) -> None:
-        if self._task is not None:
-            self._progress.remove_task(self._task)
-            self._task = None
-
-    def _line(self, text: str) -> None:
-        self._progress.console.print(escape(text), soft_wrap=True)
-
-
 class Countdown:
     """A bar over the seconds of a `calibrate`, moved by its events."""
 
@@ -258,29 +172,6 @@ class Countdown:
             return
         note = f"{done:.0f} of {total:.0f} s  {event['message']}"
         self._progress.update(self._task, completed=min(done, total), total=total, note=escape(note))
-
-
-def _summary(name: str, event: dict[str, Any]) -> str:
-    if name == "validate":
-        return f"{event['rows']} rows meet {event['expectations']} expectations ({event['suite']})"
-    if name == "extract":
-        return f"{event['parameters']:,} parameters, {amount(event['forward_flops_per_sample'], 'FLOP')} a sample"
-    if name == "estimate":
-        learned = f", corrected by {event['learned_from']} earlier run(s)" if event["learned_from"] else ""
-        return f"{event['device_kinds']} kind(s) of device, {event['mode']}{learned}"
-    if name == "allocate":
-        split = ", ".join(f"{device} {batch}" for device, batch in event["devices"].items())
-        return f"global batch {event['global_batch_size']} ({split}), about {seconds(event['predicted_duration_s'])}"
-    if name == "search_lr":
-        low, high = event["interval"]
-        return f"learning rate {event['learning_rate']:.3g} ({low:.2g} to {high:.2g}, {event['source']})"
-    if name == "train":
-        return ", ".join(f"{metric} {value:.4f}" for metric, value in event["metrics"].items())
-    if name == "store":
-        return f"{event['files']} files, {size(event['bytes'])}, sealed and verified"
-    if name == "analyze":
-        return f"compared with {event['runs_compared']} earlier run(s)"
-    return ""
 
 
 def show_run(document: dict[str, Any]) -> None:

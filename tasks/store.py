@@ -142,6 +142,7 @@ def load_model(run_uri: str, folder: Path) -> torch.nn.Module:
     from safetensors.torch import load
 
     from trainwright.estimator import source as model_source
+    from trainwright.estimator.precision import cast
 
     run = Run(run_uri)
     files = verify(run).files
@@ -154,8 +155,8 @@ def load_model(run_uri: str, folder: Path) -> torch.nn.Module:
             path = folder / key.removeprefix("model/source/")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(get_verified(run.objects, key, files[key].sha256))
-    model = model_source.build(model_source.load(folder, signature["entry"]), signature["config"])
-    if signature["precision"] == "fp64":
-        model = model.double()
+    model = cast(
+        model_source.build(model_source.load(folder, signature["entry"]), signature["config"]), signature["precision"]
+    )
     model.load_state_dict(load(get_verified(run.objects, "model/model.safetensors", signature["weights_sha256"])))
     return model.eval()

@@ -31,6 +31,7 @@ def run(
     from trainwright.tasks.run import resolve
     from trainwright.tasks.settings import settings
     from trainwright.tasks.summary import summary
+    from trainwright.tasks.watch import Watch
 
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs start with SIGINT ignored
         signal.signal(number, signal.default_int_handler)
@@ -40,7 +41,7 @@ def run(
     if replay is not None:
         ensure_store(settings().store)
         replay = resolve(replay).uri
-    with screen.Watch() as watch:
+    with Watch() as watch:
         done = run_job(chosen, new=new, replay=replay, watch=watch)
     document = summary(done)
     print_json(document) if as_json else screen.show_run(document)
@@ -50,13 +51,14 @@ def _in_process(
     job: Path, pool: Path | None, store: str | None, name: str, *, plan_file: Path | None = None, new: bool = False
 ) -> Any:
     """Do a step of a job's run in this process, and what is missing before it; give the devices back."""
-    from trainwright.tasks import progress, screen, step, steps
+    from trainwright.tasks import progress, step, steps
     from trainwright.tasks.allocate.ledger import Holder
     from trainwright.tasks.artefacts import Plan
     from trainwright.tasks.documents import parsed
     from trainwright.tasks.job import load_job
     from trainwright.tasks.launch_dag import ensure_store, holder_name
     from trainwright.tasks.settings import settings
+    from trainwright.tasks.watch import Watch
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: step.stop.set())
@@ -65,7 +67,7 @@ def _in_process(
     if plan_file is not None:
         given = parsed(Plan, read_named(plan_file, "--plan"), f"--plan: {plan_file}")
     ensure_store(store or settings().store)
-    with screen.Watch() as watch:
+    with Watch() as watch:
         progress.listen(watch)
         run = steps.open_for(chosen, Holder(holder_name(), os.getpid()), store=store, new=new)
         watch({"event": "run", "run": run.uri})

@@ -8,7 +8,9 @@
     batches, rebalance      which samples a rank takes; when the split changes                                 (pure)
     noise_scale, adaptive_batch, halves   what a larger batch would bring; when it grows, and the learning rate with it
     collective, peers, gradients, batch_norm   make n unequal ranks equal one process on the joint batch
-    checkpoint, metrics     what is kept, and where
+    loss_scale              keeps fp16 gradients from vanishing, the same on all ranks                        (pure)
+    figures, events, metrics   what each rank spends its steps on; TensorBoard; the rows of steps
+    checkpoint              what is kept, and where
     fence, confirmations    which checkpoints count, and when one is whole
     saver, spill, tensors, shards   write it while training goes on, also while the store is away
 

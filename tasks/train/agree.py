@@ -15,7 +15,7 @@ import torch  # noqa: TID253 - only ranks import this
 from trainwright.tasks.train import checkpoint
 from trainwright.tasks.train.batches import samples_after
 from trainwright.tasks.train.collective import take_document
-from trainwright.tasks.train.metrics import Part, Rows, journal_of
+from trainwright.tasks.train.metrics import NOT_MEASURED, Part, Rows, journal_of
 from trainwright.tasks.train.tensors import load_optimizer
 
 if TYPE_CHECKING:
@@ -103,8 +103,6 @@ def _order_rows(training: Training, rows: Rows, number: int, step: int) -> None:
         and number in last["members"]
         and max(rows.newest, training.committed - 1) < last["row"]["step"]
     ):
-        rows.add(
-            **last["row"], rank=number, batch_size=last["parts"][number], compute_s=0.0, wait_s=0.0, step_time_s=0.0
-        )
+        rows.add(**last["row"], rank=number, batch_size=last["parts"][number], **NOT_MEASURED)
     if fresh:
         rows.seal()

@@ -11,6 +11,7 @@ from typing import Any
 import torch  # noqa: TID253 - only ranks import this
 from torch import nn  # noqa: TID253
 
+from trainwright.estimator.precision import wide
 from trainwright.tasks.train.collective import Collective
 
 
@@ -45,10 +46,10 @@ class JointForward:
         self._track(mean, variance * (total / (total - 1)))
         scale = torch.rsqrt(variance + norm.eps)
         normal: torch.Tensor = _Normalise.apply(inputs, mean, scale, total, self)  # type: ignore[no-untyped-call]
-        if not norm.affine:
-            return normal
-        shape = _beside_channels(inputs)
-        return normal * norm.weight.view(shape) + norm.bias.view(shape)
+        if norm.affine:
+            shape = _beside_channels(inputs)
+            normal = normal * norm.weight.view(shape) + norm.bias.view(shape)
+        return normal.to(inputs.dtype)
 
     def sum(self, sums: torch.Tensor, direction: str) -> torch.Tensor:
         """Sum over ranks, in the host's memory."""
@@ -77,7 +78,7 @@ class _Normalise(torch.autograd.Function):
         shape = _beside_channels(inputs)
         ctx.save_for_backward(inputs, mean, scale)
         ctx.total, ctx.owner, ctx.weight = total, owner, owner.weight
-        return ((inputs.to(torch.float64) - mean.view(shape)) * scale.view(shape)).to(inputs.dtype)
+        return ((inputs.to(torch.float64) - mean.view(shape)) * scale.view(shape)).to(wide(inputs.dtype))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -1,7 +1,8 @@
 """Gradients of the joint batch from ranks with unequal batches.
 
 With loss_r the mean over rank r's b_r samples, the mean over all B is Σ_r (b_r / B) · loss_r. So each rank scales its loss by
-b_r / B before the backward pass, and the gradients are summed (not averaged: at a split of 3:1 that would be off by 25 %).
+b_r / B before the backward pass, and the gradients are summed (not averaged: at a split of 3:1 that would be off by 25 %), in
+fp32 at least.
 
 Gradients travel in buckets, each sent as soon as the backward pass has filled it, while the pass goes on. What lies where in
 a bucket is fixed: with three ranks or more, the order of a sum is part of its last digit, and a replay must have the same.
@@ -9,6 +10,7 @@ a bucket is fixed: with three ranks or more, the order of a sum is part of its l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.estimator.communication import GRADIENT_BUCKET_BYTES
+from trainwright.estimator.precision import wide
 from trainwright.tasks.errors import TrainingFailed
 from trainwright.tasks.train.collective import Collective
 
@@ -45,6 +48,11 @@ class GradientSum:
         """|.|² of what this rank has sent in this step: its gradient times b_r / B."""
         self.used = torch.zeros(len(self._parameters), dtype=torch.float64)
         """1 for every parameter that had a gradient in this step."""
+        self.overflowed = False
+        """Whether a gradient that this rank sent was no finite number."""
+        self.loss_scale = 1.0
+        """By what the loss was multiplied, beside b_r / B."""
+        self._widened: dict[int, torch.Tensor] = {}
         self.last = True
         """Whether the backward pass is the step's last: those before it only add to the gradients."""
         for number, parameter in enumerate(self._parameters):
@@ -59,9 +67,20 @@ class GradientSum:
         self._sent = 0
         self.own_square = 0.0
         self.used.zero_()
+        self._widened.clear()
+        self.overflowed = False
+
+    def _widen(self, number: int) -> None:
+        """Micro-batches' gradients add up in `grad`, but for half precision: it is too short for sums."""
+        parameter, before = self._parameters[number], self._widened.get(number)
+        if wide(parameter.dtype) != parameter.dtype and parameter.grad is not None:
+            gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+            self._widened[number] = gradient.to(wide(parameter.dtype)) if before is None else before.add_(gradient)
+            parameter.grad = None
 
     def _hook(self, number: int) -> Any:
         def take(parameter: torch.Tensor) -> None:
+            self._widen(number)
             if not self.last:
                 return
             if self.used[number]:
@@ -74,7 +93,8 @@ class GradientSum:
 
     def _take(self, number: int) -> None:
         """Put a parameter's gradient into its bucket; one that this rank did not use adds nothing."""
-        gradient, part = self._parameters[number].grad, self._bucket_of[number].parts[number]
+        gradient = self._widened.pop(number, self._parameters[number].grad)
+        part = self._bucket_of[number].parts[number]
         if gradient is None:
             part.zero_()
         else:
@@ -86,7 +106,11 @@ class GradientSum:
             bucket = self._buckets[self._sent]
             for number in bucket.missing:  # those that the last backward pass did not reach
                 self._take(number)
-            self.own_square += float(torch.dot(bucket.flat, bucket.flat))  # now: the sum takes place in the buffer
+            if self.loss_scale != 1:
+                bucket.flat.div_(self.loss_scale)
+            square = float(torch.dot(bucket.flat, bucket.flat))  # now: the sum takes place in the buffer
+            self.overflowed |= not math.isfinite(square) and not bool(bucket.flat.isfinite().all())
+            self.own_square += square
             bucket.handle = self._collective.start_sum(bucket.flat, bucket.name)
             self._sent += 1
 
@@ -100,7 +124,7 @@ class GradientSum:
             self._collective.finish(bucket.handle)
         for number, parameter in enumerate(self._parameters):
             part = self._bucket_of[number].parts[number]
-            parameter.grad = part.to(parameter.device) if used_anywhere[number] else None
+            parameter.grad = part.to(parameter.device, parameter.dtype) if used_anywhere[number] else None
 
     def joint_square(self) -> float:
         """|.|² of the summed gradient, after `finish`."""
@@ -123,8 +147,9 @@ def _buckets(parameters: list[torch.nn.Parameter]) -> list[_Bucket]:
     groups: list[list[int]] = []
     size = 0
     for number, parameter in enumerate(parameters):
-        count = parameter.numel() * parameter.element_size()
-        if not groups or size + count > GRADIENT_BUCKET_BYTES or parameters[groups[-1][0]].dtype != parameter.dtype:
+        dtype = wide(parameter.dtype)
+        count = parameter.numel() * dtype.itemsize
+        if not groups or size + count > GRADIENT_BUCKET_BYTES or wide(parameters[groups[-1][0]].dtype) != dtype:
             groups.append([])
             size = 0
         groups[-1].append(number)
@@ -132,7 +157,7 @@ def _buckets(parameters: list[torch.nn.Parameter]) -> list[_Bucket]:
     buckets = []
     for at, group in enumerate(groups):
         counts = [parameters[number].numel() for number in group]
-        flat = torch.zeros(sum(counts), dtype=parameters[group[0]].dtype)
+        flat = torch.zeros(sum(counts), dtype=wide(parameters[group[0]].dtype))
         parts = {
             number: part.view(parameters[number].shape) for number, part in zip(group, flat.split(counts), strict=True)
         }

@@ -18,7 +18,9 @@ from trainwright.tasks.train.agree import agree, begin, take_all
 from trainwright.tasks.train.batches import epoch_order, shares, split_among, steps_left
 from trainwright.tasks.train.channel import RankChannel, usage_of_this_process
 from trainwright.tasks.train.divergence import RanAway, judge, require_finite
+from trainwright.tasks.train.tensorboard import Events
 from trainwright.tasks.train.fence import Fence
+from trainwright.tasks.train.figures import RankFigures
 from trainwright.tasks.train.metrics import Rows, drop_from, journal_of
 from trainwright.tasks.train.optimization import learning_rate_at
 from trainwright.tasks.train.rank import Rank, StepFigures
@@ -61,7 +63,7 @@ class Training:
         """where the job lets the global batch grow"""
         self.recent_s: list[float] = []
         self.recent_steps_s: list[float] = []
-        self.writer: Any = None
+        self.writer: Events | None = None
 
     @property
     def finished(self) -> int | None:
@@ -164,9 +166,7 @@ class Training:
                 self.writer.close()
             self.writer = None
         elif self.writer is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.writer = SummaryWriter(str(self.work / "events"), purge_step=self._state.step or None, flush_secs=5)
+            self.writer = Events(self.work / "events", self._state.step or None)
 
     def _run(self, stopped: bool) -> dict[str, Any] | None:
         rank, spec = self.rank, self.rank.spec
@@ -224,7 +224,7 @@ class Training:
     def _step(self, order: Any, begun: int) -> tuple[bool, bool]:
         """One step; whether somebody asked to stop, and whether the world ends after it. Raises RanAway."""
         rank, state = self.rank, self._state
-        started, waited = time.perf_counter(), rank.collective.wait_s
+        started = time.perf_counter()
         base = rank.request.learning_rate * state.rate_factor
         rate = learning_rate_at(state.samples, self.total_samples, base, rank.spec.schedule)
         noise = rank.noise_scale.value
@@ -234,15 +234,16 @@ class Training:
         judge(state, found.loss, rate)
         own_s = found.own_s + rank.update(rate)
         taken_s = time.perf_counter() - started
-        parts = shares(found.samples, rank.split)
+        parts, own = shares(found.samples, rank.split), found.figures
         common = {
             "step": state.step, "epoch": state.epoch, "loss": found.loss, "learning_rate": rate,
             "noise_scale": math.nan if noise is None else noise,
         }  # fmt: skip
         self.last = {"row": common, "parts": parts, "members": self._members}
         self.steps.add(
-            **common, rank=rank.number, batch_size=parts[rank.number], compute_s=own_s,
-            wait_s=rank.collective.wait_s - waited, step_time_s=taken_s,
+            **common, rank=rank.number, batch_size=parts[rank.number], compute_s=own_s, wait_s=own.wait_s,
+            communication_s=own.communication_s, step_time_s=taken_s, samples_per_s=parts[rank.number] / taken_s,
+            memory_bytes=own.memory_bytes, energy_j=None if math.isnan(own.energy_j) else own.energy_j,
         )  # fmt: skip
         if found.samples == sum(rank.split):
             self.recent_s.append(own_s)
@@ -252,7 +253,7 @@ class Training:
         state.samples += found.samples
         state.step += 1
         if rank.first:
-            self._show(found, rate, taken_s)
+            self._show(found, parts, rate, taken_s)
         return found.stop, found.leave
 
     def _go_back(self, what: str) -> None:
@@ -280,6 +281,7 @@ class Training:
             Fence(self.store, self.order.claim).forget(after=state.step if read is not None else -1)
             drop_from(self.store, state.step)
             self.channel.send("back", step=state.step)
+            assert self.writer is not None
             self.writer.close()
             self.writer = None
         self._open_writer()
@@ -291,18 +293,26 @@ class Training:
             rank.split, f"{what}; back to step {state.step} with {100 * factor:g} % of the learning rate"
         )
 
-    def _show(self, found: StepFigures, rate: float, taken_s: float) -> None:
+    def _show(self, found: StepFigures, parts: list[int], rate: float, taken_s: float) -> None:
         step, speed = self._state.step, found.samples / taken_s
-        self.writer.add_scalar("loss/train", found.loss, step)
-        self.writer.add_scalar("learning_rate", rate, step)
-        self.writer.add_scalar("samples_per_s", speed, step)
+        assert self.writer is not None
+        values = {"loss/train": found.loss, "learning_rate": rate, "samples_per_s": speed}
         if (noise := self.rank.noise_scale.value) is not None:
-            self.writer.add_scalar("gradient_noise_scale", noise, step)
+            values["gradient_noise_scale"] = noise
         if self.rank.classifies:
-            self.writer.add_scalar("accuracy/train", found.correct / found.samples, step)
+            values["accuracy/train"] = found.correct / found.samples
+        if self.writer.due:  # of each rank, as often as events are written; the rows under metrics/ have every step
+            for number, figures in zip(self._members, found.all_ranks, strict=True):
+                by_rank = {**_known(figures), "samples_per_s": parts[number] / taken_s, "batch_size": parts[number]}
+                values |= {f"rank-{number}/{name}": value for name, value in by_rank.items()}
+        self.writer.add(step, values)
         self.channel.progress(
             "train", step=step, steps=self.total_steps, epoch=self._state.epoch, epochs=self.rank.spec.epochs,
-            loss=found.loss, samples_per_s=speed, batch_sizes=self.rank.split,
+            loss=found.loss, learning_rate=rate, samples_per_s=speed, batch_sizes=self.rank.split, step_time_s=taken_s,
+            ranks=[
+                {"rank": number, "batch_size": parts[number], "samples_per_s": parts[number] / taken_s, **_known(figures)}
+                for number, figures in zip(self._members, found.all_ranks, strict=True)
+            ],
         )  # fmt: skip
 
     def _end_epoch(self, duration_s: float) -> None:
@@ -320,8 +330,8 @@ class Training:
         row = {"epoch": state.epoch, "train_loss": train_loss, **found, "duration_s": duration_s}
         self.epochs.add(step=state.step - 1, **row)
         if rank.first:
-            for name, value in found.items():
-                self.writer.add_scalar(f"{name}/validation", value, state.step)
+            assert self.writer is not None
+            self.writer.add(state.step, {f"{name}/validation": value for name, value in found.items()})
             self.channel.send("epoch", epochs=rank.spec.epochs, **row)
 
     def _checkpoint(self, *, last: bool) -> None:
@@ -383,3 +393,10 @@ class Training:
         self.splits.add(**event)
         if self.rank.first:
             self.channel.send("split", **event)
+
+
+def _known(figures: RankFigures) -> dict[str, float]:
+    """A rank's figures, without what no meter measures."""
+    names = ("compute_s", "wait_s", "communication_s", "memory_bytes", "energy_j")
+    values = {name: float(getattr(figures, name)) for name in names}
+    return {name: value for name, value in values.items() if not math.isnan(value)}

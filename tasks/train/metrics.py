@@ -20,6 +20,11 @@ from trainwright.tasks.objects import ObjectStore
 JOURNAL = "journal"
 _PART = re.compile(r"^metrics/(?:steps-rank\d+|epochs|splits)-(\d{8})\.parquet$")
 Row = dict[str, Any]
+NOT_MEASURED: Row = {
+    "compute_s": 0.0, "wait_s": 0.0, "communication_s": 0.0, "step_time_s": 0.0, "samples_per_s": None, "memory_bytes": None,
+    "energy_j": None,
+}  # fmt: skip
+"""A step's row of a rank that was lost before it could say more."""
 
 
 @dataclass(eq=False)
@@ -150,12 +155,13 @@ class Rows:
 
 
 def encode(rows: list[Row]) -> bytes:
-    """Rows as parquet."""
+    """Rows as parquet; a column without any value is one of numbers."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(rows), sink)
+    sink, table = pa.BufferOutputStream(), pa.Table.from_pylist(rows)
+    kinds = [one.with_type(pa.float64()) if pa.types.is_null(one.type) else one for one in table.schema]
+    pq.write_table(table.cast(pa.schema(kinds)), sink)
     return bytes(sink.getvalue().to_pybytes())
 
 

@@ -85,6 +85,7 @@ def _device_result(
         samples=sum(row["batch_size"] for row in rows),
         step_time_s=percentiles(full),
         wait_s=sum(row["wait_s"] for row in rows),
+        communication_s=sum(row.get("communication_s", 0.0) for row in rows),
         peak_memory_bytes=said["peak_memory_bytes"],
         cpu_s=said["cpu_s"],
         share=share,

@@ -16,14 +16,17 @@ import numpy as np  # noqa: TID253 - only ranks import this
 import torch  # noqa: TID253
 
 from trainwright.estimator import source as model_source
-from trainwright.estimator.devices import EMULATED_SAMPLE_S
+from trainwright.estimator.devices import EMULATED_SAMPLE_S, half_precision
+from trainwright.estimator.precision import PARAMETER_DTYPES, autocast, cast, for_loss, wide
 from trainwright.tasks import data
 from trainwright.tasks.errors import BadInput, TrainingFailed, TrainwrightError
 from trainwright.tasks.train.batch_norm import join_batch_norms
 from trainwright.tasks.train.batches import own_part, shares
 from trainwright.tasks.train.collective import Collective, PeersLost, take_from_first
+from trainwright.tasks.train.figures import Figures, RankFigures, own_meter
 from trainwright.tasks.train.gradients import GradientSum
 from trainwright.tasks.train.halves import due, half_squares
+from trainwright.tasks.train.loss_scale import LossScale
 from trainwright.tasks.train.noise_scale import NoiseScale, noise_and_signal
 from trainwright.tasks.train.optimization import make_optimizer
 from trainwright.tasks.train.request import TrainRequest
@@ -31,7 +34,6 @@ from trainwright.tasks.train.tensors import load_optimizer, optimizer_tensors
 
 LEAST_VALIDATION_BATCH = 64
 _NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "out of memory")
-_PRECISIONS = {"fp32": torch.float32, "fp64": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,10 @@ class StepFigures:
     stop: bool
     leave: bool
     own_s: float
+    figures: RankFigures
+    """its own"""
+    all_ranks: list[RankFigures]
+    """those of all members, in the order of their ranks"""
 
 
 class OutOfMemory(TrainingFailed):
@@ -72,11 +78,17 @@ class Rank:
         self.leave_asked: Callable[[], bool] = lambda: False
         self._speed = request.plan.devices[number].speed
         self._update_s = 0.0
-        self._proven = False
+        self._proven = self._skip = False
         self._batch_size = 0
-        self._dtype = _PRECISIONS[self.spec.precision]
+        self._dtype = PARAMETER_DTYPES[self.spec.precision]
+        halves = [half_precision(device.type) for device in request.plan.devices]
+        self._half = torch.float16 if halves[number] == "fp16" else torch.bfloat16
+        self._scales = self.spec.precision == "amp" and "fp16" in halves
+        self.loss_scale = LossScale()
         self._take(dataset)
         self._build_model()
+        devices = request.plan.devices
+        self._figures = Figures(collective, device, own_meter(devices[number], devices))
 
     @property
     def first(self) -> bool:
@@ -103,15 +115,15 @@ class Rank:
         request = self.request
         if dataset.schema.sha256 != request.schema_.sha256:
             raise TrainingFailed(f"data.uri: {request.job.data.uri} has changed since it was validated")
-        self._inputs = {name: self._tensor(array) for name, array in dataset.inputs.items()}
-        self._targets = self._tensor(dataset.targets)
+        self._inputs = {name: self._tensor(array, self._dtype) for name, array in dataset.inputs.items()}
+        self._targets = self._tensor(dataset.targets, wide(self._dtype))
         self.train_rows, self.validation_rows = data.split_rows(
             dataset.schema.rows, request.job.data.validation_fraction, self.spec.seed
         )
 
-    def _tensor(self, array: Any) -> torch.Tensor:
+    def _tensor(self, array: Any, dtype: torch.dtype) -> torch.Tensor:
         tensor = torch.from_numpy(array)
-        return tensor.to(device=self.device, dtype=self._dtype if tensor.is_floating_point() else tensor.dtype)
+        return tensor.to(device=self.device, dtype=dtype if tensor.is_floating_point() else tensor.dtype)
 
     def _build_model(self) -> None:
         request = self.request
@@ -132,13 +144,14 @@ class Rank:
 
     def _newly_built(self) -> torch.nn.Module:
         torch.manual_seed(self.spec.seed)
-        return self._new().to(device=self.device, dtype=self._dtype)
+        return cast(self._new(), self.spec.precision).to(self.device)
 
     def begin_anew(self) -> None:
         """Parameters, buffers, optimizer and noise scale as they were before the first step."""
         self.model.load_state_dict(self._newly_built().state_dict())
         self.optimizer.state.clear()
         self.noise_scale, self._joint_square = NoiseScale(), 0.0
+        self.loss_scale = LossScale()
 
     def abandon_step(self) -> None:
         """Undo what a step has changed that did not come to its end: the forward pass moves running statistics."""
@@ -193,10 +206,12 @@ class Rank:
         """
         rows, total = own_part(order, begin, self.split, self.number)
         started, waited = time.perf_counter(), self.collective.wait_s
+        self._figures.begin()
         self._seed(step)
         self._batch_size = len(rows)
         self._before_step = [buffer.clone() for buffer in self.model.buffers()]
         self._gradients.begin()
+        self._gradients.loss_scale = self.loss_scale.value if self._scales else 1.0
         try:
             loss, correct = self._forward_backward_all(self._micro_batches(rows, total), order, total)
             passes = 1 + self._measure_alone(rows, step)
@@ -215,15 +230,21 @@ class Rank:
         spread = total**2 / len(rows) * self._gradients.own_square if len(rows) else 0.0
         joint_square = self._joint_square if self.first else 0.0
         asked = [self.stop_asked, self.leave_asked()]
-        figures = [loss, correct, *asked, spread, float(len(rows) > 0), joint_square]
+        figures = [loss, correct, *asked, spread, float(len(rows) > 0), joint_square, self._gradients.overflowed]
         head = torch.tensor(figures, dtype=torch.float64)
-        summed = self.collective.sum_(torch.cat([head, self._gradients.used]), "figures")
-        self._gradients.finish(summed[len(figures) :])
-        loss, correct, stops, leaves, spread, ranks, joint_square = summed[: len(figures)].tolist()
+        parts = [head, self._gradients.used, self._figures.arrive(own + self._update_s)]
+        summed = self.collective.sum_(torch.cat(parts), "figures")
+        _, used, by_rank = summed.split([len(part) for part in parts])
+        self._gradients.finish(used)
+        self._figures.finish(by_rank.tolist())
+        loss, correct, stops, leaves, spread, ranks, joint_square, overflows = summed[: len(figures)].tolist()
+        self._skip = self._scales and overflows > 0
         self.noise_scale.complete(joint_square)
         self.noise_scale.begin(spread, total, round(ranks))
         self._joint_square = self._gradients.joint_square() if ranks > 1 else 0.0
-        return StepFigures(loss, correct, total, stops > 0, leaves > 0, own)
+        if self._skip:
+            self.noise_scale.ranks, self._joint_square = 0, 0.0
+        return StepFigures(loss, correct, total, stops > 0, leaves > 0, own, self._figures.own, self._figures.all)
 
     def _measure_alone(self, rows: Any, step: int) -> int:
         """The only device of a plan measures the noise from halves of its batch now and then; how many more passes that took.
@@ -235,20 +256,21 @@ class Rank:
             return 0
 
         def loss_of(part: Any) -> torch.Tensor:
-            inputs, targets = self._batch(part)
-            return self._loss(self.model(inputs), targets)
+            return self._forward(*self._batch(part))[1]
 
         self.noise_scale.add(*noise_and_signal(*half_squares(self.model, loss_of, rows)))
         return 1
 
     def noise_document(self) -> dict[str, Any]:
-        """What the noise scale is made of, for a checkpoint."""
-        return self.noise_scale.document() | {"joint_square": self._joint_square}
+        """What the noise scale is made of, and the loss scale where there is one, for a checkpoint."""
+        scale = {"loss_scale": self.loss_scale.document()} if self._scales else {}
+        return self.noise_scale.document() | {"joint_square": self._joint_square} | scale
 
     def load_noise(self, document: dict[str, Any]) -> None:
         """Take up `noise_document`."""
         self._joint_square = document["joint_square"]
         self.noise_scale = NoiseScale(**{name: document[name] for name in self.noise_scale.document()})
+        self.loss_scale = LossScale(**document.get("loss_scale", {}))
 
     def _micro_batches(self, rows: Any, total: int) -> list[Any]:
         """The share in as many parts as the plan accumulates, or as samples allow, and as even as can be.
@@ -275,13 +297,18 @@ class Rank:
         generator = torch.cuda.default_generators[self.device.index] if on_gpu else torch.default_generator
         generator.manual_seed((self.spec.seed * 1_000_003 + step) * 4096 + self.number)
 
+    def _forward(self, inputs: Any, targets: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        """The model's outputs and their mean loss."""
+        with autocast(self.spec.precision, self.device.type, half=self._half):
+            outputs = for_loss(self.model(inputs))
+            return outputs, self._loss(outputs, targets)
+
     def _forward_backward(self, rows: Any, weight: float) -> tuple[float, float]:
         """The rank's part of the joint loss, and how many samples are classified rightly."""
         inputs, targets = self._batch(rows)
         try:
-            outputs = self.model(inputs)
-            loss = self._loss(outputs, targets)
-            (loss * weight).backward()
+            outputs, loss = self._forward(inputs, targets)
+            (loss * (weight * self._gradients.loss_scale)).backward()
             correct = self._correct(outputs, targets)
         except TrainwrightError:
             raise
@@ -296,13 +323,16 @@ class Rank:
         return float(loss.detach()) * weight if weight else 0.0, correct
 
     def update(self, learning_rate: float) -> float:
-        """One step of the optimizer with the summed gradients; the seconds it took."""
+        """One step of the optimizer with the summed gradients; the seconds it took. None where a scaled gradient overflowed."""
         started = time.perf_counter()
-        if self.spec.clip_norm is not None:
-            self._gradients.clip(self.spec.clip_norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
-        self.optimizer.step()
+        if not self._skip:
+            if self.spec.clip_norm is not None:
+                self._gradients.clip(self.spec.clip_norm)
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate
+            self.optimizer.step()
+        if self._scales:
+            self.loss_scale.after_step(overflowed=self._skip)
         self._before_step = None
         self.fits = max(self.fits, self._batch_size)
         self._update_s = time.perf_counter() - started
@@ -319,9 +349,9 @@ class Rank:
         self.model.eval()
         for at in range(0, len(rows), size):
             inputs, targets = self._batch(rows[at : at + size])
-            outputs = self.model(inputs)
-            loss, count = float(self._loss(outputs, targets)), len(targets)
-            figures += torch.tensor([loss * count, self._correct(outputs, targets), count], dtype=torch.float64)
+            outputs, loss = self._forward(inputs, targets)
+            count = len(targets)
+            figures += torch.tensor([float(loss) * count, self._correct(outputs, targets), count], dtype=torch.float64)
         self.model.train()
         loss, correct, count = self.collective.sum_(figures, "validation").tolist()
         found = {"loss": loss / count}

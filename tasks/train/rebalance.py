@@ -1,7 +1,8 @@
 """When the batch split changes: from measured step times, by a fit that outlives one change, with hysteresis. Pure.
 
 A rank's time for b samples is taken as t = a + s·b; with one batch size seen, a = 0. Re-splitting on the last block's b/t alone
-oscillates: here a change needs a predicted gain above the noise in two windows running.
+oscillates: here a change needs a predicted gain above the noise in two windows running. The noise is by how much windows with one
+split differ; a rank that differs by far more has another speed now, and what was known of it is forgotten.
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ from trainwright.estimator.curves import Affine
 from trainwright.tasks.allocate.split import split_batch
 from trainwright.tasks.train.batches import shares
 
-LEAST_GAIN = 0.10
+LEAST_GAIN = 0.03
+"""And twice the noise beyond it."""
+FIRST_NOISE, NOISE_SMOOTHING = 0.02, 0.7
+OTHER_SPEED, OTHER_SPEED_NOISES = 0.10, 4.0
+"""A window says so if it differs by this, and by so many times the noise."""
 MOST_CHANGES = 8
+"""At the same speeds: by then, what is measured does not lead to a better split."""
 
 
 @dataclass
@@ -27,14 +33,17 @@ class Rebalancer:
     seen: list[dict[int, float]] = field(default_factory=list)
     changes: int = 0
     asked_before: bool = False
+    noise: float = FIRST_NOISE
+    """by how much a window's times differ from those before it with the same split: smoothed, of the rank that differs most"""
+    since_other_speed: int = 0
+    """changes since a rank's speed was another"""
 
     def observe(self, medians: Sequence[float]) -> tuple[list[int], str] | None:
         """Take in each rank's median own-work time (s) with the present split; a better split and the reason, or None."""
         if not self.seen:
             self.seen = [{} for _ in self.split]
-        for known, batch, median in zip(self.seen, self.split, medians, strict=True):
-            known[batch] = (known[batch] + median) / 2 if batch in known else median
-        if self.changes >= MOST_CHANGES or len(self.split) < 2 or min(medians) <= 0:
+        self._learn(medians)
+        if self.since_other_speed >= MOST_CHANGES or len(self.split) < 2 or min(medians) <= 0:
             return None
         curves = self._curves()
         better = split_batch(sum(self.split), curves, self.limits)
@@ -42,15 +51,29 @@ class Rebalancer:
             return None
         present = [known[batch] for known, batch in zip(self.seen, self.split, strict=True)]
         now, then = max(present), max(curve(batch) for curve, batch in zip(curves, better, strict=True))
-        pays = now / then - 1 >= LEAST_GAIN
+        pays = now / then - 1 >= LEAST_GAIN + 2 * self.noise
         twice, self.asked_before = pays and self.asked_before, pays
         if not twice:
             return None
         reason = f"slowest rank took {now * 1e3:.1f} ms, {then * 1e3:.1f} ms expected"
         self.split = better
-        self.changes += 1
+        self.changes, self.since_other_speed = self.changes + 1, self.since_other_speed + 1
         self.asked_before = False
         return better, reason
+
+    def _learn(self, medians: Sequence[float]) -> None:
+        differences = []
+        for number, (known, batch, median) in enumerate(zip(self.seen, self.split, medians, strict=True)):
+            difference = abs(median / known[batch] - 1) if known.get(batch) else 0.0
+            if difference > max(OTHER_SPEED, OTHER_SPEED_NOISES * self.noise):
+                self.seen[number] = {batch: median}
+                self.since_other_speed = 0
+                continue
+            if batch in known:
+                differences.append(difference)
+            known[batch] = (known[batch] + median) / 2 if batch in known else median
+        if differences:
+            self.noise = NOISE_SMOOTHING * self.noise + (1 - NOISE_SMOOTHING) * max(differences)
 
     def _curves(self) -> list[Affine]:
         return [_fit(known, batch) for known, batch in zip(self.seen, self.split, strict=True)]

@@ -11,6 +11,7 @@ import torch
 
 from trainwright.estimator import source as model_source
 from trainwright.estimator.curves import Affine, DeviceCurve, Interval
+from trainwright.estimator.precision import cast
 from trainwright.tasks.artefacts import (
     DataSchema,
     DeviceResult,
@@ -67,9 +68,7 @@ def write_checkpoints(run: Run, bests: tuple[bool, ...]) -> list[dict[str, torch
     written = []
     for number, best in enumerate(bests, start=1):
         torch.manual_seed(number)
-        model = torch.nn.Linear(4, 3)
-        if run.job().train.precision == "fp64":
-            model = model.double()
+        model = cast(torch.nn.Linear(4, 3), run.job().train.precision)
         state = checkpoint.State(step=10 * number, epoch=number, split=list(BATCHES), best=best)
         policy = CheckpointPolicy(keep_last=len(bests))
         checkpoint.save(run.objects, state, model.state_dict(), torch.optim.SGD(model.parameters(), lr=0.1), policy)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.tasks.train.rebalance import MOST_CHANGES, Rebalancer
@@ -41,6 +41,30 @@ def test_the_split_settles_with_every_rank_at_work_and_all_samples_taken(
     assert sum(split) == sum(start)
     assert min(split) >= 1
     assert changes <= MOST_CHANGES
+
+
+@settings(deadline=None)
+@given(
+    before=st.lists(st.sampled_from([0.5, 1.0, 2.0, 4.0]), min_size=2, max_size=4), fixed=st.floats(0, 3e-3),
+    seed=st.integers(0, 1000), data=st.data(),
+)  # fmt: skip
+def test_other_speeds_in_mid_run_are_followed_within_three_changes(
+    before: list[float], fixed: float, seed: int, data: st.DataObject
+) -> None:
+    after = data.draw(st.lists(st.sampled_from([0.5, 1.0, 2.0, 4.0]), min_size=len(before), max_size=len(before)))
+    source, balance = random.Random(seed), Rebalancer([round(480 * speed) for speed in before])
+
+    def times(speeds: list[float]) -> list[float]:
+        return [fixed + 1e-4 * batch / speed for batch, speed in zip(balance.split, speeds, strict=True)]
+
+    for _ in range(20):
+        balance.observe([time * source.gauss(1, 0.01) for time in times(before)])
+    earlier = balance.changes
+    for _ in range(12):
+        balance.observe([time * source.gauss(1, 0.01) for time in times(after)])
+    assert balance.changes - earlier <= 3
+    ideal_s = fixed + 1e-4 * sum(balance.split) / sum(after)
+    assert ideal_s / max(times(after)) >= 0.93
 
 
 @given(seed=st.integers(0, 1000))

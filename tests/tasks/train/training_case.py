@@ -107,21 +107,25 @@ def request(
     )
 
 
-def alone(asked: TrainRequest) -> dict[str, Any]:
-    """The parameters and buffers after the same training in one process that takes the joint batches, by plain torch."""
+def alone(asked: TrainRequest, parts: list[int] | None = None) -> dict[str, Any]:
+    """The parameters and buffers after the same training in one process that takes the joint batches, by plain torch.
+
+    With `parts`, it takes this many samples of each batch after another, and sums their gradients in fp32.
+    """
     import torch
 
-    from trainwright.estimator import source
+    from trainwright.estimator import precision, source
     from trainwright.tasks.train.batches import epoch_order
 
     spec = asked.job.train
-    dtype = {"fp32": torch.float32, "fp64": torch.float64}[spec.precision]
+    dtype = precision.PARAMETER_DTYPES[spec.precision]
     torch.set_num_threads(1)
     torch.set_default_dtype(dtype)
     try:
         torch.manual_seed(spec.seed)
         assert asked.job.model is not None
         model = source.build(source.load(Path(asked.source_folder), asked.entry), asked.job.model.config)
+        precision.cast(model, spec.precision)
     finally:
         torch.set_default_dtype(torch.float32)
     make = {
@@ -135,10 +139,18 @@ def alone(asked: TrainRequest) -> dict[str, Any]:
     for epoch in range(spec.epochs):
         order = epoch_order(rows, spec.seed, epoch)
         for at in range(0, len(order), size):
-            batch = order[at : at + size]
-            optimizer.zero_grad()
-            outputs = model(torch.from_numpy(dataset.inputs["inputs"][batch]).to(dtype))
-            torch.nn.functional.cross_entropy(outputs, torch.from_numpy(dataset.targets[batch])).backward()
+            batch = torch.as_tensor(order[at : at + size])
+            used = [one for name, one in model.named_parameters() if not name.startswith("unused")]
+            sums = [torch.zeros_like(one, dtype=precision.wide(dtype)) for one in used]
+            for part in batch.split(parts) if parts is not None else [batch]:
+                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=spec.precision == "amp"):
+                    outputs = model(torch.from_numpy(dataset.inputs["inputs"])[part].to(dtype))
+                targets = torch.from_numpy(dataset.targets)[part]
+                loss = torch.nn.functional.cross_entropy(outputs.to(precision.wide(outputs.dtype)), targets)
+                for total, own in zip(sums, torch.autograd.grad(loss * (len(part) / len(batch)), used), strict=True):
+                    total += own
+            for one, total in zip(used, sums, strict=True):
+                one.grad = total.to(one.dtype)
             if spec.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), spec.clip_norm)
             optimizer.step()

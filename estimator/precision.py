@@ -1,0 +1,46 @@
+"""What the precisions of a training mean, in one place for tracing, measuring and training. Heavy: torch.
+
+    fp32, fp64   parameters and arithmetic
+    bf16         parameters and arithmetic; but batch normalisation, with its statistics, stays in fp32 (see `cast`)
+    amp          parameters in fp32, arithmetic in half precision where autocast says so: bf16, or fp16 on devices that lack it
+
+The loss is taken of outputs in fp32 at least: of 8 bits, the mean over a batch and a rank's part of it would keep two digits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch  # noqa: TID253 - whoever makes a step is a process of its own
+from torch.utils._pytree import tree_map  # noqa: TID253
+
+PARAMETER_DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "amp": torch.float32}
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type in which numbers of this one are summed: fp32 for half precision, else the same."""
+    return torch.float32 if dtype in _HALVES else dtype
+
+
+def for_loss(outputs: Any) -> Any:
+    """A model's outputs, in any nesting, with half precision made fp32."""
+    return tree_map(lambda one: one.to(wide(one.dtype)) if isinstance(one, torch.Tensor) else one, outputs)
+
+
+def autocast(precision: str, device: str = "cpu", *, half: torch.dtype = torch.bfloat16) -> torch.autocast:
+    """Around a forward pass and its loss: does nothing but with `amp`. `device` is "cpu" or "cuda"."""
+    return torch.autocast(device, dtype=half, enabled=precision == "amp")
+
+
+def cast(model: torch.nn.Module, precision: str) -> torch.nn.Module:
+    """The model with parameters and buffers of a precision, in place.
+
+    In bf16, a running mean that takes a tenth of each batch's would stand still as soon as both differ by less than 4 %.
+    """
+    model.to(PARAMETER_DTYPES[precision])
+    if precision == "bf16":
+        for module in model.modules():
+            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+                module.float()
+    return model

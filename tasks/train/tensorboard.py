@@ -1,0 +1,45 @@
+"""TensorBoard's event files, written once a second: to wake their thread at every step would cost milliseconds of it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+WRITTEN_EVERY_S = 1.0
+
+
+class Events:
+    """Scalars by step, under `folder`; `purge_step`: forget what was written of this step and later ones."""
+
+    def __init__(self, folder: Path, purge_step: int | None) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=5)
+        self._waiting: list[tuple[dict[str, float], int, float]] = []
+        self._written_at = 0.0
+
+    @property
+    def due(self) -> bool:
+        """Whether the next `add` writes what waits."""
+        return time.monotonic() - self._written_at > WRITTEN_EVERY_S
+
+    def add(self, step: int, values: dict[str, float]) -> None:
+        """Note the values of a step, by tag."""
+        due = self.due
+        self._waiting.append((values, step, time.time()))
+        if due:
+            self._write()
+
+    def _write(self) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        waiting, self._waiting, self._written_at = self._waiting, [], time.monotonic()
+        for values, step, at_s in waiting:
+            parts = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+            self._writer.file_writer.add_summary(Summary(value=parts), step, at_s)
+
+    def close(self) -> None:
+        """Write what waits, and end."""
+        self._write()
+        self._writer.close()

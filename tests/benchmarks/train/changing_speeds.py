@@ -1,0 +1,137 @@
+"""The adaptive split while devices change their speed, and while they only waver.
+
+    python tests/benchmarks/train/changing_speeds.py [--case "2:1>1:2" ...] [--rounds 3] [--noise 0.15] [--no-change] [--no-noise]
+
+Ranks are real; the model sleeps SAMPLE_S / speed for a sample, at the speeds that a file holds, which this program rewrites in
+mid-run. Ideal: all devices always busy at their present speed. Bars: 93 % of the new ideal within 3 changes of the split; with
+step times that waver by 15 %, at most 1 change in 100 steps and no loss against the split that never changes (run twice a round,
+in random order: by how much those two differ is the noise floor).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pace import NEVER, asked_for, middle, paced, samples_per_s
+
+SAMPLE_S = 1e-3
+SAMPLES_PER_SPEED = 96
+BEFORE_STEPS, AFTER_STEPS = 60, 200
+NET = """
+import json
+import os
+import random
+import time
+
+import torch
+
+
+class Net(torch.nn.Sequential):
+    def __init__(self, file, noise, sample_s):
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        self.file, self.noise, self.sample_s = file, noise, sample_s
+
+    def forward(self, images):
+        if self.training:
+            with open(self.file) as file:
+                speed = json.load(file)[int(os.environ["HOROVOD_RANK"])]
+            wavering = 1 + random.uniform(-self.noise, self.noise)
+            time.sleep(len(images) * self.sample_s / speed * wavering)
+        return super().forward(images)
+
+
+def build_model(file, noise, sample_s):
+    return Net(file, noise, sample_s)
+"""
+
+
+def made(folder: Path, speeds: list[float], steps: int, noise: float, *, adapts: bool) -> tuple[Any, Path]:
+    """A training at these speeds, its split in their proportion; and the file that holds them."""
+    file = folder / "speeds.json"
+    file.write_text(json.dumps(speeds))
+    split = [round(SAMPLES_PER_SPEED * speed) for speed in speeds]
+    asked = asked_for(folder, split, [{"type": "cpu"}] * len(speeds), steps, backend="torch", adaptive_split=adapts)
+    (Path(asked.source_folder) / "net.py").write_text(NET)
+    config = {"file": str(file), "noise": noise, "sample_s": SAMPLE_S}
+    model = asked.job.model.model_copy(update={"config": config})
+    return asked.model_copy(update={"job": asked.job.model_copy(update={"model": model})}), file
+
+
+def changed(before: list[float], after: list[float]) -> tuple[list[float], list[str]]:
+    """Shares of the ideal: before, as the other speeds find the split, and after each change of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        asked, file = made(Path(folder), before, BEFORE_STEPS + AFTER_STEPS, 0.0, adapts=True)
+        done: list[int] = []
+
+        def change(step: int) -> None:
+            if step >= BEFORE_STEPS and not done:
+                partial = file.with_suffix(".part")
+                partial.write_text(json.dumps(after))
+                partial.replace(file)
+                done.append(step)
+
+        seen, result = paced(asked, change)
+    batch = asked.plan.global_batch_size
+    events = [event for event in result.split_events if event.step > done[0]]
+    edges = [10, done[0], *(event.step for event in events), NEVER]
+    shares = []
+    for begins, ends in pairwise(edges):
+        ideal = sum(after if shares else before) / SAMPLE_S
+        between = [one for one in seen if begins < one[0] <= ends]
+        shares.append(samples_per_s(between, batch, after=0) / ideal if len(between) > 2 else float("nan"))
+    return shares, [f"step {event.step}: {event.batch_sizes}" for event in events]
+
+
+def wavering(speeds: list[float], noise: float, steps: int, *, adapts: bool) -> tuple[float, float]:
+    """Samples per second, and changes of the split in 100 steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        asked, _ = made(Path(folder), speeds, steps, noise, adapts=adapts)
+        seen, result = paced(asked)
+    return samples_per_s(seen, asked.plan.global_batch_size), 100 * len(result.split_events) / result.steps
+
+
+def main() -> None:
+    """Measure, and print a line for each case."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--case", action="append")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--noise", type=float, default=0.15)
+    parser.add_argument("--steps", type=int, default=200, help="of each training that wavers")
+    parser.add_argument("--no-change", action="store_true")
+    parser.add_argument("--no-noise", action="store_true")
+    asked = parser.parse_args()
+    for case in [] if asked.no_change else asked.case or ["2:1>1:1", "2:1>1:2", "4:2:1:1>1:2:4:1"]:
+        before, after = ([float(one) for one in part.split(":")] for part in case.split(">"))
+        for _ in range(asked.rounds):
+            shares, events = changed(before, after)
+            reached = max(shares[2:5], default=0.0)
+            print(
+                f"{case}: {reached:.3f} of the new ideal within 3 changes (bar 0.93); "
+                f"before {shares[0]:.3f}, then {' then '.join(f'{share:.3f}' for share in shares[1:])}; "
+                f"{'; '.join(events) or 'no change'}",
+                flush=True,
+            )
+    if not asked.no_noise:
+        found: dict[str, list[tuple[float, float]]] = {"adaptive": [], "static": [], "again": []}
+        for _ in range(asked.rounds):
+            for way in random.sample(sorted(found), len(found)):
+                found[way].append(wavering([2.0, 1.0], asked.noise, asked.steps, adapts=way == "adaptive"))
+        rates = {way: [rate for rate, _ in ones] for way, ones in found.items()}
+        static = statistics.median(rates["static"] + rates["again"])
+        floor = statistics.median(abs(a / b - 1) for a, b in zip(rates["static"], rates["again"], strict=True))
+        changes = middle([count for _, count in found["adaptive"]])
+        print(
+            f"times that waver by {asked.noise:.0%}: {changes} changes in 100 steps (bar 1); "
+            f"{statistics.median(rates['adaptive']) / static:.3f} of the static split's throughput, noise floor {floor:.3f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""How fast a training goes, as its launcher sees it: wall time between steps, pauses within; for the benchmarks beside it."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from trainwright.tasks.train.batches import samples_after
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tasks" / "train"))
+
+ROWS, HELD_OUT = 1797, 18
+TRAIN_ROWS = ROWS - HELD_OUT
+NEVER = 10**6
+MODEL = """
+import torch
+
+
+def build_model(width):
+    layers = [torch.nn.Flatten(), torch.nn.Linear(64, width), torch.nn.ReLU()]
+    for _ in range(2):
+        layers += [torch.nn.Linear(width, width), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(width, 10))
+"""
+
+
+def asked_for(
+    folder: Path, split: list[int], devices: list[dict[str, Any]], steps: int, *, width: int = 32, **train: Any
+) -> Any:
+    """A training of about so many steps, without checkpoints but the last."""
+    from training_case import request
+
+    epochs = max(1, -(-steps * sum(split) // TRAIN_ROWS))
+    spec = {"optimizer": {"name": "adamw"}, **train}
+    asked = request(
+        folder, split, devices=devices, model={"width": width}, epochs=epochs, validation_fraction=HELD_OUT / ROWS,
+        checkpoint={"every_steps": NEVER, "keep_last": 1, "keep_best": False}, **spec,
+    )  # fmt: skip
+    (Path(asked.source_folder) / "net.py").write_text(MODEL)
+    return asked
+
+
+def paced(asked: Any, on_step: Any = None) -> tuple[list[tuple[int, float]], Any]:
+    """Train; (step, seconds) a few times a second, and the result. `on_step` hears each of these steps."""
+    from trainwright.tasks import progress
+    from trainwright.tasks.train import train
+
+    seen: list[tuple[int, float]] = []
+
+    def note(event: dict[str, Any]) -> None:
+        if event["event"] == "train":
+            seen.append((event["step"], time.perf_counter()))
+            if on_step is not None:
+                on_step(event["step"])
+
+    with progress.heard_by(note):
+        result = train(asked)
+    return seen, result
+
+
+def samples_per_s(seen: list[tuple[int, float]], batch: int, after: int = 5, until: int = NEVER) -> float:
+    """Between two of the steps seen, from `after` to `until`. The last batch of an epoch is smaller."""
+    chosen = [one for one in seen if after < one[0] <= until]
+    (first, began), (last, ended) = chosen[0], chosen[-1]
+    return (samples_after(last, TRAIN_ROWS, batch) - samples_after(first, TRAIN_ROWS, batch)) / (ended - began)
+
+
+def middle(values: list[float]) -> str:
+    """Median, least and greatest."""
+    return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"

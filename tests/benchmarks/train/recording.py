@@ -1,0 +1,119 @@
+"""What recording costs: time per step with rows, journal, TensorBoard and progress against none of them, in one process.
+
+    python tests/benchmarks/train/recording.py [--blocks 12] [--steps 100] [--width 256] [--batch 128]
+
+The loop's own step is done on one rank in this process, in blocks that record and blocks that do not, in random order. The noise
+floor is by how much two halves of the blocks without recording differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from pace import asked_for
+
+from trainwright.tasks import data
+from trainwright.tasks.train import metrics
+from trainwright.tasks.train.agree import begin
+from trainwright.tasks.train.batches import epoch_order
+from trainwright.tasks.train.loop import Training
+from trainwright.tasks.train.rank import Rank
+from trainwright.tasks.train.request import Order
+
+WARM_UP_STEPS = 50
+
+
+class Alone:
+    """The collective of one rank."""
+
+    rank, size, wait_s = 0, 1, 0.0
+
+    def sum_(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        return tensor
+
+    def start_sum(self, tensor: torch.Tensor, name: str) -> None:
+        return None
+
+    def finish(self, handle: Any) -> None:
+        return None
+
+    def shutdown(self) -> None:
+        return None
+
+
+class Unheard:
+    """A channel that writes what it is told, a few times a second, where nobody reads."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    def send(self, kind: str, **fields: Any) -> None:
+        return None
+
+    def progress(self, kind: str, **fields: Any) -> None:
+        return None
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """What is done in a block without recording."""
+
+
+def main() -> None:
+    """Measure, and print the cost of a step's recording."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--blocks", type=int, default=12, help="of each kind")
+    parser.add_argument("--steps", type=int, default=100, help="in a block")
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=128)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        wanted = asked_for(Path(folder), [asked.batch], [{"type": "cpu"}], 10**6, width=asked.width)
+        rank = Rank(wanted, data.load(wanted.job.data), Alone(), torch.device("cpu"), 0)
+        order = Order(request=wanted, mode="train", backend="torch", started_at_s=time.time())
+        training = Training(rank, Unheard(), order)  # type: ignore[arg-type]
+        begin(training, None)
+        assert training.state is not None
+        training.state.members = [0]
+        training._open_writer()
+        rows = epoch_order(rank.train_rows, 0, 0)
+        record = training.steps.add, training._show
+
+        def block(recording: bool) -> tuple[float, float]:
+            """Wall time and CPU time of a step."""
+            training.steps.add, training._show = record if recording else (nothing, nothing)  # type: ignore[method-assign]
+            started, used = time.perf_counter(), time.process_time()
+            for at in range(asked.steps):
+                training._step(rows, at * asked.batch % (len(rows) - asked.batch))
+            return (time.perf_counter() - started) / asked.steps, (time.process_time() - used) / asked.steps
+
+        for _ in range(WARM_UP_STEPS):
+            training._step(rows, 0)
+        found: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+        for _ in range(asked.blocks):
+            for recording in random.sample([True, False], 2):
+                found[recording].append(block(recording))
+        encoding = time.perf_counter()
+        metrics.encode(training.steps.waiting)
+        encoding = time.perf_counter() - encoding
+    for at, kind in enumerate(("wall time", "CPU time")):
+        on, off = ([one[at] for one in found[recording]] for recording in (True, False))
+        cost = statistics.median(on) - statistics.median(off)
+        floor = abs(statistics.median(off[::2]) - statistics.median(off[1::2]))
+        print(
+            f"{kind}: {1e3 * statistics.median(off):.2f} ms a step without recording, {1e6 * cost:+.0f} us "
+            f"({cost / statistics.median(off):+.1%}) with it; noise floor {1e6 * floor:.0f} us over {asked.blocks} blocks of "
+            f"{asked.steps} steps"
+        )
+    print(f"writing {len(training.steps.waiting)} rows as parquet took {1e3 * encoding:.0f} ms")
+
+
+if __name__ == "__main__":
+    main()
