@@ -19,7 +19,7 @@ from trainwright.estimator.source import BatchSpec
 from trainwright.estimator.step_time import estimate_step as step_document
 from trainwright.estimator.structure import PRECISIONS, Structure
 from trainwright.tasks import calibration_set, progress
-from trainwright.tasks.allocate.planner import make_plan, usable
+from trainwright.tasks.allocate.planner import make_plan, require_possible, usable
 from trainwright.tasks.allocate.queue import Queue
 from trainwright.tasks.allocate.several import Pending, check, make_joint_plan
 from trainwright.tasks.artefacts import DataSchema, Estimate, HeldDevice, JointPlan, Plan, Validation
@@ -164,8 +164,12 @@ def predicted(job: Job, calibrations: Sequence[Calibration] = ()) -> tuple[Pool,
     if job.model is None:
         raise BadInput("model: missing in the job, and needed by this step")
     pool = load_pool(job.pool)
-    usable(pool, job.devices)  # names that are wrong are told before anything is read
+    devices = usable(
+        pool, job.devices
+    )  # what is wrong is told before anything is read, and before anything is measured
+    require_possible(job, pool, devices)
     schema = data.describe(job.data)
+    require_possible(job, pool, devices, schema.train_rows)
     structure = extract_model(
         job.model, spec=batch_spec(schema), optimizer=job.train.optimizer, precision=job.train.precision
     )

@@ -64,6 +64,34 @@ def usable(pool: Pool, chosen: DeviceFilter) -> list[Device]:
     return left
 
 
+def require_possible(job: Job, pool: Pool, devices: Sequence[Device], rows: int | None = None) -> None:
+    """Raise BadInput for what no prediction could mend: batch against rows to train on and devices, prices that are missing."""
+    size = job.train.global_batch_size
+    if size != "auto" and rows is not None and size > rows:
+        raise BadInput(f"train.global_batch_size: got {size}; allowed: at most the {rows} rows to train on")
+    if size != "auto" and size < job.devices.min_count:
+        raise BadInput(
+            f"devices.min_count: got {job.devices.min_count}; allowed: at most the global batch of {size} (one sample each)"
+        )
+    if (asked := _asks_for_cost(job)) is None:
+        return
+    if not pool.prices:
+        raise BadInput(f"objective.{asked}; the cost is not known: pool {pool.name} names no prices")
+    rented = any(name != "energy" for name in pool.prices)
+    free = next((device.type for device in devices if device.type not in pool.prices), None)
+    if rented and free:
+        raise BadInput(
+            f"objective.{asked}; the cost is not known: pool {pool.name} has no price for {free} (0/h where it is free)"
+        )
+
+
+def _asks_for_cost(job: Job) -> str | None:
+    """The field of the objective for which the cost must be known, and what it holds."""
+    if job.objective.minimize == "cost":
+        return "minimize: got 'cost'"
+    return None if job.objective.budget is None else f"budget: got {job.objective.budget:g}"
+
+
 def _left(devices: Sequence[Device], restrictions: Mapping[str, set[str]]) -> list[Device]:
     """The devices that each restriction names, or, of `exclude`, does not."""
 
@@ -188,35 +216,16 @@ class Planner:
 
     def _check(self) -> None:
         job, pool = self.job, self.model.pool
-        size = job.train.global_batch_size
-        if size != "auto" and size > self.model.data.train_rows:
-            raise BadInput(
-                f"train.global_batch_size: got {size}; allowed: at most the {self.model.data.train_rows} rows to train on"
-            )
-        if size != "auto" and size < job.devices.min_count:
-            raise BadInput(
-                f"devices.min_count: got {job.devices.min_count}; allowed: at most the global batch of {size} (one sample each)"
-            )
+        require_possible(job, pool, self.devices, self.model.data.train_rows)
         kinds = self.layout.kinds
         unknown = next((kind.device_type for kind in kinds if kind.idle_w is None or kind.load_w is None), None)
         if self.goal == "energy" and unknown:
             raise BadInput(
                 f"objective.minimize: got 'energy'; the power of {unknown} is not known: name it in pool {pool.name} (power)"
             )
-        if self.goal != "cost" and job.objective.budget is None:
-            return
-        field, got = ("minimize", "'cost'") if self.goal == "cost" else ("budget", f"{job.objective.budget:g}")
-        if not pool.prices:
-            raise BadInput(f"objective.{field}: got {got}; the cost is not known: pool {pool.name} names no prices")
-        free = next((kind.device_type for kind in kinds if kind.price_per_s is None), None)
-        if free:
+        if (asked := _asks_for_cost(job)) and "energy" in pool.prices and unknown:
             raise BadInput(
-                f"objective.{field}: got {got}; the cost is not known: pool {pool.name} has no price for {free} "
-                "(0/h where it is free)"
-            )
-        if "energy" in pool.prices and unknown:
-            raise BadInput(
-                f"objective.{field}: got {got}; the cost is not known: pool {pool.name} prices energy, and the power of "
+                f"objective.{asked}; the cost is not known: pool {pool.name} prices energy, and the power of "
                 f"{unknown} is not known"
             )
 

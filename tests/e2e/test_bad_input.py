@@ -326,8 +326,12 @@ def test_a_batch_larger_than_the_data_and_a_model_larger_than_memory(home: Path,
     )
     model = {"source": "wide.py", "config": {"width": 8}}
     large = write(tmp_path, model=model, train={"global_batch_size": 10**6})
-    one_line(run("plan", large, "--json"), 2, "rows to train on")
-    done = run("plan", write(tmp_path, model={"source": "wide.py"}), "--json")
+    refused = run("plan", large, "--json")
+    one_line(refused, 2, "rows to train on")
+    assert "measuring" not in refused.stderr
+    pool = tmp_path / "pool.yaml"  # of a device that nobody measures
+    pool.write_text("name: p\nhosts: [{name: h, address: 10.0.0.1, devices: [{type: nvidia-t4}]}]")
+    done = run("plan", write(tmp_path, model={"source": "wide.py"}), "--pool", str(pool), "--json")
     one_line(done, 3, "memory binds")
     assert json.loads(done.stdout)["error"]["binding"] == "memory"
 
