@@ -18,7 +18,6 @@ from trainwright.tasks.train.agree import agree, begin, take_all
 from trainwright.tasks.train.batches import epoch_order, shares, split_among, steps_left
 from trainwright.tasks.train.channel import RankChannel, usage_of_this_process
 from trainwright.tasks.train.divergence import RanAway, judge, require_finite
-from trainwright.tasks.train.tensorboard import Events
 from trainwright.tasks.train.fence import Fence
 from trainwright.tasks.train.figures import RankFigures
 from trainwright.tasks.train.metrics import Rows, drop_from, journal_of
@@ -27,6 +26,7 @@ from trainwright.tasks.train.rank import Rank, StepFigures
 from trainwright.tasks.train.rebalance import Rebalancer
 from trainwright.tasks.train.request import Order
 from trainwright.tasks.train.saver import Saver
+from trainwright.tasks.train.tensorboard import Events
 from trainwright.tasks.train.world import World
 
 WINDOW_STEPS = 20
