@@ -7,7 +7,7 @@ PACKAGES := dags operators tasks estimator infra
 # What Horovod's build imports. The versions are the lock file's.
 BUILD_TOOLS := torch setuptools packaging cloudpickle psutil pyyaml cffi
 # Debian packages that tests need; `make setup-system` installs them.
-SYSTEM_PACKAGES := postgresql redis-server openssh-server chromium
+SYSTEM_PACKAGES := postgresql redis-server openssh-server chromium openssh-client iproute2
 
 .PHONY: help setup setup-system run test test-all lint bench clean
 
@@ -62,7 +62,7 @@ bench: setup ## the figures that are quoted, measured anew
 	@for file in tests/benchmarks/*.py tests/benchmarks/estimator/step_time.py tests/benchmarks/estimator/memory.py \
 	tests/benchmarks/estimator/learning.py tests/benchmarks/estimator/speed.py tests/benchmarks/planner/exactness.py \
 	tests/benchmarks/planner/scale.py tests/benchmarks/planner/carried_out.py tests/benchmarks/train/search_lr.py \
-	tests/benchmarks/train/adaptive_batch.py; do \
+	tests/benchmarks/train/adaptive_batch.py tests/benchmarks/train/hosts.py; do \
 	echo "== $$file"; $(BIN)/python "$$file" || exit; done
 
 clean: ## remove .venv, builds and caches of this tree; what runs stored stays

@@ -97,6 +97,18 @@ class Host(Document):
         default=None,
         description="daily window, UTC, such as 18:00-08:00",
     )
+    python: str | None = Field(
+        default=None, pattern=r"^/", description="the Python there that has trainwright; left out: at this one's path"
+    )
+
+
+class Ssh(Document):
+    """How to log in to the hosts; what is left out is as the user's own ssh has it. Paths are relative to the pool file."""
+
+    user: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", description="name there")
+    port: int | None = Field(default=None, ge=1, le=65535, description="of their sshd")
+    identity: str | None = Field(default=None, description="file of the private key")
+    known_hosts: str | None = Field(default=None, description="file of the hosts' keys, instead of the user's")
 
 
 class Network(Document):
@@ -124,6 +136,7 @@ class Pool(Document):
 
     name: Name
     network: Network = Network()
+    ssh: Ssh = Ssh()
     hosts: list[Host] = Field(min_length=1, description="at least one")
     prices: Prices = Field(default_factory=dict, description="per type, and of energy")
     power: dict[str, Power] = Field(default_factory=dict, description="per type")
@@ -224,7 +237,10 @@ def load_pool(path: str | Path | None) -> Pool:
     if path is None:
         cores = float(len(os.sched_getaffinity(0)))
         return Pool(name="local", hosts=[Host(name="localhost", devices=[DeviceEntry(type="cpu", cores=cores)])])
-    return validated(Pool, read_mapping(Path(path)), str(path))
+    pool = validated(Pool, read_mapping(Path(path)), str(path))
+    files = {"identity": pool.ssh.identity, "known_hosts": pool.ssh.known_hosts}
+    beside = {name: str(Path(path).absolute().parent / Path(file).expanduser()) for name, file in files.items() if file}
+    return pool.model_copy(update={"ssh": pool.ssh.model_copy(update=beside)})
 
 
 def is_pool(content: bytes) -> bool:

@@ -1,7 +1,6 @@
 """Which devices a machine has: its CPUs, and its GPUs by NVML; here, or on other hosts by ssh. Makes a pool file of them.
 
-On the other host a script of Python's standard library runs; nothing is installed there. ssh asks nothing (BatchMode) and
-connects only to hosts whose keys it knows.
+On the other host a script of Python's standard library runs; nothing is installed there. How ssh is called: `tasks.ssh`.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ from typing import Any
 
 from trainwright.estimator.devices import recognise
 from trainwright.tasks import progress
-from trainwright.tasks.errors import BadInput, ServiceUnreachable
+from trainwright.tasks.errors import BadInput
 from trainwright.tasks.pool import DeviceEntry, Host, Pool
+from trainwright.tasks.ssh import ADDRESS, ssh_command, unreachable, why_ended
 
 TIMEOUT_S = 30.0
 SCRIPT = """
@@ -51,11 +51,9 @@ def probe(addresses: list[str]) -> Pool:
 
 
 def _ask(address: str) -> dict[str, Any]:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.:_-]{0,252}", address):  # ssh would read a leading - as an option
+    if not ADDRESS.fullmatch(address):
         raise BadInput(f"--host: got {address!r}; allowed: a host's name or address")
-    here = address == "localhost"
-    ssh = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=10", "--"]
-    command = [sys.executable, "-"] if here else [*ssh, address, "python3", "-"]
+    command = [sys.executable, "-"] if address == "localhost" else [*ssh_command(address), "python3", "-"]
     try:
         done = subprocess.run(
             command, input=SCRIPT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, encoding="utf-8"
@@ -63,31 +61,14 @@ def _ask(address: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise BadInput("--host: needs ssh, which is not installed here") from None
     except subprocess.TimeoutExpired:
-        raise _unreachable(address, f"no answer in {TIMEOUT_S:g} s") from None
+        raise unreachable(address, f"no answer in {TIMEOUT_S:g} s") from None
     if done.returncode != 0:
-        raise _unreachable(address, _why(done.stderr) or f"ended with {done.returncode}")
+        raise unreachable(address, why_ended(done.stderr, done.returncode))
     try:
         document = json.loads(done.stdout.strip().splitlines()[-1])
         return {"cores": int(document["cores"]), "gpus": list(document["gpus"]), "name": str(document["name"])}
     except (ValueError, IndexError, KeyError, TypeError):
-        raise _unreachable(address, f"answered {done.stdout[:80]!r}") from None
-
-
-def _why(said: str) -> str:
-    """The reason in what ssh said, one line; of a host's key, which of the two cases it is."""
-    if "REMOTE HOST IDENTIFICATION HAS CHANGED" in said:
-        shown = re.search(r"SHA256:[A-Za-z0-9+/]+", said)
-        return f"its host key is not the one in known_hosts{f' (it shows {shown[0]})' if shown else ''}: perhaps another machine"
-    if re.search(r"No \S+ host key is known for", said):
-        return "its host key is not in known_hosts: compare it with the host's own, then add it (ssh-keyscan shows it)"
-    return (said.strip().splitlines() or [""])[-1].strip()
-
-
-def _unreachable(address: str, why: str) -> ServiceUnreachable:
-    return ServiceUnreachable(
-        f"host {address}: {why}; `ssh -o BatchMode=yes {address} python3 -V` must work, and its key be in known_hosts",
-        service="ssh", address=address,
-    )  # fmt: skip
+        raise unreachable(address, f"answered {done.stdout[:80]!r}") from None
 
 
 def _name(node: str, used: set[str]) -> str:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.job import DataSpec
 from trainwright.tasks.objects import checked_key, open_store
@@ -111,9 +112,12 @@ def _fetched(uri: str) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".part-", dir=cache) as part:
             whole = Path(part) / "whole"
-            for key in found:
+            done, total = 0, sum(item.size for item in found.values())
+            for key, item in found.items():
                 (whole / checked_key(key)).parent.mkdir(parents=True, exist_ok=True)
                 store.get_file(key, whole / key)
+                done += item.size
+                progress.emit("fetch", uri=uri, bytes=done, of=total)
             try:
                 whole.rename(folder)
             except OSError:
@@ -139,6 +143,20 @@ def read(spec: DataSpec) -> Raw:
     except (pa.ArrowException, OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise BadInput(f"data.uri: got {spec.uri}; it can't be read: {reason or type(error).__name__}") from error
+
+
+def content_sha256(spec: DataSpec) -> str:
+    """The `sha256` that `read` would give, without reading what the files hold. Raises BadInput as `read` does."""
+    return _file_sha256(files_of(spec))
+
+
+def files_of(spec: DataSpec) -> list[Path]:
+    """The files on this machine that the data lies in, in the order of its checksum; what lies in S3 is fetched."""
+    local = localized(spec).uri
+    if local.startswith("builtin:"):
+        return [_digits_path()]
+    path = Path(local)
+    return _image_files(path, spec.target)[1] if path.is_dir() else [path]
 
 
 def to_arrow(array: Array) -> Any:
@@ -183,15 +201,22 @@ def _digits(spec: DataSpec) -> Raw:
     import pyarrow as pa
     from pyarrow import csv
 
-    package = importlib.util.find_spec("sklearn")
-    if package is None or package.origin is None:
-        raise BadInput("data.uri: got builtin:digits; it needs scikit-learn, which is not installed")
-    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    path = _digits_path()
     table = csv.read_csv(path, read_options=csv.ReadOptions(autogenerate_column_names=True))
     values = np.stack([to_numpy(column) for column in table.columns], axis=1)
     images = (values[:, :64] / 16).astype(np.float32).reshape(-1, 1, 8, 8)
     labels = pa.table({spec.target: to_arrow(values[:, 64])})
     return Raw(_file_sha256([path]), labels, {"inputs": images})
+
+
+def _digits_path() -> Path:
+    package = importlib.util.find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise BadInput("data.uri: got builtin:digits; it needs scikit-learn, which is not installed")
+    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    if not path.is_file():
+        raise BadInput(f"data.uri: got builtin:digits; scikit-learn came without it: there is no {path}")
+    return path
 
 
 def _table(path: Path) -> Any:
@@ -260,6 +285,12 @@ def _arrays(path: Path, target: str) -> Raw:
 
 
 def _image_folder(folder: Path, target: str) -> Raw:
+    index, files = _image_files(folder, target)
+    return Raw(_file_sha256(files), index, images=[_image(path) for path in files[1:]])
+
+
+def _image_files(folder: Path, target: str) -> tuple[Any, list[Path]]:
+    """The index of a folder of images; its file, and those that it names."""
     index = _table(folder / INDEX)
     for column, name in (("data.uri", "file"), ("data.target", target)):
         if name not in index.column_names:
@@ -272,7 +303,7 @@ def _image_folder(folder: Path, target: str) -> Raw:
         if not path.is_file():
             raise BadInput(f"data.uri: {folder / INDEX} names {name!r}; there is no such file")
         paths.append(path)
-    return Raw(_file_sha256([folder / INDEX, *paths]), index, images=[_image(path) for path in paths])
+    return index, [folder / INDEX, *paths]
 
 
 def _image(path: Path) -> Array | None:

@@ -46,6 +46,9 @@ class Watch:
         elif kind == "queue" and "place" in event:
             held = f"; held by {event['held_by']}" if event.get("held_by") else ""
             self._line(f"queue      place {event['place']} of {event['waiting']}{held}")
+        elif kind == "preload":
+            share = event["bytes"] / max(1, event["of"])
+            self._begin(f"data to {event['host']}: {share:.0%} of {event['of'] / 1e6:.1f} MB")
         elif kind == "stage":
             self._begin(f"starting {event['name']}")
         elif kind == "step":

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lab import lab  # noqa: F401 - a fixture
 
 from trainwright.infra.airflow import airflow_services
 from trainwright.infra.s3 import S3Access, s3_service, start_s3

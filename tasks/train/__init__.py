@@ -4,6 +4,9 @@
     worker, rank, loop, agree   are a rank: the process, what is within a step, the steps, a new world's state  (torch, Horovod)
     ramp, snapshot          the learning-rate search on a rank, which leaves it as it was
     world, channel          where ranks meet; what ranks and launcher say to each other
+    hosts, session, remote, preloading   the same on other hosts, over ssh: the launcher's side                (no torch)
+    node, preload, equality, launcher_store   what runs there, and how ranks there keep things                 (no torch)
+    rendezvous, meeting, own_name, torchrun   how ranks find each other, here, there and under torchrun
     fleet, watchdog, divergence   who may take part; who hangs; when the loss has run away                     (pure)
     batches, rebalance      which samples a rank takes; when the split changes                                 (pure)
     noise_scale, adaptive_batch, halves   what a larger batch would bring; when it grows, and the learning rate with it

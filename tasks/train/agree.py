@@ -15,7 +15,8 @@ import torch  # noqa: TID253 - only ranks import this
 from trainwright.tasks.train import checkpoint
 from trainwright.tasks.train.batches import samples_after
 from trainwright.tasks.train.collective import take_document
-from trainwright.tasks.train.metrics import NOT_MEASURED, Part, Rows, journal_of
+from trainwright.tasks.train.launcher_store import journal_of
+from trainwright.tasks.train.metrics import NOT_MEASURED, Part, Rows
 from trainwright.tasks.train.tensors import load_optimizer
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def agree(training: Training, world: World) -> None:
     counts = peers.sum_(finished, "finished").tolist()
     source = counts.index(max(counts))
     if max(counts) == 0:
-        begin(training, world.checkpoint)
+        begin(training, _here(training, world.checkpoint))
     take_all(training, source)
     own = training.state
     assert own is not None
@@ -39,12 +40,22 @@ def agree(training: Training, world: World) -> None:
     left: list[Part] = []
     if training.rank.first:
         for number in sorted(set(range(len(own.split))) - set(world.members)):
-            rows = Rows(training.store, f"steps-rank{number}", journal_of(training.work, number))
+            rows = Rows(training.store, f"steps-rank{number}", journal_of(training.order, training.channel, number))
             _order_rows(training, rows, number, own.step)
             left += rows.take()
             rows.detach()
     training.redo |= world.broken and training.saved > world.committed
     training.saver.join(world, left)
+
+
+def _here(training: Training, folder: str | None) -> str | None:
+    """The folder of the checkpoint, fetched by a first rank that is not on the launcher's machine."""
+    if folder is None or training.order.launcher_work is None or not training.rank.first:
+        return folder
+    training.channel.writing = True  # the others wait meanwhile
+    found = checkpoint.fetch_latest(training.store, training.work / "resume")
+    training.channel.writing = False
+    return str(training.work / "resume") if found is not None else None
 
 
 def begin(training: Training, folder: str | None) -> None:

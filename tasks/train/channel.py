@@ -2,8 +2,9 @@
 
 A rank says spare or free (it waits to be given a device, or a world), joined, alive, progress, epoch, split, notice, saving,
 part, checkpoint, back, done, error. It asks before it writes to the store (`write`) and what the others have written (`parts`,
-`stored`); the answer does not come where the devices are no longer ours. The launcher says device, world, leave (at the end of
-the step), out (now), answer, end. Several threads of a rank may speak and ask.
+`stored`); the answer does not come where the devices are no longer ours. A rank on another host also asks the launcher to
+read and write for it (`launcher_store`); `session` and `node` carry the lines between the machines. The launcher says device,
+world, leave (at the end of the step), out (now), answer, end. Several threads of a rank may speak and ask.
 """
 
 from __future__ import annotations
@@ -23,6 +24,37 @@ VARIABLE = "TRAINWRIGHT_CHANNEL"
 ALIVE_EVERY_S = 0.5
 _LEAST_PAUSE_S = 0.25
 Message = dict[str, Any]
+
+
+class Channel(Protocol):
+    """What a rank says and hears: `RankChannel`, or under torchrun `torchrun.AloneChannel`."""
+
+    leave_asked: int
+    """the generation of the world that the launcher asked this rank to leave at the end of a step"""
+    out_asked: int
+    """the generation of the world that the launcher called this rank out of"""
+    writing: bool
+    """whether this rank keeps the others waiting because it writes a checkpoint"""
+
+    def attend(self, peers: Waits) -> None:
+        """From now on, tell whether this rank waits for these."""
+        ...
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Say something."""
+        ...
+
+    def receive(self, *kinds: str) -> Message:
+        """The next word of one of these kinds; others are passed over."""
+        ...
+
+    def ask(self, about: str, **fields: Any) -> Message:
+        """Ask the launcher; its answer, which does not come where the devices are no longer ours."""
+        ...
+
+    def progress(self, kind: str, **fields: Any) -> None:
+        """Say how far we are, a few times a second at most."""
+        ...
 
 
 class Waits(Protocol):
@@ -47,16 +79,11 @@ class RankChannel:
         self._questions = itertools.count()
         self._answers: dict[int, queue.SimpleQueue[Message]] = {}
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.leave_asked = -1
-        """the generation of the world that the launcher asked this rank to leave at the end of a step"""
-        self.out_asked = -1
-        """the generation of the world that the launcher called this rank out of"""
+        self.leave_asked = self.out_asked = -1
         self.writing = False
-        """whether this rank keeps the others waiting because it writes a checkpoint"""
         threading.Thread(target=self._listen, name="channel", daemon=True).start()
 
     def attend(self, peers: Waits) -> None:
-        """From now on, tell whether this rank waits for these."""
         self._peers = peers
 
     def _listen(self) -> None:
@@ -94,27 +121,23 @@ class RankChannel:
             os._exit(1)
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Say something."""
         line = (json.dumps({"kind": kind, **fields}) + "\n").encode()
         with self._sending:
             self._socket.sendall(line)
 
     def receive(self, *kinds: str) -> Message:
-        """The next word of one of these kinds; others are passed over."""
         while True:
             message = self._inbox.get()
             if message["kind"] in kinds:
                 return message
 
     def ask(self, about: str, **fields: Any) -> Message:
-        """Ask the launcher; its answer, which does not come where the devices are no longer ours."""
         number, answer = next(self._questions), queue.SimpleQueue[Message]()
         self._answers[number] = answer
         self.send("ask", about=about, number=number, **fields)
         return answer.get()
 
     def progress(self, kind: str, **fields: Any) -> None:
-        """Say how far we are, a few times a second at most."""
         if time.monotonic() - self._last > _LEAST_PAUSE_S:
             self._last = time.monotonic()
             self.send(kind, **fields)

@@ -10,12 +10,12 @@ import json
 import time
 import zlib
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.tasks.errors import TrainingFailed
+from trainwright.tasks.train.own_name import stand_for_address
 
 MEET_S, SUM_S = 10.0, 1800.0
 """torch's time-outs. The launcher notices sooner who dies or hangs."""
@@ -57,6 +57,7 @@ class HorovodCollective:
     def __init__(self) -> None:
         import horovod.torch as hvd
 
+        stand_for_address()
         hvd.init()
         self._hvd = hvd
         self.rank: int = hvd.rank()
@@ -86,20 +87,20 @@ class HorovodCollective:
 
 
 class TorchCollective:
-    """torch.distributed with Gloo. The ranks meet through a file.
+    """torch.distributed with Gloo. The ranks meet through a file, a store at `tcp://address:port/prefix`, or as
+    `env://` says.
 
     It matches sums by their order, not by name. Those begun early have a group of their own, so that a rank may begin
     them at another moment between the blocking ones. The groups are made directly: `init_process_group` counts them in
     the process, and the processes of one world may have lived through other numbers of worlds.
     """
 
-    def __init__(self, rank: int, size: int, meeting: Path) -> None:
+    def __init__(self, rank: int, size: int, meeting: str) -> None:
         import torch.distributed as dist
-        from torch._C._distributed_c10d import FileStore, PrefixStore
+        from torch._C._distributed_c10d import PrefixStore
 
-        store = FileStore(str(meeting), size)
-        store.set_timeout(timedelta(seconds=MEET_S))
         try:
+            store = _store_at(meeting, size)
             self._groups: dict[bool, Any] = {
                 early: dist.ProcessGroupGloo(
                     PrefixStore("early" if early else "sum", store), rank, size, timedelta(seconds=MEET_S)
@@ -135,6 +136,23 @@ class TorchCollective:
 
     def shutdown(self) -> None:
         self._groups.clear()  # waits until nothing is summed any more
+
+
+def _store_at(meeting: str, size: int) -> Any:
+    from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
+
+    patience = timedelta(seconds=MEET_S)
+    if meeting == "env://":
+        from torch.distributed.rendezvous import rendezvous
+
+        return PrefixStore("sums", next(iter(rendezvous(meeting)))[0])
+    if not meeting.startswith("tcp://"):
+        store = FileStore(meeting, size)
+        store.set_timeout(patience)
+        return store
+    place, _, prefix = meeting.removeprefix("tcp://").partition("/")
+    address, _, port = place.rpartition(":")
+    return PrefixStore(prefix, TCPStore(address, int(port), is_master=False, wait_for_workers=False, timeout=patience))
 
 
 def take_from_first(collective: Collective, tensors: list[torch.Tensor], name: str, source: int = 0) -> None:

@@ -17,9 +17,19 @@ _ROOTS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
 _PREFIX = "trainwright-"
 
 
+def _parents() -> tuple[Path, ...]:
+    """Where cgroups are made: with version 1, below our own, whose quota is to hold for us as well."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        own = _ROOTS[0] / path.lstrip("/")
+        if "cpu" in controllers.split(",") and path != "/" and own.is_dir():
+            return (own,)
+    return _ROOTS
+
+
 def make_cgroup(name: str, cores: float) -> Path | None:
     """A cgroup with a quota of this many cores; None where that can't be had."""
-    for root in _ROOTS:
+    for root in _parents():
         group = root / f"{_PREFIX}{os.getpid()}-{name}"
         try:
             group.mkdir()
@@ -67,7 +77,7 @@ def remove_cgroup(group: Path) -> None:
 
 def remove_stale_cgroups() -> None:
     """Remove what launchers that were killed have left."""
-    for root in _ROOTS:
+    for root in _parents():
         for group in root.glob(f"{_PREFIX}*-*"):
             launcher = group.name.removeprefix(_PREFIX).split("-")[0]
             if launcher.isdigit() and not Path(f"/proc/{launcher}").exists():

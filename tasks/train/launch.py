@@ -17,7 +17,8 @@ from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, Trainwright
 from trainwright.tasks.objects import FolderStore, ObjectStore
 from trainwright.tasks.train import checkpoint, fence
 from trainwright.tasks.train.fence import Fence
-from trainwright.tasks.train.metrics import JOURNAL, drop_from
+from trainwright.tasks.train.journal import FOLDER as JOURNAL
+from trainwright.tasks.train.metrics import drop_from
 from trainwright.tasks.train.outcome import result_of
 from trainwright.tasks.train.ranks import Ranks
 from trainwright.tasks.train.request import Order, RampPoint, Searched, TrainRequest
@@ -38,8 +39,9 @@ def train(
 
     `stop` ends it after the step at hand, with a checkpoint; `still_mine` is asked at the start, every second and before
     each write of a checkpoint; `token` is the lease's, and only the latest holder's checkpoints count. Raises TrainingFailed
-    naming the rank, Interrupted, RunHeld where the devices or the run are no longer ours, BadInput where a device is not on
-    this machine or the model does not fit the data, ServiceUnreachable where the store is away at the start or the end.
+    naming the rank, Interrupted, RunHeld where the devices or the run are no longer ours, BadInput where a
+    host's software or data is not as here or the model does not fit the data, ServiceUnreachable where a host can't be reached or
+    the store is away at the start or the end.
     """
     _check_devices(request)
     store, work = request.store(), Path(request.work_folder)
@@ -155,12 +157,8 @@ def choose_backend(wanted: Literal["auto", "horovod", "torch"]) -> Literal["horo
 
 
 def _check_devices(request: TrainRequest) -> None:
-    devices = request.plan.devices
-    if not devices:
+    if not request.plan.devices:
         raise BadInput("plan: has no device; allowed: one or more")
-    for device in devices:
-        if not device.local:
-            raise BadInput(f"{device.id}: is on {device.address}; training on other hosts is not there yet")
 
 
 def _keep_files(store: ObjectStore, work: Path) -> None:

@@ -16,11 +16,12 @@ from trainwright.tasks.train import checkpoint
 from trainwright.tasks.train.adaptive_batch import BatchGrowth, largest_batch, restored, rule_for
 from trainwright.tasks.train.agree import agree, begin, take_all
 from trainwright.tasks.train.batches import epoch_order, shares, split_among, steps_left
-from trainwright.tasks.train.channel import RankChannel, usage_of_this_process
+from trainwright.tasks.train.channel import Channel, usage_of_this_process
 from trainwright.tasks.train.divergence import RanAway, judge, require_finite
 from trainwright.tasks.train.fence import Fence
 from trainwright.tasks.train.figures import RankFigures
-from trainwright.tasks.train.metrics import Rows, drop_from, journal_of
+from trainwright.tasks.train.launcher_store import journal_of, store_of
+from trainwright.tasks.train.metrics import Rows, drop_from
 from trainwright.tasks.train.optimization import learning_rate_at
 from trainwright.tasks.train.rank import Rank, StepFigures
 from trainwright.tasks.train.rebalance import Rebalancer
@@ -37,10 +38,10 @@ MOST_SETBACKS = 3
 class Training:
     """The loop over epochs. It outlives the worlds in which it takes part."""
 
-    def __init__(self, rank: Rank, channel: RankChannel, order: Order) -> None:
+    def __init__(self, rank: Rank, channel: Channel, order: Order) -> None:
         self.rank, self.channel, self.order = rank, channel, order
-        self.store, self.work = order.request.store(), Path(rank.request.work_folder)
-        self.steps = Rows(self.store, f"steps-rank{rank.number}", journal_of(self.work, rank.number))
+        self.store, self.work = store_of(order, channel), Path(rank.request.work_folder)
+        self.steps = Rows(self.store, f"steps-rank{rank.number}", journal_of(order, channel, rank.number))
         # Every rank has these, in case the first is lost.
         self.epochs, self.splits = (Rows(self.store, kind, by_step=True) for kind in ("epochs", "splits"))
         self.rows = len(rank.train_rows)

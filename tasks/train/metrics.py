@@ -12,12 +12,11 @@ import re
 import threading
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from trainwright.tasks.objects import ObjectStore
+from trainwright.tasks.train.journal import Journal
 
-JOURNAL = "journal"
 _PART = re.compile(r"^metrics/(?:steps-rank\d+|epochs|splits)-(\d{8})\.parquet$")
 Row = dict[str, Any]
 NOT_MEASURED: Row = {
@@ -43,13 +42,12 @@ class Part:
 class Rows:
     """Rows of one kind that wait to be written; the first column is `step`.
 
-    With a journal, a file of this machine that holds every row until the store does, a process that takes the place of a killed
-    one finds what that one recorded. `by_step`: each step's rows are a part, so that any rank may write it.
+    With a journal, which holds every row until the store does, a process that takes the place of a killed one finds what that
+    one recorded. `by_step`: each step's rows are a part, so that any rank may write it.
     """
 
-    def __init__(self, store: ObjectStore, kind: str, journal: Path | None = None, *, by_step: bool = False) -> None:
+    def __init__(self, store: ObjectStore, kind: str, journal: Journal | None = None, *, by_step: bool = False) -> None:
         self._store, self.kind, self._journal, self._by_step = store, kind, journal, by_step
-        self._file: IO[str] | None = None
         self._lock = threading.Lock()
         self._fresh = True
         self._rows, self._sealed = list[Row](), list[Row]()
@@ -68,13 +66,15 @@ class Rows:
         with self._lock:
             self._rows.append(row)
             self.newest = row["step"]
-            self._note([row])
+            if self._journal is not None:
+                self._journal.append(_lines([row]))
 
     def recover(self) -> bool:
         """Take over what a killed process has noted; its last line may be cut short. Whether this was the time to do so."""
         fresh, self._fresh = self._fresh, False
-        if fresh and self._journal is not None and self._journal.exists():
-            lines = self._journal.read_text().rpartition("\n")[0].splitlines()
+        noted = self._journal.read() if fresh and self._journal is not None else None
+        if noted is not None:
+            lines = noted.rpartition("\n")[0].splitlines()
             found = [json.loads(line) for line in lines]
             self._stored = max((row["stored"] for row in found if "stored" in row), default=-1)
             self._rows = [row for row in found if "stored" not in row]
@@ -125,9 +125,9 @@ class Rows:
 
     def detach(self) -> None:
         """From now on leave the journal as it is: it is another process's again."""
-        if self._file is not None:
-            self._file.close()
-        self._file = self._journal = None
+        if self._journal is not None:
+            self._journal.close()
+        self._journal = None
 
     def write(self) -> None:
         """Write what waits."""
@@ -135,23 +135,13 @@ class Rows:
             self._store.put(part.key, encode(part.rows))
             self.stored(part)
 
-    def _note(self, rows: list[Row]) -> None:
-        if self._journal is not None:
-            if self._file is None:
-                self._journal.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self._journal.open("a")
-            self._file.write("".join(json.dumps(row) + "\n" for row in rows))
-            self._file.flush()
-
     def _note_anew(self) -> None:
         if self._journal is not None:
-            if self._file is not None:
-                self._file.close()
-            self._journal.parent.mkdir(parents=True, exist_ok=True)
-            partial = self._journal.with_suffix(".part")
-            self._file = partial.open("w")
-            self._note([{"stored": self._stored}, *self.waiting])
-            partial.replace(self._journal)
+            self._journal.replace(_lines([{"stored": self._stored}, *self.waiting]))
+
+
+def _lines(rows: list[Row]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def encode(rows: list[Row]) -> bytes:
@@ -168,11 +158,6 @@ def encode(rows: list[Row]) -> bytes:
 def warm_up() -> None:
     """Load what writing takes (pyarrow looks for pandas at the first table), so that no step waits for it."""
     encode([{"step": 0}])
-
-
-def journal_of(work: Path, rank: int) -> Path:
-    """Where a rank notes its steps until they are in the store."""
-    return work / JOURNAL / f"steps-rank{rank}.jsonl"
 
 
 def read_rows(store: ObjectStore, kind: str) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Literal
 
 import torch  # noqa: TID253 - only ranks import this
@@ -41,16 +40,16 @@ class Peers:
         if count > 1:
             with self._lock:
                 self._before, self._opened = _sockets(), None
-            self._group = self._wait(lambda: self._starter.submit(self._meet, place, count, world.meeting).result())
+            self._group = self._wait(lambda: self._starter.submit(self._meet, world, number).result())
             with self._lock:
                 self._opened = _sockets() - self._before
         self.rank, self.size = place, count
 
-    def _meet(self, place: int, count: int, meeting: str) -> Collective:
+    def _meet(self, world: World, number: int) -> Collective:
         if self._backend == "horovod":
-            os.environ.update(horovod_environment(place, count, meeting))
+            os.environ.update(horovod_environment(world, number))
             return HorovodCollective()
-        return TorchCollective(place, count, Path(meeting))
+        return TorchCollective(world.members.index(number), len(world.members), world.meeting)
 
     def leave(self) -> None:
         """Leave the world: when it returns, no sum of it touches a tensor any more."""

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from trainwright.infra.process import dying_with_parent
 from trainwright.tasks.errors import RunHeld, TrainingFailed, TrainwrightError, from_document
 from trainwright.tasks.train.channel import VARIABLE, LauncherChannel
+from trainwright.tasks.train.remote import RemoteRank
 
 # What an outer launcher, another training or the scheduler has set is not for the ranks.
 _SCRUBBED = (
@@ -29,7 +30,7 @@ class Worker:
     """A process that is the rank of a device, or waits for one (`number` is None)."""
 
     number: int | None
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | RemoteRank
     channel: LauncherChannel
     log: Path
     state: Literal["starting", "free", "joining", "in"] = "starting"
@@ -51,16 +52,24 @@ class Worker:
 
     def kill(self) -> None:
         """End it, with what the model's code has started."""
+        if isinstance(self.process, RemoteRank):
+            self.process.kill()
+            return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def starved(self, oom_kills: int) -> bool:
         """Whether the kernel has killed it for want of memory, as far as can be told from outside."""
-        return self.process.wait() == -signal.SIGKILL and oom_kills > 0 and self.lost_because is None
+        killed = self.process.wait() == -signal.SIGKILL and self.lost_because is None
+        if isinstance(self.process, RemoteRank):
+            return killed and self.process.oom_kills > 0
+        return killed and oom_kills > 0
 
     def how_it_ended(self, oom_kills: int) -> str:
-        """What to say of its end. `oom_kills`: how many processes the kernel has killed for memory meanwhile."""
+        """What to say of its end. `oom_kills`: how many processes the kernel here has killed for memory meanwhile."""
         code = self.process.wait()
+        if isinstance(self.process, RemoteRank) and self.process.lost is not None:
+            return f"is lost: {self.process.lost}"
         if self.lost_because is not None:
             return self.lost_because
         if self.starved(oom_kills):
@@ -68,15 +77,15 @@ class Worker:
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
 
 
-def start_worker(order: Path, number: int | None, *, slot: int, threads: int, log: Path) -> Worker:
-    """Start the process of a rank, or a spare one, on this machine. It dies with the calling thread."""
+def start_worker(order: Path, number: int | None, *, slot: int, threads: int, log: Path, way: dict[str, str]) -> Worker:
+    """Start the process of a rank, or a spare one, on this machine. It dies with the calling thread.
+
+    `way` holds the variables that say by which interface it reaches the others.
+    """
     channel = LauncherChannel()
     descriptor = channel.other_end.fileno()
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_SCRUBBED)}
-    environment |= {
-        "PYTHONUNBUFFERED": "1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": str(threads), VARIABLE: str(descriptor),
-        "HOROVOD_RANK": str(slot),
-    }  # fmt: skip
+    environment |= own_environment(slot, threads) | way | {VARIABLE: str(descriptor)}
     place = SPARE if number is None else str(number)
     command = dying_with_parent([sys.executable, "-m", "trainwright.tasks.train.worker", str(order), place])
     with log.open("ab") as output:
@@ -88,13 +97,9 @@ def start_worker(order: Path, number: int | None, *, slot: int, threads: int, lo
     return Worker(number, process, channel, log)
 
 
-def kernel_oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory since it started; 0 where it does not say."""
-    try:
-        lines = Path("/proc/vmstat").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+def own_environment(slot: int, threads: int) -> dict[str, str]:
+    """What is set for a rank, wherever it runs."""
+    return {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(threads), "HOROVOD_RANK": str(slot)}
 
 
 def together(earlier: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:

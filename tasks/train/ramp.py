@@ -10,7 +10,7 @@ from trainwright.tasks import lr_trials
 from trainwright.tasks.errors import TrainingFailed
 from trainwright.tasks.search_lr import runaway_rate
 from trainwright.tasks.train.batches import epoch_order, split_among
-from trainwright.tasks.train.channel import RankChannel
+from trainwright.tasks.train.channel import Channel
 from trainwright.tasks.train.rank import Rank
 from trainwright.tasks.train.snapshot import Snapshot
 from trainwright.tasks.train.world import World
@@ -27,7 +27,7 @@ def begin_search(rank: Rank, world: World) -> None:
     rank.take_state_from_first()
 
 
-def search(rank: Rank, channel: RankChannel, learning_rates: list[float], trial_steps: int) -> dict[str, Any]:
+def search(rank: Rank, channel: Channel, learning_rates: list[float], trial_steps: int) -> dict[str, Any]:
     """Raise the learning rate step by step until the loss runs away; then, with `trial_steps`, try rates below that.
 
     `state` is the hash of all that was put back (see `snapshot`). Raises TrainingFailed where it is not what it was.
@@ -56,7 +56,7 @@ def search(rank: Rank, channel: RankChannel, learning_rates: list[float], trial_
 
 
 def _series(
-    rank: Rank, channel: RankChannel, learning_rates: Sequence[float], done: int
+    rank: Rank, channel: Channel, learning_rates: Sequence[float], done: int
 ) -> tuple[list[dict[str, Any]], bool]:
     """One step at each rate, from the training's first batch on: loss and accuracy before each update, and whether to stop.
 

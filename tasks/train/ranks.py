@@ -18,13 +18,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainwright.infra.memory import kernel_oom_kills
 from trainwright.tasks import progress
 from trainwright.tasks.errors import Interrupted, RunHeld, TrainingFailed, TrainwrightError
 from trainwright.tasks.train import cpu_share
 from trainwright.tasks.train.confirmations import Confirmations
 from trainwright.tasks.train.cpu_share import CpuShare
 from trainwright.tasks.train.fleet import Fleet
-from trainwright.tasks.train.processes import Worker, from_rank, kernel_oom_kills, start_worker, together
+from trainwright.tasks.train.hosts import LOOPBACK_WAY, Hosts, machine
+from trainwright.tasks.train.processes import Worker, from_rank, own_environment, start_worker, together
+from trainwright.tasks.train.remote import RemoteShare
 from trainwright.tasks.train.request import Order
 from trainwright.tasks.train.watchdog import LONG_STEPS, OUT_S, hung, stuck
 from trainwright.tasks.train.world import Meeting, World
@@ -62,8 +65,11 @@ class Ranks:
             min_count=order.request.job.devices.min_count, restarts=self._policy.restarts,
         )  # fmt: skip
         self._split = list(self._fleet.batch_sizes)
+        self._machines = [machine(device) for device in self._devices]
+        self._hosts: Hosts | None = None
+        self._way = LOOPBACK_WAY
         self._meeting = Meeting(order.backend, self._work)
-        self._shares: list[CpuShare] = []
+        self._shares: list[CpuShare | RemoteShare] = []
         self._workers: dict[int, Worker] = {}
         self._spare: Worker | None = None
         self._spares = 0
@@ -97,10 +103,16 @@ class Ranks:
         cpu_share.remove_stale_cgroups()
         (self._work / "logs").mkdir(parents=True, exist_ok=True)
         try:
-            self._shares = [CpuShare(str(rank), device.cores) for rank, device in enumerate(self._devices)]
+            if not all(device.local for device in self._devices):
+                self._reach_hosts()
+            for rank, device in enumerate(self._devices):
+                hosts = self._hosts if not device.local else None
+                self._shares.append(hosts.share(rank) if hosts else CpuShare(str(rank), device.cores))
             groups = [str(share.group) if share.group else None for share in self._shares]
             order = self._order.model_copy(update={"cgroups": groups})
             self._order_file.write_text(order.model_dump_json(by_alias=True))
+            if self._hosts is not None:
+                self._hosts.give_order(order)
             for number in range(len(self._devices)):
                 self._workers[number] = self._start(number)
         except BaseException:
@@ -113,14 +125,26 @@ class Ranks:
     def _order_file(self) -> Path:
         return self._work / "order.json"
 
+    def _reach_hosts(self) -> None:
+        def heed() -> None:
+            if self._stop.is_set():
+                raise Interrupted("stopped before the first step; nothing was changed")
+            self._require_mine()
+
+        self._hosts = hosts = Hosts(self._order, self._work, heed)
+        self._way = hosts.way
+        self._meeting = Meeting(self._order.backend, self._work, hosts.address, hosts.peers)
+
     def _start(self, number: int | None) -> Worker:
-        """The one place where a process is started: a device's, or a spare one."""
+        """The one place where a process is started: a device's, here or on its host, or a spare one."""
         name = f"rank-{number}" if number is not None else "spare"
         threads = max(1, int(self._devices[number].cores or 1)) if number is not None else 1
         slot = number if number is not None else len(self._devices) + self._spares
-        worker = start_worker(
-            self._order_file, number, slot=slot, threads=threads, log=self._work / "logs" / f"{name}.log"
-        )
+        log = self._work / "logs" / f"{name}.log"
+        if self._hosts is not None and number is not None and not self._devices[number].local:
+            worker = Worker(number, *self._hosts.start(number, own_environment(slot, threads), log), log)
+        else:
+            worker = start_worker(self._order_file, number, slot=slot, threads=threads, log=log, way=self._way)
         self._selector.register(worker.channel.socket, selectors.EVENT_READ, worker)
         return worker
 
@@ -369,16 +393,24 @@ class Ranks:
         if self._order.mode == "ramp" or self._stop_asked_at is not None or self._given_up is not None:
             return
         for number in range(len(self._devices)):
-            if number not in self._workers and self._fleet.may_restart(number):
+            if number not in self._workers and self._fleet.may_restart(number) and not self._is_gone(number):
                 self._workers[number] = self._appointed(number) or self._start(number)
+        if not any(device.local for device in self._devices):
+            return
         lasts = self._formed_at is not None and time.monotonic() - self._formed_at > SPARE_AFTER_S
         loading = any(worker.state == "starting" for worker in self._workers.values())  # who is needed loads first
         if self._spare is None and lasts and not loading and self._spares < _MOST_SPARES and self._policy.restarts > 0:
             self._spares += 1
             self._spare = self._start(None)
 
+    def _is_gone(self, number: int) -> bool:
+        """Whether a device's host is lost."""
+        return self._hosts is not None and self._hosts.is_gone(number)
+
     def _appointed(self, number: int) -> Worker | None:
-        """The spare process, now this device's."""
+        """The spare process, now this device's; it is on this machine."""
+        if not self._devices[number].local:
+            return None
         worker, self._spare = self._spare, None
         if worker is not None:
             worker.number, worker.state = number, "starting"
@@ -439,11 +471,12 @@ class Ranks:
         if anew and self._generation and self._restore is not None:
             self._checkpoint, self._committed = self._restore()
         self._generation += 1
-        count, of = len(members), len(self._devices)
+        count, of, machines = len(members), len(self._devices), [self._machines[number] for number in members]
         verb = "begins with" if self._generation == 1 else "goes on with"
         reason = "; ".join([*self._reasons, f"{verb} {count} of {of}"])
         world = World(
-            generation=self._generation, members=members, meeting=self._meeting.open(self._generation, count),
+            generation=self._generation, members=members, machines=machines,
+            meeting=self._meeting.open(self._generation, machines),
             committed=self._committed, checkpoint=self._checkpoint if anew else None, reason=reason, end=end,
             broken=self._broken_at is not None,
             limits={number: limit for number, limit in self._fleet.limits.items() if number in members and not end},
@@ -485,4 +518,6 @@ class Ranks:
         for share in self._shares:
             share.remove()
         self._selector.close()
+        if self._hosts is not None:
+            self._hosts.close()
         self._meeting.close()

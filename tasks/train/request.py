@@ -49,6 +49,10 @@ class Order(BaseModel):
     learning_rates: list[float] = Field(default_factory=list, description="of the ramp, one a step")
     trial_steps: int = Field(default=0, description="of each trial after the ramp; 0: no trials")
     cgroups: list[str | None] = Field(default_factory=list, description="what each rank joins")
+    launcher_work: str | None = Field(
+        default=None,
+        description="the launcher's work folder, for ranks that keep things by way of it: those on other hosts",
+    )
     started_at_s: float = Field(description="seconds since 1970")
     earlier_s: float = Field(default=0.0, description="how long earlier launches have trained")
     claim: str = Field(default="", description="this launch's right to add checkpoints (`fence`)")

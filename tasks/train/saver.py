@@ -35,11 +35,12 @@ from trainwright.tasks.train.checkpoint import (
 from trainwright.tasks.train.collective import PeersLost
 from trainwright.tasks.train.confirmations import FAILED, SPILLED, STORED
 from trainwright.tasks.train.fence import STATE, Entry, Fence, folder_name, retained
-from trainwright.tasks.train.spill import Spill, Spilled
+from trainwright.tasks.train.launcher_store import spill_of, store_of
+from trainwright.tasks.train.spill import Spilled
 from trainwright.tasks.train.tensors import HostCopy, Tensors, encode, optimizer_tensors, own_part, size_bytes
 
 if TYPE_CHECKING:
-    from trainwright.tasks.train.channel import RankChannel
+    from trainwright.tasks.train.channel import Channel
     from trainwright.tasks.train.rank import Rank
     from trainwright.tasks.train.request import Order
     from trainwright.tasks.train.world import World
@@ -70,15 +71,15 @@ class Saver:
     """A rank's writer of checkpoints. All members of a world call `save` after the same steps."""
 
     def __init__(
-        self, rank: Rank, channel: RankChannel, order: Order, own: list[metrics.Rows], common: list[metrics.Rows]
+        self, rank: Rank, channel: Channel, order: Order, own: list[metrics.Rows], common: list[metrics.Rows]
     ) -> None:
         """Rows are written with each checkpoint: each rank's own, and by the first those that all have in common."""
         self._rank, self._channel, self._own, self._common = rank, channel, own, common
         self._policy, self._token = rank.spec.checkpoint, order.lease_token
         self._end_patience_s = order.request.store_patience_s
         largest = 2 * size_bytes(rank.model.state_dict())  # Adam's state
-        self._fence = Fence(order.request.store(patience_s=ANSWER_S + largest / SLOWEST_BYTES_PER_S), order.claim)
-        self._spill = Spill(rank.work, rank.number)
+        self._fence = Fence(store_of(order, channel, ANSWER_S + largest / SLOWEST_BYTES_PER_S), order.claim)
+        self._spill = spill_of(order, channel, rank.number)
         self._generation = -1
         self._best: set[int] = set()
         self._owed: list[metrics.Part] = []

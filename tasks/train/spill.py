@@ -21,6 +21,11 @@ from trainwright.tasks.train.fence import STATE, Fence, folder_name, read_index
 _log = logging.getLogger(__name__)
 
 
+def folder_of(work: Path, rank: int) -> Path:
+    """Where a rank's files lie, below the launcher's work folder."""
+    return work / "spill" / f"rank-{rank}"
+
+
 @dataclass(frozen=True)
 class Spilled:
     """A file that waits; `step` is the checkpoint's that it is part of, `generation` that of the world that began it."""
@@ -34,18 +39,16 @@ class Spilled:
 class Spill:
     """One rank's files, in the order in which they came."""
 
-    def __init__(self, work: Path, rank: int) -> None:
-        self._files = FolderStore(work / "spill" / f"rank-{rank}")
+    def __init__(self, work: Path, rank: int, files: ObjectStore | None = None) -> None:
+        """`files`: how that folder is written, where it is another machine's."""
+        self.folder = folder_of(work, rank)
+        self._files = files or FolderStore(self.folder)
         self.waiting: list[Spilled] = []
-
-    @property
-    def folder(self) -> Path:
-        """Where they lie."""
-        return self._files.root
 
     def clear(self) -> None:
         """Drop what a killed process in this place has left: its rows are in the journal, its checkpoints failed with it."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        for item in list(self._files.list()):
+            self._files.delete(item.key)
 
     def add(self, key: str, data: bytes, step: int, generation: int = 0) -> None:
         """Keep a file here. Raises ServiceUnreachable where the disk is full, and leaves nothing then."""

@@ -1,7 +1,7 @@
-"""A rank as a process: `python -m trainwright.tasks.train.worker ORDER.json RANK`, started by `ranks`.
+"""A rank as a process: `python -m trainwright.tasks.train.worker ORDER.json RANK`, started by `ranks`, here or on a host.
 
 It loads its libraries, the data and the model once, and then takes part in one world after another. With `spare` in the rank's
-place it waits, loaded, until it is given the device of a process that was lost.
+place it waits, loaded, until it is given the device of a process that was lost. The same worker runs under `torchrun`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch  # noqa: TID253 - this is a process of its own
 from trainwright.tasks import data
 from trainwright.tasks.artefacts import PlannedDevice
 from trainwright.tasks.errors import BadInput, TrainwrightError
-from trainwright.tasks.train.channel import RankChannel
+from trainwright.tasks.train.channel import Channel, RankChannel
 from trainwright.tasks.train.collective import PeersLost
 from trainwright.tasks.train.cpu_share import join_cgroup
 from trainwright.tasks.train.loop import Training
@@ -30,6 +30,7 @@ from trainwright.tasks.train.peers import Peers
 from trainwright.tasks.train.ramp import begin_search, search
 from trainwright.tasks.train.rank import OutOfMemory, Rank
 from trainwright.tasks.train.request import Order
+from trainwright.tasks.train.torchrun import AloneChannel, is_launcher
 from trainwright.tasks.train.world import World
 
 
@@ -37,9 +38,13 @@ def main(order_path: Path, place: str) -> int:
     """Do what the order says; every failure is said to the launcher in one line."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to decide on
-    channel, training = RankChannel(), None
+    alone = AloneChannel() if is_launcher() else None
+    channel: Channel = alone or RankChannel()
+    training = None
     try:
         order = Order.model_validate_json(order_path.read_text())
+        if alone is not None:
+            order = alone.begin(order)
         peers = Peers(order.backend)
         channel.attend(peers)
         if order.mode == "train":  # what the first checkpoint would wait for
@@ -73,7 +78,7 @@ def main(order_path: Path, place: str) -> int:
     return 0
 
 
-def _take_part(training: Training, peers: Peers, channel: RankChannel, order: Order) -> None:
+def _take_part(training: Training, peers: Peers, channel: Channel, order: Order) -> None:
     """World after world, until the launcher says that this is the end."""
     rank, says = training.rank, dict[str, Any]()
     while True:
@@ -133,7 +138,7 @@ def _device(planned: PlannedDevice) -> torch.device:
 
 
 if __name__ == "__main__":
-    code = main(Path(sys.argv[1]), sys.argv[2])
+    code = main(Path(sys.argv[1]), os.environ["RANK"] if is_launcher() else sys.argv[2])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # Horovod's threads may hang at the interpreter's exit after a peer has gone

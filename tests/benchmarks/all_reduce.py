@@ -48,7 +48,7 @@ def take_part(backend: str, rank: int, count: int, folder: Path, seed: int) -> N
 
     torch.set_num_threads(1)
     collective: Collective = (
-        HorovodCollective() if backend == "horovod" else TorchCollective(rank, count, folder / "meeting")
+        HorovodCollective() if backend == "horovod" else TorchCollective(rank, count, str(folder / "meeting"))
     )
     whole, draw, seen = torch.zeros(SIZES_BYTES[-1] // 4), random.Random(seed), []
     for sweep in range(SWEEPS):

@@ -8,20 +8,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from training_case import request, rows, when_checkpoint
+from training_case import ROWS, assert_every_sample_once, once, request, rows, when_checkpoint
 
 from trainwright.tasks import progress
 from trainwright.tasks.artefacts import SplitEvent
 from trainwright.tasks.errors import BadInput, TrainingFailed
 from trainwright.tasks.train import TrainRequest, ramp, train
 
-ROWS = 1438
 SLOW = [{"type": "emulated", "speed": 1.0}, {"type": "emulated", "speed": 0.5}]
 """Devices on which a step of 40 and 20 samples takes 40 ms."""
 HOSTILE = """
@@ -94,36 +92,6 @@ def hostile(folder: Path, batches: list[int], what: str, least: int = 0, **train
 def with_min_count(asked: TrainRequest, count: int) -> TrainRequest:
     devices = asked.job.devices.model_copy(update={"min_count": count})
     return asked.model_copy(update={"job": asked.job.model_copy(update={"devices": devices})})
-
-
-def once(condition: Callable[[], bool], then: Callable[[], object]) -> threading.Thread:
-    """Do something as soon as a condition holds."""
-
-    def wait() -> None:
-        for _ in range(12000):
-            if condition():
-                then()
-                return
-            time.sleep(0.01)
-
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
-    return thread
-
-
-def assert_every_sample_once(asked: TrainRequest, ranks: int, epochs: int) -> list[float]:
-    """Each rank has each of its steps once; each step takes its rows, each epoch all of them. The losses."""
-    by_rank = [rows(asked, f"steps-rank{rank}") for rank in range(ranks)]
-    for own in by_rank:
-        assert max(Counter(row["step"] for row in own).values(), default=0) <= 1
-    samples: Counter[int] = Counter()
-    losses: dict[int, float] = {}
-    for row in [row for own in by_rank for row in own]:
-        samples[row["epoch"]] += row["batch_size"]
-        losses[row["step"]] = row["loss"]
-    assert samples == dict.fromkeys(range(epochs), ROWS)
-    assert sorted(losses) == list(range(len(losses)))
-    return [losses[step] for step in sorted(losses)]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from trainwright.tasks.objects import FolderStore
 from trainwright.tasks.train.batches import split_among
 from trainwright.tasks.train.fleet import Fleet
-from trainwright.tasks.train.metrics import Rows, journal_of, read_rows
+from trainwright.tasks.train.journal import FOLDER, journal_of
+from trainwright.tasks.train.metrics import Rows, read_rows
 
 WEIGHTS = st.lists(st.integers(1, 50), min_size=1, max_size=6)
 
@@ -72,7 +73,7 @@ def test_who_takes_the_place_of_a_killed_rank_finds_its_whole_rows(tmp_path: Pat
     killed = Rows(store, "steps-rank1", journal)
     for step in range(4):
         killed.add(step=step, loss=1 / (step + 3))
-    with journal.open("a") as file:
+    with (tmp_path / FOLDER / "steps-rank1.jsonl").open("a") as file:
         file.write('{"step": 4, "lo')  # cut short
     after = Rows(store, "steps-rank1", journal)
     after.recover()

@@ -154,16 +154,9 @@ def test_a_model_that_does_not_fit_its_labels_is_bad_input(tmp_path: Path) -> No
         train(request(tmp_path, [40, 20], model={"broken": True}))
 
 
-@pytest.mark.parametrize(
-    ("device", "words"),
-    [
-        ({"type": "cpu", "cores": 1.0, "address": "10.0.0.9"}, "here/0: .*other hosts"),
-        ({"type": "nvidia-t4"}, "here/0: .*no such GPU"),
-    ],
-)
-def test_a_device_that_is_not_here_is_bad_input(tmp_path: Path, device: dict[str, Any], words: str) -> None:
-    with pytest.raises(BadInput, match=words):
-        train(request(tmp_path, [60], devices=[device]))
+def test_a_device_that_is_not_here_is_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"here/0: .*no such GPU"):
+        train(request(tmp_path, [60], devices=[{"type": "nvidia-t4"}]))
 
 
 @pytest.mark.slow

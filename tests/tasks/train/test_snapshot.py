@@ -33,7 +33,7 @@ def rank(tmp_path: Path) -> Any:
     asked = request(
         tmp_path, [60], model={"norm": True, "dropout": 0.3}, optimizer={"name": "adam"}, adaptive_batch=True
     )
-    collective = TorchCollective(0, 1, tmp_path / "meeting")
+    collective = TorchCollective(0, 1, str(tmp_path / "meeting"))
     one = Rank(asked, data.load(asked.job.data), collective, torch.device("cpu"), 0)
     order = epoch_order(one.train_rows, 0, 0)
     for step in range(3):

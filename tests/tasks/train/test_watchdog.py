@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from trainwright.infra.memory import kernel_oom_kills
 from trainwright.tasks.train.channel import LauncherChannel
-from trainwright.tasks.train.processes import Worker, kernel_oom_kills
+from trainwright.tasks.train.processes import Worker
 from trainwright.tasks.train.watchdog import WRITING_S, hung, stuck
 
 NOW = 1000.0

@@ -6,6 +6,7 @@ import contextlib
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from trainwright.tasks.job import Job
 from trainwright.tasks.train import TrainRequest
 
 LEARNING_RATE = 0.01
+ROWS = 1438
+"""of the digits that train where a fifth of them validates"""
 MODEL = """
 import torch
 
@@ -192,3 +195,33 @@ def rows(asked: TrainRequest, kind: str) -> list[dict[str, Any]]:
     folder = Path(asked.work_folder).parent / "run" / "metrics"
     parts = sorted(folder.glob(f"{kind}-*.parquet"))
     return [row for part in parts for row in pq.read_table(part).to_pylist()]
+
+
+def once(condition: Callable[[], bool], then: Callable[[], object]) -> threading.Thread:
+    """Do something as soon as a condition holds."""
+
+    def wait() -> None:
+        for _ in range(12000):
+            if condition():
+                then()
+                return
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def assert_every_sample_once(asked: TrainRequest, ranks: int, epochs: int) -> list[float]:
+    """Each rank has each of its steps once; each step takes its rows, each epoch all of them. The losses."""
+    by_rank = [rows(asked, f"steps-rank{rank}") for rank in range(ranks)]
+    for own in by_rank:
+        assert max(Counter(row["step"] for row in own).values(), default=0) <= 1
+    samples: Counter[int] = Counter()
+    losses: dict[int, float] = {}
+    for row in [row for own in by_rank for row in own]:
+        samples[row["epoch"]] += row["batch_size"]
+        losses[row["step"]] = row["loss"]
+    assert samples == dict.fromkeys(range(epochs), ROWS)
+    assert sorted(losses) == list(range(len(losses)))
+    return [losses[step] for step in sorted(losses)]

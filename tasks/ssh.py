@@ -1,0 +1,69 @@
+"""How other hosts are reached: ssh that asks nothing (BatchMode) and connects only to hosts whose keys it knows."""
+
+from __future__ import annotations
+
+import re
+
+from trainwright.tasks.errors import ServiceUnreachable
+from trainwright.tasks.pool import Ssh
+
+ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_-]{0,252}")
+"""What ssh takes for a host and not, as it would a leading -, for an option."""
+CONNECT_TIMEOUT_S = 10
+_SILENCE_S, _SILENCES = 5, 3
+"""A connection on which nothing comes back this often for so long has ended."""
+_OPTIONS = {
+    "BatchMode": "yes",
+    "StrictHostKeyChecking": "yes",
+    "UpdateHostKeys": "no",
+    "ConnectTimeout": str(CONNECT_TIMEOUT_S),
+    "ServerAliveInterval": str(_SILENCE_S),
+    "ServerAliveCountMax": str(_SILENCES),
+    "ClearAllForwardings": "yes",
+    "ForwardAgent": "no",
+    # A connection of its own: one that is shared would outlive the process, or end others.
+    "ControlMaster": "no",
+    "ControlPath": "none",
+    "LogLevel": "ERROR",
+}
+
+
+def ssh_command(address: str, login: Ssh | None = None) -> list[str]:
+    """The command that connects to a host; what is to run there comes after it."""
+    login = login or Ssh()
+    options = dict(_OPTIONS)
+    if login.known_hosts is not None:
+        options["UserKnownHostsFile"] = f'"{login.known_hosts}"'
+    if login.identity is not None:
+        options |= {"IdentityFile": f'"{login.identity}"', "IdentitiesOnly": "yes"}
+    if login.user is not None:
+        options["User"] = login.user
+    if login.port is not None:
+        options["Port"] = str(login.port)
+    return [
+        "ssh",
+        "-T",
+        *(word for name, value in options.items() for word in ("-o", f"{name}={value}")),
+        "--",
+        address,
+    ]
+
+
+def why_ended(stderr: str, code: int | None) -> str:
+    """One line of what ssh said before it ended."""
+    if "IDENTIFICATION HAS CHANGED" in stderr:
+        shown = re.search(r"SHA256:[A-Za-z0-9+/]+", stderr)
+        return f"its host key is not the one in known_hosts{f' (it shows {shown[0]})' if shown else ''}: perhaps another machine"
+    if re.search(r"No \S+ host key is known for", stderr):
+        return "its host key is not in known_hosts: compare it with the host's own, then add it (ssh-keyscan shows it)"
+    lines = [line for line in stderr.strip().splitlines() if line.strip()]
+    return lines[-1].strip() if lines else f"ssh ended with {code}"
+
+
+def unreachable(address: str, why: str, name: str | None = None) -> ServiceUnreachable:
+    """The error of a host that can't be worked on."""
+    host = f"host {name} ({address})" if name else f"host {address}"
+    return ServiceUnreachable(
+        f"{host}: {why}; `ssh -o BatchMode=yes {address} python3 -V` must work, and its key be in known_hosts",
+        service="ssh", address=address,
+    )  # fmt: skip

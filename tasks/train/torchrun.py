@@ -1,0 +1,119 @@
+"""A rank under torchrun (`torchrun … -m trainwright.tasks.train.worker ORDER.json`): it has no launcher of ours.
+
+Its number and the others come from the environment, sums go by torch.distributed whatever the order says, and what it has to say
+is printed. All ranks make one world. Where one is lost, all end: torchrun starts them again (`--max-restarts`), from the newest
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from trainwright.tasks.errors import BadInput, TrainingFailed
+from trainwright.tasks.train import checkpoint
+from trainwright.tasks.train.channel import Message, Waits
+from trainwright.tasks.train.confirmations import Confirmations
+from trainwright.tasks.train.fence import Fence
+from trainwright.tasks.train.journal import FOLDER
+from trainwright.tasks.train.metrics import drop_from
+from trainwright.tasks.train.request import Order
+from trainwright.tasks.train.world import World
+
+MEETING = "env://"
+_LEAST_PAUSE_S, _LOOK_S = 0.25, 0.05
+
+
+def is_launcher() -> bool:
+    """Whether torchrun has started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+class AloneChannel:
+    """Speaks to standard output. What ranks have to know of each other's checkpoints goes through torchrun's store."""
+
+    def __init__(self) -> None:
+        self.number, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.leave_asked = self.out_asked = -1
+        self.writing = False
+        self._last = 0.0
+        self._world: World | None = None
+        self._done = False
+        self._said: dict[str, Message] = {}
+        self._store: Any = None
+        self._speaking = threading.Lock()
+
+    def begin(self, order: Order) -> Order:
+        """The order as it reads here. Raises BadInput where torchrun has started more or fewer ranks, RunHeld."""
+        request = order.request
+        if self.size != (devices := len(request.plan.devices)):
+            raise BadInput(f"WORLD_SIZE: got {self.size}; allowed: {devices}, as many as the plan has devices")
+        work, folder = Path(request.work_folder), None
+        (work / FOLDER / f"steps-rank{self.number}.jsonl").unlink(missing_ok=True)
+        if self.number == 0:
+            store = request.store()
+            state = checkpoint.fetch_latest(store, work / "resume") if request.resume else None
+            folder = str(work / "resume") if state is not None else None
+            Fence(store, order.claim).forget(after=state.step if state is not None else -1)
+            drop_from(store, state.step if state is not None else 0)
+        self._world = World(
+            generation=1, members=list(range(self.size)), meeting=MEETING, checkpoint=folder, reason="torchrun"
+        )
+        return order.model_copy(update={"backend": "torch", "cgroups": [None] * devices})
+
+    def attend(self, peers: Waits) -> None:
+        return
+
+    def send(self, kind: str, **fields: Any) -> None:
+        if kind == "part":
+            key = f"{fields['generation']}-{fields['step']}"
+            self._said[key] = {**self._said.get(key, {}), **fields}
+            self._shared().set(f"{key}-{self.number}", json.dumps(self._said[key]))
+            return
+        self._done |= kind == "done"
+        with self._speaking:
+            sys.stdout.write(json.dumps({"kind": kind, **fields}) + "\n")
+            sys.stdout.flush()
+
+    def receive(self, *kinds: str) -> Message:
+        if self._world is not None:
+            world, self._world = self._world, None
+            return {"kind": "world", **world.model_dump()}
+        if self._done:
+            return {"kind": "end"}
+        raise TrainingFailed("other ranks were lost; torchrun --max-restarts goes on from the newest checkpoint")
+
+    def ask(self, about: str, **fields: Any) -> Message:
+        if about == "parts":
+            while (found := self._confirmations(**fields).answer()) is None:
+                time.sleep(_LOOK_S)
+            return found
+        return self._confirmations(**fields).known(fields["step"]) if about == "stored" else {}
+
+    def progress(self, kind: str, **fields: Any) -> None:
+        if time.monotonic() - self._last > _LEAST_PAUSE_S:
+            self._last = time.monotonic()
+            self.send(kind, **fields)
+
+    def _confirmations(self, step: int, generation: int) -> Confirmations:
+        """What all ranks have said of a checkpoint until now."""
+        found, store = Confirmations(range(self.size)), self._shared()
+        for number in range(self.size):
+            key = f"{generation}-{step}-{number}"
+            if store.check([key]):
+                found.note(number, json.loads(store.get(key)))
+        found.ask(step)
+        return found
+
+    def _shared(self) -> Any:
+        if self._store is None:
+            from torch._C._distributed_c10d import PrefixStore
+            from torch.distributed.rendezvous import rendezvous
+
+            self._store = PrefixStore("parts", next(iter(rendezvous(MEETING)))[0])
+        return self._store

@@ -1,0 +1,163 @@
+"""Training on hosts of unlike quotas, over ssh: `python tests/benchmarks/train/hosts.py [ROUNDS] [--cores Q ...] [--rate R]`.
+
+Makes a lab of one host for each quota of cores (`tests/lab.py`; needs root), with links of that rate, and trains a small
+convolutional network there. The quota is the whole host's; it begins with the first step, so that nobody waits for it to load
+torch. A first training begins with an even split and moves it while it goes on (`adaptive_split`): the split
+it ends with is the one that is measured. A second training then goes through ROUNDS rounds (default 6) of windows of steps in
+random order: with that split, with the even one, and with each host alone, the others with nothing to do.
+
+ideal: what the hosts do alone, added up (samples by their own computing time, without sums). Printed: samples a second with
+either split, its share of the ideal, and as noise the middle half of the windows of each kind. Quotas should add up to less than
+the machine has free.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tasks" / "train"))
+
+import lab
+from training_case import ROWS, request, rows
+
+from trainwright.tasks import progress
+from trainwright.tasks.artefacts import SplitEvent
+from trainwright.tasks.train import TrainRequest, train
+from trainwright.tasks.train.launch import choose_backend
+
+BATCH = 240
+FREELY = 4.0
+WINDOW, SETTLING = 16, 4
+"""Steps of a window, and how many of its first do not count."""
+MODEL = """
+import torch
+
+
+def build_model():
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 32, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(32, 32, 3, padding=1), torch.nn.ReLU(),
+        torch.nn.Flatten(), torch.nn.Linear(32 * 64, 10),
+    )
+"""
+
+
+def on_hosts(folder: Path, made: lab.Lab, split: list[int], backend: str, **wanted: Any) -> TrainRequest:
+    devices = [{"type": "cpu", "host": one.name, "address": one.address, "id": f"{one.name}/cpu"} for one in made.hosts]
+    spec = {"checkpoint": {"every_steps": 10_000, "keep_best": False}, "backend": backend, **wanted}
+    asked = request(folder, split, devices=devices, **spec)
+    (folder / "source" / "net.py").write_text(MODEL)
+    (folder / "pool.json").write_text(json.dumps(made.pool([[{"type": "cpu"}]] * len(made.hosts))))
+    return asked
+
+
+@contextmanager
+def held(made: lab.Lab, cores: list[float]) -> Iterator[None]:
+    """Hosts are held to their quotas from the first step of a training on."""
+
+    def listen(event: dict[str, Any]) -> None:
+        if event["event"] == "train":
+            for host, quota in zip(made.hosts, cores, strict=True):
+                host.hold(quota)
+            progress._listeners.clear()
+
+    progress._listeners[:] = [listen]
+    try:
+        yield
+    finally:
+        progress._listeners.clear()
+        for host in made.hosts:
+            host.hold(FREELY)
+
+
+def even(count: int) -> list[int]:
+    return [BATCH // count + (number < BATCH % count) for number in range(count)]
+
+
+def found_split(folder: Path, made: lab.Lab, backend: str, epochs: int) -> list[int]:
+    """The split that a training comes to, which begins with an even one."""
+    result = train(on_hosts(folder, made, even(len(made.hosts)), backend, epochs=epochs, adaptive_split=True))
+    for event in result.split_events:
+        print(f"   step {event.step}: {event.batch_sizes}")
+    return [device.batch_size for device in result.devices]
+
+
+def windows(
+    folder: Path, made: lab.Lab, backend: str, split: list[int], rounds: int, seed: int
+) -> list[tuple[str, Any]]:
+    """Each window's kind, and what it found: samples a second, by step times; of `alone`, by its own computing times."""
+    count, draw = len(made.hosts), random.Random(seed)
+    kinds = {"found": split, "even": even(count)}
+    for number in range(count):
+        kinds[f"alone {number}"] = [split[number] if one == number else 0 for one in range(count)]
+    order = [name for _ in range(rounds) for name in draw.sample(sorted(kinds), len(kinds))]
+    events = [
+        SplitEvent(step=WINDOW * at, batch_sizes=kinds[name], reason=f"{at} {name}") for at, name in enumerate(order)
+    ]
+    samples = sum(WINDOW * sum(kinds[name]) for name in order)
+    asked = on_hosts(folder, made, split, backend, epochs=-(-samples // ROWS) + 1)
+    train(asked.model_copy(update={"replay_events": events}))
+    by_step: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for number in range(count):
+        for row in rows(asked, f"steps-rank{number}"):
+            by_step[row["step"]].append(row)
+    seen = []
+    for at, name in enumerate(order):
+        steps = [by_step[step] for step in range(WINDOW * at + SETTLING, WINDOW * (at + 1))]
+        whole = [own for own in steps if sum(row["batch_size"] for row in own) == sum(kinds[name])]
+        if name.startswith("alone"):
+            number = int(name.split()[1])
+            times = [own[number]["compute_s"] for own in whole]
+        else:
+            times = [max(row["step_time_s"] for row in own) for own in whole]
+        seen.append((name, sum(kinds[name]) / statistics.mean(times)))
+    return seen
+
+
+def spread(values: list[float]) -> str:
+    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0], 0, values[0])
+    return f"{statistics.median(values):7.1f} samples/s ({low:.1f} to {high:.1f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("rounds", type=int, nargs="?", default=6)
+    parser.add_argument("--cores", type=float, nargs="+", default=[0.8, 0.4, 0.2])
+    parser.add_argument("--rate", default="1gbit")
+    parser.add_argument("--backend", default="auto", choices=["auto", "horovod", "torch"])
+    parser.add_argument("--epochs", type=int, default=20, help="of the training that finds the split")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    if (reason := lab.why_not()) is not None:
+        raise SystemExit(reason)
+    backend = choose_backend(given.backend)
+    with tempfile.TemporaryDirectory() as name, lab.running(cores=[FREELY] * len(given.cores), rate=given.rate) as made:
+        print(f"{backend}, hosts of {given.cores} cores, links of {given.rate}, batch {BATCH}, seed {given.seed}")
+        with held(made, given.cores):
+            split = found_split(Path(name) / "first", made, backend, given.epochs)
+        print(f"split found, from {even(len(given.cores))}: {split}")
+        by_kind: dict[str, list[float]] = defaultdict(list)
+        with held(made, given.cores):
+            for kind, rate in windows(Path(name) / "second", made, backend, split, given.rounds, given.seed):
+                by_kind[kind].append(rate)
+    alone = {kind: values for kind, values in by_kind.items() if kind.startswith("alone")}
+    ideal = sum(statistics.median(values) for values in alone.values())
+    for kind, values in sorted(alone.items()):
+        print(f"{kind:8} {spread(values)}")
+    print(f"ideal    {ideal:7.1f} samples/s")
+    for kind in ("found", "even"):
+        print(f"{kind:8} {spread(by_kind[kind])}: {statistics.median(by_kind[kind]) / ideal:.1%} of the ideal")
+
+
+if __name__ == "__main__":
+    main()
