@@ -1,63 +1,70 @@
-"""The whole chain, from data to stored and analysed model: `retrain` for any job, and one scheduled DAG per job file."""
+"""The whole chain, from data to stored and analysed model: `retrain` for any job, and one DAG per job file."""
 
 from __future__ import annotations
 
 import logging
 import re
-from datetime import UTC, datetime
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from html import escape
+from typing import Any
 
-from airflow.sdk import DAG, Param
-
-from trainwright.operators import (
-    AllocateOperator,
-    AnalyzeOperator,
-    EstimateOperator,
-    ExtractOperator,
-    ReleaseOperator,
-    SearchLearningRateOperator,
-    StoreOperator,
-    TrainOperator,
-    ValidateOperator,
+from airflow.sdk import (
+    DAG,
+    AssetOrTimeSchedule,
+    AsyncCallback,
+    CronTriggerTimetable,
+    DeadlineAlert,
+    DeadlineReference,
+    Param,
 )
+from airflow.sdk.exceptions import AirflowFailException
+
+from trainwright.dags.chain import RETRIES, chain, promotion
+from trainwright.operators.assets import data_asset, model_asset
+from trainwright.operators.hooks import configure
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.job import load_job
+from trainwright.tasks.form import Form
+from trainwright.tasks.job import Job, load_job
 from trainwright.tasks.settings import settings
 
+configure()
 JOB_FILES = sorted(path for path in settings().jobs.glob("*") if path.suffix in (".yaml", ".yml", ".json"))
+JOBS: dict[str, Job | str] = {}
+for path in JOB_FILES:
+    try:
+        JOBS[str(path)] = load_job(path)
+    except BadInput as error:  # one bad file must not take the other DAGs away; its own DAG says what is wrong
+        logging.getLogger(__name__).warning("%s", error)
+        JOBS[str(path)] = str(error)
+FORM = Form(next((job for job in JOBS.values() if isinstance(job, Job)), None))
 
 
-def chain(job: str, pool: str | None, new: str, replay: str | None, run: str | None) -> None:
-    """Wire the steps of one run, within a DAG."""
-    validate = ValidateOperator(task_id="validate", run=run, job=job, device_pool=pool, new=new, replay=replay)
-    reference = validate.output
-    extract = ExtractOperator(task_id="extract", run=reference)
-    estimate = EstimateOperator(task_id="estimate", run=reference)
-    allocate = AllocateOperator(task_id="allocate", run=reference, replay=replay)
-    search_lr = SearchLearningRateOperator(task_id="search_lr", run=reference, replay=replay)
-    train = TrainOperator(task_id="train", run=reference, replay=replay)
-    release = ReleaseOperator(task_id="release", run=reference)
-    store = StoreOperator(task_id="store", run=reference)
-    analyze = AnalyzeOperator(task_id="analyze", run=reference)
-    validate >> extract >> estimate >> allocate >> search_lr >> train >> store >> analyze
-    train >> release.as_teardown(setups=allocate)
+def job_of(params: Mapping[str, Any]) -> str:
+    """The job that a trigger means, as a template's text: a file's path, or the filled-in form as JSON."""
+    try:
+        return FORM.job_text(params)
+    except BadInput as error:
+        raise AirflowFailException(f"{error.kind}: {error}") from error
 
 
 with DAG(
     "retrain",
-    description="From data to stored and analysed model, for any job file.",
+    description="From data to stored and analysed model, for any job: a job file, or the form.",
     schedule=None,
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,
     is_paused_upon_creation=False,
+    default_args=RETRIES,
     tags=["trainwright"],
     doc_md=__doc__,
+    user_defined_macros={"job_of": job_of},
     params={
         "job": Param(
-            str(JOB_FILES[0]) if JOB_FILES else "",
-            type="string",
-            minLength=1,
+            None,
+            type=["null", "string", "object"],
             title="Job file",
-            description="path of a job file on the workers",
+            description="path of a job file on the workers; left empty: the job is what the fields below say",
             examples=[str(path) for path in JOB_FILES],
         ),
         "pool": Param(None, type=["null", "string"], title="Pool file", description="overrides the job's pool"),
@@ -69,33 +76,67 @@ with DAG(
             description="URI of a run whose plan and learning rate to use",
         ),
         "run": Param(None, type=["null", "string"], title="Run", description="URI of a run to continue"),
+        **{one.name: Param(one.default, description=one.description, schema=one.schema) for one in FORM.fields},
     },
 ) as retrain:
-    chain(
-        job="{{ params.job }}",
-        pool="{{ params.pool }}",
-        new="{{ params.new }}",
-        replay="{{ params.replay }}",
-        run="{{ params.run }}",
+    promotion(
+        chain(
+            job="{{ job_of(params) }}",
+            pool="{{ params.pool }}",
+            new="{{ params.new }}",
+            replay="{{ params.replay }}",
+            run="{{ params.run }}",
+        )
     )
 
+
+def schedule_of(job: Job) -> Any:
+    """When the job runs by itself: by the clock, whenever its data is updated, or both."""
+    if job.schedule is None:
+        return None
+    if not job.schedule.on_new_data:
+        return job.schedule.cron
+    data = [data_asset(job.data.uri)]
+    if job.schedule.cron is None:
+        return data
+    return AssetOrTimeSchedule(timetable=CronTriggerTimetable(job.schedule.cron, timezone="UTC"), assets=data)
+
+
+def deadline_of(job: Job) -> DeadlineAlert | None:
+    """An alert where the DAG run is not over by the job's deadline."""
+    if job.objective.deadline is None:
+        return None
+    told = {"job": job.name, "deadline_s": job.objective.deadline}
+    return DeadlineAlert(
+        reference=DeadlineReference.DAGRUN_QUEUED_AT,
+        interval=timedelta(seconds=job.objective.deadline),
+        callback=AsyncCallback("trainwright.operators.deadline.missed", kwargs=told),
+    )
+
+
 for path in JOB_FILES:
-    try:
-        job = load_job(path)
-        name, problem, cron = job.name, None, job.schedule.cron if job.schedule else None
-    except BadInput as error:  # one bad file must not take the other DAGs away; its own DAG says what is wrong
-        logging.getLogger(__name__).warning("%s", error)
-        name, problem, cron = re.sub(r"[^a-z0-9-]+", "-", path.stem.lower()), str(error), None
+    job = JOBS[str(path)]
+    problem = job if isinstance(job, str) else None
+    name = job.name if isinstance(job, Job) else re.sub(r"[^a-z0-9-]+", "-", path.stem.lower())
     with DAG(
         f"retrain_{name}",
-        description=problem or f"Retrain {name}.",
-        schedule=cron,
+        description=f"Retrain {name}." if problem is None else escape(problem, quote=False),
+        schedule=schedule_of(job) if isinstance(job, Job) else None,
+        deadline=deadline_of(job) if isinstance(job, Job) else None,
         start_date=datetime(2026, 1, 1, tzinfo=UTC),
         catchup=False,
         max_active_runs=1,
         is_paused_upon_creation=False,
+        default_args=RETRIES,
         tags=["trainwright", "job file is wrong"] if problem else ["trainwright"],
-        doc_md=f"`{path}`: {problem or 'the whole chain for this job'}",
+        doc_md=escape(f"{path}: {problem or 'the whole chain for this job'}", quote=False),
     ) as scheduled:
-        chain(job=str(path), pool=None, new="false", replay=None, run=None)
+        promotion(
+            chain(
+                job=str(path),
+                # New data is not what an unfinished run began with.
+                new="{{ true if triggering_asset_events else false }}",
+                models=model_asset(name) if problem is None else None,
+            )
+        )
     globals()[scheduled.dag_id] = scheduled

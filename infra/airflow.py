@@ -34,6 +34,11 @@ def airflow_services(home: Path) -> list[Service]:
     return [Service(f"airflow-{name}", home / "airflow") for name in _COMPONENTS]
 
 
+def training_service(home: Path) -> Service:
+    """What tasks started and what outlives them, a restart of the scheduler too; it ends when Airflow is stopped."""
+    return Service("airflow-training", home / "airflow")
+
+
 def password_file(home: Path) -> Path:
     """Where the password of `USER` is (JSON, mode 0600)."""
     return home / "airflow" / "passwords.json"
@@ -136,7 +141,7 @@ def stop_airflow(home: Path) -> None:
     """Stop all of it, running tasks too. What it stored stays."""
     if (home / "airflow").exists():
         with alone(home / "airflow"):
-            stop(airflow_services(home), grace_s=20)
+            stop([*airflow_services(home), training_service(home)], grace_s=20)
 
 
 def airflow_answers(home: Path) -> bool:

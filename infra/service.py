@@ -59,6 +59,10 @@ class Service:
         _children.append(child)
         write_private(self._record, json.dumps({"pid": child.pid, "started": _started(child.pid)}))
 
+    def adopt(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """The environment for a process that a service starts, and that belongs to this one instead: it ends with this one."""
+        return {**environment, **({_MARK: self._mark} if _MARK in environment else {})}
+
     def processes(self) -> list[psutil.Process]:
         """It and every process it started, also those whose parents are gone."""
         pid, started = self._recorded()

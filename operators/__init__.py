@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trainwright.operators.calibrate import CalibrateOperator
     from trainwright.operators.estimate import EstimateOperator
     from trainwright.operators.extract import ExtractOperator
+    from trainwright.operators.promote import ApprovePromotionOperator, PromoteOperator
     from trainwright.operators.search_lr import SearchLearningRateOperator
     from trainwright.operators.store import StoreOperator
     from trainwright.operators.train import TrainOperator
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
 _MODULES = {
     "AllocateOperator": "allocate",
     "AnalyzeOperator": "analyze",
+    "ApprovePromotionOperator": "promote",
     "CalibrateOperator": "calibrate",
     "EstimateOperator": "estimate",
     "ExtractOperator": "extract",
+    "PromoteOperator": "promote",
     "ReleaseOperator": "allocate",
     "SearchLearningRateOperator": "search_lr",
     "StoreOperator": "store",
@@ -38,9 +41,11 @@ _MODULES = {
 __all__ = [
     "AllocateOperator",
     "AnalyzeOperator",
+    "ApprovePromotionOperator",
     "CalibrateOperator",
     "EstimateOperator",
     "ExtractOperator",
+    "PromoteOperator",
     "ReleaseOperator",
     "SearchLearningRateOperator",
     "StoreOperator",

@@ -15,13 +15,36 @@ class AllocateOperator(StepOperator):
     Fails at once where no plan meets the limits, naming the one that binds and the nearest that would do. Where others hold the
     devices it is deferred, with its place in the queue, and plans anew with what is free when its turn comes. Pair it with
     `ReleaseOperator` as teardown; a lease also ends by expiry.
+
+    | input | default | meaning |
+    |---|---|---|
+    | those of `StepOperator` | | |
+
+    Returns `{"run", "artefact", "feasible", "devices", "global_batch_size", "predicted_duration_s"}`.
+
+    | failure | what Airflow does |
+    |---|---|
+    | no plan meets the limits (the message names the one that binds), bad input | fails at once, no retry |
+    | a service out of reach, the run held by another, killed | fails; retried as `retries` say |
     """
 
     step = "allocate"
 
 
 class ReleaseOperator(StepOperator):
-    """Give a run's devices back. Made to be a teardown: it succeeds whatever became of the run, and twice as well."""
+    """Give a run's devices back. Made to be a teardown: it succeeds whatever became of the run, and twice as well.
+
+    | input | default | meaning |
+    |---|---|---|
+    | those of `StepOperator` | | |
+
+    Returns `{"run", "released"}`.
+
+    | failure | what Airflow does |
+    |---|---|
+    | no such run | fails at once, no retry |
+    | a service out of reach, the run held by another, killed | fails; retried as `retries` say |
+    """
 
     step = "release"
 

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
+from trainwright.operators.hooks import connected, connection_ids
+from trainwright.operators.links import LINKS
+from trainwright.tasks.documents import parse_text
 from trainwright.tasks.errors import (
     BadInput,
     BusyMachine,
@@ -26,13 +29,16 @@ if TYPE_CHECKING:
 class StepOperator(BaseOperator):
     """A step of a run. Give it `run` (what an upstream step returned, or a run's URI) or a `job` to open a run for.
 
-    :param run: *(templated)* the reference that another step returned, or a run's URI
-    :param job: *(templated)* a job file's path, or the job as a mapping; the steps before this one are done first where
-        they are missing
-    :param device_pool: *(templated)* a pool file; overrides the job's
-    :param store: *(templated)* where runs are kept; default: the settings'
-    :param new: *(templated)* with `job`: start afresh instead of continuing an unfinished run
-    :param replay: *(templated)* URI of a run whose plan, learning rate and split events are used again
+    | input | default | meaning |
+    |---|---|---|
+    | `run` *(templated)* | none | the reference that another step returned, or a run's URI |
+    | `job` *(templated)* | none | a job file, or the job as a mapping or its JSON; steps that are missing are done first |
+    | `device_pool` *(templated)* | the job's | a pool file |
+    | `store` *(templated)* | the settings' | where runs are kept |
+    | `new` *(templated)* | False | with `job`: start afresh instead of continuing an unfinished run |
+    | `replay` *(templated)* | none | URI of a run whose plan, learning rate and split events are used again |
+    | `store_conn_id` *(templated)* | [trainwright] | connection to the object store; none: the environment's |
+    | `ledger_conn_id` *(templated)* | [trainwright] | connection to the ledger of leases; none: the environment's |
 
     Returns a small JSON reference: `{"run": URI, "artefact": file, …summary}`.
 
@@ -44,8 +50,13 @@ class StepOperator(BaseOperator):
     A task that has to wait for devices is deferred: it holds no worker slot until its turn comes.
     """
 
-    template_fields: Sequence[str] = ("run", "job", "device_pool", "store", "new", "replay")
+    template_fields: Sequence[str] = (
+        "run", "job", "device_pool", "store", "new", "replay", "store_conn_id", "ledger_conn_id",
+    )  # fmt: skip
+    operator_extra_links = LINKS
     step: ClassVar[str]
+    shown_run: tuple[str, str] | None = None
+    """job name and id of the run it works on, once it knows, where `operators.files` can show it"""
 
     def __init__(
         self,
@@ -56,6 +67,8 @@ class StepOperator(BaseOperator):
         store: str | None = None,
         new: bool | str = False,
         replay: str | None = None,
+        store_conn_id: str | None = None,
+        ledger_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -65,12 +78,18 @@ class StepOperator(BaseOperator):
         self.store = store
         self.new = new
         self.replay = replay
+        self.store_conn_id = store_conn_id
+        self.ledger_conn_id = ledger_conn_id
         self._waited: str | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Do the step. Errors that a retry can't mend become AirflowFailException."""
-        with airflow_errors():
+        with airflow_errors(), connected(self.connections()):
             return self.work(context)
+
+    def connections(self) -> dict[str, str]:
+        """The connections to use, by field."""
+        return connection_ids(given(self.store_conn_id), given(self.ledger_conn_id))
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Go on after waiting for devices, on the run that waited."""
@@ -94,7 +113,7 @@ class StepOperator(BaseOperator):
             return reference
         except MustWait:
             waits = True
-            trigger = DevicesTrigger(run=run.uri, holder=step.holder(run).name)
+            trigger = DevicesTrigger(run=run.uri, holder=step.holder(run).name, connections=self.connections())
             self.defer(trigger=trigger, method_name="resume")
             raise AssertionError("defer returns") from None
         finally:
@@ -109,6 +128,15 @@ class StepOperator(BaseOperator):
 
     def open(self, context: Context) -> Run:
         """The run to work on."""
+        from trainwright.tasks.settings import settings
+
+        run = self._open(context)
+        ours = connection_ids(None, None).get("store_conn_id") == self.connections().get("store_conn_id")
+        if ours and run.store_uri.rstrip("/") == settings().store.rstrip("/"):
+            self.shown_run = (run.job_name, run.id)
+        return run
+
+    def _open(self, context: Context) -> Run:
         from trainwright.tasks import step, steps
         from trainwright.tasks.allocate.ledger import Holder
         from trainwright.tasks.job import load_job
@@ -121,7 +149,7 @@ class StepOperator(BaseOperator):
             return Run(uri)
         if not isinstance(self.job, dict) and given(self.job) is None:
             raise BadInput(f"{self.task_id}: got neither `run` nor `job`; allowed: one of them")
-        job = load_job(self.job if isinstance(self.job, dict) else given(self.job) or "", given(self.device_pool))
+        job = load_job(_mapping(self.job), given(self.device_pool))
         replay = given(self.replay)
         if replay is not None:
             replayed(replay, job)
@@ -149,6 +177,14 @@ def airflow_errors() -> Iterator[None]:
         raise
     except TrainwrightError as error:
         raise AirflowFailException(f"{error.kind}: {error}") from error
+
+
+def _mapping(job: dict[str, Any] | str | None) -> dict[str, Any] | str:
+    """A job as it was given: a mapping, also as the JSON that a template makes of one, or a file's path."""
+    if isinstance(job, dict):
+        return job
+    text = given(job) or ""
+    return parse_text(text, "job") if text.startswith("{") else text
 
 
 def given(value: object) -> str | None:

@@ -16,9 +16,19 @@ class EstimateOperator(StepOperator):
     Within a chain it takes `run` or `job` (see `StepOperator`). Alone it takes `model` and needs no store; it returns one
     prediction for each device type named.
 
-    :param model: *(templated)* a model's source alone: a file, or `{"source": …, "config": {…}}`
-    :param device_types: *(templated)* device types to predict for, with `model`
-    :param batch_size: *(templated)* samples in a step, with `model`
+    | input | default | meaning |
+    |---|---|---|
+    | those of `StepOperator` | | |
+    | `model` *(templated)* | none | a source alone: a file, or `{"source": …, "config": {…}}` |
+    | `device_types` *(templated)* | cpu | device types to predict for, with `model` |
+    | `batch_size` *(templated)* | 32 | samples in a step, with `model` |
+
+    Returns `{"run", "artefact", "mode", "device_kinds", "learned_from"}`.
+
+    | failure | what Airflow does |
+    |---|---|
+    | a model that can't be built or traced, an unknown device type | fails at once, no retry |
+    | a service out of reach, the run held by another, killed | fails; retried as `retries` say |
     """
 
     step = "estimate"

@@ -16,8 +16,18 @@ class ExtractOperator(StepOperator):
     Within a chain it takes `run` or `job` (see `StepOperator`). Alone it takes `model` and needs no store; it returns the
     structure's summary.
 
-    :param model: *(templated)* a model's source alone: a file, or `{"source": …, "config": {…}}`
-    :param batch_size: *(templated)* samples in the traced step, with `model`
+    | input | default | meaning |
+    |---|---|---|
+    | those of `StepOperator` | | |
+    | `model` *(templated)* | none | a source alone: a file, or `{"source": …, "config": {…}}` |
+    | `batch_size` *(templated)* | 32 | samples in the traced step, with `model` |
+
+    Returns `{"run", "artefact", "parameters", "forward_flops_per_sample", "operations"}`.
+
+    | failure | what Airflow does |
+    |---|---|
+    | a model that can't be built or traced, bad input | fails at once, no retry |
+    | a service out of reach, the run held by another, killed | fails; retried as `retries` say |
     """
 
     step = "extract"

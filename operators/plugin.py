@@ -1,10 +1,11 @@
-"""The Airflow plugin: mounts the REST service in Airflow's API server at /trainwright, behind Airflow's login.
+"""The Airflow plugin: mounts the REST service at /trainwright, the runs' files at /trainwright-files, behind Airflow's login.
 
 Every Airflow process imports this module; the service itself is imported at the first request.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, ClassVar
 
@@ -13,10 +14,11 @@ from airflow.plugins_manager import AirflowPlugin
 Message = MutableMapping[str, Any]
 
 
-class MountedService:
-    """An ASGI application that becomes the service when it is first called."""
+class Mounted:
+    """An ASGI application that is made, by the function of that name, when it is first called."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str, function: str) -> None:
+        self._module, self._function = module, function
         self._app: Any = None
 
     async def __call__(
@@ -24,9 +26,7 @@ class MountedService:
     ) -> None:
         """Pass a request on."""
         if self._app is None:
-            from trainwright.operators.service import mounted_app
-
-            self._app = mounted_app()
+            self._app = getattr(importlib.import_module(self._module), self._function)()
         await self._app(scope, receive, send)
 
 
@@ -35,5 +35,14 @@ class TrainwrightPlugin(AirflowPlugin):
 
     name = "trainwright"
     fastapi_apps: ClassVar[list[dict[str, Any]]] = [
-        {"app": MountedService(), "url_prefix": "/trainwright", "name": "trainwright"}
+        {
+            "app": Mounted("trainwright.operators.service", "mounted_app"),
+            "url_prefix": "/trainwright",
+            "name": "trainwright",
+        },
+        {
+            "app": Mounted("trainwright.operators.files", "create_files_app"),
+            "url_prefix": "/trainwright-files",
+            "name": "trainwright files",
+        },
     ]

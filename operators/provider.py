@@ -1,8 +1,73 @@
-"""What Airflow shows of trainwright in `airflow providers list`."""
+"""What Airflow knows of trainwright before it loads any of it: connections and their forms, settings, links, triggers."""
 
 from __future__ import annotations
 
 from typing import Any
+
+_TEXT = {"type": ["string", "null"]}
+
+
+def _field(label: str, description: str, **schema: Any) -> dict[str, Any]:
+    return {"label": label, "description": description, "schema": {**_TEXT, **schema}}
+
+
+def _connection(kind: str, hook: str, name: str, fields: dict[str, Any], **form: Any) -> dict[str, Any]:
+    return {
+        "connection-type": kind, "hook-class-name": f"trainwright.operators.hooks.{hook}", "hook-name": name,
+        "conn-fields": fields, "ui-field-behaviour": {key.replace("_", "-"): value for key, value in form.items()},
+    }  # fmt: skip
+
+
+def _option(description: str, example: str | None = None, default: str | None = "") -> dict[str, Any]:
+    return {
+        "description": description, "version_added": "0.1.0", "type": "string", "example": example, "default": default,
+    }  # fmt: skip
+
+
+_CONNECTIONS = [
+    _connection(
+        "trainwright_store", "StoreHook", "Trainwright object store",
+        {
+            "store": _field("Store", "s3://bucket/prefix, or file:///folder, where runs are kept"),
+            "region": _field("Region", "of the S3 server", default="us-east-1"),
+        },
+        hidden_fields=["schema", "port", "extra"],
+        relabeling={"host": "Endpoint", "login": "Access key", "password": "Secret key"},
+        placeholders={"host": "https://s3.example.com", "store": "s3://trainwright"},
+    ),
+    _connection(
+        "trainwright_ledger", "LedgerHook", "Trainwright pool ledger",
+        {"driver": _field("Driver", "SQLAlchemy's name of the database and its driver", default="postgresql+psycopg")},
+        hidden_fields=["extra"],
+        relabeling={"schema": "Database"},
+        placeholders={"port": "5432", "schema": "trainwright"},
+    ),
+    _connection(
+        "trainwright_ssh", "HostHook", "Trainwright host (ssh)",
+        {
+            "identity": _field("Identity file", "the private key's path on the workers"),
+            "known_hosts": _field("Known hosts", "a file of the keys that hosts have; left out: the user's own"),
+        },
+        hidden_fields=["schema", "password", "extra"],
+        relabeling={"login": "User"},
+        placeholders={"host": "10.0.0.11", "port": "22"},
+    ),
+]  # fmt: skip
+_CONFIG = {
+    "trainwright": {
+        "description": "Where trainwright keeps things. A variable of the environment (TRAINWRIGHT_STORE and so on) wins over "
+        "an option of the same name, a connection over both.",
+        "options": {
+            "home": _option("Folder of the embedded stack, the ledger and the calibrations.", "~/.trainwright"),
+            "store": _option("Where runs are kept: s3://bucket/prefix or file:///folder.", "s3://trainwright"),
+            "jobs": _option("Folder of the job files that become DAGs; empty: the shipped ones.", "/opt/jobs"),
+            "pools": _option("Folder of the pool files that are known by name; empty: the shipped ones.", "/opt/pools"),
+            "store_conn_id": _option("Connection to the object store of operators that name none.", "trainwright_store_default"),
+            "ledger_conn_id": _option("Connection to the ledger of operators that name none.", "trainwright_ledger_default"),
+            "tensorboard_url": _option("Where a TensorBoard shows the store's runs; empty: link to event files.", None),
+        },
+    }
+}  # fmt: skip
 
 
 def get_provider_info() -> dict[str, Any]:
@@ -11,4 +76,11 @@ def get_provider_info() -> dict[str, Any]:
         "package-name": "trainwright",
         "name": "trainwright",
         "description": "Size, train, store and analyse models on mixed CPUs and GPUs.",
+        "connection-types": _CONNECTIONS,
+        "config": _CONFIG,
+        "extra-links": [
+            f"trainwright.operators.links.{name}"
+            for name in ("RunFolderLink", "PlanLink", "ReportLink", "TensorBoardLink")
+        ],
+        "triggers": [{"integration-name": "trainwright", "python-modules": ["trainwright.operators.triggers"]}],
     }

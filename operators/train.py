@@ -2,13 +2,148 @@
 
 from __future__ import annotations
 
-from trainwright.operators.base import StepOperator
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Context, ResumableJobMixin
+
+from trainwright.operators.base import StepOperator, airflow_errors, given
+from trainwright.operators.hooks import connected
+
+if TYPE_CHECKING:
+    from trainwright.tasks.run import Run
+
+LOOK_EVERY_S = 2.0
 
 
-class TrainOperator(StepOperator):
+class TrainOperator(ResumableJobMixin, StepOperator):
     """Train on the leased, unlike devices: one rank each, with its own batch and share of the CPU; gradients weighted.
 
-    A run that was interrupted goes on from its newest checkpoint. Killing the task saves a checkpoint and stops the ranks.
+    Training runs in a process of its own, of which there is one at most for a run. The task is deferred meanwhile: it holds no
+    worker's slot while devices train or while it waits for them; the log of every rank comes into the task's log, live where
+    the triggerer is on the same machine. A task that is tried again attaches to the process, or starts one that goes on from
+    the newest checkpoint. Killing the task, by the UI too, saves a checkpoint, stops the ranks and frees the devices.
+
+    | input | default | meaning |
+    |---|---|---|
+    | those of `StepOperator` | | |
+    | `deferrable` | True | False: keep the worker's slot, for executors whose workers end with the task (Kubernetes) |
+    | `durable` | True | remember the run in Airflow's task state, so that a retry finds it (`ResumableJobMixin`) |
+
+    Returns `{"run", "artefact", "state", "metrics", "devices", "target_reached"}`.
+
+    | failure | what Airflow does |
+    |---|---|
+    | bad input, a model or loss that fails, infeasible plan | fails at once, no retry |
+    | the process was lost, devices not had in `queue_timeout`, a service out of reach | fails; retried as `retries` say |
     """
 
     step = "train"
+    external_id_key = "trainwright_run"
+    template_fields: Sequence[str] = StepOperator.template_fields
+
+    def __init__(self, *, deferrable: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.deferrable = deferrable
+        self._mine: tuple[str, str] | None = None
+
+    def work(self, context: Context) -> dict[str, Any]:
+        """Start or find the process, and wait for it. `trainwright run` has a process of its own, in which it is done."""
+        from trainwright.tasks.settings import settings
+
+        if settings().holder:
+            return super().work(context)
+        found: dict[str, Any] = self.execute_resumable(context)
+        return found
+
+    def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
+        """Go on when the process has ended."""
+        with airflow_errors(), connected(self.connections()):
+            self._waited = str(event["run"])
+            self.open(context)
+            return self.get_job_result(self._waited, context)
+
+    def submit_job(self, context: Context) -> str:
+        """Start the process, or find the one that is there; the run's URI."""
+        from trainwright.tasks import detached, step
+        from trainwright.tasks.artefacts import Result
+
+        run = self.open(context)
+        owner = step.holder(run).name
+        self._mine = (run.uri, owner)
+        if not run.has(Result):
+            detached.start(run, owner, given(self.replay))
+        return run.uri
+
+    def get_job_status(self, external_id: Any, context: Context) -> str:
+        """`running`, `success`, or `failed`: then it is started again, from the newest checkpoint."""
+        from trainwright.tasks import detached
+        from trainwright.tasks.artefacts import Result
+        from trainwright.tasks.run import Run
+
+        run = Run(str(external_id))
+        return "running" if detached.launcher(run) else "success" if run.has(Result) else "failed"
+
+    def is_job_active(self, status: str) -> bool:
+        """Whether there is a process to attach to."""
+        return status == "running"
+
+    def is_job_succeeded(self, status: str) -> bool:
+        """Whether training is done."""
+        return status == "success"
+
+    def poll_until_complete(self, external_id: Any, context: Context) -> dict[str, Any]:
+        """Wait for the process: deferred, or here. The reference (on attaching again, Airflow takes this for the result)."""
+        from trainwright.operators.triggers import TrainingTrigger
+        from trainwright.tasks import detached, step
+
+        self._waited = str(external_id)
+        run = self.open(context)
+        owner = step.holder(run).name
+        self._mine = (run.uri, owner)
+        if self.deferrable and detached.launcher(run):
+            self.defer(trigger=TrainingTrigger(run.uri, owner, connections=self.connections()), method_name="resume")
+        logs = detached.Logs(run)
+        while detached.launcher(run):
+            self._tell(logs)
+            time.sleep(LOOK_EVERY_S)
+        self._tell(logs)
+        return self.get_job_result(run.uri, context)
+
+    def get_job_result(self, external_id: Any, context: Context) -> dict[str, Any]:
+        """The reference, or what training ended with."""
+        from trainwright.tasks import detached, step, steps
+        from trainwright.tasks.run import Run
+
+        run = Run(str(external_id))
+        owner = step.holder(run).name
+        try:
+            detached.raise_failure(run)
+            reference = steps.do(run, self.step, given(self.replay))
+        except BaseException:
+            self._free(run, owner)
+            raise
+        if not self.reference():
+            run.note(state="success", step=None)  # what was asked for is done: nothing works on the run any more
+            self._free(run, owner)
+        return reference
+
+    def on_kill(self) -> None:
+        """Stop the ranks with a checkpoint, and free the devices."""
+        from trainwright.tasks import detached
+        from trainwright.tasks.run import Run
+
+        super().on_kill()
+        if self._mine is not None:
+            run_uri, owner = self._mine
+            detached.stop(Run(run_uri), owner)
+
+    def _tell(self, logs: Any) -> None:
+        for line in logs.fresh():
+            self.log.info("%s", line)
+
+    def _free(self, run: Run, owner: str) -> None:
+        from trainwright.tasks import step
+
+        step.ledger().release(run.uri, holder=owner)

@@ -8,6 +8,9 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from trainwright.operators.hooks import settings_of
+from trainwright.tasks.settings import overridden
+
 
 class DevicesTrigger(BaseTrigger):
     """Keeps a run's place in the queue for devices, and fires when the run has something to do.
@@ -18,15 +21,20 @@ class DevicesTrigger(BaseTrigger):
     :param run: the run's URI
     :param holder: in whose name the run is held
     :param look_every_s: seconds between looks
+    :param connections: ids of the connections to store and ledger, by field
     """
 
-    def __init__(self, run: str, holder: str, look_every_s: float = 5.0) -> None:
+    def __init__(
+        self, run: str, holder: str, look_every_s: float = 5.0, connections: dict[str, str] | None = None
+    ) -> None:
         super().__init__()
         self.run_uri, self.holder, self.look_every_s = run, holder, look_every_s
+        self.connections = connections or {}
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The trigger as Airflow keeps it."""
-        values = {"run": self.run_uri, "holder": self.holder, "look_every_s": self.look_every_s}
+        values: dict[str, Any] = {"run": self.run_uri, "holder": self.holder, "look_every_s": self.look_every_s}
+        values["connections"] = self.connections
         return "trainwright.operators.triggers.DevicesTrigger", values
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -35,14 +43,15 @@ class DevicesTrigger(BaseTrigger):
         from trainwright.tasks.errors import ServiceUnreachable
         from trainwright.tasks.run import Run
 
-        run = await asyncio.to_thread(Run, self.run_uri)
-        while True:
-            try:
-                if await asyncio.to_thread(leasing.look, run, self.holder):
-                    break
-            except ServiceUnreachable as error:
-                self.log.warning("%s", error)
-            await asyncio.sleep(self.look_every_s)
+        with overridden(await settings_of(self.connections)):
+            run = await asyncio.to_thread(Run, self.run_uri)
+            while True:
+                try:
+                    if await asyncio.to_thread(leasing.look, run, self.holder):
+                        break
+                except ServiceUnreachable as error:
+                    self.log.warning("%s", error)
+                await asyncio.sleep(self.look_every_s)
         yield TriggerEvent({"run": self.run_uri})
 
     async def on_kill(self) -> None:
@@ -51,4 +60,59 @@ class DevicesTrigger(BaseTrigger):
         from trainwright.tasks.allocate.ledger import Holder
         from trainwright.tasks.run import Run
 
-        await asyncio.to_thread(lambda: leasing.give_up(Run(self.run_uri), Holder(self.holder)))
+        with overridden(await settings_of(self.connections)):
+            await asyncio.to_thread(lambda: leasing.give_up(Run(self.run_uri), Holder(self.holder)))
+
+
+class TrainingTrigger(BaseTrigger):
+    """Follows the process that trains a run, its ranks' logs into the task's log, and fires when it has ended.
+
+    It starts and stops nothing when it is moved or started again: the process goes on. Only a task that is killed ends it.
+
+    :param run: the run's URI
+    :param holder: in whose name the run and its devices are held
+    :param look_every_s: seconds between looks
+    :param connections: ids of the connections to store and ledger, by field
+    """
+
+    def __init__(
+        self, run: str, holder: str, look_every_s: float = 2.0, connections: dict[str, str] | None = None
+    ) -> None:
+        super().__init__()
+        self.run_uri, self.holder, self.look_every_s = run, holder, look_every_s
+        self.connections = connections or {}
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """The trigger as Airflow keeps it."""
+        values: dict[str, Any] = {"run": self.run_uri, "holder": self.holder, "look_every_s": self.look_every_s}
+        values["connections"] = self.connections
+        return "trainwright.operators.triggers.TrainingTrigger", values
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look until the process has ended. A ledger out of reach is asked again: the run goes on."""
+        from trainwright.tasks import detached
+        from trainwright.tasks.errors import ServiceUnreachable
+        from trainwright.tasks.run import Run
+
+        with overridden(await settings_of(self.connections)):
+            run = await asyncio.to_thread(Run, self.run_uri)
+            logs = await asyncio.to_thread(detached.Logs, run)
+            running = True
+            while running:
+                try:
+                    running = await asyncio.to_thread(detached.launcher, run) is not None
+                except ServiceUnreachable as error:
+                    self.log.warning("%s", error)
+                for line in await asyncio.to_thread(logs.fresh):
+                    self.log.info("%s", line)
+                if running:
+                    await asyncio.sleep(self.look_every_s)
+        yield TriggerEvent({"run": self.run_uri})
+
+    async def on_kill(self) -> None:
+        """Stop the ranks with a checkpoint, and free the devices: somebody stopped the task."""
+        from trainwright.tasks import detached
+        from trainwright.tasks.run import Run
+
+        with overridden(await settings_of(self.connections)):
+            await asyncio.to_thread(lambda: detached.stop(Run(self.run_uri), self.holder))

@@ -16,7 +16,17 @@ class ValidateOperator(StepOperator):
     Within a chain it takes `run` or `job` (see `StepOperator`). Alone, as a gate before anybody's task, it takes `data` and
     needs no store.
 
-    :param data: *(templated)* the data alone: `{"uri": …, "target": …, "expectations": …}` as in a job file
+    | input | default | meaning |
+    |---|---|---|
+    | those of `StepOperator` | | |
+    | `data` *(templated)* | none | the data alone, as in a job file: `{"uri": …, "target": …, "expectations": …}` |
+
+    Returns `{"run", "artefact", "success", "expectations", "rows", "suite"}`.
+
+    | failure | what Airflow does |
+    |---|---|
+    | data that does not meet its expectations, bad input | fails at once, no retry |
+    | a service out of reach, the run held by another, killed | fails; retried as `retries` say |
     """
 
     step = "validate"

@@ -217,7 +217,10 @@ class Promotion(Document):
 
     alias: Name = Field(default="production", description="the name that serving follows")
     require_approval: bool = Field(default=False, description="a person must agree first")
-    only_if_better: str | None = Field(default=None, description="the metric that must beat the current model's")
+    only_if_better: str | None = Field(
+        default=None,
+        description="the metric that must beat the current model's; left out: that of train.target, where there is one",
+    )
 
 
 class Job(Document):
@@ -236,14 +239,6 @@ class Job(Document):
     devices: DeviceFilter = DeviceFilter()
     schedule: Schedule | None = None
     promotion: Promotion | None = None
-
-    def not_yet_acted_on(self) -> list[str]:
-        """The fields this job sets that this version reads but does not act on, so that nobody relies on them."""
-        waiting = {
-            "promotion": self.promotion is not None,
-            "schedule.on_new_data": self.schedule is not None and self.schedule.on_new_data,
-        }
-        return [field for field, is_set in waiting.items() if is_set]
 
 
 def load_job(source: str | Path | dict[str, Any], pool: str | Path | None = None) -> Job:

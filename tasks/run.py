@@ -19,9 +19,9 @@ from trainwright.estimator import source as model_source
 from trainwright.estimator.structure import Structure
 from trainwright.tasks.allocate.ledger import Holder, Ledger
 from trainwright.tasks.artefacts import Manifest, Result, RunJob, Status
-from trainwright.tasks.documents import one_line
+from trainwright.tasks.documents import one_line, validated
 from trainwright.tasks.errors import BadInput, CorruptArtefact
-from trainwright.tasks.job import Job
+from trainwright.tasks.job import Job, JobName
 from trainwright.tasks.objects import ObjectStore, open_store
 from trainwright.tasks.settings import settings
 
@@ -150,6 +150,17 @@ def list_runs(store_uri: str, job_name: str | None = None) -> list[Run]:
             if _URI.match(uri := f"{store.uri}/runs/{job}/{identifier}"):
                 found.append(Run(uri))
     return sorted(found, key=lambda run: run.id, reverse=True)
+
+
+def newest_finished(job_name: str | None = None) -> list[Run]:
+    """The newest sealed run of every job of the store, or of one. Raises BadInput for what is no job's name."""
+    if job_name is not None:
+        validated(JobName, {"name": job_name}, "job")
+    found: dict[str, Run] = {}
+    for run in list_runs(settings().store, job_name):
+        if run.job_name not in found and run.finished():
+            found[run.job_name] = run
+    return list(found.values())
 
 
 def open_run(job: Job, store_uri: str, holder: Holder, *, new: bool = False) -> Run:

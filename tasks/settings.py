@@ -20,7 +20,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -33,6 +36,22 @@ SERVICE_SECRETS: dict[Literal["read", "run"], str] = {
     "run": "TRAINWRIGHT_SERVICE_TOKEN",
     "read": "TRAINWRIGHT_SERVICE_READ_TOKEN",
 }
+_over: ContextVar[Mapping[str, str]] = ContextVar("over", default={})  # noqa: B039  # never changed in place
+
+
+@contextlib.contextmanager
+def overridden(values: Mapping[str, str]) -> Iterator[None]:
+    """Within the block, and its context alone, these variables stand before the environment's."""
+    token = _over.set({**_over.get(), **values})
+    try:
+        yield
+    finally:
+        _over.reset(token)
+
+
+def _variable(name: str) -> str:
+    over = _over.get()
+    return over[name] if name in over else os.environ.get(name, "")
 
 
 @dataclass(frozen=True)
@@ -52,7 +71,7 @@ class Settings:
 
     def s3_credentials(self) -> tuple[str, str] | None:
         """Access and secret key from the environment; None where the embedded server's own are to be used."""
-        access, secret = os.environ.get("TRAINWRIGHT_S3_ACCESS_KEY"), os.environ.get("TRAINWRIGHT_S3_SECRET_KEY")
+        access, secret = _variable("TRAINWRIGHT_S3_ACCESS_KEY"), _variable("TRAINWRIGHT_S3_SECRET_KEY")
         return (access, secret) if access and secret else None
 
     def extract_limits(self) -> tuple[float, int]:
@@ -64,32 +83,32 @@ class Settings:
         """The service's tokens that the environment names, by role."""
         found: dict[Literal["read", "run"], str] = {}
         for role, name in SERVICE_SECRETS.items():
-            if token := os.environ.get(name):
+            if token := _variable(name):
                 found[role] = token
         return found
 
 
 def settings() -> Settings:
     """The settings as the environment has them now."""
-    home = Path(os.environ.get("TRAINWRIGHT_HOME") or Path.home() / ".trainwright").expanduser().absolute()
-    progress = os.environ.get("TRAINWRIGHT_PROGRESS")
-    pid = os.environ.get("TRAINWRIGHT_HOLDER_PID", "")
+    home = Path(_variable("TRAINWRIGHT_HOME") or Path.home() / ".trainwright").expanduser().absolute()
+    progress = _variable("TRAINWRIGHT_PROGRESS")
+    pid = _variable("TRAINWRIGHT_HOLDER_PID")
     return Settings(
         home=home,
-        store=os.environ.get("TRAINWRIGHT_STORE") or "s3://trainwright",
-        s3_endpoint=os.environ.get("TRAINWRIGHT_S3_ENDPOINT") or None,
-        s3_region=os.environ.get("TRAINWRIGHT_S3_REGION") or "us-east-1",
-        ledger_url=os.environ.get("TRAINWRIGHT_LEDGER") or f"sqlite:///{home / 'ledger.sqlite'}",
-        jobs=Path(os.environ.get("TRAINWRIGHT_JOBS") or Path(__file__).parents[1] / "dags" / "jobs"),
-        pools=Path(os.environ.get("TRAINWRIGHT_POOLS") or Path(__file__).parents[1] / "dags" / "pools"),
+        store=_variable("TRAINWRIGHT_STORE") or "s3://trainwright",
+        s3_endpoint=_variable("TRAINWRIGHT_S3_ENDPOINT") or None,
+        s3_region=_variable("TRAINWRIGHT_S3_REGION") or "us-east-1",
+        ledger_url=_variable("TRAINWRIGHT_LEDGER") or f"sqlite:///{home / 'ledger.sqlite'}",
+        jobs=Path(_variable("TRAINWRIGHT_JOBS") or Path(__file__).parents[1] / "dags" / "jobs"),
+        pools=Path(_variable("TRAINWRIGHT_POOLS") or Path(__file__).parents[1] / "dags" / "pools"),
         progress=Path(progress) if progress else None,
-        holder=os.environ.get("TRAINWRIGHT_HOLDER") or None,
+        holder=_variable("TRAINWRIGHT_HOLDER") or None,
         holder_pid=int(pid) if pid.isdigit() else None,
     )
 
 
 def _positive(name: str, default: float, most: float) -> float:
-    text = os.environ.get(name)
+    text = _variable(name)
     try:
         value = float(text) if text else default
     except ValueError:

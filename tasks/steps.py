@@ -19,6 +19,7 @@ from trainwright.estimator.source import BatchSpec
 from trainwright.estimator.structure import Structure
 from trainwright.tasks import progress
 from trainwright.tasks.allocate.ledger import Holder
+from trainwright.tasks.allocate.planner import require_possible, usable
 from trainwright.tasks.artefacts import (
     DataSchema,
     Estimate,
@@ -42,9 +43,8 @@ from trainwright.tasks.step import Reference, act_as, holder, ledger, step
 
 def open_for(job: Job, owner: Holder, *, store: str | None = None, new: bool = False) -> Run:
     """The run that works on this job (see `tasks.run.open_run`), its pool checked too."""
-    load_pool(job.pool)
-    for field in job.not_yet_acted_on():
-        progress.emit("notice", message=f"{field}: read, but not acted on in this version")
+    pool = load_pool(job.pool)
+    require_possible(job, pool, usable(pool, job.devices))
     return open_run(job, store or settings().store, act_as(owner), new=new)
 
 
@@ -146,6 +146,10 @@ def estimate(run: Run) -> Reference:
     """Predict time, memory and energy on each kind of device of the pool, by what earlier runs taught too."""
     found = run.find(Estimate)
     if found is None:
+        job = run.job()
+        pool = load_pool(job.pool)
+        # Told before this machine is measured.
+        require_possible(job, pool, usable(pool, job.devices), checked_data(run).train_rows)
         found = predicted(run)
         run.write(found)
     return {

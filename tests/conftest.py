@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from lab import lab  # noqa: F401 - a fixture
 
-from trainwright.infra.airflow import airflow_services
+from trainwright.infra.airflow import airflow_services, training_service
 from trainwright.infra.s3 import S3Access, s3_service, start_s3
 from trainwright.infra.service import stop
 from trainwright.tasks import step
 
 
 def _end(home: Path) -> None:
-    stop([s3_service(home), *airflow_services(home)], grace_s=0)
+    stop([s3_service(home), *airflow_services(home), training_service(home)], grace_s=0)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,10 +15,12 @@ CODE = """
 import json, time
 from airflow.sdk import DAG, BaseOperator, Param
 started = time.perf_counter()
-import trainwright.dags.retrain
+import trainwright.dags.retrain, trainwright.dags.candidates
+import trainwright.dags.calibrate_pool, trainwright.dags.analyze_history
 parsed = time.perf_counter() - started
 started = time.perf_counter()
-import trainwright.dags.retrain
+import trainwright.dags.retrain, trainwright.dags.candidates
+import trainwright.dags.calibrate_pool, trainwright.dags.analyze_history
 print(json.dumps([parsed, time.perf_counter() - started]))
 """
 

@@ -22,7 +22,11 @@ heavy = [name for name in sys.argv[1].split() if name in sys.modules]
 dags = {dag.dag_id: dag for dag in vars(module).values() if isinstance(dag, DAG)}
 print(json.dumps({"heavy": heavy, "dags": {
     name: {"tasks": {t.task_id: [type(t).__module__, sorted(t.downstream_task_ids)] for t in dag.tasks},
-           "schedule": str(dag.schedule), "doc": dag.doc_md, "params": sorted(dag.params),
+           "schedule": str(dag.schedule), "doc": dag.doc_md, "params": sorted(dag.params), "catchup": dag.catchup,
+           "description": dag.description, "retries": [t.retries for t in dag.tasks],
+           "assets": str(getattr(dag.timetable, "asset_condition", "")),
+           "outlets": [getattr(o, "uri", getattr(o, "name", "")) for t in dag.tasks for o in t.outlets],
+           "deadlines": [one.interval.total_seconds() for one in dag.deadline or []],
            "teardown": [t.task_id for t in dag.tasks if t.is_teardown]}
     for name, dag in dags.items()}}))
 """
@@ -49,13 +53,19 @@ def test_the_shipped_dags_load_nothing_heavy_and_every_operator_is_ours(home: Pa
     for dag in found["dags"].values():
         assert all(module.startswith("trainwright.operators") for module, _ in dag["tasks"].values())
         assert dag["teardown"] == ["release"]
-    assert found["dags"]["retrain"]["params"] == ["job", "new", "pool", "replay", "run"]
+        assert set(dag["retries"]) == {3}
+        assert dag["catchup"] is False
+    assert {"job", "new", "pool", "replay", "run", "name", "train.epochs"} <= set(found["dags"]["retrain"]["params"])
+    assert found["dags"]["retrain_digits"]["outlets"] == [
+        "x-trainwright://models/digits",
+        "trainwright-promoted-models",
+    ]
 
 
 def test_the_steps_are_chained_in_order_and_release_follows_train(home: Path, tmp_path: Path) -> None:
     tasks = look(None, tmp_path)["dags"]["retrain"]["tasks"]
     order = ["validate", "extract", "estimate", "allocate", "search_lr", "train", "store", "analyze"]
-    for before, after in itertools.pairwise(order):
+    for before, after in [*itertools.pairwise(order), ("store", "approve"), ("approve", "promote")]:
         assert after in tasks[before][1]
     assert "release" in tasks["train"][1]
 
@@ -88,6 +98,54 @@ def test_a_job_file_with_a_strange_name_or_schedule_takes_no_other_dag_away(home
     dags = look(jobs, tmp_path)["dags"]
     assert set(dags) == {"retrain", "retrain_my-job-", "retrain_late", "retrain_good"}
     assert "schedule.cron: got '61 3 * * *'" in dags["retrain_late"]["doc"]
+
+
+def test_new_data_and_the_clock_both_run_a_job_that_asks_for_it_and_its_deadline_is_an_alert(
+    home: Path, tmp_path: Path
+) -> None:
+    jobs = tmp_path / "jobs"
+    jobs.mkdir()
+    data = "name: {0}\ndata: {{uri: 's3://bucket/{0}.parquet'}}\nobjective: {{deadline: 30m}}\n"
+    (jobs / "a.yaml").write_text(data.format("a") + "schedule: {on_new_data: true}\n")
+    (jobs / "b.yaml").write_text(data.format("b") + "schedule: {on_new_data: true, cron: '0 3 * * *'}\n")
+    dags = look(jobs, tmp_path)["dags"]
+    for name in "ab":
+        assert f"uri='s3://bucket/{name}.parquet'" in dags[f"retrain_{name}"]["assets"]
+    assert dags["retrain_a"]["deadlines"] == [1800.0]
+    assert dags["retrain"]["deadlines"] == []
+
+
+@pytest.mark.parametrize("name", ["<script>alert(1)</script>", "../../x"])
+def test_a_job_with_a_harmful_name_makes_a_harmless_dag(home: Path, tmp_path: Path, name: str) -> None:
+    jobs = tmp_path / "jobs"
+    jobs.mkdir()
+    (jobs / "<b>.json").write_text(json.dumps({"name": name, "data": {"uri": "builtin:digits"}}))
+    dags = look(jobs, tmp_path)["dags"]
+    assert set(dags) == {"retrain", "retrain_-b-"}
+    assert not [
+        word for dag in dags.values() for word in (dag["doc"], dag["description"]) if "<script" in word or "<b>" in word
+    ]
+    assert "job file is wrong" not in dags["retrain"]["doc"]
+
+
+def test_candidates_are_mapped_and_history_is_analysed_for_every_job(home: Path, tmp_path: Path) -> None:
+    code = """
+import json
+from airflow.sdk import DAG
+from trainwright.dags.candidates import candidates
+from trainwright.dags.analyze_history import analyze_history
+print(json.dumps([
+    sorted(candidates.task_dict), [g.group_id for g in candidates.task_dict["candidate.validate"].iter_mapped_task_groups()],
+    sorted(candidates.task_dict["best"].upstream_task_ids), sorted(analyze_history.task_dict["analyze"].upstream_task_ids)]))
+"""
+    environment = os.environ | {"AIRFLOW_HOME": str(tmp_path / "airflow"), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    tasks, mapped, before_best, before_analyze = json.loads(done.stdout.splitlines()[-1])
+    assert {"candidate_jobs", "candidate.train", "candidate.release", "candidate.store", "best", "promote"} <= set(
+        tasks
+    )
+    assert (mapped, before_best, before_analyze) == (["candidate"], ["candidate.store"], ["newest_runs"])
 
 
 def test_the_weekly_calibration_is_mapped_over_device_types_and_loads_nothing_heavy(home: Path, tmp_path: Path) -> None:

@@ -2,100 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
+from airflow_whole import POOL, Airflow, run_of, until, whole_airflow, write_job
 
-from trainwright.infra import local
-from trainwright.infra.airflow import airflow_address, password_file
 from trainwright.tasks import step
 from trainwright.tasks.allocate.ledger import Heartbeat, Holder
 from trainwright.tasks.allocate.queue import Queue
 from trainwright.tasks.artefacts import Result
 from trainwright.tasks.pool import load_pool
-from trainwright.tasks.run import Run, list_runs
-from trainwright.tasks.settings import settings
 from trainwright.tasks.train import checkpoint
 from trainwright.tasks.train.metrics import read_rows
 
-DAGS = Path(__file__).parents[2] / "dags"
-POOL = DAGS / "pools" / "two-cpus.yaml"
 pytestmark = pytest.mark.slow
-
-
-class Airflow:
-    """The REST API of a running Airflow, as its admin; the runs of the retrain DAG."""
-
-    def __init__(self, home: Path) -> None:
-        self._base, self._token = airflow_address(home), ""
-        password = json.loads(password_file(home).read_text())["admin"]
-        self._token = self("POST", "/auth/token", {"username": "admin", "password": password})["access_token"]
-
-    def __call__(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        headers = {"Content-Type": "application/json"}
-        if self._token:
-            headers["Authorization"] = f"Bearer {self._token}"
-        data = json.dumps(body).encode() if body is not None else None
-        request = urllib.request.Request(self._base + path, data=data, headers=headers, method=method)
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return json.load(response)
-
-    def start(self, job: Path) -> str:
-        """Trigger the DAG for a job; where that DAG run is."""
-        run = self("POST", "/api/v2/dags/retrain/dagRuns", {"conf": {"job": str(job)}, "logical_date": None})
-        return f"/api/v2/dags/retrain/dagRuns/{run['dag_run_id']}"
-
-    def state(self, where: str, task: str) -> str | None:
-        """The state of a task of a DAG run."""
-        found: str | None = self("GET", f"{where}/taskInstances/{task}")["state"]
-        return found
-
-
-def until(what: str, test: Callable[[], Any], seconds: float = 500) -> Any:
-    """Wait for something; what it was."""
-    deadline = time.monotonic() + seconds
-    while not (found := test()):
-        assert time.monotonic() < deadline, f"not in {seconds:g} s: {what}"
-        time.sleep(0.5)
-    return found
 
 
 @pytest.fixture
 def airflow(stack: Path) -> Iterator[Airflow]:
-    """A running Airflow that knows the retrain DAG."""
-    local.up(stack, DAGS)
-    try:
-        api = Airflow(stack)
-        until("the DAG is read", lambda: any(one["dag_id"] == "retrain" for one in api("GET", "/api/v2/dags")["dags"]))
-        api("PATCH", "/api/v2/dags/retrain", {"is_paused": False})
+    with whole_airflow(stack) as api:
         yield api
-    finally:
-        local.down(stack)
-
-
-def write_job(folder: Path, name: str, epochs: int, **fields: Any) -> Path:
-    job = {
-        "name": name, "pool": str(POOL), "data": {"uri": "builtin:digits"},
-        "model": {"source": str(DAGS / "jobs" / "cnn.py"), "config": {"width": 16}},
-        "train": {
-            "epochs": epochs, "global_batch_size": 96, "learning_rate": 0.003, "checkpoint": {"every_steps": 10},
-        },
-        "objective": {"minimize": "time"}, "devices": {"min_count": 2}, **fields,
-    }  # fmt: skip
-    path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(job))
-    return path
-
-
-def run_of(name: str) -> Run | None:
-    return next(iter(list_runs(settings().store, name)), None)
 
 
 def test_a_run_waits_deferred_and_goes_on_and_a_revoked_training_loses_no_step(
@@ -119,19 +48,19 @@ def test_a_run_waits_deferred_and_goes_on_and_a_revoked_training_loses_no_step(
     low_run = until("low trains", lambda: (found := run_of("low")) and checkpoint.list_states(found.objects) and found)
 
     # Somebody of a higher priority asks for the devices at once: a second DAG run would get there when low has finished.
-    def asked() -> str | None:
+    def asked() -> str:
         queue.look("rival", me, devices, len(devices), priority=5)
-        return airflow.state(low, "train")
+        return low_run.status().state
 
-    until("low gave way", lambda: asked() == "deferred")
+    until("low gave way", lambda: asked() == "interrupted")
     rival = queue.take("rival", me, devices, priority=5)
     assert rival is not None
     with Heartbeat(step.ledger(), "rival", devices, holder=me.name, token=rival):
         kept = checkpoint.list_states(low_run.objects)[-1].step
         assert 0 < kept < 60 * 15
-        assert low_run.status().state == "interrupted"
         time.sleep(8)
-        assert airflow.state(low, "train") == "deferred"
+        assert low_run.status().state == "interrupted"
+        assert airflow.state(low, "train") == "deferred"  # no worker's slot while it trains, nor while it waits
     step.ledger().release("rival", devices, token=rival)
     until("low is done", lambda: airflow("GET", low)["state"] in ("success", "failed"))
     assert airflow("GET", low)["state"] == "success"

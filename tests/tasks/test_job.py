@@ -60,12 +60,6 @@ def test_a_job_survives_the_run_folder(tmp_path: Path) -> None:
     assert again.model_dump(exclude={"schema_version"}) == job.model_dump()
 
 
-def test_fields_that_are_read_but_not_acted_on_are_named(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text(EXAMPLE)
-    assert load_job(tmp_path / "job.yaml").not_yet_acted_on() == ["promotion", "schedule.on_new_data"]
-    assert load_job(write(tmp_path)).not_yet_acted_on() == []
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

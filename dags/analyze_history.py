@@ -1,0 +1,40 @@
+"""Compare anew, weekly: each job's newest finished run beside all earlier ones."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from airflow.sdk import DAG, Param, task
+
+from trainwright.dags.chain import RETRIES
+from trainwright.operators import AnalyzeOperator
+
+
+@task
+def newest_runs(params: dict[str, Any] | None = None) -> list[str]:
+    """The newest finished run of every job, or of the job named."""
+    from trainwright.operators.base import airflow_errors, given
+    from trainwright.operators.hooks import connected, connection_ids
+    from trainwright.tasks.run import newest_finished
+
+    with airflow_errors(), connected(connection_ids(None, None)):
+        return [run.uri for run in newest_finished(given((params or {}).get("job")))]
+
+
+with DAG(
+    "analyze_history",
+    description="Compare each job's newest run with all earlier ones.",
+    schedule="0 5 * * 0",
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    catchup=False,
+    max_active_runs=1,
+    is_paused_upon_creation=False,
+    default_args=RETRIES,
+    tags=["trainwright"],
+    doc_md=__doc__,
+    params={
+        "job": Param(None, type=["null", "string"], title="Job", description="a job's name; left empty: every job")
+    },
+) as analyze_history:
+    AnalyzeOperator.partial(task_id="analyze", map_index_template="{{ task.run }}").expand(run=newest_runs())

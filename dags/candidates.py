@@ -1,0 +1,66 @@
+"""Several candidate jobs, each trained as a run of its own; of those that end well the best model is kept under an alias."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from airflow.sdk import DAG, Param, task, task_group
+
+from trainwright.dags.chain import RETRIES, chain
+from trainwright.operators import PromoteOperator
+from trainwright.operators.assets import PROMOTED
+
+
+@task
+def candidate_jobs(params: dict[str, Any] | None = None) -> list[Any]:
+    """The candidates: job files, or jobs as mappings."""
+    return list((params or {})["jobs"])
+
+
+@task_group
+def candidate(job: Any) -> None:
+    """One candidate, from its data to its report."""
+    chain(job=job, new="true")
+
+
+@task(trigger_rule="all_done")
+def best(stored: Any) -> dict[str, Any]:
+    """The best of the candidates that ended well, and how the others compare."""
+    from trainwright.operators.base import airflow_errors
+    from trainwright.operators.hooks import connected, connection_ids
+    from trainwright.tasks.promote import best_of
+
+    with airflow_errors(), connected(connection_ids(None, None)):
+        return best_of(one["run"] for one in stored if one)
+
+
+with DAG(
+    "candidates",
+    description="Train several candidate jobs, keep the best model.",
+    schedule=None,
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    catchup=False,
+    is_paused_upon_creation=False,
+    default_args=RETRIES,
+    tags=["trainwright"],
+    doc_md=__doc__,
+    params={
+        "jobs": Param(
+            [],
+            type="array",
+            items={"type": ["string", "object"]},
+            title="Jobs",
+            description="job files on the workers, each with a name of its own and the same metric to compare by",
+        ),
+        "name": Param(
+            "candidates", type="string", pattern="^[a-z0-9-]+$", title="Name", description="whose alias it is"
+        ),
+        "alias": Param("best", type="string", pattern="^[a-z0-9-]+$", title="Alias", description="that names the best"),
+    },
+) as candidates:
+    runs = candidate.expand(job=candidate_jobs())
+    winner = best(candidates.task_dict["candidate.store"].output)
+    PromoteOperator(
+        task_id="promote", run=winner, name="{{ params.name }}", alias="{{ params.alias }}", outlets=[PROMOTED]
+    )

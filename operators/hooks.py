@@ -1,0 +1,213 @@
+"""Where secrets come from in Airflow: connections to the object store, to the ledger, to hosts; and the settings they stand for.
+
+A connection takes the place of the environment's variables (`trainwright.tasks.settings`) as a whole: what its form leaves empty
+is unset, so that one server is never shown another's keys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from airflow.sdk import BaseHook, Connection
+from airflow.sdk.configuration import conf
+from airflow.sdk.log import mask_secret
+
+from trainwright.tasks.errors import BadInput, TrainwrightError
+
+SSH_TIMEOUT_S = 10
+_CONFIGURED = {
+    "home": "TRAINWRIGHT_HOME",
+    "store": "TRAINWRIGHT_STORE",
+    "jobs": "TRAINWRIGHT_JOBS",
+    "pools": "TRAINWRIGHT_POOLS",
+}
+
+
+class StoreHook(BaseHook):
+    """The object store: any S3 server, or a folder."""
+
+    conn_name_attr = "store_conn_id"
+    default_conn_name = "trainwright_store_default"
+    conn_type = "trainwright_store"
+    hook_name = "Trainwright object store"
+
+    def __init__(self, store_conn_id: str = default_conn_name, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.store_conn_id = store_conn_id
+
+    @staticmethod
+    def variables(connection: Connection, extra: Mapping[str, Any]) -> dict[str, str]:
+        """The settings that the connection stands for. Raises BadInput where it lacks some."""
+        given = {
+            "TRAINWRIGHT_S3_ENDPOINT": connection.host, "TRAINWRIGHT_S3_ACCESS_KEY": connection.login,
+            "TRAINWRIGHT_S3_SECRET_KEY": connection.password, "TRAINWRIGHT_S3_REGION": extra.get("region"),
+        }  # fmt: skip
+        store = extra.get("store")
+        if not store:
+            raise BadInput(
+                f"connection {connection.conn_id}: Store is empty; allowed: s3://bucket/prefix or file:///folder"
+            )
+        if str(store).startswith("s3://") and not (connection.host and connection.login and connection.password):
+            raise BadInput(f"connection {connection.conn_id}: needs endpoint, access key and secret key with {store}")
+        return {name: str(value or "") for name, value in given.items()} | {"TRAINWRIGHT_STORE": str(store)}
+
+    def get_conn(self) -> Any:
+        """The store, as `trainwright.tasks.objects.ObjectStore`."""
+        from trainwright.tasks.objects import open_store
+        from trainwright.tasks.settings import overridden, settings
+
+        connection = self.get_connection(self.store_conn_id)
+        with overridden(self.variables(connection, connection.extra_dejson)):
+            return open_store(settings().store)
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Whether the store answers, for the form's button."""
+        try:
+            next(iter(self.get_conn().folders("runs/")), None)
+        except TrainwrightError as error:
+            return False, str(error)
+        return True, "the store answers"
+
+
+class LedgerHook(BaseHook):
+    """The table of leases on pools' devices: an SQL database."""
+
+    conn_name_attr = "ledger_conn_id"
+    default_conn_name = "trainwright_ledger_default"
+    conn_type = "trainwright_ledger"
+    hook_name = "Trainwright pool ledger"
+
+    def __init__(self, ledger_conn_id: str = default_conn_name, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.ledger_conn_id = ledger_conn_id
+
+    @staticmethod
+    def variables(connection: Connection, extra: Mapping[str, Any]) -> dict[str, str]:
+        """The settings that the connection stands for. Raises BadInput where it lacks some."""
+        from sqlalchemy.engine import URL
+
+        if not connection.schema:
+            raise BadInput(f"connection {connection.conn_id}: Database is empty; allowed: its name, or SQLite's file")
+        url = URL.create(
+            str(extra.get("driver") or "postgresql+psycopg"), connection.login or None, connection.password or None,
+            connection.host or None, connection.port or None, connection.schema,
+        )  # fmt: skip
+        return {"TRAINWRIGHT_LEDGER": url.render_as_string(hide_password=False)}
+
+    def get_conn(self) -> Any:
+        """The ledger, as `trainwright.tasks.allocate.ledger.Ledger`."""
+        from trainwright.tasks.allocate.ledger import Ledger
+
+        connection = self.get_connection(self.ledger_conn_id)
+        return Ledger(self.variables(connection, connection.extra_dejson)["TRAINWRIGHT_LEDGER"])
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Whether the database answers, for the form's button."""
+        try:
+            held = self.get_conn().held()
+        except TrainwrightError as error:
+            return False, str(error)
+        return True, f"the ledger answers; {len(held)} lease(s)"
+
+
+class HostHook(BaseHook):
+    """A host of a pool, reached by ssh with a key: made sure of here, used by pools that name it."""
+
+    conn_name_attr = "ssh_conn_id"
+    default_conn_name = "trainwright_ssh_default"
+    conn_type = "trainwright_ssh"
+    hook_name = "Trainwright host (ssh)"
+
+    def __init__(self, ssh_conn_id: str = default_conn_name, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.ssh_conn_id = ssh_conn_id
+
+    def get_conn(self) -> list[str]:
+        """The ssh command that reaches the host; it asks nothing, and trusts known keys only. Raises BadInput."""
+        connection = self.get_connection(self.ssh_conn_id)
+        extra = connection.extra_dejson
+        if not connection.host or connection.host.startswith("-"):
+            raise BadInput(f"connection {connection.conn_id}: got host {connection.host!r}; allowed: a name or address")
+        command = [
+            "ssh",
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "StrictHostKeyChecking=yes",
+            "-o",
+            f"ConnectTimeout={SSH_TIMEOUT_S}",
+        ]
+        for option, value in (("-p", connection.port), ("-l", connection.login), ("-i", extra.get("identity"))):
+            command += [option, str(value)] if value else []
+        known = extra.get("known_hosts")
+        return [*command, *(["-o", f"UserKnownHostsFile={known}"] if known else []), "--", connection.host]
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Whether the host lets us in, for the form's button."""
+        try:
+            done = subprocess.run(
+                [*self.get_conn(), "true"], capture_output=True, text=True, timeout=2 * SSH_TIMEOUT_S, check=False,
+                stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired, TrainwrightError) as error:
+            return False, str(error)
+        return done.returncode == 0, (done.stderr.strip().splitlines() or ["the host lets us in"])[-1]
+
+
+def configure() -> None:
+    """Let Airflow's own configuration ([trainwright]) speak where the environment says nothing."""
+    for option, name in _CONFIGURED.items():
+        if value := conf.get("trainwright", option, fallback=""):
+            os.environ.setdefault(name, str(value))
+
+
+def connection_ids(store_conn_id: str | None, ledger_conn_id: str | None) -> dict[str, str]:
+    """The connections to use, by field: those given, or the configuration's; none where neither names one."""
+    asked = {"store_conn_id": store_conn_id, "ledger_conn_id": ledger_conn_id}
+    found = {field: given or conf.get("trainwright", field, fallback="") for field, given in asked.items()}
+    return {field: str(name) for field, name in found.items() if name}
+
+
+_HOOKS: dict[str, type[StoreHook] | type[LedgerHook]] = {"store_conn_id": StoreHook, "ledger_conn_id": LedgerHook}
+
+
+def values_of(ids: Mapping[str, str]) -> dict[str, str]:
+    """The settings that connections stand for. Raises BadInput where one lacks something."""
+    values: dict[str, str] = {}
+    for field, name in ids.items():
+        connection = BaseHook.get_connection(name)
+        values |= _HOOKS[field].variables(connection, connection.extra_dejson)
+    if "TRAINWRIGHT_LEDGER" in values:
+        mask_secret(values["TRAINWRIGHT_LEDGER"])  # the password stands in it encoded
+    return values
+
+
+@contextlib.contextmanager
+def connected(ids: Mapping[str, str]) -> Iterator[None]:
+    """Within the block the environment, that of processes started in it too, is as these connections say."""
+    configure()
+    values = values_of(ids)
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+async def settings_of(ids: Mapping[str, str]) -> dict[str, str]:
+    """The same for `overridden`, in the triggerer, which serves many at once."""
+    configure()
+    values: dict[str, str] = {}
+    for field, name in ids.items():
+        connection = await BaseHook.aget_connection(name)
+        values |= _HOOKS[field].variables(connection, await connection.aextra_dejson())
+    return values

@@ -1,0 +1,183 @@
+"""Step `promote`: let an alias, such as `production`, name a finished run's model, where it is better than the one it names.
+
+`<store>/models/<job>/alias-<name>.json` is what serving follows. It is changed by compare-and-swap only: of two runs that finish
+at once the better one stays, whoever writes first.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from trainwright.tasks.artefacts import Artefact
+from trainwright.tasks.documents import one_line, validated
+from trainwright.tasks.errors import BadInput, CorruptArtefact, ServiceUnreachable
+from trainwright.tasks.job import Job, JobName, Promotion
+from trainwright.tasks.objects import ObjectStore
+from trainwright.tasks.run import Run, now
+from trainwright.tasks.store import verify
+
+_LESS_IS_BETTER = ("loss", "error", "mae", "mse", "rmse", "mape", "perplexity")
+_TRIES = 10
+
+
+class Alias(Artefact):
+    """What an alias names."""
+
+    FILE = ""  # its key depends on job and name
+    alias: str
+    job: str
+    run: str = Field(description="the URI of the run whose model it is")
+    metrics: dict[str, float]
+    promoted_at: str
+    previous: str | None = Field(default=None, description="the run that it named before")
+
+
+class Decision(Artefact):
+    """Whether a run's model takes an alias, and why."""
+
+    FILE = ""
+    promoted: bool
+    alias: str | None
+    reason: str
+    metric: str | None = None
+    value: float | None = None
+    current: str | None = Field(default=None, description="the run that the alias named when this was decided")
+    current_value: float | None = None
+
+
+def alias_key(job_name: str, alias: str) -> str:
+    """Where an alias is, below the store."""
+    return f"models/{job_name}/alias-{alias}.json"
+
+
+def find_alias(root: ObjectStore, job_name: str, alias: str) -> tuple[Alias | None, str | None]:
+    """What an alias names, and the mark of its version; None and None where there is none. Raises CorruptArtefact."""
+    key = alias_key(job_name, alias)
+    try:
+        data, version = root.get_versioned(key)
+        return Alias.model_validate_json(data), version
+    except FileNotFoundError:
+        return None, None
+    except ValidationError as error:
+        raise CorruptArtefact(f"{root.uri}/{key}: {one_line(error)}") from error
+
+
+def metric_of(job: Job) -> str | None:
+    """The metric by which the job's models are compared: promotion.only_if_better, or that of train.target; None: none."""
+    if job.promotion is not None and job.promotion.only_if_better is not None:
+        return job.promotion.only_if_better
+    return job.train.target.metric if job.train.target is not None else None
+
+
+def better_is(metric: str) -> Literal["greater", "less"]:
+    """Which way a metric improves, by its name: losses and errors fall, all else rises."""
+    words = metric.lower().replace("-", "_").split("_")
+    return "less" if any(word in _LESS_IS_BETTER for word in words) else "greater"
+
+
+def model_metrics(run: Run) -> dict[str, float]:
+    """The metrics of the model that was stored (the best checkpoint's, where that is kept). Raises CorruptArtefact."""
+    try:
+        found = json.loads(run.objects.get("model/signature.json"))["metrics"]
+        return {str(name): float(value) for name, value in found.items()}
+    except FileNotFoundError:
+        raise CorruptArtefact(f"{run.uri}: holds no model; `store` puts it there") from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise CorruptArtefact(f"{run.uri}/model/signature.json: is damaged") from None
+
+
+def decide(run: Run, name: str | None = None, alias: str | None = None) -> tuple[Decision, str | None]:
+    """Whether the run's model would take the alias now, and the mark of the version that it would replace.
+
+    Alias and metric are the job's; `name` and `alias` stand for others than its own. Raises BadInput, CorruptArtefact.
+    """
+    job = run.job()
+    chosen = alias or (job.promotion.alias if job.promotion is not None else None)
+    if chosen is None:
+        return Decision(promoted=False, alias=None, reason="the job names no promotion"), None
+    chosen = validated(Promotion, {"alias": chosen}, "promotion").alias
+    current, version = find_alias(run.root(), checked_name(name, job), chosen)
+    return compare(run.uri, chosen, metric_of(job), model_metrics(run), current), version
+
+
+def checked_name(name: str | None, job: Job) -> str:
+    """Whose alias it is: the job's, or of this name. Raises BadInput."""
+    return job.name if name is None else validated(JobName, {"name": name}, "promotion").name
+
+
+def compare(run: str, alias: str, metric: str | None, metrics: dict[str, float], current: Alias | None) -> Decision:
+    """The decision, from what is known of both. A value that is no number is never better; equal is not better."""
+    if metric is not None and metric not in metrics:
+        raise BadInput(
+            f"promotion.only_if_better: got {metric!r}; allowed: a metric of the run, one of {', '.join(sorted(metrics))}"
+        )
+    value = metrics[metric] if metric is not None else None
+    known = {"alias": alias, "metric": metric, "value": value if value is not None and math.isfinite(value) else None}
+    if value is not None and not math.isfinite(value):
+        return Decision(promoted=False, reason=f"{metric} is {value}", **known)
+    if current is None:
+        return Decision(promoted=True, reason=f"{alias} names no model yet", **known)
+    before = current.metrics.get(metric) if metric is not None else None
+    known |= {"current": current.run, "current_value": before}
+    if current.run == run:
+        return Decision(promoted=True, reason=f"{alias} names this run already", **known)
+    if value is None or before is None:
+        why = "the job names no metric to compare by" if value is None else f"the present model has no {metric}"
+        return Decision(promoted=True, reason=why, **known)
+    less = better_is(str(metric)) == "less"
+    if value < before if less else value > before:
+        return Decision(promoted=True, reason=f"{metric} {value:.6g} is better than {before:.6g}", **known)
+    return Decision(promoted=False, reason=f"{metric} {value:.6g} is not better than {before:.6g}", **known)
+
+
+def promote(run: Run, name: str | None = None, alias: str | None = None) -> dict[str, Any]:
+    """Let the alias (`decide`) name this run's model, where it is better; the reference: whether, and why.
+
+    Raises CorruptArtefact where the run is not sealed, or not what was sealed; BadInput where it lacks the metric.
+    """
+    root, name = run.root(), checked_name(name, run.job())
+    decision, version = decide(run, name, alias)
+    if decision.alias is not None:
+        verify(run)
+    for _ in range(_TRIES):
+        if decision.alias is None or not decision.promoted or decision.current == run.uri:
+            return _reference(run, name, decision)
+        taken = Alias(
+            alias=decision.alias, job=run.job_name, run=run.uri, metrics=model_metrics(run), promoted_at=now(),
+            previous=decision.current,
+        )  # fmt: skip
+        if root.swap(alias_key(name, taken.alias), taken.model_dump_json(indent=1).encode(), version):
+            return _reference(run, name, decision)
+        decision, version = decide(run, name, alias)  # another was quicker: is this still better?
+    raise ServiceUnreachable(f"{root.uri}/{alias_key(name, str(decision.alias))}: others write it all the time")
+
+
+def best_of(runs: Iterable[str]) -> dict[str, Any]:
+    """Of finished runs, the one with the best model by the metric of the first one's job; all of them, best first.
+
+    Raises BadInput where there is none, where a job names no metric, or where they can't be compared by it.
+    """
+    found = [Run(uri) for uri in runs]
+    metric = metric_of(found[0].job()) if found else None
+    if metric is None:
+        raise BadInput(
+            "candidates: no run, or a job without promotion.only_if_better and train.target; allowed: jobs with one"
+        )
+    values = {run.uri: model_metrics(run).get(metric) for run in found}
+    lacking = [uri for uri, value in values.items() if value is None]
+    if lacking:
+        raise BadInput(f"candidates: {lacking[0]} has no {metric}; allowed: runs that were measured by it")
+    sign = 1.0 if better_is(metric) == "less" else -1.0
+    ranks = sorted(values, key=lambda uri: (not math.isfinite(values[uri] or 0.0), sign * (values[uri] or 0.0)))
+    ranking = [{"run": uri, "value": values[uri]} for uri in ranks]
+    return {"run": ranks[0], "metric": metric, "value": values[ranks[0]], "ranking": ranking}
+
+
+def _reference(run: Run, name: str, decision: Decision) -> dict[str, Any]:
+    where = alias_key(name, decision.alias) if decision.alias else None
+    return {"run": run.uri, "artefact": where, **decision.model_dump(mode="json", exclude={"schema_version"})}

@@ -1,0 +1,108 @@
+"""The REST API of a running Airflow, as its admin, for tests: trigger, wait, look at states, XComs, links and logs."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trainwright.infra.airflow import USER, airflow_address, password_file
+
+ENDED = ("success", "failed")
+Found = TypeVar("Found")
+
+
+class AirflowClient:
+    """Calls of the REST API of the Airflow of a home; a DAG run is named by its path."""
+
+    def __init__(self, home: Path) -> None:
+        self.base, self._token = airflow_address(home), ""
+        self.password = json.loads(password_file(home).read_text())[USER]
+        self._token = self("POST", "/auth/token", {"username": USER, "password": self.password})["access_token"]
+
+    def __call__(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The answer's JSON. Raises urllib.error.HTTPError."""
+        return json.loads(self._fetch(method, self.base + path, body))
+
+    def page(self, address: str) -> str:
+        """What is at an address of this Airflow. Raises urllib.error.HTTPError."""
+        return self._fetch("GET", address, None)
+
+    def _fetch(self, method: str, address: str, body: Mapping[str, Any] | None) -> str:
+        headers = {"Content-Type": "application/json"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        data = json.dumps(body).encode() if body is not None else None
+        request = urllib.request.Request(address, data=data, headers=headers, method=method)
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return str(response.read().decode())
+
+    def has_dag(self, dag: str = "retrain") -> bool:
+        """Whether the DAG's file has been read."""
+        return any(one["dag_id"] == dag for one in self("GET", "/api/v2/dags?limit=100")["dags"])
+
+    def start(self, dag: str = "retrain", **conf: object) -> str:
+        """Trigger a DAG; the path of the DAG run."""
+        run = self("POST", f"/api/v2/dags/{dag}/dagRuns", {"conf": conf, "logical_date": None})
+        return f"/api/v2/dags/{dag}/dagRuns/{urllib.parse.quote(run['dag_run_id'])}"
+
+    def ended(self, where: str, seconds: float = 400) -> str:
+        """Wait for a DAG run to end; how it did."""
+        return until(
+            f"{where} ended",
+            lambda: (state := str(self("GET", where)["state"])) in ENDED and state,
+            seconds,
+            lambda: str(self.states(where)),
+        )
+
+    def instances(self, where: str) -> list[dict[str, Any]]:
+        """The task instances of a DAG run."""
+        found: list[dict[str, Any]] = self("GET", f"{where}/taskInstances?limit=100")["task_instances"]
+        return found
+
+    def states(self, where: str) -> dict[str, str | None]:
+        """The state of each task of a DAG run."""
+        return {one["task_id"]: one["state"] for one in self.instances(where)}
+
+    def state(self, where: str, task: str) -> str | None:
+        """The state of a task of a DAG run."""
+        found: str | None = self("GET", f"{where}/taskInstances/{task}")["state"]
+        return found
+
+    def xcom(self, where: str, task: str, key: str = "return_value") -> Any:
+        """What a task handed on."""
+        return self("GET", f"{where}/taskInstances/{task}/xcomEntries/{key}?deserialize=false")["value"]
+
+    def links(self, where: str, task: str) -> dict[str, str | None]:
+        """The extra links of a task of a DAG run."""
+        found: dict[str, str | None] = self("GET", f"{where}/taskInstances/{task}/links")["extra_links"]
+        return found
+
+    def events(self, uri: str) -> list[dict[str, Any]]:
+        """The events of an Asset."""
+        assets = self("GET", f"/api/v2/assets?limit=100&uri_pattern={urllib.parse.quote(uri)}")["assets"]
+        found = [self("GET", f"/api/v2/assets/events?asset_id={one['id']}") for one in assets if one["uri"] == uri]
+        return [event for answer in found for event in answer["asset_events"]]
+
+    def log(self, where: str, task: str, attempt: int = 1) -> str:
+        """A task's log, as the API server shows it."""
+        return json.dumps(self("GET", f"{where}/taskInstances/{task}/logs/{attempt}?full_content=true")["content"])
+
+    def set_state(self, where: str, task: str, state: str) -> None:
+        """Mark a task, as the UI's button does."""
+        self("PATCH", f"{where}/taskInstances/{task}", {"new_state": state})
+
+
+def until(
+    what: str, test: Callable[[], Found | bool | None], seconds: float = 400, tell: Callable[[], str] = lambda: ""
+) -> Found:
+    """Wait for something; what it was. The message of the failure ends with what `tell` says."""
+    deadline = time.monotonic() + seconds
+    while not (found := test()):
+        assert time.monotonic() < deadline, f"not in {seconds:g} s: {what} {tell()}"
+        time.sleep(0.5)
+    return found  # type: ignore[return-value]

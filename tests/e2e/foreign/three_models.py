@@ -1,0 +1,50 @@
+"""Somebody's own TaskFlow DAG: one task makes data, three models are trained on it, the best is named."""
+
+import json
+import os
+import random
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import dag, task
+
+from trainwright.operators import TrainOperator
+
+
+@dag(schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC))
+def three_models() -> None:
+    """Data, three trainings, a comparison."""
+
+    @task
+    def make_data() -> str:
+        """A table of two classes that a line separates."""
+        rows = [[random.gauss(0, 1) for _ in range(4)] for _ in range(400)]
+        path = Path(os.environ["FOREIGN_OUT"])
+        lines = [",".join([*(f"{value:.4f}" for value in row), "up" if sum(row) > 0 else "down"]) for row in rows]
+        path.write_text("\n".join(["a,b,c,d,label", *lines]) + "\n")
+        return str(path)
+
+    @task
+    def jobs(data: str) -> list[dict[str, Any]]:
+        """A job for each model."""
+        job = json.loads(os.environ["FOREIGN_JOB"])
+        return [
+            job
+            | {"name": f"width-{width}", "data": {"uri": data}, "model": job["model"] | {"config": {"width": width}}}
+            for width in (2, 4, 8)
+        ]
+
+    @task
+    def compare(trained: list[dict[str, Any]]) -> dict[str, Any]:
+        """The run with the best accuracy."""
+        best = max(trained, key=lambda one: one["metrics"]["accuracy"])
+        return {"run": best["run"], "of": len(trained)}
+
+    train = TrainOperator.partial(task_id="train", map_index_template="{{ task.job.name }}").expand(
+        job=jobs(make_data())
+    )
+    compare(train.output)
+
+
+three_models()

@@ -1,0 +1,385 @@
+"""The DAG in an Airflow of separate parts on PostgreSQL, Redis and Celery: what it leaves, and what it survives."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psutil
+import pytest
+import yaml
+from airflow_client import AirflowClient, until
+from celery_stack import AIRFLOW, CeleryStack, celery_stack
+
+from trainwright.infra.s3 import S3Access
+from trainwright.tasks import step
+from trainwright.tasks.allocate.ledger import Heartbeat, Holder
+from trainwright.tasks.allocate.queue import Queue
+from trainwright.tasks.artefacts import Result
+from trainwright.tasks.pool import load_pool
+from trainwright.tasks.run import Run, list_runs
+from trainwright.tasks.settings import settings
+from trainwright.tasks.store import verify
+from trainwright.tasks.train import checkpoint
+from trainwright.tasks.train.metrics import JOURNAL, read_rows
+
+_log = logging.getLogger(__name__)
+DAGS = Path(__file__).parents[2] / "dags"
+STEPS = {"validate", "extract", "estimate", "allocate", "search_lr", "train", "release", "store", "analyze", "promote"}
+TASKS = STEPS | {"approve"}
+STEPS_AN_EPOCH, COMMIT_EVERY = 15, 10
+POOL = {
+    "name": "emulated-pair",
+    "hosts": [
+        {
+            "name": "here",
+            "address": "localhost",
+            "devices": [{"type": "emulated", "speed": 1.0}, {"type": "emulated", "speed": 0.5}],
+        }
+    ],
+}
+HOLDS_ITS_SLOT = """
+from airflow.sdk import DAG
+from trainwright.dags.chain import RETRIES
+from trainwright.operators import TrainOperator
+
+with DAG("holds_its_slot", schedule=None, is_paused_upon_creation=False, default_args=RETRIES):
+    TrainOperator(task_id="train", job="{{ params.job }}", deferrable=False)
+"""
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@dataclass
+class Site:
+    """A running stack, its API, and a folder of job files."""
+
+    stack: CeleryStack
+    api: AirflowClient
+    folder: Path
+
+    @property
+    def pool(self) -> Path:
+        """The pool file: two emulated devices, so that training lasts as long on a busy machine."""
+        return self.folder / "jobs" / "pools" / "pair.yaml"
+
+    def job(self, epochs: int, **fields: Any) -> Path:
+        """Write a job file; its name is the job's."""
+        name = f"job-{secrets.token_hex(4)}"
+        job = {
+            "name": name, "pool": str(self.pool), "data": {"uri": "builtin:digits"},
+            "model": {"source": str(DAGS / "jobs" / "cnn.py"), "config": {"width": 16}},
+            "train": {
+                "epochs": epochs, "global_batch_size": 96, "learning_rate": 0.003,
+                "checkpoint": {"every_steps": COMMIT_EVERY},
+            },
+            "objective": {"minimize": "time"}, "devices": {"min_count": 2}, **fields,
+        }  # fmt: skip
+        path = self.folder / "jobs" / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(job))
+        return path
+
+    def trains(self, job: Path, where: str, commits: int = 2) -> Run:
+        """Wait until a job's run has committed so many checkpoints' steps, and goes on training."""
+
+        def committed() -> Run | None:
+            assert self.api("GET", where)["state"] not in ("success", "failed"), self.api.states(where)
+            for run in list_runs(settings().store, job.stem):
+                states = checkpoint.list_states(run.objects)
+                if states and states[-1].step >= commits * COMMIT_EVERY:
+                    return run
+            return None
+
+        return until(f"{commits} commits", committed, 400, lambda: str(self.api.states(where)))
+
+
+@pytest.fixture(scope="module")
+def _site(tmp_path_factory: pytest.TempPathFactory, _server: S3Access) -> Iterator[Site]:
+    """The stack, with a home of its own and the session's S3 server; the ledger is where Airflow's tables are."""
+    home, folder = tmp_path_factory.mktemp("celery-home"), tmp_path_factory.mktemp("celery-files")
+    for name in ("jobs/pools", "pools", "dags"):
+        (folder / name).mkdir(parents=True)
+    site_pool = folder / "jobs" / "pools" / "pair.yaml"
+    site_pool.write_text(yaml.safe_dump(POOL))
+    far = {"name": "far", "hosts": [{"name": "far", "address": "10.0.0.7", "devices": [{"type": "nvidia-t4"}]}]}
+    (folder / "pools" / "far.yaml").write_text(
+        yaml.safe_dump(far)
+    )  # what the weekly calibration, due at once, passes over
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAINWRIGHT_HOME", str(home))
+        patch.setenv("TRAINWRIGHT_S3_ENDPOINT", _server.endpoint)
+        patch.setenv("TRAINWRIGHT_S3_ACCESS_KEY", _server.access_key)
+        patch.setenv("TRAINWRIGHT_S3_SECRET_KEY", _server.secret_key)
+        patch.setenv("TRAINWRIGHT_POOLS", str(folder / "pools"))
+        patch.setenv("TRAINWRIGHT_JOBS", str(folder / "jobs"))
+        (folder / "dags" / "holds_its_slot.py").write_text(HOLDS_ITS_SLOT)
+        bundles = [
+            {
+                "name": name,
+                "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle",
+                "kwargs": {"path": str(path)},
+            }
+            for name, path in (("trainwright", DAGS), ("test", folder / "dags"))
+        ]
+        settings_of_airflow = {
+            "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles),
+        }
+        with celery_stack(home, DAGS, **settings_of_airflow) as stack:
+            patch.setenv("TRAINWRIGHT_LEDGER", stack.ledger_url)
+            api = AirflowClient(home)
+            until("the DAG is read", api.has_dag)
+            yield Site(stack, api, folder)
+
+
+@pytest.fixture
+def site(_site: Site) -> Site:
+    """The stack with all its parts, whatever a test before has left."""
+    _site.stack.start(*AIRFLOW)
+    return _site
+
+
+@dataclass
+class Watch:
+    """Who trains, looked at ten times a second while the block runs."""
+
+    most_launchers: int = 0
+    most_of_a_rank: int = 0
+    launchers: set[int] = field(default_factory=set)
+    _end: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Watch:
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._end.wait(0.1):
+            found = ranks()
+            parents = {parent for _, parent in found}
+            self.launchers |= parents
+            self.most_launchers = max(self.most_launchers, len(parents))
+            numbers = [number for number, _ in found]
+            self.most_of_a_rank = max([self.most_of_a_rank, *(numbers.count(number) for number in numbers)])
+
+
+def ranks() -> list[tuple[str, int]]:
+    """The number of every rank that lives on this machine for this test's home, and its parent."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            words = process.cmdline()
+            if (
+                "trainwright.tasks.train.worker" in words
+                and words[-1].isdigit()
+                and process.environ().get("TRAINWRIGHT_HOME") == str(settings().home)
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
+                found.append((words[-1], process.ppid()))
+    return found
+
+
+def steps_done(run: Run) -> int:
+    """How many steps rank 0 has finished, by its journal on this machine (`stored`: the last of a commit)."""
+    lines = (run.work_folder() / JOURNAL / "steps-rank0.jsonl").read_text().rpartition("\n")[0].splitlines()
+    rows = [json.loads(line) for line in lines]
+    return 1 + max(row.get("step", row.get("stored")) for row in rows)
+
+
+def device_leases() -> list[str]:
+    """Who holds devices."""
+    return [lease.resource for lease in step.ledger().held("device ")]
+
+
+def assert_whole(run: Run, epochs: int) -> None:
+    """The run is sealed, has every step once, and holds nothing any more."""
+    assert run.status().state == "success"
+    assert verify(run).files
+    steps = [row["step"] for row in read_rows(run.objects, "steps-rank0")]
+    assert steps == list(range(epochs * STEPS_AN_EPOCH))
+    assert step.ledger().held() == []
+    assert ranks() == []
+
+
+def test_triggered_through_rest_every_task_succeeds_and_hands_on_small_json(site: Site) -> None:
+    job = site.job(2)
+    where = site.api.start(job=str(job))
+    assert site.api.ended(where) == "success"
+    assert site.api.states(where) == dict.fromkeys(TASKS, "success")
+    (run,) = list_runs(settings().store, job.stem)
+    for task in STEPS:
+        reference = site.api.xcom(where, task)
+        assert reference["run"] == run.uri
+        assert len(json.dumps(reference)) < 4096
+    links = site.api.links(where, "train")
+    assert {"Run folder", "Plan", "Report", "TensorBoard"} <= set(links)
+    assert site.api.page(str(links["Plan"])).lstrip().startswith("{")
+    (event,) = site.api.events(f"x-trainwright://models/{job.stem}")
+    assert event["extra"]["run"] == run.uri
+    assert_whole(run, 2)
+    assert "postgresql" in settings().ledger_url
+
+
+def test_a_machine_lost_in_mid_training_costs_at_most_one_commit_and_never_trains_twice(site: Site) -> None:
+    job = site.job(60)
+    with Watch() as watch:
+        where = site.api.start(job=str(job))
+        run = site.trains(job, where)
+        site.stack.kill("worker")
+        without_worker = steps_done(run)
+        site.stack.start("worker")
+        until("training goes on", lambda: steps_done(run) > without_worker + COMMIT_EVERY)
+        (launcher,) = watch.launchers
+        psutil.Process(launcher).kill()  # its ranks end with it
+        reached = steps_done(run)
+        assert site.api.ended(where, 500) == "success", site.api.log(where, "train", 1)[-3000:]
+    lost = reached - (run.read(Result).resumed_from_step or 0)
+    tries = {one["task_id"]: one["try_number"] for one in site.api.instances(where)}
+    _log.info(f"lost after step {reached}: {lost} steps done again, tries of train {tries['train']}, {watch}")
+    assert tries["train"] == 2
+    assert len(watch.launchers) == 2
+    assert watch.most_launchers == 1
+    assert watch.most_of_a_rank == 1
+    assert lost <= COMMIT_EVERY
+    assert_whole(run, 60)
+
+
+def test_a_retry_attaches_to_the_training_that_a_killed_worker_has_started(site: Site) -> None:
+    job = site.job(60)
+    until("the DAG is read", lambda: site.api.has_dag("holds_its_slot"))
+    with Watch() as watch:
+        where = site.api.start("holds_its_slot", job=str(job))
+        run = site.trains(job, where)
+        assert site.api.state(where, "train") == "running"
+        site.stack.kill("worker")
+        site.stack.start("worker")
+        assert site.api.ended(where, 500) == "success", site.api.log(where, "train", 1)[-3000:]
+    assert site.api.instances(where)[0]["try_number"] == 2
+    assert (watch.most_launchers, watch.most_of_a_rank, len(watch.launchers)) == (1, 1, 1)
+    assert run.read(Result).resumed_from_step is None
+    assert [row["step"] for row in read_rows(run.objects, "steps-rank0")] == list(range(60 * STEPS_AN_EPOCH))
+    assert step.ledger().held() == []
+
+
+def test_a_triggerer_killed_while_a_run_waits_and_a_scheduler_killed_while_it_trains_change_nothing(site: Site) -> None:
+    devices = [device.resource for device in load_pool(str(site.pool)).devices()]
+    queue, me = Queue(step.ledger()), Holder("test", os.getpid())
+    token = queue.take("test", me, devices, priority=9)
+    assert token is not None
+    with Heartbeat(step.ledger(), "test", devices, holder=me.name, token=token):
+        job = site.job(30)
+        where = site.api.start(job=str(job))
+        until(
+            "it waits",
+            lambda: site.api.state(where, "allocate") == "deferred",
+            200,
+            lambda: str(site.api.states(where)),
+        )
+        site.stack.kill("triggerer")
+        site.stack.start("triggerer")
+        time.sleep(5)
+        assert site.api.state(where, "allocate") == "deferred"
+    step.ledger().release("test", devices, token=token)
+    with Watch() as watch:
+        run = site.trains(job, where)
+        site.stack.kill("scheduler")
+        site.stack.start("scheduler")
+        assert site.api.ended(where) == "success"
+    assert {one["task_id"]: one["try_number"] for one in site.api.instances(where)}["train"] == 1
+    assert (watch.most_launchers, len(watch.launchers)) == (1, 1)
+    assert run.read(Result).resumed_from_step is None
+    assert_whole(run, 30)
+
+
+def test_a_training_marked_failed_is_gone_soon_and_its_devices_are_free(site: Site) -> None:
+    job = site.job(60)
+    where = site.api.start(job=str(job))
+    run = site.trains(job, where)
+    assert device_leases()
+    marked = time.monotonic()
+    site.api.set_state(where, "train", "failed")
+    until("the ranks are gone", lambda: not ranks(), 60)
+    gone_s = time.monotonic() - marked
+    until("the devices are free", lambda: not device_leases(), 60, lambda: str(site.api.states(where)))
+    _log.info(
+        f"ranks gone {gone_s:.1f} s, devices free {time.monotonic() - marked:.1f} s after the task was marked failed"
+    )
+    assert site.api.ended(where) == "failed"
+    assert site.api.state(where, "train") == "failed"
+    assert checkpoint.list_states(run.objects)
+    assert step.ledger().held() == []
+
+
+def test_new_data_starts_a_run_that_is_late_and_promotes_what_a_person_approves(site: Site) -> None:
+    late_s = 25
+    job = site.job(
+        2, schedule={"on_new_data": True}, promotion={"alias": "production", "require_approval": True},
+        objective={"minimize": "time", "deadline": f"{late_s}s"},
+    )  # fmt: skip
+    dag = f"retrain_{job.stem}"
+    until("the job has its DAG", lambda: site.api.has_dag(dag))
+    (data,) = site.api("GET", "/api/v2/assets?uri_pattern=x-trainwright://builtin/digits")["assets"]
+    site.api("POST", "/api/v2/assets/events", {"asset_id": data["id"], "extra": {}})
+    (where,) = until("new data starts a run", lambda: _runs(site.api, dag), 100)
+    until("approval is asked for", lambda: site.api.state(where, "approve") == "deferred", 400)
+    site.api(
+        "PATCH", f"{where}/taskInstances/approve/-1/hitlDetails", {"chosen_options": ["Approve"], "params_input": {}}
+    )
+    assert site.api.ended(where) == "success"
+    assert site.api.states(where) == dict.fromkeys(TASKS, "success")
+    (run,) = list_runs(settings().store, job.stem)
+    assert site.api.xcom(where, "promote")["promoted"] is True
+    (event,) = site.api.events(f"x-trainwright://models/{job.stem}/production")
+    assert event["extra"]["run"] == run.uri
+    assert f"job {job.stem}: not done {late_s:g} s after it was queued" in site.stack.log("triggerer").read_text()
+    assert_whole(run, 2)
+
+
+def test_a_run_triggered_in_the_browser_by_the_form_succeeds(site: Site) -> None:
+    job = site.job(2)
+    before = _runs(site.api, "retrain")
+    trigger_by_form(site.api, {"job": str(job)})
+    (where,) = until("the run is there", lambda: _runs(site.api, "retrain") - before, 30)
+    assert site.api.ended(where) == "success"
+    (run,) = list_runs(settings().store, job.stem)
+    assert_whole(run, 2)
+
+
+def _runs(api: AirflowClient, dag: str) -> set[str]:
+    path = f"/api/v2/dags/{dag}/dagRuns"
+    return {f"{path}/{quote(one['dag_run_id'])}" for one in api("GET", f"{path}?limit=100")["dag_runs"]}
+
+
+def trigger_by_form(api: AirflowClient, fields: dict[str, Any]) -> None:
+    """Log in, open the DAG, fill fields of its trigger form, and send it, in a headless browser."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        try:
+            page = browser.new_page()
+            page.set_default_timeout(200_000)
+            page.goto(f"{api.base}/dags/retrain")
+            page.fill("input[name=username]", "admin")
+            page.fill("input[name=password]", api.password)
+            page.click("button[type=submit]")
+            page.get_by_role("button", name="Trigger").first.click()
+            for name, value in fields.items():
+                page.locator(f"[name='element_{name}']").fill(value)
+            form = page.locator("[role=dialog]:visible", has_text="Trigger Dag")
+            form.get_by_role("button", name="Trigger").click()
+            form.wait_for(state="hidden")
+        finally:
+            browser.close()

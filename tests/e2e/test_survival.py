@@ -1,0 +1,87 @@
+"""A whole Airflow loses its scheduler, its workers and its triggerer while a run trains; then a person ends the task."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from airflow_whole import Airflow, only_retrain, run_of, until, whole_airflow, write_job
+
+from trainwright.infra.airflow import airflow_services, start_airflow
+from trainwright.tasks import detached, step
+from trainwright.tasks.run import Run
+from trainwright.tasks.train import checkpoint
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture
+def airflow(stack: Path) -> Iterator[Airflow]:
+    with whole_airflow(stack) as api:
+        yield api
+
+
+def kill(home: Path, *names: str) -> None:
+    """End these parts of Airflow and all that they started, without a warning."""
+    for service in airflow_services(home):
+        if service.name in names:
+            for process in service.processes():
+                os.kill(process.pid, signal.SIGKILL)
+
+
+def ranks(run: Run) -> list[int]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            line = " ".join(process.cmdline())
+            if "trainwright.tasks.train.worker" in line and run.id in line and process.status() != "zombie":
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def newest(run: Run) -> int:
+    states = checkpoint.list_states(run.objects)
+    return states[-1].step if states else 0
+
+
+def log_of(airflow: Airflow, where: str, task: str) -> str:
+    return str(airflow("GET", f"{where}/taskInstances/{task}/logs/1?full_content=true"))
+
+
+def test_training_goes_on_without_airflow_and_a_task_marked_failed_stops_it(
+    airflow: Airflow, stack: Path, tmp_path: Path
+) -> None:
+    where = airflow.start(write_job(tmp_path, "lasting", 5000))
+    until("it trains", lambda: (found := run_of("lasting")) and newest(found), 580)
+    run: Any = run_of("lasting")
+    until("the task is deferred", lambda: airflow.state(where, "train") == "deferred")
+    launcher, processes = detached.launcher(run), ranks(run)
+    until("the ranks' log is in the task's, live", lambda: "train step=" in log_of(airflow, where, "train"), 60)
+
+    kill(stack, "airflow-scheduler", "airflow-triggerer")
+    reached = newest(run)
+    until("training goes on", lambda: newest(run) > reached)
+    start_airflow(stack, only_retrain(stack))
+    assert airflow.state(where, "train") == "deferred"
+    assert (detached.launcher(run), ranks(run)) == (launcher, processes)
+    # Airflow gives a lost triggerer's triggers to the next one when its last heartbeat is half a minute old.
+    relayed = (run.work_folder() / "relayed.json").stat().st_mtime_ns
+    until("it is followed again", lambda: (run.work_folder() / "relayed.json").stat().st_mtime_ns > relayed)
+
+    airflow("PATCH", f"{where}/taskInstances/train", {"new_state": "failed"})
+    marked = time.monotonic()
+    until("no rank is left", lambda: not ranks(run), 60)
+    gone = time.monotonic() - marked
+    until("the DAG run is over", lambda: airflow("GET", where)["state"] == "failed", 120)
+    assert detached.launcher(run) is None
+    assert [one for one in step.ledger().held() if one.run == run.uri] == []
+    assert run.status().state == "interrupted"
+    (tmp_path / "seconds").write_text(f"{gone:.1f}")

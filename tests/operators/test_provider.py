@@ -1,0 +1,146 @@
+"""What Airflow learns of the provider: checked by Airflow's own code and schema, and what its connections stand for."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import airflow
+import jsonschema
+import pytest
+from airflow.sdk import Connection
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy.engine import make_url
+
+from trainwright import operators
+from trainwright.infra.s3 import S3Access
+from trainwright.operators.hooks import HostHook, LedgerHook, StoreHook, connected
+from trainwright.operators.provider import get_provider_info
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.objects import open_store
+from trainwright.tasks.settings import overridden, settings
+
+LOOK = """
+import json, pkgutil, importlib, sys, warnings
+from airflow.providers_manager import ProvidersManager
+manager = ProvidersManager()
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of Airflow's own parts
+    import airflow.api_fastapi.app
+    hooks = {kind: hook.hook_class_name for kind, hook in manager.hooks.items() if kind.startswith("trainwright") and hook}
+warnings.simplefilter("error")
+import trainwright.operators, trainwright.dags
+for package in (trainwright.operators, trainwright.dags):
+    for module in pkgutil.iter_modules(package.__path__):
+        if module.name != "__main__":
+            importlib.import_module(f"{package.__name__}.{module.name}")
+for name in trainwright.operators.__all__:
+    getattr(trainwright.operators, name)(task_id="x")
+print(json.dumps({"hooks": hooks, "widgets": sorted(manager.connection_form_widgets), "links": manager.extra_links_class_names}))
+"""
+
+
+def test_the_metadata_is_what_airflows_schema_allows_and_its_classes_are_there() -> None:
+    schema = json.loads((Path(airflow.__path__[0]) / "provider_info.schema.json").read_text())
+    jsonschema.validate(get_provider_info(), schema)
+    for option in get_provider_info()["config"]["trainwright"]["options"].values():
+        assert len(option["description"]) > 10
+
+
+def test_airflow_finds_hooks_forms_and_links_and_nothing_of_ours_is_deprecated(home: Path, tmp_path: Path) -> None:
+    if not any(one.name == "provider_info" for one in entry_points(group="apache_airflow_provider")):
+        pytest.skip("trainwright is not installed here")
+    environment = os.environ | {"AIRFLOW_HOME": str(tmp_path / "airflow"), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert set(found["hooks"]) == {"trainwright_store", "trainwright_ledger", "trainwright_ssh"}
+    assert "extra__trainwright_store__store" in found["widgets"]
+    assert {name.rpartition(".")[2] for name in found["links"] if "trainwright" in name} == {
+        "RunFolderLink", "PlanLink", "ReportLink", "TensorBoardLink",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", operators.__all__)
+def test_an_operator_says_what_it_takes_returns_and_fails_by_and_its_inputs_are_templates(name: str) -> None:
+    operator = getattr(operators, name)
+    assert "| input | default | meaning |" in operator.__doc__
+    assert "Returns `{" in operator.__doc__
+    assert "| failure | what Airflow does |" in operator.__doc__
+    named = set(re.findall(r"`(\w+)`[^|]*\*\(templated\)\*", operator.__doc__))
+    assert named <= set(operator.template_fields)
+
+
+def test_a_store_connection_takes_the_place_of_the_environment_and_leaves_it_as_it_was(
+    s3: S3Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = {
+        "conn_type": "trainwright_store", "host": s3.endpoint, "login": s3.access_key, "password": s3.secret_key,
+        "extra": {"store": "s3://by-connection/here"},
+    }  # fmt: skip
+    monkeypatch.setenv("AIRFLOW_CONN_MY_STORE", json.dumps(connection))
+    monkeypatch.setenv("TRAINWRIGHT_S3_SECRET_KEY", "wrong")
+    before = dict(os.environ)
+    with connected({"store_conn_id": "my_store"}):
+        store = open_store(settings().store)
+        store.put("a", b"1")
+        assert (store.uri, store.get("a")) == ("s3://by-connection/here", b"1")
+    assert dict(os.environ) == before
+    assert StoreHook("my_store").test_connection() == (True, "the store answers")
+
+
+def test_a_store_connection_without_keys_is_told_and_no_others_keys_are_used() -> None:
+    connection = Connection(conn_id="c", conn_type="trainwright_store", host="http://other:9000")
+    with pytest.raises(BadInput, match="connection c: Store is empty"):
+        StoreHook.variables(connection, {})
+    with pytest.raises(BadInput, match="connection c: needs endpoint, access key and secret key"):
+        StoreHook.variables(connection, {"store": "s3://bucket"})
+    with overridden(StoreHook.variables(connection, {"store": "file:///f"})):
+        assert settings().s3_credentials() is None
+
+
+@given(st.text(min_size=1, max_size=30), st.text(min_size=1, max_size=30))
+def test_a_ledgers_password_survives_the_url_whatever_it_is(login: str, password: str) -> None:
+    connection = Connection(
+        conn_id="l", conn_type="trainwright_ledger", host="db", port=5433, schema="w", login=login, password=password
+    )
+    url = make_url(LedgerHook.variables(connection, {})["TRAINWRIGHT_LEDGER"])
+    assert (url.username, url.password, url.host, url.port, url.database) == (login, password, "db", 5433, "w")
+
+
+def test_a_ledger_connection_leads_to_its_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = {
+        "conn_type": "trainwright_ledger",
+        "schema": str(tmp_path / "l.sqlite"),
+        "extra": {"driver": "sqlite"},
+    }
+    monkeypatch.setenv("AIRFLOW_CONN_MY_LEDGER", json.dumps(connection))
+    assert LedgerHook("my_ledger").test_connection() == (True, "the ledger answers; 0 lease(s)")
+    assert (tmp_path / "l.sqlite").exists()
+    with pytest.raises(BadInput, match="Database is empty"):
+        LedgerHook.variables(Connection(conn_id="l"), {})
+
+
+def test_a_host_that_would_be_an_option_of_ssh_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_EVIL", json.dumps({"conn_type": "trainwright_ssh", "host": "-oProxyCommand=x"}))
+    with pytest.raises(BadInput, match="a name or address"):
+        HostHook("evil").get_conn()
+
+
+def test_airflows_configuration_speaks_where_the_environment_is_silent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AIRFLOW__TRAINWRIGHT__STORE", "file:///by-airflow")
+    monkeypatch.setenv("TRAINWRIGHT_STORE", "file:///by-variable")
+    with connected({}):
+        assert settings().store == "file:///by-variable"
+    monkeypatch.delenv("TRAINWRIGHT_STORE")
+    with connected({}):
+        assert settings().store == "file:///by-airflow"
+    os.environ.pop("TRAINWRIGHT_STORE")  # as long as the process lives, elsewhere

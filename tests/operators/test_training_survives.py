@@ -1,0 +1,137 @@
+"""Training outlives its task: real processes, real training, killed for real. A worker here is a process with TrainOperator."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from trainwright.tasks import detached, step, steps
+from trainwright.tasks.allocate.ledger import Holder
+from trainwright.tasks.artefacts import Plan
+from trainwright.tasks.errors import Interrupted
+from trainwright.tasks.job import load_job
+from trainwright.tasks.run import Run
+from trainwright.tasks.train import checkpoint
+
+DAGS = Path(__file__).parents[2] / "dags"
+OWNER = "Airflow survival r1"
+EVERY = 10
+WORKER = """
+import sys
+from types import SimpleNamespace
+from trainwright.operators import TrainOperator
+context = {"dag_run": SimpleNamespace(dag_id="survival", run_id="r1")}
+print(TrainOperator(task_id="train", run=sys.argv[1], deferrable=False).execute(context), flush=True)
+"""
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+def until(what: str, test: Callable[[], Any], seconds: float = 300) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := test()):
+        assert time.monotonic() < deadline, f"not in {seconds:g} s: {what}"
+        time.sleep(0.1)
+    return found
+
+
+def processes(run: Run, module: str) -> list[psutil.Process]:
+    """The living processes that run this module for this run."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            line = " ".join(process.cmdline())
+            if module in line and (run.uri in line or run.id in line) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def ranks(run: Run) -> list[psutil.Process]:
+    return processes(run, "trainwright.tasks.train.worker")
+
+
+def newest(run: Run) -> int:
+    states = checkpoint.list_states(run.objects)
+    return states[-1].step if states else 0
+
+
+@pytest.fixture
+def run(stack: Path, tmp_path: Path) -> Iterator[Run]:
+    """A run that is planned and has its devices, whose training takes minutes."""
+    job = {
+        "name": "survivor", "pool": str(DAGS / "pools" / "two-cpus.yaml"), "data": {"uri": "builtin:digits"},
+        "model": {"source": str(DAGS / "jobs" / "cnn.py"), "config": {"width": 16}},
+        "train": {
+            "epochs": 2000, "global_batch_size": 96, "learning_rate": 0.003, "checkpoint": {"every_steps": EVERY},
+        },
+        "objective": {"minimize": "time"}, "devices": {"min_count": 2},
+    }  # fmt: skip
+    run = steps.open_for(load_job(job), Holder(OWNER), store=(tmp_path / "store").as_uri(), new=True)
+    try:
+        yield run
+    finally:
+        detached.stop(run, OWNER)
+
+
+def start_worker(run: Run) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", WORKER, run.uri], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_worker_is_followed_by_one_that_attaches_and_a_killed_launcher_by_one_that_resumes(run: Run) -> None:
+    first = start_worker(run)
+    until("training", lambda: newest(run) >= EVERY, 500)
+    launcher, started = detached.launcher(run), len(processes(run, "trainwright.tasks.detached"))
+    assert started == 1
+    first.kill()
+    first.wait()
+    told, reached = (run.work_folder() / "relayed.json").stat().st_mtime_ns, newest(run)
+    second = start_worker(run)
+    until("the second follows", lambda: (run.work_folder() / "relayed.json").stat().st_mtime_ns > told)
+    until("training goes on", lambda: newest(run) > reached + EVERY)
+    assert detached.launcher(run) == launcher
+    assert len(processes(run, "trainwright.tasks.detached")) == 1
+
+    (process,) = processes(run, "trainwright.tasks.detached")
+    reached = newest(run)
+    process.kill()
+    until("no rank is left", lambda: not ranks(run), 10)
+    assert second.wait(60) != 0  # Interrupted: what a retry mends
+    with pytest.raises(Interrupted, match="ended without a word"):
+        detached.raise_failure(run)
+    assert step.ledger().held("device ") == []
+    third = start_worker(run)
+    until("training has gone on", lambda: newest(run) > reached)
+    log = (run.work_folder() / "logs" / "launcher.log").read_text()
+    assert log.count("train state=started") == 2
+    third.send_signal(signal.SIGKILL)
+    third.wait()
+
+    assert detached.stop(run, OWNER)
+    until("no process is left", lambda: not processes(run, "trainwright.tasks.detached") and not ranks(run), 10)
+    assert step.ledger().held() == []
+    assert run.status().state == "interrupted"
+    assert newest(run) > reached
+
+
+def test_of_two_launchers_started_at_once_one_trains(run: Run) -> None:
+    steps.do(run, "allocate")
+    command = [sys.executable, "-m", "trainwright.tasks.detached", run.uri, OWNER]
+    both = [subprocess.Popen(command, start_new_session=True) for _ in range(2)]
+    until("one gave way", lambda: any(one.poll() is not None for one in both))
+    assert [one.poll() for one in both if one.poll() is not None] == [0]
+    until("the other trains", lambda: newest(run) >= EVERY, 500)
+    assert len(ranks(run)) == len(run.read(Plan).devices)
+    alive = next(one for one in both if one.poll() is None)
+    os.kill(alive.pid, signal.SIGTERM)
+    assert alive.wait(15) == 130
+    assert step.ledger().held() == []
