@@ -1,4 +1,5 @@
-"""The Airflow plugin: mounts the REST service at /trainwright, the runs' files at /trainwright-files, behind Airflow's login.
+"""The Airflow plugin: mounts the REST service at /trainwright and the runs' files at /trainwright-files, behind Airflow's login,
+and shows the service's page in Airflow's UI: in the navigation, and as a tab of DAGs, their runs and tasks.
 
 Every Airflow process imports this module; the service itself is imported at the first request.
 """
@@ -30,6 +31,17 @@ class Mounted:
         await self._app(scope, receive, send)
 
 
+_PAGE = "trainwright/page/"  # relative: Airflow may stand below a path
+
+
+def _view(destination: str, screen: str) -> dict[str, Any]:
+    return {
+        "name": "trainwright", "destination": destination, "url_route": f"trainwright-{destination.replace('_', '-')}",
+        "href": f"{_PAGE}?screen={screen}", "nav_top_level": destination == "nav",
+        "icon": f"/{_PAGE}icon.svg", "icon_dark_mode": f"/{_PAGE}icon-dark.svg",
+    }  # fmt: skip
+
+
 class TrainwrightPlugin(AirflowPlugin):
     """What Airflow gets from trainwright besides operators."""
 
@@ -45,4 +57,10 @@ class TrainwrightPlugin(AirflowPlugin):
             "url_prefix": "/trainwright-files",
             "name": "trainwright files",
         },
+    ]
+    external_views: ClassVar[list[dict[str, Any]]] = [
+        _view("nav", "pool"),
+        _view("dag", "runs&dag={DAG_ID}"),
+        _view("dag_run", "airflow&dag={DAG_ID}&run={RUN_ID}"),
+        _view("task_instance", "airflow&dag={DAG_ID}&run={RUN_ID}&task={TASK_ID}"),
     ]

@@ -29,4 +29,4 @@ def airflow_client(user: Annotated[Any, Depends(get_user)]) -> Client:
 def mounted_app() -> FastAPI:
     """The application to mount. Its warm processes start with the first request that needs them, and end with the server."""
     hide()  # a model's code runs as the same user
-    return create_app(Service(), airflow_client, start=False)
+    return create_app(Service(), airflow_client, start=False, login="airflow")

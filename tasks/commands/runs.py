@@ -169,35 +169,16 @@ def runs(
 ) -> None:
     """List the runs, newest first."""
     from trainwright.tasks import screen
-    from trainwright.tasks.artefacts import Result, Status
     from trainwright.tasks.documents import validated
-    from trainwright.tasks.errors import CorruptArtefact
     from trainwright.tasks.job import JobName
+    from trainwright.tasks.listing import row_of
     from trainwright.tasks.run import list_runs
     from trainwright.tasks.settings import settings
 
     if job is not None:
         validated(JobName, {"name": job}, "runs")
-    documents: list[dict[str, Any]] = []
-    for one in list_runs(store or settings().store, job):
-        try:
-            status, result = one.find(Status), one.find(Result)
-        except CorruptArtefact:
-            documents.append(
-                {
-                    "run": one.uri, "id": one.id, "job": one.job_name, "state": "damaged", "step": None, "started_at": None,
-                    "seconds": 0.0, "metrics": {},
-                }
-            )  # fmt: skip
-            continue
-        if status is not None:
-            documents.append(
-                {
-                    "run": one.uri, "id": one.id, "job": one.job_name, "state": status.state, "step": status.step,
-                    "started_at": status.started_at, "seconds": sum(status.steps.values()),
-                    "metrics": result.metrics if result else {},
-                }
-            )  # fmt: skip
+    found = (row_of(one) for one in list_runs(store or settings().store, job))
+    documents: list[dict[str, Any]] = [row.model_dump() for row in found if row is not None]
     if as_json:
         print_json({"runs": documents})
         return

@@ -6,7 +6,15 @@
 | POST /estimates | read; run with `model` | as `estimate --json` |
 | POST /structures | run | structure.json, as `extract --json` |
 | GET /pool?name=… | read | as `pool --json` |
+| GET /pools | read | the names of the pools, and the models, in the folders that are served |
 | GET /devices | read | the device types that are known |
+| GET /runs?limit=&after=&job=&holder= | read | runs, newest first |
+| GET /runs/{job}/{id} | read | as `show --json`, and the documents behind it, with what happened |
+| GET /runs/{job}/{id}/metrics?from_step= | read | recorded rows from a step on, also while the run goes on (`tasks.live`) |
+| GET /runs/{job}/{id}/structure, …/report | read | structure.json; the report |
+| POST /runs/{job}/{id}/tensorboard | read | starts the run's TensorBoard and says where it is: /tensorboard/{secret}/… |
+| GET /history?job= | read | each job's outcomes, and its finished runs |
+| GET /page/… | read; alone: anybody | the page, which asks for the token itself |
 
 A query's unknown fields are refused, as a body's are. Errors are `{"error": {"kind", "message"}}`: 401 nobody,
 403 not allowed, 408 too slow, 413 too large,
@@ -39,9 +47,12 @@ from trainwright.tasks.service.documents import (
     Infeasibility,
     PlanAnswer,
     PoolState,
+    Shelved,
     StepEstimate,
 )
+from trainwright.tasks.service.pages import Guarded, Login
 from trainwright.tasks.service.requests import EstimateRequest, PlanRequest, StructureRequest
+from trainwright.tasks.service.run_routes import add_board_routes, add_page_routes, add_run_routes
 from trainwright.tasks.service.service import Service
 
 log = logging.getLogger(__name__)
@@ -54,8 +65,13 @@ _KINDS = {status: kind for kind, status in _STATUS.items() if kind != "data_reje
 _CLIENT_GONE = 499  # nobody reads it
 
 
-def create_app(service: Service, client_of: Callable[..., Any], *, start: bool = True) -> FastAPI:
-    """The application. `client_of` is the dependency that says who asks; with `start`, the service warms up and ends with it."""
+def create_app(
+    service: Service, client_of: Callable[..., Any], *, start: bool = True, login: Login = "token"
+) -> FastAPI:
+    """The application. `client_of` is the dependency that says who asks; with `start`, the service warms up and ends with it.
+
+    The page asks for a token itself, where that is the `login`; otherwise it is shown to who is logged in.
+    """
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -119,6 +135,11 @@ def create_app(service: Service, client_of: Callable[..., Any], *, start: bool =
         """A pool's devices and who holds them."""
         return _json(await service.pool(name))
 
+    @app.get("/pools", response_model=Shelved)
+    async def pools(client: AnyClient) -> Response:
+        """What can be named: pools, and models, in the folders that are served."""
+        return _json(await service.shelved())
+
     @app.get("/devices", response_model=DeviceTypes)
     async def devices(client: AnyClient) -> Response:
         """The device types that are known, with what their makers state."""
@@ -128,6 +149,11 @@ def create_app(service: Service, client_of: Callable[..., Any], *, start: bool =
     async def openapi(client: AnyClient) -> Response:
         return _json(json.dumps(app.openapi()).encode())
 
+    add_run_routes(app, service.records, AnyClient)
+    anybody_known = Annotated[Client, Depends(client_of)]  # queries of pages are the pages' own
+    add_board_routes(app, service, login, AnyClient, anybody_known)
+    add_page_routes(app, login, anybody_known)
+    app.add_middleware(Guarded)
     app.openapi = lambda: schema.openapi(app)  # type: ignore[method-assign]  # as FastAPI's documentation has it
     app.add_exception_handler(TrainwrightError, _ours)
     app.add_exception_handler(HTTPException, _http)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from trainwright.estimator.curves import Interval, Mode
 from trainwright.tasks.artefacts import Plan
+from trainwright.tasks.listing import RunRow
 from trainwright.tasks.pool import Device
 
 
@@ -86,6 +87,68 @@ class PoolState(BaseModel):
     pool: str
     devices: list[HeldDevice]
     queue: list[Waiting]
+
+
+class Shelved(BaseModel):
+    """What a client may name: pools, and models' sources."""
+
+    pools: list[str]
+    models: list[str]
+
+
+class RunDocument(BaseModel, extra="allow"):
+    """`trainwright show --json`, and the documents behind it."""
+
+    run: str
+    id: str
+    job: str
+    state: str
+    step: str | None
+    updated_at: str
+    job_file: dict[str, Any]
+    plan: Plan | None
+    result: dict[str, Any] | None
+    predicted_and_measured: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+
+
+class Recorded(BaseModel):
+    """What a run has recorded: `tasks.live.recorded`."""
+
+    rows: list[dict[str, Any]]
+    newest: list[dict[str, Any]]
+    epochs: list[dict[str, Any]]
+    splits: list[dict[str, Any]]
+    stride: int
+    next_step: int
+
+
+class Opened(BaseModel):
+    """Where a TensorBoard is, below the service."""
+
+    path: str
+
+
+class JobOutcomes(BaseModel):
+    """What a job's runs came to."""
+
+    job: str
+    runs: int
+    succeeded: int
+    failed: int
+    running: int
+    median_duration_s: float | None
+    median_energy_j: float | None
+    median_duration_error: float | None
+    best_accuracy: float | None
+    newest: str
+
+
+class History(BaseModel):
+    """Each job's outcomes, and the finished runs, oldest first."""
+
+    jobs: list[JobOutcomes]
+    runs: list[RunRow]
 
 
 class DeviceKind(BaseModel):

@@ -24,6 +24,8 @@ from trainwright.tasks.job import DataSpec, DeviceFilter, Optimizer
 from trainwright.tasks.pool import Pool
 from trainwright.tasks.service import limits
 from trainwright.tasks.service.auth import Client
+from trainwright.tasks.service.boards import Boards
+from trainwright.tasks.service.records import NotFound, Records
 from trainwright.tasks.service.requests import EstimateRequest, PlanRequest, SentModel, StructureRequest
 from trainwright.tasks.service.shelf import Shelf
 from trainwright.tasks.service.warm import Nursery
@@ -46,12 +48,6 @@ class Bounds:
     cache_bytes: int = 64 * 2**20
 
 
-class NotFound(BadInput):
-    """What the address names is not there."""
-
-    kind = "not_found"
-
-
 class Service:
     """Answers requests. One event loop's."""
 
@@ -59,6 +55,8 @@ class Service:
         bounds = bounds or Bounds()
         self.receiver = limits.Receiver()
         self.shelf = Shelf(folders)
+        self.records = Records()
+        self.boards = Boards()
         self._cache = Cache(bounds.cache_bytes)
         self._work = Work(bounds.at_once, bounds.waiting)
         self.trace = Nursery("trace", timeout_s=bounds.timeout_s, memory_limit_bytes=bounds.trace_memory_bytes)
@@ -66,12 +64,14 @@ class Service:
 
     async def start(self) -> None:
         """Warm up, so that the first request is quick."""
-        await asyncio.gather(self.trace.start(), self.compute.start())
+        await asyncio.gather(self.trace.start(), self.compute.start(), self.records.start())
 
     def close(self) -> None:
         """End the warm processes."""
         self.trace.close()
         self.compute.close()
+        self.records.close()
+        self.boards.close()
 
     def kept(self, route: Literal["estimate", "plan"], body: bytes, client: Client) -> bytes | None:
         """The answer to a request that was answered before and holds all that its answer depends on."""
@@ -162,6 +162,11 @@ class Service:
         except BadInput as error:
             raise NotFound(str(error)) from None
         return json.dumps(await asyncio.to_thread(alone.pool_document, pool)).encode()
+
+    async def shelved(self) -> bytes:
+        """The names of pools and models that clients may use."""
+        pools, models = await asyncio.to_thread(self.shelf.names)
+        return json.dumps({"pools": pools, "models": models}).encode()
 
     async def _schema(self, request: PlanRequest) -> DataSchema:
         if request.data_schema is not None:

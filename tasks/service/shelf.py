@@ -41,6 +41,12 @@ class Shelf:
             raise BadInput(f"pool: got {name[:200]}; allowed: {', '.join(known)}")
         return load_pool(known[name])
 
+    def names(self) -> tuple[list[str], list[str]]:
+        """The pools and the models' sources that stand in the folders of pools and of jobs."""
+        return sorted(path.stem for path in self._pools.glob("*.yaml")), sorted(
+            path.name for path in self._jobs.glob("*.py")
+        )
+
     def source(self, name: str) -> Path:
         """A model's source."""
         if not name.endswith(".py"):

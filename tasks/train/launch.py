@@ -15,7 +15,7 @@ from trainwright.tasks import progress
 from trainwright.tasks.artefacts import Result
 from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, TrainwrightError
 from trainwright.tasks.objects import FolderStore, ObjectStore
-from trainwright.tasks.train import checkpoint, fence
+from trainwright.tasks.train import checkpoint, events, fence
 from trainwright.tasks.train.fence import Fence
 from trainwright.tasks.train.journal import FOLDER as JOURNAL
 from trainwright.tasks.train.metrics import drop_from
@@ -76,15 +76,19 @@ def train(
         lease_token=token,
     )
     found = str(folder) if state is not None else None
+    events.fetch(store, work)
     try:
-        with Ranks(
-            order,
-            stop,
-            still_mine,
-            lambda: _restore(right, work),
-            checkpoint=found,
-            committed=state.step if state else 0,
-        ) as ranks:
+        with (
+            progress.heard_by(events.recorder(work)),
+            Ranks(
+                order,
+                stop,
+                still_mine,
+                lambda: _restore(right, work),
+                checkpoint=found,
+                committed=state.step if state else 0,
+            ) as ranks,
+        ):
             done = ranks.watch()
     except RunHeld:
         raise  # the run folder is another's by now
@@ -165,5 +169,5 @@ def _keep_files(store: ObjectStore, work: Path) -> None:
     """Put logs and TensorBoard events into the run folder."""
     if isinstance(store, FolderStore) and store.root == work:
         return
-    for path in sorted([*work.glob("logs/*.log"), *work.glob("events/*")]):
+    for path in sorted([*work.glob("logs/*.log"), *work.glob("logs/*.jsonl"), *work.glob("events/*")]):
         store.put_file(path.relative_to(work).as_posix(), path)

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from browsing import Watched, browser, values
 
 from trainwright.infra.airflow import airflow_address, airflow_environment, ensure_airflow_db, password_file
 
@@ -72,7 +73,9 @@ def _as(server: tuple[str, Path], user: str) -> httpx.Client:
 @pytest.mark.slow
 def test_nobody_gets_in_without_airflows_login(server: tuple[str, Path]) -> None:
     for method, path in (("GET", "devices"), ("GET", "pool"), ("GET", "openapi.json"), ("POST", "plans"),
-                         ("POST", "estimates"), ("POST", "structures")):  # fmt: skip
+                         ("POST", "estimates"), ("POST", "structures"), ("GET", "runs"), ("GET", "pools"),
+                         ("GET", "history"), ("GET", "runs/small/20260101T000001Z-abcdef/metrics"),
+                         ("GET", "page/"), ("GET", "page/main.js"), ("GET", "tensorboard/x/")):  # fmt: skip
         answer = httpx.request(method, f"{server[0]}/trainwright/{path}", timeout=60)
         assert answer.status_code == 401, path
         assert answer.json()["error"]["kind"] == "unauthorized"
@@ -99,3 +102,46 @@ def test_a_page_of_another_origin_is_refused_and_ours_is_not(server: tuple[str, 
         foreign = admin.post("/estimates", json={}, headers={"Origin": "https://evil.example"})
         assert (foreign.status_code, foreign.json()["error"]["kind"]) == (403, "forbidden")
         assert admin.post("/estimates", json={}, headers={"Origin": server[0]}).status_code == 422
+
+
+@pytest.mark.slow
+def test_airflow_lists_the_page_for_navigation_dags_runs_and_tasks(server: tuple[str, Path]) -> None:
+    base, home = server
+    password = json.loads(password_file(home).read_text())["viewer"]
+    token = httpx.post(f"{base}/auth/token", json={"username": "viewer", "password": password}, timeout=60).json()
+    headers = {"Authorization": f"Bearer {token['access_token']}"}
+    plugins = httpx.get(f"{base}/api/v2/plugins", headers=headers, timeout=60).json()["plugins"]
+    (ours,) = (one for one in plugins if one["name"] == "trainwright")
+    assert {one["destination"] for one in ours["external_views"]} == {"nav", "dag", "dag_run", "task_instance"}
+    assert len({one["url_route"] for one in ours["external_views"]}) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_page_stands_in_airflows_ui_behind_its_login_in_its_colours(server: tuple[str, Path], theme: str) -> None:
+    base, home = server
+    with browser() as chromium:
+        tab = Watched(chromium, base, None, color_scheme="light")
+        tab.context.add_init_script(f"localStorage.setItem('theme', '{theme}')")
+        page = tab.page
+        page.goto(base)
+        page.fill("input[name=username]", "viewer")
+        page.fill("input[name=password]", json.loads(password_file(home).read_text())["viewer"])
+        page.keyboard.press("Enter")
+        page.wait_for_url(lambda url: "/auth/login" not in url)
+        page.goto(f"{base}/plugin/trainwright-nav")
+        inside = page.frame_locator("iframe")
+        inside.locator('table[aria-label="Devices and their leases"]').wait_for()
+        tab.picture(f"airflow-{theme}")
+        frame = next(one for one in page.frames[1:] if "/trainwright/page/" in one.url)
+        assert frame.evaluate("document.documentElement.dataset.theme") == theme
+        with _as(server, "viewer") as viewer:
+            devices = viewer.get("/pool").json()["devices"]
+        rows = values(frame, "Devices and their leases")
+        assert [row[0] for row in rows] == [one["id"] for one in devices]
+        inside.locator("text=What if").click()
+        inside.locator("select[name=model]").select_option("file:cnn.py")
+        inside.locator("button[type=submit]").click()
+        inside.locator("[role=alert] >> text=needs the right to start runs").wait_for()  # a viewer's 403
+        assert [one for one in tab.complaints if "trainwright" in one and "403" not in one] == []
+        tab.context.close()

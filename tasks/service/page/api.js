@@ -1,0 +1,55 @@
+// Asks the service. Alone, with a token that is kept for this tab; in Airflow, the browser's login is what counts.
+
+export const base = new URL("../", document.baseURI);
+const KEY = "trainwright-token";
+
+export class Refused extends Error {
+  constructor(status, error) {
+    super(error.message);
+    this.status = status;
+    this.kind = error.kind;
+    this.details = error;
+  }
+}
+
+export const login = document.documentElement.dataset.login;
+
+export function keep(token) {
+  if (token) sessionStorage.setItem(KEY, token);
+  else sessionStorage.removeItem(KEY);
+}
+
+async function ask(path, options = {}) {
+  const headers = { ...options.headers };
+  const token = login === "token" ? sessionStorage.getItem(KEY) : null;
+  if (token) headers.Authorization = `Bearer ${token}`;
+  let answer;
+  try {
+    answer = await fetch(new URL(path, base), { ...options, headers, credentials: "same-origin" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused(0, { kind: "unreachable", message: "The service does not answer; trying again." });
+  }
+  if (answer.ok) return answer;
+  const body = await answer.json().catch(() => ({}));
+  throw new Refused(answer.status, body.error ?? { kind: "failed", message: `The service answered ${answer.status}.` });
+}
+
+export async function get(path, signal) {
+  return (await ask(path, { signal })).json();
+}
+
+export async function post(path, body, signal) {
+  const headers = { "Content-Type": "application/json" };
+  return (await ask(path, { method: "POST", headers, body: JSON.stringify(body), signal })).json();
+}
+
+export async function file(path) {
+  return (await ask(path)).blob();
+}
+
+export const query = (fields) =>
+  new URLSearchParams(Object.entries(fields).filter(([, value]) => value !== null && value !== undefined && value !== "")).toString();
+
+// `job/id`, checked: what an address names goes into a path only when it looks like a run.
+export const RUN = /^[a-z0-9-]{1,63}\/[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6}$/;

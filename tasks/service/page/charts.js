@@ -1,0 +1,169 @@
+// Charts: uPlot in the page's colours, of a fixed height, so that nothing moves when data come.
+
+import { h } from "./dom.js";
+
+const { uPlot } = window;
+const HEIGHT = 200;
+const drawn = new Set();
+const probe = h("span", { hidden: true });
+document.body.append(probe);
+
+// What a custom property comes to in this theme, as a canvas takes it.
+const resolved = new Map();
+export function colour(name) {
+  if (!resolved.has(name)) {
+    probe.style.color = `var(--${name})`;
+    resolved.set(name, getComputedStyle(probe).color);
+  }
+  return resolved.get(name);
+}
+
+export function repaint() {
+  resolved.clear();
+  for (const chart of drawn) if (chart.root.isConnected) chart.redraw(false);
+}
+
+const hue = (index) => () => colour(`hue-${index % 8}`);
+const short = (value) => (value === null || value === undefined ? "–" : Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-3)
+  ? value.toExponential(2) : String(Number(value.toPrecision(4))));
+
+function axis(title, side) {
+  return {
+    stroke: () => colour("muted"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { stroke: () => colour("line"), width: 1 },
+    label: side ? undefined : title, labelSize: 20, labelFont: "12px system-ui, sans-serif", font: "12px system-ui, sans-serif",
+    size: side ? 62 : 34, values: (_, splits) => splits.map((value) => (value === null ? "" : short(value))),
+  };
+}
+
+function room(title, unit) {
+  const plot = h("div", { class: "plot" });
+  const figure = h("figure", { class: "card", "data-keep": true, role: "group", "aria-label": title },
+    h("figcaption", {}, title, unit ? h("span", { class: "unit" }, `  ${unit}`) : null), plot);
+  return { plot, figure };
+}
+
+function mount(options, data, plot, figure) {
+  const chart = new uPlot({ width: Math.max(280, plot.clientWidth || 480), height: HEIGHT, ...options }, data, plot);
+  drawn.add(chart);
+  const sized = new ResizeObserver(() => {
+    if (!figure.isConnected) {
+      sized.disconnect();
+      drawn.delete(chart);
+      chart.destroy();
+    } else if (plot.clientWidth && plot.clientWidth !== chart.width) chart.setSize({ width: plot.clientWidth, height: HEIGHT });
+  });
+  sized.observe(plot);
+  return chart;
+}
+
+// Lines over a shared x. `set(data, names)`: data as uPlot takes it, a name for each line; `band`: predicted {low, median, high}.
+export function lines(root, title, { unit = "", x = "step", points = false, log = false, cursor = "run" } = {}) {
+  const { plot, figure } = room(title, unit);
+  root.append(figure);
+  let chart = null;
+  let shape = "";
+  return {
+    set(data, names, band = null, dots = []) {
+      const rows = [...data];
+      const labels = [...names];
+      if (band) {
+        const flat = (value) => data[0].map(() => value);
+        rows.push(flat(band.low), flat(band.median), flat(band.high));
+        labels.push("predicted, low", "predicted", "predicted, high");
+      }
+      const newest = names.map((name, index) => {
+        const own = data[index + 1].filter((value) => value !== null && value !== undefined);
+        return `${name} ${own.length ? short(own[own.length - 1]) : "–"}`;
+      });
+      const end = data[0].length ? ` at ${x} ${data[0][data[0].length - 1]}` : "";
+      figure.setAttribute("aria-label", `${title}${unit ? `, ${unit}` : ""}: ${newest.slice(0, 8).join(", ")}${end}`);
+      figure.dataset.points = String(data[0].length);
+      figure.dataset.last = data[0].length ? String(data[0][data[0].length - 1]) : "";
+      if (!chart || shape !== labels.join("|")) {
+        if (chart) {
+          drawn.delete(chart);
+          chart.destroy();
+        }
+        shape = labels.join("|");
+        const count = names.length;
+        const series = labels.map((label, index) => {
+          const guess = index >= count;
+          return {
+            label, stroke: guess ? () => colour("muted") : hue(index), width: guess ? 1 : 1.5, spanGaps: true,
+            dash: guess ? [4, 4] : undefined, value: (_, value) => (value === null ? "" : short(value)),
+            class: guess && index !== count + 1 ? "bound" : undefined,
+            points: { show: !guess && (points || dots.includes(index)), size: 6, fill: guess ? undefined : hue(index) },
+          };
+        });
+        chart = mount({
+          scales: { x: { time: false }, y: log ? { distr: 3 } : {} },
+          axes: [{ ...axis(x), ...(x === "step" ? {} : { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] }) }, axis("", true)],
+          legend: { markers: { width: 0, fill: (_, index) => colour(index > count ? "muted" : `hue-${(index - 1) % 8}`) } },
+          series: [{ label: x, value: (_, value) => (value === null ? "" : short(value)) }, ...series],
+          bands: band ? [{ series: [count + 3, count + 1], fill: () => colour("band") }] : [],
+          cursor: { sync: { key: cursor }, drag: { x: true, y: false } },
+        }, rows, plot, figure);
+      } else chart.setData(rows);
+    },
+  };
+}
+
+// Points {x, y, name, group, low, high (of x), lowY, highY}: groups 0 chosen, 1 others, 2 not feasible.
+export function front(root, title, { xTitle, yTitle, show, showY }, points) {
+  const { plot, figure } = room(title, `${yTitle} over ${xTitle}`);
+  root.append(figure);
+  const sorted = [...points].sort((one, other) => one.x - other.x);
+  const labels = ["chosen", "best in time, energy or cost", "not chosen"];
+  const colours = ["hue-1", "hue-0", "muted"];
+  figure.setAttribute("aria-label", `${title}: ${points.length} configurations`);
+  figure.dataset.points = String(points.length);
+  const bars = (chart) => {
+    const { ctx } = chart;
+    const at = (value, scale) => chart.valToPos(value, scale, true);
+    ctx.save();
+    ctx.lineWidth = devicePixelRatio;
+    for (const point of sorted) {
+      ctx.strokeStyle = colour(colours[point.group]);
+      ctx.globalAlpha = point.group === 0 ? 1 : 0.5;
+      ctx.beginPath();
+      if (point.low !== undefined) {
+        ctx.moveTo(at(point.low, "x"), at(point.y, "y"));
+        ctx.lineTo(at(point.high, "x"), at(point.y, "y"));
+      }
+      if (point.lowY !== undefined) {
+        ctx.moveTo(at(point.x, "x"), at(point.lowY, "y"));
+        ctx.lineTo(at(point.x, "x"), at(point.highY, "y"));
+      }
+      ctx.stroke();
+    }
+    ctx.restore();
+  };
+  const widened = (low, high) => {
+    const spread = (high - low || Math.abs(high) || 1) * 0.08;
+    return [Math.max(0, low - spread), high + spread];
+  };
+  const least = (names) => Math.min(...sorted.flatMap((one) => names.map((name) => one[name]).filter((value) => value !== undefined)));
+  const most = (names) => Math.max(...sorted.flatMap((one) => names.map((name) => one[name]).filter((value) => value !== undefined)));
+  const data = [sorted.map((one) => one.x), ...labels.map((_, group) => sorted.map((one) => (one.group === group ? one.y : null)))];
+  const x = axis(xTitle);
+  x.values = (_, splits) => splits.map((value) => show(value));
+  const y = axis("", true);
+  y.values = (_, splits) => splits.map((value) => showY(value));
+  y.size = 76;
+  mount({
+    scales: {
+      x: { time: false, range: () => widened(least(["x", "low"]), most(["x", "high"])) },
+      y: { range: () => widened(least(["y", "lowY"]), most(["y", "highY"])) },
+    },
+    axes: [x, y],
+    series: [
+      { label: xTitle, value: (_, value) => (value === null ? "–" : show(value)) },
+      ...labels.map((label, group) => ({
+        label, stroke: () => colour(colours[group]), paths: () => null, value: (_, value) => (value === null ? "–" : showY(value)),
+        points: { show: true, size: group === 0 ? 10 : 7, fill: group === 2 ? () => colour("card") : () => colour(colours[group]) },
+      })),
+    ],
+    hooks: { draw: [bars] },
+    cursor: { drag: { x: false, y: false } },
+  }, data, plot, figure);
+}

@@ -1,0 +1,96 @@
+// Elements. Text is always a text node: nothing that was stored or sent is read as markup.
+
+export function h(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false).map(
+    (child) => (child instanceof Node ? child : document.createTextNode(String(child)))));
+  return element;
+}
+
+// Make what `old` shows that of `fresh`, touching only what differs: no flicker, and scroll, focus and selection stay.
+export function update(old, fresh) {
+  if (old.nodeType !== Node.TEXT_NODE && old.isEqualNode(fresh) && !fresh.querySelector("input")) return;
+  if (old.nodeType === Node.TEXT_NODE) {
+    if (old.data !== fresh.data) old.data = fresh.data;
+    return;
+  }
+  if (old.hasAttribute("data-keep")) return;
+  for (const { name, value } of [...fresh.attributes]) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name)) old.removeAttribute(name);
+  const before = [...old.childNodes];
+  const after = [...fresh.childNodes];
+  after.forEach((child, index) => {
+    const own = before[index];
+    if (!own) old.append(child);
+    else if (own.nodeType === child.nodeType && own.nodeName === child.nodeName) update(own, child);
+    else own.replaceWith(child);
+  });
+  before.slice(after.length).forEach((child) => child.remove());
+  if (old.type === "checkbox") old.checked = fresh.checked; // what was clicked is no attribute
+}
+
+// A place in a screen whose content is shown anew when its data changes.
+export function place(root, attributes = {}) {
+  const own = h("div", attributes);
+  root.append(own);
+  return (...children) => update(own, h("div", attributes, ...children));
+}
+
+export const card = (title, ...children) => h("section", { class: "card", "aria-label": title }, h("h2", {}, title), ...children);
+
+// `columns`: [title, kind] with the kinds number, name, long, or none; `rows`: cells, each text, a node, or {text, value}.
+export function table(label, columns, rows, marked = () => null) {
+  const cell = (value, kind) => {
+    const plain = value !== null && typeof value === "object" && !(value instanceof Node);
+    const attributes = { class: kind || null };
+    if (plain) Object.assign(attributes, { "data-value": value.value === null || value.value === undefined ? null : String(value.value) });
+    return h("td", attributes, plain ? value.text : value ?? "–");
+  };
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
+    h("table", { class: "figures", "aria-label": label },
+      h("thead", {}, h("tr", {}, columns.map(([title, kind]) => h("th", { scope: "col", class: kind || null }, title)))),
+      h("tbody", {}, rows.map((row, index) =>
+        h("tr", { class: marked(index) }, row.map((value, number) => cell(value, columns[number][1])))))));
+}
+
+// `entries`: [name, {text, value}, what stands below]
+export const tiles = (entries) =>
+  h("dl", { class: "tiles" }, entries.map(([name, shown, beside]) =>
+    h("div", { class: "tile", "data-tile": name },
+      h("dt", {}, name),
+      h("dd", { class: "value", "data-value": shown.value === null || shown.value === undefined ? null : String(shown.value) }, shown.text),
+      h("dd", { class: "beside" }, beside ?? "\u00a0"))));
+
+export const badge = (state) => h("span", { class: `badge ${/^[a-z]+$/.test(state) ? state : ""}` }, state);
+
+export function alertOf(error) {
+  return h("section", { class: "card error", role: "alert" }, h("p", {}, error.message));
+}
+
+// Calls `work` now and every so often until `signal` ends it; not while the page is hidden. Told of failures, it goes on.
+export function every(milliseconds, work, signal, failed) {
+  const round = async () => {
+    if (signal.aborted) return;
+    let wait = milliseconds;
+    if (!document.hidden) {
+      try {
+        const more = await work();
+        failed(null);
+        if (more === false) return;
+      } catch (error) {
+        if (signal.aborted) return;
+        if (!error.status && error.kind !== "unreachable") console.error(error);
+        failed(error);
+        if (error.status && error.status !== 503 && error.status !== 500) return;
+        wait = Math.max(wait, 3000);
+      }
+    }
+    setTimeout(round, wait);
+  };
+  return round();
+}

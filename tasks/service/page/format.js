@@ -1,0 +1,87 @@
+// Figures with their units: three or four digits that count, the exact value beside them in `value`.
+
+const missing = { text: "–", value: null };
+const known = (value) => typeof value === "number" && Number.isFinite(value);
+
+function digits(value, count = 3) {
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e6 || size < 1e-4) return value.toExponential(2).replace("e+", "e");
+  const decimals = Math.max(0, Math.min(6, count - 1 - Math.floor(Math.log10(size))));
+  return value.toFixed(decimals);
+}
+
+const shown = (text) => (value) => (known(value) ? { text: text(value), value } : missing);
+
+export const number = shown((value) => digits(value, 4));
+export const plain = shown((value) => (Math.abs(value) >= 1e-4 ? String(Number(value.toPrecision(4))) : value.toExponential(2)));
+export const whole = shown((value) => Math.round(value).toString().replace(/\B(?=(\d{3})+$)/g, "\u202f"));
+export const percent = shown((value) => `${(100 * value).toFixed(1)} %`);
+export const signed = shown((value) => `${value > 0 ? "+" : value < 0 ? "−" : "±"}${Math.abs(100 * value).toFixed(0)} %`);
+
+export const seconds = shown((value) => {
+  const size = Math.abs(value);
+  if (size === 0) return "0 s";
+  if (size < 0.001) return `${digits(value * 1e6)} µs`;
+  if (size < 1) return `${digits(value * 1e3)} ms`;
+  if (size < 99.95) return `${digits(value)} s`;
+  const whole_s = Math.round(size);
+  if (whole_s < 3600) return `${Math.floor(whole_s / 60)} min ${String(whole_s % 60).padStart(2, "0")} s`;
+  const minutes = Math.round(whole_s / 60);
+  if (minutes < 48 * 60) return `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} min`;
+  return `${digits(size / 86400)} days`;
+});
+
+function scaled(unit, steps, factor) {
+  return shown((value) => {
+    let rest = value;
+    let index = 0;
+    while (Math.abs(rest) >= factor * 0.9995 && index < steps.length - 1) {
+      rest /= factor;
+      index += 1;
+    }
+    return `${digits(rest)} ${steps[index]}${unit}`;
+  });
+}
+
+export const joules = scaled("J", ["", "k", "M", "G"], 1000);
+export const bytes = scaled("B", ["", "Ki", "Mi", "Gi", "Ti"], 1024);
+export const watts = scaled("W", ["", "k", "M"], 1000);
+export const rate = shown((value) => `${digits(value)} /s`);
+export const money = shown((value) => digits(value));
+
+// From one end to the other, the unit once where it is the same.
+function span(low, high, unit) {
+  const [one, other] = [unit(low).text, unit(high).text];
+  const at = one.lastIndexOf(" ");
+  return at > 0 && other.endsWith(one.slice(at)) && other.split(" ").length === 2 && one.split(" ").length === 2
+    ? `${one.slice(0, at)} – ${other}` : `${one} – ${other}`;
+}
+
+// A triple as "25.0 s (20.0 – 31.3 s)"
+export function interval(triple, unit) {
+  if (!triple || !known(triple.median)) return missing;
+  return { text: `${unit(triple.median).text} (${span(triple.low, triple.high, unit)})`, value: triple.median };
+}
+
+export const bounds = (low, high, unit) => (known(low) && known(high) ? span(low, high, unit) : "–");
+
+export const range = (triple, unit) =>
+  triple && known(triple.median) ? `predicted ${unit(triple.median).text}\n${span(triple.low, triple.high, unit)}` : null;
+
+// The range of what is itself predicted.
+export const between = (triple, unit) => (triple && known(triple.median) ? span(triple.low, triple.high, unit) : null);
+
+export function moment(text) {
+  const at = new Date(text ?? "");
+  if (Number.isNaN(at.getTime())) return { text: "–", value: null };
+  const two = (value) => String(value).padStart(2, "0");
+  return {
+    text: `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`,
+    value: text,
+  };
+}
+
+export const UNITS = { s: seconds, J: joules, B: bytes, "": money };
+
+export const counted = (devices) => Object.entries(devices).map(([kind, count]) => `${count} × ${kind}`).join(", ");

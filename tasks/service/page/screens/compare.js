@@ -1,0 +1,111 @@
+// Runs side by side; without any chosen, each job's history.
+
+import { get, query, RUN } from "../api.js";
+import { lines } from "../charts.js";
+import { alertOf, badge, card, h, table } from "../dom.js";
+import { joules, moment, number, percent, plain, seconds, signed, whole } from "../format.js";
+import { Series, throughput } from "./series.js";
+
+const MOST = 8;
+
+export async function show(root, { fields }, signal, failed) {
+  const names = (fields.get("runs") ?? "").split(",").filter((name) => RUN.test(name)).slice(0, MOST);
+  if (names.length) await sideBySide(root, names, signal);
+  else await history(root, fields.get("job"), signal, failed);
+}
+
+async function history(root, job, signal) {
+  const found = await get(`history?${query({ job })}`, signal);
+  root.append(h("h1", {}, job ? `History of ${job}` : "History"));
+  if (!found.jobs.length) {
+    root.append(h("p", { class: "note" }, "There are no runs yet."));
+    return;
+  }
+  root.append(card("Jobs", table("Jobs", [["job", "name"], ["runs", "number"], ["succeeded", "number"], ["failed", "number"], ["running", "number"],
+    ["median duration", "number"], ["prediction off by", "number"], ["median energy", "number"], ["best accuracy", "number"], ["newest", "name"]],
+  found.jobs.map((one) => [h("a", { href: `#/compare?${query({ job: one.job })}` }, one.job), whole(one.runs), whole(one.succeeded), whole(one.failed),
+    whole(one.running), seconds(one.median_duration_s), signed(one.median_duration_error), joules(one.median_energy_j), number(one.best_accuracy),
+    h("a", { href: `#/run/${one.job}/${one.newest}` }, one.newest)]))));
+  const of = (name) => found.runs.filter((run) => run.job === name);
+  const own = of(job ?? found.jobs.map((one) => one.job).find((name) => of(name).length > 1));
+  if (own.length < 2) return;
+  const name = own[0].job;
+  const x = own.map((_, index) => index + 1);
+  const charts = h("div", { class: "charts" });
+  root.append(charts);
+  const duration = lines(charts, `${name}: duration`, { unit: "s", x: "run", points: true, cursor: "history" });
+  duration.set([x, own.map((run) => run.duration_s), own.map((run) => run.predicted_duration_s?.median ?? null)], ["measured", "predicted"]);
+  const energy = lines(charts, `${name}: energy`, { unit: "J", x: "run", points: true, cursor: "history" });
+  energy.set([x, own.map((run) => run.energy_j), own.map((run) => run.predicted_energy_j?.median ?? null)], ["measured", "predicted"]);
+  const metrics = [...new Set(own.flatMap((run) => Object.keys(run.metrics)))].filter((one) => one !== "loss").slice(0, 4);
+  const quality = lines(charts, `${name}: result`, { x: "run", points: true, cursor: "history" });
+  quality.set([x, ...metrics.map((one) => own.map((run) => run.metrics[one] ?? null))], metrics);
+}
+
+async function sideBySide(root, names, signal) {
+  root.append(h("div", { class: "head" }, h("h1", {}, names.length > 1 ? `Compare ${names.length} runs` : "Compare"),
+    h("span", { class: "muted" }, names.length > 1 ? "" : "choose more runs on the screen Runs")));
+  const found = await Promise.all(names.map(async (name) => {
+    try {
+      const [run, series] = await Promise.all([get(`runs/${name}`, signal), new Series(name).read(signal)]);
+      return { name, run, series };
+    } catch (error) {
+      if (error.status !== 404) throw error;
+      return { name, missing: error };
+    }
+  }));
+  for (const { missing } of found) if (missing) root.append(alertOf(missing));
+  const runs = found.filter((one) => one.run);
+  if (!runs.length) return;
+  root.append(card("Figures", table("Figures of the runs",
+    [["", "name"], ...runs.map(({ name }) => [name, "number"])], figures(runs))));
+  const charts = h("div", { class: "charts" });
+  root.append(charts);
+  overlay(charts, "Loss", "step", runs, ({ series }) => series.joint((rows) => rows[0].loss));
+  overlay(charts, "Throughput", "step", runs, ({ series }) => series.joint(throughput), "samples/s");
+  overlay(charts, "Learning rate", "step", runs, ({ series }) => series.joint((rows) => rows[0].learning_rate));
+  const metric = [...new Set(runs.flatMap(({ run }) => Object.keys(run.metrics)))].find((one) => one !== "loss") ?? "loss";
+  overlay(charts, `Validation ${metric}`, "epoch", runs,
+    ({ series }) => [series.epochs.map((row) => row.epoch), series.epochs.map((row) => row[metric] ?? null)], "", true);
+}
+
+function overlay(charts, title, x, runs, column, unit = "", points = false) {
+  const columns = runs.map(column);
+  const steps = [...new Set(columns.flatMap(([own]) => own))].sort((one, other) => one - other);
+  const data = columns.map(([own, values]) => {
+    const by = new Map(own.map((at, index) => [at, values[index]]));
+    return steps.map((at) => by.get(at) ?? null);
+  });
+  lines(charts, title, { x, unit, points, cursor: `compare ${x}` }).set([steps, ...data], runs.map(({ name }) => name));
+}
+
+function figures(runs) {
+  const row = (title, value) => [title, ...runs.map(({ run, series }) => value(run, series))];
+  const metrics = [...new Set(runs.flatMap(({ run }) => Object.keys(run.metrics)))];
+  const error = (guess, seen) => (guess && seen ? signed(guess.median / seen - 1) : null);
+  return [
+    row("state", (run) => badge(run.state)),
+    row("started", (run) => moment(run.started_at)),
+    ...metrics.map((name) => row(name, (run) => number(run.metrics[name]))),
+    row("duration", (run) => seconds(run.measured?.duration_s)),
+    row("duration predicted", (run) => seconds(run.predicted?.duration_s.median)),
+    row("off by", (run) => error(run.predicted?.duration_s, run.measured?.duration_s)),
+    row("step time", (run) => seconds(run.measured?.step_time_s?.median)),
+    row("energy", (run) => joules(run.measured?.energy_j)),
+    row("energy predicted", (run) => joules(run.predicted?.energy_j?.median)),
+    row("learning rate", (run) => plain(run.learning_rate)),
+    row("global batch size", (run) => whole(run.global_batch_size)),
+    row("devices", (run) => whole((run.devices.length || run.planned.length))),
+    row("steps", (run, series) => whole(run.result?.steps ?? series.last + 1)),
+    row("time spent waiting", (run) => percent(waited(run))),
+  ];
+}
+
+// Of the ranks' own work and waiting together.
+function waited(run) {
+  const steps = run.result?.steps;
+  if (!steps) return null;
+  const wait = run.devices.reduce((sum, one) => sum + one.wait_s, 0);
+  const own = run.devices.reduce((sum, one) => sum + steps * (one.step_time_s?.median ?? 0), 0);
+  return wait + own > 0 ? wait / (wait + own) : null;
+}

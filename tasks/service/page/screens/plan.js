@@ -1,0 +1,77 @@
+// A plan: what was chosen, what was not and why, and time against energy (or cost) with error bars.
+
+import { front } from "../charts.js";
+import { card, h, table, tiles } from "../dom.js";
+import { between, counted, interval, joules, money, seconds, whole } from "../format.js";
+
+const kinds = (devices) => {
+  const found = {};
+  for (const one of devices) {
+    const kind = one.cores ? `${one.type} (${one.cores} core${one.cores === 1 ? "" : "s"})` : one.speed ? `${one.type} (${one.speed} ×)` : one.type;
+    found[kind] = (found[kind] ?? 0) + 1;
+  }
+  return counted(found);
+};
+
+export function planView(root, plan, title) {
+  const { predicted } = plan;
+  root.append(h("div", { class: "head" }, h("h2", {}, title), h("span", { class: "muted" },
+    `least ${plan.objective}, ${plan.strategy?.name ?? ""}; search: ${plan.search}${plan.gap ? ` (within ${(100 * plan.gap).toFixed(1)} %)` : ""}`)));
+  root.append(tiles([
+    ["devices", whole(plan.devices.length), kinds(plan.devices)],
+    ["global batch size", whole(plan.global_batch_size), plan.accumulation > 1 ? `in ${plan.accumulation} micro-batches` : null],
+    ["time", seconds(predicted?.duration_s.median), between(predicted?.duration_s, seconds)],
+    ["step time", seconds(predicted?.step_time_s.median), between(predicted?.step_time_s, seconds)],
+    ["energy", joules(predicted?.energy_j?.median), between(predicted?.energy_j, joules)],
+    ["cost", money(predicted?.cost?.median), between(predicted?.cost, money)],
+    ...(plan.deadline_s ? [["deadline", seconds(plan.deadline_s)]] : []),
+  ]));
+  if (plan.batch_rule) root.append(h("p", { class: "note" }, `Global batch size: ${plan.batch_rule}.`));
+  const points = pointsOf(plan);
+  if (points.found.length > 1) {
+    const charts = h("div", { class: "charts" });
+    root.append(charts);
+    front(charts, points.energy ? "Time and energy" : "Time and cost",
+      { xTitle: "time", yTitle: points.energy ? "energy" : "cost", show: (value) => seconds(value).text,
+        showY: (value) => (points.energy ? joules : money)(value).text }, points.found);
+  }
+  root.append(card("Shares", table("Shares of a step", [["device", "name"], ["type", "name"], ["host", "name"], ["batch size", "number"],
+    ["own step time", "number"], ["peak memory", "number"], ["prediction", "name"]],
+  plan.devices.map((one) => [one.id, one.type, one.host, whole(one.batch_size), interval(one.step_time_s, seconds),
+    { text: `${(one.peak_memory_bytes / 2 ** 20).toFixed(0)} MiB`, value: one.peak_memory_bytes }, one.mode]))));
+  root.append(configurations(plan));
+}
+
+function pointsOf(plan) {
+  const energy = Boolean(plan.predicted?.energy_j) || plan.front.some((one) => one.energy !== null);
+  const y = energy ? "energy" : "cost";
+  const triple = energy ? "energy_j" : "cost";
+  const found = [];
+  const bars = (predicted) => ({
+    x: predicted.duration_s.median, low: predicted.duration_s.low, high: predicted.duration_s.high,
+    y: predicted[triple].median, lowY: predicted[triple].low, highY: predicted[triple].high,
+  });
+  if (plan.predicted?.[triple]) found.push({ ...bars(plan.predicted), group: 0 });
+  for (const one of plan.front) {
+    if (!one.chosen && one[y] !== null) found.push({ x: one.time, y: one[y], group: one.feasible ? 1 : 2 });
+  }
+  for (const one of plan.alternatives) {
+    if (one.predicted?.[triple] && !found.some((other) => other.x === one.predicted.duration_s.median && other.group === 1)) {
+      found.push({ ...bars(one.predicted), group: 2 });
+    }
+  }
+  return { found, energy };
+}
+
+function configurations(plan) {
+  const row = (devices, batch, accumulation, predicted, feasible, reason) => [
+    devices, accumulation > 1 ? { text: `${whole(batch).text} (${accumulation} ×)`, value: batch } : whole(batch),
+    interval(predicted?.duration_s, seconds), interval(predicted?.energy_j, joules), interval(predicted?.cost, money),
+    feasible ? "yes" : h("span", { class: "infeasible" }, "no"), reason,
+  ];
+  return card("Configurations", table("The chosen configuration, and those that were not",
+    [["devices", "name"], ["global batch", "number"], ["time", "number"], ["energy", "number"], ["cost", "number"], ["feasible", "name"], ["why", "long"]],
+    [row(kinds(plan.devices), plan.global_batch_size, plan.accumulation, plan.predicted, plan.feasible, "chosen"),
+      ...plan.alternatives.map((one) => row(counted(one.devices), one.global_batch_size, one.accumulation, one.predicted, one.feasible, one.reason))],
+    (index) => (index === 0 ? "chosen" : null)));
+}

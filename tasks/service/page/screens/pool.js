@@ -1,0 +1,45 @@
+// The pool: devices, who holds them, who waits.
+
+import { get, query } from "../api.js";
+import { card, every, h, place, table, tiles } from "../dom.js";
+import { seconds, whole } from "../format.js";
+
+export async function show(root, { fields }, signal, failed) {
+  const name = fields.get("pool") ?? "";
+  const { pools } = await get("pools", signal);
+  const choice = h("select", { onchange: (event) => { location.hash = `#/pool?${query({ pool: event.target.value })}`; } },
+    h("option", { value: "" }, "this machine"), pools.map((one) => h("option", { value: one, selected: one === name }, one)));
+  root.append(h("div", { class: "head" }, h("h1", {}, "Pool"), h("div", { class: "actions" }, h("label", {}, "Pool", choice))));
+  const shown = place(root, { style: null, class: "stack" });
+  await every(3000, async () => {
+    const state = await get(`pool?${query({ name })}`, signal);
+    const held = state.devices.filter((one) => one.holder !== null);
+    shown(
+      tiles([
+        ["devices", whole(state.devices.length), state.pool],
+        ["leased", whole(held.length)],
+        ["free", whole(state.devices.length - held.length)],
+        ["waiting runs", whole(state.queue.length)],
+      ]),
+      card("Devices", table("Devices and their leases",
+        [["device", "name"], ["type", "name"], ["host", "name"], ["cores", "number"], ["speed", "number"], ["leased to", "long"], ["run", "name"],
+          ["lease ends in", "number"]],
+        state.devices.map((one) => [
+          one.id, one.type, one.host, one.cores === null ? null : { text: String(one.cores), value: one.cores },
+          one.speed === null || one.speed === undefined ? null : { text: `${one.speed} × (emulated)`, value: one.speed },
+          one.holder ? `${one.holder}${one.revoked_by ? `, to be given to ${one.revoked_by}` : ""}` : h("span", { class: "success" }, "free"),
+          link(one.run), one.expires_in_s === null ? null : seconds(Math.max(0, one.expires_in_s)),
+        ]))),
+      card("Queue", state.queue.length === 0 ? h("p", { class: "note" }, "Nobody waits.") : table("Runs that wait for devices",
+        [["place", "number"], ["run", "name"], ["holder", "long"], ["priority", "number"], ["waited", "number"], ["needs", "number"], ["of", "long"]],
+        state.queue.map((one) => [whole(one.place), link(one.run), one.holder, { text: String(one.priority), value: one.priority },
+          seconds(one.waited_s), whole(one.needed), one.wanted.map((device) => device.replace(/^device /, "")).join(", ")]))),
+    );
+  }, signal, failed);
+}
+
+// A run's URI as a link to its screen; text where it is no run of the store.
+function link(uri) {
+  const found = /\/runs\/([a-z0-9-]{1,63}\/[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6})$/.exec(uri ?? "");
+  return found ? h("a", { href: `#/run/${found[1]}` }, found[1]) : uri;
+}

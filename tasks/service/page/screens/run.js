@@ -1,0 +1,201 @@
+// A run: how far it is, its curves while it goes on, what was predicted beside what is measured, what happened, its plan.
+
+import { base, file, get, post, query, RUN } from "../api.js";
+import { lines } from "../charts.js";
+import { alertOf, badge, card, every, h, place, table, tiles } from "../dom.js";
+import { bounds, bytes, joules, money, moment, number, plain, range, rate, seconds, signed, UNITS, whole } from "../format.js";
+import { planView } from "./plan.js";
+import { merged, Series, throughput } from "./series.js";
+
+export async function airflow(root, { fields }, signal, failed) {
+  const holder = `Airflow ${fields.get("dag") ?? ""} ${fields.get("run") ?? ""}`;
+  const waiting = place(root);
+  await every(3000, async () => {
+    const { runs } = await get(`runs?${query({ holder })}`, signal);
+    if (!runs.length) {
+      waiting(h("p", { class: "note" }, "This DAG run has no run of trainwright yet; it appears here when one is opened."));
+      return true;
+    }
+    location.replace(`#/run/${runs[0].job}/${runs[0].id}`);
+    return false;
+  }, signal, failed);
+}
+
+export async function show(root, { path: name }, signal, failed) {
+  if (!RUN.test(name)) {
+    root.append(alertOf({ message: "There is no such run." }));
+    return;
+  }
+  const [job, id] = name.split("/");
+  let run = await get(`runs/${name}`, signal);
+  const head = place(root, { class: "head" });
+  const failure = place(root);
+  const top = place(root);
+  const room = h("div", { class: "charts" });
+  root.append(room);
+  const below = place(root, { class: "stack" });
+  const planRoom = h("div", { class: "stack" });
+  root.append(planRoom);
+  const series = new Series(name);
+  const charts = curves(room);
+  let planned = null;
+
+  const draw = () => {
+    head(h("h1", {}, `${job} / ${id}`), badge(run.state), h("span", { class: "muted" }, run.step ? `step ${run.step}` : ""),
+      h("span", { class: "muted" }, `since ${moment(run.started_at).text}, by ${run.holder}`),
+      h("div", { class: "actions" },
+        h("button", { type: "button", name: "report", disabled: run.report === null }, "Save report"),
+        h("button", { type: "button", name: "tensorboard" }, "TensorBoard"),
+        h("a", { class: "button", href: `#/compare?${query({ runs: name })}` }, "Compare"),
+        h("a", { class: "button", href: `#/what-if?${query({ run: name })}` }, "What if")));
+    failure(run.error ? alertOf({ message: run.error.message ?? "The run failed." }) : null);
+    top(tiles(facts(run, series)));
+    charts(run, series);
+    below(predictions(run), devices(run), steps(run), happenings(run, series));
+    const key = JSON.stringify(run.plan);
+    if (run.plan && key !== planned) {
+      planned = key;
+      planRoom.replaceChildren();
+      planView(planRoom, run.plan, "Plan");
+    }
+  };
+  root.addEventListener("click", async (event) => {
+    if (event.target.name === "tensorboard") {
+      event.target.disabled = true;
+      try {
+        location.assign(new URL((await post(`runs/${name}/tensorboard`, {})).path, base)); // a frame in Airflow may open no window
+      } catch (error) {
+        failed(error.status === 404 || error.status === 422 ? { kind: "unreachable", message: error.message } : error);
+      } finally {
+        event.target.disabled = false;
+      }
+    }
+    if (event.target.name !== "report") return;
+    try {
+      const address = URL.createObjectURL(await file(`runs/${name}/report`));
+      h("a", { href: address, download: `${job}-${id}-report.html` }).click();
+      setTimeout(() => URL.revokeObjectURL(address), 10000);
+    } catch (error) {
+      failed(error);
+    }
+  }, { signal });
+
+  draw();
+  let round = 0;
+  await every(1500, async () => {
+    if (round > 0 && round % 2 === 0) run = await get(`runs/${name}`, signal);
+    round += 1;
+    await series.read(signal);
+    draw();
+    if (run.state === "running") return true;
+    const again = await get(`runs/${name}`, signal); // what the last step wrote
+    const goesOn = again.state === "running";
+    if (JSON.stringify(again) !== JSON.stringify(run)) {
+      run = again;
+      await series.read(signal);
+      draw();
+    }
+    return goesOn;
+  }, signal, failed);
+}
+
+const median = (values) => {
+  const sorted = values.filter((value) => value !== null).sort((one, other) => one - other);
+  return sorted.length ? sorted[Math.floor(sorted.length / 2)] : null;
+};
+
+function facts(run, series) {
+  const { plan, result } = run;
+  const rows = series.newest.filter((row) => row.step === series.last);
+  const recent = series.sorted().slice(-20).map((step) => [...series.steps.get(step).values()]);
+  const taken = median(recent.map((step) => Math.max(...step.map((row) => row.step_time_s))));
+  const total = plan && plan.steps_per_epoch ? plan.steps_per_epoch * plan.epochs : null;
+  const predicted = run.predicted;
+  const measured = result?.measured;
+  const running = run.state === "running" && run.started_at ? (Date.now() - Date.parse(run.started_at)) / 1000 : null;
+  const done = series.last >= 0 ? series.last + 1 : result?.steps;
+  return [
+    ["step", whole(done), total ? `of ${whole(total).text} planned` : null],
+    ["loss", number(rows[0]?.loss ?? result?.metrics.loss), rows.length ? "training, this step" : "at the end"],
+    ["learning rate", plain(rows[0]?.learning_rate ?? run.learning_rate), run.learning_rate ? `peak ${plain(run.learning_rate).text}` : null],
+    ["throughput", rate(median(recent.map(throughput))), "samples, median of 20 steps"],
+    ["step time", seconds(measured?.step_time_s?.median ?? taken), range(predicted?.step_time_s, seconds)],
+    ["duration", seconds(measured?.duration_s ?? running), measured ? range(predicted?.duration_s, seconds) : "since the run began"],
+    ["energy", joules(measured?.energy_j), range(predicted?.energy_j, joules)],
+    ...Object.entries(run.metrics).filter(([name]) => name !== "loss").slice(0, 4).map(([name, value]) => [name, number(value), "validation"]),
+  ];
+}
+
+function curves(room) {
+  const loss = lines(room, "Loss");
+  const rateChart = lines(room, "Learning rate");
+  const time = lines(room, "Step time by rank", { unit: "s" });
+  const batch = lines(room, "Batch size by rank", { unit: "samples" });
+  const speed = lines(room, "Throughput", { unit: "samples/s" });
+  const quality = lines(room, "Validation by epoch", { x: "epoch", points: true, cursor: "epochs" });
+  return (run, series) => {
+    const names = series.ranks().map((rank) => `rank ${rank}${device(run, rank)}`);
+    const training = series.joint((rows) => rows[0].loss);
+    const validation = [series.epochs.map((row) => row.step), series.epochs.map((row) => row.loss ?? null)];
+    loss.set(merged(training, validation), ["training", "validation"], null, [1]);
+    rateChart.set(series.joint((rows) => rows[0].learning_rate), ["learning rate"]);
+    time.set(series.byRank("step_time_s"), names, run.predicted?.step_time_s ?? null);
+    batch.set(series.byRank("batch_size"), names);
+    speed.set(series.joint(throughput), ["all ranks"]);
+    const metrics = [...new Set(series.epochs.flatMap((row) => Object.keys(row)))].filter(
+      (name) => !["step", "epoch", "loss", "train_loss", "duration_s"].includes(name));
+    quality.set([series.epochs.map((row) => row.epoch), ...metrics.map((name) => series.epochs.map((row) => row[name] ?? null))], metrics);
+  };
+}
+
+const device = (run, rank) => (run.plan?.devices[rank] ? ` (${run.plan.devices[rank].id})` : "");
+
+function predictions(run) {
+  if (!run.predicted_and_measured.length) return card("Predicted and measured", h("p", { class: "note" }, "Measured when training ends."));
+  return card("Predicted and measured", table("Predicted and measured",
+    [["quantity", "name"], ["predicted", "number"], ["interval, 90 %", "number"], ["measured", "number"], ["off by", "number"], ["within", "name"]],
+    run.predicted_and_measured.map((row) => {
+      const unit = UNITS[row.unit] ?? money;
+      return [row.quantity, unit(row.predicted), bounds(row.low, row.high, unit), unit(row.measured), signed(row.error),
+        row.inside === null ? null : h("span", { class: row.inside ? "success" : "failed" }, row.inside ? "yes" : "no")];
+    })));
+}
+
+function devices(run) {
+  if (!run.devices.length) return null;
+  return card("Devices", table("Devices", [["rank", "number"], ["device", "name"], ["type", "name"], ["batch size", "number"], ["samples", "number"],
+    ["own step time", "number"], ["waited", "number"], ["peak memory", "number"], ["CPU time", "number"]],
+  run.devices.map((one) => [whole(one.rank), one.id, one.type, whole(one.batch_size), whole(one.samples), seconds(one.step_time_s?.median),
+    seconds(one.wait_s), bytes(one.peak_memory_bytes), seconds(one.cpu_s)])));
+}
+
+function steps(run) {
+  const rows = Object.entries(run.steps);
+  return rows.length ? card("Steps of the chain", table("Steps of the chain", [["step", "name"], ["took", "number"], ["", "long"]],
+    rows.map(([name, taken]) => [name, seconds(taken), " "]))) : null;
+}
+
+function happenings(run, series) {
+  const events = run.events.length ? run.events.map((event) => [moment(event.at), event.event, said(event)]).reverse()
+    : (run.split_events.length ? run.split_events : series.splits).map((one) => [{ text: `step ${one.step}`, value: one.step }, "split", split(one)]).reverse();
+  return card("Events", events.length === 0 ? h("p", { class: "note" }, "Nothing has happened yet.")
+    : table("Events, newest first", [["when", "name"], ["event", "name"], ["what", "long"]], events.slice(0, 200)));
+}
+
+const split = (event) => `${event.batch_sizes.join(" : ")} samples from step ${event.step} on; ${event.reason}`;
+
+function said(event) {
+  const { at, event: kind, ...rest } = event;
+  switch (kind) {
+    case "ranks": return `${rest.devices.join(", ")} with ${rest.backend}`;
+    case "rank": return `rank ${rest.rank} (${rest.device}) ${rest.state}`;
+    case "world": return rest.reason;
+    case "split": return split(rest);
+    case "epoch": return Object.entries(rest).filter(([name]) => !["epochs", "step"].includes(name))
+      .map(([name, value]) => `${name} ${typeof value === "number" ? number(value).text : value}`).join(", ");
+    case "checkpoint": return `step ${rest.step} (${rest.path})`;
+    case "back": return `back to step ${rest.step}`;
+    case "notice": return rest.message;
+    default: return JSON.stringify(rest);
+  }
+}

@@ -1,0 +1,71 @@
+// What a run has recorded, followed while it grows: rows keyed by step and rank, those of a restart in place of the earlier.
+
+import { get, query } from "../api.js";
+
+export class Series {
+  constructor(name) {
+    this.name = name;
+    this.clear();
+  }
+
+  clear() {
+    this.steps = new Map(); // step -> Map of rank -> row
+    this.newest = [];
+    this.epochs = [];
+    this.splits = [];
+    this.stride = 0;
+    this.next = 0;
+    this.last = -1;
+  }
+
+  async read(signal) {
+    const found = await get(`runs/${this.name}/metrics?${query({ from_step: this.next })}`, signal);
+    const last = Math.max(-1, ...found.newest.map((row) => row.step));
+    if (this.next > 0 && (found.stride !== this.stride || last < this.last)) {
+      this.clear(); // thinned further, or gone back to a checkpoint
+      return this.read(signal);
+    }
+    for (const row of found.rows) {
+      if (!this.steps.has(row.step)) this.steps.set(row.step, new Map());
+      this.steps.get(row.step).set(row.rank, row);
+    }
+    Object.assign(this, { newest: found.newest, epochs: found.epochs, splits: found.splits, stride: found.stride, next: found.next_step, last });
+    return this;
+  }
+
+  // Columns for charts: x, then one column for each rank.
+  byRank(field) {
+    const steps = this.sorted();
+    const ranks = this.ranks();
+    return [steps, ...ranks.map((rank) => steps.map((step) => this.steps.get(step).get(rank)?.[field] ?? null))];
+  }
+
+  // x, and one column of what `value` makes of a step's rows.
+  joint(value) {
+    const steps = this.sorted();
+    return [steps, steps.map((step) => value([...this.steps.get(step).values()]))];
+  }
+
+  ranks() {
+    return [...new Set([...this.steps.values()].flatMap((rows) => [...rows.keys()]))].sort((one, other) => one - other);
+  }
+
+  sorted() {
+    return [...this.steps.keys()].sort((one, other) => one - other);
+  }
+}
+
+// Samples a second of a step: all ranks' together, over the step of the slowest.
+export function throughput(rows) {
+  const taken = Math.max(...rows.map((row) => row.step_time_s));
+  const samples = rows.reduce((sum, row) => sum + row.batch_size, 0);
+  return taken > 0 ? samples / taken : null;
+}
+
+// Two columns over one x: `[x, one, other]`, null where there is none.
+export function merged(one, other) {
+  const first = new Map(one[0].map((x, index) => [x, one[1][index]]));
+  const second = new Map(other[0].map((x, index) => [x, other[1][index]]));
+  const x = [...new Set([...first.keys(), ...second.keys()])].sort((left, right) => left - right);
+  return [x, x.map((at) => first.get(at) ?? null), x.map((at) => second.get(at) ?? null)];
+}

@@ -1,0 +1,55 @@
+"""What happened while training, with its time: a line of JSON each in logs/events.jsonl, on the training machine until the
+run folder has it. Ranks that start, are lost or come back, worlds, splits, epochs, checkpoints, notices.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from trainwright.tasks.objects import ObjectStore
+
+KEY = "logs/events.jsonl"
+_KINDS = frozenset({"ranks", "rank", "world", "split", "epoch", "checkpoint", "back", "notice"})
+
+
+def recorder(work: Path) -> Callable[[dict[str, Any]], None]:
+    """A listener to progress that appends what happens to the work folder's file."""
+    path = work / KEY
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def record(event: dict[str, Any]) -> None:
+        if event["event"] in _KINDS:
+            at = datetime.now(UTC).isoformat(timespec="milliseconds")
+            with path.open("a") as file:
+                file.write(json.dumps({"at": at, **event}, default=str) + "\n")
+
+    return record
+
+
+def fetch(store: ObjectStore, work: Path) -> None:
+    """What an earlier machine has recorded, so that the run's file goes on with it."""
+    path = work / KEY
+    if not path.exists():
+        try:
+            data = store.get(KEY)
+        except FileNotFoundError:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def parse(data: bytes) -> list[dict[str, Any]]:
+    """The events of a file; a line that was cut short is left out."""
+    found = []
+    for line in data.decode(errors="replace").splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict):
+            found.append(event)
+    return found

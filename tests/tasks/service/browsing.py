@@ -1,0 +1,101 @@
+"""Debian's Chromium for tests of the page, and where pictures of screens are left to be looked at."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = shutil.which("chromium")
+SCREENSHOTS = Path(__file__).parents[3] / "build" / "screenshots"
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """A browser without a window. Skips the test where there is none."""
+    if CHROMIUM is None:
+        pytest.skip("chromium is missing: `make setup-system` installs it")
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is missing: `make setup` installs it")
+    with api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])  # CI runs as root
+        try:
+            yield found
+        finally:
+            found.close()
+
+
+class Watched:
+    """A page of the browser, its requests to other hosts refused, with all that its console complains of."""
+
+    def __init__(self, browser: Any, address: str, token: str | None, **options: Any) -> None:
+        options = {"viewport": {"width": 1280, "height": 900}} | options
+        self.context = browser.new_context(**options)
+        self.address = address
+        self.complaints: list[str] = []
+        self.elsewhere: list[str] = []
+        if token is not None:
+            script = f"if (location.protocol !== 'about:') sessionStorage.setItem('trainwright-token', '{token}')"
+            self.context.add_init_script(script)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(30_000)
+        self.page.on("console", self._hear)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", self._note)
+
+    def open(self, screen: str) -> Any:
+        """Go to a screen, loaded anew."""
+        self.page.goto("about:blank")
+        self.page.goto(f"{self.address}/page/#/{screen}")
+        return self.page
+
+    def picture(self, name: str) -> None:
+        """Leave a picture of the whole page."""
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=str(SCREENSHOTS / f"{name}.png"), full_page=True)
+
+    def _hear(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def _note(self, request: Any) -> None:
+        if not request.url.startswith((self.address, "about:", "data:", "blob:")):
+            self.elsewhere.append(request.url)
+
+
+def values(page: Any, region: str) -> list[list[str | None]]:
+    """The figures of a table, by its label: `data-value` of each cell, or its text where it has none."""
+    found: list[list[str | None]] = page.eval_on_selector_all(
+        f'table[aria-label="{region}"] tbody tr',
+        "rows => rows.map(row => [...row.cells].map(cell => cell.dataset.value ?? cell.textContent))",
+    )
+    return found
+
+
+def tile(page: Any, name: str) -> str | None:
+    """The exact value that a tile shows."""
+    found: str | None = page.get_attribute(f'[data-tile="{name}"] .value', "data-value")
+    return found
+
+
+def until(page: Any, expression: str, seconds: float = 30.0) -> None:
+    """Wait until a JavaScript expression is true; asked from outside, because the page's policy lets nothing be evaluated."""
+    deadline = time.monotonic() + seconds
+    while not page.evaluate(expression):
+        assert time.monotonic() < deadline, expression
+        page.wait_for_timeout(100)
+
+
+UNLABELLED = """() => {
+  const named = (one) => one.getAttribute("aria-label") || one.labels?.length || one.textContent.trim();
+  const missing = [...document.querySelectorAll("a, button, input, select, table, section, figure, [role=region]")]
+    .filter((one) => !named(one)).map((one) => one.outerHTML.slice(0, 200));
+  if (!document.documentElement.lang) missing.push("lang");
+  if (document.querySelectorAll("main").length !== 1 || document.querySelectorAll("h1").length !== 1) missing.push("main, h1");
+  for (const chart of document.querySelectorAll("figure")) if (!chart.querySelector("figcaption")) missing.push("figcaption");
+  return missing;
+}"""

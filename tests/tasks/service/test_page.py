@@ -1,0 +1,322 @@
+"""The page in a real browser: every screen shows what the API answers, moves while a run does, and runs nothing it was sent."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browsing import UNLABELLED, Watched, browser, tile, until, values
+from finished_run import begin_run, finished_training, write_metrics, write_outcome
+from serving import JOBS, POOL, READ, RUN, SPEC, client, model, serving
+
+from trainwright.tasks.artefacts import Plan
+from trainwright.tasks.run import Run
+from trainwright.tasks.train import events
+from trainwright.tasks.train.metrics import Rows, journal_of
+
+SCRIPT = "<script>document.title = 'ran'</script><img src=x onerror=\"document.title = 'ran'\">"
+SCREENS = {
+    "pool": "pool", "runs": "runs", "run": "run/small/20260101T000002Z-abcdef", "history": "compare",
+    "compare": "compare?runs=small/20260101T000001Z-abcdef,small/20260101T000002Z-abcdef", "what-if": "what-if",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("page")
+    store = f"file://{folder / 'store'}"
+    for number, seconds in ((1, 31.0), (2, 22.0), (3, 24.5)):
+        run = finished_training(store, "small", number)
+        write_outcome(run, metrics={"accuracy": 0.9 + number / 50, "loss": 0.2}, duration_s=seconds)
+        run.note(
+            state="success",
+            steps={"validate": 1.5, "train": seconds},
+            started_at=f"2026-01-0{number}T10:00:00.000+00:00",
+        )
+        run.objects.put("report/report.html", b"<h1>report</h1>")
+    failed = begin_run(store, "hostile", 4)
+    write_metrics(failed, 40)
+    failed.note(state="failed", step="train", holder=SCRIPT, error={"kind": "training_failed", "message": SCRIPT})
+    failed.objects.put(
+        "logs/events.jsonl", json.dumps({"at": SCRIPT, "event": SCRIPT, "reason": SCRIPT}).encode() + b"\n"
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(home: Path) -> Iterator[str]:
+    with serving(home) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture
+def tab(chromium: Any, address: str) -> Iterator[Watched]:
+    watched = Watched(chromium, address, RUN)
+    yield watched
+    watched.context.close()
+    assert watched.complaints == []
+    assert watched.elsewhere == []
+
+
+def _get(address: str, path: str) -> Any:
+    with client(address, READ) as reader:
+        return reader.get(path).json()
+
+
+def _shown(value: float | None) -> str:
+    """A number as JavaScript writes it."""
+    if value is None:
+        return "–"
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+def test_the_pool_is_what_the_api_says(tab: Watched, address: str) -> None:
+    page = tab.open("pool?pool=two-cpus")
+    page.wait_for_selector('table[aria-label="Devices and their leases"]')
+    state = _get(address, "/pool?name=two-cpus")
+    rows = values(page, "Devices and their leases")
+    assert [(row[0], row[1], row[3]) for row in rows] == [
+        (one["id"], one["type"], _shown(one["cores"])) for one in state["devices"]
+    ]
+    assert tile(page, "devices") == str(len(state["devices"]))
+
+
+def test_the_list_is_what_the_api_says_and_leads_to_a_comparison(tab: Watched, address: str) -> None:
+    page = tab.open("runs")
+    page.wait_for_selector('table[aria-label="Runs"]')
+    runs = _get(address, "/runs")["runs"]
+    rows = values(page, "Runs")
+    assert [(row[1], row[2], row[5], row[8]) for row in rows] == [
+        (one["id"], one["job"], _shown(one["duration_s"]), _shown(one["energy_j"])) for one in runs
+    ]
+    for one in runs[1:3]:
+        page.check(f'input[value="{one["job"]}/{one["id"]}"]')
+    page.click("text=Compare 2")
+    page.wait_for_selector('table[aria-label="Figures of the runs"]')
+    figures = {row[0]: row[1:] for row in values(page, "Figures of the runs")}
+    assert figures["duration"] == [_shown(one["duration_s"]) for one in runs[1:3]]
+    assert figures["accuracy"] == [_shown(one["metrics"]["accuracy"]) for one in runs[1:3]]
+
+
+def test_a_run_is_what_the_api_says(tab: Watched, address: str) -> None:
+    page = tab.open(SCREENS["run"])
+    name = SCREENS["run"].removeprefix("run/")
+    page.wait_for_selector("figure[data-last]")
+    run, recorded = _get(address, f"/runs/{name}"), _get(address, f"/runs/{name}/metrics")
+    until(page, "document.querySelector('figure[aria-label^=\"Learning rate\"]').dataset.last === '29'")
+    assert tile(page, "step") == "30"
+    assert tile(page, "loss") == _shown(recorded["newest"][0]["loss"])
+    assert tile(page, "duration") == _shown(run["measured"]["duration_s"])
+    assert tile(page, "energy") == _shown(run["measured"]["energy_j"])
+    assert tile(page, "accuracy") == _shown(run["metrics"]["accuracy"])
+    rows = values(page, "Predicted and measured")
+    assert [(row[0], row[1], row[3]) for row in rows] == [
+        (one["quantity"], _shown(one["predicted"]), _shown(one["measured"])) for one in run["predicted_and_measured"]
+    ]
+    assert [row[1] for row in values(page, "Steps of the chain")] == [_shown(one) for one in run["steps"].values()]
+    shares = values(page, "Shares of a step")
+    assert [(row[0], row[3]) for row in shares] == [
+        (one["id"], str(one["batch_size"])) for one in run["plan"]["devices"]
+    ]
+    figures = page.eval_on_selector_all("figure", "all => all.map(one => one.getAttribute('aria-label'))")
+    assert any(one.startswith("Step time by rank, s: rank 0 (here/cpu-0)") for one in figures)
+    with page.expect_download() as download:
+        page.click("button[name=report]")
+    assert Path(download.value.path()).read_bytes() == b"<h1>report</h1>"
+
+
+def test_history_is_what_the_api_says(tab: Watched, address: str) -> None:
+    page = tab.open("compare")
+    page.wait_for_selector('table[aria-label="Jobs"]')
+    jobs = _get(address, "/history")["jobs"]
+    rows = values(page, "Jobs")
+    assert [(row[0], row[1], row[5], row[8]) for row in rows] == [
+        (one["job"], str(one["runs"]), _shown(one["median_duration_s"]), _shown(one["best_accuracy"])) for one in jobs
+    ]
+
+
+def test_curves_move_while_training_runs_and_events_appear(tab: Watched, home: Path) -> None:
+    run = begin_run(f"file://{home / 'store'}", "moving", 9)
+    write_outcome_of_a_plan_only(run)
+    work = home / "work" / run.job_name / run.id
+    ranks = [Rows(run.objects, f"steps-rank{rank}", journal_of(work, rank)) for rank in (0, 1)]
+    record = events.recorder(work)
+    ended = threading.Event()
+
+    def train() -> None:
+        step = 0
+        while not ended.is_set():
+            for rank, rows in enumerate(ranks):
+                rows.add(step=step, epoch=0, rank=rank, batch_size=32 - 16 * rank, loss=1 / (1 + step), learning_rate=0.01,
+                         compute_s=0.01, wait_s=0.001, step_time_s=0.011)  # fmt: skip
+                if step % 20 == 19:
+                    rows.write()
+            step += 1
+            if step == 10:
+                record({"event": "world", "generation": 2, "ranks": [0], "reason": "rank 1 (here/cpu-1) was lost"})
+            time.sleep(0.1)
+
+    trainer = threading.Thread(target=train)
+    trainer.start()
+    try:
+        page = tab.open(f"run/moving/{run.id}")
+        last = "Number(document.querySelector('figure[aria-label^=Loss]')?.dataset.last)"
+        until(page, f"{last} > 5")
+        first = page.evaluate(last)
+        page.evaluate("document.querySelector('figure canvas').mark = window.mark = {}")
+        until(page, f"{last} > {first + 25}")
+        assert page.evaluate("document.querySelector('figure canvas').mark === window.mark")  # drawn on, not made anew
+        page.wait_for_selector("text=rank 1 (here/cpu-1) was lost")
+        tab.picture("live-light")
+        run.note(state="failed", error={"kind": "training_failed", "message": "rank 0 ended"})
+        page.wait_for_selector("text=rank 0 ended")
+    finally:
+        ended.set()
+        trainer.join()
+        run.note(state="failed")
+
+
+def write_outcome_of_a_plan_only(run: Run) -> None:
+    """As a run has it while it trains."""
+    write_outcome(run, metrics={})
+    run.objects.delete("result.json")
+    run.note(started_at=run.status().updated_at)
+
+
+def test_a_what_if_from_a_run_shows_the_plan_that_the_api_makes(tab: Watched, home: Path, address: str) -> None:
+    name = "small/20260101T000003Z-abcdef"
+    run = Run(f"file://{home / 'store'}/runs/{name}")
+    with client(address) as asker:
+        structure = asker.post(
+            "/structures", json={"model": model((JOBS / "cnn.py").read_text(), width=8), "spec": SPEC}
+        )
+        run.objects.put("structure.json", structure.content)
+    pool = home / "asked.json"
+    pool.write_text(json.dumps(POOL))
+    page = tab.open(f"what-if?run={name}")
+    page.route("**/plans", lambda route: route.continue_(
+        post_data=json.dumps(json.loads(route.request.post_data) | {"pool": POOL})))  # fmt: skip
+    page.select_option("select[name=minimize]", "cost")
+    page.fill("input[name=epochs]", "7")
+    with page.expect_response("**/plans") as answered:
+        page.click("button[type=submit]")
+    plan = Plan.model_validate(answered.value.json())
+    assert plan.epochs == 7
+    page.wait_for_selector('table[aria-label="The chosen configuration, and those that were not"]')
+    assert plan.predicted is not None
+    assert tile(page, "time") == _shown(plan.predicted.duration_s.median)
+    assert tile(page, "global batch size") == str(plan.global_batch_size)
+    rows = values(page, "The chosen configuration, and those that were not")
+    assert [row[6] for row in rows] == ["chosen", *(one.reason for one in plan.alternatives)]
+    tab.picture("what-if-answer-light")
+    page.fill("input[name=deadline]", "1ms")
+    page.click("button[type=submit]")
+    page.wait_for_selector('[data-binding="deadline"]')
+    page.fill("input[name=deadline]", "soon")
+    page.unroute("**/plans")
+    with page.expect_response("**/plans") as refused:
+        page.click("button[type=submit]")
+    page.wait_for_selector("[role=alert] >> text=deadline")
+    assert refused.value.status == 422
+    tab.complaints[:] = [one for one in tab.complaints if "422" not in one]  # the browser's own line on that answer
+
+
+def test_what_was_stored_or_addressed_is_text_whatever_it_says(tab: Watched) -> None:
+    for screen in ("run/hostile/20260101T000004Z-abcdef", "runs", f"run/{SCRIPT}", "run/../../x", f"compare?runs={SCRIPT}",
+                   f"airflow?dag={SCRIPT}&run=x", f"pool?pool={SCRIPT}", "nothing", "__proto__"):  # fmt: skip
+        page = tab.open(screen)
+        page.wait_for_selector("h1, [role=alert], .note")
+        page.wait_for_timeout(300)
+        assert page.title() != "ran", screen
+        assert page.locator("main script, main img").count() == 0
+    tab.complaints[:] = [one for one in tab.complaints if "404" not in one]  # of the pool of that name
+    page = tab.open("run/hostile/20260101T000004Z-abcdef")
+    page.wait_for_selector("[role=alert]")
+    assert SCRIPT in page.inner_text("[role=alert]")
+
+
+def test_a_run_of_a_dag_run_is_found_from_airflows_tab(tab: Watched, home: Path) -> None:
+    run = Run(f"file://{home / 'store'}/runs/small/20260101T000001Z-abcdef")
+    run.note(holder="Airflow retrain manual__2026-01-01T10:00:00+00:00")
+    page = tab.page
+    page.goto(
+        f"{tab.address}/page/?screen=airflow&dag=retrain&run=manual__2026-01-01T10%3A00%3A00%2B00%3A00&task=train"
+    )
+    page.wait_for_selector("h1 >> text=small / 20260101T000001Z-abcdef")
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+def test_everything_has_a_name_for_screen_readers_and_is_reached_by_keyboard(tab: Watched, screen: str) -> None:
+    page = tab.open(SCREENS[screen])
+    page.wait_for_selector("main h1")
+    page.wait_for_load_state("networkidle") if screen == "what-if" else page.wait_for_timeout(1500)
+    assert page.evaluate(UNLABELLED) == []
+    focusable = page.evaluate(
+        "document.querySelectorAll('a[href], button:not(:disabled), input, select, [tabindex=\"0\"]').length"
+    )
+    reached = set()
+    for _ in range(focusable + 2):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("[...document.querySelectorAll('*')].indexOf(document.activeElement)"))
+    assert len(reached) >= focusable
+    page.evaluate("document.activeElement.blur()")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pictures_of_every_screen_in_light_and_dark(chromium: Any, address: str, scheme: str) -> None:
+    tab = Watched(chromium, address, RUN, color_scheme=scheme)
+    backs = set()
+    for name, screen in SCREENS.items():
+        page = tab.open(screen)
+        page.wait_for_selector("main h1")
+        page.wait_for_timeout(2000)
+        backs.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        tab.picture(f"{name}-{scheme}")
+    narrow = Watched(chromium, address, RUN, color_scheme=scheme, viewport={"width": 390, "height": 800})
+    page = narrow.open(SCREENS["run"])
+    page.wait_for_selector("figure[data-last]")
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    narrow.picture(f"narrow-{scheme}")
+    assert tab.complaints + narrow.complaints == []
+    (back,) = backs
+    brightness = sum(int(one) for one in back.removeprefix("rgb(").rstrip(")").split(","))
+    assert (brightness > 600) == (scheme == "light")
+    tab.context.close()
+    narrow.context.close()
+
+
+def test_without_a_token_the_page_asks_for_it_and_shows_nothing_before(chromium: Any, address: str) -> None:
+    tab = Watched(chromium, address, None)
+    page = tab.open("runs")
+    page.wait_for_selector("input[name=token]")
+    assert page.locator("table").count() == 0
+    page.fill("input[name=token]", "wrong-token-for-tests")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("input[name=token]:not([value])")
+    page.wait_for_timeout(500)
+    page.fill("input[name=token]", READ)
+    page.keyboard.press("Enter")
+    page.wait_for_selector('table[aria-label="Runs"]')
+    assert page.evaluate("Object.keys(localStorage).length") == 0
+    assert "token" not in page.url
+    tab.context.close()
+
+
+def test_a_reader_who_asks_for_what_needs_more_is_told_so(chromium: Any, address: str) -> None:
+    tab = Watched(chromium, address, READ)
+    page = tab.open("what-if")
+    page.select_option("select[name=model]", "file:cnn.py")
+    page.click("button[type=submit]")
+    page.wait_for_selector("[role=alert] >> text=needs the right to start runs")
+    tab.context.close()

@@ -1,0 +1,206 @@
+"""The routes about runs and the page's files: what they answer, to whom, and what they refuse. A real server."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from finished_run import begin_run, finished_training, write_metrics
+from serving import READ, client, serving
+
+from trainwright.tasks.listing import RunRow
+from trainwright.tasks.summary import summary
+
+SCRIPT = "<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("records")
+    store = f"file://{folder / 'store'}"
+    for number in (1, 2, 3):
+        run = finished_training(store, "small", number)
+        run.note(state="success", steps={"train": 20.0})
+        run.objects.put("report/report.html", b"<script>document.title = 'ran'</script>")
+    failed = begin_run(store, "other", 4)
+    write_metrics(failed, 5000)
+    failed.note(state="failed", step="train", holder=SCRIPT, error={"kind": "training_failed", "message": SCRIPT})
+    damaged = begin_run(store, "other", 5)
+    damaged.objects.put("status.json", b"{")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(home: Path) -> Iterator[str]:
+    with serving(home) as found:
+        yield found
+
+
+def _run(home: Path, name: str) -> Any:
+    from trainwright.tasks.run import Run
+
+    return Run(f"file://{home / 'store'}/runs/{name}")
+
+
+def test_runs_are_listed_newest_first_page_by_page_without_one_left_out_or_twice(address: str) -> None:
+    with client(address, READ) as reader:
+        whole = reader.get("/runs").json()
+        rows, after = [], ""
+        while after is not None:
+            page = reader.get("/runs", params={"limit": 2} | ({"after": after} if after else {})).json()
+            assert page["total"] == 5
+            rows += page["runs"]
+            after = page["next"]
+        assert rows == whole["runs"]
+        assert [row["id"] for row in rows] == sorted((row["id"] for row in rows), reverse=True)
+        assert [row["state"] for row in rows] == ["damaged", "failed", "success", "success", "success"]
+        assert {row["job"] for row in reader.get("/runs?job=small").json()["runs"]} == {"small"}
+        for row in rows:
+            RunRow.model_validate(row)
+
+
+def test_a_run_is_found_by_who_works_on_it(address: str) -> None:
+    with client(address, READ) as reader:
+        (row,) = reader.get("/runs", params={"holder": SCRIPT}).json()["runs"]
+        assert (row["job"], row["holder"]) == ("other", SCRIPT)
+        assert reader.get("/runs", params={"holder": "nobody"}).json()["runs"] == []
+
+
+def test_a_run_is_what_the_command_line_shows_and_more(address: str, home: Path) -> None:
+    with client(address, READ) as reader:
+        for row in reader.get("/runs?job=small").json()["runs"]:
+            document = reader.get(f"/runs/small/{row['id']}").json()
+            shown = json.loads(json.dumps(summary(_run(home, f"small/{row['id']}"))))
+            assert {name: document[name] for name in shown} == shown
+            assert document["plan"]["global_batch_size"] == shown["global_batch_size"]
+            assert {one["quantity"] for one in document["predicted_and_measured"]} >= {
+                "step time",
+                "duration",
+                "energy",
+            }
+
+
+def test_history_says_of_each_job_what_its_runs_came_to(address: str) -> None:
+    with client(address, READ) as reader:
+        found = reader.get("/history").json()
+        small = next(one for one in found["jobs"] if one["job"] == "small")
+        assert (small["runs"], small["succeeded"], small["median_duration_s"]) == (3, 3, 20.0)
+        assert [row["id"] for row in found["runs"]] == sorted(row["id"] for row in found["runs"])
+        assert reader.get("/history?job=other").json()["runs"] == []
+
+
+def test_long_runs_are_thinned_evenly_and_followed_without_a_gap(address: str) -> None:
+    with client(address, READ) as reader:
+        (row,) = reader.get("/runs", params={"holder": SCRIPT}).json()["runs"]
+        path = f"/runs/other/{row['id']}/metrics"
+        whole = reader.get(path).json()
+        assert len(whole["rows"]) <= 2000
+        assert [one["step"] for one in whole["newest"]] == [4999, 4999]
+        steps = sorted({one["step"] for one in whole["rows"]})
+        assert {later - earlier for earlier, later in itertools.pairwise(steps)} == {whole["stride"]}
+        rest = reader.get(path, params={"from_step": 3000}).json()
+        assert rest["rows"] == [one for one in whole["rows"] if one["step"] >= 3000]
+        assert whole["next_step"] == 5000
+        assert reader.get(path, params={"from_step": whole["next_step"]}).json()["rows"] == []
+
+
+ROUTES = ("runs", "history", "pools", "runs/small/20260101T000001Z-abcdef", "runs/small/20260101T000001Z-abcdef/metrics",
+          "runs/small/20260101T000001Z-abcdef/structure", "runs/small/20260101T000001Z-abcdef/report")  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_without_a_token_nothing_is_answered(address: str, path: str) -> None:
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Cookie": "_token=x"}):
+        answer = httpx.get(f"{address}/{path}", headers=headers, timeout=60)
+        assert (answer.status_code, answer.json()["error"]["kind"]) == (401, "unauthorized")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["%3Cscript%3E/20260101T000001Z-abcdef", "..%2f..%2fx", "../../x", "small/..%2F..%2Fserver", "small/%2e%2e", "small/x",
+     "small/20260101T000001Z-abcdeF", "small/20260101T000001Z-abcdef%0a", "a%00b/20260101T000001Z-abcdef"],
+)  # fmt: skip
+def test_names_that_are_none_are_refused_before_anything_is_read(address: str, path: str) -> None:
+    with client(address, READ) as reader:
+        for rest in ("", "/metrics", "/structure", "/report"):
+            answer = reader.get(httpx.URL(f"{address}/runs/{path}{rest}"))
+            assert answer.status_code in (404, 422), answer.text
+            assert answer.headers["content-type"] == "application/json"
+
+
+def test_a_run_that_is_not_there_is_not_found_and_leaves_nothing_behind(address: str, home: Path) -> None:
+    with client(address, READ) as reader:
+        answer = reader.get("/runs/nobody/20260101T000001Z-abcdef/metrics")
+        assert (answer.status_code, answer.json()["error"]["kind"]) == (404, "not_found")
+        structure = reader.get("/runs/small/20260101T000001Z-abcdef/structure")
+        assert structure.status_code == 404
+    assert not (home / "store" / "runs" / "nobody").exists()
+    assert not (home / "work").exists()
+
+
+def test_bad_queries_are_refused_in_one_line(address: str) -> None:
+    with client(address, READ) as reader:
+        for query in ("limit=0", "limit=100000", "after=../../x", "job=%3Cscript%3E", "limit=x"):
+            answer = reader.get(f"/runs?{query}")
+            assert answer.status_code == 422, query
+            assert "\n" not in answer.json()["error"]["message"]
+        assert reader.get("/runs/small/20260101T000001Z-abcdef/metrics?from_step=-1").status_code == 422
+
+
+def test_every_answer_says_what_browsers_may_do_with_it(address: str) -> None:
+    with client(address, READ) as reader:
+        page = reader.get("/page/")
+        policy = page.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'self'" in policy
+        assert "unsafe" not in policy
+        for path in ("/page/", "/page/main.js", "/runs", "/nothing", "/runs/small/20260101T000001Z-abcdef/report"):
+            answer = reader.get(path)
+            assert answer.headers["x-content-type-options"] == "nosniff", path
+            assert "default-src 'none'" in answer.headers["content-security-policy"], path
+        report = reader.get("/runs/small/20260101T000001Z-abcdef/report")
+        assert report.headers["content-security-policy"].startswith("sandbox allow-scripts;")  # an origin of its own
+        assert b"<script>" not in page.content.replace(b"<script src=", b"").replace(b"<script type=", b"")
+
+
+def test_the_page_holds_only_its_own_files_and_nothing_of_other_hosts(address: str) -> None:
+    for name in ("../app.py", "..%2fapp.py", "%2e%2e/app.py", "vendor", "nothing.js", "/etc/passwd", "main.js%00"):
+        assert httpx.get(httpx.URL(f"{address}/page/{name}"), timeout=60).status_code == 404, name
+    folder = Path(__file__).parents[3] / "tasks" / "service" / "page"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    for path in files:
+        answer = httpx.get(f"{address}/page/{path.relative_to(folder).as_posix()}", timeout=60)
+        assert answer.status_code == 200, path
+        again = httpx.get(answer.url, headers={"If-None-Match": answer.headers["etag"]}, timeout=60)
+        assert again.status_code == 304
+        if "vendor" not in path.parts and path.suffix != ".svg":
+            assert "://" not in path.read_text().replace("s3://", "").replace(" ://", ""), path
+
+
+def test_tensorboard_is_started_by_who_is_logged_in_and_reached_by_its_secret_alone(address: str, home: Path) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(home / "made")) as writer:
+        writer.add_scalar("loss", 0.5, 3)
+    run = _run(home, "small/20260101T000002Z-abcdef")
+    for path in (home / "made").iterdir():
+        run.objects.put_file(f"events/{path.name}", path)
+    where = "/runs/small/20260101T000002Z-abcdef/tensorboard"
+    assert httpx.post(address + where, timeout=60).status_code == 401
+    with client(address, READ) as reader:
+        assert reader.post(where, headers={"Origin": "https://evil.example"}).status_code == 403
+        nothing = reader.post("/runs/small/20260101T000001Z-abcdef/tensorboard")
+        assert (nothing.status_code, nothing.json()["error"]["kind"]) == (404, "not_found")
+        path = reader.post(where).json()["path"]
+        assert reader.post(where).json()["path"] == path
+    assert b"<tb-webapp" in httpx.get(f"{address}/{path}", timeout=60).content
+    runs = httpx.get(f"{address}/{path}data/plugin/scalars/tags", timeout=60).json()
+    assert "loss" in runs["."]
+    for other in ("tensorboard/x/", f"tensorboard/{path.split('/')[1][:-1]}/", "tensorboard/x/data/runs"):
+        assert httpx.get(f"{address}/{other}", timeout=60).status_code == 401

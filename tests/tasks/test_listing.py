@@ -1,0 +1,63 @@
+"""The list of runs: what is read once, and what is looked at again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from finished_run import begin_run, finished_training
+
+from trainwright.tasks import listing
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.listing import Listing
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that may change counts without another look."""
+    monkeypatch.setattr(listing, "_FRESH_S", -1.0)
+    monkeypatch.setattr(listing, "_ENDED_FRESH_S", -1.0)
+
+
+@pytest.mark.usefixtures("always")
+def test_a_run_that_begins_goes_on_ends_and_is_continued_is_listed_as_what_it_is(tmp_path: Path) -> None:
+    store = tmp_path.as_uri()
+    found = Listing(store)
+    assert found.page(10).runs == []
+    run = begin_run(store, "small", 1)
+    assert [row.state for row in found.page(10).runs] == ["running"]
+    run.note(step="train")
+    assert [row.step for row in found.page(10).runs] == ["train"]
+    finished_training(store, "small", 1).note(state="failed")
+    (row,) = found.page(10).runs
+    assert (row.state, row.duration_s) == ("failed", 20.0)
+    run.note(state="running")
+    assert [row.state for row in found.page(10).runs] == ["running"]
+    found.close()
+
+
+@pytest.mark.usefixtures("always")
+def test_folders_that_are_no_runs_and_a_run_that_is_being_created_are_left_out(tmp_path: Path) -> None:
+    store = tmp_path.as_uri()
+    begin_run(store, "small", 2)
+    for name in ("small/notes", "<script>/20260101T000001Z-abcdef", "small/20260101T000001Z-abcdef"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    found = Listing(store)
+    assert [row.id for row in found.page(10).runs] == ["20260101T000002Z-abcdef"]
+    found.close()
+
+
+def test_runs_of_one_moment_in_several_jobs_are_each_listed_once(tmp_path: Path) -> None:
+    for job in ("a", "b", "c"):
+        begin_run(tmp_path.as_uri(), job, 1)
+    found, seen, after = Listing(tmp_path.as_uri()), [], None
+    while True:
+        page = found.page(1, after)
+        seen += [row.job for row in page.runs]
+        after = page.next
+        if after is None:
+            break
+    assert seen == ["c", "b", "a"]
+    with pytest.raises(BadInput, match="after: got"):
+        found.page(1, "../../etc")
+    found.close()

@@ -1,0 +1,51 @@
+"""A training that is followed while it runs: rows before the store has them, and what happened."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from training_case import request
+
+from trainwright.tasks import live, train
+from trainwright.tasks.live import Parts, happened, recorded
+from trainwright.tasks.run import Run
+
+
+def test_rows_are_seen_while_training_runs_and_what_happened_is_kept_in_the_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"file://{tmp_path}/runs/case/20260101T000001Z-abcdef"
+    asked = request(tmp_path, [48, 16], epochs=3, checkpoint={"every_steps": 1000})
+    asked = asked.model_copy(update={"run_uri": uri})
+    monkeypatch.setattr(live, "work_folder", lambda _: Path(asked.work_folder))
+    run, parts = Run(uri), Parts()
+    seen: list[tuple[int, bool]] = []
+    ended = threading.Event()
+
+    def follow() -> None:
+        while not ended.wait(0.02):
+            found = recorded(run, parts)
+            if found["rows"]:
+                seen.append((found["rows"][-1]["step"], any(run.objects.list("metrics/"))))
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    try:
+        result = train.train(asked)
+    finally:
+        ended.set()
+        follower.join()
+    before_the_store = [step for step, stored in seen if not stored]
+    assert len(set(before_the_store)) > 3
+    assert [step for step, _ in seen] == sorted(step for step, _ in seen)
+    found = recorded(run, parts, running=False)
+    assert [(row["step"], row["rank"]) for row in found["rows"]] == [
+        (step, rank) for step in range(result.steps) for rank in (0, 1)
+    ]
+    kinds = [event["event"] for event in happened(run, running=False)]
+    assert kinds.count("epoch") == 3
+    assert {"ranks", "rank", "checkpoint"} <= set(kinds)
+    times = [event["at"] for event in happened(run, running=False)]
+    assert times == sorted(times)
