@@ -18,7 +18,7 @@ from trainwright.tasks.objects import ObjectInfo
 from trainwright.tasks.run import Run
 from trainwright.tasks.settings import settings
 from trainwright.tasks.train import events
-from trainwright.tasks.train.metrics import JOURNAL
+from trainwright.tasks.train.journal import FOLDER as JOURNAL
 
 if TYPE_CHECKING:
     import pyarrow as pa

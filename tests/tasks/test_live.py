@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from trainwright.tasks.live import Parts, happened, recorded, work_folder
 from trainwright.tasks.run import Run
 from trainwright.tasks.train import events
-from trainwright.tasks.train.metrics import Rows, journal_of
+from trainwright.tasks.train.journal import journal_of
+from trainwright.tasks.train.metrics import Rows
 
 
 def _row(step: int, rank: int, loss: float = 1.0) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from serving import JOBS, POOL, READ, RUN, SPEC, client, model, serving
 from trainwright.tasks.artefacts import Plan
 from trainwright.tasks.run import Run
 from trainwright.tasks.train import events
-from trainwright.tasks.train.metrics import Rows, journal_of
+from trainwright.tasks.train.journal import journal_of
+from trainwright.tasks.train.metrics import Rows
 
 SCRIPT = "<script>document.title = 'ran'</script><img src=x onerror=\"document.title = 'ran'\">"
 SCREENS = {
