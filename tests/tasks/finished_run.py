@@ -29,6 +29,7 @@ from trainwright.tasks.artefacts import (
 )
 from trainwright.tasks.job import CheckpointPolicy
 from trainwright.tasks.run import Run
+from trainwright.tasks.store import save_model, seal
 from trainwright.tasks.train import checkpoint
 from trainwright.tasks.train.metrics import Rows
 
@@ -160,3 +161,20 @@ def finished_training(store: str, name: str = "small", number: int = 1, **train:
 def local_path(run: Run, key: str) -> Path:
     """Where a folder store keeps an object."""
     return Path(run.uri.removeprefix("file://")) / key
+
+
+def sealed_run(store: str, number: int, accuracy: float, name: str = "digits", **promotion: Any) -> Run:
+    """A finished run whose stored model has this accuracy."""
+    run = begin_run(store, name, number)
+    job = run.job().model_dump(mode="json", exclude={"schema_version"})
+    if promotion:
+        job["promotion"] = promotion
+    run.write(RunJob.model_validate(job))
+    write_checkpoints(run, (True,))
+    write_outcome(run, metrics={"accuracy": accuracy, "loss": 1 - accuracy})
+    save_model(run)
+    signature = json.loads(run.objects.get("model/signature.json"))
+    signature["metrics"] = {"accuracy": accuracy, "loss": 1 - accuracy}
+    run.objects.put("model/signature.json", json.dumps(signature).encode())
+    seal(run)
+    return run

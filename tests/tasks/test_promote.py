@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
-from finished_run import begin_run, write_checkpoints, write_outcome
+from finished_run import sealed_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.tasks.artefacts import RunJob
 from trainwright.tasks.errors import BadInput, CorruptArtefact
 from trainwright.tasks.promote import Alias, alias_key, best_of, better_is, compare, find_alias, promote
 from trainwright.tasks.run import Run
-from trainwright.tasks.store import save_model, seal
-
-
-def sealed(store: str, number: int, accuracy: float, name: str = "digits", **promotion: Any) -> Run:
-    """A finished run whose stored model has this accuracy."""
-    run = begin_run(store, name, number)
-    job = run.job().model_dump(mode="json", exclude={"schema_version"})
-    if promotion:
-        job["promotion"] = promotion
-    run.write(RunJob.model_validate(job))
-    write_checkpoints(run, (True,))
-    write_outcome(run, metrics={"accuracy": accuracy, "loss": 1 - accuracy})
-    save_model(run)
-    signature = json.loads(run.objects.get("model/signature.json"))
-    signature["metrics"] = {"accuracy": accuracy, "loss": 1 - accuracy}
-    run.objects.put("model/signature.json", json.dumps(signature).encode())
-    seal(run)
-    return run
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -46,7 +25,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def test_only_a_better_model_takes_the_alias(store: str) -> None:
     wish = {"alias": "production", "only_if_better": "accuracy"}
-    first, worse, better = (sealed(store, n, a, **wish) for n, a in ((1, 0.9), (2, 0.8), (3, 0.95)))
+    first, worse, better = (sealed_run(store, n, a, **wish) for n, a in ((1, 0.9), (2, 0.8), (3, 0.95)))
     assert promote(first)["promoted"] is True
     refused = promote(worse)
     assert (refused["promoted"], refused["reason"]) == (False, "accuracy 0.8 is not better than 0.9")
@@ -61,7 +40,7 @@ def test_only_a_better_model_takes_the_alias(store: str) -> None:
 
 def test_of_runs_that_finish_at_once_the_best_stays(store: str) -> None:
     accuracies = [0.5, 0.9, 0.7, 0.8, 0.6, 0.85]
-    runs = [sealed(store, n, a, only_if_better="accuracy") for n, a in enumerate(accuracies, start=1)]
+    runs = [sealed_run(store, n, a, only_if_better="accuracy") for n, a in enumerate(accuracies, start=1)]
     with ThreadPoolExecutor(len(runs)) as pool:
         list(pool.map(promote, runs))
     alias, _ = find_alias(runs[0].root(), "digits", "production")
@@ -70,13 +49,13 @@ def test_of_runs_that_finish_at_once_the_best_stays(store: str) -> None:
 
 
 def test_a_job_without_promotion_leaves_every_alias_alone(tmp_path: Path) -> None:
-    run = sealed(tmp_path.as_uri(), 1, 0.9)
+    run = sealed_run(tmp_path.as_uri(), 1, 0.9)
     assert promote(run)["reason"] == "the job names no promotion"
     assert not list(run.root().list("models/"))
 
 
 def test_a_run_that_was_changed_since_is_not_promoted(tmp_path: Path) -> None:
-    run = sealed(tmp_path.as_uri(), 1, 0.9, alias="production")
+    run = sealed_run(tmp_path.as_uri(), 1, 0.9, alias="production")
     run.objects.put("model/model.safetensors", b"other")
     with pytest.raises(CorruptArtefact, match=r"is not what was sealed: changed model/model.safetensors"):
         promote(run)
@@ -84,13 +63,13 @@ def test_a_run_that_was_changed_since_is_not_promoted(tmp_path: Path) -> None:
 
 
 def test_a_metric_that_no_model_has_is_told_with_those_there_are(tmp_path: Path) -> None:
-    run = sealed(tmp_path.as_uri(), 1, 0.9, only_if_better="f1")
+    run = sealed_run(tmp_path.as_uri(), 1, 0.9, only_if_better="f1")
     with pytest.raises(BadInput, match=r"promotion.only_if_better: got 'f1'; allowed: .* accuracy, loss"):
         promote(run)
 
 
 def test_a_damaged_alias_is_told_and_not_replaced(tmp_path: Path) -> None:
-    run = sealed(tmp_path.as_uri(), 1, 0.9, alias="production")
+    run = sealed_run(tmp_path.as_uri(), 1, 0.9, alias="production")
     run.root().put(alias_key("digits", "production"), b"{")
     with pytest.raises(CorruptArtefact, match=r"alias-production.json"):
         promote(run)
@@ -99,7 +78,7 @@ def test_a_damaged_alias_is_told_and_not_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["<script>", "../../x", "a/b", ""])
 def test_a_name_that_would_lead_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
-    run = sealed(tmp_path.as_uri(), 1, 0.9)
+    run = sealed_run(tmp_path.as_uri(), 1, 0.9)
     with pytest.raises(BadInput, match="promotion: name"):
         promote(run, name, "best")
     with pytest.raises(BadInput, match="promotion: alias"):
@@ -108,7 +87,8 @@ def test_a_name_that_would_lead_elsewhere_is_refused(tmp_path: Path, name: str) 
 
 def test_the_best_of_several_jobs_is_found_and_named(tmp_path: Path) -> None:
     runs = [
-        sealed(tmp_path.as_uri(), 1, a, name=f"job-{n}", only_if_better="loss") for n, a in enumerate((0.5, 0.9, 0.7))
+        sealed_run(tmp_path.as_uri(), 1, a, name=f"job-{n}", only_if_better="loss")
+        for n, a in enumerate((0.5, 0.9, 0.7))
     ]
     found = best_of(run.uri for run in runs)
     assert (found["run"], found["metric"]) == (runs[1].uri, "loss")

@@ -1,0 +1,70 @@
+"""Promotion as tasks: who is asked, what is told to those who follow the models. Airflow's own accessors of events."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk import Asset
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.execution_time.context import OutletEventAccessors
+from finished_run import sealed_run
+
+from trainwright.operators import ApprovePromotionOperator, PromoteOperator
+from trainwright.operators.assets import PROMOTED, announce, data_asset, model_asset
+
+
+def context() -> Any:
+    return {"dag_run": SimpleNamespace(dag_id="d", run_id="r"), "outlet_events": OutletEventAccessors()}
+
+
+def told(given: Any) -> list[tuple[str, Any]]:
+    return [(event.dest_asset_key.name, event.extra) for event in given["outlet_events"][PROMOTED].asset_alias_events]
+
+
+def test_a_promotion_is_an_event_with_metrics_and_one_that_changes_nothing_is_none(home: Path, tmp_path: Path) -> None:
+    runs = [sealed_run(tmp_path.as_uri(), n, a, only_if_better="accuracy") for n, a in ((1, 0.9), (2, 0.8))]
+    first, again, worse = context(), context(), context()
+    for run, where in ((runs[0], first), (runs[0], again), (runs[1], worse)):
+        PromoteOperator(task_id="promote", run=run.uri, outlets=[PROMOTED]).execute(where)
+    ((name, extra),) = told(first)
+    assert (name, extra["run"], extra["metrics"]["accuracy"]) == ("model digits production", runs[0].uri, 0.9)
+    assert told(again) == told(worse) == []
+
+
+def test_a_models_event_goes_to_the_outlets_that_are_meant_for_it() -> None:
+    where, digits = context(), model_asset("digits")
+    announce(where, [digits, model_asset("other")], digits, {"metrics": {"accuracy": 0.9}})
+    assert where["outlet_events"][digits].extra == {"metrics": {"accuracy": 0.9}}
+    assert where["outlet_events"][model_asset("other")].extra == {}
+
+
+def test_what_a_retry_can_not_mend_fails_at_once(home: Path, tmp_path: Path) -> None:
+    run = sealed_run(tmp_path.as_uri(), 1, 0.9, only_if_better="f1")
+    with pytest.raises(AirflowFailException, match=r"bad_input: promotion\.only_if_better: got 'f1'"):
+        PromoteOperator(task_id="promote", run=run.uri).execute(context())
+
+
+def test_a_person_is_asked_only_where_the_job_says_so_and_the_model_is_better(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = sealed_run(tmp_path.as_uri(), 1, 0.9, alias="production")
+    held = sealed_run(tmp_path.as_uri(), 2, 0.95, alias="production", require_approval=True, only_if_better="accuracy")
+    assert ApprovePromotionOperator(task_id="a", run=free.uri).execute(context())["asked"] is False
+    monkeypatch.setenv("TRAINWRIGHT_HOLDER", "a person at a terminal")
+    with pytest.raises(AirflowSkipException, match="given in Airflow's UI"):
+        ApprovePromotionOperator(task_id="a", run=held.uri).execute(context())
+    PromoteOperator(task_id="promote", run=held.uri).execute(context())
+    worse = sealed_run(tmp_path.as_uri(), 3, 0.5, alias="production", require_approval=True, only_if_better="accuracy")
+    assert ApprovePromotionOperator(task_id="a", run={"run": worse.uri}).execute(context())["asked"] is False
+
+
+@pytest.mark.parametrize(
+    ("uri", "asset"),
+    [("s3://b/d.parquet", "s3://b/d.parquet"), ("/data/d.csv", "file:///data/d.csv"),
+     ("builtin:digits", "x-trainwright://builtin/digits")],
+)  # fmt: skip
+def test_a_jobs_data_is_the_asset_that_others_would_write(uri: str, asset: str) -> None:
+    assert data_asset(uri) == Asset(asset)
