@@ -71,7 +71,8 @@ def test_training_goes_on_without_airflow_and_a_task_marked_failed_stops_it(
     until("training goes on", lambda: newest(run) > reached)
     start_airflow(stack, only_retrain(stack))
     assert airflow.state(where, "train") == "deferred"
-    assert (detached.launcher(run), ranks(run)) == (launcher, processes)
+    assert detached.launcher(run) == launcher
+    assert set(processes) <= set(ranks(run))  # a rank may have begun to write its checkpoints in a process of its own
     # Airflow gives a lost triggerer's triggers to the next one when its last heartbeat is half a minute old.
     relayed = (run.work_folder() / "relayed.json").stat().st_mtime_ns
     until("it is followed again", lambda: (run.work_folder() / "relayed.json").stat().st_mtime_ns > relayed)
