@@ -20,7 +20,9 @@ from trainwright.tasks.settings import settings
 from trainwright.tasks.store import verify
 
 DAGS = Path(__file__).parents[2] / "dags"
-TASKS = {"validate", "extract", "estimate", "allocate", "search_lr", "train", "release", "store", "analyze"}
+TASKS = {
+    "validate", "extract", "estimate", "allocate", "search_lr", "train", "release", "store", "analyze", "approve", "promote",
+}  # fmt: skip
 
 
 @pytest.fixture
