@@ -56,7 +56,7 @@ class PromoteOperator(StepOperator):
         return reference
 
 
-class ApprovePromotionOperator(ApprovalOperator):  # type: ignore[misc]  # Airflow's classes have no types here
+class ApprovePromotionOperator(ApprovalOperator):
     """Ask a person, where the job's `promotion.require_approval` says so and the model is better; else go on at once.
 
     Waits without a worker's slot, for as long as `response_timeout` says; "Reject" skips what comes after.

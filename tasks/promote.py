@@ -117,7 +117,11 @@ def compare(run: str, alias: str, metric: str | None, metrics: dict[str, float],
             f"promotion.only_if_better: got {metric!r}; allowed: a metric of the run, one of {', '.join(sorted(metrics))}"
         )
     value = metrics[metric] if metric is not None else None
-    known = {"alias": alias, "metric": metric, "value": value if value is not None and math.isfinite(value) else None}
+    known: dict[str, Any] = {
+        "alias": alias,
+        "metric": metric,
+        "value": value if value is not None and math.isfinite(value) else None,
+    }
     if value is not None and not math.isfinite(value):
         return Decision(promoted=False, reason=f"{metric} is {value}", **known)
     if current is None:
