@@ -6,6 +6,8 @@ READY := .venv/ready
 PACKAGES := dags operators tasks estimator infra
 # What Horovod's build imports. The versions are the lock file's.
 BUILD_TOOLS := torch setuptools packaging cloudpickle psutil pyyaml cffi
+# Tests run beside each other, those of a file one after the other; slow ones, with whole Airflows, alone.
+BESIDE := -n 2 --dist loadfile
 # Debian packages that tests need; `make setup-system` installs them.
 SYSTEM_PACKAGES := postgresql redis-server openssh-server chromium openssh-client iproute2
 
@@ -35,20 +37,18 @@ $(READY): infra/requirements.lock pyproject.toml infra/horovod.py
 	@touch $@
 
 setup-system: ## the Debian packages that test-all needs
-ifeq ($(strip $(SYSTEM_PACKAGES)),)
-	@echo "the tests need no Debian packages beyond Python, gcc, cmake and make"
-else
-	apt-get update -q && apt-get install -y -q --no-install-recommends $(SYSTEM_PACKAGES)
-endif
+	@dpkg -s $(SYSTEM_PACKAGES) >/dev/null 2>&1 || { apt-get update -q && apt-get install -y -q --no-install-recommends \
+	$(SYSTEM_PACKAGES); }
 
 run: setup ## train the digits job, all steps, through Airflow
 	$(BIN)/trainwright run dags/jobs/digits.yaml
 
 test: setup ## the tests, without the slow ones
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" $(BESIDE)
 
 test-all: setup setup-system ## all the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slow" $(BESIDE)
+	$(BIN)/python -m pytest -m slow
 
 # mypy and import-linter look for packages in folders of their names: these links are that view of the tree.
 lint: setup ## ruff, mypy, import-linter
