@@ -39,6 +39,7 @@ class StepOperator(BaseOperator):
     | `replay` *(templated)* | none | URI of a run whose plan, learning rate and split events are used again |
     | `store_conn_id` *(templated)* | [trainwright] | connection to the object store; none: the environment's |
     | `ledger_conn_id` *(templated)* | [trainwright] | connection to the ledger of leases; none: the environment's |
+    | `ssh_conn_id` *(templated)* | [trainwright] | login to hosts whose pool file does not say how; none: the environment's |
 
     Returns a small JSON reference: `{"run": URI, "artefact": file, …summary}`.
 
@@ -51,12 +52,12 @@ class StepOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = (
-        "run", "job", "device_pool", "store", "new", "replay", "store_conn_id", "ledger_conn_id",
+        "run", "job", "device_pool", "store", "new", "replay", "store_conn_id", "ledger_conn_id", "ssh_conn_id",
     )  # fmt: skip
     operator_extra_links = LINKS
     step: ClassVar[str]
     shown_run: tuple[str, str] | None = None
-    """job name and id of the run it works on, once it knows, where `operators.files` can show it"""
+    """job name and id of the run it works on, once it knows, where the page can show it"""
 
     def __init__(
         self,
@@ -69,6 +70,7 @@ class StepOperator(BaseOperator):
         replay: str | None = None,
         store_conn_id: str | None = None,
         ledger_conn_id: str | None = None,
+        ssh_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -80,6 +82,7 @@ class StepOperator(BaseOperator):
         self.replay = replay
         self.store_conn_id = store_conn_id
         self.ledger_conn_id = ledger_conn_id
+        self.ssh_conn_id = ssh_conn_id
         self._waited: str | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -89,7 +92,7 @@ class StepOperator(BaseOperator):
 
     def connections(self) -> dict[str, str]:
         """The connections to use, by field."""
-        return connection_ids(given(self.store_conn_id), given(self.ledger_conn_id))
+        return connection_ids(given(self.store_conn_id), given(self.ledger_conn_id), given(self.ssh_conn_id))
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Go on after waiting for devices, on the run that waited."""

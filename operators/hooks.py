@@ -18,7 +18,7 @@ from airflow.sdk.log import mask_secret
 
 from trainwright.tasks.errors import BadInput, TrainwrightError
 
-SSH_TIMEOUT_S = 10
+SSH_TIMEOUT_S = 20
 _CONFIGURED = {
     "home": "TRAINWRIGHT_HOME",
     "store": "TRAINWRIGHT_STORE",
@@ -115,42 +115,40 @@ class LedgerHook(BaseHook):
 
 
 class HostHook(BaseHook):
-    """A host of a pool, reached by ssh with a key: made sure of here, used by pools that name it."""
+    """Hosts of a pool, reached by ssh with a key. The host named here is the one that the form's button tries."""
 
     conn_name_attr = "ssh_conn_id"
     default_conn_name = "trainwright_ssh_default"
     conn_type = "trainwright_ssh"
-    hook_name = "Trainwright host (ssh)"
+    hook_name = "Trainwright hosts (ssh)"
 
     def __init__(self, ssh_conn_id: str = default_conn_name, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.ssh_conn_id = ssh_conn_id
 
+    @staticmethod
+    def variables(connection: Connection, extra: Mapping[str, Any]) -> dict[str, str]:
+        """The settings that the connection stands for."""
+        given = {"USER": connection.login, "PORT": connection.port}
+        given |= {"IDENTITY": extra.get("identity"), "KNOWN_HOSTS": extra.get("known_hosts")}
+        return {f"TRAINWRIGHT_SSH_{name}": str(value or "") for name, value in given.items()}
+
     def get_conn(self) -> list[str]:
         """The ssh command that reaches the host; it asks nothing, and trusts known keys only. Raises BadInput."""
+        from trainwright.tasks.settings import overridden
+        from trainwright.tasks.ssh import ADDRESS, ssh_command
+
         connection = self.get_connection(self.ssh_conn_id)
-        extra = connection.extra_dejson
-        if not connection.host or connection.host.startswith("-"):
+        if not ADDRESS.fullmatch(connection.host or ""):
             raise BadInput(f"connection {connection.conn_id}: got host {connection.host!r}; allowed: a name or address")
-        command = [
-            "ssh",
-            "-o",
-            "BatchMode=yes",
-            "-o",
-            "StrictHostKeyChecking=yes",
-            "-o",
-            f"ConnectTimeout={SSH_TIMEOUT_S}",
-        ]
-        for option, value in (("-p", connection.port), ("-l", connection.login), ("-i", extra.get("identity"))):
-            command += [option, str(value)] if value else []
-        known = extra.get("known_hosts")
-        return [*command, *(["-o", f"UserKnownHostsFile={known}"] if known else []), "--", connection.host]
+        with overridden(self.variables(connection, connection.extra_dejson)):
+            return ssh_command(str(connection.host))
 
     def test_connection(self) -> tuple[bool, str]:
         """Whether the host lets us in, for the form's button."""
         try:
             done = subprocess.run(
-                [*self.get_conn(), "true"], capture_output=True, text=True, timeout=2 * SSH_TIMEOUT_S, check=False,
+                [*self.get_conn(), "true"], capture_output=True, text=True, timeout=SSH_TIMEOUT_S, check=False,
                 stdin=subprocess.DEVNULL,
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired, TrainwrightError) as error:
@@ -165,14 +163,18 @@ def configure() -> None:
             os.environ.setdefault(name, str(value))
 
 
-def connection_ids(store_conn_id: str | None, ledger_conn_id: str | None) -> dict[str, str]:
+def connection_ids(
+    store_conn_id: str | None = None, ledger_conn_id: str | None = None, ssh_conn_id: str | None = None
+) -> dict[str, str]:
     """The connections to use, by field: those given, or the configuration's; none where neither names one."""
-    asked = {"store_conn_id": store_conn_id, "ledger_conn_id": ledger_conn_id}
+    asked = {"store_conn_id": store_conn_id, "ledger_conn_id": ledger_conn_id, "ssh_conn_id": ssh_conn_id}
     found = {field: given or conf.get("trainwright", field, fallback="") for field, given in asked.items()}
     return {field: str(name) for field, name in found.items() if name}
 
 
-_HOOKS: dict[str, type[StoreHook] | type[LedgerHook]] = {"store_conn_id": StoreHook, "ledger_conn_id": LedgerHook}
+_HOOKS: dict[str, type[StoreHook | LedgerHook | HostHook]] = {
+    "store_conn_id": StoreHook, "ledger_conn_id": LedgerHook, "ssh_conn_id": HostHook,
+}  # fmt: skip
 
 
 def values_of(ids: Mapping[str, str]) -> dict[str, str]:

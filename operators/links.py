@@ -1,6 +1,6 @@
-"""The buttons on a task in Airflow's UI: the run's folder, its plan, its report, its TensorBoard events.
+"""The buttons on a task in Airflow's UI: its run on the page, the plan there, the report, TensorBoard.
 
-They lead to `operators.files`, which shows the runs of the configured store behind Airflow's login; a run elsewhere has none.
+They lead to the service that is mounted in Airflow's API server, behind its login; a run of another store has none.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
     from airflow.sdk.types import TaskInstanceKey
 
-FILES = "/trainwright-files"
+SERVICE = "/trainwright"
 
 
 @attrs.define()
 class RunFolderLink(BaseOperatorLink):
-    """The run's folder."""
+    """What is in the run's folder, on the page."""
 
     name = "Run folder"
-    path: ClassVar[str] = ""
+    address: ClassVar[str] = "page/#/run/{run}"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         """The address, once the task knows its run; else none."""
         shown: tuple[str, str] | None = getattr(operator, "shown_run", None)
-        return "" if shown is None else link_to(shown[0], shown[1], self.path)
+        if shown is None:
+            return ""
+        base = str(conf.get("api", "base_url", fallback="") or "").rstrip("/")
+        return f"{base}{SERVICE}/{self.address.format(run='/'.join(map(quote, shown)))}"
 
 
 @attrs.define()
@@ -37,7 +40,7 @@ class PlanLink(RunFolderLink):
     """The plan: devices, batch, strategy, what lost and why."""
 
     name = "Plan"
-    path = "plan.json"
+    address = "page/#/run/{run}?part=plan"
 
 
 @attrs.define()
@@ -45,15 +48,15 @@ class ReportLink(RunFolderLink):
     """The report of `analyze`."""
 
     name = "Report"
-    path = "report/report.html"
+    address = "runs/{run}/report"
 
 
 @attrs.define()
 class TensorBoardLink(RunFolderLink):
-    """TensorBoard where the configuration names one ([trainwright] tensorboard_url), else the event files."""
+    """TensorBoard: the one that the configuration names ([trainwright] tensorboard_url), else one that the service starts."""
 
     name = "TensorBoard"
-    path = "events/"
+    address = "page/#/run/{run}?part=tensorboard"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         """The address, once the task knows its run; else none."""
@@ -63,9 +66,3 @@ class TensorBoardLink(RunFolderLink):
 
 
 LINKS = (RunFolderLink(), PlanLink(), ReportLink(), TensorBoardLink())
-
-
-def link_to(job_name: str, run_id: str, path: str) -> str:
-    """Where the browser finds a file of a run of the configured store."""
-    base = str(conf.get("api", "base_url", fallback="") or "").rstrip("/")
-    return f"{base}{FILES}/{quote(job_name)}/{quote(run_id)}/{quote(path)}"

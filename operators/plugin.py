@@ -1,5 +1,5 @@
-"""The Airflow plugin: mounts the REST service at /trainwright and the runs' files at /trainwright-files, behind Airflow's login,
-and shows the service's page in Airflow's UI: in the navigation, and as a tab of DAGs, their runs and tasks.
+"""The Airflow plugin: mounts the REST service at /trainwright, behind Airflow's login, and shows the
+service's page in Airflow's UI: in the navigation, and as a tab of DAGs, their runs and tasks.
 
 Every Airflow process imports this module; the service itself is imported at the first request.
 """
@@ -51,11 +51,6 @@ class TrainwrightPlugin(AirflowPlugin):
             "app": Mounted("trainwright.operators.service", "mounted_app"),
             "url_prefix": "/trainwright",
             "name": "trainwright",
-        },
-        {
-            "app": Mounted("trainwright.operators.files", "create_files_app"),
-            "url_prefix": "/trainwright-files",
-            "name": "trainwright files",
         },
     ]
     external_views: ClassVar[list[dict[str, Any]]] = [

@@ -43,7 +43,7 @@ _CONNECTIONS = [
         placeholders={"port": "5432", "schema": "trainwright"},
     ),
     _connection(
-        "trainwright_ssh", "HostHook", "Trainwright host (ssh)",
+        "trainwright_ssh", "HostHook", "Trainwright hosts (ssh)",
         {
             "identity": _field("Identity file", "the private key's path on the workers"),
             "known_hosts": _field("Known hosts", "a file of the keys that hosts have; left out: the user's own"),
@@ -63,6 +63,7 @@ _CONFIG = {
             "jobs": _option("Folder of the job files that become DAGs; empty: the shipped ones.", "/opt/jobs"),
             "pools": _option("Folder of the pool files that are known by name; empty: the shipped ones.", "/opt/pools"),
             "store_conn_id": _option("Connection to the object store of operators that name none.", "trainwright_store_default"),
+            "ssh_conn_id": _option("Connection to the hosts of pools, of operators that name none.", "trainwright_ssh_default"),
             "ledger_conn_id": _option("Connection to the ledger of operators that name none.", "trainwright_ledger_default"),
             "tensorboard_url": _option("Where a TensorBoard shows the store's runs; empty: link to event files.", None),
         },

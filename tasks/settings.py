@@ -7,6 +7,7 @@
 | TRAINWRIGHT_S3_ENDPOINT | the embedded server | http(s)://host:port of any S3 server |
 | TRAINWRIGHT_S3_ACCESS_KEY, TRAINWRIGHT_S3_SECRET_KEY | the embedded server's | its credentials |
 | TRAINWRIGHT_S3_REGION | us-east-1 | its region |
+| TRAINWRIGHT_SSH_USER, _PORT, _IDENTITY, _KNOWN_HOSTS | as ssh is set up | how to log in to hosts whose pool file does not say |
 | TRAINWRIGHT_LEDGER | sqlite under TRAINWRIGHT_HOME | SQLAlchemy URL of the table of leases |
 | TRAINWRIGHT_JOBS | the shipped dags/jobs | the folder of job files that become scheduled DAGs |
 | TRAINWRIGHT_POOLS | the shipped dags/pools | the folder of pool files that the service knows by name |
@@ -73,6 +74,15 @@ class Settings:
         """Access and secret key from the environment; None where the embedded server's own are to be used."""
         access, secret = _variable("TRAINWRIGHT_S3_ACCESS_KEY"), _variable("TRAINWRIGHT_S3_SECRET_KEY")
         return (access, secret) if access and secret else None
+
+    def ssh_login(self) -> dict[str, str | int]:
+        """How to log in to hosts: the fields of a pool file's `ssh` that are set."""
+        given = {
+            name: _variable(f"TRAINWRIGHT_SSH_{name.upper()}") for name in ("user", "port", "identity", "known_hosts")
+        }
+        return {
+            name: int(text) if name == "port" and text.isdecimal() else text for name, text in given.items() if text
+        }
 
     def extract_limits(self) -> tuple[float, int]:
         """Seconds and bytes of address space that tracing a model may take. Raises BadInput."""

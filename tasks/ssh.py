@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
+from trainwright.tasks.documents import validated
 from trainwright.tasks.errors import ServiceUnreachable
 from trainwright.tasks.pool import Ssh
+from trainwright.tasks.settings import settings
 
 ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_-]{0,252}")
 """What ssh takes for a host and not, as it would a leading -, for an option."""
@@ -29,8 +31,12 @@ _OPTIONS = {
 
 
 def ssh_command(address: str, login: Ssh | None = None) -> list[str]:
-    """The command that connects to a host; what is to run there comes after it."""
-    login = login or Ssh()
+    """The command that connects to a host; what is to run there comes after it.
+
+    What `login` leaves out is as the settings say, or as the user's own ssh has it. Raises BadInput where those are wrong.
+    """
+    given = login.model_dump(exclude_none=True) if login is not None else {}
+    login = validated(Ssh, settings().ssh_login() | given, "TRAINWRIGHT_SSH")
     options = dict(_OPTIONS)
     if login.known_hosts is not None:
         options["UserKnownHostsFile"] = f'"{login.known_hosts}"'

@@ -9,22 +9,28 @@ import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import airflow
 import jsonschema
 import pytest
 from airflow.sdk import Connection
+from finished_run import begin_run
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.engine import make_url
 
 from trainwright import operators
 from trainwright.infra.s3 import S3Access
+from trainwright.operators import AnalyzeOperator
 from trainwright.operators.hooks import HostHook, LedgerHook, StoreHook, connected
 from trainwright.operators.provider import get_provider_info
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.objects import open_store
+from trainwright.tasks.pool import Ssh
 from trainwright.tasks.settings import overridden, settings
+from trainwright.tasks.ssh import ssh_command
 
 LOOK = """
 import json, pkgutil, importlib, sys, warnings
@@ -41,7 +47,8 @@ for package in (trainwright.operators, trainwright.dags):
         if module.name != "__main__":
             importlib.import_module(f"{package.__name__}.{module.name}")
 for name in trainwright.operators.__all__:
-    getattr(trainwright.operators, name)(task_id="x")
+    needed = {"run": "file:///runs/x/y"} if name == "ApprovePromotionOperator" else {}
+    getattr(trainwright.operators, name)(task_id="x", **needed)
 print(json.dumps({"hooks": hooks, "widgets": sorted(manager.connection_form_widgets), "links": manager.extra_links_class_names}))
 """
 
@@ -131,6 +138,57 @@ def test_a_host_that_would_be_an_option_of_ssh_is_refused(monkeypatch: pytest.Mo
     monkeypatch.setenv("AIRFLOW_CONN_EVIL", json.dumps({"conn_type": "trainwright_ssh", "host": "-oProxyCommand=x"}))
     with pytest.raises(BadInput, match="a name or address"):
         HostHook("evil").get_conn()
+
+
+def test_a_hosts_connection_is_how_ssh_logs_in_where_the_pool_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = {
+        "conn_type": "trainwright_ssh", "host": "10.0.0.9", "login": "ann", "port": 2222,
+        "extra": {"identity": "/keys/ann", "known_hosts": "/keys/known"},
+    }  # fmt: skip
+    monkeypatch.setenv("AIRFLOW_CONN_HOSTS", json.dumps(connection))
+    command = HostHook("hosts").get_conn()
+    for option in (
+        "User=ann",
+        "Port=2222",
+        'IdentityFile="/keys/ann"',
+        'UserKnownHostsFile="/keys/known"',
+        "BatchMode=yes",
+    ):
+        assert option in command
+    with connected({"ssh_conn_id": "hosts"}):
+        assert "User=bob" in ssh_command("10.0.0.1", Ssh(user="bob"))
+        assert "Port=2222" in ssh_command("10.0.0.1", Ssh(user="bob"))
+    assert "Port=2222" not in ssh_command("10.0.0.1")
+
+
+def test_a_port_that_is_none_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINWRIGHT_SSH_PORT", "ssh")
+    with pytest.raises(BadInput, match=r"TRAINWRIGHT_SSH.*port"):
+        ssh_command("10.0.0.1")
+
+
+def test_a_tasks_links_lead_to_its_run_on_the_page(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINWRIGHT_STORE", (tmp_path / "store").as_uri())
+    run = begin_run((tmp_path / "store").as_uri(), "linked", 1)
+    operator = AnalyzeOperator(task_id="analyze", run=run.uri)
+    links = {link.name: link for link in operator.operator_extra_links}
+
+    def addresses(operator: AnalyzeOperator) -> dict[str, str]:
+        return {
+            name: link.get_link(operator, ti_key=None).rpartition("/trainwright/")[2] for name, link in links.items()
+        }
+
+    assert set(addresses(operator).values()) == {""}
+    context: Any = {"dag_run": SimpleNamespace(dag_id="d", run_id="r")}
+    operator.open(context)
+    name = f"linked/{run.id}"
+    assert addresses(operator) == {
+        "Run folder": f"page/#/run/{name}", "Plan": f"page/#/run/{name}?part=plan", "Report": f"runs/{name}/report",
+        "TensorBoard": f"page/#/run/{name}?part=tensorboard",
+    }  # fmt: skip
+    elsewhere = AnalyzeOperator(task_id="other", run=begin_run((tmp_path / "else").as_uri(), "linked", 2).uri)
+    elsewhere.open(context)
+    assert set(addresses(elsewhere).values()) == {""}
 
 
 def test_airflows_configuration_speaks_where_the_environment_is_silent(

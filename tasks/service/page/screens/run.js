@@ -21,7 +21,7 @@ export async function airflow(root, { fields }, signal, failed) {
   }, signal, failed);
 }
 
-export async function show(root, { path: name }, signal, failed) {
+export async function show(root, { path: name, fields }, signal, failed) {
   if (!RUN.test(name)) {
     root.append(alertOf({ message: "There is no such run." }));
     return;
@@ -39,6 +39,7 @@ export async function show(root, { path: name }, signal, failed) {
   const series = new Series(name);
   const charts = curves(room);
   let planned = null;
+  let part = fields.get("part"); // what a link asked for: "plan" or "tensorboard"
 
   const draw = () => {
     head(h("h1", {}, `${job} / ${id}`), badge(run.state), h("span", { class: "muted" }, run.step ? `step ${run.step}` : ""),
@@ -57,6 +58,8 @@ export async function show(root, { path: name }, signal, failed) {
       planned = key;
       planRoom.replaceChildren();
       planView(planRoom, run.plan, "Plan");
+      if (part === "plan") planRoom.scrollIntoView();
+      part = null;
     }
   };
   root.addEventListener("click", async (event) => {
@@ -81,6 +84,7 @@ export async function show(root, { path: name }, signal, failed) {
   }, { signal });
 
   draw();
+  if (part === "tensorboard") root.querySelector("button[name=tensorboard]").click();
   let round = 0;
   await every(1500, async () => {
     if (round > 0 && round % 2 === 0) run = await get(`runs/${name}`, signal);
