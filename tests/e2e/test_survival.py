@@ -11,7 +11,8 @@ from typing import Any
 
 import psutil
 import pytest
-from airflow_whole import Airflow, only_retrain, run_of, until, whole_airflow, write_job
+from airflow_client import AirflowClient, until
+from airflow_whole import only_retrain, run_of, whole_airflow, write_job
 
 from trainwright.infra.airflow import airflow_services, start_airflow
 from trainwright.tasks import detached, step
@@ -22,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture
-def airflow(stack: Path) -> Iterator[Airflow]:
+def airflow(stack: Path) -> Iterator[AirflowClient]:
     with whole_airflow(stack) as api:
         yield api
 
@@ -52,14 +53,14 @@ def newest(run: Run) -> int:
     return states[-1].step if states else 0
 
 
-def log_of(airflow: Airflow, where: str, task: str) -> str:
+def log_of(airflow: AirflowClient, where: str, task: str) -> str:
     return str(airflow("GET", f"{where}/taskInstances/{task}/logs/1?full_content=true"))
 
 
 def test_training_goes_on_without_airflow_and_a_task_marked_failed_stops_it(
-    airflow: Airflow, stack: Path, tmp_path: Path
+    airflow: AirflowClient, stack: Path, tmp_path: Path
 ) -> None:
-    where = airflow.start(write_job(tmp_path, "lasting", 5000))
+    where = airflow.start(job=str(write_job(tmp_path, "lasting", 5000)))
     until("it trains", lambda: (found := run_of("lasting")) and newest(found), 580)
     run: Any = run_of("lasting")
     until("the task is deferred", lambda: airflow.state(where, "train") == "deferred")

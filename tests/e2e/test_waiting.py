@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from airflow_whole import POOL, Airflow, run_of, until, whole_airflow, write_job
+from airflow_client import AirflowClient, until
+from airflow_whole import POOL, run_of, whole_airflow, write_job
 
 from trainwright.tasks import step
 from trainwright.tasks.allocate.ledger import Heartbeat, Holder
@@ -22,13 +23,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def airflow(stack: Path) -> Iterator[Airflow]:
+def airflow(stack: Path) -> Iterator[AirflowClient]:
     with whole_airflow(stack) as api:
         yield api
 
 
 def test_a_run_waits_deferred_and_goes_on_and_a_revoked_training_loses_no_step(
-    airflow: Airflow, tmp_path: Path
+    airflow: AirflowClient, tmp_path: Path
 ) -> None:
     devices = [device.resource for device in load_pool(str(POOL)).devices()]
     queue, me = Queue(step.ledger()), Holder("test", os.getpid())
@@ -36,7 +37,7 @@ def test_a_run_waits_deferred_and_goes_on_and_a_revoked_training_loses_no_step(
     assert token is not None
 
     with Heartbeat(step.ledger(), "test", devices, holder=me.name, token=token):
-        low = airflow.start(write_job(tmp_path, "low", 60))
+        low = airflow.start(job=str(write_job(tmp_path, "low", 60)))
         until("low waits for the devices", lambda: airflow.state(low, "allocate") == "deferred")
         time.sleep(8)  # longer than between two looks
         assert airflow.state(low, "allocate") == "deferred"

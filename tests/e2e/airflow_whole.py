@@ -1,0 +1,60 @@
+"""The embedded Airflow for tests, with the retrain DAG, and jobs to run in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from airflow_client import AirflowClient, until
+
+from trainwright.infra import local
+from trainwright.tasks.run import Run, list_runs
+from trainwright.tasks.settings import settings
+
+DAGS = Path(__file__).parents[2] / "dags"
+POOL = DAGS / "pools" / "two-cpus.yaml"
+
+
+def only_retrain(home: Path) -> Path:
+    """A folder of DAG files without those that run by themselves, and would measure the machine meanwhile."""
+    folder = home / "only-retrain"
+    folder.mkdir(exist_ok=True)
+    if not (folder / "retrain.py").exists():
+        (folder / "retrain.py").symlink_to(DAGS / "retrain.py")
+    return folder
+
+
+@contextmanager
+def whole_airflow(home: Path) -> Iterator[AirflowClient]:
+    """A running Airflow that knows the retrain DAG."""
+    local.up(home, only_retrain(home))
+    try:
+        api = AirflowClient(home)
+        until("the DAG is read", api.has_dag)
+        api("PATCH", "/api/v2/dags/retrain", {"is_paused": False})
+        yield api
+    finally:
+        local.down(home)
+
+
+def write_job(folder: Path, name: str, epochs: int, **fields: Any) -> Path:
+    """A small job on both devices of the pool, a checkpoint every ten steps."""
+    job = {
+        "name": name, "pool": str(POOL), "data": {"uri": "builtin:digits"},
+        "model": {"source": str(DAGS / "jobs" / "cnn.py"), "config": {"width": 16}},
+        "train": {
+            "epochs": epochs, "global_batch_size": 96, "learning_rate": 0.003, "checkpoint": {"every_steps": 10},
+        },
+        "objective": {"minimize": "time"}, "devices": {"min_count": 2}, **fields,
+    }  # fmt: skip
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(job))
+    return path
+
+
+def run_of(name: str) -> Run | None:
+    """The newest run of a job."""
+    return next(iter(list_runs(settings().store, name)), None)
