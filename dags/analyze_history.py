@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 from airflow.sdk import DAG, Param, task
@@ -26,8 +25,7 @@ with DAG(
     "analyze_history",
     description="Compare each job's newest run with all earlier ones.",
     schedule="0 5 * * 0",
-    start_date=datetime(2026, 1, 1, tzinfo=UTC),
-    catchup=False,
+    catchup=False,  # nor is there a start date: the first run is the next one due, not one that was missed
     max_active_runs=1,
     is_paused_upon_creation=False,
     default_args=RETRIES,

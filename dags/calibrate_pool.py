@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,7 @@ with DAG(
     "calibrate_pool",
     description="Measure every device type of a pool.",
     schedule="0 4 * * 0",
-    start_date=datetime(2026, 1, 1, tzinfo=UTC),
-    catchup=False,
+    catchup=False,  # nor is there a start date: the first run is the next one due, not one that was missed
     max_active_runs=1,
     is_paused_upon_creation=False,
     tags=["trainwright"],

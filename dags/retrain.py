@@ -123,8 +123,7 @@ for path in JOB_FILES:
         description=f"Retrain {name}." if problem is None else escape(problem, quote=False),
         schedule=schedule_of(job) if isinstance(job, Job) else None,
         deadline=deadline_of(job) if isinstance(job, Job) else None,
-        start_date=datetime(2026, 1, 1, tzinfo=UTC),
-        catchup=False,
+        catchup=False,  # nor is there a start date: the first run is the next one due, not one that was missed
         max_active_runs=1,
         is_paused_upon_creation=False,
         default_args=RETRIES,

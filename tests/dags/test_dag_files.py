@@ -170,3 +170,32 @@ print(json.dumps({
         "heavy": [], "mapped": True, "upstream": ["device_types"], "schedule": "0 4 * * 0",
         "params": ["budget_s", "most_drift", "pool", "store"], "drift": [MOST_DRIFT, MOST_DRIFT],
     }  # fmt: skip
+
+
+FIRST = """
+import sys
+from datetime import timedelta
+from airflow.sdk import DAG
+from airflow.sdk.timezone import utcnow
+from airflow.serialization.serialized_objects import DagSerialization
+import trainwright.dags.analyze_history, trainwright.dags.calibrate_pool, trainwright.dags.retrain
+for module in (trainwright.dags.analyze_history, trainwright.dags.calibrate_pool, trainwright.dags.retrain):
+    for dag in [one for one in vars(module).values() if isinstance(one, DAG) and one.schedule]:
+        first = DagSerialization.from_dict(DagSerialization.to_dict(dag)).next_dagrun_info(last_automated_run_info=None)
+        late = utcnow() - first.run_after
+        print("first:", dag.dag_id, late < timedelta(days=0.7))  # a tenth of a week: a run just missed is made up for
+"""
+
+
+def test_what_runs_by_the_clock_does_not_begin_with_what_was_missed_before_it_was_there(
+    home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "nightly.yaml").write_text(
+        "name: nightly\ndata: {uri: 'builtin:digits'}\nmodel: {source: m.py}\nschedule: {cron: '0 3 * * 3'}"
+    )
+    environment = os.environ | {"AIRFLOW_HOME": str(tmp_path / "airflow"), "TRAINWRIGHT_JOBS": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST], capture_output=True, text=True, env=environment, check=True
+    )  # fmt: skip
+    told = {line.split()[1]: line.split()[2] for line in done.stdout.splitlines() if line.startswith("first:")}
+    assert told == {"analyze_history": "True", "calibrate_pool": "True", "retrain_nightly": "True"}
