@@ -284,15 +284,6 @@ def test_an_endpoint_that_is_none_is_bad_input_and_not_shown(home: Path, endpoin
     assert "secret" not in done.stderr
 
 
-def test_devices_on_another_host_are_refused_before_anything_is_taken(home: Path, tmp_path: Path) -> None:
-    pool = tmp_path / "pool.yaml"
-    pool.write_text("name: p\nhosts: [{name: h, address: 10.9.9.9, devices: [{type: cpu}]}]\n")
-    store = (tmp_path / "store").as_uri()
-    done = run("run", write(tmp_path), "--pool", str(pool), "--json", TRAINWRIGHT_STORE=store)
-    one_line(done, 2, "h/cpu-0 is on 10.9.9.9")
-    assert not (tmp_path / "store").exists()
-
-
 def test_what_a_models_code_starts_does_not_survive_the_trace(home: Path, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(
         "import subprocess\nfrom torch import nn, rand, zeros\n"

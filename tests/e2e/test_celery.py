@@ -31,7 +31,8 @@ from trainwright.tasks.run import Run, list_runs
 from trainwright.tasks.settings import settings
 from trainwright.tasks.store import verify
 from trainwright.tasks.train import checkpoint
-from trainwright.tasks.train.metrics import JOURNAL, read_rows
+from trainwright.tasks.train.journal import FOLDER as JOURNAL
+from trainwright.tasks.train.metrics import read_rows
 
 _log = logging.getLogger(__name__)
 DAGS = Path(__file__).parents[2] / "dags"

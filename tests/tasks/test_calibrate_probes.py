@@ -152,5 +152,5 @@ def test_a_busy_machine_is_refused_and_nothing_is_written(tmp_path: Path) -> Non
 
 
 def test_a_file_that_can_not_be_written_is_named_before_anything_is_measured(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="a folder; allowed: a file"):
+    with pytest.raises(BadInput, match="is a folder or a device; allowed: a regular file"):
         calibrate(tmp_path, probes=True)

@@ -71,8 +71,7 @@ def test_a_line_that_is_being_written_is_not_read(home: Path) -> None:
     run = _begun(home)
     (rows,) = _writers(run, 1)
     rows.add(**_row(0, 0))
-    with journal_of(work_folder(run), 0).open("a") as file:
-        file.write('{"step": 1, "ra')
+    journal_of(work_folder(run), 0).append('{"step": 1, "ra')
     assert [row["step"] for row in recorded(run, Parts())["rows"]] == [0]
 
 
