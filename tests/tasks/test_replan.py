@@ -62,7 +62,7 @@ def opened(job: Job, folder: Path) -> Run:
     return steps.open_for(job, ME, store=(folder / "store").as_uri())
 
 
-def test_a_training_goes_on_without_the_device_that_is_gone(home: Path, tmp_path: Path) -> None:
+def test_a_training_goes_on_without_the_device_that_is_gone(stack: Path, tmp_path: Path) -> None:
     job = make(tmp_path, devices={"min_count": 1, "ids": []})
     run = opened(job, tmp_path)
     steps.do(run, "allocate")
@@ -95,7 +95,7 @@ def test_a_training_goes_on_without_the_device_that_is_gone(home: Path, tmp_path
     assert {device.id for device in result.devices} == {device.id for device in second.devices}
 
 
-def test_where_nothing_else_will_do_it_says_what_is_gone_and_why(home: Path, tmp_path: Path) -> None:
+def test_where_nothing_else_will_do_it_says_what_is_gone_and_why(stack: Path, tmp_path: Path) -> None:
     job = make(tmp_path)
     run = opened(job, tmp_path)
     steps.do(run, "allocate")
@@ -116,7 +116,7 @@ def test_where_nothing_else_will_do_it_says_what_is_gone_and_why(home: Path, tmp
     assert caught.value.exit_code == 3
 
 
-def test_a_replay_is_not_planned_anew(home: Path, tmp_path: Path) -> None:
+def test_a_replay_is_not_planned_anew(stack: Path, tmp_path: Path) -> None:
     job = make(tmp_path)
     run = opened(job, tmp_path)
     steps.do(run, "allocate")

@@ -85,6 +85,7 @@ def test_the_batch_grows_by_itself_where_steps_cost_the_same_and_says_why(tmp_pa
         assert sum(row["batch_size"] for row in recorded if row["epoch"] == epoch) == 1438
 
 
+@pytest.mark.slow
 def test_memory_keeps_the_batch_where_it_is(tmp_path: Path) -> None:
     devices = [{"type": "emulated", "speed": 1e6, "most_batch_size": most} for most in (6, 2)]
     asked = request(
