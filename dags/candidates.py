@@ -1,4 +1,6 @@
-"""Several candidate jobs, each trained as a run of its own; of those that end well the best model is kept under an alias."""
+"""Several candidate jobs, each trained as a run of its own; of those that end well the best model is kept under an alias,
+on a person's approval where its job asks for that.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from typing import Any
 
 from airflow.sdk import DAG, Param, task, task_group
 
-from trainwright.dags.chain import RETRIES, chain
-from trainwright.operators import PromoteOperator
+from trainwright.dags.chain import APPROVAL_TIMEOUT, RETRIES, chain
+from trainwright.operators import ApprovePromotionOperator, PromoteOperator
 from trainwright.operators.assets import PROMOTED
 
 
@@ -61,6 +63,11 @@ with DAG(
 ) as candidates:
     runs = candidate.expand(job=candidate_jobs())
     winner = best(candidates.task_dict["candidate.store"].output)
+    approve = ApprovePromotionOperator(
+        task_id="approve", run=winner, name="{{ params.name }}", alias="{{ params.alias }}",
+        response_timeout=APPROVAL_TIMEOUT, defaults="Reject",
+    )  # fmt: skip
     PromoteOperator(
-        task_id="promote", run=winner, name="{{ params.name }}", alias="{{ params.alias }}", outlets=[PROMOTED]
-    )
+        task_id="promote", run=winner, name="{{ params.name }}", alias="{{ params.alias }}", approved=approve.output,
+        outlets=[PROMOTED],
+    )  # fmt: skip

@@ -57,4 +57,5 @@ def promotion(store: StoreOperator) -> None:
     approve = ApprovePromotionOperator(
         task_id="approve", run=store.output, response_timeout=APPROVAL_TIMEOUT, defaults="Reject"
     )
-    store >> approve >> PromoteOperator(task_id="promote", run=store.output, outlets=[PROMOTED])
+    promote = PromoteOperator(task_id="promote", run=store.output, approved=approve.output, outlets=[PROMOTED])
+    store >> approve >> promote

@@ -1,4 +1,10 @@
-"""The whole chain, from data to stored and analysed model: `retrain` for any job, and one DAG per job file."""
+"""The whole chain, from data to stored and analysed model: `retrain` for any job, and one DAG per job file.
+
+A job's `deadline` runs from the lease to the end of training, and training is planned to meet it. Airflow's alert can only count
+a whole DAG run, from when it is queued to its end. So it comes after `deadline` + `queue_timeout`, and the day that a person has
+to approve where the job asks for that. The steps before the lease and after training count in it too: where they take longer than
+waiting left over, the alert comes though training was in time; where nothing was waited for, it comes late.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +26,7 @@ from airflow.sdk import (
 )
 from airflow.sdk.exceptions import AirflowFailException
 
-from trainwright.dags.chain import RETRIES, chain, promotion
+from trainwright.dags.chain import APPROVAL_TIMEOUT, RETRIES, chain, promotion
 from trainwright.operators.assets import data_asset, model_asset
 from trainwright.operators.hooks import configure
 from trainwright.tasks.errors import BadInput
@@ -103,13 +109,16 @@ def schedule_of(job: Job) -> Any:
 
 
 def deadline_of(job: Job) -> DeadlineAlert | None:
-    """An alert where the DAG run is not over by the job's deadline."""
+    """An alert where the DAG run is not over by the job's deadline and what may pass before and after it (above)."""
     if job.objective.deadline is None:
         return None
-    told = {"job": job.name, "deadline_s": job.objective.deadline}
+    within = timedelta(seconds=job.objective.deadline + job.queue_timeout)
+    if job.needs_approval:
+        within += APPROVAL_TIMEOUT
+    told = {"job": job.name, "deadline_s": job.objective.deadline, "within_s": within.total_seconds()}
     return DeadlineAlert(
         reference=DeadlineReference.DAGRUN_QUEUED_AT,
-        interval=timedelta(seconds=job.objective.deadline),
+        interval=within,
         callback=AsyncCallback("trainwright.operators.deadline.missed", kwargs=told),
     )
 

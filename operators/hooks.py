@@ -177,14 +177,20 @@ _HOOKS: dict[str, type[StoreHook | LedgerHook | HostHook]] = {
 }  # fmt: skip
 
 
+def _stands_for(field: str, connection: Connection, extra: Mapping[str, Any]) -> dict[str, str]:
+    """The settings of one connection; no log shows its password."""
+    values = _HOOKS[field].variables(connection, extra)
+    if "TRAINWRIGHT_LEDGER" in values:
+        mask_secret(values["TRAINWRIGHT_LEDGER"])  # the password stands in it encoded
+    return values
+
+
 def values_of(ids: Mapping[str, str]) -> dict[str, str]:
     """The settings that connections stand for. Raises BadInput where one lacks something."""
     values: dict[str, str] = {}
     for field, name in ids.items():
         connection = BaseHook.get_connection(name)
-        values |= _HOOKS[field].variables(connection, connection.extra_dejson)
-    if "TRAINWRIGHT_LEDGER" in values:
-        mask_secret(values["TRAINWRIGHT_LEDGER"])  # the password stands in it encoded
+        values |= _stands_for(field, connection, connection.extra_dejson)
     return values
 
 
@@ -211,5 +217,5 @@ async def settings_of(ids: Mapping[str, str]) -> dict[str, str]:
     values: dict[str, str] = {}
     for field, name in ids.items():
         connection = await BaseHook.aget_connection(name)
-        values |= _HOOKS[field].variables(connection, await connection.aextra_dejson())
+        values |= _stands_for(field, connection, await connection.aextra_dejson())
     return values

@@ -26,22 +26,32 @@ class PromoteOperator(StepOperator):
     | `run` *(templated)* | needed | the reference that `store` returned, or a run's URI |
     | `alias` *(templated)* | the job's | another alias than the job's `promotion` names |
     | `name` *(templated)* | the job's | whose alias it is: several jobs may compete for one |
+    | `approved` *(templated)* | False | what `ApprovePromotionOperator` returned, or True; needed where the job asks for it |
+    | those of `StepOperator` | | |
 
     Returns `{"run", "artefact", "promoted", "alias", "reason", "metric", "value", "current", "current_value"}`.
 
     | failure | what Airflow does |
     |---|---|
-    | run not sealed, or changed since; metric unknown | fails at once, no retry |
+    | run not sealed, or changed since; metric unknown; not approved | fails at once, no retry |
     | the store out of reach | fails; retried as `retries` say |
     """
 
     step = "promote"
-    template_fields: Sequence[str] = (*StepOperator.template_fields, "alias", "name")
+    template_fields: Sequence[str] = (*StepOperator.template_fields, "alias", "name", "approved")
 
-    def __init__(self, *, alias: str | None = None, name: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        alias: str | None = None,
+        name: str | None = None,
+        approved: dict[str, Any] | bool | str | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.alias = alias
         self.name = name
+        self.approved = approved
 
     def work(self, context: Context) -> dict[str, Any]:
         """Compare, and change the alias."""
@@ -49,11 +59,18 @@ class PromoteOperator(StepOperator):
 
         run = self.open(context)
         name = given(self.name)
-        reference = promote(run, name, given(self.alias))
+        reference = promote(run, name, given(self.alias), approved=_says_yes(self.approved))
         if reference["promoted"] and reference["current"] != run.uri:
             extra = {"run": run.uri, "metrics": model_metrics(run), "previous": reference["current"]}
             announce(context, self.outlets, alias_asset(name or run.job_name, reference["alias"]), extra)
         return reference
+
+
+def _says_yes(answer: dict[str, Any] | bool | str | None) -> bool:
+    """Whether a person agreed: by what the approving task returned, or as the DAG's author says."""
+    if isinstance(answer, dict):
+        return list(answer.get("chosen_options") or []) == [ApprovalOperator.APPROVE]
+    return str(answer).lower() == "true"
 
 
 class ApprovePromotionOperator(ApprovalOperator):
@@ -64,6 +81,7 @@ class ApprovePromotionOperator(ApprovalOperator):
     | input | default | meaning |
     |---|---|---|
     | `run` *(templated)* | needed | the reference that `store` returned, or a run's URI |
+    | `alias`, `name` *(templated)* | the job's | as in `PromoteOperator` |
     | `store_conn_id`, `ledger_conn_id` *(templated)* | [trainwright] | as in `StepOperator` |
     | those of `ApprovalOperator` | | `response_timeout`, `defaults`, `notifiers`, `assigned_users` … |
 
@@ -75,18 +93,22 @@ class ApprovePromotionOperator(ApprovalOperator):
     | the store out of reach | fails; retried as `retries` say |
     """
 
-    template_fields: Sequence[str] = (*ApprovalOperator.template_fields, "run", "store_conn_id", "ledger_conn_id")
+    template_fields: Sequence[str] = (
+        *ApprovalOperator.template_fields, "run", "alias", "name", "store_conn_id", "ledger_conn_id",
+    )  # fmt: skip
 
     def __init__(
         self,
         *,
         run: dict[str, Any] | str,
+        alias: str | None = None,
+        name: str | None = None,
         store_conn_id: str | None = None,
         ledger_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**{"subject": "Promote this model?", **kwargs})
-        self.run = run
+        self.run, self.alias, self.name = run, alias, name
         self.store_conn_id, self.ledger_conn_id = store_conn_id, ledger_conn_id
 
     def execute(self, context: Context) -> Any:
@@ -98,9 +120,9 @@ class ApprovePromotionOperator(ApprovalOperator):
 
         with airflow_errors(), connected(connection_ids(given(self.store_conn_id), given(self.ledger_conn_id))):
             run = Run(str(self.run.get("run") if isinstance(self.run, dict) else self.run))
-            promotion, decision = run.job().promotion, decide(run)[0]
+            needed, decision = run.job().needs_approval, decide(run, given(self.name), given(self.alias))[0]
             alone = settings().holder is not None
-        if promotion is None or not promotion.require_approval or not decision.promoted:
+        if not needed or not decision.promoted or decision.current == run.uri:
             return {"asked": False, "reason": decision.reason}
         if alone:
             raise AirflowSkipException(f"{decision.alias}: needs a person's approval, which is given in Airflow's UI")

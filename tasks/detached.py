@@ -20,7 +20,7 @@ import time
 
 from trainwright.infra.airflow import training_service
 from trainwright.tasks import step, steps
-from trainwright.tasks.allocate.ledger import Heartbeat, Holder
+from trainwright.tasks.allocate.ledger import Holder
 from trainwright.tasks.allocate.tables import process_started
 from trainwright.tasks.artefacts import Result
 from trainwright.tasks.errors import (
@@ -33,11 +33,12 @@ from trainwright.tasks.errors import (
 )
 from trainwright.tasks.run import Run
 from trainwright.tasks.settings import settings
+from trainwright.tasks.train.ranks import SAVE_GRACE_S, STOP_GRACE_S
 
 START_TIMEOUT_S = 120.0
 LOOK_EVERY_S = 1.0
-GRACE_S = 5.0
-"""for the step at hand and a checkpoint, once it is told to stop"""
+GRACE_S = STOP_GRACE_S + SAVE_GRACE_S + 1.0
+"""once it is told to stop: for the ranks' last step and checkpoint, and to write down how it ended"""
 _LOGS = "logs"
 _log = logging.getLogger("trainwright")
 
@@ -94,11 +95,17 @@ def raise_failure(run: Run) -> None:
 def stop(run: Run, owner: str) -> bool:
     """Stop the process, wherever it runs, and free what the run holds; whether there was one.
 
-    It ends with a checkpoint where that takes no longer than GRACE_S. On this machine it is gone when this returns.
+    It ends with a checkpoint where step and checkpoint take no longer than STOP_GRACE_S and SAVE_GRACE_S. On this machine it is
+    gone when this returns. Elsewhere it learns within LOOK_EVERY_S that it lost its lease; its devices are freed when it has
+    ended, or must have.
     """
     name = launcher(run)
     step.ledger().release(run.uri, [_resource(run)])
-    if name is not None and (process := _on_this_machine(name)) is not None:
+    if name is not None and _host(name) != socket.gethostname():
+        until = time.monotonic() + LOOK_EVERY_S + GRACE_S + 2.0
+        while _has_devices(run, owner) and time.monotonic() < until:
+            time.sleep(0.2)
+    elif name is not None and (process := _on_this_machine(name)) is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGTERM)
         until = time.monotonic() + GRACE_S + 2.0
@@ -115,6 +122,14 @@ def stop(run: Run, owner: str) -> bool:
 
 def _name() -> str:
     return f"launcher {socket.gethostname()} {os.getpid()} {process_started(os.getpid()):.2f}"
+
+
+def _host(name: str) -> str:
+    return name.split(" ")[1]
+
+
+def _has_devices(run: Run, owner: str) -> bool:
+    return any((lease.run, lease.holder) == (run.uri, owner) for lease in step.ledger().held("device "))
 
 
 def _on_this_machine(name: str) -> int | None:
@@ -159,18 +174,13 @@ def main(run_uri: str, owner: str, replay: str | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: step.stop.set())
     run, name = Run(run_uri), _name()
-    ledger = step.ledger()
-    try:
-        ledger.take([_resource(run)], Holder(name, os.getpid()), run.uri)
-    except RunHeld as held:
-        _log.info("%s", held)
+    if not _launches(run, name):
         return 0
-    me = step.act_as(Holder(owner))
+    me = step.act_as(Holder(owner), lambda: _launches(run, name))
     threading.Thread(target=_obey, args=(run, name, me.name), name="obey", daemon=True).start()
     code = 0
     try:
-        with Heartbeat(ledger, run.uri, [_resource(run)], holder=name):
-            steps.do(run, "train", replay)
+        steps.do(run, "train", replay)
     except TrainwrightError as error:
         code = error.exit_code
         _log.error("%s: %s", error.kind, error)
@@ -179,14 +189,29 @@ def main(run_uri: str, owner: str, replay: str | None = None) -> int:
         _log.exception("training failed")
         raise
     finally:
-        if code != 0:
-            ledger.release(run.uri, holder=me.name)
-        ledger.release(run.uri, [_resource(run)], holder=name)
+        _end(run, name, me.name if code != 0 else None)
     return code
 
 
+def _launches(run: Run, name: str) -> bool:
+    """Whether the right to launch is this process's, or free and now its; not where another has it."""
+    try:
+        step.ledger().take([_resource(run)], Holder(name, os.getpid()), run.uri)
+    except RunHeld as held:
+        _log.info("%s", held)
+        return False
+    return True
+
+
+def _end(run: Run, name: str, owner: str | None) -> None:
+    """Give back the right to launch, and before it what an `owner` holds for the run: unless a successor holds it by now."""
+    if owner is not None and _launches(run, name):
+        step.ledger().release(run.uri, holder=owner)
+    step.ledger().release(run.uri, [_resource(run)], holder=name)
+
+
 def _obey(run: Run, name: str, owner: str) -> None:
-    """Stop when told to, by a signal or by losing the right to launch; and then in time."""
+    """Keep the right to launch; stop when told to, by a signal or by losing it; and then in time."""
     ledger = step.ledger()
     while not step.stop.wait(LOOK_EVERY_S):
         with contextlib.suppress(ServiceUnreachable):
@@ -196,8 +221,7 @@ def _obey(run: Run, name: str, owner: str) -> None:
     time.sleep(GRACE_S)
     _log.warning("not stopped in %g s: ending the process; the newest checkpoint stays", GRACE_S)
     with contextlib.suppress(ServiceUnreachable):
-        ledger.release(run.uri, holder=owner)
-        ledger.release(run.uri, [_resource(run)], holder=name)
+        _end(run, name, owner)
     os._exit(130)  # ranks end with their parent
 
 

@@ -240,6 +240,11 @@ class Job(Document):
     schedule: Schedule | None = None
     promotion: Promotion | None = None
 
+    @property
+    def needs_approval(self) -> bool:
+        """Whether a person must agree before an alias names a model of this job."""
+        return self.promotion is not None and self.promotion.require_approval
+
 
 def load_job(source: str | Path | dict[str, Any], pool: str | Path | None = None) -> Job:
     """The job in a file, or in a mapping (as an Airflow parameter carries it).

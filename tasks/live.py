@@ -11,12 +11,10 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainwright.tasks.objects import ObjectInfo
 from trainwright.tasks.run import Run
-from trainwright.tasks.settings import settings
 from trainwright.tasks.train import events
 from trainwright.tasks.train.journal import FOLDER as JOURNAL
 
@@ -27,11 +25,6 @@ MOST_ROWS = 2000
 _CACHE_BYTES = 64 * 2**20
 _GONE_STEPS = 500  # a rank that is so many steps behind the newest has no more rows to come
 Row = dict[str, Any]
-
-
-def work_folder(run: Run) -> Path:
-    """Where the run's steps work, if they do so on this machine; it is not made."""
-    return settings().home / "work" / run.job_name / run.id
 
 
 class Parts:
@@ -96,7 +89,7 @@ def recorded(
 
 def happened(run: Run, *, running: bool = True) -> list[Row]:
     """The run's events, oldest first: the training machine's own file while the run goes on there, or the run folder's."""
-    own = work_folder(run) / events.KEY
+    own = run.work_path / events.KEY
     if running and own.exists():
         return events.parse(own.read_bytes())
     try:
@@ -144,7 +137,7 @@ def _every(tables: list[pa.Table], from_step: int, stride: int) -> Iterable[Row]
 def _journals(run: Run) -> dict[int, list[Row]]:
     """By rank, the rows that the training machine has noted and the store has not; a last line may be cut short."""
     found = dict[int, list[Row]]()
-    for path in sorted((work_folder(run) / JOURNAL).glob("steps-rank*.jsonl")):
+    for path in sorted((run.work_path / JOURNAL).glob("steps-rank*.jsonl")):
         try:
             text = path.read_text()
         except FileNotFoundError:

@@ -139,10 +139,11 @@ def compare(run: str, alias: str, metric: str | None, metrics: dict[str, float],
     return Decision(promoted=False, reason=f"{metric} {value:.6g} is not better than {before:.6g}", **known)
 
 
-def promote(run: Run, name: str | None = None, alias: str | None = None) -> dict[str, Any]:
+def promote(run: Run, name: str | None = None, alias: str | None = None, *, approved: bool = False) -> dict[str, Any]:
     """Let the alias (`decide`) name this run's model, where it is better; the reference: whether, and why.
 
-    Raises CorruptArtefact where the run is not sealed, or not what was sealed; BadInput where it lacks the metric.
+    Raises CorruptArtefact where the run is not sealed, or not what was sealed; BadInput where it lacks the metric, or would be
+    promoted and is not `approved` as its job asks.
     """
     root, name = run.root(), checked_name(name, run.job())
     decision, version = decide(run, name, alias)
@@ -151,6 +152,10 @@ def promote(run: Run, name: str | None = None, alias: str | None = None) -> dict
     for _ in range(_TRIES):
         if decision.alias is None or not decision.promoted or decision.current == run.uri:
             return _reference(run, name, decision)
+        if run.job().needs_approval and not approved:
+            raise BadInput(
+                f"promotion.require_approval: {run.uri} is not approved for {decision.alias}; allowed: a person's approval"
+            )
         taken = Alias(
             alias=decision.alias, job=run.job_name, run=run.uri, metrics=model_metrics(run), promoted_at=now(),
             previous=decision.current,

@@ -95,9 +95,14 @@ class Run:
         """The ledger's name for the right to work on this job's runs."""
         return f"{self.store_uri}/runs/{self.job_name}"
 
+    @property
+    def work_path(self) -> Path:
+        """Where the run's steps work, if they do so on this machine; it is not made."""
+        return settings().home / "work" / self.job_name / self.id
+
     def work_folder(self) -> Path:
-        """The local folder for what a step needs on disk; it can be lost at any time."""
-        folder = settings().home / "work" / self.job_name / self.id
+        """The local folder for what a step needs on disk, made; it can be lost at any time."""
+        folder = self.work_path
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 

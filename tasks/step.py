@@ -28,12 +28,16 @@ def ledger() -> Ledger:
 
 
 _me: Holder | None = None
+_right: Callable[[], bool] | None = None
 
 
-def act_as(owner: Holder) -> Holder:
-    """From now on this process holds things in this name, or in the one that whoever started it says; which."""
-    global _me
-    config = settings()
+def act_as(owner: Holder, right: Callable[[], bool] | None = None) -> Holder:
+    """From now on this process holds things in this name, or in the one that whoever started it says; which.
+
+    `right` tells whether this process may still speak for the name, where others may come to hold things in it too.
+    """
+    global _me, _right
+    config, _right = settings(), right
     _me = Holder(config.holder, config.holder_pid) if config.holder else owner
     return _me
 
@@ -63,7 +67,7 @@ def step(name: str, *, last: bool = False) -> Callable[[Step[P]], Step[P]]:
                     raise Interrupted(f"{name}: stopped before it began")
                 with Heartbeat(ledger(), run.uri, [run.hold], holder=me.name) as beat:
                     reference = work(run, *args, **kwargs)
-                if not beat.still_held():
+                if not (beat.still_held() and _may_speak()):
                     raise RunHeld(f"{run.uri}: the hold on this run was lost while {name} ran")
                 seconds = time.monotonic() - started
                 run.note(steps=_with(run, name, seconds), **({"state": "success", "step": None} if last else {}))
@@ -84,6 +88,10 @@ def step(name: str, *, last: bool = False) -> Callable[[Step[P]], Step[P]]:
     return decorate
 
 
+def _may_speak() -> bool:
+    return _right is None or _right()
+
+
 def _with(run: Run, name: str, seconds: float) -> dict[str, float]:
     """The seconds of the run's steps, these added: a step done again took both times."""
     before = run.status().steps
@@ -99,7 +107,7 @@ def _note_failure(run: Run, name: str, error: BaseException, seconds: float) -> 
         ours = Interrupted(f"{name}: interrupted")
     progress.emit("step", name=name, state="failed", error=ours.document())
     me = holder(run)
-    if not ledger().renew(run.uri, [run.hold], holder=me.name):
+    if not (_may_speak() and ledger().renew(run.uri, [run.hold], holder=me.name)):
         return  # another has the run by now: its status is not ours to write
     try:
         run.note(state=final_state(ours), step=name, error=ours.document(), steps=_with(run, name, seconds))

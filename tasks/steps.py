@@ -297,9 +297,22 @@ def store(run: Run) -> Reference:
     }
 
 
-@step("analyze", last=True)
 def analyze(run: Run) -> Reference:
-    """Analyse this run beside all earlier ones, and write the report."""
+    """Analyse this run beside all earlier ones, and write the report.
+
+    Of a run that ended with success nothing else changes, and its job may train meanwhile: neither status nor hold is touched.
+    """
+    if run.finished() and run.status().state == "success":
+        return {"run": run.uri, **_report(run)}
+    return _analyze(run)
+
+
+@step("analyze", last=True)
+def _analyze(run: Run) -> Reference:
+    return _report(run)
+
+
+def _report(run: Run) -> Reference:
     from trainwright.tasks.analyze import analyze as report_on
 
     report = report_on(run, run.store_uri)

@@ -23,7 +23,6 @@ from pathlib import Path
 
 from trainwright.infra.process import dying_with_parent
 from trainwright.tasks.errors import BadInput, ServiceUnreachable, TrainwrightError, Unauthorized
-from trainwright.tasks.live import work_folder
 from trainwright.tasks.run import Run
 from trainwright.tasks.service.records import NotFound
 
@@ -97,7 +96,7 @@ class Boards:
 def _start(run: Run) -> Board:
     if importlib.util.find_spec("tensorboard") is None:
         raise BadInput("tensorboard: is missing where the service runs; install trainwright[train]")
-    folder, copy = work_folder(run) / "events", None
+    folder, copy = run.work_path / "events", None
     if not folder.is_dir() or not any(folder.iterdir()):
         keys = [item.key for item in run.objects.list("events/")]
         if not keys:

@@ -13,6 +13,8 @@ from typing import Any
 from trainwright.tasks.objects import ObjectStore
 
 KEY = "logs/events.jsonl"
+_TIME = len('{"at": "2026-01-01T00:00:00.000+00:00"')
+"""what each line begins with"""
 _KINDS = frozenset({"ranks", "rank", "world", "split", "epoch", "checkpoint", "back", "notice"})
 
 
@@ -31,15 +33,15 @@ def recorder(work: Path) -> Callable[[dict[str, Any]], None]:
 
 
 def fetch(store: ObjectStore, work: Path) -> None:
-    """What an earlier machine has recorded, so that the run's file goes on with it."""
+    """What other machines have recorded, so that the run's file goes on with it: all lines of both files, by time."""
     path = work / KEY
-    if not path.exists():
-        try:
-            data = store.get(KEY)
-        except FileNotFoundError:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+    try:
+        stored = store.get(KEY).splitlines()
+    except FileNotFoundError:
+        return
+    lines = dict.fromkeys([*stored, *(path.read_bytes().splitlines() if path.exists() else [])])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(line + b"\n" for line in sorted(lines, key=lambda line: line[:_TIME])))
 
 
 def parse(data: bytes) -> list[dict[str, Any]]:

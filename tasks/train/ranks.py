@@ -33,8 +33,9 @@ from trainwright.tasks.train.watchdog import LONG_STEPS, OUT_S, hung, stuck
 from trainwright.tasks.train.world import Meeting, World
 
 STOP_GRACE_S = 3.0
-SAVE_GRACE_S = 30.0
-"""How much longer, where the last checkpoint is being written."""
+"""For the step at hand, when they are told to stop."""
+SAVE_GRACE_S = 3.0
+"""How much longer, where the last checkpoint is being written: whoever stops a training has its ranks gone in 10 s."""
 SPARE_AFTER_S = 3.0
 """A spare process is started when a training lasts longer than this."""
 _END_GRACE_S = 3.0

@@ -105,13 +105,16 @@ def test_new_data_and_the_clock_both_run_a_job_that_asks_for_it_and_its_deadline
 ) -> None:
     jobs = tmp_path / "jobs"
     jobs.mkdir()
-    data = "name: {0}\ndata: {{uri: 's3://bucket/{0}.parquet'}}\nobjective: {{deadline: 30m}}\n"
+    data = "name: {0}\ndata: {{uri: 's3://bucket/{0}.parquet'}}\nobjective: {{deadline: 30m}}\nqueue_timeout: 10m\n"
     (jobs / "a.yaml").write_text(data.format("a") + "schedule: {on_new_data: true}\n")
-    (jobs / "b.yaml").write_text(data.format("b") + "schedule: {on_new_data: true, cron: '0 3 * * *'}\n")
+    (jobs / "b.yaml").write_text(
+        data.format("b") + "schedule: {on_new_data: true, cron: '0 3 * * *'}\npromotion: {require_approval: true}\n"
+    )
     dags = look(jobs, tmp_path)["dags"]
     for name in "ab":
         assert f"uri='s3://bucket/{name}.parquet'" in dags[f"retrain_{name}"]["assets"]
-    assert dags["retrain_a"]["deadlines"] == [1800.0]
+    assert dags["retrain_a"]["deadlines"] == [1800.0 + 600.0]
+    assert dags["retrain_b"]["deadlines"] == [1800.0 + 600.0 + 86400.0]
     assert dags["retrain"]["deadlines"] == []
 
 
@@ -136,16 +139,18 @@ from trainwright.dags.candidates import candidates
 from trainwright.dags.analyze_history import analyze_history
 print(json.dumps([
     sorted(candidates.task_dict), [g.group_id for g in candidates.task_dict["candidate.validate"].iter_mapped_task_groups()],
-    sorted(candidates.task_dict["best"].upstream_task_ids), sorted(analyze_history.task_dict["analyze"].upstream_task_ids)]))
+    sorted(candidates.task_dict["best"].upstream_task_ids), sorted(analyze_history.task_dict["analyze"].upstream_task_ids),
+    sorted(candidates.task_dict["promote"].upstream_task_ids)]))
 """
     environment = os.environ | {"AIRFLOW_HOME": str(tmp_path / "airflow"), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    tasks, mapped, before_best, before_analyze = json.loads(done.stdout.splitlines()[-1])
+    tasks, mapped, before_best, before_analyze, before_promote = json.loads(done.stdout.splitlines()[-1])
     assert {"candidate_jobs", "candidate.train", "candidate.release", "candidate.store", "best", "promote"} <= set(
         tasks
     )
     assert (mapped, before_best, before_analyze) == (["candidate"], ["candidate.store"], ["newest_runs"])
+    assert before_promote == ["approve", "best"]
 
 
 def test_the_weekly_calibration_is_mapped_over_device_types_and_loads_nothing_heavy(home: Path, tmp_path: Path) -> None:

@@ -7,11 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from finished_run import finished_training
+from airflow.sdk.exceptions import AirflowFailException
+from finished_run import finished_training, sealed_run
 
-from trainwright.operators import ExtractOperator, TrainOperator
-from trainwright.tasks.allocate.ledger import Ledger
-from trainwright.tasks.artefacts import Result
+from trainwright.estimator.curves import Affine
+from trainwright.estimator.structure import Structure
+from trainwright.operators import AnalyzeOperator, ExtractOperator, TrainOperator
+from trainwright.tasks.allocate.ledger import Holder, Ledger
+from trainwright.tasks.artefacts import Result, Status
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.run import list_runs
 from trainwright.tasks.settings import settings
@@ -49,3 +52,31 @@ def test_the_steps_of_one_dag_run_share_a_run(home: Path, tmp_path: Path) -> Non
 def test_an_operator_without_run_and_job_says_so(home: Path) -> None:
     with pytest.raises(BadInput, match="neither `run` nor `job`"):
         TrainOperator(task_id="train").open(context("day"))
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_run_that_ended_well_is_analysed_again_while_its_job_trains_and_its_status_stays(
+    home: Path, tmp_path: Path, damaged: bool
+) -> None:
+    run = sealed_run((tmp_path / "store").as_uri(), 1, 0.9)
+    run.write(
+        Structure(
+            batch_size=1, optimizer="sgd", precision="fp32", method="fake tensors", parameters=1, parameter_bytes=4,
+            forward_flops_per_sample=1.0, activation_bytes_per_sample=1.0, layers=[], features={}, operations={}, trace=[],
+            peak_memory_bytes=Affine(fixed=0, per_sample=1.0),
+        )
+    )  # fmt: skip
+    run.note(state="success", step=None)
+    before = run.objects.get(Status.FILE)
+    ledger = Ledger(settings().ledger_url)
+    ledger.take([run.hold], Holder("who trains now"), "another run")
+    if damaged:
+        run.objects.put(Result.FILE, b"{")
+        with pytest.raises(AirflowFailException, match=r"result\.json"):
+            AnalyzeOperator(task_id="analyze", run=run.uri).execute(context("r1"))
+    else:
+        assert (
+            AnalyzeOperator(task_id="analyze", run=run.uri).execute(context("r1"))["artefact"] == "report/report.json"
+        )
+    assert run.objects.get(Status.FILE) == before
+    assert [(one.resource, one.holder) for one in ledger.held()] == [(run.hold, "who trains now")]

@@ -14,6 +14,7 @@ from finished_run import sealed_run
 
 from trainwright.operators import ApprovePromotionOperator, PromoteOperator
 from trainwright.operators.assets import PROMOTED, announce, data_asset, model_asset
+from trainwright.tasks.promote import find_alias
 
 
 def context() -> Any:
@@ -56,9 +57,34 @@ def test_a_person_is_asked_only_where_the_job_says_so_and_the_model_is_better(
     monkeypatch.setenv("TRAINWRIGHT_HOLDER", "a person at a terminal")
     with pytest.raises(AirflowSkipException, match="given in Airflow's UI"):
         ApprovePromotionOperator(task_id="a", run=held.uri).execute(context())
-    PromoteOperator(task_id="promote", run=held.uri).execute(context())
+    better, _ = find_alias(held.root(), "digits", "production")
+    assert better is None
     worse = sealed_run(tmp_path.as_uri(), 3, 0.5, alias="production", require_approval=True, only_if_better="accuracy")
+    PromoteOperator(task_id="promote", run=free.uri).execute(context())
     assert ApprovePromotionOperator(task_id="a", run={"run": worse.uri}).execute(context())["asked"] is False
+    assert PromoteOperator(task_id="promote", run=worse.uri).execute(context())["promoted"] is False
+    elsewhere = ApprovePromotionOperator(task_id="a", run=worse.uri, name="candidates", alias="best")
+    with pytest.raises(AirflowSkipException, match="best: needs a person's approval"):  # that alias names no model yet
+        elsewhere.execute(context())
+
+
+@pytest.mark.parametrize("wish", [{}, {"name": "candidates", "alias": "best"}])
+@pytest.mark.parametrize(
+    "answer", [None, False, "", "None", "yes", {"asked": False, "reason": ""}, {"chosen_options": ["Reject"]}]
+)
+def test_what_a_person_must_approve_is_not_promoted_without(
+    home: Path, tmp_path: Path, wish: dict[str, str], answer: Any
+) -> None:
+    run = sealed_run(tmp_path.as_uri(), 1, 0.9, require_approval=True)
+    with pytest.raises(AirflowFailException, match=r"bad_input: promotion\.require_approval: .* a person's approval"):
+        PromoteOperator(task_id="promote", run=run.uri, approved=answer, **wish).execute(context())
+    assert not list(run.root().list("models/"))
+
+
+@pytest.mark.parametrize("answer", [True, "True", {"chosen_options": ["Approve"], "params_input": {}}])
+def test_what_a_person_approved_is_promoted(home: Path, tmp_path: Path, answer: Any) -> None:
+    run = sealed_run(tmp_path.as_uri(), 1, 0.9, require_approval=True)
+    assert PromoteOperator(task_id="promote", run=run.uri, approved=answer).execute(context())["promoted"] is True
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import os
 import re
@@ -16,6 +18,7 @@ import airflow
 import jsonschema
 import pytest
 from airflow.sdk import Connection
+from airflow.sdk.log import redact
 from finished_run import begin_run
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +27,8 @@ from sqlalchemy.engine import make_url
 from trainwright import operators
 from trainwright.infra.s3 import S3Access
 from trainwright.operators import AnalyzeOperator
-from trainwright.operators.hooks import HostHook, LedgerHook, StoreHook, connected
+from trainwright.operators.base import StepOperator
+from trainwright.operators.hooks import HostHook, LedgerHook, StoreHook, connected, settings_of, values_of
 from trainwright.operators.provider import get_provider_info
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.objects import open_store
@@ -80,8 +84,19 @@ def test_an_operator_says_what_it_takes_returns_and_fails_by_and_its_inputs_are_
     assert "| input | default | meaning |" in operator.__doc__
     assert "Returns `{" in operator.__doc__
     assert "| failure | what Airflow does |" in operator.__doc__
-    named = set(re.findall(r"`(\w+)`[^|]*\*\(templated\)\*", operator.__doc__))
-    assert named <= set(operator.template_fields)
+    inputs = inputs_of(operator)
+    assert {name for name, templated in inputs.items() if templated} <= set(operator.template_fields)
+    ours = [one for one in operator.__mro__ if one.__module__.startswith("trainwright.") and "__init__" in vars(one)]
+    taken = {name for one in ours for name in inspect.signature(one.__init__).parameters}
+    assert taken - {"self", "kwargs"} <= set(inputs)
+
+
+def inputs_of(operator: Any) -> dict[str, bool]:
+    """The inputs that an operator's table names, and whether each is said to be templated."""
+    table = operator.__doc__.partition("| input |")[2].partition("\n\n")[0]
+    cells = re.findall(r"^ *\| (.*?) \|", table, re.MULTILINE)
+    found = inputs_of(StepOperator) if "those of `StepOperator`" in cells else {}
+    return found | {name: "*(templated)*" in cell for cell in cells for name in re.findall(r"`(\w+)`", cell)}
 
 
 def test_a_store_connection_takes_the_place_of_the_environment_and_leaves_it_as_it_was(
@@ -132,6 +147,16 @@ def test_a_ledger_connection_leads_to_its_database(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "l.sqlite").exists()
     with pytest.raises(BadInput, match="Database is empty"):
         LedgerHook.variables(Connection(conn_id="l"), {})
+
+
+@pytest.mark.parametrize("asked", [values_of, lambda ids: asyncio.run(settings_of(ids))], ids=["worker", "triggerer"])
+def test_no_log_of_a_worker_or_triggerer_shows_the_ledgers_url(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    password = f"p@ss/{asked.__name__}"
+    connection = {"conn_type": "trainwright_ledger", "host": "db", "schema": "w", "login": "me", "password": password}
+    monkeypatch.setenv("AIRFLOW_CONN_MY_LEDGER", json.dumps(connection))
+    url = asked({"ledger_conn_id": "my_ledger"})["TRAINWRIGHT_LEDGER"]
+    assert make_url(url).password == password
+    assert url not in str(redact(f"can't reach {url}"))
 
 
 def test_a_host_that_would_be_an_option_of_ssh_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -135,3 +136,54 @@ def test_of_two_launchers_started_at_once_one_trains(run: Run) -> None:
     os.kill(alive.pid, signal.SIGTERM)
     assert alive.wait(15) == 130
     assert step.ledger().held() == []
+
+
+def launch(run: Run) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "trainwright.tasks.detached", run.uri, OWNER], start_new_session=True
+    )
+
+
+def of_run(run: Run) -> dict[str, int]:
+    return {lease.resource: lease.token for lease in step.ledger().held() if lease.run == run.uri}
+
+
+def test_a_launcher_that_slept_past_its_lease_leaves_its_successor_alone(run: Run) -> None:
+    steps.do(run, "allocate")
+    sleeper = launch(run)
+    until("training", lambda: newest(run) >= EVERY, 500)
+    os.kill(sleeper.pid, signal.SIGSTOP)
+    step.ledger().renew(run.uri, of_run(run), ttl_s=0)  # as a minute later
+    reached = newest(run)
+    successor = launch(run)
+    until("the successor trains", lambda: newest(run) > reached, 500)
+    held = of_run(run)
+    os.kill(sleeper.pid, signal.SIGCONT)
+    assert sleeper.wait(30) != 0
+    assert {name: token for name, token in of_run(run).items() if name.startswith("device ")} == {
+        name: token for name, token in held.items() if name.startswith("device ")
+    }
+    assert of_run(run).keys() == held.keys()
+    assert (run.status().state, run.status().error) == ("running", None)
+    reached = newest(run)
+    until("the successor still trains", lambda: newest(run) > reached)
+    assert detached.stop(run, OWNER)
+    assert successor.wait(15) == 130
+    assert of_run(run) == {}
+
+
+def test_a_launcher_elsewhere_saves_a_checkpoint_and_ends_before_its_devices_are_free(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps.do(run, "allocate")
+    process = launch(run)
+    until("training", lambda: newest(run) >= EVERY, 500)
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "gethostname", lambda: "another-machine")  # nothing but the ledger leads from there
+        assert detached.stop(run, OWNER)
+        assert ranks(run) == []
+    assert process.wait(5) == 130
+    assert of_run(run) == {}
+    status = run.status()
+    assert status.state == "interrupted"
+    assert f"stopped after step {newest(run)}; its checkpoint is kept" in str(status.error)

@@ -9,7 +9,7 @@ from finished_run import begin_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.tasks.live import Parts, happened, recorded, work_folder
+from trainwright.tasks.live import Parts, happened, recorded
 from trainwright.tasks.run import Run
 from trainwright.tasks.train import events
 from trainwright.tasks.train.journal import journal_of
@@ -33,7 +33,7 @@ def _begun(home: Path) -> Run:
 
 
 def _writers(run: Run, ranks: int) -> list[Rows]:
-    return [Rows(run.objects, f"steps-rank{rank}", journal_of(work_folder(run), rank)) for rank in range(ranks)]
+    return [Rows(run.objects, f"steps-rank{rank}", journal_of(run.work_path, rank)) for rank in range(ranks)]
 
 
 def test_rows_are_there_before_the_store_has_them_and_once_afterwards(home: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_line_that_is_being_written_is_not_read(home: Path) -> None:
     run = _begun(home)
     (rows,) = _writers(run, 1)
     rows.add(**_row(0, 0))
-    journal_of(work_folder(run), 0).append('{"step": 1, "ra')
+    journal_of(run.work_path, 0).append('{"step": 1, "ra')
     assert [row["step"] for row in recorded(run, Parts())["rows"]] == [0]
 
 
@@ -105,14 +105,14 @@ def test_however_it_is_cut_into_parts_following_sees_the_rows_of_the_whole(
 
 def test_what_happens_is_kept_with_its_time_and_other_progress_is_not(home: Path) -> None:
     run = _begun(home)
-    record = events.recorder(work_folder(run))
+    record = events.recorder(run.work_path)
     record({"event": "world", "generation": 2, "ranks": [0], "reason": "rank 1 (here/cpu-1) was lost"})
     record({"event": "train", "step": 3})
-    with (work_folder(run) / events.KEY).open("a") as file:
+    with (run.work_path / events.KEY).open("a") as file:
         file.write('{"at": "2026')
     (event,) = happened(run)
     assert event["reason"] == "rank 1 (here/cpu-1) was lost"
     assert event["at"]
     assert happened(run, running=False) == []
-    run.objects.put_file(events.KEY, work_folder(run) / events.KEY)
+    run.objects.put_file(events.KEY, run.work_path / events.KEY)
     assert happened(run, running=False) == [event]

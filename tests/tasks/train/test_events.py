@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from training_case import request
 
-from trainwright.tasks import live, train
+from trainwright.tasks import train
 from trainwright.tasks.live import Parts, happened, recorded
+from trainwright.tasks.objects import FolderStore
 from trainwright.tasks.run import Run
+from trainwright.tasks.train import events
 
 
 def test_rows_are_seen_while_training_runs_and_what_happened_is_kept_in_the_run_folder(
@@ -19,7 +21,7 @@ def test_rows_are_seen_while_training_runs_and_what_happened_is_kept_in_the_run_
     uri = f"file://{tmp_path}/runs/case/20260101T000001Z-abcdef"
     asked = request(tmp_path, [48, 16], epochs=3, checkpoint={"every_steps": 1000})
     asked = asked.model_copy(update={"run_uri": uri})
-    monkeypatch.setattr(live, "work_folder", lambda _: Path(asked.work_folder))
+    monkeypatch.setattr(Run, "work_path", Path(asked.work_folder))
     run, parts = Run(uri), Parts()
     seen: list[tuple[int, bool]] = []
     ended = threading.Event()
@@ -49,3 +51,22 @@ def test_rows_are_seen_while_training_runs_and_what_happened_is_kept_in_the_run_
     assert {"ranks", "rank", "checkpoint"} <= set(kinds)
     times = [event["at"] for event in happened(run, running=False)]
     assert times == sorted(times)
+
+
+@pytest.mark.parametrize("kept", [(True, True), (True, False), (False, True)])
+def test_a_run_that_comes_back_to_a_machine_has_what_happened_on_all_of_them(
+    tmp_path: Path, kept: tuple[bool, bool]
+) -> None:
+    store, told = FolderStore(tmp_path / "run"), []
+    for number, (machine, stored) in enumerate(zip("ab", kept, strict=True)):
+        events.fetch(store, tmp_path / machine)
+        for epoch in (2 * number, 2 * number + 1):
+            events.recorder(tmp_path / machine)({"event": "epoch", "epoch": epoch})
+        if stored:  # a machine that dies keeps its own
+            store.put_file(events.KEY, tmp_path / machine / events.KEY)
+        if stored or machine == "a":
+            told += [2 * number, 2 * number + 1]
+    events.fetch(store, tmp_path / "a")
+    events.recorder(tmp_path / "a")({"event": "epoch", "epoch": 4})
+    found = events.parse((tmp_path / "a" / events.KEY).read_bytes())
+    assert [one["epoch"] for one in found] == [*told, 4]
