@@ -62,8 +62,11 @@ bench: setup ## the figures that are quoted, measured anew
 	@for file in tests/benchmarks/*.py tests/benchmarks/estimator/step_time.py tests/benchmarks/estimator/memory.py \
 	tests/benchmarks/estimator/learning.py tests/benchmarks/estimator/speed.py tests/benchmarks/planner/exactness.py \
 	tests/benchmarks/planner/scale.py tests/benchmarks/planner/carried_out.py tests/benchmarks/train/search_lr.py \
-	tests/benchmarks/train/adaptive_batch.py tests/benchmarks/train/hosts.py; do \
-	echo "== $$file"; $(BIN)/python "$$file" || exit; done
+	tests/benchmarks/train/adaptive_batch.py tests/benchmarks/train/hosts.py \
+	"tests/benchmarks/train/against_ddp.py --rounds 2" "tests/benchmarks/train/changing_speeds.py --rounds 1" \
+	"tests/benchmarks/train/recording.py --blocks 6" "tests/benchmarks/train/unlike_speeds.py --rounds 2" \
+	"tests/benchmarks/train/recovery.py 5" "tests/benchmarks/train/checkpoint.py --rounds 2"; do \
+	echo "== $$file"; $(BIN)/python $$file || exit; done
 
 clean: ## remove .venv, builds and caches of this tree; what runs stored stays
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

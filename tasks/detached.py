@@ -21,7 +21,6 @@ import time
 from trainwright.infra.airflow import training_service
 from trainwright.tasks import step, steps
 from trainwright.tasks.allocate.ledger import Holder
-from trainwright.tasks.allocate.tables import process_started
 from trainwright.tasks.artefacts import Result
 from trainwright.tasks.errors import (
     BadInput,
@@ -31,25 +30,21 @@ from trainwright.tasks.errors import (
     TrainwrightError,
     from_document,
 )
+from trainwright.tasks.launching import host_of, on_this_machine, own_name, resource
 from trainwright.tasks.run import Run
 from trainwright.tasks.settings import settings
-from trainwright.tasks.train.ranks import SAVE_GRACE_S, STOP_GRACE_S
 
 START_TIMEOUT_S = 120.0
 LOOK_EVERY_S = 1.0
-GRACE_S = STOP_GRACE_S + SAVE_GRACE_S + 1.0
-"""once it is told to stop: for the ranks' last step and checkpoint, and to write down how it ended"""
+GRACE_S = 7.0
+"""once it is told to stop: for the ranks' last step and checkpoint; whoever ends a task has its ranks gone in 10 s"""
 _LOGS = "logs"
 _log = logging.getLogger("trainwright")
 
 
-def _resource(run: Run) -> str:
-    return f"launcher {run.uri}"
-
-
 def launcher(run: Run) -> str | None:
     """The name of the process that trains this run; None where none does."""
-    found = [lease.holder for lease in step.ledger().held(_resource(run)) if lease.resource == _resource(run)]
+    found = [lease.holder for lease in step.ledger().held(resource(run.uri)) if lease.resource == resource(run.uri)]
     return found[0] if found else None
 
 
@@ -95,23 +90,22 @@ def raise_failure(run: Run) -> None:
 def stop(run: Run, owner: str) -> bool:
     """Stop the process, wherever it runs, and free what the run holds; whether there was one.
 
-    It ends with a checkpoint where step and checkpoint take no longer than STOP_GRACE_S and SAVE_GRACE_S. On this machine it is
-    gone when this returns. Elsewhere it learns within LOOK_EVERY_S that it lost its lease; its devices are freed when it has
-    ended, or must have.
+    It ends with a checkpoint where step and checkpoint take no longer than GRACE_S. On this machine it is gone when this returns.
+    Elsewhere it learns within LOOK_EVERY_S that it lost its lease; its devices are freed when it has ended, or must have.
     """
     name = launcher(run)
-    step.ledger().release(run.uri, [_resource(run)])
-    if name is not None and _host(name) != socket.gethostname():
+    step.ledger().release(run.uri, [resource(run.uri)])
+    if name is not None and host_of(name) != socket.gethostname():
         until = time.monotonic() + LOOK_EVERY_S + GRACE_S + 2.0
         while _has_devices(run, owner) and time.monotonic() < until:
             time.sleep(0.2)
-    elif name is not None and (process := _on_this_machine(name)) is not None:
+    elif name is not None and (process := on_this_machine(name)) is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGTERM)
         until = time.monotonic() + GRACE_S + 2.0
-        while _on_this_machine(name) is not None and time.monotonic() < until:
+        while on_this_machine(name) is not None and time.monotonic() < until:
             time.sleep(0.05)
-        if _on_this_machine(name) is not None:
+        if on_this_machine(name) is not None:
             os.kill(process, signal.SIGKILL)  # ranks end with it
     step.ledger().release(run.uri, holder=owner)
     if name is not None and run.status().state == "running":
@@ -120,23 +114,8 @@ def stop(run: Run, owner: str) -> bool:
     return name is not None
 
 
-def _name() -> str:
-    return f"launcher {socket.gethostname()} {os.getpid()} {process_started(os.getpid()):.2f}"
-
-
-def _host(name: str) -> str:
-    return name.split(" ")[1]
-
-
 def _has_devices(run: Run, owner: str) -> bool:
     return any((lease.run, lease.holder) == (run.uri, owner) for lease in step.ledger().held("device "))
-
-
-def _on_this_machine(name: str) -> int | None:
-    """The process id, where the process of this name is of this machine and lives."""
-    _, host, pid, started = name.split(" ")
-    found = process_started(int(pid)) if host == socket.gethostname() else None
-    return int(pid) if found is not None and abs(found - float(started)) < 1.0 else None
 
 
 class Logs:
@@ -173,7 +152,7 @@ def main(run_uri: str, owner: str, replay: str | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: step.stop.set())
-    run, name = Run(run_uri), _name()
+    run, name = Run(run_uri), own_name()
     if not _launches(run, name):
         return 0
     me = step.act_as(Holder(owner), lambda: _launches(run, name))
@@ -196,7 +175,7 @@ def main(run_uri: str, owner: str, replay: str | None = None) -> int:
 def _launches(run: Run, name: str) -> bool:
     """Whether the right to launch is this process's, or free and now its; not where another has it."""
     try:
-        step.ledger().take([_resource(run)], Holder(name, os.getpid()), run.uri)
+        step.ledger().take([resource(run.uri)], Holder(name, os.getpid()), run.uri)
     except RunHeld as held:
         _log.info("%s", held)
         return False
@@ -207,7 +186,7 @@ def _end(run: Run, name: str, owner: str | None) -> None:
     """Give back the right to launch, and before it what an `owner` holds for the run: unless a successor holds it by now."""
     if owner is not None and _launches(run, name):
         step.ledger().release(run.uri, holder=owner)
-    step.ledger().release(run.uri, [_resource(run)], holder=name)
+    step.ledger().release(run.uri, [resource(run.uri)], holder=name)
 
 
 def _obey(run: Run, name: str, owner: str) -> None:
@@ -215,7 +194,7 @@ def _obey(run: Run, name: str, owner: str) -> None:
     ledger = step.ledger()
     while not step.stop.wait(LOOK_EVERY_S):
         with contextlib.suppress(ServiceUnreachable):
-            if not ledger.renew(run.uri, [_resource(run)], holder=name):
+            if not ledger.renew(run.uri, [resource(run.uri)], holder=name):
                 _log.info("the right to launch this run was taken away: stopping")
                 step.stop.set()
     time.sleep(GRACE_S)

@@ -1,7 +1,8 @@
 """TensorBoard of a run: a process of its own on this machine, reached through the service only.
 
 Its address holds a secret that only those who are logged in are told, and that it keeps for as long as it runs; it answers
-under that path alone, so that nobody else on this machine gets in either.
+under that path alone, so that nobody else on this machine gets in either. Its page needs our origin (it fetches what it shows),
+so what a run has recorded for it is trusted as the page itself is: unlike a report's, its scripts are in no sandbox.
 """
 
 from __future__ import annotations
@@ -65,14 +66,26 @@ class Boards:
     def __init__(self) -> None:
         self._boards: dict[str, Board] = {}
         self._starting = asyncio.Lock()
+        self._opening = set[asyncio.Task[str]]()
+        self._closed = False
 
     def close(self) -> None:
         """End them."""
+        self._closed = True
         while self._boards:
             self._boards.popitem()[1].end()
 
     async def open(self, run: Run) -> str:
-        """The secret of the run's TensorBoard, which is started where it does not run. Raises NotFound, BadInput."""
+        """The secret of the run's TensorBoard, which is started where it does not run. Raises NotFound, BadInput.
+
+        What was begun is finished, and kept for the next who asks, where who asked has left meanwhile.
+        """
+        task = asyncio.create_task(self._open(run))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+        return await asyncio.shield(task)
+
+    async def _open(self, run: Run) -> str:
         async with self._starting:
             board = self._boards.pop(run.uri, None)
             if board is not None and board.process.poll() is not None:
@@ -82,6 +95,9 @@ class Boards:
                 while len(self._boards) >= MOST:
                     self._boards.pop(next(iter(self._boards))).end()
                 board = await asyncio.to_thread(_start, run)
+                if self._closed:
+                    board.end()
+                    raise ServiceUnreachable("tensorboard: the service ends", service="tensorboard")
             self._boards[run.uri] = board  # the newest used last
             return board.secret
 

@@ -69,8 +69,8 @@ def add_run_routes(app: FastAPI, records: Records, client: Any) -> None:
 
 
 def add_board_routes(app: FastAPI, service: Any, login: Login, client: Any, known: Any) -> None:
-    """TensorBoard: started by a `client` who may read; then reached by the secret in its address, and where the page does not
-    ask for the token itself, by who is `known` alone.
+    """TensorBoard: started by a `client` who may start runs, since it takes this machine's memory; then reached by the secret in
+    its address, and where the page does not ask for the token itself, by who is `known` alone.
     """
 
     @app.post(
@@ -80,7 +80,8 @@ def add_board_routes(app: FastAPI, service: Any, login: Login, client: Any, know
         response_model=Opened,
     )
     async def start(client: client, job: JobName, run_id: RunId) -> Response:
-        """Start the run's TensorBoard, unless it runs: where it is, below this service."""
+        """Start the run's TensorBoard, unless it runs: where it is, below this service. Needs the right to start runs."""
+        client.needs_run("starting TensorBoard")
         run = await asyncio.to_thread(service.records.found, job, run_id)
         secret = await service.boards.open(run)
         return _json(json.dumps({"path": f"tensorboard/{secret}/"}).encode())

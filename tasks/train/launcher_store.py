@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import base64
 import itertools
+import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from trainwright.tasks.errors import TrainwrightError, from_document
+from trainwright.tasks.errors import BadInput, TrainingFailed, TrainwrightError, from_document
 from trainwright.tasks.objects import FolderStore, ObjectInfo, ObjectStore
 from trainwright.tasks.train.channel import Channel
-from trainwright.tasks.train.journal import Journal
+from trainwright.tasks.train.journal import FileJournal, Journal
 from trainwright.tasks.train.journal import journal_of as local_journal
 from trainwright.tasks.train.request import Order
 from trainwright.tasks.train.spill import Spill, folder_of
@@ -26,6 +27,7 @@ JOURNAL = "journal"
 _PIECE_BYTES = 1 << 18
 _RUN: Final = "run"
 _SPILL: Final = "spill"
+_log = logging.getLogger(__name__)
 
 
 def store_of(order: Order, channel: Channel, patience_s: float | None = None) -> ObjectStore:
@@ -60,9 +62,7 @@ class LauncherStore:
 
     def _call(self, do: str, **fields: Any) -> Any:
         answer = self._channel.ask(ABOUT, do=do, area=self._area, patience_s=self._patience_s, **fields)
-        if "error" in answer:
-            raise from_document(answer["error"])
-        return answer["value"]
+        return _value(answer)
 
     def get(self, key: str) -> bytes:
         return self.get_versioned(key)[0]
@@ -107,6 +107,12 @@ class LauncherStore:
         yield from self._call("folders", key=prefix)
 
 
+def _value(answer: dict[str, Any]) -> Any:
+    if "error" in answer:
+        raise from_document(answer["error"])
+    return answer["value"]
+
+
 class LauncherJournal:
     """A journal that the launcher writes as it is told, and reads."""
 
@@ -114,7 +120,7 @@ class LauncherJournal:
         self._channel, self._rank = channel, rank
 
     def read(self) -> str | None:
-        text: str | None = self._channel.ask(ABOUT, do=JOURNAL, key=str(self._rank))["value"]
+        text: str | None = _value(self._channel.ask(ABOUT, do=JOURNAL, rank=self._rank))
         return text
 
     def append(self, text: str) -> None:
@@ -143,13 +149,23 @@ class StoreServer:
         except TrainwrightError as error:
             return {"error": error.document()}
         except OSError as error:
-            return {"error": {"kind": "training_failed", "message": f"the run's store: {error}"}}
+            return {"error": TrainingFailed(f"the run's store: {error}").document()}
+        except Exception as error:  # noqa: BLE001 - a thread's boundary: logged, and the rank that waits is told
+            _log.exception("the run's store: rank %d asked for what could not be done", self._rank)
+            return {"error": TrainingFailed(f"the run's store: {type(error).__name__}: {error}").document()}
 
     def note(self, message: dict[str, Any]) -> None:
-        """A rank has something for a journal."""
-        journal = local_journal(self._work, message["rank"])
+        """A rank has something for a journal. Raises BadInput where there is no such rank's."""
+        journal = self._journal(message["rank"])
         (journal.replace if message["anew"] else journal.append)(message["text"])
         journal.close()
+
+    def _journal(self, rank: Any) -> FileJournal:
+        """The journal of a rank of this launch: its own, or that of one that was lost. What a host says names no other file."""
+        count = len(self._order.request.plan.devices)
+        if type(rank) is not int or not 0 <= rank < count:
+            raise BadInput(f"journal: rank {self._rank} named {rank!r}; allowed: a rank, 0 to {count - 1}")
+        return local_journal(self._work, rank)
 
     def _store(self, area: str, patience_s: float | None) -> ObjectStore:
         if (area, patience_s) not in self._stores:
@@ -162,10 +178,10 @@ class StoreServer:
 
     def _do(
         self, do: str, area: str = "", patience_s: float | None = None, key: str = "", part: str = "", data: str = "",
-        at: int = 0, version: str | None = None,
+        at: int = 0, version: str | None = None, rank: int = -1,
     ) -> Any:  # fmt: skip
         if do == JOURNAL:
-            return local_journal(self._work, int(key)).read()
+            return self._journal(rank).read()
         if do == "give":
             self._parts.setdefault(part, bytearray()).extend(base64.b64decode(data))
             return None

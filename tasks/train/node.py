@@ -14,7 +14,8 @@ The launcher (`hosts`) starts it by ssh, one on each host, and speaks with it ov
 | beat | I am still here |
 
 Back come `reply` (to reach, sync, share) or `failed`; `said`, `log` and `ended` of a process; `file`, what was appended to
-TensorBoard's events. The end of the connection, or silence of `SILENCE_S`, ends every process and removes the work folder.
+TensorBoard's events; `beat`, every `BEAT_S` too. The end of the connection, or silence of `SILENCE_S`, ends every process and
+removes the work folder.
 """
 
 from __future__ import annotations
@@ -68,9 +69,9 @@ class Node:
     def run(self) -> None:
         """Until the launcher is gone."""
         remove_stale_cgroups()
+        self.send("ready", work=str(self.work), python=sys.executable)
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         try:
-            self.send("ready", work=str(self.work), python=sys.executable)
             for line in self._source:
                 self._heard_at = time.monotonic()
                 message = json.loads(line)
@@ -133,8 +134,12 @@ class Node:
             self._shares[name].let_go()
 
     def _watch(self) -> None:
-        """Bring back what is appended to the events; end it all after a long silence."""
+        """Say that we are here, bring back what is appended to the events; end it all after a long silence."""
+        beaten_at = -BEAT_S
         while time.monotonic() - self._heard_at < SILENCE_S:
+            if time.monotonic() - beaten_at >= BEAT_S:
+                beaten_at = time.monotonic()
+                self.send("beat")
             time.sleep(_LOOK_S)
             self.bring_back()
         for child in list(self._children.values()):

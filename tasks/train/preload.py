@@ -27,10 +27,35 @@ def cache_of(sha256: str) -> Path:
 
 def look(spec: DataSpec, sha256: str) -> str:
     """The data's place on this machine: a path, or a builtin's name. Raises TrainwrightError where it is missing."""
-    kept = cache_of(sha256)
-    places = [spec.uri, *(str(path) for path in (kept.iterdir() if kept.is_dir() else ()))]
+    return _first_whole(spec, sha256, [spec.uri, *_kept(sha256)])
+
+
+def keep(spec: DataSpec, copied: Path, sha256: str) -> None:
+    """Move what was copied here into the cache, where nothing but this content may lie. Raises BadInput for another content."""
+    _first_whole(spec, sha256, [str(copied)])
+    folder = cache_of(sha256)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        copied.parent.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+        try:
+            _first_whole(spec, sha256, _kept(sha256))  # another launch was first, with the same content
+        except TrainwrightError:
+            folder.rename(copied.parent.with_name("damaged"))  # goes when the launch does
+            copied.parent.rename(folder)
+
+
+def _kept(sha256: str) -> list[str]:
+    folder = cache_of(sha256)
+    return [str(path) for path in folder.iterdir()] if folder.is_dir() else []
+
+
+def _first_whole(spec: DataSpec, sha256: str, uris: list[str]) -> str:
+    """The first of these places that has this content. Raises TrainwrightError: why the first has not."""
     why: list[TrainwrightError] = []
-    for uri in places:
+    for uri in uris:
         try:
             place = localized(spec.model_copy(update={"uri": uri}))
             if content_sha256(place) == sha256:
@@ -40,18 +65,7 @@ def look(spec: DataSpec, sha256: str) -> str:
             why.append(error)
         except (OSError, ValueError) as error:
             why.append(BadInput(f"it can't be read: {error}"))
-    raise why[0]
-
-
-def keep(copied: Path, sha256: str) -> None:
-    """Move what was copied here into the cache."""
-    folder = cache_of(sha256)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        copied.parent.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # else another launch was first, with the same content
-            raise
+    raise why[0] if why else BadInput("there is nothing")
 
 
 def main(asked: dict[str, Any]) -> None:
@@ -59,9 +73,10 @@ def main(asked: dict[str, Any]) -> None:
     channel = RankChannel()
     progress.listen(lambda event: channel.send("fetched", bytes=event["bytes"], of=event["of"]))
     try:
+        spec = DataSpec.model_validate(asked["spec"])
         if asked["copied"] is not None:
-            keep(Path(asked["copied"]), asked["sha256"])
-        channel.send("found", uri=look(DataSpec.model_validate(asked["spec"]), asked["sha256"]))
+            keep(spec, Path(asked["copied"]), asked["sha256"])
+        channel.send("found", uri=look(spec, asked["sha256"]))
     except TrainwrightError as error:
         channel.send("missing", error=error.document())
     except OSError as error:

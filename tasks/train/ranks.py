@@ -34,8 +34,8 @@ from trainwright.tasks.train.world import Meeting, World
 
 STOP_GRACE_S = 3.0
 """For the step at hand, when they are told to stop."""
-SAVE_GRACE_S = 3.0
-"""How much longer, where the last checkpoint is being written: whoever stops a training has its ranks gone in 10 s."""
+SAVE_GRACE_S = 30.0
+"""How much longer, where the last checkpoint is being written."""
 SPARE_AFTER_S = 3.0
 """A spare process is started when a training lasts longer than this."""
 _END_GRACE_S = 3.0

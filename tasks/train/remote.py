@@ -71,13 +71,13 @@ class RemoteRank:
 
     def kill(self) -> None:
         """End it, with what it has started; the connection too, where the host does not."""
-        self._session.tell("kill", name=self._name)
 
         def make_sure() -> None:
             if not self._ended.wait(KILL_GRACE_S):
                 self._session.hang_up(f"it did not end a rank in {KILL_GRACE_S:g} s")
 
         threading.Thread(target=make_sure, name=f"kill-{self._name}", daemon=True).start()
+        self._session.tell("kill", name=self._name)  # takes as long as the host lets it
 
     def wait(self, timeout: float | None = None) -> int:
         """As Popen's."""
@@ -111,9 +111,11 @@ class RemoteRank:
 
     def ended(self, code: int, lost: str | None, oom_kills: int = 0) -> None:
         """From the host, or because it is lost."""
-        if lost is not None:
-            self.logged(lost)
         self._code, self.lost, self.oom_kills = code, lost, oom_kills
-        self._answering.shutdown(wait=False, cancel_futures=True)
-        self._ended.set()
-        self._channel.other_end.close()
+        try:
+            if lost is not None:
+                self.logged(lost)
+        finally:  # a full disk makes nobody wait
+            self._answering.shutdown(wait=False, cancel_futures=True)
+            self._ended.set()
+            self._channel.other_end.close()

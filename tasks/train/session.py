@@ -8,12 +8,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import logging
 import os
 import queue
 import shlex
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,11 +25,12 @@ from trainwright.tasks.errors import TrainingFailed
 from trainwright.tasks.pool import Ssh
 from trainwright.tasks.ssh import ssh_command, unreachable, why_ended
 from trainwright.tasks.train import equality
-from trainwright.tasks.train.node import BEAT_S
+from trainwright.tasks.train.node import BEAT_S, SILENCE_S
 
 HELLO_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 300.0
 _PIECE_BYTES = 1 << 18
+_LOOK_S = 0.5
 # Says what is there, and becomes the node once the launcher has agreed. Read byte by byte: what follows is the node's.
 _BOOT = """
 import json, os, sys
@@ -39,6 +42,7 @@ from trainwright.tasks.train.node import main
 main()
 """
 Message = dict[str, Any]
+_log = logging.getLogger(__name__)
 
 
 class Child(Protocol):
@@ -70,6 +74,7 @@ class Session:
         self._replies: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._writing, self._closed = threading.Lock(), threading.Event()
         self._hung_up: str | None = None
+        self._listening_since: float | None = None
         boot = _BOOT.format(facts=Path(equality.__file__).read_text())
         one_line = f"import base64; exec(base64.b64decode('{base64.b64encode(boot.encode()).decode()}'))"
         command = [*ssh_command(address, login), shlex.join([python, "-P", "-c", one_line])]
@@ -95,7 +100,8 @@ class Session:
         self._write(b"\n")
         self.work = self._first_line()["work"]
         self._reader.start()
-        threading.Thread(target=self._beat, name=f"beat-{self.name}", daemon=True).start()
+        for work in (self._beat, self._watch):  # two, since telling a node that has stopped may take for ever
+            threading.Thread(target=work, name=f"{work.__name__[1:]}-{self.name}", daemon=True).start()
 
     def _first_line(self) -> Message:
         assert self._ssh.stdout is not None
@@ -179,17 +185,39 @@ class Session:
             child.ended(255, self._lost())
 
     def _read(self) -> None:
-        assert self._ssh.stdout is not None
-        with contextlib.suppress(ValueError, OSError):  # a line that was cut short
-            for line in self._ssh.stdout:
-                self._take(json.loads(line))
+        while (message := self._next()) is not None:
+            try:
+                self._take(message)
+            except Exception as error:  # noqa: BLE001 - a thread's boundary: logged, and whoever waits for the host is told
+                _log.exception("%s: what it said could not be taken", self)
+                self.hang_up(f"what it said could not be taken: {type(error).__name__}: {error}")
+                break
         self._closed.set()
         self._replies.put(None)
         for child in list(self._children.values()):
-            child.ended(255, self._lost())
+            try:
+                child.ended(255, self._lost())
+            except Exception:  # noqa: BLE001 - logged, and the others are told all the same
+                _log.exception("%s: its end could not be told", self)
+
+    def _next(self) -> Message | None:
+        """What the node says next; None where the connection has ended."""
+        assert self._ssh.stdout is not None
+        self._listening_since = time.monotonic()
+        line = b""
+        with contextlib.suppress(OSError, ValueError):  # the pipe was closed, or the line is none of the node's
+            line = self._ssh.stdout.readline()
+            if isinstance(message := json.loads(line), dict):
+                return message
+        if line.endswith(b"\n"):  # else it was cut short by the connection's end
+            self.hang_up(f"it said {line[:80]!r}")
+        return None
 
     def _take(self, message: Message) -> None:
+        self._listening_since = None
         kind = message["kind"]
+        if kind == "beat":
+            return
         if kind in ("reply", "failed"):
             self._replies.put(message)
         elif kind == "file":
@@ -214,6 +242,14 @@ class Session:
         while not self._closed.wait(BEAT_S):
             self.tell("beat")
 
+    def _watch(self) -> None:
+        """Hang up on a node that has fallen silent: sshd there answers for one that is stopped, too."""
+        while not self._closed.wait(_LOOK_S):
+            since = self._listening_since
+            if since is not None and time.monotonic() - since > SILENCE_S:
+                self.hang_up(f"it said nothing for {SILENCE_S:g} s")
+                return
+
     @property
     def gone(self) -> bool:
         """Whether the connection has ended."""
@@ -221,7 +257,7 @@ class Session:
 
     def hang_up(self, why: str) -> None:
         """End the connection at once, from any thread; what waits for the host fails."""
-        self._hung_up = why
+        self._hung_up = self._hung_up or why
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._ssh.pid, signal.SIGKILL)
 

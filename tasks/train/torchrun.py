@@ -2,11 +2,12 @@
 
 Its number and the others come from the environment, sums go by torch.distributed whatever the order says, and what it has to say
 is printed. All ranks make one world. Where one is lost, all end: torchrun starts them again (`--max-restarts`), from the newest
-checkpoint.
+checkpoint. Rank 0 has the right to train the run meanwhile, as a launcher has, and stops where that is taken away.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -15,14 +16,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trainwright.tasks.errors import BadInput, TrainingFailed
-from trainwright.tasks.train import checkpoint
+from trainwright.tasks.allocate.ledger import Heartbeat, Holder, Ledger
+from trainwright.tasks.errors import BadInput, RunHeld, TrainingFailed, TrainwrightError, from_document
+from trainwright.tasks.launching import own_name, resource
+from trainwright.tasks.run import Run
+from trainwright.tasks.settings import settings
+from trainwright.tasks.train import checkpoint, fence
 from trainwright.tasks.train.channel import Message, Waits
 from trainwright.tasks.train.confirmations import Confirmations
-from trainwright.tasks.train.fence import Fence
 from trainwright.tasks.train.journal import FOLDER
 from trainwright.tasks.train.metrics import drop_from
-from trainwright.tasks.train.request import Order
+from trainwright.tasks.train.request import Order, TrainRequest
 from trainwright.tasks.train.world import World
 
 MEETING = "env://"
@@ -47,24 +51,54 @@ class AloneChannel:
         self._said: dict[str, Message] = {}
         self._store: Any = None
         self._speaking = threading.Lock()
+        self._held = contextlib.ExitStack()
+        self._beat: Heartbeat | None = None
 
     def begin(self, order: Order) -> Order:
-        """The order as it reads here. Raises BadInput where torchrun has started more or fewer ranks, RunHeld."""
+        """The order as it reads here, with a claim of our own: that of the launch that left it is another's by now.
+
+        Raises BadInput where torchrun has started more or fewer ranks, RunHeld where another trains the run or holds it.
+        """
         request = order.request
         if self.size != (devices := len(request.plan.devices)):
             raise BadInput(f"WORLD_SIZE: got {self.size}; allowed: {devices}, as many as the plan has devices")
-        work, folder = Path(request.work_folder), None
-        (work / FOLDER / f"steps-rank{self.number}.jsonl").unlink(missing_ok=True)
+        folder, work = None, Path(request.work_folder)
         if self.number == 0:
-            store = request.store()
-            state = checkpoint.fetch_latest(store, work / "resume") if request.resume else None
-            folder = str(work / "resume") if state is not None else None
-            Fence(store, order.claim).forget(after=state.step if state is not None else -1)
-            drop_from(store, state.step if state is not None else 0)
+            try:
+                folder, said = self._take_over(request)
+            except TrainwrightError as error:
+                self._shared().set("claim", json.dumps({"error": error.document()}))
+                raise
+            self._shared().set("claim", json.dumps(said))
+        elif "error" in (said := json.loads(self._shared().get("claim"))):
+            raise from_document(said["error"])
+        (work / FOLDER / f"steps-rank{self.number}.jsonl").unlink(missing_ok=True)
         self._world = World(
             generation=1, members=list(range(self.size)), meeting=MEETING, checkpoint=folder, reason="torchrun"
         )
-        return order.model_copy(update={"backend": "torch", "cgroups": [None] * devices})
+        here = {"backend": "torch", "cgroups": [None] * devices, "lease_token": None, "started_at_s": time.time()}
+        return order.model_copy(update=here | said)
+
+    def _take_over(self, request: TrainRequest) -> tuple[str | None, dict[str, Any]]:
+        """Become the one who trains the run, until `close`; its checkpoint's folder, and what all ranks' orders are to say."""
+        store, folder = request.store(), Path(request.work_folder) / "resume"
+        ledger, name, uri = Ledger(settings().ledger_url), own_name(), request.run_uri or store.uri
+        holds = [resource(uri)]
+        with contextlib.suppress(BadInput):  # a folder that is no run of a store
+            holds.append(Run(uri).hold)
+        ledger.take(holds, Holder(name, os.getpid()), uri)
+        self._held.callback(ledger.release, uri, holds, holder=name)
+        self._beat = self._held.enter_context(Heartbeat(ledger, uri, holds, holder=name))
+        right = fence.claim(store, None)
+        state = checkpoint.fetch_latest(store, folder) if request.resume else None
+        right.forget(after=state.step if state is not None else -1)
+        drop_from(store, state.step if state is not None else 0)
+        earlier_s = state.duration_s if state is not None else 0.0
+        return str(folder) if state is not None else None, {"claim": right.owner, "earlier_s": earlier_s}
+
+    def close(self) -> None:
+        """Give the run up."""
+        self._held.close()
 
     def attend(self, peers: Waits) -> None:
         return
@@ -93,6 +127,8 @@ class AloneChannel:
             while (found := self._confirmations(**fields).answer()) is None:
                 time.sleep(_LOOK_S)
             return found
+        if about == "write" and self._beat is not None and not self._beat.mine():
+            raise RunHeld("the right to train this run was taken away; what it has stored stays")
         return self._confirmations(**fields).known(fields["step"]) if about == "stored" else {}
 
     def progress(self, kind: str, **fields: Any) -> None:

@@ -75,6 +75,9 @@ def main(order_path: Path, place: str) -> int:
         document = {"kind": "training_failed", "message": message}
         channel.send("error", error=document, step=training and training.finished)
         return 1
+    finally:
+        if alone is not None:
+            alone.close()
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from finished_run import begin_run, finished_training, write_metrics
-from serving import READ, client, serving
+from serving import READ, RUN, client, serving
 
 from trainwright.tasks.listing import RunRow
 from trainwright.tasks.summary import summary
@@ -183,7 +183,7 @@ def test_the_page_holds_only_its_own_files_and_nothing_of_other_hosts(address: s
             assert "://" not in path.read_text().replace("s3://", "").replace(" ://", ""), path
 
 
-def test_tensorboard_is_started_by_who_is_logged_in_and_reached_by_its_secret_alone(address: str, home: Path) -> None:
+def test_tensorboard_is_started_by_who_may_start_runs_and_reached_by_its_secret_alone(address: str, home: Path) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(home / "made")) as writer:
@@ -194,6 +194,10 @@ def test_tensorboard_is_started_by_who_is_logged_in_and_reached_by_its_secret_al
     where = "/runs/small/20260101T000002Z-abcdef/tensorboard"
     assert httpx.post(address + where, timeout=60).status_code == 401
     with client(address, READ) as reader:
+        refused = reader.post(where)
+        assert refused.status_code == 403
+        assert "starting TensorBoard needs the right to start runs" in refused.json()["error"]["message"]
+    with client(address, RUN) as reader:
         assert reader.post(where, headers={"Origin": "https://evil.example"}).status_code == 403
         nothing = reader.post("/runs/small/20260101T000001Z-abcdef/tensorboard")
         assert (nothing.status_code, nothing.json()["error"]["kind"]) == (404, "not_found")

@@ -27,11 +27,12 @@ from training_case import assert_every_sample_once, once, request, rows, when_ch
 from trainwright.infra.s3 import S3Access, s3_service, start_s3
 from trainwright.infra.service import stop as stop_service
 from trainwright.tasks import progress
-from trainwright.tasks.errors import BadInput, Interrupted, ServiceUnreachable
+from trainwright.tasks.errors import BadInput, Interrupted, ServiceUnreachable, TrainingFailed
 from trainwright.tasks.objects import open_store
-from trainwright.tasks.train import TrainRequest, train
+from trainwright.tasks.train import TrainRequest, session, train
 from trainwright.tasks.train.checkpoint import list_states
 from trainwright.tasks.train.metrics import read_rows
+from trainwright.tasks.train.node import BEAT_S
 
 FAST = {"type": "emulated", "speed": 1e6}
 SLOW = {"type": "emulated", "speed": 1.0}
@@ -114,6 +115,56 @@ def test_a_host_with_another_key_or_an_unknown_one_is_refused(tmp_path: Path, la
         train(asked)
     assert made.known_hosts.read_text() == first + "\n"
     assert [host.words() for host in made.hosts] == [[], []]
+
+
+def act(made: Lab, number: int, program: str, instead: str) -> None:
+    """On this host, these words of sh are run in the place of one of our programs."""
+    python = made.hosts[number].python
+    python.write_text(python.read_text().replace("exec ", f'case "$*" in *{program}*) {instead} ;; esac\nexec ', 1))
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        ('{"kind": "journal", "rank": "../../../evil", "text": "evil", "anew": true}', "journal: rank 1 named"),
+        ('{"kind": "journal", "rank": 2, "text": "evil", "anew": true}', "allowed: a rank, 0 to 1"),
+        ("{}", "KeyError"),
+    ],
+)
+def test_a_host_that_says_what_no_rank_may_say_is_given_up(
+    says: str, why: str, tmp_path: Path, lab: Callable[..., Lab]
+) -> None:
+    made = lab(cores=[None, None])
+    asked = on_hosts(tmp_path, made, [40, 20])
+    (tmp_path / "says").write_text(says + "\n")
+    act(made, 1, "train.worker", f"cat {tmp_path}/says >&$TRAINWRIGHT_CHANNEL; exec sleep 600")
+    train(asked)  # by the other
+    assert why in (tmp_path / "work" / "logs" / "rank-1.log").read_text()
+    assert not [path for path in tmp_path.rglob("*") if "evil" in path.name or path.name == "steps-rank2.jsonl"]
+    assert [host.words() for host in made.hosts] == [[], []]
+
+
+def test_a_host_whose_node_is_stopped_is_given_up_after_a_silence(
+    tmp_path: Path, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "SILENCE_S", 2 * BEAT_S)
+    made = lab(cores=[None, None])
+    asked = on_hosts(tmp_path, made, [40, 20])
+    act(made, 1, "train.preload", "kill -STOP $PPID; exec sleep 600")
+    with pytest.raises(TrainingFailed, match=r"host h2 \(.*it said nothing for 10 s"):
+        train(asked)
+
+
+def test_a_stop_is_heeded_while_a_host_brings_its_data(tmp_path: Path, lab: Callable[..., Lab]) -> None:
+    made = lab(cores=[None, None])
+    asked = on_hosts(tmp_path, made, [40, 20])
+    act(made, 1, "train.preload", "exec sleep 600")
+    stop = threading.Event()
+    watcher = once(lambda: any("sleep" in line for line in made.hosts[1].words()), stop.set)
+    with pytest.raises(Interrupted, match="stopped before the first step"):
+        train(asked, stop=stop)
+    watcher.join()
+    assert until(lambda: [host.words() for host in made.hosts] == [[], []], seconds=10)
 
 
 def table(path: Path, rows: int = 400) -> str:
@@ -426,23 +477,3 @@ def test_a_stop_reaches_the_hosts_and_leaves_a_checkpoint(tmp_path: Path, lab: C
         train(asked, stop=stop)
     watcher.join()
     assert [host.words() for host in made.hosts] == [[], []]
-
-
-@pytest.mark.slow
-def test_torchrun_starts_the_same_worker(tmp_path: Path) -> None:
-    asked = request(tmp_path / "torchrun", [40, 20], backend="torch")
-    local = request(tmp_path / "local", [40, 20], backend="torch")
-    train(local)
-    order = tmp_path / "order.json"
-    words = {"request": json.loads(asked.model_dump_json(by_alias=True)), "mode": "train", "backend": "horovod"}
-    order.write_text(json.dumps({**words, "started_at_s": time.time()}))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    worker = ["-m", "trainwright.tasks.train.worker", str(order)]
-    done = subprocess.run([*torchrun, "2", *worker], capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert losses(asked) == losses(local)
-    kinds = [json.loads(line)["kind"] for line in done.stdout.splitlines() if line.startswith("{")]
-    assert kinds.count("done") == 2
-    refused = subprocess.run([*torchrun, "1", *worker], capture_output=True, text=True, check=False, timeout=300)
-    assert refused.returncode != 0
-    assert "WORLD_SIZE: got 1; allowed: 2" in refused.stdout

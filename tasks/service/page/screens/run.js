@@ -39,6 +39,7 @@ export async function show(root, { path: name, fields }, signal, failed) {
   const series = new Series(name);
   const charts = curves(room);
   let planned = null;
+  let denied = null; // why this client may not start TensorBoard
   let part = fields.get("part"); // what a link asked for: "plan" or "tensorboard"
 
   const draw = () => {
@@ -46,7 +47,8 @@ export async function show(root, { path: name, fields }, signal, failed) {
       h("span", { class: "muted" }, `since ${moment(run.started_at).text}, by ${run.holder}`),
       h("div", { class: "actions" },
         h("button", { type: "button", name: "report", disabled: run.report === null }, "Save report"),
-        h("button", { type: "button", name: "tensorboard" }, "TensorBoard"),
+        h("button", { type: "button", name: "tensorboard", disabled: denied !== null }, "TensorBoard"),
+        denied && h("span", { class: "muted" }, denied),
         h("a", { class: "button", href: `#/compare?${query({ runs: name })}` }, "Compare"),
         h("a", { class: "button", href: `#/what-if?${query({ run: name })}` }, "What if")));
     failure(run.error ? alertOf({ message: run.error.message ?? "The run failed." }) : null);
@@ -64,13 +66,15 @@ export async function show(root, { path: name, fields }, signal, failed) {
   };
   root.addEventListener("click", async (event) => {
     if (event.target.name === "tensorboard") {
-      event.target.disabled = true;
+      const button = event.target;
+      button.disabled = true;
       try {
         location.assign(new URL((await post(`runs/${name}/tensorboard`, {})).path, base)); // a frame in Airflow may open no window
       } catch (error) {
-        failed(error.status === 404 || error.status === 422 ? { kind: "unreachable", message: error.message } : error);
+        if (error.status === 403) denied = error.message;
+        failed([403, 404, 422].includes(error.status) ? { kind: "unreachable", message: error.message } : error);
       } finally {
-        event.target.disabled = false;
+        button.disabled = denied !== null; // `draw` says why
       }
     }
     if (event.target.name !== "report") return;

@@ -1,0 +1,96 @@
+"""The worker under torchrun: it trains as a launcher's ranks do, and never beside another that trains the same run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_case import once, request, rows
+
+from trainwright.tasks.allocate.ledger import Holder, Ledger
+from trainwright.tasks.launching import resource
+from trainwright.tasks.settings import settings
+from trainwright.tasks.train import TrainRequest, train
+from trainwright.tasks.train.fence import claim, read_index
+
+SLOW = {"type": "emulated", "speed": 1.0}
+
+
+def command(asked: TrainRequest, processes: int, stale: str = "") -> list[str]:
+    """torchrun with so many ranks, and an order as a training of this request has left it."""
+    path = Path(asked.work_folder) / "order.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    words = {"request": json.loads(asked.model_dump_json(by_alias=True)), "mode": "train", "backend": "horovod"}
+    path.write_text(json.dumps({**words, "started_at_s": time.time() - 3600, "claim": stale, "lease_token": 7}))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    return [*torchrun, "-m", "trainwright.tasks.train.worker", str(path)]
+
+
+def run(asked: TrainRequest, processes: int, stale: str = "") -> subprocess.CompletedProcess[str]:
+    words = command(asked, processes, stale)
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+
+
+def losses(asked: TrainRequest) -> list[float]:
+    return [row["loss"] for row in rows(asked, "steps-rank0")]
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_same_worker(tmp_path: Path, home: Path) -> None:
+    asked = request(tmp_path / "torchrun", [40, 20], backend="torch")
+    local = request(tmp_path / "local", [40, 20], backend="torch")
+    train(local)
+    left = claim(asked.store(), None).owner
+    claim(asked.store(), None)  # by another since
+    done = run(asked, 2, left)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert losses(asked) == losses(local)
+    kinds = [json.loads(line)["kind"] for line in done.stdout.splitlines() if line.startswith("{")]
+    assert kinds.count("done") == 2
+    assert Ledger(settings().ledger_url).held() == []
+    refused = run(asked, 1)
+    assert refused.returncode != 0
+    assert "WORLD_SIZE: got 1; allowed: 2" in refused.stdout
+
+
+@pytest.mark.parametrize("what", ["launcher", "hold"])
+def test_torchrun_leaves_a_run_alone_that_another_trains_or_holds(what: str, tmp_path: Path, home: Path) -> None:
+    uri = (tmp_path / "runs" / "case" / "20260101T000001Z-abcdef").as_uri()
+    asked = request(tmp_path / "case", [40], backend="torch").model_copy(update={"run_uri": uri})
+    mine = claim(asked.store(), 7)
+    journal = Path(asked.work_folder) / "journal" / "steps-rank0.jsonl"
+    journal.parent.mkdir(parents=True)
+    journal.write_text("{}\n")
+    held = resource(uri) if what == "launcher" else f"{tmp_path.as_uri()}/runs/case"
+    Ledger(settings().ledger_url).take([held], Holder("another", os.getpid()), uri)
+    done = run(asked, 1, mine.owner)
+    assert done.returncode == 1
+    told: dict[str, Any] = next(json.loads(line) for line in done.stdout.splitlines() if '"error"' in line)
+    assert told["error"]["kind"] == "held"
+    assert f"{held} is held by another" in told["error"]["message"]
+    assert read_index(asked.store())[0].owner == mine.owner
+    assert journal.read_text() == "{}\n"
+
+
+def test_torchrun_holds_the_run_while_it_trains_and_stops_when_that_is_taken_away(tmp_path: Path, home: Path) -> None:
+    asked = request(tmp_path, [40], backend="torch", devices=[SLOW], epochs=400)
+    assert asked.run_uri is not None
+    ledger, uri = Ledger(settings().ledger_url), asked.run_uri
+    seen = []
+
+    def take_away() -> None:
+        seen.extend(lease.holder for lease in ledger.held(resource(uri)))
+        ledger.release(uri)
+
+    watcher = once(lambda: bool(list(tmp_path.glob("run/checkpoints/*/state.json"))), take_away)
+    done = run(asked, 1)
+    watcher.join()
+    assert [holder.split()[0] for holder in seen] == ["launcher"]
+    assert done.returncode == 1
+    assert "the right to train this run was taken away" in done.stdout
