@@ -13,7 +13,7 @@ from typing import Any
 from trainwright.tasks.objects import ObjectStore
 
 KEY = "logs/events.jsonl"
-_TIME = len('{"at": "2026-01-01T00:00:00.000+00:00"')
+_TIME = len('{"at": "2026-01-01T00:00:00.000000+00:00"')
 """what each line begins with"""
 _KINDS = frozenset({"ranks", "rank", "world", "split", "epoch", "checkpoint", "back", "notice"})
 
@@ -25,7 +25,7 @@ def recorder(work: Path) -> Callable[[dict[str, Any]], None]:
 
     def record(event: dict[str, Any]) -> None:
         if event["event"] in _KINDS:
-            at = datetime.now(UTC).isoformat(timespec="milliseconds")
+            at = datetime.now(UTC).isoformat(timespec="microseconds")
             with path.open("a") as file:
                 file.write(json.dumps({"at": at, **event}, default=str) + "\n")
 
