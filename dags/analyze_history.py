@@ -17,7 +17,7 @@ def newest_runs(params: dict[str, Any] | None = None) -> list[str]:
     from trainwright.operators.hooks import connected, connection_ids
     from trainwright.tasks.run import newest_finished
 
-    with airflow_errors(), connected(connection_ids(None, None)):
+    with airflow_errors(), connected(connection_ids()):
         return [run.uri for run in newest_finished(given((params or {}).get("job")))]
 
 

@@ -33,7 +33,7 @@ def best(stored: Any) -> dict[str, Any]:
     from trainwright.operators.hooks import connected, connection_ids
     from trainwright.tasks.promote import best_of
 
-    with airflow_errors(), connected(connection_ids(None, None)):
+    with airflow_errors(), connected(connection_ids()):
         return best_of(one["run"] for one in stored if one)
 
 

@@ -6,7 +6,6 @@ Every Airflow process imports this module; the service itself is imported at the
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, ClassVar
 
@@ -15,11 +14,10 @@ from airflow.plugins_manager import AirflowPlugin
 Message = MutableMapping[str, Any]
 
 
-class Mounted:
-    """An ASGI application that is made, by the function of that name, when it is first called."""
+class MountedService:
+    """An ASGI application that becomes the service when it is first called."""
 
-    def __init__(self, module: str, function: str) -> None:
-        self._module, self._function = module, function
+    def __init__(self) -> None:
         self._app: Any = None
 
     async def __call__(
@@ -27,7 +25,9 @@ class Mounted:
     ) -> None:
         """Pass a request on."""
         if self._app is None:
-            self._app = getattr(importlib.import_module(self._module), self._function)()
+            from trainwright.operators.service import mounted_app
+
+            self._app = mounted_app()
         await self._app(scope, receive, send)
 
 
@@ -47,11 +47,7 @@ class TrainwrightPlugin(AirflowPlugin):
 
     name = "trainwright"
     fastapi_apps: ClassVar[list[dict[str, Any]]] = [
-        {
-            "app": Mounted("trainwright.operators.service", "mounted_app"),
-            "url_prefix": "/trainwright",
-            "name": "trainwright",
-        },
+        {"app": MountedService(), "url_prefix": "/trainwright", "name": "trainwright"}
     ]
     external_views: ClassVar[list[dict[str, Any]]] = [
         _view("nav", "pool"),

@@ -12,30 +12,41 @@ from trainwright.operators.hooks import settings_of
 from trainwright.tasks.settings import overridden
 
 
-class DevicesTrigger(BaseTrigger):
+class RunTrigger(BaseTrigger):
+    """Looks after a run every so often.
+
+    :param run: the run's URI
+    :param holder: in whose name the run and its devices are held
+    :param look_every_s: seconds between looks; default: the class's
+    :param connections: ids of the connections to store and ledger, by field
+    """
+
+    look_every_s: float
+
+    def __init__(
+        self, run: str, holder: str, look_every_s: float | None = None, connections: dict[str, str] | None = None
+    ) -> None:
+        super().__init__()
+        self.run_uri, self.holder, self.connections = run, holder, connections or {}
+        if look_every_s is not None:
+            self.look_every_s = look_every_s
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """The trigger as Airflow keeps it."""
+        kind = type(self)
+        return f"{kind.__module__}.{kind.__qualname__}", {
+            "run": self.run_uri, "holder": self.holder, "look_every_s": self.look_every_s, "connections": self.connections,
+        }  # fmt: skip
+
+
+class DevicesTrigger(RunTrigger):
     """Keeps a run's place in the queue for devices, and fires when the run has something to do.
 
     That is: its turn has come, its pool changed, its `queue_timeout` is over, or its place or hold was lost; the task finds out
     which. The place lives while the trigger does: a task that is killed gives it up.
-
-    :param run: the run's URI
-    :param holder: in whose name the run is held
-    :param look_every_s: seconds between looks
-    :param connections: ids of the connections to store and ledger, by field
     """
 
-    def __init__(
-        self, run: str, holder: str, look_every_s: float = 5.0, connections: dict[str, str] | None = None
-    ) -> None:
-        super().__init__()
-        self.run_uri, self.holder, self.look_every_s = run, holder, look_every_s
-        self.connections = connections or {}
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The trigger as Airflow keeps it."""
-        values: dict[str, Any] = {"run": self.run_uri, "holder": self.holder, "look_every_s": self.look_every_s}
-        values["connections"] = self.connections
-        return "trainwright.operators.triggers.DevicesTrigger", values
+    look_every_s = 5.0
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until there is something to do. A ledger out of reach is asked again: the run keeps waiting."""
@@ -64,29 +75,13 @@ class DevicesTrigger(BaseTrigger):
             await asyncio.to_thread(lambda: leasing.give_up(Run(self.run_uri), Holder(self.holder)))
 
 
-class TrainingTrigger(BaseTrigger):
+class TrainingTrigger(RunTrigger):
     """Follows the process that trains a run, its ranks' logs into the task's log, and fires when it has ended.
 
     It starts and stops nothing when it is moved or started again: the process goes on. Only a task that is killed ends it.
-
-    :param run: the run's URI
-    :param holder: in whose name the run and its devices are held
-    :param look_every_s: seconds between looks
-    :param connections: ids of the connections to store and ledger, by field
     """
 
-    def __init__(
-        self, run: str, holder: str, look_every_s: float = 2.0, connections: dict[str, str] | None = None
-    ) -> None:
-        super().__init__()
-        self.run_uri, self.holder, self.look_every_s = run, holder, look_every_s
-        self.connections = connections or {}
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The trigger as Airflow keeps it."""
-        values: dict[str, Any] = {"run": self.run_uri, "holder": self.holder, "look_every_s": self.look_every_s}
-        values["connections"] = self.connections
-        return "trainwright.operators.triggers.TrainingTrigger", values
+    look_every_s = 2.0
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until the process has ended. A ledger out of reach is asked again: the run goes on."""

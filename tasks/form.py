@@ -120,9 +120,7 @@ def _first(default: Any, schema: dict[str, Any]) -> Any:
 
 
 class Form:
-    """A form with its first values, and the way back to a job."""
-
-    # A field that is left empty is a field that is left out of the job.
+    """A form with its first values, and the way back to a job. A field that is left empty is left out of the job."""
 
     def __init__(self, example: Job | None = None) -> None:
         self.fields = fields(example)

@@ -35,6 +35,7 @@ def _apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def _nobody_in_particular(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test holds things in the name that another one acted as."""
     monkeypatch.setattr(step, "_me", None)
+    monkeypatch.setattr(step, "_right", None)
 
 
 @pytest.fixture(scope="session")

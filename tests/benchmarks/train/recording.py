@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from one_process import Alone
 from pace import asked_for
 
 from trainwright.tasks import data
@@ -28,24 +29,6 @@ from trainwright.tasks.train.rank import Rank
 from trainwright.tasks.train.request import Order
 
 WARM_UP_STEPS = 50
-
-
-class Alone:
-    """The collective of one rank."""
-
-    rank, size, wait_s = 0, 1, 0.0
-
-    def sum_(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        return tensor
-
-    def start_sum(self, tensor: torch.Tensor, name: str) -> None:
-        return None
-
-    def finish(self, handle: Any) -> None:
-        return None
-
-    def shutdown(self) -> None:
-        return None
 
 
 class Unheard:
