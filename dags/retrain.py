@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from airflow.sdk import (
@@ -37,9 +38,13 @@ from trainwright.tasks.settings import settings
 configure()
 JOB_FILES = sorted(path for path in settings().jobs.glob("*") if path.suffix in (".yaml", ".yml", ".json"))
 JOBS: dict[str, Job | str] = {}
+NAMED: dict[str, Path] = {}
 for path in JOB_FILES:
     try:
-        JOBS[str(path)] = load_job(path)
+        job = load_job(path)
+        if (first := NAMED.setdefault(job.name, path)) != path:
+            raise BadInput(f"{path}: name: got '{job.name}'; {first} has that name already, give each job its own")
+        JOBS[str(path)] = job
     except BadInput as error:  # one bad file must not take the other DAGs away; its own DAG says what is wrong
         logging.getLogger(__name__).warning("%s", error)
         JOBS[str(path)] = str(error)
@@ -127,6 +132,8 @@ for path in JOB_FILES:
     job = JOBS[str(path)]
     problem = job if isinstance(job, str) else None
     name = job.name if isinstance(job, Job) else re.sub(r"[^a-z0-9-]+", "-", path.stem.lower())
+    if problem is not None and (name in NAMED or f"retrain_{name}" in globals()):
+        name += f"-{path.suffix[1:]}"
     with DAG(
         f"retrain_{name}",
         description=f"Retrain {name}." if problem is None else escape(problem, quote=False),
@@ -142,8 +149,8 @@ for path in JOB_FILES:
         promotion(
             chain(
                 job=str(path),
-                # New data is not what an unfinished run began with.
-                new="{{ true if triggering_asset_events else false }}",
+                # What is due trains anew, on the data of its day: an unfinished run may have begun with other data.
+                new="{{ dag_run.run_type != 'manual' }}",
                 models=model_asset(name) if problem is None else None,
             )
         )

@@ -35,7 +35,7 @@ class StepOperator(BaseOperator):
     | `job` *(templated)* | none | a job file, or the job as a mapping or its JSON; steps that are missing are done first |
     | `device_pool` *(templated)* | the job's | a pool file |
     | `store` *(templated)* | the settings' | where runs are kept |
-    | `new` *(templated)* | False | with `job`: start afresh instead of continuing an unfinished run |
+    | `new` *(templated)* | False | with `job`: start afresh instead of continuing an unfinished run; a retry goes on |
     | `replay` *(templated)* | none | URI of a run whose plan, learning rate and split events are used again |
     | `store_conn_id` *(templated)* | [trainwright] | connection to the object store; none: the environment's |
     | `ledger_conn_id` *(templated)* | [trainwright] | connection to the ledger of leases; none: the environment's |
@@ -157,12 +157,10 @@ class StepOperator(BaseOperator):
         if replay is not None:
             replayed(replay, job)
         new, store = replay is not None or str(self.new).lower() == "true", given(self.store)
-        run = steps.open_for(job, owner, store=store, new=new)
-        if self.step in ("train", "store", "analyze") and run.has(steps.ORDER[self.step][1]):
-            # An earlier DAG run did this step: its result is not this one's.
-            step.ledger().release(run.uri, holder=owner.name)
-            run = steps.open_for(job, owner, store=store, new=True)
-        return run
+        # Where an earlier DAG run did one of these steps, its result is not this one's.
+        lacking = steps.ORDER[self.step][1] if self.step in ("train", "store", "analyze") else None
+        # A retry goes on with what its own DAG run began anew.
+        return steps.open_for(job, owner, store=store, worker=owner.name if new else None, lacking=lacking)
 
     def on_kill(self) -> None:
         """Stop the running step; training saves a checkpoint first."""

@@ -168,8 +168,14 @@ def newest_finished(job_name: str | None = None) -> list[Run]:
     return list(found.values())
 
 
-def open_run(job: Job, store_uri: str, holder: Holder, *, new: bool = False) -> Run:
+def open_run(
+    job: Job, store_uri: str, holder: Holder, *, new: bool = False, worker: str | None = None,
+    lacking: type[BaseModel] | None = None,
+) -> Run:  # fmt: skip
     """The run that works on this job: its newest unfinished one with an identical job and source, or a new one.
+
+    A new one with `new`; with `worker`, too, where the unfinished one was last worked on by another; with `lacking`, where it
+    has this artefact already.
 
     Takes the hold on the job first, so that of two callers one gets it. Raises RunHeld with the other's name.
     """
@@ -179,7 +185,7 @@ def open_run(job: Job, store_uri: str, holder: Holder, *, new: bool = False) -> 
     ledger.take([fresh.hold], holder, fresh.uri)
     try:
         entry, files = model_source.snapshot(job.model.source) if job.model else ("", {})
-        run = fresh if new else _unfinished(job, store.uri, model_source.digest(files)) or fresh
+        run = fresh if new else _unfinished(job, store.uri, model_source.digest(files), worker, lacking) or fresh
         if run is not fresh:
             ledger.release(fresh.uri, [fresh.hold])
             ledger.take([run.hold], holder, run.uri)  # RunHeld where another was quicker
@@ -207,15 +213,19 @@ def _new_id() -> str:
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
 
 
-def _unfinished(job: Job, store_uri: str, source_sha256: str) -> Run | None:
+def _unfinished(
+    job: Job, store_uri: str, source_sha256: str, worker: str | None, lacking: type[BaseModel] | None
+) -> Run | None:
     for run in list_runs(store_uri, job.name):
         stored = run.find(RunJob)
         if stored is None:
             continue  # killed while it was created
         if run.finished() and run.status().state == "success":
             return None  # only the newest finished run's successors count; one that is sealed may still lack its report
+        if worker not in (None, run.status().holder):
+            continue
         if _same(stored, job) and _source_sha256(run) == source_sha256:
-            return run
+            return None if lacking is not None and run.has(lacking) else run
     return None
 
 

@@ -41,11 +41,14 @@ from trainwright.tasks.settings import settings
 from trainwright.tasks.step import Reference, act_as, holder, ledger, step
 
 
-def open_for(job: Job, owner: Holder, *, store: str | None = None, new: bool = False) -> Run:
+def open_for(
+    job: Job, owner: Holder, *, store: str | None = None, new: bool = False, worker: str | None = None,
+    lacking: type[BaseModel] | None = None,
+) -> Run:  # fmt: skip
     """The run that works on this job (see `tasks.run.open_run`), its pool checked too."""
     pool = load_pool(job.pool)
     require_possible(job, pool, usable(pool, job.devices))
-    return open_run(job, store or settings().store, act_as(owner), new=new)
+    return open_run(job, store or settings().store, act_as(owner), new=new, worker=worker, lacking=lacking)
 
 
 @step("validate")

@@ -100,6 +100,33 @@ def test_a_job_file_with_a_strange_name_or_schedule_takes_no_other_dag_away(home
     assert "schedule.cron: got '61 3 * * *'" in dags["retrain_late"]["doc"]
 
 
+def test_what_is_due_trains_anew_and_what_a_person_triggers_goes_on(home: Path, tmp_path: Path) -> None:
+    code = """
+from types import SimpleNamespace
+from airflow.sdk.api.datamodels._generated import DagRunType
+import trainwright.dags.retrain as module
+task = vars(module)["retrain_digits"].get_task("validate")
+for kind in ("scheduled", "asset_triggered", "manual"):
+    print(task.render_template(task.new, {"dag_run": SimpleNamespace(run_type=DagRunType(kind))}))
+"""
+    environment = os.environ | {"AIRFLOW_HOME": str(tmp_path / "airflow"), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.split()[-3:] == ["True", "True", "False"]
+
+
+def test_two_job_files_of_one_name_are_one_dag_and_a_word_about_the_other(home: Path, tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs"
+    jobs.mkdir()
+    for file in ("a.json", "a.yaml", "b.yaml"):
+        (jobs / file).write_text(json.dumps({"name": "same", "data": {"uri": "builtin:digits"}}))
+    (jobs / "same.yaml").write_text("- a list\n")
+    dags = look(jobs, tmp_path)["dags"]
+    assert set(dags) == {"retrain", "retrain_same", "retrain_a", "retrain_b", "retrain_same-yaml"}
+    assert "a.json" in dags["retrain_same"]["doc"]
+    for name in "ab":
+        assert f"name: got 'same'; {jobs / 'a.json'} has that name already" in dags[f"retrain_{name}"]["doc"]
+
+
 def test_new_data_and_the_clock_both_run_a_job_that_asks_for_it_and_its_deadline_is_an_alert(
     home: Path, tmp_path: Path
 ) -> None:

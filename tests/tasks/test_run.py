@@ -75,6 +75,20 @@ def test_a_changed_job_or_source_or_new_starts_afresh(job: Job, store: str) -> N
     assert len({first.uri, second.uri, third.uri, fourth.uri}) == 4
 
 
+def test_a_worker_goes_on_only_with_what_it_worked_on_itself_and_never_past_what_is_done(job: Job, store: str) -> None:
+    first = open_run(job, store, ME)
+    freed()
+    others = open_run(job, store, OTHER, worker=OTHER.name)
+    freed()
+    assert others.uri != first.uri
+    assert open_run(job, store, ME, worker=ME.name).uri == first.uri
+    freed()
+    assert open_run(job, store, ME, lacking=Plan).uri == others.uri  # the newest
+    freed()
+    others.objects.put(Plan.FILE, b"{}")
+    assert open_run(job, store, ME, lacking=Plan).uri not in (first.uri, others.uri)
+
+
 def test_the_source_is_kept_whole_and_verified(job: Job, store: str) -> None:
     run = open_run(job, store, ME)
     folder, entry = run.source()

@@ -132,8 +132,10 @@ def alone(asked: TrainRequest, parts: list[int] | None = None) -> dict[str, Any]
     finally:
         torch.set_default_dtype(torch.float32)
     make = {
+        "sgd": lambda p: torch.optim.SGD(p, lr=LEARNING_RATE),
         "momentum": lambda p: torch.optim.SGD(p, lr=LEARNING_RATE, momentum=0.9),
         "adam": lambda p: torch.optim.Adam(p, lr=LEARNING_RATE),
+        "adamw": lambda p: torch.optim.AdamW(p, lr=LEARNING_RATE, weight_decay=spec.optimizer.weight_decay),
     }
     optimizer = make[spec.optimizer.name](model.parameters())
     dataset = data.load(asked.job.data)
