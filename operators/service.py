@@ -46,6 +46,6 @@ class Connected:
 
 
 def mounted_app() -> Connected:
-    """The application to mount. Its warm processes start with the first request that needs them, and end with the server."""
+    """The application to mount. Its fork servers start with the first request that needs them, and end with the server."""
     hide()  # a model's code runs as the same user
     return Connected(create_app(Service(), airflow_client, start=False, login="airflow"))

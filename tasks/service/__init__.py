@@ -1,1 +1,1 @@
-"""The REST service: `app` (routes), `auth`, `limits`, `work` (bounded, cancelled, cached), `warm` (processes that answer)."""
+"""The REST service: `app` (routes), `auth`, `limits`, `work` (bounded, cancelled, cached), `fork_client` (what answers)."""

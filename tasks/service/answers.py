@@ -87,7 +87,7 @@ def _schema(request: dict[str, Any]) -> dict[str, Any]:
     return data.describe(DataSpec.model_validate(request["data"])).model_dump(mode="json")
 
 
-def _warm(_: dict[str, Any]) -> dict[str, Any]:
+def _warm_up(_: dict[str, Any]) -> dict[str, Any]:
     """Import what the others need."""
     from trainwright.estimator.curves import line_through
     from trainwright.tasks import data
@@ -97,4 +97,4 @@ def _warm(_: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-_CALLS = {"estimate": _estimate, "plan": _plan, "schema": _schema, "warm": _warm}
+_CALLS = {"estimate": _estimate, "plan": _plan, "schema": _schema, "warm_up": _warm_up}

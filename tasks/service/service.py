@@ -1,4 +1,4 @@
-"""What the service answers, apart from HTTP: documents of the command line, made in warm processes, kept by content."""
+"""What the service answers, apart from HTTP: documents of the command line, made by fork servers, kept by content."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from trainwright.tasks.pool import Pool
 from trainwright.tasks.service import limits
 from trainwright.tasks.service.auth import Client
 from trainwright.tasks.service.boards import Boards
+from trainwright.tasks.service.fork_client import ForkClient
 from trainwright.tasks.service.records import NotFound, Records
 from trainwright.tasks.service.requests import EstimateRequest, PlanRequest, SentModel, StructureRequest
-from trainwright.tasks.service.shelf import Shelf
-from trainwright.tasks.service.warm import Nursery
+from trainwright.tasks.service.served_files import ServedFiles
 from trainwright.tasks.service.work import Cache, Work, content_key
 from trainwright.tasks.steps import batch_spec
 
@@ -54,20 +54,20 @@ class Service:
     def __init__(self, bounds: Bounds | None = None, folders: Sequence[Path] = ()) -> None:
         bounds = bounds or Bounds()
         self.receiver = limits.Receiver()
-        self.shelf = Shelf(folders)
+        self.served = ServedFiles(folders)
         self.records = Records()
         self.boards = Boards()
         self._cache = Cache(bounds.cache_bytes)
         self._work = Work(bounds.at_once, bounds.waiting)
-        self.trace = Nursery("trace", timeout_s=bounds.timeout_s, memory_limit_bytes=bounds.trace_memory_bytes)
-        self.compute = Nursery("compute", timeout_s=bounds.timeout_s, memory_limit_bytes=bounds.compute_memory_bytes)
+        self.trace = ForkClient("trace", timeout_s=bounds.timeout_s, memory_limit_bytes=bounds.trace_memory_bytes)
+        self.compute = ForkClient("compute", timeout_s=bounds.timeout_s, memory_limit_bytes=bounds.compute_memory_bytes)
 
     async def start(self) -> None:
         """Warm up, so that the first request is quick."""
         await asyncio.gather(self.trace.start(), self.compute.start(), self.records.start())
 
     def close(self) -> None:
-        """End the warm processes."""
+        """End the fork servers."""
         self.trace.close()
         self.compute.close()
         self.records.close()
@@ -122,7 +122,7 @@ class Service:
         if request.data_schema is None and request.rows is None and not request.data.uri.startswith("builtin:"):
             client.needs_run("reading data")
         pool = (
-            request.pool if isinstance(request.pool, Pool) else await asyncio.to_thread(self.shelf.pool, request.pool)
+            request.pool if isinstance(request.pool, Pool) else await asyncio.to_thread(self.served.pool, request.pool)
         )
 
         async def work() -> bytes:
@@ -158,14 +158,14 @@ class Service:
     async def pool(self, name: str | None) -> bytes:
         """`trainwright pool --json`."""
         try:
-            pool = await asyncio.to_thread(self.shelf.pool, name)
+            pool = await asyncio.to_thread(self.served.pool, name)
         except BadInput as error:
             raise NotFound(str(error)) from None
         return json.dumps(await asyncio.to_thread(alone.pool_document, pool)).encode()
 
     async def shelved(self) -> bytes:
         """The names of pools and models that clients may use."""
-        pools, models = await asyncio.to_thread(self.shelf.names)
+        pools, models = await asyncio.to_thread(self.served.names)
         return json.dumps({"pools": pools, "models": models}).encode()
 
     async def _schema(self, request: PlanRequest) -> DataSchema:
@@ -177,7 +177,7 @@ class Service:
                 task=request.data.task or "custom", rows=request.rows, train_rows=request.rows - held_out,
                 validation_rows=held_out, inputs={}, input_dtypes={}, target=request.data.target, target_dtype="", sha256="",
             )  # fmt: skip
-        spec: DataSpec = await asyncio.to_thread(self.shelf.data, request.data)
+        spec: DataSpec = await asyncio.to_thread(self.served.data, request.data)
         lifetime_s = _FOREVER if spec.uri.startswith("builtin:") else 0.0
         answer = await self._computed({"call": "schema", "data": spec.model_dump(mode="json")}, lifetime_s)
         return DataSchema.model_validate_json(answer)
@@ -188,7 +188,7 @@ class Service:
         """A model's structure, from the cache or traced now: in a slot of its own, or in the one its caller has."""
         entry, files = model.source, model.files
         if files is None:
-            path = await asyncio.to_thread(self.shelf.source, model.source)
+            path = await asyncio.to_thread(self.served.source, model.source)
             entry, found = await asyncio.to_thread(model_source.snapshot, str(path))
             files = {name: _text(name, data) for name, data in found.items()}
         optimizer: Optimizer = what.optimizer

@@ -1,7 +1,8 @@
 """Training on unlike devices: one rank for each device of the plan, each with its own batch and share of the CPU.
 
-    launch, ranks, processes, outcome   start the ranks, lead them from world to world, gather what they did   (no torch)
-    worker, rank, loop, agree   are a rank: the process, what is within a step, the steps, a new world's state  (torch, Horovod)
+    launch, ranks, outcome   start a training, hear its ranks, gather what they did                           (no torch)
+    rank_processes, processes, membership   what runs for each device; who forms the next world               (no torch)
+    worker, replica, rank, loop, agree   a rank: the process, its model, a step, all steps, a new world's state (torch, Horovod)
     ramp, snapshot          the learning-rate search on a rank, which leaves it as it was
     world, channel          where ranks meet; what ranks and launcher say to each other
     hosts, session, remote, preloading   the same on other hosts, over ssh: the launcher's side                (no torch)
@@ -15,7 +16,7 @@
     figures, events, metrics   what each rank spends its steps on; TensorBoard; the rows of steps
     checkpoint              what is kept, and where
     fence, confirmations    which checkpoints count, and when one is whole
-    saver, spill, tensors, shards   write it while training goes on, also while the store is away
+    saver, checkpoint_writer, spill, tensors, shards   write it while training goes on, also while the store is away
 
 `train` and `search` are the two things a caller needs (`ramp` is a search without trials).
 """

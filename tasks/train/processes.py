@@ -58,6 +58,12 @@ class Worker:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
+    def give_up(self, why: str) -> None:
+        """Kill it, and say why, unless that was done."""
+        if self.lost_because is None:
+            self.lost_because = why
+            self.kill()
+
     def starved(self, oom_kills: int) -> bool:
         """Whether the kernel has killed it for want of memory, as far as can be told from outside."""
         killed = self.process.wait() == -signal.SIGKILL and self.lost_because is None

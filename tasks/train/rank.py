@@ -1,6 +1,7 @@
-"""One rank's model, data and place among the others: what happens within a step, and in validation.
+"""What one rank does within a step, and in validation.
 
-The loops over steps are `loop`; how sums over ranks become those of one process on the joint batch, `gradients` and `batch_norm`.
+Its model and data are `replica`, the loops over steps `loop`; how sums over ranks become those of one process on the joint
+batch, `gradients` and `batch_norm`.
 """
 
 from __future__ import annotations
@@ -9,28 +10,24 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np  # noqa: TID253 - only ranks import this
 import torch  # noqa: TID253
 
-from trainwright.estimator import source as model_source
 from trainwright.estimator.devices import EMULATED_SAMPLE_S, half_precision
-from trainwright.estimator.precision import PARAMETER_DTYPES, autocast, cast, for_loss, wide
+from trainwright.estimator.precision import autocast, for_loss
 from trainwright.tasks import data
 from trainwright.tasks.errors import BadInput, TrainingFailed, TrainwrightError
-from trainwright.tasks.train.batch_norm import join_batch_norms
 from trainwright.tasks.train.batches import own_part, shares
-from trainwright.tasks.train.collective import Collective, PeersLost, take_from_first
+from trainwright.tasks.train.collective import Collective, PeersLost
 from trainwright.tasks.train.figures import Figures, RankFigures, own_meter
 from trainwright.tasks.train.gradients import GradientSum
 from trainwright.tasks.train.halves import due, half_squares
 from trainwright.tasks.train.loss_scale import LossScale
 from trainwright.tasks.train.noise_scale import NoiseScale, noise_and_signal
-from trainwright.tasks.train.optimization import make_optimizer
+from trainwright.tasks.train.replica import Replica
 from trainwright.tasks.train.request import TrainRequest
-from trainwright.tasks.train.tensors import load_optimizer, optimizer_tensors
 
 LEAST_VALIDATION_BATCH = 64
 _NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "out of memory")
@@ -58,20 +55,14 @@ class OutOfMemory(TrainingFailed):
     kind = "out_of_memory"
 
 
-class Rank:
-    """A rank with its data and its model, whose parameters are those of all others.
-
-    `number` is that of its device in the plan and stays; its place in `collective` changes with the members.
-    """
+class Rank(Replica):
+    """A rank, which takes part in every step with its share of the batch."""
 
     def __init__(
         self, request: TrainRequest, dataset: data.Dataset, collective: Collective, device: torch.device, number: int
     ) -> None:
-        self.request, self.collective, self.device, self.number = request, collective, device, number
-        self.spec = request.job.train
-        self.work = Path(request.work_folder)
+        super().__init__(request, dataset, collective, device, number)
         self.split = [planned.batch_size for planned in request.plan.devices]
-        self.classifies = request.schema_.task.endswith("classification")
         self.noise_scale = NoiseScale()
         self._joint_square = 0.0
         self.stop_asked = False
@@ -80,28 +71,16 @@ class Rank:
         self._update_s = 0.0
         self._proven = self._skip = False
         self._batch_size = 0
-        self._dtype = PARAMETER_DTYPES[self.spec.precision]
         halves = [half_precision(device.type) for device in request.plan.devices]
         self._half = torch.float16 if halves[number] == "fp16" else torch.bfloat16
         self._scales = self.spec.precision == "amp" and "fp16" in halves
         self.loss_scale = LossScale()
-        self._take(dataset)
-        self._build_model()
+        self._gradients = GradientSum(self.model.parameters(), self.collective)
+        self._before_step: list[torch.Tensor] | None = None
+        self.fits = 0
+        """the largest batch that a step was finished with"""
         devices = request.plan.devices
         self._figures = Figures(collective, device, own_meter(devices[number], devices))
-
-    @property
-    def first(self) -> bool:
-        """Whether this rank speaks and writes for all."""
-        return self.collective.rank == 0
-
-    def memory_bytes(self) -> float:
-        """The memory that this rank can have: what it holds and what is free."""
-        if self.device.type == "cuda":
-            return float(torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device))
-        import psutil
-
-        return float(psutil.virtual_memory().available + psutil.Process().memory_info().rss)
 
     def stop_on(self, number: signal.Signals) -> None:
         """From now on, this signal asks for a stop at the end of the step."""
@@ -111,45 +90,9 @@ class Rank:
 
         signal.signal(number, ask)
 
-    def _take(self, dataset: data.Dataset) -> None:
-        request = self.request
-        if dataset.schema.sha256 != request.schema_.sha256:
-            raise TrainingFailed(f"data.uri: {request.job.data.uri} has changed since it was validated")
-        self._inputs = {name: self._tensor(array, self._dtype) for name, array in dataset.inputs.items()}
-        self._targets = self._tensor(dataset.targets, wide(self._dtype))
-        self.train_rows, self.validation_rows = data.split_rows(
-            dataset.schema.rows, request.job.data.validation_fraction, self.spec.seed
-        )
-
-    def _tensor(self, array: Any, dtype: torch.dtype) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor.to(device=self.device, dtype=dtype if tensor.is_floating_point() else tensor.dtype)
-
-    def _build_model(self) -> None:
-        request = self.request
-        definition = model_source.load(Path(request.source_folder), request.entry)
-        torch.set_default_dtype(self._dtype)
-        self._new: Callable[[], torch.nn.Module] = lambda: model_source.build(
-            definition, request.job.model.config if request.job.model else {}
-        )
-        self.model = self._newly_built()
-        self.model.train()
-        self._loss: Callable[[Any, Any], torch.Tensor] = model_source.loss_function(definition, request.schema_.task)
-        self._joined = join_batch_norms(self.model, self.collective)
-        self.optimizer = make_optimizer(self.model.parameters(), self.spec.optimizer, request.learning_rate)
-        self._gradients = GradientSum(self.model.parameters(), self.collective)
-        self._before_step: list[torch.Tensor] | None = None
-        self.fits = 0
-        """the largest batch that a step was finished with"""
-
-    def _newly_built(self) -> torch.nn.Module:
-        torch.manual_seed(self.spec.seed)
-        return cast(self._new(), self.spec.precision).to(self.device)
-
     def begin_anew(self) -> None:
         """Parameters, buffers, optimizer and noise scale as they were before the first step."""
-        self.model.load_state_dict(self._newly_built().state_dict())
-        self.optimizer.state.clear()
+        super().begin_anew()
         self.noise_scale, self._joint_square = NoiseScale(), 0.0
         self.loss_scale = LossScale()
 
@@ -161,42 +104,6 @@ class Rank:
         self._before_step = None
         self._gradients.begin()
         self.model.train()
-
-    def take_state_from_first(self, source: int = 0) -> None:
-        """All go on from one rank's parameters, buffers and optimizer: unlike devices round differently."""
-        state = [*self.model.state_dict().values(), *optimizer_tensors(self.optimizer).values()]
-        take_from_first(self.collective, state, "state", source)
-
-    def expect_optimizer(self, shapes: dict[str, list[Any]]) -> None:
-        """Make room for an optimizer's state that another rank has: shape and type by name (`optimizer_shapes`)."""
-        if shapes != self.optimizer_shapes():
-            tensors = {name: torch.zeros(shape, dtype=getattr(torch, kind)) for name, (shape, kind) in shapes.items()}
-            self.optimizer.state.clear()
-            load_optimizer(self.optimizer, tensors)
-
-    def optimizer_shapes(self) -> dict[str, list[Any]]:
-        """Shape and type of each tensor of the optimizer's state."""
-        return {
-            name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
-            for name, tensor in optimizer_tensors(self.optimizer).items()
-        }
-
-    def load_state(self, model: dict[str, torch.Tensor]) -> None:
-        """Take parameters and buffers from a checkpoint. Raises TrainingFailed where they are another model's."""
-        try:
-            self.model.load_state_dict(model)
-        except RuntimeError as error:
-            raise TrainingFailed(f"the checkpoint does not fit the model: {error}") from error
-
-    def _batch(self, rows: Any) -> tuple[Any, torch.Tensor]:
-        index = torch.as_tensor(rows, device=self.device)
-        inputs = {name: tensor[index] for name, tensor in self._inputs.items()}
-        return next(iter(inputs.values())) if len(inputs) == 1 else inputs, self._targets[index]
-
-    def _correct(self, outputs: Any, targets: torch.Tensor) -> float:
-        if not self.classifies or not isinstance(outputs, torch.Tensor):
-            return 0.0
-        return float((outputs.argmax(dim=1) == targets).sum())
 
     def step(self, order: Any, begin: int, step: int) -> StepFigures:
         """Forward, backward and the sums; `update` is the other half. `order` holds the epoch's rows, `begin` of them taken.

@@ -271,9 +271,9 @@ def test_one_request_can_not_take_longer_than_allowed(tmp_path: Path) -> None:
         assert "within 2 s" in _refusal(run.post("/structures", json={"model": model(SLEEPS)}), 422, "bad_input")
         server = max(psutil.Process().children(), key=lambda one: one.create_time())
         children = server.children(recursive=True)
-        assert any("nursery" in " ".join(one.cmdline()) for one in children)
+        assert any("fork_server" in " ".join(one.cmdline()) for one in children)
     _, alive = psutil.wait_procs(children, timeout=10)
-    assert not alive  # the warm processes end with the server
+    assert not alive  # the fork servers end with the server
 
 
 def test_many_clients_with_the_same_question_get_the_same_answer(address: str, structure: Any) -> None:

@@ -7,7 +7,7 @@ import { planView } from "./plan.js";
 
 export async function show(root, { fields }, signal) {
   let away = null; // without the store a model's code can still be planned for
-  const [{ runs }, shelf] = await Promise.all([get("runs?limit=300", signal).catch((error) => {
+  const [{ runs }, served] = await Promise.all([get("runs?limit=300", signal).catch((error) => {
     if (error.status !== 503) throw error;
     away = error;
     return { runs: [] };
@@ -19,7 +19,7 @@ export async function show(root, { fields }, signal) {
   const option = (value, text, selected = false) => h("option", { value, selected }, text);
   const model = h("select", { name: "model" },
     h("optgroup", { label: "as in the run" }, choices.map((name) => option(`run:${name}`, name.replace("/", "  "), name === given))),
-    h("optgroup", { label: "a model's code (needs the right to start runs)" }, shelf.models.map((name) => option(`file:${name}`, name))));
+    h("optgroup", { label: "a model's code (needs the right to start runs)" }, served.models.map((name) => option(`file:${name}`, name))));
   const data = h("input", { name: "data", placeholder: "as in the run", maxlength: 500 });
   const text = (name, placeholder, pattern = null) => h("input", { name, placeholder, pattern, maxlength: 40, autocomplete: "off" });
   const field = (label, control, hint = "", double = false) => h("label", { class: double ? "double" : null }, label, control, h("span", { class: "hint" }, hint));
@@ -48,7 +48,7 @@ export async function show(root, { fields }, signal) {
     }
   } },
   field("Model", model, "a run's structure and data, or a file", true), field("Data", data, "with a model's code: builtin:NAME, s3://…, a path"),
-  field("Pool", h("select", { name: "pool" }, option("", "this machine"), shelf.pools.map((name) => option(name, name)))),
+  field("Pool", h("select", { name: "pool" }, option("", "this machine"), served.pools.map((name) => option(name, name)))),
   field("Minimize", h("select", { name: "minimize" }, option("energy", "energy"), option("time", "time"), option("cost", "cost"))),
   field("Deadline", text("deadline", "none"), "such as 30m or 2h"),
   field("Budget", text("budget", "none", "[0-9]+([.][0-9]+)?"), "in the pool's currency"),

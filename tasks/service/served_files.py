@@ -11,7 +11,7 @@ from trainwright.tasks.pool import Pool, load_pool
 from trainwright.tasks.settings import settings
 
 
-class Shelf:
+class ServedFiles:
     """Folders to read from; relative paths are relative to the folder of jobs, as in a job file there."""
 
     def __init__(self, folders: Sequence[Path] = ()) -> None:

@@ -1,4 +1,4 @@
-"""The service's side of a nursery (`nursery`): starts it, passes requests on, ends their processes when nobody waits for them."""
+"""The service's side of a fork server: starts it, passes requests on, ends their processes when nobody waits for them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREAD
 _START_S = 120.0
 
 
-class Nursery:
-    """A warm process, started at its first use and again when it died."""
+class ForkClient:
+    """A fork server, started at its first use and again when it died."""
 
     def __init__(self, kind: Literal["trace", "compute"], *, timeout_s: float, memory_limit_bytes: int) -> None:
         self.network = "not started"
@@ -31,7 +31,7 @@ class Nursery:
         self._starting = asyncio.Lock()
 
     async def start(self) -> None:
-        """Start it, unless it runs, and wait until it is warm."""
+        """Start it, unless it runs, and wait until it has imported what it needs."""
         async with self._starting:
             if self._process is not None and self._process.poll() is None:
                 return
@@ -39,7 +39,7 @@ class Nursery:
             ours, theirs = socket.socketpair()
             with theirs:
                 self._process = subprocess.Popen(
-                    dying_with_parent([sys.executable, "-m", "trainwright.tasks.service.nursery", self._kind]),
+                    dying_with_parent([sys.executable, "-m", "trainwright.tasks.service.fork_server", self._kind]),
                     stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=self._environment(), cwd="/",
                 )  # fmt: skip
             ours.setblocking(False)

@@ -1,9 +1,9 @@
-"""A warm process that forks one child for each request: `python -m trainwright.tasks.service.nursery KIND`.
+"""A process that has imported what answers need, and forks one child for each request.
 
-`trace` runs a model's code: in namespaces of its own for users, network and processes, where the kernel permits them;
-`compute` does our own arithmetic. The child has imported all it needs by then, has limits of memory, CPU and time, and ends
-with all it started when its client goes. Standard input is a Unix socket on which each request's own socket is passed; the
-first thing said there is how children are kept off the network.
+Run as `python -m trainwright.tasks.service.fork_server KIND`. `trace` runs a model's code: in namespaces of its own for users,
+network and processes, where the kernel permits them; `compute` does our own arithmetic. The child has limits of memory, CPU and
+time, and ends with all it started when its client goes. Standard input is a Unix socket on which each request's own socket is
+passed; the first thing said there is how children are kept off the network.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> int:
-    """Warm up, then attend to requests until the control socket closes."""
+    """Warm up, then handle requests until the control socket closes."""
     kind = sys.argv[1]
     alone = kind == "trace" and _libc.unshare(_NEW_USER | _NEW_NETWORK) == 0  # before any thread exists
     if kind == "compute":
         hide()  # its environment leads to the store
     control = socket.socket(fileno=0)
     _warm_up(kind)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # attendants are reaped by the kernel
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # handlers are reaped by the kernel
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's goes to the server, which closes the control socket
     control.sendall(json.dumps({"network": "own namespace" if alone else "audit hook"}).encode() + b"\n")
     while True:
@@ -52,7 +52,7 @@ def main() -> int:
             if os.fork() == 0:
                 control.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                _attend(kind, alone, socket.socket(fileno=descriptor))
+                _handle(kind, alone, socket.socket(fileno=descriptor))
                 os._exit(0)
             os.close(descriptor)
 
@@ -83,7 +83,7 @@ def _warm_up(kind: str) -> None:
                 importlib.import_module(name)
 
 
-def _attend(kind: str, alone: bool, connection: socket.socket) -> None:
+def _handle(kind: str, alone: bool, connection: socket.socket) -> None:
     """One request: read, worked on in a child of ours, answered. Ends that child and all it started, whatever happens."""
     _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     _libc.prctl(_SET_CHILD_SUBREAPER, 1)  # what leaves its parents comes to us
@@ -223,7 +223,7 @@ _SAMPLE_REQUESTS: dict[str, dict[str, Any]] = {
         "entry": "trainwright_sample.py", "config": {}, "batch_size": 2, "spec": None, "optimizer": {"name": "adamw"},
         "precision": "fp32", "accumulation": 1, "memory_limit_bytes": 0,
     },
-    "compute": {"call": "warm", "memory_limit_bytes": 0},
+    "compute": {"call": "warm_up", "memory_limit_bytes": 0},
 }  # fmt: skip
 
 
