@@ -1,4 +1,4 @@
-"""What Airflow knows of trainwright before it loads any of it: connections and their forms, settings, links, triggers."""
+"""What Airflow knows of trainwright before it loads it: connections with their forms, settings, links, decorators, triggers."""
 
 from __future__ import annotations
 
@@ -82,6 +82,10 @@ def get_provider_info() -> dict[str, Any]:
         "extra-links": [
             f"trainwright.operators.links.{name}"
             for name in ("RunFolderLink", "PlanLink", "ReportLink", "TensorBoardLink")
+        ],
+        "task-decorators": [
+            {"name": f"trainwright_{step}", "class-name": f"trainwright.operators.decorators.{step}_task"}
+            for step in ("train", "validate")
         ],
         "triggers": [{"integration-name": "trainwright", "python-modules": ["trainwright.operators.triggers"]}],
     }

@@ -12,7 +12,7 @@
 | GET /runs/{job}/{id} | read | as `show --json`, and the documents behind it, with what happened |
 | GET /runs/{job}/{id}/metrics?from_step= | read | recorded rows from a step on, also while the run goes on (`tasks.live`) |
 | GET /runs/{job}/{id}/structure, …/report | read | structure.json; the report |
-| POST /runs/{job}/{id}/tensorboard | read | starts the run's TensorBoard and says where it is: /tensorboard/{secret}/… |
+| POST /runs/{job}/{id}/tensorboard | run | starts the run's TensorBoard and says where it is: /tensorboard/{secret}/… |
 | GET /history?job= | read | each job's outcomes, and its finished runs |
 | GET /page/… | read; alone: anybody | the page, which asks for the token itself |
 

@@ -1,4 +1,5 @@
-"""Our operators in DAGs of others, each run whole: as a gate, sizing for a stock operator, training three models at once."""
+"""Our operators in DAGs of others, each run whole: as a gate, sizing for a stock operator, training three models at once,
+as functions."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ import pytest
 
 from trainwright.infra.local import airflow_environment, ensure_airflow_db
 from trainwright.tasks import detached, step
-from trainwright.tasks.artefacts import Result
+from trainwright.tasks.artefacts import Plan, Result
+from trainwright.tasks.job import Job
 from trainwright.tasks.run import Run, list_runs
 from trainwright.tasks.settings import settings
 
@@ -102,4 +105,25 @@ def test_three_models_are_trained_on_data_that_another_task_made(stack: Path, tm
     ]
     runs = [next(iter(list_runs(settings().store, f"width-{width}"))) for width in (2, 4, 8)]
     assert all(Run(run.uri).read(Result).state == "success" and detached.launcher(run) is None for run in runs)
+    assert step.ledger().held() == []
+
+
+def test_functions_name_the_data_to_check_and_make_the_jobs_to_train(stack: Path, tmp_path: Path) -> None:
+    if not any(one.name == "provider_info" for one in entry_points(group="apache_airflow_provider")):
+        pytest.skip("trainwright is not installed here: Airflow does not know its decorators")
+    out = tmp_path / "made.csv"
+    wanted = {name: value for name, value in job(tmp_path).items() if name != "pool"}
+    variables = {"JOB": json.dumps(wanted), "OUT": str(out), "POOL": str(POOL)}
+    found = run_dags("by_function.py", stack, variables, "by_function")
+    assert found["by_function"] == {
+        "state": "success",
+        "tasks": [
+            ["check", -1, "success"], ["compare", -1, "success"], ["make_data", -1, "success"],
+            ["train", 0, "success"], ["train", 1, "success"],
+        ],
+    }  # fmt: skip
+    for width in (2, 4):
+        run = next(iter(list_runs(settings().store, f"by-function-{width}")))
+        assert run.read(Job).data.uri == str(out)
+        assert len(run.read(Plan).devices) >= 1
     assert step.ledger().held() == []

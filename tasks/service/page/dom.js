@@ -43,11 +43,14 @@ export function place(root, attributes = {}) {
 
 export const card = (title, ...children) => h("section", { class: "card", "aria-label": title }, h("h2", {}, title), ...children);
 
+const LONG_NAME = 32; // characters: more would push other columns out of sight
+
 // `columns`: [title, kind] with the kinds number, name, long, or none; `rows`: cells, each text, a node, or {text, value}.
 export function table(label, columns, rows, marked = () => null) {
   const cell = (value, kind) => {
     const plain = value !== null && typeof value === "object" && !(value instanceof Node);
-    const attributes = { class: kind || null };
+    const text = plain ? value.text : value?.textContent ?? value;
+    const attributes = { class: kind === "name" && String(text).length > LONG_NAME ? "name wraps" : kind || null };
     if (plain) Object.assign(attributes, { "data-value": value.value === null || value.value === undefined ? null : String(value.value) });
     return h("td", attributes, plain ? value.text : value ?? "–");
   };

@@ -58,7 +58,7 @@ async function sideBySide(root, names, signal) {
   const runs = found.filter((one) => one.run);
   if (!runs.length) return;
   root.append(card("Figures", table("Figures of the runs",
-    [["", "name"], ...runs.map(({ name }) => [name, "number"])], figures(runs))));
+    [["", "name"], ...runs.map(({ name }) => [heading(name), "number"])], figures(runs))));
   const charts = h("div", { class: "charts" });
   root.append(charts);
   overlay(charts, "Loss", "step", runs, ({ series }) => series.joint((rows) => rows[0].loss));
@@ -68,6 +68,9 @@ async function sideBySide(root, names, signal) {
   overlay(charts, `Validation ${metric}`, "epoch", runs,
     ({ series }) => [series.epochs.map((row) => row.epoch), series.epochs.map((row) => row[metric] ?? null)], "", true);
 }
+
+// Job and run below each other, so that a column is as wide as its figures need.
+const heading = (name) => h("a", { class: "run", href: `#/run/${name}` }, name.split("/")[0], h("br"), name.split("/")[1]);
 
 function overlay(charts, title, x, runs, column, unit = "", points = false) {
   const columns = runs.map(column);

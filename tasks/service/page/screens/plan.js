@@ -2,7 +2,7 @@
 
 import { front } from "../charts.js";
 import { card, h, table, tiles } from "../dom.js";
-import { between, counted, interval, joules, money, seconds, whole } from "../format.js";
+import { between, bytes, counted, interval, joules, money, seconds, whole } from "../format.js";
 
 const kinds = (devices) => {
   const found = {};
@@ -23,7 +23,7 @@ export function planView(root, plan, title) {
     ["time", seconds(predicted?.duration_s.median), between(predicted?.duration_s, seconds)],
     ["step time", seconds(predicted?.step_time_s.median), between(predicted?.step_time_s, seconds)],
     ["energy", joules(predicted?.energy_j?.median), between(predicted?.energy_j, joules)],
-    ["cost", money(predicted?.cost?.median), between(predicted?.cost, money)],
+    ["cost", money(predicted?.cost?.median), predicted?.cost ? between(predicted.cost, money) : "the pool names no prices"],
     ...(plan.deadline_s ? [["deadline", seconds(plan.deadline_s)]] : []),
   ]));
   if (plan.batch_rule) root.append(h("p", { class: "note" }, `Global batch size: ${plan.batch_rule}.`));
@@ -38,7 +38,7 @@ export function planView(root, plan, title) {
   root.append(card("Shares", table("Shares of a step", [["device", "name"], ["type", "name"], ["host", "name"], ["batch size", "number"],
     ["own step time", "number"], ["peak memory", "number"], ["prediction", "name"]],
   plan.devices.map((one) => [one.id, one.type, one.host, whole(one.batch_size), interval(one.step_time_s, seconds),
-    { text: `${(one.peak_memory_bytes / 2 ** 20).toFixed(0)} MiB`, value: one.peak_memory_bytes }, one.mode]))));
+    bytes(one.peak_memory_bytes), one.mode]))));
   root.append(configurations(plan));
 }
 

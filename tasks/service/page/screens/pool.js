@@ -2,7 +2,7 @@
 
 import { get, query } from "../api.js";
 import { card, every, h, place, table, tiles } from "../dom.js";
-import { seconds, whole } from "../format.js";
+import { counted, seconds, whole } from "../format.js";
 
 export async function show(root, { fields }, signal, failed) {
   const name = fields.get("pool") ?? "";
@@ -27,15 +27,25 @@ export async function show(root, { fields }, signal, failed) {
         state.devices.map((one) => [
           one.id, one.type, one.host, one.cores === null ? null : { text: String(one.cores), value: one.cores },
           one.speed === null || one.speed === undefined ? null : { text: `${one.speed} × (emulated)`, value: one.speed },
-          one.holder ? `${one.holder}${one.revoked_by ? `, to be given to ${one.revoked_by}` : ""}` : h("span", { class: "success" }, "free"),
+          one.holder ? h("span", {}, one.holder, one.revoked_by ? [", to be given to ", link(one.revoked_by)] : null) : h("span", { class: "success" }, "free"),
           link(one.run), one.expires_in_s === null ? null : seconds(Math.max(0, one.expires_in_s)),
         ]))),
       card("Queue", state.queue.length === 0 ? h("p", { class: "note" }, "Nobody waits.") : table("Runs that wait for devices",
         [["place", "number"], ["run", "name"], ["holder", "long"], ["priority", "number"], ["waited", "number"], ["needs", "number"], ["of", "long"]],
         state.queue.map((one) => [whole(one.place), link(one.run), one.holder, { text: String(one.priority), value: one.priority },
-          seconds(one.waited_s), whole(one.needed), one.wanted.map((device) => device.replace(/^device /, "")).join(", ")]))),
+          seconds(one.waited_s), whole(one.needed), kinds(one.wanted)]))),
     );
   }, signal, failed);
+}
+
+// Devices, "device ADDRESS HOST/TYPE-NUMBER" each, by host and type.
+function kinds(devices) {
+  const found = {};
+  for (const device of devices) {
+    const kind = device.replace(/^device \S+ /, "").replace(/-\d+$/, "");
+    found[kind] = (found[kind] ?? 0) + 1;
+  }
+  return counted(found);
 }
 
 // A run's URI as a link to its screen; text where it is no run of the store.

@@ -3,7 +3,7 @@
 import { base, file, get, post, query, RUN } from "../api.js";
 import { lines } from "../charts.js";
 import { alertOf, badge, card, every, h, place, table, tiles } from "../dom.js";
-import { bounds, bytes, joules, money, moment, number, plain, range, rate, seconds, signed, UNITS, whole } from "../format.js";
+import { bounds, bytes, joules, money, moment, number, percent, plain, range, rate, seconds, signed, UNITS, whole } from "../format.js";
 import { planView } from "./plan.js";
 import { merged, Series, throughput } from "./series.js";
 
@@ -124,11 +124,11 @@ function facts(run, series) {
   const done = series.last >= 0 ? series.last + 1 : result?.steps;
   return [
     ["step", whole(done), total ? `of ${whole(total).text} planned` : null],
-    ["loss", number(rows[0]?.loss ?? result?.metrics.loss), rows.length ? "training, this step" : "at the end"],
+    ["loss", number(rows[0]?.loss ?? result?.metrics.loss), rows.length ? "training, this step" : result ? "at the end" : null],
     ["learning rate", plain(rows[0]?.learning_rate ?? run.learning_rate), run.learning_rate ? `peak ${plain(run.learning_rate).text}` : null],
     ["throughput", rate(median(recent.map(throughput))), "samples, median of 20 steps"],
     ["step time", seconds(measured?.step_time_s?.median ?? taken), range(predicted?.step_time_s, seconds)],
-    ["duration", seconds(measured?.duration_s ?? running), measured ? range(predicted?.duration_s, seconds) : "since the run began"],
+    ["duration", seconds(measured?.duration_s ?? running), running !== null && !measured ? "since the run began" : range(predicted?.duration_s, seconds)],
     ["energy", joules(measured?.energy_j), range(predicted?.energy_j, joules)],
     ...Object.entries(run.metrics).filter(([name]) => name !== "loss").slice(0, 4).map(([name, value]) => [name, number(value), "validation"]),
   ];
@@ -159,7 +159,8 @@ function curves(room) {
 const device = (run, rank) => (run.plan?.devices[rank] ? ` (${run.plan.devices[rank].id})` : "");
 
 function predictions(run) {
-  if (!run.predicted_and_measured.length) return card("Predicted and measured", h("p", { class: "note" }, "Measured when training ends."));
+  if (!run.predicted_and_measured.length) return card("Predicted and measured", h("p", { class: "note" },
+    run.state === "running" ? "Measured when training ends." : "Nothing was measured."));
   return card("Predicted and measured", table("Predicted and measured",
     [["quantity", "name"], ["predicted", "number"], ["interval, 90 %", "number"], ["measured", "number"], ["off by", "number"], ["within", "name"]],
     run.predicted_and_measured.map((row) => {
@@ -179,14 +180,16 @@ function devices(run) {
 
 function steps(run) {
   const rows = Object.entries(run.steps);
-  return rows.length ? card("Steps of the chain", table("Steps of the chain", [["step", "name"], ["took", "number"], ["", "long"]],
-    rows.map(([name, taken]) => [name, seconds(taken), " "]))) : null;
+  const whole_s = rows.reduce((sum, [, taken]) => sum + taken, 0);
+  return rows.length ? card("Steps of the chain", table("Steps of the chain",
+    [["step", "name"], ["took", "number"], ["of all steps", "number"], ["", "long"]],
+    rows.map(([name, taken]) => [name, seconds(taken), whole_s > 0 ? percent(taken / whole_s) : null, " "]))) : null;
 }
 
 function happenings(run, series) {
   const events = run.events.length ? run.events.map((event) => [moment(event.at), event.event, said(event)]).reverse()
     : (run.split_events.length ? run.split_events : series.splits).map((one) => [{ text: `step ${one.step}`, value: one.step }, "split", split(one)]).reverse();
-  return card("Events", events.length === 0 ? h("p", { class: "note" }, "Nothing has happened yet.")
+  return card("Events", events.length === 0 ? h("p", { class: "note" }, run.state === "running" ? "Nothing has happened yet." : "None were recorded.")
     : table("Events, newest first", [["when", "name"], ["event", "name"], ["what", "long"]], events.slice(0, 200)));
 }
 

@@ -1,0 +1,50 @@
+"""Somebody's own TaskFlow DAG: functions name the data to check and make the jobs to train, from what another task made."""
+
+import json
+import os
+import random
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import dag, task
+
+
+@dag(schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC))
+def by_function() -> None:
+    """Data, a gate, two trainings, a comparison."""
+
+    @task
+    def make_data() -> str:
+        """A table of two classes that a line separates."""
+        rows = [[random.gauss(0, 1) for _ in range(4)] for _ in range(400)]
+        path = Path(os.environ["FOREIGN_OUT"])
+        lines = [",".join([*(f"{value:.4f}" for value in row), "up" if sum(row) > 0 else "down"]) for row in rows]
+        path.write_text("\n".join(["a,b,c,d,label", *lines]) + "\n")
+        return str(path)
+
+    @task.trainwright_validate
+    def check(table: str) -> dict[str, Any]:
+        """The data, as in a job file."""
+        return {"uri": table, "target": "label"}
+
+    @task.trainwright_train(device_pool=os.environ["FOREIGN_POOL"])
+    def train(table: str, width: int, run_id: str | None = None) -> dict[str, Any]:
+        """The job, of this DAG run."""
+        job: dict[str, Any] = json.loads(os.environ["FOREIGN_JOB"])
+        name = f"by-function-{width}{'' if run_id else '-without-context'}"
+        return job | {"name": name, "data": {"uri": table}, "model": job["model"] | {"config": {"width": width}}}
+
+    @task
+    def compare(trained: list[dict[str, Any]]) -> str:
+        """The run with the best accuracy."""
+        best: str = max(trained, key=lambda one: one["metrics"]["accuracy"])["run"]
+        return best
+
+    table = make_data()
+    trained = train.partial(table=table).expand(width=[2, 4])
+    check(table) >> trained
+    compare(trained)
+
+
+by_function()

@@ -1,0 +1,17 @@
+"""Somebody's own DAG, whose runs are looked at in Airflow's UI: the job comes with the trigger."""
+
+from datetime import UTC, datetime, timedelta
+
+from airflow.sdk import DAG, Param
+
+from trainwright.operators import ExtractOperator, ValidateOperator
+
+with DAG(
+    "tabs",
+    schedule=None,
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    params={"job": Param({}, type="object")},
+    default_args={"retries": 2, "retry_delay": timedelta(seconds=2)},
+) as tabs:
+    validate = ValidateOperator(task_id="validate", job="{{ params.job | tojson }}")
+    validate >> ExtractOperator(task_id="extract", run=validate.output)

@@ -1,0 +1,259 @@
+"""Our page in the UI of a whole Airflow, in a browser: each tab shows the run; a viewer sees and changes nothing; what is hostile
+is refused, or is text."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import random
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from airflow_client import AirflowClient, until
+from browsing import Watched, browser
+
+from trainwright.infra import airflow as embedded
+from trainwright.infra import local
+from trainwright.infra.service import free_ports
+from trainwright.tasks.run import Run, list_runs
+from trainwright.tasks.settings import settings
+
+FOREIGN = Path(__file__).parent / "foreign"
+JOBS = Path(__file__).parents[2] / "dags" / "jobs"
+JOB = {
+    "name": "shown-in-airflow", "data": {"uri": "builtin:digits"},
+    "model": {"source": str(JOBS / "cnn.py"), "config": {"width": 4}},
+}  # fmt: skip
+SCRIPT = "<script>document.title='ran'</script><img src=x onerror=\"document.title='ran'\">"
+SPEC = {
+    "inputs": {"inputs": [1, 8, 8]}, "input_dtypes": {"inputs": "float32"}, "target_dtype": "int64", "classes": 10,
+    "task": "image-classification",
+}  # fmt: skip
+MODEL = {"source": "cnn.py", "config": {"width": 4}}
+CHANGES = {
+    "structures": {"model": MODEL, "spec": SPEC},
+    "estimates": {"model": MODEL, "spec": SPEC, "batch_size": 8, "device_type": "cpu"},
+    "plans": {"name": "what-if", "model": MODEL, "data": {"uri": "builtin:digits"}},
+}
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture(scope="module")
+def airflow(_apart: Path, _server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AirflowClient]:
+    """A whole Airflow with a viewer beside its admin, and one DAG."""
+    dags = tmp_path_factory.mktemp("dags")
+    (dags / "tabs.py").symlink_to(FOREIGN / "tabs.py")
+    alone = embedded.airflow_environment
+
+    def with_a_viewer(home: Path, folder: Path) -> dict[str, str]:
+        return alone(home, folder) | {
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin,viewer:viewer",
+            "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",  # on a busy machine, where the browser runs as well
+        }
+
+    alone(_apart, dags)  # makes the folder
+    (_apart / "airflow" / "secrets" / "port").write_text(str(free_ports(1, random.randrange(20000, 32000))))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(embedded, "airflow_environment", with_a_viewer)
+        local.up(_apart, dags)
+        try:
+            api = AirflowClient(_apart)
+            until("the DAG is read", lambda: api.has_dag("tabs"))
+            api("PATCH", "/api/v2/dags/tabs", {"is_paused": False})
+            yield api
+        finally:
+            local.down(_apart)
+
+
+def password(user: str) -> str:
+    """What Airflow generated."""
+    return str(json.loads(embedded.password_file(settings().home).read_text())[user])
+
+
+@pytest.fixture(scope="module")
+def where(airflow: AirflowClient) -> str:
+    """A DAG run that ended well."""
+    found = airflow.start("tabs", job=JOB)
+    assert airflow.ended(found) == "success", airflow.states(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(where: str) -> Run:
+    """What that DAG run worked on."""
+    return next(iter(list_runs(settings().store, "shown-in-airflow")))
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as found:
+        yield found
+
+
+@contextmanager
+def logged_in(chromium: Any, airflow: AirflowClient, user: str, **options: Any) -> Iterator[Watched]:
+    """A browser in which a user has logged in to Airflow, as people do."""
+    tab = Watched(chromium, airflow.base, None, **options)
+    tab.page.set_default_timeout(90_000)
+    tab.page.goto(airflow.base)
+    tab.page.fill("input[name=username]", user)
+    tab.page.fill("input[name=password]", password(user))
+    tab.page.keyboard.press("Enter")
+    tab.page.wait_for_url(lambda url: "/auth/login" not in url)
+    try:
+        yield tab
+    finally:
+        tab.context.close()
+
+
+def _as(airflow: AirflowClient, user: str, **headers: str) -> httpx.Client:
+    told = {"username": user, "password": password(user)}
+    token = httpx.post(f"{airflow.base}/auth/token", json=told, timeout=60).json()["access_token"]
+    return httpx.Client(base_url=airflow.base, headers={"Authorization": f"Bearer {token}"} | headers, timeout=200)
+
+
+def ours(tab: Watched) -> list[str]:
+    """What the console complains of that has to do with us."""
+    return [one for one in tab.complaints if "trainwright" in one.lower()]
+
+
+@pytest.mark.parametrize(("user", "theme"), [("admin", "light"), ("viewer", "dark")])
+def test_every_tab_of_airflows_ui_shows_our_page(
+    chromium: Any, airflow: AirflowClient, where: str, run: Run, user: str, theme: str
+) -> None:
+    run_id = urllib.parse.unquote(where.rpartition("/")[2])
+    of_run = f"/dags/tabs/runs/{urllib.parse.quote(run_id, safe='')}"
+    heading = f"h1 >> text={run.job_name} / {run.id}"
+    with logged_in(chromium, airflow, user, color_scheme="light") as tab:
+        tab.context.add_init_script(f"localStorage.setItem('theme', '{theme}')")
+        page = tab.page
+        for name, start, route, shown in (
+            ("nav", "/", "trainwright-nav", 'table[aria-label="Devices and their leases"]'),
+            ("dag", "/dags/tabs", "trainwright-dag", f'a[href="#/run/{run.job_name}/{run.id}"]'),
+            ("dag-run", of_run, "trainwright-dag-run", heading),
+            ("task", f"{of_run}/tasks/extract", "trainwright-task-instance", heading),
+        ):
+            page.goto(airflow.base + start)
+            page.locator(f'a[href$="/plugin/{route}"]').first.click()
+            inside = page.frame_locator('iframe[src*="trainwright/page"]')
+            inside.locator(shown).wait_for()
+            inside.locator(".brand").wait_for(state="hidden")  # Airflow's own navigation says where this is
+            frame = next(one for one in page.frames if "/trainwright/page/" in one.url)
+            assert frame.evaluate("document.documentElement.dataset.theme") == theme
+            assert frame.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+            page.wait_for_timeout(1000)
+            tab.picture(f"airflow-{name}-{theme}")
+        assert ours(tab) == []
+
+
+def test_a_viewer_sees_a_run_and_is_told_what_needs_more(
+    chromium: Any, airflow: AirflowClient, where: str, run: Run
+) -> None:
+    with logged_in(chromium, airflow, "viewer") as tab:
+        page = tab.page
+        page.goto(f"{airflow.base}/trainwright/page/#/run/{run.job_name}/{run.id}")
+        page.locator(f"h1 >> text={run.id}").wait_for()
+        page.click("button[name=tensorboard]")
+        page.wait_for_selector("text=starting TensorBoard needs the right to start runs")
+        assert page.is_disabled("button[name=tensorboard]")
+        tab.picture("airflow-viewer-denied")
+        assert [one for one in ours(tab) if "403" not in one] == []
+
+
+def test_a_viewer_changes_nothing_whichever_way_it_is_asked(airflow: AirflowClient, where: str, run: Run) -> None:
+    board = f"runs/{run.job_name}/{run.id}/tensorboard"
+    with _as(airflow, "viewer") as viewer:
+        for path in ("pool", "pools", "devices", "runs", "history", f"runs/{run.job_name}/{run.id}", "page/"):
+            assert viewer.get(f"/trainwright/{path}").status_code == 200, path
+        for path, body in {**CHANGES, board: {}}.items():
+            refused = viewer.post(f"/trainwright/{path}", json=body)
+            assert (refused.status_code, refused.json()["error"]["kind"]) == (403, "forbidden"), path
+        assert viewer.post("/api/v2/dags/tabs/dagRuns", json={"conf": {}, "logical_date": None}).status_code == 403
+        assert viewer.patch(where, json={"state": "failed"}).status_code == 403
+    assert airflow(method="GET", path=where)["state"] == "success"
+
+
+@contextmanager
+def elsewhere(content: str) -> Iterator[str]:
+    """A page of another origin, to which the browser sends the same cookies all the same: another port of this machine."""
+
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(content.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_a_page_of_another_origin_gets_nothing_done_with_the_admins_cookie(
+    chromium: Any, airflow: AirflowClient, where: str, run: Run
+) -> None:
+    board = f"runs/{run.job_name}/{run.id}/tensorboard"
+    asked = {f"{airflow.base}/trainwright/{path}": body for path, body in {**CHANGES, board: {}}.items()}
+    script = "".join(
+        f"fetch({json.dumps(address)}, {{method: 'POST', credentials: 'include', mode: 'no-cors',"
+        f" body: {json.dumps(json.dumps(body))}}});"
+        for address, body in asked.items()
+    )
+    with logged_in(chromium, airflow, "admin") as tab, elsewhere(f"<script>{script}</script>") as evil:
+        answers: dict[str, int] = {}
+        tab.page.on("response", lambda one: answers.update({one.url: one.status}))
+        tab.page.goto(evil)
+        until("the answers came", lambda: tab.page.wait_for_timeout(200) or set(asked) <= set(answers), 60)
+        assert {address: answers[address] for address in asked} == dict.fromkeys(asked, 403)
+    with _as(airflow, "admin", Origin="https://evil.example") as foreign:
+        for path, body in {**CHANGES, board: {}}.items():
+            refused = foreign.post(f"/trainwright/{path}", json=body)
+            assert (refused.status_code, refused.json()["error"]["message"].split(":")[0]) == (403, "origin"), path
+
+
+@pytest.mark.parametrize("name", [SCRIPT, "../../x", "..", "%2e%2e/x", "a\nb", "x" * 4000])
+def test_a_job_of_a_hostile_name_fails_in_one_line_and_harms_nothing(
+    chromium: Any, airflow: AirflowClient, name: str
+) -> None:
+    before = {one.uri for one in list_runs(settings().store)}
+    found = airflow.start("tabs", job=JOB | {"name": name})
+    assert airflow.ended(found) == "failed"
+    assert "bad_input" in airflow.log(found, "validate")
+    assert {one.uri for one in list_runs(settings().store)} == before
+    with _as(airflow, "admin") as admin:
+        quoted = urllib.parse.quote(name, safe="")
+        for path in (f"runs/{quoted}/20260101T000000Z-abcdef", f"runs?job={quoted}", f"pool?name={quoted}"):
+            answer = admin.get(f"/trainwright/{path}")
+            assert 400 <= answer.status_code < 500, path
+            assert "<script>" not in answer.headers["content-type"] and answer.headers["content-type"] == "application/json"
+        assert admin.post("/trainwright/plans", json=CHANGES["plans"] | {"name": name}).status_code == 422
+
+
+def test_hostile_names_in_the_address_of_a_tab_are_text(chromium: Any, airflow: AirflowClient, where: str) -> None:
+    with logged_in(chromium, airflow, "admin") as tab:
+        page = tab.page
+        for name in (SCRIPT, "../../x", "javascript:document.title='ran'"):
+            quoted = urllib.parse.quote(name, safe="")
+            for query in (f"screen=airflow&dag={quoted}&run={quoted}", f"screen={quoted}", f"screen=runs&dag={quoted}",
+                          f"screen=run/{quoted}", f"screen=pool&pool={quoted}"):  # fmt: skip
+                page.goto(f"{airflow.base}/trainwright/page/?{query}")
+                page.wait_for_selector("main h1, main .note, main [role=alert]")
+                page.wait_for_timeout(200)
+                assert page.title() != "ran", query
+                assert page.locator("main script, main img").count() == 0
+        assert [one for one in tab.complaints if "404" not in one and "422" not in one] == []

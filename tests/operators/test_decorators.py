@@ -1,0 +1,103 @@
+"""What TaskFlow functions hand to the operators, and what is refused. Whole DAGs of them: tests/e2e/test_foreign_dags.py."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from trainwright.operators.decorators import train_task, validate_task
+from trainwright.operators.provider import get_provider_info
+
+CONTEXT: Any = {"dag_run": SimpleNamespace(dag_id="d", run_id="r"), "run_id": "r"}
+
+
+def operator(decorated: Any, *args: object, **kwargs: object) -> Any:
+    return decorated(*args, **kwargs).operator
+
+
+def test_the_provider_names_the_decorators_and_their_functions_are_there() -> None:
+    named = {one["name"]: one["class-name"] for one in get_provider_info()["task-decorators"]}
+    assert set(named) == {"trainwright_train", "trainwright_validate"}
+    for name, where in named.items():
+        module, _, function = where.rpartition(".")
+        made = getattr(importlib.import_module(module), function)(lambda: {})
+        assert made.operator_class.custom_operator_name == f"@task.{name}"
+
+
+def test_data_that_a_function_names_is_checked_with_its_arguments_and_the_context(home: Path, tmp_path: Path) -> None:
+    table = tmp_path / "r.csv"
+    table.write_text("a,label\n" + "".join(f"{n}.5,{n % 2}\n" for n in range(40)))
+
+    def check(folder: str, run_id: str | None = None) -> dict[str, Any]:
+        return {"uri": f"{folder}/{run_id}.csv"}
+
+    task = operator(validate_task(check), str(tmp_path))
+    answer = task.execute(dict(CONTEXT))
+    assert (answer["success"], answer["rows"]) == (True, 40)
+    assert task.data == {"uri": str(table)}
+
+
+@pytest.mark.parametrize("returned", [None, 7, "", [], [{"name": "x"}], object()])
+@pytest.mark.parametrize(("decorator", "allowed"), [(train_task, "or a job file's path"), (validate_task, "a mapping")])
+def test_what_is_no_job_fails_at_once_and_says_what_was_returned(
+    home: Path, decorator: Callable[..., Any], allowed: str, returned: object
+) -> None:
+    def mine() -> object:
+        return returned
+
+    with pytest.raises(AirflowFailException, match=rf"bad_input: mine: the function returned .*{allowed}"):
+        operator(decorator(mine)).execute(dict(CONTEXT))
+
+
+def test_a_job_that_is_wrong_is_told_by_its_field(home: Path) -> None:
+    def mine() -> dict[str, Any]:
+        return {"name": "Not A Name", "data": {"uri": "builtin:digits"}}
+
+    with pytest.raises(AirflowFailException, match="name"):
+        operator(train_task(mine)).execute(dict(CONTEXT))
+
+
+def test_a_path_that_a_function_returns_is_a_job_file(home: Path, tmp_path: Path) -> None:
+    def mine() -> Path:
+        return tmp_path / "none.yaml"
+
+    with pytest.raises(AirflowFailException, match=r"none\.yaml"):
+        operator(train_task(mine)).execute(dict(CONTEXT))
+
+
+def test_a_template_in_what_a_function_returns_stays_text(home: Path) -> None:
+    def mine(text: str) -> dict[str, Any]:
+        return {"uri": text}
+
+    task = operator(validate_task(mine), "/no/{{ run_id }}.csv")
+    with pytest.raises(AirflowFailException, match=r"\{\{ run_id \}\}"):
+        task.execute(dict(CONTEXT))
+
+
+def test_a_functions_own_errors_stay_its_own(home: Path) -> None:
+    def skips() -> dict[str, Any]:
+        raise AirflowSkipException("nothing to do today")
+
+    with pytest.raises(AirflowSkipException):
+        operator(train_task(skips)).execute(dict(CONTEXT))
+
+
+@pytest.mark.parametrize(("decorator", "names"), [(train_task, ("job", "run")), (validate_task, ("data", "job", "run"))])
+def test_what_the_function_returns_can_not_be_given_as_well(decorator: Any, names: tuple[str, ...]) -> None:
+    for name in names:
+        with pytest.raises(TypeError, match=rf"got {name}=; allowed: the function returns"):
+            decorator(**{name: {}})
+
+
+def test_a_job_is_not_spread_over_xcoms_for_its_annotation() -> None:
+    def mine() -> dict[str, Any]:
+        return {}
+
+    assert not operator(train_task(mine)).multiple_outputs
+    assert operator(train_task(mine, multiple_outputs=True)).multiple_outputs
