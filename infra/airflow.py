@@ -80,6 +80,7 @@ def airflow_environment(home: Path, dags_folder: Path) -> dict[str, str]:
         "api_auth": {"jwt_secret": _secrets_file(home, "jwt-secret").read_text()},
         "logging": {"base_log_folder": str(folder / "logs")},
         "scheduler": {"enable_health_check": "False"},
+        "workers": {"execution_api_timeout": "60"},  # while devices of this machine train, an answer may take its time
     }
     environment = {
         f"AIRFLOW__{section.upper()}__{name.upper()}": value

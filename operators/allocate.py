@@ -34,6 +34,9 @@ class AllocateOperator(StepOperator):
 class ReleaseOperator(StepOperator):
     """Give a run's devices back. Made to be a teardown: it succeeds whatever became of the run, and twice as well.
 
+    What still trains for this DAG run is stopped first, with a checkpoint: a training task that was ended while no triggerer
+    lived has left its process.
+
     | input | default | meaning |
     |---|---|---|
     | those of `StepOperator` | | |
@@ -50,6 +53,9 @@ class ReleaseOperator(StepOperator):
 
     def work(self, context: Context) -> dict[str, Any]:
         """Release what the run holds."""
-        from trainwright.tasks import steps
+        from trainwright.tasks import detached, step, steps
 
-        return steps.release(self.open(context))
+        run = self.open(context)
+        if detached.stop_unfollowed(run, step.holder(run).name):
+            self.log.warning("training went on though its task has ended: it was stopped; its newest checkpoint stays")
+        return steps.release(run)

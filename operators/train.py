@@ -23,7 +23,8 @@ class TrainOperator(ResumableJobMixin, StepOperator):
     Training runs in a process of its own, of which there is one at most for a run. The task is deferred meanwhile: it holds no
     worker's slot while devices train or while it waits for them; the log of every rank comes into the task's log, live where
     the triggerer is on the same machine. A task that is tried again attaches to the process, or starts one that goes on from
-    the newest checkpoint. Killing the task, by the UI too, saves a checkpoint, stops the ranks and frees the devices.
+    the newest checkpoint. Killing the task, by the UI too, saves a checkpoint, stops the ranks and frees the devices. That is the
+    triggerer's work; where none lives at that moment, it is `ReleaseOperator`'s, as teardown: a DAG without it trains to the end.
 
     | input | default | meaning |
     |---|---|---|

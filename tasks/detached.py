@@ -90,15 +90,14 @@ def raise_failure(run: Run) -> None:
 def stop(run: Run, owner: str) -> bool:
     """Stop the process, wherever it runs, and free what the run holds; whether there was one.
 
-    It ends with a checkpoint where step and checkpoint take no longer than GRACE_S. On this machine it is gone when this returns.
+    It ends with a checkpoint where step and checkpoint take no longer than GRACE_S. On this machine it is gone when this returns,
+    and keeps its right to launch until then: no other is started beside it, and whoever stops it too waits as long.
     Elsewhere it learns within LOOK_EVERY_S that it lost its lease; its devices are freed when it has ended, or must have.
     """
     name = launcher(run)
-    step.ledger().release(run.uri, [resource(run.uri)])
     if name is not None and host_of(name) != socket.gethostname():
-        until = time.monotonic() + LOOK_EVERY_S + GRACE_S + 2.0
-        while _has_devices(run, owner) and time.monotonic() < until:
-            time.sleep(0.2)
+        step.ledger().release(run.uri, [resource(run.uri)])
+        _wait_for_devices(run, owner)
     elif name is not None and (process := on_this_machine(name)) is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGTERM)
@@ -107,6 +106,8 @@ def stop(run: Run, owner: str) -> bool:
             time.sleep(0.05)
         if on_this_machine(name) is not None:
             os.kill(process, signal.SIGKILL)  # ranks end with it
+    if name is not None:
+        step.ledger().release(run.uri, [resource(run.uri)], holder=name)
     step.ledger().release(run.uri, holder=owner)
     if name is not None and run.status().state == "running":
         error = Interrupted("stopped on request; it goes on from the newest checkpoint")
@@ -114,8 +115,29 @@ def stop(run: Run, owner: str) -> bool:
     return name is not None
 
 
-def _has_devices(run: Run, owner: str) -> bool:
-    return any((lease.run, lease.holder) == (run.uri, owner) for lease in step.ledger().held("device "))
+def stop_unfollowed(run: Run, owner: str) -> bool:
+    """Stop the process where it works on the run in this owner's name, whose task has ended; whether there was one.
+
+    A deferred task is stopped by its trigger. Where no triggerer lives when the task is ended, Airflow drops the trigger, and
+    nobody tells the process. Where a trigger is about it, this waits for the devices.
+    """
+    if not any((lease.run, lease.holder) == (run.uri, owner) for lease in step.ledger().held(run.hold)):
+        return False
+    if launcher(run) is not None:
+        return stop(run, owner)
+    status = run.status()
+    if (status.state, status.step) == ("running", "train") and not run.has(Result):
+        _wait_for_devices(run, owner)
+    return False
+
+
+def _wait_for_devices(run: Run, owner: str) -> None:
+    """Until a process elsewhere, which was told to end, has freed them, or must have ended."""
+    until = time.monotonic() + LOOK_EVERY_S + GRACE_S + 2.0
+    while time.monotonic() < until and any(
+        (lease.run, lease.holder) == (run.uri, owner) for lease in step.ledger().held("device ")
+    ):
+        time.sleep(0.2)
 
 
 class Logs:

@@ -96,6 +96,12 @@ class AirflowClient:
         """Mark a task, as the UI's button does."""
         self("PATCH", f"{where}/taskInstances/{task}", {"new_state": state})
 
+    def clear(self, where: str, task: str) -> None:
+        """Have a task and those after it done again, as the UI's button does."""
+        dag, run = where.removeprefix("/api/v2/dags/").split("/dagRuns/")
+        asked = {"dag_run_id": urllib.parse.unquote(run), "task_ids": [task], "include_downstream": True}
+        self("POST", f"/api/v2/dags/{dag}/clearTaskInstances", {**asked, "dry_run": False, "only_failed": False})
+
 
 def until(
     what: str, test: Callable[[], Found | bool | None], seconds: float = 400, tell: Callable[[], str] = lambda: ""

@@ -15,7 +15,8 @@ from trainwright.tasks.run import Run, list_runs
 from trainwright.tasks.settings import settings
 
 DAGS = Path(__file__).parents[2] / "dags"
-POOL = DAGS / "pools" / "two-cpus.yaml"
+STEPS_AN_EPOCH = 15
+"""of `write_job`'s jobs; each takes a quarter of a second, however busy the machine is"""
 
 
 def only_retrain(home: Path) -> Path:
@@ -40,10 +41,22 @@ def whole_airflow(home: Path) -> Iterator[AirflowClient]:
         local.down(home)
 
 
+def write_pool(folder: Path) -> Path:
+    """The pool file beside job files: two unlike devices, emulated, so that there is nothing to measure first."""
+    devices = [{"type": "emulated", "speed": speed} for speed in (0.25, 0.125)]
+    path = folder / "pools" / "pair.yaml"
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(
+            yaml.safe_dump({"name": "pair", "hosts": [{"name": "here", "address": "localhost", "devices": devices}]})
+        )
+    return path
+
+
 def write_job(folder: Path, name: str, epochs: int, **fields: Any) -> Path:
     """A small job on both devices of the pool, a checkpoint every ten steps."""
     job = {
-        "name": name, "pool": str(POOL), "data": {"uri": "builtin:digits"},
+        "name": name, "pool": str(write_pool(folder)), "data": {"uri": "builtin:digits"},
         "model": {"source": str(DAGS / "jobs" / "cnn.py"), "config": {"width": 16}},
         "train": {
             "epochs": epochs, "global_batch_size": 96, "learning_rate": 0.003, "checkpoint": {"every_steps": 10},

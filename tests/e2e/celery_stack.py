@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import secrets
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from trainwright.infra.airflow import airflow_answers, airflow_environment, training_service
-from trainwright.infra.service import Service, free_ports, stop, wait_until
+from trainwright.infra.service import Service, free_ports, stop, wait_until, write_private
 
 AIRFLOW = {
     "api-server": ["api-server"],
@@ -47,7 +48,10 @@ class CeleryStack:
         """`home` is trainwright's; logs and sockets lie in `folder`; `more` is added to Airflow's environment."""
         self.home, self.folder = home, folder
         self._sockets = folder / "postgresql"
-        self._redis_port, self._redis_password = free_ports(1, 16_379), secrets.token_urlsafe(16)
+        self._redis_port, self._redis_password = _any_port(), secrets.token_urlsafe(16)
+        airflow_environment(home, dags)
+        # Not the usual port: it is not bound before a minute from now.
+        write_private(home / "airflow" / "secrets" / "port", str(_any_port()))
         self.ledger_url = self._database("ledger")
         self.environment = (
             airflow_environment(home, dags)
@@ -200,6 +204,11 @@ def celery_stack(home: Path, dags: Path, **environment: str) -> Iterator[CeleryS
             raise
         finally:
             stop([*stack._services.values(), training_service(home)], grace_s=5)
+
+
+def _any_port() -> int:
+    """A free port that hardly anybody else chooses at the same time."""
+    return free_ports(1, random.randrange(10_000, 32_000))
 
 
 def _programs() -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from airflow_client import AirflowClient, until
-from airflow_whole import POOL, run_of, whole_airflow, write_job
+from airflow_whole import STEPS_AN_EPOCH, run_of, whole_airflow, write_job, write_pool
 
 from trainwright.tasks import step
 from trainwright.tasks.allocate.ledger import Heartbeat, Holder
@@ -19,7 +19,8 @@ from trainwright.tasks.pool import load_pool
 from trainwright.tasks.train import checkpoint
 from trainwright.tasks.train.metrics import read_rows
 
-pytestmark = pytest.mark.slow
+EPOCHS = 20
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture
@@ -31,13 +32,13 @@ def airflow(stack: Path) -> Iterator[AirflowClient]:
 def test_a_run_waits_deferred_and_goes_on_and_a_revoked_training_loses_no_step(
     airflow: AirflowClient, tmp_path: Path
 ) -> None:
-    devices = [device.resource for device in load_pool(str(POOL)).devices()]
+    devices = [device.resource for device in load_pool(str(write_pool(tmp_path))).devices()]
     queue, me = Queue(step.ledger()), Holder("test", os.getpid())
     token = queue.take("test", me, devices, priority=9)
     assert token is not None
 
     with Heartbeat(step.ledger(), "test", devices, holder=me.name, token=token):
-        low = airflow.start(job=str(write_job(tmp_path, "low", 60)))
+        low = airflow.start(job=str(write_job(tmp_path, "low", EPOCHS)))
         until("low waits for the devices", lambda: airflow.state(low, "allocate") == "deferred")
         time.sleep(8)  # longer than between two looks
         assert airflow.state(low, "allocate") == "deferred"
@@ -58,7 +59,7 @@ def test_a_run_waits_deferred_and_goes_on_and_a_revoked_training_loses_no_step(
     assert rival is not None
     with Heartbeat(step.ledger(), "rival", devices, holder=me.name, token=rival):
         kept = checkpoint.list_states(low_run.objects)[-1].step
-        assert 0 < kept < 60 * 15
+        assert 0 < kept < EPOCHS * STEPS_AN_EPOCH
         time.sleep(8)
         assert low_run.status().state == "interrupted"
         assert airflow.state(low, "train") == "deferred"  # no worker's slot while it trains, nor while it waits
@@ -67,6 +68,6 @@ def test_a_run_waits_deferred_and_goes_on_and_a_revoked_training_loses_no_step(
     assert airflow("GET", low)["state"] == "success"
     assert low_run.read(Result).resumed_from_step == kept
     steps = [row["step"] for row in read_rows(low_run.objects, "steps-rank0")]
-    assert steps == list(range(60 * 15))
+    assert steps == list(range(EPOCHS * STEPS_AN_EPOCH))
     assert step.ledger().held() == []
     assert queue.waiting() == []

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,8 @@ def test_of_two_launchers_started_at_once_one_trains(run: Run) -> None:
     until("the other trains", lambda: newest(run) >= EVERY, 500)
     assert len(ranks(run)) == len(run.read(Plan).devices)
     alive = next(one for one in both if one.poll() is None)
-    os.kill(alive.pid, signal.SIGTERM)
+    assert detached.stop_unfollowed(run, OWNER)
+    assert ranks(run) == []
     assert alive.wait(15) == 130
     assert step.ledger().held() == []
 
@@ -142,6 +144,17 @@ def launch(run: Run) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "trainwright.tasks.detached", run.uri, OWNER], start_new_session=True
     )
+
+
+def left_after(stops: list[Callable[[Run, str], bool]], run: Run) -> list[list[psutil.Process]]:
+    """The ranks that are left when each of several who stop it at once, a trigger and a teardown, is done."""
+
+    def left(stop: Callable[[Run, str], bool]) -> list[psutil.Process]:
+        stop(run, OWNER)
+        return ranks(run)
+
+    with ThreadPoolExecutor(len(stops)) as stoppers:
+        return list(stoppers.map(left, stops))
 
 
 def of_run(run: Run) -> dict[str, int]:
@@ -167,7 +180,11 @@ def test_a_launcher_that_slept_past_its_lease_leaves_its_successor_alone(run: Ru
     assert (run.status().state, run.status().error) == ("running", None)
     reached = newest(run)
     until("the successor still trains", lambda: newest(run) > reached)
-    assert detached.stop(run, OWNER)
+    assert not detached.stop_unfollowed(
+        run, "Airflow survival r2"
+    )  # the teardown of a DAG run that does not have this run
+    assert successor.poll() is None
+    assert left_after([detached.stop, detached.stop], run) == [[], []]
     assert successor.wait(15) == 130
     assert of_run(run) == {}
 
@@ -180,8 +197,7 @@ def test_a_launcher_elsewhere_saves_a_checkpoint_and_ends_before_its_devices_are
     until("training", lambda: newest(run) >= EVERY, 500)
     with monkeypatch.context() as patch:
         patch.setattr(socket, "gethostname", lambda: "another-machine")  # nothing but the ledger leads from there
-        assert detached.stop(run, OWNER)
-        assert ranks(run) == []
+        assert left_after([detached.stop, detached.stop_unfollowed], run) == [[], []]
     assert process.wait(5) == 130
     assert of_run(run) == {}
     status = run.status()
