@@ -6,8 +6,9 @@ READY := .venv/ready
 PACKAGES := dags operators tasks estimator infra
 # What Horovod's build imports. The versions are the lock file's.
 BUILD_TOOLS := torch setuptools packaging cloudpickle psutil pyyaml cffi
-# Tests run beside each other, those of a file one after the other; slow ones, with whole Airflows, alone.
-BESIDE := -n 2 --dist loadfile
+# Tests run beside each other, those of a file one after the other, the longest files first (tests/conftest.py); slow ones, with
+# whole Airflows, alone.
+BESIDE := -n 2 --dist loadfile --no-loadscope-reorder
 # Debian packages that tests need; `make setup-system` installs them.
 SYSTEM_PACKAGES := postgresql redis-server openssh-server chromium openssh-client iproute2
 

@@ -51,7 +51,9 @@ class FromFunction(DecoratedOperator):
         if self.paths and isinstance(returned, str | os.PathLike) and str(returned).strip():
             return os.fspath(returned)
         allowed = "a mapping, as in a job file" + (", or a job file's path" if self.paths else "")
-        raise BadInput(f"{self.task_id}: the function returned {returned!r:.80} for `{self.input_name}`; allowed: {allowed}")
+        raise BadInput(
+            f"{self.task_id}: the function returned {returned!r:.80} for `{self.input_name}`; allowed: {allowed}"
+        )
 
 
 class TrainFromFunction(FromFunction, TrainOperator):

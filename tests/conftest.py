@@ -1,18 +1,40 @@
-"""What all tests share: no test sees or touches the user's own trainwright, and no process is left."""
+"""What all tests share: no test sees or touches the user's own trainwright, and no process is left; which files start first."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from lab import lab  # noqa: F401 - a fixture
 
-from trainwright.infra.airflow import airflow_services, training_service
+from trainwright.infra.airflow import airflow_services, ensure_airflow_db, training_service
 from trainwright.infra.s3 import S3Access, s3_service, start_s3
 from trainwright.infra.service import stop
-from trainwright.tasks import step
+from trainwright.tasks import calibrate, step
+
+TESTS = Path(__file__).parent
+LONGEST_FIRST = [
+    TESTS / name
+    for name in (
+        "e2e/test_chain.py", "tasks/train/test_batch_growth.py", "tasks/train/test_checkpoint_faults.py",
+        "e2e/test_foreign_dag.py", "e2e/test_bad_model.py", "tasks/train/test_elastic.py", "e2e/test_bad_input.py",
+        "tasks/test_estimate.py", "tasks/train/test_lifecycle.py", "tasks/train/test_precision.py",
+        "tasks/test_calibrate.py", "tasks/train/test_joint_batch.py", "tasks/train/test_hosts.py",
+        "tasks/test_replan.py", "e2e/test_calibrate_pool.py",
+    )
+]  # fmt: skip
+"""Files that take a minute or more: one that starts last would leave the other processes without work."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first, the others in the order in which they were collected."""
+    if gone := [str(path) for path in LONGEST_FIRST if not path.exists()]:
+        raise pytest.UsageError(f"tests/conftest.py, LONGEST_FIRST: no such file: {', '.join(gone)}")
+    place = {path: number for number, path in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
 def _end(home: Path) -> None:
@@ -61,7 +83,28 @@ def s3(_server: S3Access, monkeypatch: pytest.MonkeyPatch) -> S3Access:
     return _server
 
 
-@pytest.fixture
-def stack(_apart: Path, _server: S3Access) -> Path:
+@pytest.fixture(scope="session")
+def _made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home that all processes of a session share: Airflow's database, and this machine measured as shortly as it gets."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "made-once"
+    ensure_airflow_db(folder, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAINWRIGHT_HOME", str(folder))
+        patch.setattr(calibrate, "FIRST_USE_S", 1.0)
+        calibrate.calibration_for(1)
+        calibrate.link_for_this_machine()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def stack(_apart: Path, _server: S3Access, _made_once: Path) -> Path:
     """The session's home, its S3 server running: what one test stores and measures there, the next finds."""
+    airflow = _apart / "airflow"
+    airflow.mkdir(mode=0o700, exist_ok=True)
+    if not (airflow / "migrated").exists():
+        for path in [*(_made_once / "airflow").glob("airflow.db*"), _made_once / "airflow" / "migrated"]:
+            shutil.copy2(path, airflow / path.name)
+    for name in ("calibrations", "links"):
+        shutil.copytree(_made_once / name, _apart / name, dirs_exist_ok=True)
     return _apart

@@ -240,7 +240,7 @@ def test_a_job_of_a_hostile_name_fails_in_one_line_and_harms_nothing(
         for path in (f"runs/{quoted}/20260101T000000Z-abcdef", f"runs?job={quoted}", f"pool?name={quoted}"):
             answer = admin.get(f"/trainwright/{path}")
             assert 400 <= answer.status_code < 500, path
-            assert "<script>" not in answer.headers["content-type"] and answer.headers["content-type"] == "application/json"
+            assert answer.headers["content-type"] == "application/json"
         assert admin.post("/trainwright/plans", json=CHANGES["plans"] | {"name": name}).status_code == 422
 
 

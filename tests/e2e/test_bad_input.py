@@ -14,6 +14,8 @@ import pytest
 import yaml
 from finished_run import finished_training, local_path
 
+from trainwright.infra.s3 import S3Access
+
 TRAINWRIGHT = [sys.executable, "-m", "trainwright.tasks.cli"]
 MODELS = {
     "none.py": "x = 1\n",
@@ -247,11 +249,9 @@ def test_an_s3_server_that_is_down_is_4_and_says_how_to_start_it(home: Path, tmp
     one_line(run("runs", "--json"), 4, "trainwright up")
 
 
-def test_wrong_credentials_are_4_and_the_secret_is_not_shown(stack: Path, tmp_path: Path) -> None:
-    from trainwright.infra.local import s3_access
-
+def test_wrong_credentials_are_4_and_the_secret_is_not_shown(s3: S3Access, tmp_path: Path) -> None:
     environment = {
-        "TRAINWRIGHT_S3_ENDPOINT": s3_access(stack).endpoint,
+        "TRAINWRIGHT_S3_ENDPOINT": s3.endpoint,
         "TRAINWRIGHT_S3_ACCESS_KEY": "someone",
         "TRAINWRIGHT_S3_SECRET_KEY": "very-secret",
     }

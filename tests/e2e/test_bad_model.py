@@ -8,17 +8,18 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
 HEAD = """
-import ctypes, os, pathlib, sys, torch
+import ctypes, os, pathlib, sys, time, torch
 from torch import nn
 def example_batch(n): return torch.rand(n, 4), torch.zeros(n).long()
 """
-SPIN = "pathlib.Path({reached!r}).touch()\n{indent}while True: pass"
+NEVER = "pathlib.Path({reached!r}).touch()\n{indent}while True: {does}"
 FORWARD = """
 class Model(nn.Module):
     def __init__(self):
@@ -29,6 +30,11 @@ class Model(nn.Module):
         return self.head(x)
 build_model = Model
 """
+ENDLESS = {
+    "imported": NEVER.format(reached="{reached}", indent="", does="pass"),
+    "built": "def build_model():\n    " + NEVER.format(reached="{reached}", indent="    ", does="time.sleep(1)"),
+    "run": FORWARD.format(does=NEVER.format(reached="{reached}", indent="        ", does="time.sleep(1)")),
+}
 LINEAR = "def build_model(): return nn.Linear(4, 2)\n"
 
 
@@ -58,24 +64,32 @@ def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", None)
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        SPIN.format(reached="{reached}", indent=""),
-        f"def build_model():\n    {SPIN.format(reached='{reached}', indent='    ')}",
-        FORWARD.format(does=SPIN.format(reached="{reached}", indent="        ")),
-    ],
-    ids=["imported", "built", "run"],
-)
-def test_a_model_that_never_returns(home: Path, tmp_path: Path, code: str) -> None:
-    reached = tmp_path / "reached"
-    before = {one.pid for one in psutil.process_iter()}
-    done = _extract(tmp_path, code.replace("{reached}", str(reached)), TRAINWRIGHT_EXTRACT_TIMEOUT_S="15")
-    _refused(done, "model: model.py was not traced within 15 s; does it end? TRAINWRIGHT_EXTRACT_TIMEOUT_S allows more")
-    assert reached.exists()
-    after = [one for one in psutil.process_iter(["cmdline"]) if one.pid not in before]
-    assert not [one for one in after if str(tmp_path) in " ".join(one.info["cmdline"] or [])]
-    assert list((tmp_path / "temporary").iterdir()) == []
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, subprocess.CompletedProcess[str]]]:
+    """Models that never return, at three places, traced side by side: the folder of each, and how the command ended."""
+
+    def traced(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+        temporary = folder / "temporary"
+        temporary.mkdir()
+        code = code.replace("{reached}", str(folder / "reached"))
+        own = {"TMPDIR": str(temporary), "TRAINWRIGHT_HOME": str(folder / "home")}
+        return _extract(folder, code, TRAINWRIGHT_EXTRACT_TIMEOUT_S="30", **own)
+
+    folders = [tmp_path_factory.mktemp(place) for place in ENDLESS]
+    with ThreadPoolExecutor(len(ENDLESS)) as pool:
+        ended = list(pool.map(traced, folders, ENDLESS.values()))
+    return dict(zip(ENDLESS, zip(folders, ended, strict=True), strict=True))
+
+
+@pytest.mark.parametrize("place", ENDLESS)
+def test_a_model_that_never_returns(
+    endless: dict[str, tuple[Path, subprocess.CompletedProcess[str]]], place: str
+) -> None:
+    folder, done = endless[place]
+    _refused(done, "model: model.py was not traced within 30 s; does it end? TRAINWRIGHT_EXTRACT_TIMEOUT_S allows more")
+    assert (folder / "reached").exists()
+    assert not [one for one in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(one.info["cmdline"] or [])]
+    assert list((folder / "temporary").iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_a_job_becomes_a_sealed_analysed_model_and_a_replay_has_the_same_losses(
 def test_an_interrupted_run_keeps_its_checkpoint_and_goes_on_and_a_second_runner_is_refused(
     stack: Path, job: Callable[..., Path]
 ) -> None:
-    path = job("stopped", train={"epochs": 60})
+    path = job("stopped", train={"epochs": 60, "checkpoint": {"every_steps": 30}})
     first = subprocess.Popen(
         [*TRAINWRIGHT, "run", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -88,7 +88,9 @@ def test_a_functions_own_errors_stay_its_own(home: Path) -> None:
         operator(train_task(skips)).execute(dict(CONTEXT))
 
 
-@pytest.mark.parametrize(("decorator", "names"), [(train_task, ("job", "run")), (validate_task, ("data", "job", "run"))])
+@pytest.mark.parametrize(
+    ("decorator", "names"), [(train_task, ("job", "run")), (validate_task, ("data", "job", "run"))]
+)
 def test_what_the_function_returns_can_not_be_given_as_well(decorator: Any, names: tuple[str, ...]) -> None:
     for name in names:
         with pytest.raises(TypeError, match=rf"got {name}=; allowed: the function returns"):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_case import LEARNING_RATE, ranks, request, rows, when_checkpoint
+from training_case import LEARNING_RATE, NO_SPARE, ranks, request, rows, when_checkpoint
 
 from trainwright.tasks.artefacts import SplitEvent
 from trainwright.tasks.errors import BadInput, Interrupted
@@ -31,7 +31,7 @@ def losses(asked: Any, rank: int) -> list[tuple[int, float, float, int]]:
 def test_a_stopped_training_with_a_grown_batch_goes_on_to_the_last_digit(tmp_path: Path, rule: str) -> None:
     settings: dict[str, Any] = {
         "devices": SLOW, "epochs": 3, "schedule": "cosine", "adaptive_batch": True, "learning_rate_rule": rule,
-        "checkpoint": {"every_steps": 5}, "batch_bounds": [32, 200],
+        "checkpoint": {"every_steps": 5}, "batch_bounds": [32, 200], **NO_SPARE,
     }  # fmt: skip
     whole = request(tmp_path / "whole", [40, 20], **settings).model_copy(update={"replay_events": GROWN})
     expected = train(whole)
@@ -72,7 +72,7 @@ def test_the_batch_grows_by_itself_where_steps_cost_the_same_and_says_why(tmp_pa
     # Devices a thousand times as fast as they need be: a step's cost is the processes', whatever the batch.
     asked = request(
         tmp_path, [6, 2], epochs=12, adaptive_batch=True, batch_bounds=[8, 64], schedule="constant",
-        checkpoint={"every_steps": 1000},
+        checkpoint={"every_steps": 1000}, **NO_SPARE,
     )  # fmt: skip
     result = train(asked)
     assert result.split_events
@@ -98,6 +98,7 @@ def test_memory_keeps_the_batch_where_it_is(tmp_path: Path) -> None:
 def test_a_search_leaves_parameters_optimizer_and_random_numbers_as_they_were(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "model": {"norm": True, "dropout": 0.3}, "optimizer": {"name": "adamw"}, "validation_fraction": 0.6,
+        **NO_SPARE,
     }  # fmt: skip
     rates = [10 ** (-4 + step / 8) for step in range(30)]
     searched = request(tmp_path / "searched", [40, 20], **settings)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load
-from training_case import alone, ranks, request
+from training_case import NO_SPARE, alone, ranks, request
 
 from trainwright.infra.s3 import s3_service, start_s3
 from trainwright.infra.service import stop
@@ -247,7 +247,7 @@ def test_a_last_checkpoint_that_no_disk_takes_fails_the_training_in_one_line(tmp
 
 
 def test_a_large_checkpoint_is_in_shards_and_is_gone_on_from_by_fewer_ranks(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"epochs": 4, "checkpoint": {"every_steps": 20}}
+    settings: dict[str, Any] = {"epochs": 3, "checkpoint": {"every_steps": 20}, **NO_SPARE}
     last = 0
     for sizes in ([30, 20, 10], [35, 25], [60]):
         asked = with_large_model(
@@ -284,7 +284,7 @@ def test_a_large_checkpoint_is_in_shards_and_is_gone_on_from_by_fewer_ranks(tmp_
 
 
 def test_a_damaged_shard_is_passed_over_for_the_checkpoint_before(tmp_path: Path) -> None:
-    asked = with_large_model(request(tmp_path, [40, 20], devices=SLOW, epochs=2, checkpoint={"every_steps": 12}))
+    asked = with_large_model(request(tmp_path, [40, 20], devices=SLOW, checkpoint={"every_steps": 12}, **NO_SPARE))
     expected = train(asked)
     newest, before = checkpoint.list_states(asked.store())[-1], checkpoint.list_states(asked.store())[-2]
     shard = tmp_path / "run" / checkpoint.folder_name(newest.step) / sorted(newest.sha256)[-1]

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from training_case import ranks, request, rows, when_checkpoint
+from training_case import NO_SPARE, ranks, request, rows, when_checkpoint
 
 from trainwright.tasks.artefacts import SplitEvent
 from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, TrainingFailed
@@ -37,7 +37,7 @@ def test_a_stopped_training_goes_on_from_its_last_whole_checkpoint_to_the_last_d
     # 1,438 rows in steps of 60: 24 an epoch. The stop falls into the second epoch.
     settings: dict[str, Any] = {
         "devices": SLOW, "model": {"norm": True, "dropout": 0.3}, "epochs": 2, "optimizer": {"name": "adamw"},
-        "schedule": "cosine", "checkpoint": {"every_steps": 5, "keep_last": 3},
+        "schedule": "cosine", "checkpoint": {"every_steps": 5, "keep_last": 3}, **NO_SPARE,
     }  # fmt: skip
     whole = request(tmp_path / "whole", [40, 20], **settings)
     events = [SplitEvent(step=31, batch_sizes=[30, 30], reason="so it is told")]

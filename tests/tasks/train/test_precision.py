@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_case import LEARNING_RATE, alone, request, rows, when_checkpoint
+from training_case import LEARNING_RATE, NO_SPARE, alone, request, rows, when_checkpoint
 
 from trainwright.estimator.devices import DEVICE_TYPES, half_precision
 from trainwright.tasks import data
@@ -102,6 +102,7 @@ def test_a_stopped_training_in_half_precision_goes_on_to_the_last_digit(tmp_path
     settings: dict[str, Any] = {
         "devices": [{"type": "emulated", "speed": speed} for speed in (1.0, 0.5)], "optimizer": {"name": "adamw"},
         "model": {"norm": True, "dropout": 0.3}, "precision": precision, "schedule": "cosine", "backend": "torch",
+        **NO_SPARE,
     }  # fmt: skip
     whole, stopped = (request(tmp_path / name, [40, 20], **settings) for name in ("whole", "stopped"))
     expected, stop = train(whole), threading.Event()
