@@ -143,7 +143,10 @@ def validated(model: type[AnyDocument], values: dict[str, Any], name: str) -> An
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise BadInput(f"{name}: {one_line(error)}") from None
+        problems = error.errors(include_url=False)
+        if problems[0]["type"] == "extra_forbidden":
+            problems[0]["ctx"] = {"fields": ", ".join(_fields(model, problems[0]["loc"]))}
+        raise BadInput(f"{name}: {told(problems)}") from None
 
 
 def parsed(model: type[AnyModel], content: bytes, name: str) -> AnyModel:
@@ -185,7 +188,8 @@ def told(problems: Sequence[Any]) -> str:
     first = problems[0]
     field = _field(first)
     if first["type"] == "extra_forbidden":
-        line = f"{field}: unknown field"
+        allowed = first.get("ctx", {}).get("fields")
+        line = f"{field}: unknown field{f'; allowed: {allowed}' if allowed else ''}"
     elif first["type"] == "missing":
         line = f"{field}: missing, and needed"
     else:
@@ -206,6 +210,23 @@ def _given(problem: Any) -> str:
     # Only as much is written out as is shown: a list may be long.
     text = repr(value[:_GIVEN] if isinstance(value, str | bytes | list | tuple) else value)
     return text if len(text) <= _GIVEN else text[: _GIVEN - 3] + "..."
+
+
+def _fields(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
+    """The fields that stand beside the one at this place of a document."""
+    here = [model]
+    for part in loc[:-1]:
+        fields = [one.model_fields[part] for one in here if isinstance(part, str) and part in one.model_fields]
+        if fields:  # else an item of a list, or one of several kinds
+            here = [found for one in fields for found in _models(one.annotation)]
+    return [name for one in here for name in one.model_fields]
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The documents that a field may hold, in lists too."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for one in get_args(annotation) for found in _models(one)]
 
 
 def _allowed(problem: Any) -> str:

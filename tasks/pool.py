@@ -37,7 +37,8 @@ def _prices(values: object) -> object:
         price = math.inf if match is None else float(match.group(1))
         if price > _MOST_PRICE:
             raise ValueError(
-                f"for {name} a number of zero or more per {unit}, such as 2.1/{unit}, up to {_MOST_PRICE:g}"
+                f"for {name} a number of zero or more per {unit}, such as 2.1/{unit}, up to {_MOST_PRICE:g}, not "
+                f"{str(value)[:80]!r}"
             )
         parsed[name] = price
     return parsed
@@ -80,6 +81,13 @@ class DeviceEntry(Document):
         return self
 
 
+class HostNetwork(Document):
+    """A host's own way to the network; what is left out is as the pool's."""
+
+    bandwidth: Bandwidth | None = Field(default=None, description="to other hosts, such as 1Gbit")
+    latency: Duration | None = Field(default=None, description="to other hosts, such as 200us")
+
+
 class Host(Document):
     """A machine and its devices."""
 
@@ -97,6 +105,9 @@ class Host(Document):
         default=None,
         description="daily window, UTC, such as 18:00-08:00",
     )
+    network: HostNetwork = Field(
+        default=HostNetwork(), description="where this host's bandwidth or latency is not the pool's"
+    )
     python: str | None = Field(
         default=None, pattern=r"^/", description="the Python there that has trainwright; left out: at this one's path"
     )
@@ -112,10 +123,16 @@ class Ssh(Document):
 
 
 class Network(Document):
-    """The network between hosts."""
+    """The network between hosts. Two hosts have the lesser bandwidth of theirs and the greater latency."""
 
     bandwidth: Bandwidth = 125e6
     latency: Duration = 50e-6
+
+    def slower(self, other: Network) -> Network:
+        """What lies between a host of this and one of the other."""
+        return Network.model_construct(
+            bandwidth=min(self.bandwidth, other.bandwidth), latency=max(self.latency, other.latency)
+        )
 
 
 class Power(Document):
@@ -173,6 +190,13 @@ class Pool(Document):
                         )
                     )
         return found
+
+    def network_of(self, host: str) -> Network:
+        """A host's network: its own where it says so, else the pool's."""
+        own = next(one.network for one in self.hosts if one.name == host)
+        return Network.model_construct(
+            bandwidth=own.bandwidth or self.network.bandwidth, latency=own.latency or self.network.latency
+        )
 
     def kinds(self) -> list[dict[str, Any]]:
         """What there is to calibrate: device types, CPUs by their threads, and the addresses that have them."""

@@ -24,6 +24,7 @@ def infeasible(planner: Planner) -> Infeasible:
         return _nothing_at_all(planner)
     details: dict[str, object] = {"confidence": objective.confidence}
     words = []
+    shape = f"quickest: {_shape(quickest)}"
     late = quickest.cost.upper_duration_s > limits.deadline_s
     cheapest = planner.least("upper_cost", Limits()) if limits.budget < math.inf else None
     dear = cheapest is not None and cheapest.cost.upper_cost > limits.budget
@@ -40,6 +41,7 @@ def infeasible(planner: Planner) -> Infeasible:
         details |= {"nearest_budget": nearest_budget, "budget": limits.budget}
         if not late:
             binding, goal, within, nearest = "budget", "upper_cost", Limits(), nearest_budget
+            shape = f"cheapest: {_shape(cheapest)}"
     if not words:
         binding, goal, within = "budget", "upper_cost", Limits(deadline_s=limits.deadline_s)
         in_time, affordable = planner.least(goal, within), planner.least("upper_time", Limits(budget=limits.budget))
@@ -51,15 +53,15 @@ def infeasible(planner: Planner) -> Infeasible:
             f"deadline of {nearest_s:g} s"
         )
         details |= {"nearest_budget": nearest, "nearest_deadline_s": nearest_s}
+        shape = f"cheapest in time: {_shape(in_time)}"
     more = _one_more(planner, goal, within, nearest)
     if more:
         details["one_more"] = more
         kind, value = min(more.items(), key=lambda pair: pair[1])
         could = f"a deadline of {value:g} s" if goal == "upper_time" else f"a budget of {value:g}"
         words.append(f"with one more {kind}, {could} would be feasible")
-    shape = _shape(quickest)
     return Infeasible(
-        f"no feasible plan: {'; '.join(words)} (at confidence {objective.confidence:g}; quickest: {shape})",
+        f"no feasible plan: {'; '.join(words)} (at confidence {objective.confidence:g}; {shape})",
         feasible=False, binding=binding, **details,
     )  # fmt: skip
 

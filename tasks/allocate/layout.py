@@ -1,8 +1,8 @@
 """Which ranks sit where, and what their collectives take: machines that are alike, and the devices of a kind on them.
 
-Machines with the same devices form a site, because a plan that uses one of them is as good as a plan that uses another. Ranks of
-a kind at a site are a group, and a configuration is a count for each group. This machine, whose link was measured, is a site of
-its own; so is each machine whose memory ranks of several kinds may exhaust together.
+Machines with the same devices and network form a site, because a plan that uses one of them is as good as a plan that uses
+another. Ranks of a kind at a site are a group, and a configuration is a count for each group. This machine, whose link was
+measured, is a site of its own; so is each machine whose memory ranks of several kinds may exhaust together.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainwright.estimator.communication import (
     on_cycle,
 )
 from trainwright.tasks.allocate.cost import Collectives, CostModel, Kind, Triple
-from trainwright.tasks.pool import Device
+from trainwright.tasks.pool import Device, Network
 
 # Between two ranks of one machine, as a prior where nobody has measured it: sums lie in the host's memory whatever device a
 # rank computes on (`tasks.train.collective`), so that it is one for all kinds. Never slower than the pool's network. Rounded
@@ -44,6 +44,8 @@ class Ranks(NamedTuple):
     """Ranks on this machine."""
     total: int
     """All of them."""
+    network: tuple[float, float] | None = None
+    """The slowest between their machines: bandwidth in bytes/s, latency in s. None: the quickest that there is."""
 
 
 class Seating(NamedTuple):
@@ -62,6 +64,7 @@ class Site:
     local: bool
     room: dict[int, int]
     """Devices by kind on each machine."""
+    network: Network
 
     @property
     def size(self) -> int:
@@ -92,12 +95,16 @@ class Layout:
             machine = machines.setdefault(machine_of(device), {})
             machine.setdefault(kind.index, []).append(device)
         self.devices = machines
-        alike: dict[tuple[str | None, tuple[tuple[int, int], ...]], list[str]] = {}
+        networks = self._networks(devices)
+        alike: dict[tuple[str | None, tuple[float, float], tuple[tuple[int, int], ...]], list[str]] = {}
         for name, held in machines.items():
             own = apart or name == _THIS or not self._roomy(held, kinds)
             inventory = tuple(sorted((index, len(group)) for index, group in held.items()))
-            alike.setdefault((name if own else None, inventory), []).append(name)
-        self.sites = [Site(tuple(names), names[0] == _THIS, dict(inventory)) for (_, inventory), names in alike.items()]
+            alike.setdefault((name if own else None, _ends(networks[name]), inventory), []).append(name)
+        self.sites = [
+            Site(tuple(names), names[0] == _THIS, dict(inventory), networks[names[0]])
+            for (*_, inventory), names in alike.items()
+        ]
         self.groups = [
             Group(number, kinds[index], count * len(site.machines))
             for number, site in enumerate(self.sites)
@@ -107,14 +114,26 @@ class Layout:
         self.along: dict[object, Any] = {}  # what collectives take by number of ranks, for `floor`
         self._place = {kind.index: place for place, kind in enumerate(self.kinds)}
         self._link = Link(
-            bandwidth_bytes_per_s=model.pool.network.bandwidth, latency_s=model.pool.network.latency, spread=0.0
+            bandwidth_bytes_per_s=max(
+                (one.bandwidth for one in networks.values()), default=model.pool.network.bandwidth
+            ),
+            latency_s=min((one.latency for one in networks.values()), default=model.pool.network.latency),
+            spread=0.0,
         )
-
         self._inside = Link(
             bandwidth_bytes_per_s=max(_LOOPBACK.bandwidth_bytes_per_s, self._link.bandwidth_bytes_per_s),
             latency_s=min(_LOOPBACK.latency_s, self._link.latency_s),
             spread=0.0,
         )
+
+    def _networks(self, devices: Sequence[Device]) -> dict[str, Network]:
+        """Of each machine: the slower of its hosts' networks, where it has several."""
+        hosts = {device.host: machine_of(device) for device in devices}
+        found: dict[str, Network] = {}
+        for host, machine in hosts.items():
+            network = self.model.pool.network_of(host)
+            found[machine] = network.slower(found[machine]) if machine in found else network
+        return found
 
     @functools.cached_property
     def site_of(self) -> Any:
@@ -185,6 +204,7 @@ class Layout:
         there = [number for number in used if not self.sites[number].local]
         narrowest = max((-(-used[number] // len(self.sites[number].machines)) for number in there), default=0)
         widest = max((-(-used[number] // least[number]) for number in there), default=0)
+        slowest = _ends(functools.reduce(Network.slower, (self.sites[number].network for number in used)))
         found: list[Seating] = []
         for width in range(narrowest, widest + 1):
             taken = {
@@ -194,7 +214,8 @@ class Layout:
             total = sum(taken.values())
             if not found or total < found[-1].ranks.machines:
                 most_on_one = max((-(-used[number] // taken[number]) for number in there), default=0)
-                found.append(Seating(Ranks(total, most_on_one, here, sum(used.values())), tuple(sorted(taken.items()))))
+                ranks = Ranks(total, most_on_one, here, sum(used.values()), slowest if total > 1 else None)
+                found.append(Seating(ranks, tuple(sorted(taken.items()))))
         return found
 
     @functools.lru_cache(maxsize=100_000)  # noqa: B019 - a layout lives as long as one plan's search
@@ -219,7 +240,11 @@ class Layout:
         elif max(ranks.here, ranks.widest) > 1:
             found = _unmeasured(all_reduces(self._inside, size, pieces, ranks.total).median)
         if ranks.machines > 1:
-            between = _unmeasured(all_reduces(self._link, size, pieces, ranks.total).median)
+            link = self._link
+            if ranks.network is not None:
+                bandwidth, latency = ranks.network
+                link = Link(bandwidth_bytes_per_s=bandwidth, latency_s=latency, spread=0.0)
+            between = _unmeasured(all_reduces(link, size, pieces, ranks.total).median)
             found = Triple(*map(max, found, between))
         return found
 
@@ -239,6 +264,10 @@ class Layout:
                     loads[one] += here
                     taken += self.devices[site.machines[one]][self.groups[place].kind.index][:here]
         return sorted(taken, key=lambda device: self.order[device.id])
+
+
+def _ends(network: Network) -> tuple[float, float]:
+    return network.bandwidth, network.latency
 
 
 def machine_of(device: Device) -> str:

@@ -308,6 +308,9 @@ class Planner:
         """Why the global batch is what it is."""
         if self.job.train.global_batch_size != "auto":
             return "given"
+        rows = self.model.data.train_rows
+        if self.job.train.batch_bounds[0] > rows:
+            return f"all {rows} rows to train on: batch_bounds begin above them, at {self.job.train.batch_bounds[0]}"
         if self._prefers_small or len(self.sizes) == 1:
             return (
                 f"the smallest of {', '.join(map(str, self.sizes))} whose best {self.goal} is within a factor of "

@@ -132,11 +132,13 @@ def pool(
     if as_json:
         print_json(document)
         return
+    fractions = any(one["cores"] for one in document["devices"])
+    columns = ("device", "type", *(["cores"] if fractions else []), "host", "held by", "until", "for")
     rows = [
         (
             str(one["id"]),
             str(one["type"]),
-            f"{one['cores']:g}" if one["cores"] else "",
+            *([f"{one['cores']:g}" if one["cores"] else ""] if fractions else []),
             str(one["address"]),
             one["holder"] or "free",
             f"{one['until'][11:19]} UTC, unless renewed" if one["until"] else "",
@@ -144,9 +146,7 @@ def pool(
         )
         for one in document["devices"]
     ]
-    screen.table(
-        f"pool {document['pool']}", ("device", "type", "cores", "host", "held by", "until", "for"), rows, right=(2,)
-    )
+    screen.table(f"pool {document['pool']}", columns, rows, right=(2,) if fractions else ())
     if queue:
         waits = [
             (str(one["place"]), str(one["holder"]), str(one["priority"]), screen.seconds(one["waited_s"]),

@@ -63,8 +63,8 @@ def test_a_job_survives_the_run_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"nmae": "x"}, "nmae: unknown field"),
-        ({"train": {"epoch": 3}}, "train.epoch: unknown field"),
+        ({"nmae": "x"}, "nmae: unknown field; allowed: name, pool, "),
+        ({"train": {"epoch": 3}}, "train.epoch: unknown field; allowed: epochs, "),
         ({"train": {"epochs": "many"}}, "train.epochs: got 'many'; allowed:"),
         ({"train": {"epochs": True}}, "train.epochs: got True; allowed: a number"),
         ({"train": {"epochs": "5"}}, "train.epochs: got '5'; allowed: a number"),

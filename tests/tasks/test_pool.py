@@ -42,6 +42,15 @@ def test_the_contracts_example_is_read(tmp_path: Path) -> None:
     assert pool.prices == {"nvidia-a100-80gb": 2.1, "energy": 0.25}
 
 
+def test_a_host_may_have_a_bandwidth_or_latency_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "lab.yaml"
+    path.write_text(EXAMPLE.replace("count: 8}]", "count: 8}], network: {bandwidth: 1Gbit}"))
+    pool = load_pool(path)
+    assert (pool.network_of("gpu-a").bandwidth, pool.network_of("gpu-a").latency) == (1.25e8, pytest.approx(50e-6))
+    assert pool.network_of("here") == pool.network
+    assert Pool.model_validate(pool.model_dump(mode="json")) == pool
+
+
 def test_without_a_file_the_pool_is_this_machine() -> None:
     (device,) = load_pool(None).devices()
     assert device.type == "cpu"
@@ -76,6 +85,10 @@ def test_without_a_file_the_pool_is_this_machine() -> None:
         ("name: p\nhosts: " + "[{name: a}, " * 1 + "[" * 20 + "1" + "]" * 20 + "]", "hosts.0.devices: missing"),
         ('{"name": "p", "a\\nb": 1, "hosts": [{"name": "a", "devices": [{"type": "cpu"}]}]}', r"'a\nb': unknown field"),
         ("name: p\nhosts: {a: " + "x" * 5000 + "}", "hosts: got a mapping of fields; allowed: a list"),
+        ("name: p\nhost: []", "hosts: missing"),
+        ("name: p\nhosts: [{name: a, devices: [{type: cpu}], network: {bandwidth: 10}}]", "network.bandwidth: got 10"),
+        ("name: p\nhosts: [{name: a, devices: [{type: cpu}], cpus: 1}]", "allowed: name, address, devices, available"),
+        ("name: p\nhosts: [{name: a, devices: [{type: cpu}]}]\nprices: {cpu: -1/h}", "not '-1/h'"),
         ("name: [" + "x, " * 500 + "x]\nhosts: [{name: a, devices: [{type: cpu}]}]", "...; allowed: text"),
     ],
 )

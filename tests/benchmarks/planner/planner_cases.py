@@ -16,6 +16,7 @@ from trainwright.tasks.job import Job
 from trainwright.tasks.pool import Pool
 
 NOW = datetime(2026, 1, 5, 12, 0, tzinfo=UTC)
+SLOW = {"bandwidth": "200Mbit", "latency": "5ms"}
 TYPES = ("nvidia-t4", "nvidia-a10", "nvidia-l4", "cpu")
 
 
@@ -67,6 +68,7 @@ def small_cases(draw: Any) -> Case:
                 "name": f"h{name}",
                 "address": draw(st.sampled_from(["localhost", f"10.0.0.{name}", "10.0.0.9"])),
                 "devices": [{"type": one} for one in chosen],
+                "network": draw(st.sampled_from([{}, {}, {"bandwidth": "100Mbit"}, {"latency": "20ms"}, SLOW])),
                 "available": draw(st.sampled_from([None, None, None, "11:00-12:01", "08:00-13:00", "13:00-14:00"])),
             }
         )

@@ -143,6 +143,28 @@ def test_hosts_of_the_pool_on_one_machine_are_one_machine_and_others_meet_over_t
     )
 
 
+def test_a_host_with_a_slow_way_to_the_network_slows_only_those_plans_that_use_it() -> None:
+    def pool(network: dict[str, str], *own: dict[str, str]) -> dict[str, Any]:
+        return {
+            "network": network,
+            "hosts": [
+                {"name": f"h{number}", "address": f"10.0.0.{number}", "devices": [{"type": "cpu"}], "network": one}
+                for number, one in enumerate(own)
+            ],
+        }
+
+    quick, slow = {"bandwidth": "100Gbit", "latency": "5us"}, {"bandwidth": "1Mbit", "latency": "20ms"}
+    two = {"train": {"global_batch_size": 64}, "devices": {"min_count": 2, "max_count": 2}}
+    three = {"train": {"global_batch_size": 64}, "devices": {"min_count": 3}}
+    mixed = plan(pool(quick, {}, slow, {}), **two)
+    assert [device.host for device in mixed.devices] == ["h0", "h2"]
+    assert mixed.predicted == plan(pool(quick, {}, {}), **two).predicted
+    everywhere = plan(pool(slow, {}, {}, {}), **three).predicted
+    assert plan(pool(quick, {}, {}, slow), **three).predicted == everywhere
+    by_halves = ({"bandwidth": slow["bandwidth"]}, {"latency": slow["latency"]}, {})
+    assert plan(pool(quick, *by_halves), **three).predicted == everywhere
+
+
 @given(
     st.integers(2, 8),
     st.sampled_from(["100Mbit", "1Gbit", "10Gbit", "100Gbit"]),
@@ -247,6 +269,18 @@ def test_a_batch_that_fits_no_memory_is_infeasible_and_one_that_fits_is_split_wi
     apart = {"hosts": [{"name": f"h{n}", "address": f"10.0.0.{n}", "devices": [kind]} for n, kind in enumerate(kinds)]}
     result = plan(apart, memory=2e8, devices={"min_count": 2}, train={"global_batch_size": 100})
     assert all(device.peak_memory_bytes <= 2e8 for device in result.devices)
+
+
+def test_a_budget_that_is_too_small_names_the_cheapest_devices_and_not_the_quickest() -> None:
+    pool = {**TWO, "prices": {"cpu": "1/h", "energy": "0.25/kWh"}}
+    with pytest.raises(Infeasible, match="cheapest: 1 x cpu"):
+        plan(pool, objective={"minimize": "time", "budget": 1e-9})
+
+
+def test_bounds_beyond_the_rows_to_train_on_are_told() -> None:
+    found = plan(TWO, train={"batch_bounds": [5000, 9000]})
+    assert found.global_batch_size == DATA.train_rows
+    assert "batch_bounds begin above them, at 5000" in found.batch_rule
 
 
 def test_minimising_cost_without_prices_is_bad_input() -> None:
