@@ -31,8 +31,8 @@ import torch
 class Net(torch.nn.Module):
     def __init__(self, norm, dropout, broken):
         super().__init__()
-        self.conv = torch.nn.Conv2d(1, 6, 3, bias=not norm)  # before a norm, its gradient is rounding noise
-        self.norm = torch.nn.BatchNorm2d(6) if norm is True else torch.nn.Identity()
+        self.conv = torch.nn.Conv2d(1, 6, 3, bias=norm is not True)  # before a norm, its gradient is rounding noise
+        self.norm = torch.nn.BatchNorm2d(6) if norm in (True, "biased") else torch.nn.Identity()
         self.flat = torch.nn.BatchNorm1d(6 * 36) if norm == "features" else torch.nn.Identity()
         self.drop = torch.nn.Dropout(dropout)
         self.out = torch.nn.Linear(6 * 36, 3 if broken else 10)
@@ -112,10 +112,11 @@ def request(
     )
 
 
-def alone(asked: TrainRequest, parts: list[int] | None = None) -> dict[str, Any]:
+def alone(asked: TrainRequest, parts: list[int] | None = None, reordered: int | None = None) -> dict[str, Any]:
     """The parameters and buffers after the same training in one process that takes the joint batches, by plain torch.
 
-    With `parts`, it takes this many samples of each batch after another, and sums their gradients in fp32.
+    With `parts`, it takes this many samples of each batch after another, and sums their gradients in fp32. With `reordered`, the
+    samples of each batch stand in another order, drawn with this seed.
     """
     import torch
 
@@ -147,6 +148,8 @@ def alone(asked: TrainRequest, parts: list[int] | None = None) -> dict[str, Any]
         order = epoch_order(rows, spec.seed, epoch)
         for at in range(0, len(order), size):
             batch = torch.as_tensor(order[at : at + size])
+            if reordered is not None:
+                batch = batch[torch.randperm(len(batch), generator=torch.Generator().manual_seed(reordered + at))]
             used = [one for name, one in model.named_parameters() if not name.startswith("unused")]
             sums = [torch.zeros_like(one, dtype=precision.wide(dtype)) for one in used]
             for part in batch.split(parts) if parts is not None else [batch]:
