@@ -9,11 +9,12 @@ import { merged, Series, throughput } from "./series.js";
 
 export async function airflow(root, { fields }, signal, failed) {
   const holder = `Airflow ${fields.get("dag") ?? ""} ${fields.get("run") ?? ""}`;
-  const waiting = place(root);
+  root.append(h("h1", {}, `${fields.get("dag") ?? ""} / ${fields.get("run") ?? ""}`));
+  const waiting = place(root, { class: "card" });
   await every(3000, async () => {
     const { runs } = await get(`runs?${query({ holder })}`, signal);
     if (!runs.length) {
-      waiting(h("p", { class: "note" }, "This DAG run has no run of trainwright yet; it appears here when one is opened."));
+      waiting(h("p", { class: "note" }, "This DAG run has opened no run of trainwright; one that it opens appears here."));
       return true;
     }
     location.replace(`#/run/${runs[0].job}/${runs[0].id}`);

@@ -36,12 +36,13 @@ export async function show(root, { fields }, signal, failed) {
   const draw = () => {
     const rows = [...pages.values()].flat();
     shown(rows.length ? table("Runs", COLUMNS, rows.map((run) => cells(run, chosen))) :
-      h("p", { class: "note" }, "There are no runs yet: `trainwright run JOB` makes one."));
+      h("p", { class: "note" }, job ? [`There are no runs of the job ${job}. `, h("a", { href: "#/runs" }, "All runs")]
+        : "There are no runs yet: `trainwright run JOB` makes one."));
   };
   const read = async (after) => {
     const page = await get(`runs?${query({ limit: after ? 1000 : 100, after, job })}`, signal);
     pages.set(after ?? "", page.runs);
-    count.textContent = `${whole(page.total).text} in the store`;
+    count.textContent = `${whole(page.total).text} ${job ? "of this job" : "in the store"}`;
     return page.next;
   };
   await every(4000, async () => {
