@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch  # noqa: TID253 - recording runs in a process of its own
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: TID253
@@ -41,6 +41,21 @@ class Recording:
     layers_running: list[LayerSeen] = field(default_factory=list)
 
 
+class Event(NamedTuple):
+    """A storage was made (its number, its bytes) or ended (its number, None); or the operation (-1 - its place) ran."""
+
+    number: int
+    bytes: float | None
+
+
+@dataclass
+class Lives:
+    """Storages, numbered as they came, and recorded operations, in their order. `recorded` is where the recording began."""
+
+    events: list[Event] = field(default_factory=list)
+    recorded: int = 0
+
+
 class Recorder(TorchDispatchMode):
     """Records between `start()` and `stop()`; storages are followed all the time.
 
@@ -54,7 +69,9 @@ class Recorder(TorchDispatchMode):
         self.optimizing = False
         self.live_bytes = 0.0
         self._clock = clock
+        self.lives = Lives()
         self._storages: dict[int, weakref.ref[Any]] = {}
+        self._made = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -80,6 +97,7 @@ class Recorder(TorchDispatchMode):
     def _record(self, recording: Recording, func: Any, args: Any, kwargs: Any, out: Any, seconds: float) -> None:
         seen = describe(func, args, kwargs, out)
         seen.seconds, seen.live_bytes = seconds, self.live_bytes
+        self.lives.events.append(Event(-1 - len(recording.operations), None))
         recording.operations.append(seen)
         packet = func._overloadpacket
         if (
@@ -96,11 +114,14 @@ class Recorder(TorchDispatchMode):
         key = storage._cdata
         if key in self._storages and self._storages[key]() is not None:
             return
-        size = storage.nbytes() + hidden_bytes
+        size, number, events = storage.nbytes() + hidden_bytes, self._made, self.lives.events
+        self._made += 1
+        events.append(Event(number, size))
 
         def ended(_: Any, key: int = key, size: float = size) -> None:
             self.live_bytes -= size
             self._storages.pop(key, None)
+            events.append(Event(number, None))
 
         self._storages[key] = weakref.ref(storage, ended)
         self.live_bytes += size
@@ -109,6 +130,7 @@ class Recorder(TorchDispatchMode):
     def record(self) -> Iterator[Recording]:
         """Record what runs inside."""
         self.recording = Recording()
+        self.lives.recorded = len(self.lives.events)
         try:
             yield self.recording
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -63,6 +64,64 @@ class Operation(_Value):
         return workspace_bytes(self.family, self.kind, self.dtype, sizes)
 
 
+class Lifetimes(_Value):
+    """Storages in the order in which a first step and later ones make and end them.
+
+    A number n >= 0 makes a storage of `sizes[n]` bytes, or, from len(sizes) on, the workspace of an operation of the trace, which
+    ends at once; n < 0 ends the (-1 - n)th that was made. Those of the step count on from those of the start.
+    """
+
+    sizes: tuple[Affine, ...]
+    start: tuple[int, ...] = Field(description="the model, the batch, and the first step")
+    step: tuple[int, ...]
+
+    def events(self, batch_size: int, workspaces: Sequence[float], steps: int) -> Iterator[tuple[int, float | None]]:
+        """(storage, bytes) as each is made, (storage, None) as it ends: the start, and so many steps of this batch size.
+
+        `workspaces` are those of the trace's operations. What a step leaves behind takes the place of what it found and ended.
+        """
+        sizes = [line(batch_size) for line in self.sizes]
+        known: list[int] = []  # of each storage: the place of its size
+        made = 0
+        for code in self.start:
+            if code >= 0:
+                yield made, sizes[code]
+                known.append(code)
+                made += 1
+            else:
+                yield -1 - code, None
+        found = len(known)
+        names = self._successors()
+        now = list(range(found))
+        for _ in range(steps):
+            base, place = made, found
+            for code in self.step:
+                if code >= len(sizes):
+                    size = workspaces[code - len(sizes)]
+                    yield -1, size
+                    yield -1, None
+                elif code >= 0:
+                    yield base + place - found, sizes[code]
+                    place += 1
+                    made += 1
+                else:
+                    ended = -1 - code
+                    yield now[ended] if ended < found else base + ended - found, None
+            for before, after in names.items():
+                now[before] = base + after - found
+
+    def _successors(self) -> dict[int, int]:
+        """For each storage that the step found and ended: one of its size that it made and left."""
+        of = [code for code in (*self.start, *self.step) if 0 <= code < len(self.sizes)]
+        found = sum(code >= 0 for code in self.start)
+        ended = {-1 - code for code in self.step if code < 0}
+        left: dict[int, list[int]] = {}
+        for number in range(len(of) - 1, found - 1, -1):
+            if number not in ended:
+                left.setdefault(of[number], []).append(number)
+        return {one: left[of[one]].pop() for one in sorted(ended) if one < found and left.get(of[one])}
+
+
 class Structure(_Value):
     """structure.json"""
 
@@ -93,6 +152,7 @@ class Structure(_Value):
     )
     operations: dict[str, int] = Field(description="count by kind, for a whole training step")
     trace: list[Operation]
+    lifetimes: Lifetimes | None = Field(default=None, description="None where steps differ by more than their sizes")
 
     def fingerprint(self) -> str:
         """The same for the same model trained the same way, whatever the traced batch size and the layers' names."""

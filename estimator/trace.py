@@ -30,10 +30,11 @@ from trainwright.estimator.curves import Affine
 from trainwright.estimator.errors import BadInput, TrainwrightError
 from trainwright.estimator.operations import Operation as Seen
 from trainwright.estimator.precision import PARAMETER_DTYPES
-from trainwright.estimator.recorder import LayerSeen, Recorder, Recording
+from trainwright.estimator.recorder import LayerSeen, Lives, Recorder, Recording
 from trainwright.estimator.source import BatchSpec
-from trainwright.estimator.structure import Layer, Module, Operation, Structure
+from trainwright.estimator.structure import Layer, Lifetimes, Module, Operation, Structure
 from trainwright.estimator.training_step import StepSpec, TrainingStep, default_dtype, prepare
+from trainwright.estimator.workspace import WITH_WORKSPACE
 
 
 @dataclass
@@ -43,6 +44,7 @@ class _Traced:
     recording: Recording
     step: TrainingStep
     idle_bytes: float
+    lives: Lives
 
 
 def trace(what: StepSpec, batch_size: int) -> Structure:
@@ -79,7 +81,7 @@ def _traced(what: StepSpec, batch_size: int, *, fake: bool) -> _Traced:
             with recorder.record() as recording:
                 step(recorder)
     recording.layers = layers
-    return _Traced(recording, step, idle)
+    return _Traced(recording, step, idle, recorder.lives)
 
 
 class _RealConstants(TorchFunctionMode):
@@ -152,8 +154,11 @@ def _through_origin(value: float, size: int) -> Affine:
     return Affine(fixed=0.0, per_sample=value / size)
 
 
-def _operations(first: list[Seen], second: list[Seen], size: int, idle: Affine) -> list[Operation]:
-    """The operations of a step, alike ones together; lines over the batch size from two sizes."""
+def _operations(first: list[Seen], second: list[Seen], size: int, idle: Affine) -> tuple[list[Operation], list[int]]:
+    """The operations of a step, alike ones together, and for each that ran its place among these.
+
+    They are lines over the batch size, from two sizes.
+    """
     alike = [one.kind for one in first] == [one.kind for one in second]
     held = min(
         [idle.fixed, *(one.live_bytes for one in first)]
@@ -161,6 +166,7 @@ def _operations(first: list[Seen], second: list[Seen], size: int, idle: Affine) 
     most: dict[Any, float] = {}
     counts: Counter[Any] = Counter()
     lives: dict[Any, Affine] = {}
+    ran: list[Any] = []
     for one, two in zip(first, second if alike else first, strict=True):
         if alike:
             lines = [_line(one.flops, two.flops, size), _line(one.bytes, two.bytes, size)]
@@ -172,15 +178,49 @@ def _operations(first: list[Seen], second: list[Seen], size: int, idle: Affine) 
             live = Affine(fixed=held, per_sample=(one.live_bytes - held) / size)
         key = (one.kind, one.family, one.dtype, lines[0], lines[1], dims, tuple(one.layout.items()))
         counts[key] += 1
+        ran.append(key)
         if key not in lives or live(size) > most[key]:
             lives[key], most[key] = live, live(size)
-    return [
+    operations = [
         Operation(
             kind=kind, family=family, dtype=dtype, count=count, flops=flops, bytes=moved, dims=dict(dims), layout=dict(layout),
             live_bytes=lives[(kind, family, dtype, flops, moved, dims, layout)],
         )
         for (kind, family, dtype, flops, moved, dims, layout), count in counts.items()
     ]  # fmt: skip
+    places = {key: place for place, key in enumerate(counts)}
+    return operations, [places[key] for key in ran]
+
+
+def _lifetimes(first: Lives, second: Lives, size: int, trace: list[Operation], ran: list[int]) -> Lifetimes | None:
+    """Storages' lives as lines over the batch size, from two sizes; None where their order differs."""
+    if [one.number for one in first.events] != [one.number for one in second.events]:
+        return None
+    sizes: dict[tuple[float, float], int] = {}
+    lines: list[Affine] = []
+    codes: list[int] = []
+    ops: dict[int, int] = {}  # where a workspace is asked for: the operation's place in the trace
+    for one, two in zip(first.events, second.events, strict=True):
+        if one.number < 0:
+            place = ran[-1 - one.number]
+            if trace[place].family in WITH_WORKSPACE:
+                ops[len(codes)] = place
+            codes.append(0)
+        elif one.bytes is None or two.bytes is None:
+            codes.append(-1 - one.number)
+        else:
+            known = (one.bytes, two.bytes)
+            if known not in sizes:
+                sizes[known] = len(lines)
+                lines.append(_line(*known, size))
+            codes.append(sizes[known])
+    step = range(first.recorded, len(codes))
+    shown = [place for place in step if first.events[place].number >= 0 or place in ops]
+    return Lifetimes(
+        sizes=tuple(lines),
+        start=tuple(codes[: first.recorded]),
+        step=tuple(len(lines) + ops[place] if place in ops else codes[place] for place in shown),
+    )
 
 
 def _structure(what: StepSpec, batch_size: int, size: int, first: _Traced, second: _Traced, method: Any) -> Structure:
@@ -196,6 +236,7 @@ def _structure(what: StepSpec, batch_size: int, size: int, first: _Traced, secon
     ]  # fmt: skip
     peaks = [max((one.live_bytes for one in each.recording.operations), default=0.0) for each in (first, second)]
     idle = _line(first.idle_bytes, second.idle_bytes, size)
+    operations, ran = _operations(first.recording.operations, second.recording.operations, size, idle)
     return Structure(
         batch_size=batch_size,
         optimizer=str(what.optimizer.get("name", "adamw")),
@@ -215,7 +256,8 @@ def _structure(what: StepSpec, batch_size: int, size: int, first: _Traced, secon
         ],
         features={**_features(model, first.step.input_shapes), "batch_size": float(batch_size)},
         operations=dict(Counter(one.kind for one in first.recording.operations)),
-        trace=_operations(first.recording.operations, second.recording.operations, size, idle),
+        trace=operations,
+        lifetimes=_lifetimes(first.lives, second.lives, size, operations, ran),
     )
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from resident import case_of
 
 from trainwright.estimator.accuracy import percent, table
-from trainwright.estimator.memory import excess_terms, safe_bytes
+from trainwright.estimator.memory import held_bytes, safe_bytes
 from trainwright.estimator.trace import trace
 
 _LEAST_BYTES, MOST_BYTES = 1e7, 5e8
@@ -34,8 +34,7 @@ class Seen:
     high_bytes: float
     expected_bytes: float
     safe_bytes: float
-    kinds: float
-    heap_bytes: float
+    held_bytes: float
 
     @property
     def headroom(self) -> float:
@@ -57,21 +56,21 @@ def measure(which: str, seed: int, number: int, most: float) -> Seen | None:
     done = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     expected = structure.peak_bytes(batch_size)
     safe = safe_bytes(structure, batch_size, expected)
-    kinds, heap = excess_terms(structure, batch_size, expected)
-    return Seen(f"{case.label} at b{batch_size}", done["high_bytes"], expected, safe, kinds, heap)
+    held = held_bytes(structure, structure.lifetimes, batch_size) if structure.lifetimes else 0.0
+    return Seen(f"{case.label} at b{batch_size}", done["high_bytes"], expected, safe, max(expected, held))
 
 
 def fit(seen: list[Seen], quantile: float) -> list[float]:
-    """Quantile regression of the excess on (1, kinds, heap), none negative; errors relative to what was measured."""
+    """Quantile regression of what was measured on (1, held), neither negative; errors relative."""
     from scipy.optimize import linprog
 
-    terms = np.array([[1.0, one.kinds, one.heap_bytes / 2**20] for one in seen])
-    excess = np.array([one.high_bytes - one.expected_bytes for one in seen]) / 2**20
-    weight, count = 2**20 / np.array([one.high_bytes for one in seen]), len(seen)
-    costs = np.concatenate([np.zeros(3), quantile * weight, (1 - quantile) * weight])
+    terms = np.array([[1.0, one.held_bytes / 2**20] for one in seen])
+    high = np.array([one.high_bytes for one in seen]) / 2**20
+    weight, count = 1 / high, len(seen)
+    costs = np.concatenate([np.zeros(2), quantile * weight, (1 - quantile) * weight])
     equal = np.hstack([terms, np.eye(count), -np.eye(count)])
-    found = linprog(costs, A_eq=equal, b_eq=excess, bounds=[(0, None)] * len(costs), method="highs")
-    return [float(one) for one in found.x[:3]]
+    found = linprog(costs, A_eq=equal, b_eq=high, bounds=[(0, None)] * len(costs), method="highs")
+    return [float(one) for one in found.x[:2]]
 
 
 def report(seen: list[Seen]) -> str:
@@ -110,8 +109,8 @@ def main() -> None:
     seen = compare(given.cases, given.seed, given.most, "networks" if given.fit else "zoo")
     print("\n" + report(seen))
     if given.fit:
-        fixed, kinds, heap = fit(seen, given.quantile)
-        print(f"\nfixed {fixed:.3f} MiB, for each kind {kinds:.4f} MiB, of the heap {heap:.3f}")
+        fixed, held = fit(seen, given.quantile)
+        print(f"\nfixed {fixed:.3f} MiB, of what the heap's model holds {held:.3f}")
 
 
 if __name__ == "__main__":
