@@ -98,7 +98,7 @@ def prepare(what: StepSpec, model: torch.nn.Module, batch_size: int) -> Training
     micro = batch_size // what.accumulation
     batches = [_batch(what, micro) for _ in range(what.accumulation)]
     made = TrainingStep(what, model, _optimizer(parameters, what.optimizer), batches)
-    made.input_shapes = [tuple(one.shape) for one in tree_leaves(batches[0][0]) if isinstance(one, torch.Tensor)]
+    made.input_shapes = _shapes(batches[0][0])
     return made
 
 
@@ -133,6 +133,13 @@ def _batch(what: StepSpec, size: int) -> tuple[Any, Any]:
             )
         with _user_code("model.source", f"example_batch({size})"):
             inputs, targets = example(size)
+        other = size - 1 if size > 1 else 2
+        with _user_code("model.source", f"example_batch({other})"):
+            if _shapes(example(other)) == _shapes((inputs, targets)):
+                raise BadInput(
+                    f"model.source: example_batch({other}) gives the same shapes as example_batch({size}); allowed: as many samples "
+                    "as are asked for"
+                )
         return inputs, targets
     made = {
         name: torch.zeros((size, *shape), dtype=_input_dtype(what.spec.input_dtypes[name], dtype))
@@ -140,6 +147,10 @@ def _batch(what: StepSpec, size: int) -> tuple[Any, Any]:
     }
     inputs = next(iter(made.values())) if len(made) == 1 else made
     return inputs, torch.zeros(size, dtype=_input_dtype(what.spec.target_dtype, dtype))
+
+
+def _shapes(batch: Any) -> list[tuple[int, ...]]:
+    return [tuple(one.shape) for one in tree_leaves(batch) if isinstance(one, torch.Tensor)]
 
 
 def _input_dtype(name: str, dtype: torch.dtype) -> torch.dtype:

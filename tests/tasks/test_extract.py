@@ -132,6 +132,13 @@ def test_what_is_no_file_beside_the_source_is_passed_over(tmp_path: Path) -> Non
     assert alone.extract_model(str(source)).parameters == 10
 
 
+def test_an_example_batch_must_be_as_large_as_asked_for(tmp_path: Path) -> None:
+    source = GOOD + "\ndef example_batch(n): return torch.rand(8, 1, 8, 8), torch.zeros(8, dtype=torch.long)\n"
+    assert "example_batch(3) gives the same shapes as example_batch(4)" in _refusal(
+        tmp_path, source, batch_spec=None, batch_size=4
+    )
+
+
 def test_without_data_a_source_needs_an_example_batch(tmp_path: Path) -> None:
     assert "defines no example_batch" in _refusal(tmp_path, GOOD, batch_spec=None)
     assert _extract(tmp_path, GOOD + EXAMPLE, batch_spec=None).parameters > 0
