@@ -23,13 +23,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.energy import Power
 from trainwright.estimator.errors import BadInput
+from trainwright.estimator.loop_cost import LoopCost
 from trainwright.estimator.named_file import read_named
 from trainwright.estimator.op_cost import FamilyCost, times
 from trainwright.estimator.speed import Speed
 from trainwright.estimator.structure import Structure
 from trainwright.estimator.work import StepWork, Work
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
+_READ = (3, SCHEMA_VERSION)  # 3 has no `loop`
 _FLOPS_FACTOR = {"fp64": 2.0}  # what is measured is fp32; fp64 has half the lanes (its bytes are counted double)
 
 
@@ -89,6 +91,7 @@ class Calibration(_Value):
     step_deviation: float = Field(description="σ₀: of the logarithm of a step's time over its operations'")
     interval_quantile: float = Field(description="q: half the interval's width in deviations")
     power: Power | None = Field(default=None, description="where the machine has a meter; of `threads` cores of a CPU")
+    loop: LoopCost | None = Field(default=None, description="what training adds to a model's step; None: not measured")
 
     def step_times_s(self, structure: Structure, batch_sizes: Sequence[int]) -> list[float]:
         """The predicted median of a training step, seconds, for each batch size (ascending); never less for more samples."""
@@ -181,9 +184,9 @@ def parse(data: bytes, where: str, torch_version: str | None = None) -> Calibrat
     try:
         document = json.loads(data)
         version = document.get("schema_version") if isinstance(document, dict) else None
-        if version != SCHEMA_VERSION:
+        if version not in _READ:
             raise BadInput(
-                f"calibration: {where}: has schema version {version}; allowed: {SCHEMA_VERSION}; calibrate again"
+                f"calibration: {where}: has schema version {version}; allowed: {' or '.join(map(str, _READ))}; calibrate again"
             )
         found = Calibration.model_validate(document)
     except (ValueError, RecursionError):

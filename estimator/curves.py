@@ -98,6 +98,10 @@ class DeviceCurve(_Value):
     )
     step_time_s: Affine
     time_knots: Knots | None = None
+    loop_s: Affine | None = Field(
+        default=None,
+        description="the part of `step_time_s` that training adds to the model's step; None: it is not in it",
+    )
     low_factor: float
     high_factor: float
     peak_memory_bytes: Affine
@@ -125,6 +129,11 @@ class DeviceCurve(_Value):
         """Seconds for one step of this many samples, in so many micro-batches."""
         median = self.median_s(batch_size, micro_batches)
         return Interval(median=median, low=median * self.low_factor, high=median * self.high_factor)
+
+    def loop_part_s(self, batch_size: int, micro_batches: int = 1) -> float | None:
+        """Of `median_s`, as calibration has it, what training adds to the model's step; None where it is not in it."""
+        pieces = max(1, min(micro_batches, batch_size))
+        return None if self.loop_s is None else pieces * self.loop_s(batch_size / pieces)
 
     def memory_bytes(self, batch_size: int) -> float:
         """Bytes that a step of this many samples is expected to need."""

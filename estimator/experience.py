@@ -62,6 +62,9 @@ class Finding(_Value):
     batch_size: int = Field(ge=1)
     steps: int = Field(ge=1, description="that the measured step time is the median of")
     predicted_step_time_s: float = Field(gt=0)
+    predicted_loop_s: float | None = Field(
+        default=None, description="of that, what training adds; None: it is not in it"
+    )
     measured_step_time_s: Interval = Field(description="of its own work: median, 5th and 95th percentile")
     memory_batch_size: int = Field(ge=1, description="the largest that it had")
     predicted_peak_memory_bytes: float = Field(gt=0, description="of the step alone")
@@ -125,7 +128,7 @@ def _with_time(curve: DeviceCurve, basis: Basis, findings: Sequence[Finding], or
     sizes, values = curve.time_knots.sizes, curve.time_knots.values
     before = (math.log(max(curve.high_factor / curve.low_factor, 1.02)) / (2 * NINETY)) ** 2
     noise = min(_RUN_NOISE**2, before / 2)
-    off = [math.log(one.measured_step_time_s.median / one.predicted_step_time_s) for one in findings]
+    off = [math.log(one.measured_step_time_s.median / _predicted_s(curve, one)) for one in findings]
     own = [noise + _own_noise(one) + _recalibrated(basis, one) for one in findings]
     found = _posterior(_places(basis, curve.cores, sizes, findings, order), off, own, before - noise, noise)
     times = list(itertools.accumulate((v * math.exp(m) for v, m in zip(values, found.means, strict=True)), max))
@@ -158,6 +161,12 @@ def _own_noise(finding: Finding) -> float:
         return _FURTHEST**2
     spread = math.log(time.high / time.low) / (2 * NINETY)
     return math.pi / 2 * spread**2 / max(1.0, finding.steps / _STEPS_TOGETHER)
+
+
+def _predicted_s(curve: DeviceCurve, finding: Finding) -> float:
+    """What was predicted; where that was of the model's step alone and the curve is of training's, with what this one adds."""
+    alone = finding.predicted_loop_s is None
+    return finding.predicted_step_time_s + (curve.loop_part_s(finding.batch_size) or 0.0 if alone else 0.0)
 
 
 def _recalibrated(basis: Basis, finding: Finding) -> float:

@@ -134,6 +134,7 @@ class Structure(_Value):
     method: Literal["fake tensors", "real step"]
     parameters: int
     parameter_bytes: int
+    parameter_tensors: int | None = Field(default=None, description="those that are trained; None: not counted")
     forward_flops_per_sample: float = Field(
         description="as torch's FlopCounterMode counts, which has none for fused recurrent layers; `trace` has them"
     )

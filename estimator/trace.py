@@ -244,6 +244,7 @@ def _structure(what: StepSpec, batch_size: int, size: int, first: _Traced, secon
         accumulation=what.accumulation,
         method=method,
         parameters=parameters,
+        parameter_tensors=sum(one.requires_grad for one in model.parameters()),
         parameter_bytes=parameters * PARAMETER_DTYPES[what.precision].itemsize,
         forward_flops_per_sample=first.recording.forward_flops / size,
         activation_bytes_per_sample=first.step.activation_bytes / size * what.accumulation,

@@ -127,6 +127,9 @@ class PlannedDevice(Device):
         default=None, description="samples a step that its memory holds, beside the other ranks; None: not known"
     )
     step_time_s: Interval = Field(description="of its own share, without waiting for the others")
+    loop_s: float | None = Field(
+        default=None, description="of the step time, what training adds to the model's own step; None: it is not in it"
+    )
     peak_memory_bytes: float
     memory_bytes: Affine | None = Field(default=None, description="of the rank, over its batch size, where it is known")
     power: Power | None = Field(default=None, description="what the prediction took the device to draw")

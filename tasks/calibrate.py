@@ -11,21 +11,25 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import math
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from trainwright.estimator.calibration import Calibration, load, parse, save
+from trainwright.estimator.calibration import SCHEMA_VERSION, Calibration, load, parse, save
 from trainwright.estimator.communication import Link
 from trainwright.estimator.devices import DEVICE_TYPES, EMULATED
 from trainwright.estimator.energy import RAPL_ROOT
+from trainwright.estimator.loop_cost import LoopCost
 from trainwright.estimator.machine import MOST_DRIFT, processor
 from trainwright.estimator.measure_link import measure_link
 from trainwright.estimator.measure_link import save as save_link
@@ -42,6 +46,8 @@ BUDGET_S = 90.0
 PROBES_S = 20.0
 LEAST_BUDGET_S = 1.0
 MOST_PROBES_S = 30.0
+LOOP_S = 3.0
+_LOADING_S = 5.0
 LINK_S = 1.5
 """Loading torch in two processes comes on top: the whole is to stay below 6 s."""
 
@@ -52,17 +58,18 @@ def calibration_for(threads: int, store: str | None = None) -> Calibration:
     `store` is a URI; default: the settings'. A busy machine is measured all the same, and its calibration names the drift.
     """
     path = cached(threads)
-    if (known := _from_cache(path)) is not None:
+    if (known := _from_cache(path)) is not None and known.loop is not None:
         return known
     _make_folder(path)
     with _lock(path, wait=True) as lock:  # another process may be measuring the same: its result is ours too
         if (known := _from_cache(path)) is not None:
-            return known
+            return known if known.loop is not None else _with_loop(path, known)
         if (known := from_store(store or settings().store, "cpu", threads)) is not None:
             _write(path, known)
-            return known
+            return known if known.loop is not None else _with_loop(path, known)
+        about_s = FIRST_USE_S + LOOP_S + _LOADING_S
         progress.emit(
-            "notice", message=f"measuring this machine ({threads} thread(s)), once, for about {FIRST_USE_S:.0f} s"
+            "notice", message=f"measuring this machine ({threads} thread(s)), once, for about {about_s:.0f} s"
         )
         return _measured(path, FIRST_USE_S, threads, math.inf, lock)
 
@@ -285,9 +292,34 @@ def _lock(out: Path, *, wait: bool) -> Iterator[int]:
 def _measured(
     out: Path, budget_s: float, threads: int, most_drift: float, lock: int, powercap: Path = RAPL_ROOT
 ) -> Calibration:
-    return _run(
-        "measure", out, budget_s, threads, lock, "--most-drift", str(most_drift), "--powercap", str(powercap)
-    )  # fmt: skip
+    more = ("--most-drift", str(most_drift), "--powercap", str(powercap))
+    return _with_loop(out, _run("measure", out, budget_s, threads, lock, *more))
+
+
+def _with_loop(out: Path, calibration: Calibration) -> Calibration:
+    """The calibration with what training adds to a step, measured now in a process of its own; written."""
+    if missing := [name for name in ("safetensors", "tensorboard") if importlib.util.find_spec(name) is None]:
+        progress.emit(
+            "notice",
+            message=f"what training adds to a step is not measured: {' and '.join(missing)} missing (trainwright[train])",
+        )
+        return calibration
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="trainwright-loop-") as name:
+        found = Path(name) / "loop.json"
+        command = [sys.executable, "-m", "trainwright.tasks.train.measure_loop", "--out", str(found)]
+        command += ["--budget", str(LOOP_S)]
+        done = subprocess.run(
+            dying_with_parent(command), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            raise TrainwrightError(f"calibrate: measuring training's loop ended with {done.returncode}: {last[:300]}")
+        loop = LoopCost.model_validate_json(found.read_bytes())
+    duration_s = calibration.duration_s + time.monotonic() - started
+    made = calibration.model_copy(update={"loop": loop, "duration_s": duration_s, "schema_version": SCHEMA_VERSION})
+    _write(out, made)
+    return made
 
 
 def _run(module: str, out: Path, budget_s: float, threads: int, lock: int, *more: str) -> Calibration:

@@ -80,6 +80,7 @@ def _finding(
         batch_size=size,
         steps=max(1, result.steps - (result.split_events[-1].step if result.split_events else 0)),
         predicted_step_time_s=predicted_s,
+        predicted_loop_s=curve.loop_part_s(size),
         measured_step_time_s=took * (1 / pieces),
         memory_batch_size=largest,
         predicted_peak_memory_bytes=predicted_bytes,

@@ -11,6 +11,7 @@ from trainwright.estimator.communication import HOROVOD_CYCLE_S
 from trainwright.estimator.curves import Mode
 from trainwright.estimator.devices import HOST_MEMORY_TYPES
 from trainwright.estimator.experience import FinishedRun, learn
+from trainwright.estimator.loop_cost import in_training
 from trainwright.estimator.step_time import predict_curve
 from trainwright.estimator.structure import Structure
 from trainwright.infra.memory import usable_memory_bytes
@@ -32,6 +33,8 @@ def estimate(
     store: str | None = None,
 ) -> Estimate:
     """One curve for each kind of device, by its calibration where one is given (a CPU's for its threads).
+
+    A curve is of a step of training: with what the loop adds to the model's own, where the calibration has measured that.
 
     Without one, CPUs are measured, and GPUs are predicted by their datasheet. The memory of this machine's CPUs is limited by
     its own and by the container's; of other hosts none is known, which a notice says.
@@ -61,6 +64,8 @@ def estimate(
             speed=device.speed,
             power_w=(override.idle_w, override.load_w) if override else None,
         )
+        if calibration is not None and calibration.loop is not None:
+            curve = in_training(curve, structure, calibration.loop)
         if curve.memory_limit_bytes is None and device.local:
             curve = curve.model_copy(update={"memory_limit_bytes": float(usable_memory_bytes())})
         curves.append(learn(curve, finished))

@@ -192,6 +192,7 @@ def planned(model: CostModel, device: Device, batch: int, accumulation: int, mos
         **device.model_dump(),
         batch_size=batch,
         step_time_s=kind.curve.step_time(batch, accumulation),
+        loop_s=kind.curve.loop_part_s(batch, accumulation),
         most_batch_size=most,
         peak_memory_bytes=model.memory_bytes(kind, batch, accumulation),
         memory_bytes=kind.curve.memory_line(batch),

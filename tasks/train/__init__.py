@@ -13,6 +13,7 @@
     noise_scale, adaptive_batch, halves   what a larger batch would bring; when it grows, and the learning rate with it
     collective, peers, gradients, batch_norm   make n unequal ranks equal one process on the joint batch
     loss_scale              keeps fp16 gradients from vanishing, the same on all ranks                        (pure)
+    measure_loop            measures what all this adds to a model's step, for calibration
     figures, events, metrics   what each rank spends its steps on; TensorBoard; the rows of steps
     checkpoint              what is kept, and where
     fence, confirmations    which checkpoints count, and when one is whole

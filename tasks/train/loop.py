@@ -64,6 +64,8 @@ class Training:
         """where the job lets the global batch grow"""
         self.recent_s: list[float] = []
         self.recent_steps_s: list[float] = []
+        self._recording_s = 0.0
+        """what noting the step before took"""
         self.writer: Events | None = None
 
     @property
@@ -96,11 +98,15 @@ class Training:
 
     def take_part(self, world: World) -> dict[str, Any] | None:
         """Train with the members of a world; what this rank says at the end, or None where all leave it between steps."""
+        self.enter(world)
+        return self._run(stopped=world.end)
+
+    def enter(self, world: World) -> None:
+        """Come to one state with the members of a world, and to each one's batch."""
         self.committed, self.limits = world.committed, world.limits
         agree(self, world)
         self._share_out(world)
         self._open_writer()
-        return self._run(stopped=world.end)
 
     def _share_out(self, world: World) -> None:
         """The members' batches, and what they can be from now on."""
@@ -188,7 +194,7 @@ class Training:
                     order, ordered_for = epoch_order(rank.train_rows, spec.seed, state.epoch), state.epoch
                     epoch_started = time.perf_counter()
                 self._obey_replay()
-                stopped, leave = self._step(order, begun)
+                stopped, leave = self.step(order, begun)
                 stepped = True
             except RanAway as error:
                 self._go_back(str(error))
@@ -222,10 +228,13 @@ class Training:
             split = split_among(sum(split), self._members, weights, self.limits) or self.rank.split
         self._change_split(split, event.reason)
 
-    def _step(self, order: Any, begun: int) -> tuple[bool, bool]:
-        """One step; whether somebody asked to stop, and whether the world ends after it. Raises RanAway."""
+    def step(self, order: Any, begun: int) -> tuple[bool, bool]:
+        """One step; whether somebody asked to stop, and whether the world ends after it. Raises RanAway.
+
+        `order` holds the epoch's rows, `begun` of them taken. Its own time is all of it but what it waits for the others.
+        """
         rank, state = self.rank, self._state
-        started = time.perf_counter()
+        started, waited_s = time.perf_counter() - self._recording_s, rank.collective.wait_s
         base = rank.request.learning_rate * state.rate_factor
         rate = learning_rate_at(state.samples, self.total_samples, base, rank.spec.schedule)
         noise = rank.noise_scale.value
@@ -233,8 +242,11 @@ class Training:
             rate *= self.growth.factor(state.step, noise)
         found = rank.step(order, begun, state.step)
         judge(state, found.loss, rate)
-        own_s = found.own_s + rank.update(rate)
-        taken_s = time.perf_counter() - started
+        rank.update(rate)
+        updated = time.perf_counter()
+        taken_s = updated - started
+        own_s = taken_s - (rank.collective.wait_s - waited_s)
+        rank.rest_s = own_s - found.own_s
         parts, own = shares(found.samples, rank.split), found.figures
         common = {
             "step": state.step, "epoch": state.epoch, "loss": found.loss, "learning_rate": rate,
@@ -255,6 +267,7 @@ class Training:
         state.step += 1
         if rank.first:
             self._show(found, parts, rate, taken_s)
+        self._recording_s = time.perf_counter() - updated
         return found.stop, found.leave
 
     def _go_back(self, what: str) -> None:

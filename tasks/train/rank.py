@@ -35,7 +35,7 @@ _NO_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator
 
 @dataclass(frozen=True)
 class StepFigures:
-    """What a step found on the joint batch, and what this rank's own work took, without waiting for the others."""
+    """What a step found on the joint batch, and what this rank's passes took, without waiting for the others."""
 
     loss: float
     correct: float
@@ -68,7 +68,8 @@ class Rank(Replica):
         self.stop_asked = False
         self.leave_asked: Callable[[], bool] = lambda: False
         self._speed = request.plan.devices[number].speed
-        self._update_s = 0.0
+        self.rest_s = 0.0
+        """what the rank's own work takes besides `StepFigures.own_s`, by the step before"""
         self._proven = self._skip = False
         self._batch_size = 0
         halves = [half_precision(device.type) for device in request.plan.devices]
@@ -128,7 +129,7 @@ class Rank(Replica):
             raise OutOfMemory(f"a batch of {len(rows)} does not fit into memory", batch_size=len(rows)) from None
         own = time.perf_counter() - started - (self.collective.wait_s - waited)
         if self._speed is not None:
-            emulated = EMULATED_SAMPLE_S * passes * len(rows) / self._speed - self._update_s
+            emulated = EMULATED_SAMPLE_S * passes * len(rows) / self._speed - self.rest_s
             time.sleep(max(0.0, emulated - own))
             own = max(own, emulated)
         self._gradients.send_rest()
@@ -139,7 +140,7 @@ class Rank(Replica):
         asked = [self.stop_asked, self.leave_asked()]
         figures = [loss, correct, *asked, spread, float(len(rows) > 0), joint_square, self._gradients.overflowed]
         head = torch.tensor(figures, dtype=torch.float64)
-        parts = [head, self._gradients.used, self._figures.arrive(own + self._update_s)]
+        parts = [head, self._gradients.used, self._figures.arrive(own + self.rest_s)]
         summed = self.collective.sum_(torch.cat(parts), "figures")
         _, used, by_rank = summed.split([len(part) for part in parts])
         self._gradients.finish(used)
@@ -229,9 +230,8 @@ class Rank(Replica):
         self._proven = True
         return float(loss.detach()) * weight if weight else 0.0, correct
 
-    def update(self, learning_rate: float) -> float:
-        """One step of the optimizer with the summed gradients; the seconds it took. None where a scaled gradient overflowed."""
-        started = time.perf_counter()
+    def update(self, learning_rate: float) -> None:
+        """One step of the optimizer with the summed gradients; none where a scaled gradient overflowed."""
         if not self._skip:
             if self.spec.clip_norm is not None:
                 self._gradients.clip(self.spec.clip_norm)
@@ -242,8 +242,6 @@ class Rank(Replica):
             self.loss_scale.after_step(overflowed=self._skip)
         self._before_step = None
         self.fits = max(self.fits, self._batch_size)
-        self._update_s = time.perf_counter() - started
-        return self._update_s
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:

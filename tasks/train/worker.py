@@ -18,6 +18,7 @@ from typing import Any
 
 import torch  # noqa: TID253 - this is a process of its own
 
+from trainwright.estimator.freed_memory import keep_freed_memory
 from trainwright.tasks import data
 from trainwright.tasks.artefacts import PlannedDevice
 from trainwright.tasks.errors import BadInput, TrainwrightError
@@ -37,6 +38,7 @@ from trainwright.tasks.train.world import World
 def main(order_path: Path, place: str) -> int:
     """Do what the order says; every failure is said to the launcher in one line."""
     faulthandler.enable()
+    keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to decide on
     alone = AloneChannel() if is_launcher() else None
     channel: Channel = alone or RankChannel()

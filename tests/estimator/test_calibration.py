@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -143,6 +144,14 @@ def test_a_calibration_is_read_back_as_it_was_written(calibration: Calibration, 
     save(calibration, path)
     assert load(path, "2.0.0") == calibration
     assert [one.name for one in path.parent.iterdir()] == ["cpu.json"]
+
+
+def test_a_calibration_of_the_version_before_is_read(calibration: Calibration, tmp_path: Path) -> None:
+    path = tmp_path / "cpu.json"
+    document = json.loads(calibration.model_dump_json()) | {"schema_version": 3}
+    del document["loop"]
+    path.write_text(json.dumps(document))
+    assert load(path) == calibration.model_copy(update={"schema_version": 3, "loop": None})
 
 
 @pytest.mark.parametrize(

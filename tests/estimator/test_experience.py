@@ -84,6 +84,18 @@ def test_a_run_on_another_device_processor_or_torch_changes_nothing(run: Finishe
     assert learn(_curve(), [run]) == _curve()
 
 
+def test_what_training_adds_is_not_learned_a_second_time() -> None:
+    """A run that was predicted without it, and took just what the curve says with it, was predicted rightly."""
+    added = Affine(fixed=0.004, per_sample=0.0)
+    times = tuple(0.014 + 0.001 * size for size in SIZES)
+    curve = _curve(time_knots=Knots(sizes=SIZES, values=times), loop_s=added)
+    took = Interval(median=0.046, low=0.044, high=0.05)
+    before = _run(1, 1.0, measured_step_time_s=took, predicted_step_time_s=0.042)
+    with_it = _run(1, 1.0, measured_step_time_s=took, predicted_step_time_s=0.046, predicted_loop_s=0.004)
+    for run in (before, with_it):
+        assert learn(curve, [run]).step_time(32).median == pytest.approx(0.046)
+
+
 def test_a_prediction_without_a_calibration_is_left_alone() -> None:
     curve = _curve(basis=None, mode="datasheet")
     assert learn(curve, [_run(1, 2.0)]) == curve

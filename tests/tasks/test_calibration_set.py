@@ -14,6 +14,7 @@ from finished_run import finished_training
 from trainwright.estimator.calibration import Calibration, ErrorSummary, StepCorrection, save
 from trainwright.estimator.curves import Affine, Basis, DeviceCurve, Knots
 from trainwright.estimator.experience import FinishedRun, learn
+from trainwright.estimator.loop_cost import LoopCost
 from trainwright.estimator.op_cost import FamilyCost, Kernel, Roofline
 from trainwright.estimator.speed import Speed
 from trainwright.infra.s3 import S3Access
@@ -236,6 +237,7 @@ def known(home: Path) -> Calibration:
         kinds=("aten.mm",), correction=StepCorrection(),
         cross_validated_error=ErrorSummary(median=0.1, p90=0.2), step_deviation=0.15, interval_quantile=2.0,
         speed=Speed(compute_s=1e-3, memory_s=1e-3, calls_s=1e-4),
+        loop=LoopCost(step_s=1e-3, tensor_s=1e-5, gradient_byte_s=0, input_byte_s=0, norm_s=0, norm_byte_s=0),
     )  # fmt: skip
     save(made, home / "calibrations" / f"cpu-{calibrate._machine(version)}-1-threads.json")
     return made
