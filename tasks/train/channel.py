@@ -36,6 +36,11 @@ class Channel(Protocol):
     writing: bool
     """whether this rank keeps the others waiting because it writes a checkpoint"""
 
+    @property
+    def due(self) -> bool:
+        """Whether `progress` would say something now."""
+        ...
+
     def attend(self, peers: Waits) -> None:
         """From now on, tell whether this rank waits for these."""
         ...
@@ -137,8 +142,12 @@ class RankChannel:
         self.send("ask", about=about, number=number, **fields)
         return answer.get()
 
+    @property
+    def due(self) -> bool:
+        return time.monotonic() - self._last > _LEAST_PAUSE_S
+
     def progress(self, kind: str, **fields: Any) -> None:
-        if time.monotonic() - self._last > _LEAST_PAUSE_S:
+        if self.due:
             self._last = time.monotonic()
             self.send(kind, **fields)
 

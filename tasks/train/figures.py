@@ -10,7 +10,9 @@ neither. Every rank hears the figures of all with the sum that each step ends wi
 
 from __future__ import annotations
 
+import functools
 import math
+import os
 import resource
 import time
 from collections.abc import Sequence
@@ -37,7 +39,8 @@ class RankFigures:
     energy_j: float = math.nan
 
 
-WIDTH = len(fields(RankFigures))
+_NAMES = [one.name for one in fields(RankFigures)]
+WIDTH, _BUSY = len(_NAMES), _NAMES.index("busy_s")
 
 
 class Figures:
@@ -49,8 +52,19 @@ class Figures:
         self._begin_wait_s = collective.wait_s
         self._counted_j = meter.read_j() if meter is not None else math.nan
         self.own = RankFigures()
-        self.all: list[RankFigures] = [self.own]
-        """those of all members, in the order of their ranks"""
+        self._summed: Sequence[float] = list(vars(self.own).values())
+        self._latest_s = 0.0
+
+    @property
+    def all(self) -> list[RankFigures]:
+        """Those of all members, in the order of their ranks."""
+        found = []
+        for rank, at in enumerate(range(0, len(self._summed), WIDTH)):
+            one = RankFigures(*self._summed[at : at + WIDTH])
+            found.append(
+                self.own if rank == self._collective.rank else replace(one, wait_s=self._latest_s - one.busy_s)
+            )
+        return found
 
     def begin(self) -> None:
         """A step begins."""
@@ -58,25 +72,25 @@ class Figures:
 
     def arrive(self, compute_s: float) -> torch.Tensor:
         """The rank's own work is done; its part of the sum over ranks, in which each has its own place."""
-        now, waited = time.perf_counter(), self._collective.wait_s
+        now, waited, before = time.perf_counter(), self._collective.wait_s, self.own
         busy_s = (now - self._left) - (waited - self._left_wait_s)
-        self.own = replace(self.own, compute_s=compute_s, busy_s=busy_s, memory_bytes=memory_bytes(self._device))
-        part = torch.zeros(self._collective.size, WIDTH, dtype=torch.float64)
-        part[self._collective.rank] = torch.tensor(list(vars(self.own).values()), dtype=torch.float64)
-        return part.reshape(-1)
+        self.own = RankFigures(
+            compute_s, busy_s, before.wait_s, before.communication_s, memory_bytes(self._device), before.energy_j
+        )
+        part = [0.0] * (self._collective.size * WIDTH)
+        part[self._collective.rank * WIDTH : (self._collective.rank + 1) * WIDTH] = vars(self.own).values()
+        return torch.tensor(part, dtype=torch.float64)
 
     def finish(self, summed: Sequence[float]) -> None:
         """All sums of the step are done."""
         self._left, self._left_wait_s = time.perf_counter(), self._collective.wait_s
-        rows = [RankFigures(*summed[at : at + WIDTH]) for at in range(0, len(summed), WIDTH)]
-        latest_s = max(one.busy_s for one in rows)
+        self._summed, own = summed, self.own
+        self._latest_s = max(summed[_BUSY::WIDTH])
         in_sums_s = self._left_wait_s - self._begin_wait_s
-        wait_s = min(latest_s - self.own.busy_s, in_sums_s)
-        self.own = replace(
-            self.own, wait_s=wait_s, communication_s=in_sums_s - wait_s, energy_j=self._energy_since_last_j()
+        wait_s = min(self._latest_s - own.busy_s, in_sums_s)
+        self.own = RankFigures(
+            own.compute_s, own.busy_s, wait_s, in_sums_s - wait_s, own.memory_bytes, self._energy_since_last_j()
         )
-        self.all = [replace(one, wait_s=latest_s - one.busy_s) for one in rows]
-        self.all[self._collective.rank] = self.own
 
     def _energy_since_last_j(self) -> float:
         if self._meter is None:
@@ -103,5 +117,10 @@ def memory_bytes(device: torch.device) -> float:
     """What this process holds now: of the GPU's memory, or of the host's."""
     if device.type == "cuda":
         return float(torch.cuda.memory_reserved(device))
-    with open("/proc/self/statm", "rb", buffering=0) as statm:
-        return float(statm.read().split()[1]) * _PAGE_BYTES
+    return float(os.pread(_statm(os.getpid()), 100, 0).split()[1]) * _PAGE_BYTES
+
+
+@functools.cache
+def _statm(process: int) -> int:
+    """Kept open: it is read at every step."""
+    return os.open(f"/proc/{process}/statm", os.O_RDONLY | os.O_CLOEXEC)

@@ -4,14 +4,15 @@ With loss_r the mean over rank r's b_r samples, the mean over all B is Σ_r (b_r
 b_r / B before the backward pass, and the gradients are summed (not averaged: at a split of 3:1 that would be off by 25 %), in
 fp32 at least.
 
-Gradients travel in buckets, each sent as soon as the backward pass has filled it, while the pass goes on. What lies where in
-a bucket is fixed: with three ranks or more, the order of a sum is part of its last digit, and a replay must have the same.
+Gradients travel in buckets, each sent as soon as the backward pass has filled it, while the pass goes on; a model that fits one
+bucket is spared the hooks that tell when. What lies where in a bucket is fixed: with three ranks or more, the order of a sum is
+part of its last digit, and a replay must have the same.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,11 +43,10 @@ class GradientSum:
         self._parameters = [one for one in parameters if one.requires_grad][::-1]
         self._collective = collective
         self._buckets = _buckets(self._parameters)
-        self._bucket_of = {number: bucket for bucket in self._buckets for number in bucket.parts}
         self._sent = 0
         self.own_square = 0.0
         """|.|² of what this rank has sent in this step: its gradient times b_r / B."""
-        self.used = torch.zeros(len(self._parameters), dtype=torch.float64)
+        self.used = [0.0] * len(self._parameters)
         """1 for every parameter that had a gradient in this step."""
         self.overflowed = False
         """Whether a gradient that this rank sent was no finite number."""
@@ -55,57 +55,66 @@ class GradientSum:
         self._widened: dict[int, torch.Tensor] = {}
         self.last = True
         """Whether the backward pass is the step's last: those before it only add to the gradients."""
-        for number, parameter in enumerate(self._parameters):
-            parameter.register_post_accumulate_grad_hook(self._hook(number))
+        for at, bucket in enumerate(self._buckets):
+            for number in bucket.parts:
+                short = wide(self._parameters[number].dtype) != self._parameters[number].dtype
+                if short or len(self._buckets) > 1:
+                    self._parameters[number].register_post_accumulate_grad_hook(self._hook(at, number, short=short))
 
     def begin(self) -> None:
         """Forget the step before."""
         for bucket in self._buckets:
-            bucket.missing, bucket.handle = set(bucket.parts), None
+            bucket.handle = None
+            bucket.missing.update(bucket.parts)
         for parameter in self._parameters:
             parameter.grad = None
         self._sent = 0
         self.own_square = 0.0
-        self.used.zero_()
         self._widened.clear()
         self.overflowed = False
+
+    def _hook(self, at: int, number: int, *, short: bool) -> Any:
+        bucket = self._buckets[at]
+
+        def arrived(_: torch.Tensor) -> None:
+            if short:
+                self._widen(number)
+            if not self.last:
+                return
+            if self._sent > at:
+                raise TrainingFailed("model: a parameter gets its gradient in several parts (reentrant checkpointing?)")
+            bucket.missing.discard(number)
+            if not bucket.missing:
+                self._send(only_full=True)
+
+        return arrived
 
     def _widen(self, number: int) -> None:
         """Micro-batches' gradients add up in `grad`, but for half precision: it is too short for sums."""
         parameter, before = self._parameters[number], self._widened.get(number)
-        if wide(parameter.dtype) != parameter.dtype and parameter.grad is not None:
+        if parameter.grad is not None:
             gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
             self._widened[number] = gradient.to(wide(parameter.dtype)) if before is None else before.add_(gradient)
             parameter.grad = None
 
-    def _hook(self, number: int) -> Any:
-        def take(parameter: torch.Tensor) -> None:
-            self._widen(number)
-            if not self.last:
-                return
-            if self.used[number]:
-                raise TrainingFailed("model: a parameter gets its gradient in several parts (reentrant checkpointing?)")
-            self._take(number)
-            self._bucket_of[number].missing.discard(number)
-            self._send(only_full=True)
-
-        return take
-
-    def _take(self, number: int) -> None:
-        """Put a parameter's gradient into its bucket; one that this rank did not use adds nothing."""
-        gradient = self._widened.pop(number, self._parameters[number].grad)
-        part = self._bucket_of[number].parts[number]
-        if gradient is None:
-            part.zero_()
-        else:
-            part.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
-            self.used[number] = 1
+    def _fill(self, bucket: _Bucket) -> None:
+        """Put the gradients into their bucket; a parameter that this rank did not use adds nothing."""
+        parts, gradients = [], []
+        for number, part in bucket.parts.items():
+            gradient = self._widened.pop(number, self._parameters[number].grad)
+            self.used[number] = float(gradient is not None)
+            if gradient is None:
+                part.zero_()
+            else:
+                parts.append(part)
+                gradients.append(gradient.to_dense() if gradient.is_sparse else gradient)
+        if parts:
+            torch._foreach_copy_(parts, gradients)
 
     def _send(self, *, only_full: bool) -> None:
         while self._sent < len(self._buckets) and not (only_full and self._buckets[self._sent].missing):
             bucket = self._buckets[self._sent]
-            for number in bucket.missing:  # those that the last backward pass did not reach
-                self._take(number)
+            self._fill(bucket)
             if self.loss_scale != 1:
                 bucket.flat.div_(self.loss_scale)
             square = float(torch.dot(bucket.flat, bucket.flat))  # now: the sum takes place in the buffer
@@ -118,13 +127,13 @@ class GradientSum:
         """After the backward pass: what was not sent yet."""
         self._send(only_full=False)
 
-    def finish(self, used_anywhere: torch.Tensor) -> None:
+    def finish(self, used_anywhere: Sequence[float]) -> None:
         """Every `grad` becomes the sum over ranks; None for a parameter that no rank used (`used`, summed, is 0)."""
         for bucket in self._buckets:
             self._collective.finish(bucket.handle)
-        for number, parameter in enumerate(self._parameters):
-            part = self._bucket_of[number].parts[number]
-            parameter.grad = part.to(parameter.device, parameter.dtype) if used_anywhere[number] else None
+            for number, part in bucket.parts.items():
+                parameter = self._parameters[number]
+                parameter.grad = part.to(parameter.device, parameter.dtype) if used_anywhere[number] else None
 
     def joint_square(self) -> float:
         """|.|² of the summed gradient, after `finish`."""
@@ -136,11 +145,10 @@ class GradientSum:
         The norm is taken in float64: ranks with other numbers of threads add in another order, and must find the same.
         """
         gradients = [one.grad for one in self._parameters if one.grad is not None]
-        norms = [float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) for gradient in gradients]
-        norm = sum(value * value for value in norms) ** 0.5
+        norms = torch._foreach_norm(gradients, dtype=torch.float64) if gradients else []
+        norm = sum(float(value) ** 2 for value in norms) ** 0.5
         if norm > bound:
-            for gradient in gradients:
-                gradient.mul_(bound / (norm + 1e-6))
+            torch._foreach_mul_(gradients, bound / (norm + 1e-6))
 
 
 def _buckets(parameters: list[torch.nn.Parameter]) -> list[_Bucket]:

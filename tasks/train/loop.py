@@ -316,16 +316,18 @@ class Training:
         if self.rank.classifies:
             values["accuracy/train"] = found.correct / found.samples
         if self.writer.due:  # of each rank, as often as events are written; the rows under metrics/ have every step
-            for number, figures in zip(self._members, found.all_ranks, strict=True):
+            for number, figures in zip(self._members, self.rank.figures_of_all, strict=True):
                 by_rank = {**_known(figures), "samples_per_s": parts[number] / taken_s, "batch_size": parts[number]}
                 values |= {f"rank-{number}/{name}": value for name, value in by_rank.items()}
         self.writer.add(step, values)
+        if not self.channel.due:
+            return
         self.channel.progress(
             "train", step=step, steps=self.total_steps, epoch=self._state.epoch, epochs=self.rank.spec.epochs,
             loss=found.loss, learning_rate=rate, samples_per_s=speed, batch_sizes=self.rank.split, step_time_s=taken_s,
             ranks=[
                 {"rank": number, "batch_size": parts[number], "samples_per_s": parts[number] / taken_s, **_known(figures)}
-                for number, figures in zip(self._members, found.all_ranks, strict=True)
+                for number, figures in zip(self._members, self.rank.figures_of_all, strict=True)
             ],
         )  # fmt: skip
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,8 +45,6 @@ class StepFigures:
     own_s: float
     figures: RankFigures
     """its own"""
-    all_ranks: list[RankFigures]
-    """those of all members, in the order of their ranks"""
 
 
 class OutOfMemory(TrainingFailed):
@@ -77,7 +75,8 @@ class Rank(Replica):
         self._scales = self.spec.precision == "amp" and "fp16" in halves
         self.loss_scale = LossScale()
         self._gradients = GradientSum(self.model.parameters(), self.collective)
-        self._before_step: list[torch.Tensor] | None = None
+        self._with_buffers = [module for module in self.model.modules() if module._buffers]
+        self._before_step: list[tuple[torch.nn.Module, str, torch.Tensor]] | None = None
         self.fits = 0
         """the largest batch that a step was finished with"""
         devices = request.plan.devices
@@ -97,11 +96,18 @@ class Rank(Replica):
         self.noise_scale, self._joint_square = NoiseScale(), 0.0
         self.loss_scale = LossScale()
 
+    def _buffers(self) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor]]:
+        """As `model.named_buffers()`, which walks the whole tree of modules, and that at every step."""
+        for module in self._with_buffers:
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    yield module, name, buffer
+
     def abandon_step(self) -> None:
         """Undo what a step has changed that did not come to its end: the forward pass moves running statistics."""
         if self._before_step is not None:
-            for buffer, value in zip(self.model.buffers(), self._before_step, strict=True):
-                buffer.copy_(value)
+            for module, name, value in self._before_step:
+                module._buffers[name].copy_(value)  # type: ignore[union-attr]
         self._before_step = None
         self._gradients.begin()
         self.model.train()
@@ -117,7 +123,7 @@ class Rank(Replica):
         self._figures.begin()
         self._seed(step)
         self._batch_size = len(rows)
-        self._before_step = [buffer.clone() for buffer in self.model.buffers()]
+        self._before_step = [(module, name, buffer.clone()) for module, name, buffer in self._buffers()]
         self._gradients.begin()
         self._gradients.loss_scale = self.loss_scale.value if self._scales else 1.0
         try:
@@ -132,27 +138,30 @@ class Rank(Replica):
             emulated = EMULATED_SAMPLE_S * passes * len(rows) / self._speed - self.rest_s
             time.sleep(max(0.0, emulated - own))
             own = max(own, emulated)
-        self._gradients.send_rest()
         # With h = (b / B) · g, what was sent, b · |g|² is B² / b · |h|². |g|² of the step before comes from the first rank: a
         # sum's last digit may differ between unlike devices, and what is decided by it may not.
         spread = total**2 / len(rows) * self._gradients.own_square if len(rows) else 0.0
         joint_square = self._joint_square if self.first else 0.0
         asked = [self.stop_asked, self.leave_asked()]
-        figures = [loss, correct, *asked, spread, float(len(rows) > 0), joint_square, self._gradients.overflowed]
-        head = torch.tensor(figures, dtype=torch.float64)
-        parts = [head, self._gradients.used, self._figures.arrive(own + self.rest_s)]
-        summed = self.collective.sum_(torch.cat(parts), "figures")
-        _, used, by_rank = summed.split([len(part) for part in parts])
-        self._gradients.finish(used)
-        self._figures.finish(by_rank.tolist())
-        loss, correct, stops, leaves, spread, ranks, joint_square, overflows = summed[: len(figures)].tolist()
+        said = [loss, correct, *asked, spread, len(rows) > 0, joint_square, self._gradients.overflowed]
+        head = torch.tensor([*said, *self._gradients.used], dtype=torch.float64)
+        figures = torch.cat([head, self._figures.arrive(own + self.rest_s)])
+        summed = self.collective.sum_(figures, "figures").tolist()
+        self._gradients.finish(summed[len(said) : len(head)])
+        self._figures.finish(summed[len(head) :])
+        loss, correct, stops, leaves, spread, ranks, joint_square, overflows = summed[: len(said)]
         self._skip = self._scales and overflows > 0
         self.noise_scale.complete(joint_square)
         self.noise_scale.begin(spread, total, round(ranks))
         self._joint_square = self._gradients.joint_square() if ranks > 1 else 0.0
         if self._skip:
             self.noise_scale.ranks, self._joint_square = 0, 0.0
-        return StepFigures(loss, correct, total, stops > 0, leaves > 0, own, self._figures.own, self._figures.all)
+        return StepFigures(loss, correct, total, stops > 0, leaves > 0, own, self._figures.own)
+
+    @property
+    def figures_of_all(self) -> list[RankFigures]:
+        """What each member's last step took, in the order of their ranks."""
+        return self._figures.all
 
     def _measure_alone(self, rows: Any, step: int) -> int:
         """The only device of a plan measures the noise from halves of its batch now and then; how many more passes that took.
@@ -185,6 +194,8 @@ class Rank(Replica):
 
         Where ranks normalise together, all have as many parts; otherwise one that is empty is left out, except where all are.
         """
+        if self.request.plan.accumulation == 1:
+            return [rows]
         parts = np.array_split(rows, min(self.request.plan.accumulation, max(shares(total, self.split))))
         return parts if self._joined else [part for part in parts if len(part)] or parts[:1]
 
@@ -207,6 +218,9 @@ class Rank(Replica):
 
     def _forward(self, inputs: Any, targets: torch.Tensor) -> tuple[Any, torch.Tensor]:
         """The model's outputs and their mean loss."""
+        if self.spec.precision in ("fp32", "fp64"):
+            outputs = self.model(inputs)
+            return outputs, self._loss(outputs, targets)
         with autocast(self.spec.precision, self.device.type, half=self._half):
             outputs = for_loss(self.model(inputs))
             return outputs, self._loss(outputs, targets)
@@ -217,6 +231,8 @@ class Rank(Replica):
         try:
             outputs, loss = self._forward(inputs, targets)
             (loss * (weight * self._gradients.loss_scale)).backward()
+            if self._gradients.last:
+                self._gradients.send_rest()
             correct = self._correct(outputs, targets)
         except TrainwrightError:
             raise

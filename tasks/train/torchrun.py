@@ -131,8 +131,12 @@ class AloneChannel:
             raise RunHeld("the right to train this run was taken away; what it has stored stays")
         return self._confirmations(**fields).known(fields["step"]) if about == "stored" else {}
 
+    @property
+    def due(self) -> bool:
+        return time.monotonic() - self._last > _LEAST_PAUSE_S
+
     def progress(self, kind: str, **fields: Any) -> None:
-        if time.monotonic() - self._last > _LEAST_PAUSE_S:
+        if self.due:
             self._last = time.monotonic()
             self.send(kind, **fields)
 

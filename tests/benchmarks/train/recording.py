@@ -37,6 +37,12 @@ class Unheard:
     def __init__(self) -> None:
         self._last = 0.0
 
+    @property
+    def due(self) -> bool:
+        due = time.monotonic() - self._last > 0.25
+        self._last = time.monotonic() if due else self._last
+        return due
+
     def send(self, kind: str, **fields: Any) -> None:
         return None
 

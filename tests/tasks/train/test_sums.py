@@ -1,0 +1,93 @@
+"""Sums over ranks by torch.distributed: small ones and large ones, begun early or waited for; and what becomes of a lost rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trainwright.tasks.train.collective import SMALL_BYTES, PeersLost, TorchCollective
+
+SIZES = [0, 1, 7, SMALL_BYTES // 8 // 3, SMALL_BYTES // 8 // 3 + 1, 5 * SMALL_BYTES // 8]
+
+
+def on_ranks(folder: Path, count: int, work: Callable[[TorchCollective], Any]) -> list[Any]:
+    """What `work` returns on each of so many ranks, which are threads here."""
+    with ThreadPoolExecutor(count) as threads:
+        made = [threads.submit(TorchCollective, rank, count, str(folder / "meeting")) for rank in range(count)]
+        ranks = [one.result() for one in made]
+        found = [threads.submit(work, rank) for rank in ranks]
+        try:
+            return [one.result() for one in found]
+        finally:
+            for rank in ranks:
+                rank.shutdown()
+
+
+def given(rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """A rank's own."""
+    chance = torch.Generator().manual_seed(1000 * rank + size)
+    return torch.randint(-99, 99, (size,), generator=chance).to(dtype)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64])
+def test_every_rank_has_the_sum_of_all_whatever_its_size(tmp_path: Path, count: int, dtype: torch.dtype) -> None:
+    def work(rank: TorchCollective) -> list[torch.Tensor]:
+        return [rank.sum_(given(rank.rank, size, dtype), "sum") for size in SIZES]
+
+    for found in on_ranks(tmp_path, count, work):
+        for size, one in zip(SIZES, found, strict=True):
+            assert torch.equal(one, sum(given(rank, size, dtype) for rank in range(count)))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_last_digit_of_a_sum_is_the_same_on_every_rank(tmp_path: Path, size: int) -> None:
+    def work(rank: TorchCollective) -> torch.Tensor:
+        return rank.sum_(torch.randn(size, generator=torch.Generator().manual_seed(rank.rank)), "sum")
+
+    first, *others = on_ranks(tmp_path, 4, work)
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_sums_begun_early_may_be_begun_anywhere_between_the_others(tmp_path: Path) -> None:
+    def work(rank: TorchCollective) -> list[torch.Tensor]:
+        early = [given(rank.rank, size, torch.float64) for size in SIZES]
+        handles, blocking = [], []
+        for at in range(len(SIZES)):
+            if rank.rank != 1:
+                handles.append(rank.start_sum(early[at], "early"))
+            blocking.append(rank.sum_(torch.full((2, 3), float(rank.rank)), "blocking"))
+        if rank.rank == 1:
+            handles = [rank.start_sum(one, "early") for one in early]
+        for handle in handles:
+            rank.finish(handle)
+        return [*early, *blocking]
+
+    expected = [
+        *(sum(given(rank, size, torch.float64) for rank in range(3)) for size in SIZES),
+        *([torch.full((2, 3), 3.0)] * len(SIZES)),
+    ]
+    for found in on_ranks(tmp_path, 3, work):
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("size", [3, 5 * SMALL_BYTES])
+def test_who_waits_for_a_rank_that_has_gone_hears_of_it(tmp_path: Path, size: int) -> None:
+    def work(rank: TorchCollective) -> str:
+        if rank.rank == 1:
+            rank.shutdown()
+            return "gone"
+        try:
+            rank.sum_(torch.ones(size), "sum")
+        except PeersLost as error:
+            return str(error)
+        return "a sum"
+
+    first, second = on_ranks(tmp_path, 2, work)
+    assert second == "gone"
+    assert "torch.distributed" in first
