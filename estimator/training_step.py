@@ -138,8 +138,8 @@ def _batch(what: StepSpec, size: int) -> tuple[Any, Any]:
         with _user_code("model.source", f"example_batch({other})"):
             if _shapes(example(other)) == _shapes((inputs, targets)):
                 raise BadInput(
-                    f"model.source: example_batch({other}) gives the same shapes as example_batch({size}); allowed: as many samples "
-                    "as are asked for"
+                    f"model.source: example_batch({other}) gives the same shapes as example_batch({size}); allowed: as many "
+                    "samples as are asked for"
                 )
         return inputs, targets
     made = {

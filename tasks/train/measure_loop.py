@@ -83,7 +83,7 @@ class _Unheard:
     """What a rank has to say goes nowhere."""
 
     leave_asked = out_asked = -1
-    writing = False
+    writing = due = False
 
     def attend(self, peers: Waits) -> None:
         return
