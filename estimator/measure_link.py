@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.estimator.communication import Link, fit_link
-from trainwright.estimator.errors import BadInput, TrainwrightError
+from trainwright.estimator.errors import BadInput, BusyMachine, TrainwrightError
 
 LEAST_BUDGET_S, MOST_BUDGET_S = 0.2, 60.0
 SIZES_BYTES = tuple(1 << power for power in range(10, 26))  # 1 KiB to 32 MiB
 _RANKS = 2
-_MEET_S = 60.0  # to load torch and to meet, where others use the machine too; a rank that ends is noticed at once
+_MEET_S = 180.0  # to load torch and to meet, where others use the machine too; a rank that ends is noticed at once
 _LEAST_S = 3e-3  # of all-reduces timed at once
 _MOST_REPEATS = 50
 _ELEMENT_BYTES = 4
@@ -41,7 +41,8 @@ def measure_link(address: str = "127.0.0.1", budget_s: float = 5.0, seed: int = 
     """The link between two ranks of this machine, measured for so many seconds.
 
     Loading torch is not counted, and one round over all sizes is measured whatever the budget. Raises BadInput for an
-    address that is not this machine's or a budget out of bounds, TrainwrightError where a rank fails.
+    address that is not this machine's or a budget out of bounds, BusyMachine where the ranks do not meet in time,
+    TrainwrightError where one fails.
     """
     return fit_link(measure_samples(address, budget_s, seed))
 
@@ -63,8 +64,9 @@ def measure_samples(address: str = "127.0.0.1", budget_s: float = 5.0, seed: int
                         f"link: rank {rank} ended with {process.returncode}: {_last_line(folder / f'errors.{rank}')}"
                     )
             if time.monotonic() > deadline:
-                raise TrainwrightError(
-                    f"link: no answer after {_MEET_S + 2 * budget_s:.0f} s over {address} ({interface})"
+                raise BusyMachine(
+                    f"link: no answer after {_MEET_S + 2 * budget_s:.0f} s over {address} ({interface}); the machine does too "
+                    "much else: measure it when it is quiet"
                 )
             time.sleep(_LOOK_EVERY_S)
         return [(size, count, seconds) for size, count, seconds in json.loads((folder / "samples").read_text())]

@@ -38,7 +38,7 @@ class AirflowClient:
             headers["Authorization"] = f"Bearer {self._token}"
         data = json.dumps(body).encode() if body is not None else None
         request = urllib.request.Request(address, data=data, headers=headers, method=method)
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=300) as response:
             return str(response.read().decode())
 
     def has_dag(self, dag: str = "retrain") -> bool:
@@ -50,7 +50,7 @@ class AirflowClient:
         run = self("POST", f"/api/v2/dags/{dag}/dagRuns", {"conf": conf, "logical_date": None})
         return f"/api/v2/dags/{dag}/dagRuns/{urllib.parse.quote(run['dag_run_id'])}"
 
-    def ended(self, where: str, seconds: float = 400) -> str:
+    def ended(self, where: str, seconds: float = 900) -> str:
         """Wait for a DAG run to end; how it did."""
         return until(
             f"{where} ended",
@@ -73,6 +73,15 @@ class AirflowClient:
         found: str | None = self("GET", f"{where}/taskInstances/{task}")["state"]
         return found
 
+    def reached(self, where: str, task: str, state: str) -> None:
+        """Wait for a task to get into a state while its DAG run goes on."""
+
+        def there() -> bool:
+            assert self("GET", where)["state"] not in ENDED, self.states(where)
+            return self.state(where, task) == state
+
+        until(f"{task} is {state}", there, tell=lambda: str(self.states(where)))
+
     def xcom(self, where: str, task: str, key: str = "return_value") -> Any:
         """What a task handed on."""
         return self("GET", f"{where}/taskInstances/{task}/xcomEntries/{key}?deserialize=false")["value"]
@@ -83,10 +92,9 @@ class AirflowClient:
         return found
 
     def events(self, uri: str) -> list[dict[str, Any]]:
-        """The events of an Asset."""
-        assets = self("GET", f"/api/v2/assets?limit=100&uri_pattern={urllib.parse.quote(uri)}")["assets"]
-        found = [self("GET", f"/api/v2/assets/events?asset_id={one['id']}") for one in assets if one["uri"] == uri]
-        return [event for answer in found for event in answer["asset_events"]]
+        """The newest events of an Asset, one that no DAG names too."""
+        found = self("GET", "/api/v2/assets/events?limit=100&order_by=-timestamp")["asset_events"]
+        return [event for event in found if event["uri"] == uri]
 
     def log(self, where: str, task: str, attempt: int = 1) -> str:
         """A task's log, as the API server shows it."""
@@ -104,7 +112,7 @@ class AirflowClient:
 
 
 def until(
-    what: str, test: Callable[[], Found | bool | None], seconds: float = 400, tell: Callable[[], str] = lambda: ""
+    what: str, test: Callable[[], Found | bool | None], seconds: float = 600, tell: Callable[[], str] = lambda: ""
 ) -> Found:
     """Wait for something; what it was. The message of the failure ends with what `tell` says."""
     deadline = time.monotonic() + seconds

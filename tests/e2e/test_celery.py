@@ -52,7 +52,7 @@ from trainwright.operators import TrainOperator
 with DAG("holds_its_slot", schedule=None, is_paused_upon_creation=False, default_args=RETRIES):
     TrainOperator(task_id="train", job="{{ params.job }}", deferrable=False)
 """
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Site:
                     return run
             return None
 
-        return until(f"{commits} commits", committed, 400, lambda: str(self.api.states(where)))
+        return until(f"{commits} commits", committed, 600, lambda: str(self.api.states(where)))
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +208,7 @@ def test_triggered_through_rest_every_task_succeeds_hands_on_small_json_and_bein
     until("the job has its DAG", lambda: site.api.has_dag(dag))
     where = site.api.start(dag)
     told = f"job {job.stem}: deadline 25 s missed: not done 25 s after it was queued"
-    until("the alert is in the log", lambda: told in site.stack.log("triggerer").read_text(), 200)
+    until("the alert is in the log", lambda: told in site.stack.log("triggerer").read_text())
     assert site.api.ended(where) == "success"
     assert site.api.states(where) == dict.fromkeys(TASKS, "success")
     (run,) = list_runs(settings().store, job.stem)
@@ -239,7 +239,7 @@ def test_a_worker_lost_in_mid_training_costs_nothing_and_its_launcher_what_was_n
         committed = checkpoint.list_states(run.objects)[-1].step
         psutil.Process(launcher).kill()  # its ranks end with it
         reached = steps_done(run)
-        assert site.api.ended(where, 500) == "success", site.api.log(where, "train", 1)[-3000:]
+        assert site.api.ended(where) == "success", site.api.log(where, "train", 1)[-3000:]
     resumed = run.read(Result).resumed_from_step
     assert resumed is not None
     lost = reached - resumed
@@ -263,7 +263,7 @@ def test_a_retry_attaches_to_the_training_that_a_killed_worker_has_started(site:
         assert site.api.state(where, "train") == "running"
         site.stack.kill("worker")
         site.stack.start("worker")
-        assert site.api.ended(where, 500) == "success", site.api.log(where, "train", 1)[-3000:]
+        assert site.api.ended(where) == "success", site.api.log(where, "train", 1)[-3000:]
     assert site.api.instances(where)[0]["try_number"] == 2
     assert (watch.most_launchers, watch.most_of_a_rank, len(watch.launchers)) == (1, 1, 1)
     assert run.read(Result).resumed_from_step is None
@@ -279,12 +279,7 @@ def test_a_triggerer_killed_while_a_run_waits_and_a_scheduler_killed_while_it_tr
     with Heartbeat(step.ledger(), "test", devices, holder=me.name, token=token):
         job = site.lasting_job()
         where = site.api.start(job=str(job))
-        until(
-            "it waits",
-            lambda: site.api.state(where, "allocate") == "deferred",
-            200,
-            lambda: str(site.api.states(where)),
-        )
+        site.api.reached(where, "allocate", "deferred")
         site.stack.kill("triggerer")
         site.stack.start("triggerer")
         time.sleep(5)
@@ -319,12 +314,12 @@ def test_a_training_marked_failed_is_gone_soon_cleared_goes_on_and_is_ended_with
 
     reached = checkpoint.list_states(run.objects)[-1].step
     site.api.clear(where, "train")
-    until("training goes on", lambda: checkpoint.list_states(run.objects)[-1].step > reached, 300)
-    until("the task is deferred", lambda: site.api.state(where, "train") == "deferred")
+    until("training goes on", lambda: checkpoint.list_states(run.objects)[-1].step > reached)
+    site.api.reached(where, "train", "deferred")
     site.stack.kill("triggerer")  # Airflow drops a trigger whose task was ended meanwhile: its on_kill is never called
     marked = time.monotonic()
     site.api.set_state(where, "train", "failed")
-    until("the ranks are gone", lambda: not ranks(), 200)
+    until("the ranks are gone", lambda: not ranks())
     _log.info(f"ranks gone {time.monotonic() - marked:.1f} s after the task was marked failed without a triggerer")
     assert site.api.ended(where) == "failed"
     assert site.api.state(where, "release") == "success"
@@ -338,8 +333,8 @@ def test_new_data_starts_a_run_that_promotes_what_a_person_approves(site: Site) 
     until("the job has its DAG", lambda: site.api.has_dag(dag))
     (data,) = site.api("GET", "/api/v2/assets?uri_pattern=x-trainwright://builtin/digits")["assets"]
     site.api("POST", "/api/v2/assets/events", {"asset_id": data["id"], "extra": {}})
-    (where,) = until("new data starts a run", lambda: _runs(site.api, dag), 100)
-    until("approval is asked for", lambda: site.api.state(where, "approve") == "deferred", 400)
+    (where,) = until("new data starts a run", lambda: _runs(site.api, dag))
+    site.api.reached(where, "approve", "awaiting_input")
     site.api(
         "PATCH", f"{where}/taskInstances/approve/-1/hitlDetails", {"chosen_options": ["Approve"], "params_input": {}}
     )
@@ -357,7 +352,7 @@ def test_a_run_triggered_in_the_browser_by_the_form_succeeds_and_its_link_shows_
     before = _runs(site.api, "retrain")
     with logged_in(site.api, f"{site.api.base}/dags/retrain") as page:
         trigger_by_form(page, {"job": str(job)})
-        (where,) = until("the run is there", lambda: _runs(site.api, "retrain") - before, 30)
+        (where,) = until("the run is there", lambda: _runs(site.api, "retrain") - before)
         assert site.api.ended(where) == "success"
         (run,) = list_runs(settings().store, job.stem)
         assert_whole(run, 2)

@@ -18,7 +18,7 @@ from trainwright.tasks import detached, step
 from trainwright.tasks.run import Run
 from trainwright.tasks.train import checkpoint
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 
 @pytest.fixture
@@ -60,9 +60,9 @@ def test_training_goes_on_without_airflow_and_a_task_marked_failed_stops_it(
     airflow: AirflowClient, stack: Path, tmp_path: Path
 ) -> None:
     where = airflow.start(job=str(write_job(tmp_path, "lasting", 5000)))
-    until("it trains", lambda: (found := run_of("lasting")) and newest(found), 580)
+    until("it trains", lambda: (found := run_of("lasting")) and newest(found), 1000, lambda: str(airflow.states(where)))
     run: Any = run_of("lasting")
-    until("the task is deferred", lambda: airflow.state(where, "train") == "deferred")
+    airflow.reached(where, "train", "deferred")
     launcher, processes = detached.launcher(run), ranks(run)
     until("the ranks' log is in the task's, live", lambda: "train step=" in log_of(airflow, where, "train"), 60)
 

@@ -20,7 +20,7 @@ from trainwright.tasks.train import checkpoint
 from trainwright.tasks.train.metrics import read_rows
 
 EPOCHS = 20
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_a_run_waits_deferred_and_goes_on_and_a_revoked_training_loses_no_step(
 
     with Heartbeat(step.ledger(), "test", devices, holder=me.name, token=token):
         low = airflow.start(job=str(write_job(tmp_path, "low", EPOCHS)))
-        until("low waits for the devices", lambda: airflow.state(low, "allocate") == "deferred")
+        airflow.reached(low, "allocate", "deferred")
         time.sleep(8)  # longer than between two looks
         assert airflow.state(low, "allocate") == "deferred"
         slots = airflow("GET", "/api/v2/pools/default_pool")

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from trainwright.estimator.communication import Link, all_reduce
-from trainwright.estimator.errors import BadInput
+from trainwright.estimator.errors import BadInput, BusyMachine
 from trainwright.estimator.measure_link import interface_of, measure_link
 
 COMMAND = [sys.executable, "-m", "trainwright.estimator.measure_link"]
@@ -66,6 +66,12 @@ def test_the_interface_of_an_address_is_found_and_budgets_are_bounded() -> None:
     assert any(one.family == socket.AF_INET and one.address == "127.0.0.1" for one in psutil.net_if_addrs()[loopback])
     with pytest.raises(BadInput, match="--budget: got 1e"):
         measure_link(budget_s=1e6)
+
+
+def test_ranks_that_do_not_meet_in_time_are_told_as_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainwright.estimator.measure_link._MEET_S", 0.1)  # none loads torch in that
+    with pytest.raises(BusyMachine, match="no answer after 0 s over"):
+        measure_link(budget_s=0.2)
 
 
 def start(tmp_path: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from airflow_whole import write_job
 
 from trainwright.tasks import detached, step, steps
 from trainwright.tasks.allocate.ledger import Holder
@@ -24,7 +25,6 @@ from trainwright.tasks.job import load_job
 from trainwright.tasks.run import Run
 from trainwright.tasks.train import checkpoint
 
-DAGS = Path(__file__).parents[2] / "dags"
 OWNER = "Airflow survival r1"
 EVERY = 10
 WORKER = """
@@ -70,14 +70,7 @@ def newest(run: Run) -> int:
 @pytest.fixture
 def run(stack: Path, tmp_path: Path) -> Iterator[Run]:
     """A run that is planned and has its devices, whose training takes minutes."""
-    job = {
-        "name": "survivor", "pool": str(DAGS / "pools" / "two-cpus.yaml"), "data": {"uri": "builtin:digits"},
-        "model": {"source": str(DAGS / "jobs" / "cnn.py"), "config": {"width": 16}},
-        "train": {
-            "epochs": 2000, "global_batch_size": 96, "learning_rate": 0.003, "checkpoint": {"every_steps": EVERY},
-        },
-        "objective": {"minimize": "time"}, "devices": {"min_count": 2},
-    }  # fmt: skip
+    job = write_job(tmp_path, "survivor", 2000)
     run = steps.open_for(load_job(job), Holder(OWNER), store=(tmp_path / "store").as_uri(), new=True)
     try:
         yield run
@@ -107,7 +100,7 @@ def test_a_killed_worker_is_followed_by_one_that_attaches_and_a_killed_launcher_
     reached = newest(run)
     process.kill()
     until("no rank is left", lambda: not ranks(run), 10)
-    assert second.wait(60) != 0  # Interrupted: what a retry mends
+    assert second.wait(300) != 0  # Interrupted: what a retry mends
     with pytest.raises(Interrupted, match="ended without a word"):
         detached.raise_failure(run)
     assert step.ledger().held("device ") == []
@@ -132,11 +125,12 @@ def test_of_two_launchers_started_at_once_one_trains(run: Run) -> None:
     until("one gave way", lambda: any(one.poll() is not None for one in both))
     assert [one.poll() for one in both if one.poll() is not None] == [0]
     until("the other trains", lambda: newest(run) >= EVERY, 500)
-    assert len(ranks(run)) == len(run.read(Plan).devices)
+    numbers = {process.cmdline()[-1] for process in ranks(run)}  # one may write its checkpoints in a process of its own
+    assert numbers - {"spare"} == {str(number) for number in range(len(run.read(Plan).devices))}
     alive = next(one for one in both if one.poll() is None)
     assert detached.stop_unfollowed(run, OWNER)
     assert ranks(run) == []
-    assert alive.wait(15) == 130
+    assert alive.wait(60) == 130
     assert step.ledger().held() == []
 
 
@@ -185,7 +179,7 @@ def test_a_launcher_that_slept_past_its_lease_leaves_its_successor_alone(run: Ru
     )  # the teardown of a DAG run that does not have this run
     assert successor.poll() is None
     assert left_after([detached.stop, detached.stop], run) == [[], []]
-    assert successor.wait(15) == 130
+    assert successor.wait(60) == 130
     assert of_run(run) == {}
 
 
@@ -198,7 +192,7 @@ def test_a_launcher_elsewhere_saves_a_checkpoint_and_ends_before_its_devices_are
     with monkeypatch.context() as patch:
         patch.setattr(socket, "gethostname", lambda: "another-machine")  # nothing but the ledger leads from there
         assert left_after([detached.stop, detached.stop_unfollowed], run) == [[], []]
-    assert process.wait(5) == 130
+    assert process.wait(60) == 130
     assert of_run(run) == {}
     status = run.status()
     assert status.state == "interrupted"
