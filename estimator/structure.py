@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trainwright.estimator.curves import Affine
 from trainwright.estimator.workspace import WITH_WORKSPACE, workspace_bytes
@@ -75,12 +75,25 @@ class Lifetimes(_Value):
     start: tuple[int, ...] = Field(description="the model, the batch, and the first step")
     step: tuple[int, ...]
 
+    @model_validator(mode="after")
+    def _numbers_name_something(self) -> Lifetimes:
+        made, ended = 0, set()
+        for code in (*self.start, *self.step):
+            if code < -made or code in ended:
+                raise ValueError(f"lifetimes: {code} ends a storage that is not there; {made} were made")
+            made += 0 <= code < len(self.sizes)
+            if code < 0:
+                ended.add(code)
+        if max(self.start, default=-1) >= len(self.sizes):
+            raise ValueError("lifetimes: the start makes storages only")
+        return self
+
     def events(self, batch_size: int, workspaces: Sequence[float], steps: int) -> Iterator[tuple[int, float | None]]:
         """(storage, bytes) as each is made, (storage, None) as it ends: the start, and so many steps of this batch size.
 
         `workspaces` are those of the trace's operations. What a step leaves behind takes the place of what it found and ended.
         """
-        sizes = [line(batch_size) for line in self.sizes]
+        sizes = [max(0.0, line(batch_size)) for line in self.sizes]
         known: list[int] = []  # of each storage: the place of its size
         made = 0
         for code in self.start:
@@ -154,6 +167,13 @@ class Structure(_Value):
     operations: dict[str, int] = Field(description="count by kind, for a whole training step")
     trace: list[Operation]
     lifetimes: Lifetimes | None = Field(default=None, description="None where steps differ by more than their sizes")
+
+    @model_validator(mode="after")
+    def _workspaces_are_of_the_trace(self) -> Structure:
+        lives = self.lifetimes
+        if lives is not None and max(lives.step, default=-1) >= len(lives.sizes) + len(self.trace):
+            raise ValueError("lifetimes: a workspace of an operation that the trace does not have")
+        return self
 
     def fingerprint(self) -> str:
         """The same for the same model trained the same way, whatever the traced batch size and the layers' names."""

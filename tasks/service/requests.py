@@ -58,6 +58,11 @@ class SentStructure(Structure):
         counts = (self.parameters, self.parameter_bytes, self.accumulation, *(one.count for one in self.trace))
         if min(counts) < 0:
             raise ValueError("counts of zero or more")
+        for one in self.trace:
+            if min(one.flops(self.batch_size), one.bytes(self.batch_size), one.live_bytes(self.batch_size)) < 0:
+                raise ValueError(
+                    f"flops and bytes of zero or more, {one.kind[:80]!r} has fewer at batch_size {self.batch_size}"
+                )
         return self
 
 

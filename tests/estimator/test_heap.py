@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from trainwright.estimator.curves import Affine
 from trainwright.estimator.heap import Heap, high_water_bytes
@@ -90,3 +92,13 @@ def test_steps_played_on_and_on_end_what_they_make(plan: list[tuple[int, int]], 
     kept = Lifetimes(sizes=tuple(Affine(fixed=size, per_sample=0.0) for size, _ in plan), start=(), step=codes)
     made = [number for number, size in kept.events(1, [], steps) if size is not None]
     assert len(made) == len(set(made)) == steps * len(plan)
+
+
+@pytest.mark.parametrize(
+    ("start", "step"),
+    [((0,), (-2,)), ((0,), (-1, -1)), ((1,), ()), ((), (-1, 0))],
+    ids=["never made", "ended twice", "a start of workspaces", "made later"],
+)
+def test_lifetimes_of_storages_that_are_not_there_are_refused(start: tuple[int, ...], step: tuple[int, ...]) -> None:
+    with pytest.raises(ValidationError, match="lifetimes: "):
+        Lifetimes(sizes=(Affine(fixed=8.0, per_sample=0.0),), start=start, step=step)

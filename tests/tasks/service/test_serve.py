@@ -160,8 +160,14 @@ def test_a_structure_that_was_extracted_with_another_optimizer_or_precision_is_t
 
 
 def test_a_structure_with_senseless_numbers_is_the_clients_error(address: str, structure: Any) -> None:
+    first = structure["trace"][0]
+    negative = first | {"flops": {"fixed": -1e9, "per_sample": 0.0}}
+    nowhere = structure["lifetimes"] | {"step": [-(10**9)]}
     with client(address, READ) as reader:
-        for change in ({"precision": "int3"}, {"batch_size": 0}, {"parameter_bytes": -1}, {"parameters": 10**40}):
+        for change in (
+            {"precision": "int3"}, {"batch_size": 0}, {"parameter_bytes": -1}, {"parameters": 10**40},
+            {"trace": [negative]}, {"lifetimes": nowhere},
+        ):  # fmt: skip
             request = {"structure": structure | change, "batch_size": 64, "device_type": "nvidia-t4"}
             _refusal(reader.post("/estimates", json=request), 422, "bad_input")
 
