@@ -25,7 +25,6 @@ from trainwright.estimator.calibration import Calibration, save
 from trainwright.estimator.energy import RAPL_ROOT
 from trainwright.estimator.errors import BusyMachine, TrainwrightError
 from trainwright.estimator.fitting import StepSample, drift, fit, refuse_busy
-from trainwright.estimator.freed_memory import keep_freed_memory
 from trainwright.estimator.machine import processor
 from trainwright.estimator.measure_power import device_power
 from trainwright.estimator.op_cost import OpSample
@@ -220,7 +219,6 @@ def main() -> int:
     parser.add_argument("--powercap", type=Path, default=RAPL_ROOT)
     parser.add_argument("--most-drift", type=float, required=True)
     given = parser.parse_args()
-    keep_freed_memory()
     try:
         kept = KeptSamples(given.out.with_name(f"{given.out.name}.samples"), setting(given.threads))
         try:

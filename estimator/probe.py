@@ -24,7 +24,6 @@ from trainwright.estimator.energy import RAPL_ROOT
 from trainwright.estimator.errors import BadInput, TrainwrightError
 from trainwright.estimator.few_shot import Probe, ProbeOp, fit_few
 from trainwright.estimator.fitting import refuse_busy
-from trainwright.estimator.freed_memory import keep_freed_memory
 from trainwright.estimator.machine import processor
 from trainwright.estimator.measure import Say, Sentinel
 from trainwright.estimator.measure_power import device_power
@@ -161,7 +160,6 @@ def main() -> int:
     parser.add_argument("--most-drift", type=float, required=True)
     parser.add_argument("--powercap", type=Path, default=RAPL_ROOT)
     given = parser.parse_args()
-    keep_freed_memory()
     try:
         made = probe(given.budget, given.device, given.threads, say, most_drift=given.most_drift)
     except TrainwrightError as error:

@@ -12,8 +12,6 @@ import torch  # noqa: TID253 - probing runs in a process of its own
 from torch import nn  # noqa: TID253
 from torch.nn import functional  # noqa: TID253
 
-from trainwright.estimator.optimizers import make_optimizer
-
 Call = Callable[[], object]
 Template = Callable[[int, torch.device], Call]
 
@@ -21,7 +19,7 @@ Template = Callable[[int, torch.device], Call]
 def _trained(module: nn.Module, inputs: torch.Tensor, *, optimizer: str | None = None) -> Call:
     """Forward and backward of a module, and its optimizer's step where it has one."""
     module.to(inputs.device)
-    rule = _adamw(list(module.parameters())) if optimizer else None
+    rule = torch.optim.AdamW(module.parameters()) if optimizer else None
     if inputs.is_floating_point():
         inputs.requires_grad_()
 
@@ -34,10 +32,6 @@ def _trained(module: nn.Module, inputs: torch.Tensor, *, optimizer: str | None =
             rule.step()
 
     return call
-
-
-def _adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return make_optimizer(parameters, "adamw", learning_rate=1e-3, momentum=0.0, weight_decay=0.01)
 
 
 def _calls(rung: int, device: torch.device) -> Call:
@@ -167,7 +161,7 @@ def _optimizer(rung: int, device: torch.device) -> Call:
     values = [nn.Parameter(torch.randn(16 * 4**rung, 16, device=device)) for _ in range(8)]
     for one in values:
         one.grad = torch.randn_like(one)
-    return _adamw(values).step
+    return torch.optim.AdamW(values).step
 
 
 def _perceptron_step(rung: int, device: torch.device) -> Call:

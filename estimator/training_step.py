@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_leaves  # noqa: TID253
 
 from trainwright.estimator import source as model_source
 from trainwright.estimator.errors import BadInput, TrainwrightError
-from trainwright.estimator.optimizers import make_optimizer
 from trainwright.estimator.precision import PARAMETER_DTYPES, autocast, for_loss
 from trainwright.estimator.recorder import Recorder
 from trainwright.estimator.source import BatchSpec, ModelDefinition
@@ -160,5 +159,8 @@ def _input_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
 
 def _optimizer(parameters: list[torch.nn.Parameter], spec: dict[str, Any]) -> torch.optim.Optimizer:
     name, decay = spec.get("name", "adamw"), spec.get("weight_decay", 0.0)
-    momentum = spec.get("momentum", 0.9)
-    return make_optimizer(parameters, name, learning_rate=1e-3, momentum=momentum, weight_decay=decay)
+    if name in ("sgd", "momentum"):
+        momentum = spec.get("momentum", 0.9) if name == "momentum" else 0.0
+        return torch.optim.SGD(parameters, lr=1e-3, momentum=momentum, weight_decay=decay)
+    kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=1e-3, weight_decay=decay)

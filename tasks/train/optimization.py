@@ -16,11 +16,16 @@ def make_optimizer(
     parameters: Iterable[torch.nn.Parameter], spec: Optimizer, learning_rate: float
 ) -> torch.optim.Optimizer:
     """The job's optimizer (torch.optim)."""
-    from trainwright.estimator import optimizers
+    import torch
 
-    return optimizers.make_optimizer(
-        parameters, spec.name, learning_rate=learning_rate, momentum=spec.momentum, weight_decay=spec.weight_decay
-    )
+    chosen = list(parameters)
+    if spec.name == "sgd":
+        return torch.optim.SGD(chosen, lr=learning_rate, weight_decay=spec.weight_decay)
+    if spec.name == "momentum":
+        return torch.optim.SGD(chosen, lr=learning_rate, momentum=spec.momentum, weight_decay=spec.weight_decay)
+    if spec.name == "adam":
+        return torch.optim.Adam(chosen, lr=learning_rate, weight_decay=spec.weight_decay)
+    return torch.optim.AdamW(chosen, lr=learning_rate, weight_decay=spec.weight_decay)
 
 
 def learning_rate_at(done: float, whole: float, base: float, schedule: str) -> float:

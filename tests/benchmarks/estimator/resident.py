@@ -17,7 +17,6 @@ import torch
 from zoo import Case, cases
 
 from trainwright.estimator.benchmark import networks
-from trainwright.estimator.freed_memory import keep_freed_memory
 from trainwright.estimator.source import ModelDefinition
 from trainwright.estimator.training_step import StepSpec, TrainingStep, prepare
 
@@ -60,7 +59,6 @@ def main() -> None:
     """Measure one case."""
     case, batch_size = case_of(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])), int(sys.argv[4])
     torch.set_num_threads(1)
-    keep_freed_memory()
     cold = status("VmRSS")
     warm_up()
     gc.collect()

@@ -36,7 +36,6 @@ from trainwright.estimator.baselines import (
 )
 from trainwright.estimator.calibration import Calibration, op_count
 from trainwright.estimator.devices import DEVICE_TYPES
-from trainwright.estimator.freed_memory import keep_freed_memory
 from trainwright.estimator.measure import measure
 from trainwright.estimator.probe import probe
 from trainwright.estimator.step_time import predict_curve
@@ -87,7 +86,6 @@ def predicted(
 def measured(given: argparse.Namespace) -> Piece:
     """Calibrate, predict, time."""
     torch.set_num_threads(given.threads)
-    keep_freed_memory()
 
     def listen(message: str, _: float) -> None:
         say(message)

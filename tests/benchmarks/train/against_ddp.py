@@ -1,12 +1,10 @@
 """Overhead against bare torch.nn.parallel.DistributedDataParallel: the same job at an even split on two ranks, by both.
 
     python tests/benchmarks/train/against_ddp.py [--width 512] [--batch 64] [--steps 150] [--rounds 4] [--backend torch]
-        [--fused]
 
 Same model, rows in the same order, batch, optimizer, Gloo, one thread a rank. DDP's loop does nothing but train; ours also
 records, shows, watches over its ranks, and validates 18 rows after each epoch. Each round runs ours once and DDP's twice, in
-random order; by how much DDP's two differ is the noise floor. The bar is 1.05. DDP's loop has torch's AdamW as it comes; with
-`--fused` it has the kernels that ours takes on a CPU, which leaves the overhead alone.
+random order; by how much DDP's two differ is the noise floor. The bar is 1.05.
 """
 
 from __future__ import annotations
@@ -38,15 +36,13 @@ def ours(width: int, batch: int, steps: int, backend: str) -> float:
     return samples_per_s(seen, sum(split), after=20)
 
 
-def ddp(width: int, batch: int, steps: int, fused: bool) -> float:
+def ddp(width: int, batch: int, steps: int) -> float:
     """Samples per second."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--as-rank"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         ranks = [
-            subprocess.Popen(
-                [*command, str(rank), folder, *(str(int(one)) for one in (width, batch, steps, fused))], env=environment
-            )
+            subprocess.Popen([*command, str(rank), folder, str(width), str(batch), str(steps)], env=environment)
             for rank in range(RANKS)
         ]
         ended = [rank.wait() for rank in ranks]
@@ -55,7 +51,7 @@ def ddp(width: int, batch: int, steps: int, fused: bool) -> float:
         return float(json.loads((Path(folder) / "rate").read_text()))
 
 
-def as_rank(rank: int, folder: str, width: int, batch: int, steps: int, fused: int) -> None:
+def as_rank(rank: int, folder: str, width: int, batch: int, steps: int) -> None:
     """The bare training."""
     import torch
     import torch.distributed as dist
@@ -73,7 +69,7 @@ def as_rank(rank: int, folder: str, width: int, batch: int, steps: int, fused: i
     exec(MODEL, names)
     torch.manual_seed(0)
     model = torch.nn.parallel.DistributedDataParallel(names["build_model"](width))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.01, fused=bool(fused) or None)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.01)
     size, step, began, first = batch * RANKS, 0, 0.0, 20
     per_epoch = -(-TRAIN_ROWS // size)
     for epoch in range(-(-steps * size // TRAIN_ROWS)):
@@ -103,21 +99,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--backend", default="torch")
-    parser.add_argument("--fused", action="store_true", help="DDP's loop, too, takes torch's fused optimizer")
     asked = parser.parse_args()
     found: dict[str, list[float]] = {"ours": [], "ddp": [], "again": []}
     for _ in range(asked.rounds):
         for way in random.sample(sorted(found), len(found)):
             job = asked.width, asked.batch, asked.steps
-            found[way].append(ours(*job, asked.backend) if way == "ours" else ddp(*job, asked.fused))
+            found[way].append(ours(*job, asked.backend) if way == "ours" else ddp(*job))
     ratios = [
         (one + other) / 2 / mine for one, other, mine in zip(found["ddp"], found["again"], found["ours"], strict=True)
     ]
     floor = statistics.median(abs(a / b - 1) for a, b in zip(found["ddp"], found["again"], strict=True))
     step_ms = 1e3 * RANKS * asked.batch / statistics.median(found["ddp"] + found["again"])
     print(
-        f"width {asked.width}, {RANKS} ranks of {asked.batch}, {asked.backend}: {middle(ratios)} of DDP's time "
-        f"({'fused' if asked.fused else 'plain'} AdamW; bar 1.05), which "
+        f"width {asked.width}, {RANKS} ranks of {asked.batch}, {asked.backend}: {middle(ratios)} of DDP's time (bar 1.05), which "
         f"is {step_ms:.1f} ms a step; noise floor {floor:.3f} over {asked.rounds} rounds",
         flush=True,
     )
@@ -125,6 +119,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--as-rank"]:
-        as_rank(int(sys.argv[2]), sys.argv[3], *(int(one) for one in sys.argv[4:8]))
+        as_rank(int(sys.argv[2]), sys.argv[3], *(int(one) for one in sys.argv[4:7]))
     else:
         main()

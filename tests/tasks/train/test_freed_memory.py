@@ -7,7 +7,7 @@ import sys
 
 _TOUCHED = """
 import resource
-from trainwright.estimator.freed_memory import keep_freed_memory
+from trainwright.tasks.train.freed_memory import keep_freed_memory
 
 keep_freed_memory()
 for _ in range(3):
