@@ -13,7 +13,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 
 _ALIGNMENT, _LEAST_CHUNK, _HEADER, _PAGE = 64, 32, 8, 4096
 _FIRST_THRESHOLD = 2**20  # 128 KiB where a process starts; importing torch raises it
@@ -108,31 +112,37 @@ class Heap:
             self.high_bytes = resident
 
 
-def high_water_bytes(events: Iterable[tuple[int, float | None]], least_bytes: float, behind: int) -> float:
-    """The most resident at once: of (block's number, its bytes) where one is made, (its number, None) where it is freed.
+def high_water_bytes(numbers: NDArray[Any], sizes: NDArray[Any], least_bytes: float, behind: int) -> float:
+    """The most resident at once, of blocks by number as they are made and freed; `sizes` in bytes, negative where one is freed.
 
     Blocks below `least_bytes` are counted as they are. The ends of a block are in use as long as the block that is made as the
     `behind`th after it lives (0: as long as itself).
     """
+    import numpy as np
+
     heap = Heap()
     blocks: dict[int, Chunk] = {}
-    small: dict[int, float] = {}
     in_use: dict[int, list[Chunk]] = {}
     queue: deque[list[Chunk]] = deque([] for _ in range(behind))
-    for number, size in events:
-        if size is None:
-            if number in blocks:
-                heap.free(*blocks.pop(number))
-                for end in in_use.pop(number):
-                    heap.free(*end)
-            elif number in small:
-                heap.besides -= small.pop(number)
-        elif size < least_bytes:
-            small[number] = size
-            heap.besides += size
-            heap.note()
+    large = np.abs(sizes) >= least_bytes
+    small = np.cumsum(np.where(large, 0.0, sizes))
+    places = np.flatnonzero(large)
+    most = (
+        np.maximum.reduceat(small, [0, *places]) if len(small) else [0.0]
+    )  # of small ones, before each block and at the end
+    played = zip(numbers[places].tolist(), sizes[places].tolist(), most, small[places].tolist(), strict=False)
+    for number, size, besides_at_most, besides in played:
+        heap.besides = besides_at_most
+        heap.note()
+        heap.besides = besides
+        if size < 0:
+            heap.free(*blocks.pop(number))
+            for end in in_use.pop(number):
+                heap.free(*end)
         else:
             blocks[number], ends = heap.allocate(size)
             queue.append(ends)
             in_use[number] = queue.popleft()
+    heap.besides = float(most[-1])
+    heap.note()
     return heap.high_bytes

@@ -29,8 +29,8 @@ _UNPLAYED_FIXED_BYTES, _UNPLAYED_BYTES_PER_KIND, _UNPLAYED_HEAP_SHARE = 5.0 * 2*
 _DISTANCES = (1, 3, 8)
 """How much later things are made that live in a block's ends: what happens in a process is among these, about."""
 _STEPS = 2  # after the first; later ones add little
-_LEAST_BYTES, _MOST_BLOCKS = 1024.0, 500
-"""Blocks that are played: not the smallest, and of a step no more than so many, the largest."""
+_LEAST_BYTES, _MOST_BLOCKS = 1024.0, 1500
+"""Blocks that are played: not the smallest, and no more than so many, the largest."""
 
 _PROCESS_BYTES = 420 * 2**20
 """Of a rank before its model: torch, oneDNN, Horovod, TensorBoard, the readers of data (measured)."""
@@ -55,12 +55,13 @@ def safe_bytes(structure: Structure, batch_size: int, expected: float) -> float:
 
 def held_bytes(structure: Structure, lifetimes: Lifetimes, batch_size: int) -> float:
     """What the heap's model holds at most: of the distances that it is played with, the worst."""
+    import numpy as np
+
     workspaces = [one.workspace_bytes(batch_size) for one in structure.trace]
-    sizes = [line(batch_size) for line in lifetimes.sizes] + workspaces
-    made = sorted((sizes[code] for code in lifetimes.step if code >= 0), reverse=True)
-    least = max(_LEAST_BYTES, made[_MOST_BLOCKS]) if len(made) > _MOST_BLOCKS else _LEAST_BYTES
-    events = list(lifetimes.events(batch_size, workspaces, _STEPS))
-    return max(high_water_bytes(events, least, distance) for distance in _DISTANCES)
+    numbers, sizes = lifetimes.events(batch_size, workspaces, _STEPS)
+    made = np.sort(sizes[sizes > 0])
+    least = max(_LEAST_BYTES, float(made[-_MOST_BLOCKS])) if len(made) > _MOST_BLOCKS else _LEAST_BYTES
+    return max(high_water_bytes(numbers, sizes, least, distance) for distance in _DISTANCES)
 
 
 def excess_terms(structure: Structure, batch_size: int, expected: float) -> tuple[float, float]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from trainwright.estimator.curves import Affine
 from trainwright.estimator.workspace import WITH_WORKSPACE, workspace_bytes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 PRECISIONS = ("fp32", "fp64", "bf16", "amp")
 
@@ -74,6 +77,7 @@ class Lifetimes(_Value):
     sizes: tuple[Affine, ...]
     start: tuple[int, ...] = Field(description="the model, the batch, and the first step")
     step: tuple[int, ...]
+    _known: dict[int, Any] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
     def _numbers_name_something(self) -> Lifetimes:
@@ -88,40 +92,49 @@ class Lifetimes(_Value):
             raise ValueError("lifetimes: the start makes storages only")
         return self
 
-    def events(self, batch_size: int, workspaces: Sequence[float], steps: int) -> Iterator[tuple[int, float | None]]:
-        """(storage, bytes) as each is made, (storage, None) as it ends: the start, and so many steps of this batch size.
+    def events(self, batch_size: int, workspaces: Sequence[float], steps: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Storages by number as they are made and end, and the bytes of each, negative where it ends; two arrays of one length.
 
-        `workspaces` are those of the trace's operations. What a step leaves behind takes the place of what it found and ended.
+        Of the start, and so many steps of this batch size. `workspaces` are those of the trace's operations; their number is -1.
+        What a step leaves behind takes the place of what it found and ended.
         """
-        sizes = [max(0.0, line(batch_size)) for line in self.sizes]
-        known: list[int] = []  # of each storage: the place of its size
-        made = 0
+        import numpy as np
+
+        bytes_of = np.array([*(max(0.0, line(batch_size)) for line in self.sizes), *workspaces, 0.0])
+        numbers, codes, signs = self._unrolled(steps)
+        return numbers, bytes_of[codes] * signs
+
+    def _unrolled(self, steps: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Of each event: the storage's number, the place of its size, 1 or -1."""
+        import numpy as np
+
+        if steps in self._known:
+            return self._known[steps]  # type: ignore[no-any-return]
+        events: list[tuple[int, int, int]] = []
+        of: list[int] = []  # of each storage: the place of its size
         for code in self.start:
+            events.append((len(of), code, 1) if code >= 0 else (-1 - code, of[-1 - code], -1))
             if code >= 0:
-                yield made, sizes[code]
-                known.append(code)
-                made += 1
-            else:
-                yield -1 - code, None
-        found = len(known)
+                of.append(code)
+        found = len(of)
         names = self._successors()
         now = list(range(found))
         for _ in range(steps):
-            base, place = made, found
+            base = len(of)
             for code in self.step:
-                if code >= len(sizes):
-                    size = workspaces[code - len(sizes)]
-                    yield -1, size
-                    yield -1, None
+                if code >= len(self.sizes):
+                    events += [(-1, code, 1), (-1, code, -1)]
                 elif code >= 0:
-                    yield base + place - found, sizes[code]
-                    place += 1
-                    made += 1
+                    events.append((len(of), code, 1))
+                    of.append(code)
                 else:
-                    ended = -1 - code
-                    yield now[ended] if ended < found else base + ended - found, None
+                    ended = now[-1 - code] if -1 - code < found else base - 1 - code - found
+                    events.append((ended, of[ended], -1))
             for before, after in names.items():
                 now[before] = base + after - found
+        numbers, codes, signs = np.array(events, dtype=np.int64).reshape(-1, 3).T
+        self._known[steps] = numbers, codes, signs
+        return numbers, codes, signs
 
     def _successors(self) -> dict[int, int]:
         """For each storage that the step found and ended: one of its size that it made and left."""

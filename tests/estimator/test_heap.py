@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from trainwright.estimator.curves import Affine
-from trainwright.estimator.heap import Heap, high_water_bytes
+from trainwright.estimator.heap import Heap
+from trainwright.estimator.heap import high_water_bytes as high_water_of_arrays
 from trainwright.estimator.structure import Lifetimes
 
 _MIB = 2**20
@@ -26,6 +29,14 @@ def _events(plan: list[tuple[int, int]]) -> list[tuple[int, float | None]]:
         events.append((number, size))
         ends.setdefault(number + 1 + lasts, []).append(number)
     return events
+
+
+def high_water_bytes(events: Sequence[tuple[int, float | None]], least: float, behind: int) -> float:
+    """Of (number, bytes) where a block is made, (number, None) where it is freed."""
+    made = {number: size for number, size in events if size is not None}
+    sizes = [-made[number] if size is None else size for number, size in events]
+    numbers = np.array([number for number, _ in events], dtype=np.int64)
+    return high_water_of_arrays(numbers, np.array(sizes, dtype=np.float64), least, behind)
 
 
 def _most_live(events: list[tuple[int, float | None]]) -> float:
@@ -79,18 +90,20 @@ def test_what_a_step_leaves_takes_the_place_of_what_it_found() -> None:
         start=(0, 1),  # a parameter and its gradient
         step=(-2, 2, 1, 0, -4),  # the gradient ends; a workspace; a gradient; an activation, which ends
     )
-    events = list(lifetimes.events(3, [5.0], steps=2))
+    numbers, sizes = lifetimes.events(3, [5.0], steps=2)
+    events = list(zip(numbers.tolist(), sizes.tolist(), strict=True))
     assert events[:2] == [(0, 30.0), (1, 7.0)]
     first, second = events[2:8], events[8:]
-    assert first == [(1, None), (-1, 5.0), (-1, None), (2, 7.0), (3, 30.0), (3, None)]
-    assert second == [(2, None), (-1, 5.0), (-1, None), (4, 7.0), (5, 30.0), (5, None)]
+    assert first == [(1, -7.0), (-1, 5.0), (-1, -5.0), (2, 7.0), (3, 30.0), (3, -30.0)]
+    assert second == [(2, -7.0), (-1, 5.0), (-1, -5.0), (4, 7.0), (5, 30.0), (5, -30.0)]
 
 
 @given(_PLANS, st.integers(1, 5))
 def test_steps_played_on_and_on_end_what_they_make(plan: list[tuple[int, int]], steps: int) -> None:
     codes = tuple(number if size is not None else -1 - number for number, size in _events(plan))
     kept = Lifetimes(sizes=tuple(Affine(fixed=size, per_sample=0.0) for size, _ in plan), start=(), step=codes)
-    made = [number for number, size in kept.events(1, [], steps) if size is not None]
+    numbers, sizes = kept.events(1, [], steps)
+    made = numbers[sizes > 0].tolist()
     assert len(made) == len(set(made)) == steps * len(plan)
 
 
