@@ -10,7 +10,7 @@ import heapq
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from trainwright.tasks.allocate.cost import Cost, CostModel, Share
@@ -52,7 +52,7 @@ def every_configuration(
     for count in range(least, min(most, len(devices), batch) + 1):
         for chosen in itertools.combinations(ordered, count):
             for accumulation in accumulations(model, devices, batch, most_accumulation):
-                one = configuration(model, layout, chosen, batch, accumulation)
+                one = configuration(model, layout, devices, chosen, batch, accumulation)
                 if one is not None:
                     yield one
 
@@ -69,10 +69,17 @@ def accumulations(model: CostModel, devices: list[Device], batch: int, most: int
     return tried
 
 
+def slowest_network(model: CostModel, devices: list[Device], machines: Iterable[str]) -> tuple[float, float]:
+    """The least bandwidth and the greatest latency of all hosts of these machines."""
+    hosts = {device.host for device in devices if machine_of(device) in machines}
+    networks = [model.pool.network_of(host) for host in hosts]
+    return min(one.bandwidth for one in networks), max(one.latency for one in networks)
+
+
 def configuration(
-    model: CostModel, layout: Layout, chosen: tuple[Device, ...], batch: int, accumulation: int
+    model: CostModel, layout: Layout, devices: list[Device], chosen: tuple[Device, ...], batch: int, accumulation: int
 ) -> Tried | None:
-    """These devices, each sample in turn to the one that is done first with one more."""
+    """Those chosen of these devices, each sample in turn to the one that is done first with one more."""
     kinds = [model.kind(device) for device in chosen]
     times = [model.times(kind, batch, accumulation) for kind in kinds]
     batches = [1] * len(chosen)
@@ -98,8 +105,10 @@ def configuration(
         if any(needed > (kind.curve.memory_limit_bytes or math.inf) for kind in sharing):
             return None
     machines = Counter(machine_of(device) for device in chosen)
+    network = slowest_network(model, devices, set(machines)) if len(machines) > 1 else None
     here = machines.pop("this machine", 0)
-    ranks = Ranks(len(machines) + (here > 0), max(machines.values(), default=0), here, sum(machines.values()) + here)
+    total = sum(machines.values()) + here
+    ranks = Ranks(len(machines) + (here > 0), max(machines.values(), default=0), here, total, network)
     shares = [
         Share(kind, size, count)
         for (kind, size), count in Counter(zip(kinds, batches, strict=True)).items()
