@@ -191,12 +191,15 @@ class Pool(Document):
                     )
         return found
 
-    def network_of(self, host: str) -> Network:
-        """A host's network: its own where it says so, else the pool's."""
-        own = next(one.network for one in self.hosts if one.name == host)
-        return Network.model_construct(
-            bandwidth=own.bandwidth or self.network.bandwidth, latency=own.latency or self.network.latency
-        )
+    def networks(self) -> dict[str, Network]:
+        """Each host's network: its own where it says so, else the pool's."""
+        return {
+            host.name: Network.model_construct(
+                bandwidth=host.network.bandwidth or self.network.bandwidth,
+                latency=host.network.latency or self.network.latency,
+            )
+            for host in self.hosts
+        }
 
     def kinds(self) -> list[dict[str, Any]]:
         """What there is to calibrate: device types, CPUs by their threads, and the addresses that have them."""

@@ -64,7 +64,8 @@ class Site:
     local: bool
     room: dict[int, int]
     """Devices by kind on each machine."""
-    network: Network
+    network: tuple[float, float]
+    """Bandwidth in bytes/s, latency in s."""
 
     @property
     def size(self) -> int:
@@ -102,8 +103,8 @@ class Layout:
             inventory = tuple(sorted((index, len(group)) for index, group in held.items()))
             alike.setdefault((name if own else None, _ends(networks[name]), inventory), []).append(name)
         self.sites = [
-            Site(tuple(names), names[0] == _THIS, dict(inventory), networks[names[0]])
-            for (*_, inventory), names in alike.items()
+            Site(tuple(names), names[0] == _THIS, dict(inventory), ends)
+            for (_, ends, inventory), names in alike.items()
         ]
         self.groups = [
             Group(number, kinds[index], count * len(site.machines))
@@ -128,10 +129,11 @@ class Layout:
 
     def _networks(self, devices: Sequence[Device]) -> dict[str, Network]:
         """Of each machine: the slower of its hosts' networks, where it has several."""
+        networks = self.model.pool.networks()
         hosts = {device.host: machine_of(device) for device in devices}
         found: dict[str, Network] = {}
         for host, machine in hosts.items():
-            network = self.model.pool.network_of(host)
+            network = networks[host]
             found[machine] = network.slower(found[machine]) if machine in found else network
         return found
 
@@ -204,7 +206,8 @@ class Layout:
         there = [number for number in used if not self.sites[number].local]
         narrowest = max((-(-used[number] // len(self.sites[number].machines)) for number in there), default=0)
         widest = max((-(-used[number] // least[number]) for number in there), default=0)
-        slowest = _ends(functools.reduce(Network.slower, (self.sites[number].network for number in used)))
+        bandwidths, latencies = zip(*(self.sites[number].network for number in used), strict=True)
+        slowest = min(bandwidths), max(latencies)
         found: list[Seating] = []
         for width in range(narrowest, widest + 1):
             taken = {

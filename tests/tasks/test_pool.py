@@ -46,8 +46,8 @@ def test_a_host_may_have_a_bandwidth_or_latency_of_its_own(tmp_path: Path) -> No
     path = tmp_path / "lab.yaml"
     path.write_text(EXAMPLE.replace("count: 8}]", "count: 8}], network: {bandwidth: 1Gbit}"))
     pool = load_pool(path)
-    assert (pool.network_of("gpu-a").bandwidth, pool.network_of("gpu-a").latency) == (1.25e8, pytest.approx(50e-6))
-    assert pool.network_of("here") == pool.network
+    assert (pool.networks()["gpu-a"].bandwidth, pool.networks()["gpu-a"].latency) == (1.25e8, pytest.approx(50e-6))
+    assert pool.networks()["here"] == pool.network
     assert Pool.model_validate(pool.model_dump(mode="json")) == pool
 
 

@@ -71,8 +71,8 @@ def accumulations(model: CostModel, devices: list[Device], batch: int, most: int
 
 def slowest_network(model: CostModel, devices: list[Device], machines: Iterable[str]) -> tuple[float, float]:
     """The least bandwidth and the greatest latency of all hosts of these machines."""
-    hosts = {device.host for device in devices if machine_of(device) in machines}
-    networks = [model.pool.network_of(host) for host in hosts]
+    of = model.pool.networks()
+    networks = [of[device.host] for device in devices if machine_of(device) in machines]
     return min(one.bandwidth for one in networks), max(one.latency for one in networks)
 
 
