@@ -127,9 +127,8 @@ def high_water_bytes(numbers: NDArray[Any], sizes: NDArray[Any], least_bytes: fl
     large = np.abs(sizes) >= least_bytes
     small = np.cumsum(np.where(large, 0.0, sizes))
     places = np.flatnonzero(large)
-    most = (
-        np.maximum.reduceat(small, [0, *places]) if len(small) else [0.0]
-    )  # of small ones, before each block and at the end
+    # Of the small ones: the most before each block, and after the last.
+    most = np.maximum.reduceat(small, [0, *places]) if len(small) else [0.0]
     played = zip(numbers[places].tolist(), sizes[places].tolist(), most, small[places].tolist(), strict=False)
     for number, size, besides_at_most, besides in played:
         heap.besides = besides_at_most

@@ -2,12 +2,11 @@
 
 import json
 import os
-import random
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from airflow.sdk import dag, task
+from made_data import make_data
 
 from trainwright.operators import TrainOperator
 
@@ -15,15 +14,6 @@ from trainwright.operators import TrainOperator
 @dag(schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC))
 def three_models() -> None:
     """Data, three trainings, a comparison."""
-
-    @task
-    def make_data() -> str:
-        """A table of two classes that a line separates."""
-        rows = [[random.gauss(0, 1) for _ in range(4)] for _ in range(400)]
-        path = Path(os.environ["FOREIGN_OUT"])
-        lines = [",".join([*(f"{value:.4f}" for value in row), "up" if sum(row) > 0 else "down"]) for row in rows]
-        path.write_text("\n".join(["a,b,c,d,label", *lines]) + "\n")
-        return str(path)
 
     @task
     def jobs(data: str) -> list[dict[str, Any]]:
