@@ -16,7 +16,6 @@ import pytest
 from trainwright.infra.local import airflow_environment, ensure_airflow_db
 from trainwright.tasks import detached, step
 from trainwright.tasks.artefacts import Plan, Result
-from trainwright.tasks.job import Job
 from trainwright.tasks.run import Run, list_runs
 from trainwright.tasks.settings import settings
 
@@ -122,6 +121,6 @@ def test_functions_name_the_data_to_check_and_make_the_jobs_to_train(stack: Path
     }  # fmt: skip
     for width in (2, 4):
         run = next(iter(list_runs(settings().store, f"by-function-{width}")))
-        assert run.read(Job).data.uri == str(out)
+        assert run.job().data.uri == str(out)
         assert len(run.read(Plan).devices) >= 1
     assert step.ledger().held() == []
