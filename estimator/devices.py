@@ -6,6 +6,7 @@ from (`DeviceType.sources`): the maker's document, or an assumption that says so
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -138,8 +139,7 @@ def recognise(name: str, memory_bytes: float) -> str | None:
     """The device type of a GPU by the name that its driver gives and its memory; None where it is no known type.
 
     "NVIDIA A100-SXM4-80GB" is nvidia-a100-80gb. Drivers show up to 15 % less than the datasheet's memory, and what differs by
-    more
-    is another device (H100 NVL, a laptop's RTX 4090); a slice of one (MIG) is none.
+    more is another device (H100 NVL, a laptop's RTX 4090); a slice of one (MIG) is none.
     """
     words = name.lower().replace("rtx ", "rtx").replace("-", " ").split()
     if "mig" in words:
@@ -149,3 +149,9 @@ def recognise(name: str, memory_bytes: float) -> str | None:
         if one.memory_bytes and model and model[0] in words and abs(memory_bytes / one.memory_bytes - 1) < _OFF:
             return one.name
     return None
+
+
+def number_of(device_type: str, index: int, gpus: Sequence[tuple[str, float]]) -> int | None:
+    """Where the index-th GPU of a type stands among all of a machine's, by (name, memory in bytes); None if there are fewer."""
+    alike = [number for number, (name, memory) in enumerate(gpus) if recognise(name, memory) == device_type]
+    return alike[index] if index < len(alike) else None

@@ -149,7 +149,7 @@ def _command(port: int) -> list[str]:
     return [
         str(weed), "-logtostderr=true", "server", "-dir=data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
         "-disableHttp", "-filer", "-s3", "-master.telemetry=false", "-master.electionTimeout=1s",
-        "-master.volumeSizeLimitMB=1024", "-volume.max=0", "-volume.preStopSeconds=0",
+        "-master.volumeSizeLimitMB=128", "-volume.max=0", "-volume.preStopSeconds=0",
         f"-s3.port={port}", f"-master.port={port + 1}", f"-volume.port={port + 2}", f"-filer.port={port + 3}",
         f"-s3.port.grpc={port + 4}", f"-master.port.grpc={port + 5}", f"-volume.port.grpc={port + 6}",
         f"-filer.port.grpc={port + 7}", "-s3.port.iceberg=0", "-s3.port.lance=0",

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
-from trainwright.estimator.devices import DEVICE_TYPES, EMULATED, threads_of
+from trainwright.estimator.devices import DEVICE_TYPES, EMULATED, HOST_MEMORY_TYPES, threads_of
 from trainwright.tasks.documents import Bandwidth, Document, Duration, matching, parse_text, read_mapping, validated
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.job import Name
@@ -240,8 +240,12 @@ class Device(Document):
 
     @property
     def resource(self) -> str:
-        """The ledger's name of the device: the same in every pool that lists it so."""
-        return f"device {self.address} {self.id}"
+        """The ledger's name of the device, the same in every pool that lists it by this address.
+
+        A GPU is the machine's, whatever a pool calls its host; a CPU device is the part of a machine that its pool has cut out.
+        """
+        machine = LOCAL_ADDRESSES[0] if self.local else self.address
+        return f"device {machine} {self.id if self.type in HOST_MEMORY_TYPES else f'{self.type}-{self.index}'}"
 
 
 def seconds_left(window: str | None, now: datetime | None) -> float:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch  # noqa: TID253 - this is a process of its own
 
+from trainwright.estimator.devices import number_of
 from trainwright.tasks import data
 from trainwright.tasks.artefacts import PlannedDevice
 from trainwright.tasks.errors import BadInput, TrainwrightError
@@ -133,13 +134,12 @@ def _device(planned: PlannedDevice) -> torch.device:
     """Where the rank computes. Raises BadInput for a GPU that this machine does not have."""
     if planned.type in ("cpu", "emulated"):
         return torch.device("cpu")
-    family = planned.type.split("-")[1]
-    if torch.cuda.is_available() and planned.index < torch.cuda.device_count():
-        name = torch.cuda.get_device_name(planned.index)
-        if family in name.lower().replace("rtx ", "rtx").replace("-", " ").split():
-            return torch.device("cuda", planned.index)
-        raise BadInput(f"{planned.id}: the pool says {planned.type}; this machine has {name}")
-    raise BadInput(f"{planned.id}: this machine has no such GPU that torch can use")
+    every = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    number = number_of(planned.type, planned.index, [(one.name, one.total_memory) for one in every])
+    if number is None:
+        there = ", ".join(one.name for one in every) or "none"
+        raise BadInput(f"{planned.id}: this machine has no such GPU that torch can use; it has {there}")
+    return torch.device("cuda", number)
 
 
 if __name__ == "__main__":

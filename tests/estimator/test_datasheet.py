@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainwright.estimator.datasheet import FAMILIES, reached
-from trainwright.estimator.devices import DEVICE_TYPES, recognise
+from trainwright.estimator.devices import DEVICE_TYPES, number_of, recognise
 
 PROMISED = (
     "nvidia-m40-12gb", "nvidia-p100-16gb", "nvidia-v100-16gb", "nvidia-v100-32gb", "nvidia-t4", "nvidia-a10",
@@ -76,3 +76,10 @@ def test_arithmetic_goes_by_the_type_that_it_computes_in() -> None:
 )
 def test_a_driver_s_name_for_a_device_is_recognised(name: str, gib: float, found: str | None) -> None:
     assert recognise(name, gib * 2**30) == found
+
+
+def test_a_gpu_is_counted_among_those_of_its_type() -> None:
+    mixed = [("NVIDIA L4", 22.0 * 2**30), ("NVIDIA H200", 139.8 * 2**30), ("NVIDIA L4", 22.0 * 2**30)]
+    assert [number_of("nvidia-l4", index, mixed) for index in range(3)] == [0, 2, None]
+    assert number_of("nvidia-h200", 0, mixed) == 1
+    assert number_of("nvidia-t4", 0, mixed) is None

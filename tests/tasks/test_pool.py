@@ -51,6 +51,20 @@ def test_a_host_may_have_a_bandwidth_or_latency_of_its_own(tmp_path: Path) -> No
     assert Pool.model_validate(pool.model_dump(mode="json")) == pool
 
 
+def test_a_gpu_is_the_same_device_whatever_pools_call_its_host(tmp_path: Path) -> None:
+    def resources(host: str, address: str) -> list[str]:
+        devices = "{type: nvidia-l4, count: 2}, {type: cpu}"
+        path = tmp_path / f"{host}.yaml"
+        path.write_text(f"name: p\nhosts: [{{name: {host}, address: {address}, devices: [{devices}]}}]")
+        return [device.resource for device in load_pool(path).devices()]
+
+    one, other, elsewhere = resources("a", "localhost"), resources("b", "127.0.0.1"), resources("c", "10.0.0.1")
+    assert one[:2] == other[:2]
+    assert one[0] != one[1]
+    assert one[2] != other[2]  # parts of a CPU are what their pool makes of it
+    assert not {*one} & {*elsewhere}
+
+
 def test_without_a_file_the_pool_is_this_machine() -> None:
     (device,) = load_pool(None).devices()
     assert device.type == "cpu"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
+from trainwright.tasks import progress
 from trainwright.tasks.allocate.ledger import Holder
 from trainwright.tasks.allocate.queue import Queue
 from trainwright.tasks.cli import app
@@ -27,6 +30,37 @@ def test_this_machine_is_found_and_its_pool_file_is_read_back(home: Path, tmp_pa
     assert pool == probe([])
     assert pool.hosts[0].devices[0].cores == len(os.sched_getaffinity(0))
     assert yaml.safe_load(out.read_text())["hosts"][0]["address"] == "localhost"
+
+
+FAKE_NVML = """
+#include <stdio.h>
+static const char *names[] = {"NVIDIA L4", "NVIDIA H200", "NVIDIA L4", "Quadro P600"};
+static const unsigned long long gib[] = {22, 140, 22, 2};
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 4; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { *handle = (void *)(unsigned long)index; return 0; }
+int nvmlDeviceGetName(void *handle, char *name, unsigned size) {
+    return snprintf(name, size, "%s", names[(unsigned long)handle]) < 0;
+}
+int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *total_free_used) {
+    *total_free_used = gib[(unsigned long)handle] << 30;
+    return 0;
+}
+"""
+
+
+def test_gpus_are_found_by_nvml_here_a_fake_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvml.c").write_text(FAKE_NVML)
+    library = tmp_path / "libnvidia-ml.so.1"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "nvml.c")], check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    heard: list[dict[str, Any]] = []
+    with progress.heard_by(heard.append):
+        cpu, *gpus = probe([]).hosts[0].devices
+    assert cpu.type == "cpu"
+    assert {one.type: one.count for one in gpus} == {"nvidia-l4": 2, "nvidia-h200": 1}
+    assert ["Quadro P600 is no device type known here" in one["message"] for one in heard] == [True]
 
 
 def test_a_host_that_does_not_answer_or_is_no_name_is_told() -> None:
