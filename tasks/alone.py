@@ -19,8 +19,9 @@ from trainwright.estimator.source import BatchSpec
 from trainwright.estimator.step_time import estimate_step as step_document
 from trainwright.estimator.structure import PRECISIONS, Structure
 from trainwright.tasks import calibration_set, progress
-from trainwright.tasks.allocate.planner import make_plan, require_possible, usable
+from trainwright.tasks.allocate.planner import make_plan
 from trainwright.tasks.allocate.queue import Queue
+from trainwright.tasks.allocate.restrictions import require_possible, usable
 from trainwright.tasks.allocate.several import Pending, check, make_joint_plan
 from trainwright.tasks.artefacts import DataSchema, Estimate, HeldDevice, JointPlan, Plan, Validation
 from trainwright.tasks.documents import validated

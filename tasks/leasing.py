@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from trainwright.tasks import progress
 from trainwright.tasks.allocate.ledger import TTL_S, Heartbeat, Holder
-from trainwright.tasks.allocate.planner import usable
 from trainwright.tasks.allocate.queue import Queue, Turn
+from trainwright.tasks.allocate.restrictions import usable
 from trainwright.tasks.artefacts import Plan
 from trainwright.tasks.errors import Infeasible, Interrupted, MustWait, RunHeld
 from trainwright.tasks.job import Job

@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 
 from trainwright.estimator.structure import Structure
 from trainwright.tasks import progress
-from trainwright.tasks.allocate.planner import make_plan, usable
+from trainwright.tasks.allocate.planner import make_plan
+from trainwright.tasks.allocate.restrictions import usable
 from trainwright.tasks.artefacts import DataSchema, Estimate, Plan
 from trainwright.tasks.errors import BadInput, Infeasible
 from trainwright.tasks.job import Job

@@ -19,7 +19,7 @@ from trainwright.estimator.source import BatchSpec
 from trainwright.estimator.structure import Structure
 from trainwright.tasks import progress
 from trainwright.tasks.allocate.ledger import Holder
-from trainwright.tasks.allocate.planner import require_possible, usable
+from trainwright.tasks.allocate.restrictions import require_possible, usable
 from trainwright.tasks.artefacts import (
     DataSchema,
     Estimate,

@@ -7,10 +7,9 @@ costs is in `cost`, where ranks sit in `layout`, the search in `search`, its alt
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -21,107 +20,18 @@ from trainwright.tasks.allocate.front import alternatives, front, point
 from trainwright.tasks.allocate.infeasible import infeasible
 from trainwright.tasks.allocate.layout import Layout
 from trainwright.tasks.allocate.memory import most_samples
+from trainwright.tasks.allocate.restrictions import asks_for_cost, require_possible, usable
 from trainwright.tasks.allocate.search import MOST_NODES
 from trainwright.tasks.allocate.strategies import Request, best
 from trainwright.tasks.artefacts import DataSchema, Estimate, Plan, PlannedDevice
 from trainwright.tasks.errors import BadInput, Infeasible
-from trainwright.tasks.job import DeviceFilter, Job
+from trainwright.tasks.job import Job
 from trainwright.tasks.pool import Device, Pool
 
 TRAINED_ACCUMULATION = 64
 """Most micro-batches in a step that a plan asks for; `tasks.train` takes as many as it says."""
 GOOD_ENOUGH = 0.9
 _FIRST_NODES = 60  # of a batch's short search
-_SHOWN = 200  # characters of a list of names
-
-
-def usable(pool: Pool, chosen: DeviceFilter) -> list[Device]:
-    """The pool's devices that the job's restrictions leave. Raises BadInput where a name is unknown or too few are left."""
-    devices = pool.devices()
-    known = {
-        "types": {device.type for device in devices},
-        "hosts": {device.host for device in devices},
-        "ids": {device.id for device in devices},
-    }
-    for field, names in (("types", chosen.types), ("hosts", chosen.hosts), ("ids", chosen.ids)):
-        for name in names:
-            if name not in known[field]:
-                raise BadInput(
-                    f"devices.{field}: got {name[:_SHOWN]!r}; pool {pool.name} has {_some(sorted(known[field]))}"
-                )
-    for name in chosen.exclude:
-        if not any(name in names for names in known.values()):
-            raise BadInput(f"devices.exclude: got {name[:_SHOWN]!r}; pool {pool.name} has no such type, host or id")
-    fields = ("types", "hosts", "ids", "exclude")
-    restrictions = {field: set(getattr(chosen, field)) for field in fields if getattr(chosen, field)}
-    left = _left(devices, restrictions)
-    if not left:
-        raise BadInput(_what_leaves_none(pool.name, devices, restrictions))
-    if len(left) < chosen.min_count:
-        raise BadInput(
-            f"devices.min_count: got {chosen.min_count}; pool {pool.name} has {len(left)} device(s) that the job may use"
-        )
-    return left
-
-
-def require_possible(job: Job, pool: Pool, devices: Sequence[Device], rows: int | None = None) -> None:
-    """Raise BadInput for what no prediction could mend: batch against rows to train on and devices, prices that are missing."""
-    size = job.train.global_batch_size
-    if size != "auto" and rows is not None and size > rows:
-        raise BadInput(f"train.global_batch_size: got {size}; allowed: at most the {rows} rows to train on")
-    if size != "auto" and size < job.devices.min_count:
-        raise BadInput(
-            f"devices.min_count: got {job.devices.min_count}; allowed: at most the global batch of {size} (one sample each)"
-        )
-    if (asked := _asks_for_cost(job)) is None:
-        return
-    if not pool.prices:
-        raise BadInput(f"objective.{asked}; the cost is not known: pool {pool.name} names no prices")
-    rented = any(name != "energy" for name in pool.prices)
-    free = next((device.type for device in devices if device.type not in pool.prices), None)
-    if rented and free:
-        raise BadInput(
-            f"objective.{asked}; the cost is not known: pool {pool.name} has no price for {free} (0/h where it is free)"
-        )
-
-
-def _asks_for_cost(job: Job) -> str | None:
-    """The field of the objective for which the cost must be known, and what it holds."""
-    if job.objective.minimize == "cost":
-        return "minimize: got 'cost'"
-    return None if job.objective.budget is None else f"budget: got {job.objective.budget:g}"
-
-
-def _left(devices: Sequence[Device], restrictions: Mapping[str, set[str]]) -> list[Device]:
-    """The devices that each restriction names, or, of `exclude`, does not."""
-
-    def allowed(device: Device, field: str, names: set[str]) -> bool:
-        if field == "exclude":
-            return not names & {device.type, device.host, device.id}
-        return {"types": device.type, "hosts": device.host, "ids": device.id}[field] in names
-
-    return [one for one in devices if all(allowed(one, field, names) for field, names in restrictions.items())]
-
-
-def _what_leaves_none(pool: str, devices: Sequence[Device], restrictions: Mapping[str, set[str]]) -> str:
-    """The fewest restrictions that leave no device, in one line."""
-    blamed = next(
-        fields
-        for count in range(1, len(restrictions) + 1)
-        for fields in itertools.combinations(restrictions, count)
-        if not _left(devices, {field: restrictions[field] for field in fields})
-    )
-    if len(blamed) == 1:
-        named, got = f"devices.{blamed[0]}", _some(sorted(restrictions[blamed[0]]))
-    else:
-        named = "devices"
-        got = ", ".join(f"{field} [{_some(sorted(restrictions[field]))}]" for field in blamed)
-    return f"{named}: got {got}; with that pool {pool} has 0 device(s) that the job may use, of {len(devices)}"
-
-
-def _some(names: Sequence[str]) -> str:
-    text = ", ".join(names)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 def make_plan(
@@ -224,7 +134,7 @@ class Planner:
             raise BadInput(
                 f"objective.minimize: got 'energy'; the power of {unknown} is not known: name it in pool {pool.name} (power)"
             )
-        if (asked := _asks_for_cost(job)) and "energy" in pool.prices and unknown:
+        if (asked := asks_for_cost(job)) and "energy" in pool.prices and unknown:
             raise BadInput(
                 f"objective.{asked}; the cost is not known: pool {pool.name} prices energy, and the power of "
                 f"{unknown} is not known"

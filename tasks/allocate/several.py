@@ -2,22 +2,19 @@
 
 The rule. A job's choices are its configurations, at the global batch of its own plan, that no other beats in time, energy and
 devices at once; they accumulate gradients where it can't run alone without that. Jobs hold their devices from start to end, for
-the time that they do not exceed at their confidence. For a choice for each job and an order of the jobs, each starts, in that
-order, at the earliest time at which its devices stay free for long enough; for limits on ends these schedules, over all orders,
-contain one that keeps them if any schedule does (A. Sprecher, R. Kolisch, A. Drexl, "Semi-active, active, and non-delay
-schedules", EJOR 80, 1995). The joint plan has the least energy of those that meet all deadlines; ties go to the earlier sum of
-ends. Where none does, the fewest jobs slip, those of the lowest priority first. A host's window is the one that is open now:
-what would start in a later one waits for another plan.
+the time that they do not exceed at their confidence; when they start is in `schedule`. The joint plan has the least energy of
+those that meet all deadlines; ties go to the earlier sum of ends. Where none does, the fewest jobs slip, those of the lowest
+priority first. Where there are too many choices and orders to try them all, the plan says `bounded`. A host's window is the one
+that is open now: what would start in a later one waits for another plan.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -25,16 +22,17 @@ from trainwright.tasks.allocate.configuration import EXACT, Configuration, Found
 from trainwright.tasks.allocate.cost import CostModel
 from trainwright.tasks.allocate.infeasible import infeasible
 from trainwright.tasks.allocate.layout import Layout, machine_of
-from trainwright.tasks.allocate.planner import TRAINED_ACCUMULATION, Planner, make_plan, planned, usable
+from trainwright.tasks.allocate.planner import TRAINED_ACCUMULATION, Planner, make_plan, planned
+from trainwright.tasks.allocate.restrictions import usable
+from trainwright.tasks.allocate.schedule import Choice, Scheduled, beats, fewest_late
 from trainwright.tasks.allocate.strategies import best
 from trainwright.tasks.artefacts import DataSchema, Estimate, JointPlan, ScheduledJob
 from trainwright.tasks.errors import BadInput, Infeasible
 from trainwright.tasks.job import Job
 from trainwright.tasks.pool import Device, Pool
 
-MOST_JOBS = 6
+MOST_JOBS = 32
 _MOST_CONFIGURATIONS = 300
-_MOST_CHOICES_TRIED = 3_000
 _DURATIONS = 6
 
 
@@ -48,30 +46,6 @@ class Pending:
     data: DataSchema
 
 
-@dataclass(frozen=True)
-class Choice:
-    """One configuration of a job: what it holds of each group of devices, for how long, at what energy."""
-
-    configuration: Configuration
-    holds: tuple[tuple[object, int], ...]
-    """By machine and kind of device: how many."""
-    upper_s: float
-    energy_j: float
-
-
-@dataclass(frozen=True)
-class Scheduled:
-    """A choice with its start."""
-
-    choice: Choice
-    start_s: float
-
-    @property
-    def end_s(self) -> float:
-        """When its devices are free again."""
-        return self.start_s + self.choice.upper_s
-
-
 def make_joint_plan(pending: Sequence[Pending], *, now: datetime | None = None) -> JointPlan:
     """The joint plan.
 
@@ -81,34 +55,27 @@ def make_joint_plan(pending: Sequence[Pending], *, now: datetime | None = None) 
     started = time.perf_counter()
     check([one.job for one in pending], pending[0].pool)
     every = [_options(one, now) for one in pending]
-    exact = all(complete for _, complete in every)
     room = Counter(_group(device, pending[0].pool) for device in pending[0].pool.devices())
     deadlines = [one.job.objective.deadline or math.inf for one in pending]
-    by_cost = sorted(range(len(pending)), key=lambda one: (pending[one].job.priority, -deadlines[one], one))
-    limited = [one for one in by_cost if deadlines[one] < math.inf]
-    for count in range(len(limited) + 1):
-        for slipping in itertools.combinations(limited, count):
-            limits = [math.inf if one in slipping else deadline for one, deadline in enumerate(deadlines)]
-            found, complete = least_energy([options for options, _ in every], limits, room)
-            exact = exact and complete
-            if found is not None:
-                took_s = time.perf_counter() - started
-                late = {pending[one].job.name: why for one in slipping if (why := _late_alone(pending[one], now))}
-                return _document(pending, found, slipping, late, exact, took_s)
-    # The last attempt had no deadlines, so that every job could wait for the others: only the hosts' windows end that.
-    tried = complete and all(whole for _, whole in every)
-    raise Infeasible(
-        "no feasible plan: no order of the jobs ends within the hosts' windows (available)"
-        + ("" if tried else ", among the choices that were tried; there are more"),
-        feasible=False, binding="availability" if tried else "bounded",
-    )  # fmt: skip
+    dispensable = sorted(range(len(pending)), key=lambda one: (pending[one].job.priority, -deadlines[one], one))
+    found, slipping, complete = fewest_late([options for options, _ in every], deadlines, dispensable, room)
+    exact = complete and all(whole for _, whole in every)
+    if found is None:  # every job may be late and wait for the others: only the hosts' windows end that
+        raise Infeasible(
+            "no feasible plan: no order of the jobs ends within the hosts' windows (available)"
+            + ("" if exact else ", among the choices that were tried; there are more"),
+            feasible=False, binding="availability" if exact else "bounded",
+        )  # fmt: skip
+    took_s = time.perf_counter() - started
+    late = {pending[one].job.name: why for one in slipping if (why := _late_alone(pending[one], now))}
+    return _document(pending, found, slipping, late, exact, took_s)
 
 
 def check(jobs: Sequence[Job], pool: Pool) -> None:
     """What can be told before anything is traced or predicted. Raises BadInput."""
     names = [job.name for job in jobs]
     if len(jobs) > MOST_JOBS:
-        raise BadInput(f"jobs: got {len(jobs)}; allowed: at most {MOST_JOBS} together (every order is tried)")
+        raise BadInput(f"jobs: got {len(jobs)}; allowed: at most {MOST_JOBS} together")
     if len(set(names)) < len(names):
         raise BadInput(f"jobs: got {', '.join(names)}; allowed: a name for each")
     ids = {device.id for device in pool.devices()}
@@ -179,7 +146,7 @@ def choices(pending: Pending, now: datetime | None) -> tuple[list[Choice], bool]
     kept.sort(key=lambda one: (one.energy_j, one.upper_s, one.configuration.size, one.configuration.counts))
     worth: list[Choice] = []
     for choice in kept:
-        if not any(_beats(other, choice) for other in worth):
+        if not any(beats(other, choice) for other in worth):
             worth.append(choice)
     return worth, complete
 
@@ -207,92 +174,6 @@ def _between(planner: Planner, frugal: Configuration) -> list[Configuration]:
             goal: Goal = "energy"
             found.append(best(planner.request(frugal.batch, goal, limits)).best)
     return [one for one in [quickest, *found] if one is not None]
-
-
-def _beats(one: Choice, other: Choice) -> bool:
-    """Whether a choice is no dearer, no longer, and holds no device more."""
-    held = dict(other.holds)
-    return (
-        one.energy_j <= other.energy_j
-        and one.upper_s <= other.upper_s
-        and all(count <= held.get(key, 0) for key, count in one.holds)
-        and one.configuration.available_s() >= other.configuration.available_s()
-    )
-
-
-def least_energy(
-    options: Sequence[Sequence[Choice]], deadlines: Sequence[float], room: Mapping[object, int]
-) -> tuple[list[Scheduled] | None, bool]:
-    """The schedule of least energy that meets the deadlines, and whether all combinations were open. None: none does."""
-    fitting = [
-        [one for one in choices if one.upper_s <= deadline]
-        for choices, deadline in zip(options, deadlines, strict=True)
-    ]
-    if not all(fitting):
-        return None, True
-    for tried, combination in enumerate(_by_energy(fitting)):
-        if tried >= _MOST_CHOICES_TRIED:
-            return None, False
-        found = schedule(combination, deadlines, room)
-        if found is not None:
-            return found, True
-    return None, True
-
-
-def _by_energy(options: Sequence[Sequence[Choice]]) -> Iterator[list[Choice]]:
-    """Every combination, least energy first."""
-
-    def energy(at: tuple[int, ...]) -> float:
-        return math.fsum(choices[place].energy_j for choices, place in zip(options, at, strict=True))
-
-    first = (0,) * len(options)
-    heap, known = [(energy(first), first)], {first}
-    while heap:
-        _, at = heapq.heappop(heap)
-        yield [choices[place] for choices, place in zip(options, at, strict=True)]
-        for number, place in enumerate(at):
-            following = (*at[:number], place + 1, *at[number + 1 :])
-            if place + 1 < len(options[number]) and following not in known:
-                known.add(following)
-                heapq.heappush(heap, (energy(following), following))
-
-
-def schedule(
-    combination: Sequence[Choice], deadlines: Sequence[float], room: Mapping[object, int]
-) -> list[Scheduled] | None:
-    """The starts that meet the deadlines with the least sum of ends, over all orders. None: no order does."""
-    kept: list[Scheduled] | None = None
-    for order in itertools.permutations(range(len(combination))):
-        placed: dict[int, Scheduled] = {}
-        for number in order:
-            choice = combination[number]
-            start = _earliest(choice, list(placed.values()), room)
-            until = min(deadlines[number], choice.configuration.available_s())
-            if start + choice.upper_s > until * (1 + EXACT):
-                break
-            placed[number] = Scheduled(choice, start)
-        else:
-            found = [placed[number] for number in range(len(combination))]
-            if kept is None or sum(one.end_s for one in found) < sum(one.end_s for one in kept) * (1 - EXACT):
-                kept = found
-    return kept
-
-
-def _earliest(choice: Choice, placed: Sequence[Scheduled], room: Mapping[object, int]) -> float:
-    """The first time from which its devices stay free for as long as it takes."""
-
-    def fits(start: float) -> bool:
-        end = start + choice.upper_s
-        # What others hold changes only at their starts and ends.
-        times = [start, *(one.start_s for one in placed if start < one.start_s < end)]
-        return all(
-            count + sum(dict(one.choice.holds).get(key, 0) for one in placed if one.start_s <= at < one.end_s)
-            <= room[key]
-            for key, count in choice.holds
-            for at in times
-        )
-
-    return next(start for start in sorted({0.0, *(one.end_s for one in placed)}) if fits(start))
 
 
 def _document(

@@ -12,7 +12,7 @@ from typing import Any
 from trainwright.estimator.calibration import Calibration, parse
 from trainwright.estimator.structure import Structure
 from trainwright.tasks import alone
-from trainwright.tasks.allocate.planner import usable
+from trainwright.tasks.allocate.restrictions import usable
 from trainwright.tasks.artefacts import DataSchema
 from trainwright.tasks.errors import BadInput, Forbidden, TrainwrightError
 from trainwright.tasks.job import DataSpec, Job

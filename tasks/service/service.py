@@ -16,7 +16,7 @@ from trainwright.estimator import source as model_source
 from trainwright.estimator.source import BatchSpec
 from trainwright.estimator.structure import Structure
 from trainwright.tasks import alone
-from trainwright.tasks.allocate.planner import usable
+from trainwright.tasks.allocate.restrictions import usable
 from trainwright.tasks.artefacts import DataSchema
 from trainwright.tasks.documents import validated
 from trainwright.tasks.errors import BadInput, TrainwrightError, from_document

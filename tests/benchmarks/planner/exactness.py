@@ -20,7 +20,8 @@ from planner_cases import NOW, Case, small_cases
 
 from trainwright.tasks.allocate.configuration import Limits
 from trainwright.tasks.allocate.cost import CostModel
-from trainwright.tasks.allocate.planner import GOOD_ENOUGH, Planner, usable
+from trainwright.tasks.allocate.planner import GOOD_ENOUGH, Planner
+from trainwright.tasks.allocate.restrictions import usable
 
 
 @dataclass

@@ -19,8 +19,9 @@ from trainwright.estimator.curves import Affine, DeviceCurve, Interval, Knots
 from trainwright.tasks.allocate.configuration import Configuration, Space
 from trainwright.tasks.allocate.cost import Triple
 from trainwright.tasks.allocate.layout import Layout, Seating
-from trainwright.tasks.allocate.planner import make_plan, usable
+from trainwright.tasks.allocate.planner import make_plan
 from trainwright.tasks.allocate.plot import write_front
+from trainwright.tasks.allocate.restrictions import usable
 from trainwright.tasks.allocate.strategies import STRATEGIES, strategy
 from trainwright.tasks.artefacts import DataSchema, Estimate, Plan
 from trainwright.tasks.documents import validated

@@ -14,7 +14,8 @@ from scale import estimate_for, gpu_pool, job_of, typed_pool
 from trainwright.tasks.allocate.configuration import Configuration, Space
 from trainwright.tasks.allocate.cost import CostModel
 from trainwright.tasks.allocate.layout import machine_of
-from trainwright.tasks.allocate.planner import Planner, usable
+from trainwright.tasks.allocate.planner import Planner
+from trainwright.tasks.allocate.restrictions import usable
 from trainwright.tasks.allocate.search import Search
 from trainwright.tasks.pool import Pool
 

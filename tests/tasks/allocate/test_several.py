@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from planner_cases import data_of
 
 from trainwright.estimator.curves import Affine, DeviceCurve
-from trainwright.tasks.allocate.several import Choice, Pending, choices, make_joint_plan
+from trainwright.tasks.allocate.schedule import Choice
+from trainwright.tasks.allocate.several import Pending, choices, make_joint_plan
 from trainwright.tasks.artefacts import Estimate, JointPlan
 from trainwright.tasks.errors import BadInput, Infeasible
 from trainwright.tasks.job import Job
@@ -172,20 +173,36 @@ def test_jobs_that_do_not_fit_into_the_windows_together_are_infeasible() -> None
         assert caught.value.details["binding"] == "availability"
 
 
-def test_where_not_all_choices_were_tried_the_windows_are_not_said_to_bind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainwright.tasks.allocate.several._MOST_CHOICES_TRIED", 0)
-    chosen = pool(0, 1)
-    with pytest.raises(Infeasible, match="there are more") as caught:
-        make_joint_plan([pending(chosen, name, 20, None) for name in ("a", "b")])
-    assert caught.value.details["binding"] == "bounded"
+def test_of_more_jobs_than_orders_can_be_tried_the_important_ones_are_in_time() -> None:
+    chosen = pool(1, 1)
+    needed = choices(pending(chosen, "a", 20, None), None)[0][0].upper_s
+    jobs = [
+        pending(chosen, f"j{number}", 10 + number, needed * (4 + number % 3), priority=number % 4)
+        for number in range(16)
+    ]
+    made = make_joint_plan(jobs)
+    check(made)
+    assert len(made.jobs) == len(jobs)
+    assert made.search == "bounded"
+    in_time = [one.job.priority for one in jobs if one.job.name not in made.slips]
+    assert 3 <= len(in_time) < len(jobs)
+    assert in_time.count(3) >= in_time.count(0)
+
+
+def test_many_jobs_with_time_enough_are_all_in_time() -> None:
+    chosen = pool(2, 2)
+    needed = choices(pending(chosen, "a", 20, None), None)[0][0].upper_s
+    made = make_joint_plan([pending(chosen, f"j{number}", 20, needed * 10) for number in range(12)])
+    assert made.feasible
+    check(made)
 
 
 def test_what_can_not_be_planned_together_is_refused_with_one_line() -> None:
     chosen = pool(1, 1)
     with pytest.raises(BadInput, match="jobs: got a, a; allowed: a name for each"):
         make_joint_plan([pending(chosen, "a", 1, None)] * 2)
-    with pytest.raises(BadInput, match="jobs: got 7; allowed: at most 6"):
-        make_joint_plan([pending(chosen, f"a{number}", 1, None) for number in range(7)])
+    with pytest.raises(BadInput, match="jobs: got 33; allowed: at most 32"):
+        make_joint_plan([pending(chosen, f"a{number}", 1, None) for number in range(33)])
     only = {"ids": ["h/nvidia-t4-0"]}
     with pytest.raises(
         BadInput, match=r"devices: got 'h/nvidia-t4-0' in a; allowed for jobs together: types and hosts"
