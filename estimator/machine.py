@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 import platform
 from pathlib import Path
 
@@ -20,3 +22,8 @@ def processor() -> str:
         return platform.processor() or platform.machine()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def machine_key() -> str:
+    """What machines must share for figures measured on one to hold on the other: the processor and torch's version."""
+    return hashlib.sha256(f"{processor()} torch {importlib.metadata.version('torch')}".encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""What is measured of this machine: its devices, and the link between its ranks.
+"""What is measured of this machine's devices; the link between its ranks is in `link`.
 
 A calibration is looked for in the cache under the trainwright home, then in the store, where other machines of the same processor
 and torch leave theirs; else it is measured now.
@@ -9,7 +9,6 @@ and torch leave theirs; else it is measured now.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -23,20 +22,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from trainwright.estimator.calibration import SCHEMA_VERSION, Calibration, load, parse, save
-from trainwright.estimator.communication import Link
 from trainwright.estimator.devices import DEVICE_TYPES, EMULATED
 from trainwright.estimator.energy import RAPL_ROOT
 from trainwright.estimator.loop_cost import LoopCost
-from trainwright.estimator.machine import MOST_DRIFT, processor
-from trainwright.estimator.measure_link import measure_link
-from trainwright.estimator.measure_link import save as save_link
+from trainwright.estimator.machine import MOST_DRIFT, machine_key, processor
 from trainwright.infra.lock import locked
 from trainwright.infra.process import dying_with_parent
 from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, TrainwrightError, from_document
+from trainwright.tasks.link import renew_link
 from trainwright.tasks.objects import open_store
 from trainwright.tasks.pool import LOCAL_ADDRESSES
 from trainwright.tasks.settings import settings
@@ -48,8 +43,6 @@ LEAST_BUDGET_S = 1.0
 MOST_PROBES_S = 30.0
 LOOP_S = 3.0
 _LOADING_S = 5.0
-LINK_S = 1.5
-"""Loading torch in two processes comes on top: the whole is to stay below 6 s."""
 
 
 def calibration_for(threads: int, store: str | None = None) -> Calibration:
@@ -187,67 +180,12 @@ def from_store(uri: str, device_type: str, threads: int) -> Calibration | None:
 
 def key(threads: int) -> str:
     """What calibrations must share to be each other's: processor, torch and threads."""
-    return f"{_machine(importlib.metadata.version('torch'))}-{threads}-threads"
+    return f"{machine_key()}-{threads}-threads"
 
 
 def cached(threads: int) -> Path:
     """Where this machine's own calibration is kept."""
     return settings().home / "calibrations" / f"cpu-{key(threads)}.json"
-
-
-def link_file() -> Path:
-    """Where this machine's link between ranks is kept, once measured."""
-    return settings().home / "links" / f"cpu-{_machine(importlib.metadata.version('torch'))}.json"
-
-
-def link_for_this_machine() -> Link:
-    """The link between ranks of this machine, from the cache or measured now (under 6 s).
-
-    Raises TrainwrightError where it can't be measured.
-    """
-    path = link_file()
-    if (known := _kept_link(path)) is not None:
-        return known
-    with _link_lock(path):
-        if (known := _kept_link(path)) is not None:  # another process has measured it meanwhile
-            return known
-        progress.emit("notice", message=f"measuring all-reduce on this machine, once, for about {LINK_S + 3:.0f} s")
-        return _measured_link(path)
-
-
-def renew_link() -> Link:
-    """The link between ranks of this machine, measured now and kept for every estimate. Raises as `link_for_this_machine`."""
-    path = link_file()
-    with _link_lock(path):
-        return _measured_link(path)
-
-
-def _measured_link(path: Path) -> Link:
-    link = measure_link(budget_s=LINK_S)
-    save_link(link, path)
-    return link
-
-
-def _kept_link(path: Path) -> Link | None:
-    if not path.exists():
-        return None
-    try:
-        return Link.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
-        progress.emit("notice", message=f"link: {path}: is not a link, or was cut short: measuring again")
-        return None
-
-
-@contextlib.contextmanager
-def _link_lock(path: Path) -> Iterator[None]:
-    """One process at a time measures the link: two would disturb each other."""
-    with contextlib.ExitStack() as stack:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(path.with_name(f"{path.name}.lock"), wait=True))
-        except OSError as error:
-            raise BadInput(f"link: {path}: can't be written ({error.strerror})") from None
-        yield
 
 
 def _from_cache(path: Path) -> Calibration | None:
@@ -363,7 +301,3 @@ def _told(line: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return told if isinstance(told, dict) and ("message" in told or "error" in told) else {}
-
-
-def _machine(torch_version: str) -> str:
-    return hashlib.sha256(f"{processor()} torch {torch_version}".encode()).hexdigest()[:12]

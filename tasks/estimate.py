@@ -17,7 +17,8 @@ from trainwright.estimator.structure import Structure
 from trainwright.infra.memory import usable_memory_bytes
 from trainwright.tasks import progress
 from trainwright.tasks.artefacts import Estimate
-from trainwright.tasks.calibrate import calibration_for, link_for_this_machine
+from trainwright.tasks.calibrate import calibration_for
+from trainwright.tasks.link import link_for_this_machine
 from trainwright.tasks.pool import Device, Power
 
 _VAGUEST: tuple[Mode, ...] = ("datasheet", "few-shot", "calibrated")

@@ -13,7 +13,7 @@ from lab import lab  # noqa: F401 - a fixture
 from trainwright.infra.airflow import airflow_services, ensure_airflow_db, training_service
 from trainwright.infra.s3 import S3Access, s3_service, start_s3
 from trainwright.infra.service import stop
-from trainwright.tasks import calibrate, step
+from trainwright.tasks import calibrate, link, step
 
 TESTS = Path(__file__).parent
 LONGEST_FIRST = [
@@ -93,7 +93,7 @@ def _made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("TRAINWRIGHT_HOME", str(folder))
         patch.setattr(calibrate, "FIRST_USE_S", 1.0)
         calibrate.calibration_for(1)
-        calibrate.link_for_this_machine()
+        link.link_for_this_machine()
     return folder
 
 

@@ -109,7 +109,7 @@ def calibrate(
     from trainwright.estimator.calibration import is_calibration
     from trainwright.tasks import progress, screen
     from trainwright.tasks.calibrate import calibrate as measure
-    from trainwright.tasks.calibrate import renew_link
+    from trainwright.tasks.link import renew_link
     from trainwright.tasks.output import check_output
 
     check_output(out, "--out", "calibration", is_calibration)

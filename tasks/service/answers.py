@@ -67,7 +67,8 @@ def _plan(request: dict[str, Any]) -> dict[str, Any]:
 
 def _need_nothing_measured(devices: list[Device], calibrations: list[Calibration]) -> None:
     """Raises Forbidden where this machine would be measured first: that takes its devices for a while."""
-    from trainwright.tasks.calibrate import cached, from_store, link_file
+    from trainwright.tasks.calibrate import cached, from_store
+    from trainwright.tasks.link import link_file
 
     given, store = {one.threads for one in calibrations if one.device_type == "cpu"}, settings().store
     for threads in {one.threads for one in devices if one.type == "cpu"} - given:

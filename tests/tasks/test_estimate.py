@@ -18,6 +18,7 @@ from trainwright.estimator.trace import StepSpec, trace
 from trainwright.infra.lock import locked
 from trainwright.infra.memory import usable_memory_bytes
 from trainwright.tasks import calibrate as step
+from trainwright.tasks import link
 from trainwright.tasks.artefacts import Estimate
 from trainwright.tasks.calibrate import calibrate
 from trainwright.tasks.errors import BadInput
@@ -159,7 +160,7 @@ def test_a_calibration_is_measured_once_with_progress_and_again_where_its_file_i
 def test_the_link_between_ranks_is_measured_once_where_two_devices_are_on_this_machine(
     calibration: Calibration, structure: Structure, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step, "LINK_S", 0.3)
+    monkeypatch.setattr(link, "LINK_S", 0.3)
     one, two = [_device(0, "emulated", speed=1.0), _device(1, "emulated", speed=1.0)]
     elsewhere = two.model_copy(update={"host": "there", "address": "10.0.0.7"})
     assert estimate(structure, [one]).local_link is None
@@ -171,7 +172,7 @@ def test_the_link_between_ranks_is_measured_once_where_two_devices_are_on_this_m
     [kept] = (home / "links").iterdir()
     kept.write_text(kept.read_text()[:20])
     assert estimate(structure, [one, two]).local_link is not None
-    assert Link.model_validate_json(kept.read_text()) == step.link_for_this_machine()
+    assert Link.model_validate_json(kept.read_text()) == link.link_for_this_machine()
 
 
 def test_only_where_horovod_sums_does_a_sum_wait_for_its_cycle(structure: Structure) -> None:
@@ -183,32 +184,32 @@ def test_only_where_horovod_sums_does_a_sum_wait_for_its_cycle(structure: Struct
 def test_calibrating_for_all_measures_the_link_anew(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step, "LINK_S", 0.3)
+    monkeypatch.setattr(link, "LINK_S", 0.3)
     old = Link(bandwidth_bytes_per_s=1.0, latency_s=1.0, spread=0.0)
-    step.link_file().parent.mkdir(parents=True)
-    step.link_file().write_text(old.model_dump_json())
-    assert step.link_for_this_machine() == old
+    link.link_file().parent.mkdir(parents=True)
+    link.link_file().write_text(old.model_dump_json())
+    assert link.link_for_this_machine() == old
     step.calibrate_and_share("cpu", 1, budget_s=1.0, most_drift=1e9, store=(tmp_path / "store").as_uri())
-    assert step.link_for_this_machine().latency_s < old.latency_s
-    assert [one.name for one in step.link_file().parent.iterdir()] == [step.link_file().name]
+    assert link.link_for_this_machine().latency_s < old.latency_s
+    assert [one.name for one in link.link_file().parent.iterdir()] == [link.link_file().name]
 
 
 def test_who_waits_for_another_to_measure_the_link_takes_its_link(home: Path) -> None:
-    path = step.link_file()
+    path = link.link_file()
     path.parent.mkdir(parents=True)
-    link = Link(bandwidth_bytes_per_s=1.0, latency_s=1.0, spread=0.0)
+    theirs = Link(bandwidth_bytes_per_s=1.0, latency_s=1.0, spread=0.0)
     with ThreadPoolExecutor(1) as pool:
         with locked(path.with_name(f"{path.name}.lock"), wait=True):
-            found = pool.submit(step.link_for_this_machine)
+            found = pool.submit(link.link_for_this_machine)
             with pytest.raises(TimeoutError):
                 found.result(timeout=0.5)
-            path.write_text(link.model_dump_json())
-        assert found.result(timeout=60) == link
+            path.write_text(theirs.model_dump_json())
+        assert found.result(timeout=60) == theirs
 
 
 def test_a_link_that_can_not_be_kept_is_an_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "LINK_S", 0.3)
+    monkeypatch.setattr(link, "LINK_S", 0.3)
     home.mkdir()
     (home / "links").touch()
     with pytest.raises(BadInput, match="can't be written"):
-        step.link_for_this_machine()
+        link.link_for_this_machine()
