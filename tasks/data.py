@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainwright.tasks.artefacts import DataSchema
 from trainwright.tasks.errors import BadInput
+from trainwright.tasks.formats import Raw, to_arrow, to_numpy
 from trainwright.tasks.job import DataSpec, Task
-from trainwright.tasks.sources import Raw, read, to_arrow, to_numpy
+from trainwright.tasks.sources import read
 
 if TYPE_CHECKING:
     import numpy as np

@@ -23,8 +23,8 @@ import pyarrow as pa
 from pyarrow import compute
 
 from trainwright.tasks.data import as_input
+from trainwright.tasks.formats import Raw
 from trainwright.tasks.job import Task
-from trainwright.tasks.sources import Raw
 
 MIN_ROWS = 10
 MAX_CELLS = 5_000_000
