@@ -22,7 +22,8 @@ from trainwright.tasks import progress
 from trainwright.tasks.artefacts import DeviceResult, Estimate, Plan, PlannedDevice, Result
 from trainwright.tasks.documents import one_line
 from trainwright.tasks.errors import ServiceUnreachable
-from trainwright.tasks.objects import FolderStore, ObjectInfo, ObjectStore, open_store
+from trainwright.tasks.folder_store import FolderStore
+from trainwright.tasks.objects import ObjectInfo, ObjectStore, open_store
 from trainwright.tasks.run import Run
 from trainwright.tasks.settings import settings
 

@@ -14,7 +14,8 @@ from typing import Literal
 from trainwright.tasks import progress
 from trainwright.tasks.artefacts import Result
 from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, TrainwrightError
-from trainwright.tasks.objects import FolderStore, ObjectStore
+from trainwright.tasks.folder_store import FolderStore
+from trainwright.tasks.objects import ObjectStore
 from trainwright.tasks.train import checkpoint, events, fence
 from trainwright.tasks.train.fence import Fence
 from trainwright.tasks.train.journal import FOLDER as JOURNAL

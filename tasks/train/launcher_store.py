@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from trainwright.tasks.errors import BadInput, TrainingFailed, TrainwrightError, from_document
-from trainwright.tasks.objects import FolderStore, ObjectInfo, ObjectStore
+from trainwright.tasks.folder_store import FolderStore
+from trainwright.tasks.objects import ObjectInfo, ObjectStore
 from trainwright.tasks.train.channel import Channel
 from trainwright.tasks.train.journal import FileJournal, Journal
 from trainwright.tasks.train.journal import journal_of as local_journal

@@ -8,8 +8,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainwright.tasks.artefacts import DataSchema, LearningRateTrial, Plan, SplitEvent
+from trainwright.tasks.folder_store import FolderStore
 from trainwright.tasks.job import Job
-from trainwright.tasks.objects import FolderStore, ObjectStore, open_store
+from trainwright.tasks.objects import ObjectStore, open_store
 
 
 class TrainRequest(BaseModel):

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainwright.tasks.errors import CorruptArtefact
+from trainwright.tasks.folder_store import FolderStore
 from trainwright.tasks.job import CheckpointPolicy
-from trainwright.tasks.objects import FolderStore, ObjectStore, get_verified, sha256
+from trainwright.tasks.objects import ObjectStore, get_verified, sha256
 from trainwright.tasks.train.checkpoint import State, parsed, write_state
 from trainwright.tasks.train.fence import STATE, Fence, folder_name, read_index
 

@@ -41,8 +41,9 @@ from typing import Any
 from trainwright.tasks.allocate.ledger import Holder, Ledger
 from trainwright.tasks.allocate.queue import Queue
 from trainwright.tasks.errors import RunHeld, ServiceUnreachable
+from trainwright.tasks.folder_store import FolderStore
 from trainwright.tasks.job import CheckpointPolicy
-from trainwright.tasks.objects import FolderStore, sha256
+from trainwright.tasks.objects import sha256
 from trainwright.tasks.train import fence
 
 FORK = multiprocessing.get_context("fork")  # so that a birth costs milliseconds

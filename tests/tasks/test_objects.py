@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from trainwright.infra.s3 import S3Access, s3_service, start_s3
 from trainwright.infra.service import stop
 from trainwright.tasks.errors import BadInput, CorruptArtefact, ServiceUnreachable
-from trainwright.tasks.objects import ObjectStore, S3Store, checked_key, get_verified, open_store, sha256
+from trainwright.tasks.objects import ObjectStore, checked_key, get_verified, open_store, sha256
+from trainwright.tasks.s3_store import S3Store
 
 
 @pytest.fixture(params=["folder", "s3"])

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from trainwright.tasks.folder_store import FolderStore
 from trainwright.tasks.job import CheckpointPolicy
-from trainwright.tasks.objects import FolderStore, sha256
+from trainwright.tasks.objects import sha256
 from trainwright.tasks.train import checkpoint, fence, tensors
 
 

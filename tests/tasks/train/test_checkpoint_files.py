@@ -15,8 +15,9 @@ from safetensors.torch import load, save
 
 from trainwright.infra.s3 import S3Access
 from trainwright.tasks.errors import BadInput, CorruptArtefact, RunHeld, TrainingFailed
+from trainwright.tasks.folder_store import FolderStore
 from trainwright.tasks.job import CheckpointPolicy, Job
-from trainwright.tasks.objects import FolderStore, ObjectStore, open_store, sha256
+from trainwright.tasks.objects import ObjectStore, open_store, sha256
 from trainwright.tasks.train import checkpoint, fence, tensors
 from trainwright.tasks.train.shards import merged
 from trainwright.tasks.train.spill import Spill, recover

@@ -9,8 +9,8 @@ import pytest
 from training_case import request
 
 from trainwright.tasks import train
+from trainwright.tasks.folder_store import FolderStore
 from trainwright.tasks.live import Parts, happened, recorded
-from trainwright.tasks.objects import FolderStore
 from trainwright.tasks.run import Run
 from trainwright.tasks.train import events
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.tasks.objects import FolderStore
+from trainwright.tasks.folder_store import FolderStore
 from trainwright.tasks.train.batches import split_among
 from trainwright.tasks.train.fleet import Fleet
 from trainwright.tasks.train.journal import FOLDER, journal_of
