@@ -14,6 +14,7 @@ import os
 import secrets
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from trainwright.infra.service import Service, alone, free_ports, private_folder, stop, wait_until, write_private
@@ -126,16 +127,19 @@ def start_airflow(home: Path, dags_folder: Path) -> None:
     with alone(home / "airflow"):
         if all(service.pid() for service in services) and airflow_answers(home):
             return
-        if services[0].pid() is None:  # the port belongs to the API server, and the others are told it at their start
-            stop(services, grace_s=20)
-            port = _secrets_file(home, "port")
-            write_private(port, str(free_ports(1, int(port.read_text()))))
-        environment = airflow_environment(home, dags_folder)
-        for service, arguments in zip(services, _COMPONENTS.values(), strict=True):
-            if service.pid() is None:
-                stop([service], grace_s=20)  # what an earlier one may have left
-                service.start([sys.executable, "-m", "airflow", *arguments], environment)
-        wait_until(lambda: airflow_answers(home), services, timeout_s=240)
+        with ExitStack() as kept:
+            if (
+                services[0].pid() is None
+            ):  # the port belongs to the API server, and the others are told it at their start
+                stop(services, grace_s=20)
+                port = _secrets_file(home, "port")
+                write_private(port, str(kept.enter_context(free_ports(1, int(port.read_text())))))
+            environment = airflow_environment(home, dags_folder)
+            for service, arguments in zip(services, _COMPONENTS.values(), strict=True):
+                if service.pid() is None:
+                    stop([service], grace_s=20)  # what an earlier one may have left
+                    service.start([sys.executable, "-m", "airflow", *arguments], environment)
+            wait_until(lambda: airflow_answers(home), services, timeout_s=240)
 
 
 def stop_airflow(home: Path) -> None:
@@ -178,4 +182,5 @@ def _set_up(home: Path) -> None:
     write_private(_secrets_file(home, "jwt-secret"), secrets.token_urlsafe(64))
     write_private(_secrets_file(home, "api-key"), secrets.token_urlsafe(32))
     write_private(_secrets_file(home, "fernet-key"), base64.urlsafe_b64encode(secrets.token_bytes(32)).decode())
-    write_private(_secrets_file(home, "port"), str(free_ports(1, _FIRST_PORT)))
+    with free_ports(1, _FIRST_PORT) as port:
+        write_private(_secrets_file(home, "port"), str(port))

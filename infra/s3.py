@@ -15,6 +15,8 @@ import io
 import json
 import secrets
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -62,17 +64,17 @@ def start_s3(home: Path) -> S3Access:
         stop([service], grace_s=20)
         _set_up(service.folder)
         for _ in range(3):  # another process may take a port between our look and the server's
-            access = _choose_ports(home)
-            service.start(_command(access.port), _environment(access, service.folder))
-            try:
-                wait_until(lambda: s3_answers(home), [service], timeout_s=60)
-            except TimeoutError:
-                stop([service], grace_s=0)
-                raise
-            except OSError as error:
-                failed = error
-                continue
-            return access
+            with _chosen_ports(home) as access:
+                service.start(_command(access.port), _environment(access, service.folder))
+                try:
+                    wait_until(lambda: s3_answers(home), [service], timeout_s=60)
+                except TimeoutError:
+                    stop([service], grace_s=0)
+                    raise
+                except OSError as error:
+                    failed = error
+                    continue
+                return access
         raise failed
 
 
@@ -129,16 +131,17 @@ def _gives_back(access: S3Access) -> bool:
         return False
 
 
-def _choose_ports(home: Path) -> S3Access:
+@contextmanager
+def _chosen_ports(home: Path) -> Iterator[S3Access]:
     """Keep the address of the last start where its ports are free, else take others; keep the keys."""
     try:
         known = s3_access(home)
     except FileNotFoundError:
         known = S3Access(f"http://127.0.0.1:{_FIRST_PORT}", secrets.token_hex(10), secrets.token_urlsafe(30))
-    port = free_ports(8, known.port)
-    access = S3Access(f"http://127.0.0.1:{port}", known.access_key, known.secret_key)
-    write_private(home / "s3" / "access.json", json.dumps(asdict(access)))
-    return access
+    with free_ports(8, known.port) as port:
+        access = S3Access(f"http://127.0.0.1:{port}", known.access_key, known.secret_key)
+        write_private(home / "s3" / "access.json", json.dumps(asdict(access)))
+        yield access
 
 
 def _command(port: int) -> list[str]:

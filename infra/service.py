@@ -14,7 +14,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,22 +147,29 @@ def wait_until(ready: Callable[[], bool], services: Iterable[Service], timeout_s
         time.sleep(0.2)
 
 
-def free_ports(count: int, preferred: int) -> int:
+@contextmanager
+def free_ports(count: int, preferred: int) -> Iterator[int]:
     """The first of `count` consecutive ports that are free on 127.0.0.1: `preferred`, or others. Raises OSError.
 
-    They lie below the kernel's range for outgoing connections, which could take them at any moment.
+    Whoever else asks gets others until the block ends: by then a server should listen. They lie below the kernel's range for
+    outgoing connections, which could take them at any moment.
     """
     candidates = [preferred, *(random.randrange(10_000, 32_000 - count) for _ in range(200))]
     for first in candidates:
-        if all(_free(port) for port in range(first, first + count)):
-            return first
+        with ExitStack() as kept:
+            if all(_keep(port, kept) for port in range(first, first + count)):
+                yield first
+                return
     raise OSError(f"no {count} consecutive free ports on 127.0.0.1")
 
 
-def _free(port: int) -> bool:
-    with socket.socket() as probe:
+def _keep(port: int, until: ExitStack) -> bool:
+    """Whether a port is free and nobody else has been given it; kept by a name that the kernel frees with the process."""
+    name, probe = until.enter_context(socket.socket(socket.AF_UNIX)), socket.socket()
+    with probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
+            name.bind(f"\0trainwright-port-{port}")
             probe.bind(("127.0.0.1", port))
         except OSError:
             return False

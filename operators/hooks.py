@@ -41,16 +41,18 @@ class StoreHook(BaseHook):
 
     @staticmethod
     def variables(connection: Connection, extra: Mapping[str, Any]) -> dict[str, str]:
-        """The settings that the connection stands for. Raises BadInput where it lacks some."""
+        """The settings that the connection stands for; its Store left empty, the store is the configured one.
+
+        Raises BadInput where the endpoint or a key is missing.
+        """
+        from trainwright.tasks.settings import settings
+
         given = {
             "TRAINWRIGHT_S3_ENDPOINT": connection.host, "TRAINWRIGHT_S3_ACCESS_KEY": connection.login,
             "TRAINWRIGHT_S3_SECRET_KEY": connection.password, "TRAINWRIGHT_S3_REGION": extra.get("region"),
         }  # fmt: skip
-        store = extra.get("store")
-        if not store:
-            raise BadInput(
-                f"connection {connection.conn_id}: Store is empty; allowed: s3://bucket/prefix or file:///folder"
-            )
+        configure()
+        store = extra.get("store") or settings().store
         if str(store).startswith("s3://") and not (connection.host and connection.login and connection.password):
             raise BadInput(f"connection {connection.conn_id}: needs endpoint, access key and secret key with {store}")
         return {name: str(value or "") for name, value in given.items()} | {"TRAINWRIGHT_STORE": str(store)}

@@ -28,7 +28,7 @@ _CONNECTIONS = [
     _connection(
         "trainwright_store", "StoreHook", "Trainwright object store",
         {
-            "store": _field("Store", "s3://bucket/prefix, or file:///folder, where runs are kept"),
+            "store": _field("Store", "s3://bucket/prefix, or file:///folder, where runs are kept; left out: as configured"),
             "region": _field("Region", "of the S3 server", default="us-east-1"),
         },
         hidden_fields=["schema", "port", "extra"],

@@ -12,6 +12,11 @@ from trainwright.operators.hooks import settings_of
 from trainwright.tasks.settings import overridden
 
 
+def _load() -> None:
+    """Import what looking at a run takes, in a thread: the event loop serves many."""
+    from trainwright.tasks import detached, leasing, run  # noqa: F401
+
+
 class RunTrigger(BaseTrigger):
     """Looks after a run every so often.
 
@@ -50,6 +55,7 @@ class DevicesTrigger(RunTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until there is something to do. A ledger out of reach is asked again: the run keeps waiting."""
+        await asyncio.to_thread(_load)
         from trainwright.tasks import leasing
         from trainwright.tasks.errors import ServiceUnreachable
         from trainwright.tasks.run import Run
@@ -81,10 +87,11 @@ class TrainingTrigger(RunTrigger):
     It starts and stops nothing when it is moved or started again: the process goes on. Only a task that is killed ends it.
     """
 
-    look_every_s = 2.0
+    look_every_s = 1.0
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until the process has ended. A ledger out of reach is asked again: the run goes on."""
+        await asyncio.to_thread(_load)
         from trainwright.tasks import detached
         from trainwright.tasks.errors import ServiceUnreachable
         from trainwright.tasks.run import Run

@@ -11,13 +11,28 @@ import traceback
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from trainwright.estimator.errors import BadInput, TrainwrightError
 from trainwright.tasks.commands import models, planning, runs, serve, stack
 from trainwright.tasks.commands.options import print_json
 
+_NAMES = {"pool_probe": "pool probe"}
+
+
+class _Commands(TyperGroup):
+    """`pool probe` is a command of its own, though `pool` takes a file."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] == "pool" and "probe" in args[1:]:
+            place = args.index("probe")
+            args = ["pool probe", *args[1:place], *args[place + 1 :]]
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="trainwright",
+    cls=_Commands,
     help="From data and a model to a trained, stored, analysed model, on the devices you have.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -27,10 +42,10 @@ app = typer.Typer(
 
 for command in (
     runs.run, planning.validate, models.extract, models.calibrate, models.estimate, planning.plan, runs.search_lr, runs.train,
-    runs.analyze, runs.runs, runs.show, planning.pool, stack.up, stack.status, stack.down,
+    runs.analyze, runs.runs, runs.show, planning.pool, planning.pool_probe, stack.up, stack.status, stack.down,
     serve.serve,
 ):  # fmt: skip
-    app.command(command.__name__.replace("_", "-"))(command)
+    app.command(_NAMES.get(command.__name__) or command.__name__.replace("_", "-"))(command)
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from trainwright.tasks.artefacts import Manifest, Plan, Result, State, Status
 from trainwright.tasks.errors import BadInput, CorruptArtefact
 from trainwright.tasks.objects import ObjectStore, open_store
 from trainwright.tasks.run import Run
+from trainwright.tasks.state import shown_state
 
 JOB_PATTERN = r"^[a-z0-9-]{1,63}$"
 ID_PATTERN = r"^[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6}$"
@@ -180,7 +181,7 @@ def row_of(run: Run) -> RunRow | None:
     except CorruptArtefact:
         return RunRow(run=run.uri, id=run.id, job=run.job_name, state="damaged")
     row = RunRow(
-        run=run.uri, id=run.id, job=run.job_name, state=status.state, step=status.step, holder=status.holder,
+        run=run.uri, id=run.id, job=run.job_name, state=shown_state(run, status), step=status.step, holder=status.holder,
         started_at=status.started_at, updated_at=status.updated_at, seconds=sum(status.steps.values()),
     )  # fmt: skip
     predicted = result.predicted if result else plan.predicted if plan else None

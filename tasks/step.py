@@ -70,7 +70,7 @@ def step(name: str, *, last: bool = False) -> Callable[[Step[P]], Step[P]]:
                 if not (beat.still_held() and _may_speak()):
                     raise RunHeld(f"{run.uri}: the hold on this run was lost while {name} ran")
                 seconds = time.monotonic() - started
-                run.note(steps=_with(run, name, seconds), **({"state": "success", "step": None} if last else {}))
+                run.note(step=None, steps=_with(run, name, seconds), **({"state": "success"} if last else {}))
                 if last:
                     ledger().release(run.uri, holder=me.name)
                 progress.emit("step", name=name, state="done", seconds=seconds, summary=reference)

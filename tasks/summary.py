@@ -6,6 +6,7 @@ from typing import Any
 
 from trainwright.tasks.artefacts import Estimate, LearningRateSearch, Plan, Result
 from trainwright.tasks.run import Run
+from trainwright.tasks.state import shown_state
 
 
 def summary(run: Run) -> dict[str, Any]:
@@ -16,7 +17,7 @@ def summary(run: Run) -> dict[str, Any]:
     document: dict[str, Any] = {
         "run": run.uri,
         "job": run.job_name,
-        "state": status.state,
+        "state": shown_state(run, status),
         "holder": status.holder,
         "started_at": status.started_at,
         "metrics": result.metrics if result else {},

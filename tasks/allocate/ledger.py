@@ -107,6 +107,15 @@ class Ledger:
 
         return self.database.autocommit(work)
 
+    def holds(self, run: str, resource: str) -> bool | None:
+        """Whether a resource is held for a run now; None where nobody has taken it since it was released, if ever."""
+
+        def work(connection: Connection) -> bool | None:
+            row = connection.execute(sql.select(leases).where(leases.c.resource == resource)).first()
+            return None if row is None else row.run == run and alive(row, clock(connection))
+
+        return self.database.autocommit(work)
+
     def revoked_by(self, run: str) -> str | None:
         """The run that asks for a device of this one; None where nobody does."""
         statement = sql.select(leases.c.revoked_by).where(leases.c.run == run, leases.c.revoked_by.is_not(None))

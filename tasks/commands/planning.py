@@ -106,27 +106,14 @@ def _why_late(joint: JointPlan) -> str:
 
 
 def pool(
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[FILE|probe]", help="a pool file (default: this machine); `probe` finds devices"),
-    ] = None,
-    host: Annotated[
-        list[str] | None, typer.Option("--host", metavar="ADDRESS", help="with probe: a host, by ssh; again for more")
-    ] = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="with probe: write the pool file")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="a pool file (default: this machine)")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show a pool's devices, who holds them until when, and who waits; or `pool probe`: find devices, make a pool file."""
+    """Show a pool's devices, who holds them until when, and who waits; `pool probe` finds devices."""
     from trainwright.tasks import alone, screen
-    from trainwright.tasks.errors import BadInput
     from trainwright.tasks.pool import load_pool
 
-    if file is not None and str(file) == "probe":
-        _probe(host or [], out, as_json)
-        return
-    if host or out:
-        raise BadInput("pool: --host and --out go with `pool probe`")
     document = alone.pool_document(load_pool(file))
     queue = document["queue"]
     if as_json:
@@ -156,8 +143,16 @@ def pool(
         screen.table("queue", ("place", "who", "priority", "waited", "devices", "for"), waits, right=(0, 2, 3))
 
 
-def _probe(hosts: list[str], out: Path | None, as_json: bool) -> None:
-    """Find devices; print the pool file, or write it."""
+def pool_probe(
+    host: Annotated[
+        list[str] | None,
+        typer.Option("--host", metavar="ADDRESS", help="a host, by ssh; again for more (default: this machine)"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="write the pool file")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Find devices, and print a pool file of them, or write it."""
     import yaml
 
     from trainwright.tasks import screen
@@ -168,7 +163,7 @@ def _probe(hosts: list[str], out: Path | None, as_json: bool) -> None:
 
     if out is not None:
         check_output(out, "--out", "pool file", is_pool)
-    found = probe(hosts)
+    found = probe(host or [])
     document = {
         "name": found.name,
         "hosts": [

@@ -11,6 +11,10 @@ from trainwright.tasks.pool import Pool, load_pool
 from trainwright.tasks.settings import settings
 
 
+class NotServed(BadInput):
+    """A name that nothing in the served folders has."""
+
+
 class ServedFiles:
     """Folders to read from; relative paths are relative to the folder of jobs, as in a job file there."""
 
@@ -20,25 +24,28 @@ class ServedFiles:
         self._folders = [self._jobs, self._pools, *(folder.resolve() for folder in folders)]
 
     def file(self, name: str, field: str) -> Path:
-        """The file or folder of this name. Raises BadInput where it is not in a served folder."""
+        """The file or folder of this name. Raises NotServed where it is not in a served folder."""
         try:
             path = (self._jobs / name).resolve()
             there = any(path.is_relative_to(folder) for folder in self._folders) and path.exists()
         except (OSError, RuntimeError, ValueError):  # a loop of links, a NUL, a name too long
             there = False
         if not there:
-            raise BadInput(f"{field}: got {name[:200]}; there is no such file in a folder that the service serves")
+            raise NotServed(f"{field}: got {name[:200]}; there is no such file in a folder that the service serves")
         return path
 
     def pool(self, name: str | None) -> Pool:
-        """A pool by its name in the folder of pools, or by its path; without one, the server's machine."""
+        """A pool by its name in the folder of pools, or by its path; without one, the server's machine.
+
+        Raises NotServed where there is none, BadInput where the file is wrong.
+        """
         if name is None:
             return load_pool(None)
         if "/" in name or name.endswith((".yaml", ".yml", ".json")):
             return load_pool(self.file(name, "pool"))
         known = {path.stem: path for path in sorted(self._pools.glob("*.yaml"))}
         if name not in known:
-            raise BadInput(f"pool: got {name[:200]}; allowed: {', '.join(known)}")
+            raise NotServed(f"pool: got {name[:200]}; allowed: {', '.join(known)}")
         return load_pool(known[name])
 
     def names(self) -> tuple[list[str], list[str]]:

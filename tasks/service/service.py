@@ -28,7 +28,7 @@ from trainwright.tasks.service.boards import Boards
 from trainwright.tasks.service.fork_client import ForkClient
 from trainwright.tasks.service.records import NotFound, Records
 from trainwright.tasks.service.requests import EstimateRequest, PlanRequest, SentModel, StructureRequest
-from trainwright.tasks.service.served_files import ServedFiles
+from trainwright.tasks.service.served_files import NotServed, ServedFiles
 from trainwright.tasks.service.work import Cache, Work, content_key
 from trainwright.tasks.steps import batch_spec
 
@@ -159,7 +159,7 @@ class Service:
         """`trainwright pool --json`."""
         try:
             pool = await asyncio.to_thread(self.served.pool, name)
-        except BadInput as error:
+        except NotServed as error:
             raise NotFound(str(error)) from None
         return json.dumps(await asyncio.to_thread(alone.pool_document, pool)).encode()
 

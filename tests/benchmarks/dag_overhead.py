@@ -7,6 +7,8 @@ that does not count. The hello-world DAG has the tasks and dependencies of `retr
 
     overhead = DAG run, from queued to ended, - seconds that the steps of the run's status took (those on the longest path)
 
+Below it, where the time goes: seconds within each task that are not its step's own (medians); the rest lies between tasks.
+
 The noise floor is the same ratio between two random halves of the hello-world runs, 95 % of 2,000 draws.
 """
 
@@ -76,18 +78,20 @@ def airflow(home: Path, dags: Path, *, celery: bool) -> Iterator[AirflowClient]:
         stop_s3(home)
 
 
-def overhead_s(api: AirflowClient, dag: str, job: Path) -> float:
-    """Run a DAG; the seconds it took beyond its steps' own work."""
+def overhead_s(api: AirflowClient, dag: str, job: Path) -> tuple[float, dict[str, float]]:
+    """Run a DAG; the seconds it took beyond its steps' own work, and how many of them each task did."""
     where = api.start("hello") if dag == "hello" else api.start(job=str(job), new=True)
     assert api.ended(where, 900) == "success", api.states(where)
     run = api("GET", where)
     took_s = (_time(run["end_date"]) - _time(run["queued_at"])).total_seconds()
-    return took_s - (0.0 if dag == "hello" else _own_work_s(api, where))
-
-
-def _own_work_s(api: AirflowClient, where: str) -> float:
-    steps: dict[str, float] = Run(api.xcom(where, "validate")["run"]).status().steps
-    return sum(seconds for name, seconds in steps.items() if name != "release")  # which runs beside what follows
+    own = {} if dag == "hello" else Run(api.xcom(where, "validate")["run"]).status().steps
+    within = {
+        one["task_id"]: (_time(one["end_date"]) - _time(one["start_date"])).total_seconds()
+        - own.get(one["task_id"], 0.0)
+        for one in api.instances(where)
+    }
+    beside = sum(seconds for name, seconds in own.items() if name == "release")  # it runs beside what follows
+    return took_s - sum(own.values()) + beside, within
 
 
 def _time(text: Any) -> datetime:
@@ -133,14 +137,16 @@ def main() -> None:
             (folder / "dags" / "hello.py").write_text(HELLO.format(after=after))
             until("hello is read", lambda: api.has_dag("hello"))
             found: dict[str, list[float]] = {"hello": [], "retrain": []}
+            parts: dict[str, list[dict[str, float]]] = {"hello": [], "retrain": []}
             for number in range(given.rounds + 1):
                 for dag in random.sample(sorted(found), 2):
-                    seconds = overhead_s(api, dag, job)
+                    seconds, within = overhead_s(api, dag, job)
                     print(
                         f"  round {number}  {dag:8} {seconds:7.2f} s{'  (warm-up)' if number == 0 else ''}", flush=True
                     )
                     if number:
                         found[dag].append(seconds)
+                        parts[dag].append(within)
     hello, ours = (statistics.median(found[dag]) for dag in ("hello", "retrain"))
     low, high = noise(found["hello"])
     print(f"{'Celery' if given.celery else 'LocalExecutor'}, {len(after)} tasks, {given.rounds} rounds, medians")
@@ -148,6 +154,9 @@ def main() -> None:
     print(
         f"  retrain       {ours:7.2f} s   from {min(found['retrain']):.2f} to {max(found['retrain']):.2f}, beyond its steps"
     )
+    for name in after:
+        of_hello, of_ours = (statistics.median(one[name] for one in parts[dag]) for dag in ("hello", "retrain"))
+        print(f"    {name:12}{of_hello:6.2f} s  {of_ours:6.2f} s")
     print(f"  ratio         {ours / hello:7.2f}     bar {BAR}; noise floor {low:.2f} to {high:.2f}")
 
 

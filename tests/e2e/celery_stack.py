@@ -208,7 +208,8 @@ def celery_stack(home: Path, dags: Path, **environment: str) -> Iterator[CeleryS
 
 def _any_port() -> int:
     """A free port that hardly anybody else chooses at the same time."""
-    return free_ports(1, random.randrange(10_000, 32_000))
+    with free_ports(1, random.randrange(10_000, 32_000)) as port:
+        return port
 
 
 def _programs() -> Path:

@@ -109,13 +109,36 @@ def test_a_service_that_never_is_ready_is_a_timeout_that_names_its_logs(service:
 
 
 def test_free_ports_keep_the_preferred_ones_only_while_all_are_free() -> None:
-    first = free_ports(4, 20_000)
-    assert free_ports(4, first) == first
+    with free_ports(4, 20_000) as first:
+        pass
+    with free_ports(4, first) as again:
+        assert again == first
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", first + 3))
         taken.listen()
-        other = free_ports(4, first)
-        assert first + 3 not in range(other, other + 4)
+        with free_ports(4, first) as other:
+            assert first + 3 not in range(other, other + 4)
+
+
+def test_who_asks_for_ports_at_once_gets_others_and_those_of_a_killed_process_are_free() -> None:
+    ask = "with free_ports(4, int(sys.argv[1])) as first:\n    print(first, flush=True); time.sleep(600)"
+    code = f"import sys, time\nfrom trainwright.infra.service import free_ports\n{ask}"
+    with free_ports(4, 20_000) as first:
+        pass
+    asking = [
+        subprocess.Popen([sys.executable, "-c", code, str(first)], stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    try:
+        given = [int(one.stdout.readline()) for one in asking if one.stdout is not None]
+        assert len({port for found in given for port in range(found, found + 4)}) == 12
+        with free_ports(4, first) as mine:
+            assert mine not in given
+    finally:
+        for one in asking:
+            one.kill()
+            one.communicate()
+    with free_ports(4, first) as mine:
+        assert mine == first
 
 
 def test_a_private_file_is_its_owners_only_and_replaced_whole(tmp_path: Path) -> None:

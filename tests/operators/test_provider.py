@@ -117,10 +117,28 @@ def test_a_store_connection_takes_the_place_of_the_environment_and_leaves_it_as_
     assert StoreHook("my_store").test_connection() == (True, "the store answers")
 
 
+def test_a_store_connection_without_a_store_has_the_keys_of_the_configured_one(
+    s3: S3Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__TRAINWRIGHT__STORE", "s3://by-configuration/here")
+    monkeypatch.setenv("TRAINWRIGHT_STORE", "")  # put back after the test
+    monkeypatch.delenv("TRAINWRIGHT_STORE")
+    connection = {
+        "conn_type": "trainwright_store",
+        "host": s3.endpoint,
+        "login": s3.access_key,
+        "password": s3.secret_key,
+    }
+    monkeypatch.setenv("AIRFLOW_CONN_MY_STORE", json.dumps(connection))
+    monkeypatch.setenv("TRAINWRIGHT_S3_SECRET_KEY", "wrong")
+    with connected({"store_conn_id": "my_store"}):
+        open_store(settings().store).put("a", b"1")
+        assert settings().store == "s3://by-configuration/here"
+    assert StoreHook("my_store").test_connection() == (True, "the store answers")
+
+
 def test_a_store_connection_without_keys_is_told_and_no_others_keys_are_used() -> None:
     connection = Connection(conn_id="c", conn_type="trainwright_store", host="http://other:9000")
-    with pytest.raises(BadInput, match="connection c: Store is empty"):
-        StoreHook.variables(connection, {})
     with pytest.raises(BadInput, match="connection c: needs endpoint, access key and secret key"):
         StoreHook.variables(connection, {"store": "s3://bucket"})
     with overridden(StoreHook.variables(connection, {"store": "file:///f"})):

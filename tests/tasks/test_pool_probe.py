@@ -32,6 +32,17 @@ def test_this_machine_is_found_and_its_pool_file_is_read_back(home: Path, tmp_pa
     assert yaml.safe_load(out.read_text())["hosts"][0]["address"] == "localhost"
 
 
+def test_probe_has_help_of_its_own_and_its_options_are_not_the_pools() -> None:
+    told = CliRunner().invoke(app, ["pool", "probe", "--help"], env={"COLUMNS": "200"})
+    assert told.exit_code == 0
+    assert "--host" in told.stdout
+    assert "--out" in told.stdout
+    others = CliRunner().invoke(app, ["pool", "--help"], env={"COLUMNS": "200"})
+    assert "--host" not in others.stdout
+    assert CliRunner().invoke(app, ["pool", "--out", "pool.yaml"]).exit_code == 2
+    assert CliRunner().invoke(app, ["pool", "probe", "pool.yaml"]).exit_code == 2
+
+
 FAKE_NVML = """
 #include <stdio.h>
 static const char *names[] = {"NVIDIA L4", "NVIDIA H200", "NVIDIA L4", "Quadro P600"};

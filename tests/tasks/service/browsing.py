@@ -60,7 +60,7 @@ class Watched:
 
     def _hear(self, message: Any) -> None:
         if message.type in ("error", "warning"):
-            self.complaints.append(message.text)
+            self.complaints.append(f"{message.text} ({message.location['url']})")
 
     def _note(self, request: Any) -> None:
         if not request.url.startswith((self.address, "about:", "data:", "blob:")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from browsing import UNLABELLED, Watched, browser, tile, until, values
 from finished_run import begin_run, finished_training, write_metrics, write_outcome
 from serving import JOBS, POOL, READ, RUN, SPEC, client, model, serving
 
+from trainwright.tasks.allocate.ledger import Holder, Ledger
 from trainwright.tasks.artefacts import Plan
 from trainwright.tasks.run import Run
 from trainwright.tasks.train import events
@@ -51,8 +53,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(home: Path) -> Iterator[str]:
-    with serving(home) as found:
-        yield found
+    pools = home / "pools"
+    pools.mkdir()
+    shutil.copy(JOBS.parent / "pools" / "two-cpus.yaml", pools)
+    (pools / "wrong.yaml").write_text("name: wrong\nhosts: [{name: a, address: 10.0.0.1, devices: [{type: abacus}]}]\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAINWRIGHT_POOLS", str(pools))
+        with serving(home) as found:
+            yield found
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +158,7 @@ def test_history_is_what_the_api_says(tab: Watched, address: str) -> None:
 def test_curves_move_while_training_runs_and_events_appear(tab: Watched, home: Path) -> None:
     run = begin_run(f"file://{home / 'store'}", "moving", 9)
     write_outcome_of_a_plan_only(run)
+    Ledger(f"sqlite:///{home / 'ledger.sqlite'}").take([run.hold], Holder("me"), run.uri, ttl_s=3600)
     work = home / "work" / run.job_name / run.id
     ranks = [Rows(run.objects, f"steps-rank{rank}", journal_of(work, rank)) for rank in (0, 1)]
     record = events.recorder(work)
@@ -245,6 +254,20 @@ def test_what_was_stored_or_addressed_is_text_whatever_it_says(tab: Watched) -> 
     page = tab.open("run/hostile/20260101T000004Z-abcdef")
     page.wait_for_selector("[role=alert]")
     assert SCRIPT in page.inner_text("[role=alert]")
+
+
+def test_a_pool_file_that_is_wrong_says_why_and_another_can_be_chosen(tab: Watched, address: str) -> None:
+    with client(address, READ) as reader:
+        refused = reader.get("/pool?name=wrong")
+        assert (refused.status_code, refused.json()["error"]["kind"]) == (422, "bad_input")
+        assert "abacus" in refused.json()["error"]["message"]
+        assert reader.get("/pool?name=none").json()["error"]["kind"] == "not_found"
+    page = tab.open("pool?pool=wrong")
+    page.wait_for_selector("[role=alert] >> text=abacus")
+    page.select_option("select", "two-cpus")
+    page.wait_for_selector('table[aria-label="Devices and their leases"]')
+    assert page.locator("[role=alert]").count() == 0
+    tab.complaints[:] = [one for one in tab.complaints if "422" not in one]  # the browser's own line on that answer
 
 
 def test_a_run_of_a_dag_run_is_found_from_airflows_tab(tab: Watched, home: Path) -> None:

@@ -1,7 +1,7 @@
 // The pool: devices, who holds them, who waits.
 
 import { get, query } from "../api.js";
-import { card, every, h, place, table, tiles } from "../dom.js";
+import { alertOf, card, every, h, place, table, tiles } from "../dom.js";
 import { counted, seconds, whole } from "../format.js";
 
 export async function show(root, { fields }, signal, failed) {
@@ -12,7 +12,14 @@ export async function show(root, { fields }, signal, failed) {
   root.append(h("div", { class: "head" }, h("h1", {}, "Pool"), h("div", { class: "actions" }, h("label", {}, "Pool", choice))));
   const shown = place(root, { style: null, class: "stack" });
   await every(3000, async () => {
-    const state = await get(`pool?${query({ name })}`, signal);
+    let state;
+    try {
+      state = await get(`pool?${query({ name })}`, signal);
+    } catch (error) {
+      if (error.status !== 404 && error.status !== 422) throw error;
+      shown(alertOf(error)); // of this pool; another can be chosen above
+      return false;
+    }
     const held = state.devices.filter((one) => one.holder !== null);
     shown(
       tiles([
@@ -35,6 +42,7 @@ export async function show(root, { fields }, signal, failed) {
         state.queue.map((one) => [whole(one.place), link(one.run), one.holder, { text: String(one.priority), value: one.priority },
           seconds(one.waited_s), whole(one.needed), kinds(one.wanted)]))),
     );
+    return true;
   }, signal, failed);
 }
 

@@ -53,7 +53,8 @@ export async function show(root, { path: name, fields }, signal, failed) {
         h("a", { class: "button", href: `#/compare?${query({ runs: name })}` }, "Compare"),
         h("a", { class: "button", href: `#/what-if?${query({ run: name })}` }, "What if")));
     failure(run.error ? alertOf({ message: run.error.message ?? "The run failed." }) : null);
-    top(tiles(facts(run, series)));
+    room.hidden = run.plan === null && run.state !== "running"; // it never came to training
+    top(room.hidden ? null : tiles(facts(run, series)));
     charts(run, series);
     below(predictions(run), devices(run), steps(run), happenings(run, series));
     const key = JSON.stringify(run.plan);

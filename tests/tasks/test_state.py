@@ -1,0 +1,98 @@
+"""How a run is shown whose worker is gone: killed in a step, or done with the only step that was asked for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainwright.tasks import step, steps
+from trainwright.tasks.allocate.ledger import Holder
+from trainwright.tasks.job import Job
+from trainwright.tasks.listing import Listing
+from trainwright.tasks.run import Run, open_run
+from trainwright.tasks.step import ledger
+from trainwright.tasks.summary import summary
+
+JOB = {"name": "alone", "data": {"uri": "builtin:digits"}}
+WORKER = """
+import os, sys, time
+from trainwright.tasks.allocate.ledger import Holder
+from trainwright.tasks.run import Run
+from trainwright.tasks.step import act_as, step
+
+@step("train")
+def train(run):
+    print("works", flush=True)
+    time.sleep(600)
+
+act_as(Holder("worker", os.getpid()))
+train(Run(sys.argv[1]))
+"""
+
+
+def opened(folder: Path, holder: Holder) -> Run:
+    return open_run(Job.model_validate(JOB), f"file://{folder / 'store'}", holder)
+
+
+def shown(run: Run) -> tuple[str, str | None]:
+    listing = Listing(run.store_uri)
+    try:
+        (row,) = listing.page(10).runs
+    finally:
+        listing.close()
+    assert summary(run)["state"] == row.state
+    return row.state, row.step
+
+
+def test_a_run_whose_worker_is_killed_is_interrupted_and_goes_on(home: Path, tmp_path: Path) -> None:
+    run = opened(tmp_path, Holder("worker"))
+    ledger().release(run.uri)
+    with subprocess.Popen([sys.executable, "-c", WORKER, run.uri], stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "works\n"
+        assert shown(run) == ("running", "train")
+        worker.kill()
+    assert shown(run) == ("interrupted", "train")
+    again = opened(tmp_path, Holder("another", os.getpid()))
+    assert again.uri == run.uri
+    assert shown(run) == ("running", "train")
+
+
+def test_a_run_that_no_further_step_came_to_is_left(home: Path, tmp_path: Path) -> None:
+    me = step.act_as(Holder("somebody's DAG"))
+    run = opened(tmp_path, me)
+    steps.do(run, "validate", None)
+    assert shown(run) == ("running", None)  # the next step may be on its way
+    assert ledger().renew(run.uri, [run.hold], ttl_s=-1.0)  # a minute later
+    assert shown(run) == ("left", None)
+
+
+def test_a_run_that_another_of_its_job_followed_is_not_running_any_more(home: Path, tmp_path: Path) -> None:
+    first = opened(tmp_path, Holder("one"))
+    first.note(step="train")
+    assert ledger().renew(first.uri, [first.hold], ttl_s=-1.0)
+    second = open_run(Job.model_validate(JOB), first.store_uri, Holder("two"), new=True)
+    assert [summary(one)["state"] for one in (first, second)] == ["interrupted", "running"]
+
+
+def test_what_another_machines_ledger_knows_is_shown_as_it_is_noted(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = opened(tmp_path, Holder("one"))
+    monkeypatch.setenv("TRAINWRIGHT_HOME", str(tmp_path / "elsewhere"))
+    assert shown(run)[0] == "running"
+    monkeypatch.setenv("TRAINWRIGHT_LEDGER", "postgresql+psycopg://nobody@127.0.0.1:9/none")
+    assert shown(run)[0] == "running"
+
+
+def test_a_finished_state_is_not_asked_for(home: Path, tmp_path: Path) -> None:
+    run = opened(tmp_path, Holder("one"))
+    ledger().release(run.uri)
+    run.work_folder()
+    assert shown(run)[0] == "left"
+    run.note(state="failed", step="train")
+    assert shown(run) == ("failed", "train")
