@@ -2,7 +2,7 @@
 
     launch, ranks, outcome   start a training, hear its ranks, gather what they did                           (no torch)
     rank_processes, processes, membership   what runs for each device; who forms the next world               (no torch)
-    worker, replica, rank, loop, agree   a rank: the process, its model, a step, all steps, a new world's state (torch, Horovod)
+    worker, stand_back, member, replica, rank, loop, agree   a rank: its process, its model, a step, all steps, a new world
     ramp, snapshot          the learning-rate search on a rank, which leaves it as it was
     world, channel          where ranks meet; what ranks and launcher say to each other
     hosts, session, remote, preloading   the same on other hosts, over ssh: the launcher's side                (no torch)
@@ -10,8 +10,9 @@
     rendezvous, meeting, own_name, torchrun   how ranks find each other, here, there and under torchrun
     fleet, watchdog, divergence   who may take part; who hangs; when the loss has run away                     (pure)
     batches, rebalance      which samples a rank takes; when the split changes                                 (pure)
+    batch_split             the global batch and the members' shares of it, as they are from step to step
     noise_scale, adaptive_batch, halves   what a larger batch would bring; when it grows, and the learning rate with it
-    collective, peers, gradients, batch_norm   make n unequal ranks equal one process on the joint batch
+    collective, mesh, peers, gradients, batch_norm   make n unequal ranks equal one process on the joint batch
     loss_scale              keeps fp16 gradients from vanishing, the same on all ranks                        (pure)
     measure_loop            measures what all this adds to a model's step, for calibration
     figures, events, metrics   what each rank spends its steps on; TensorBoard; the rows of steps

@@ -63,23 +63,23 @@ def begin(training: Training, folder: str | None) -> None:
     rank, plan = training.rank, training.rank.request.plan
     training.last, training.saved, training.best_at, training.redo = None, 0, 0, False
     training.epochs.replace([])
-    training.splits.replace([])
+    training.batch.rows.replace([])
     if folder is None or not rank.first:
         rank.begin_anew()
         split = [planned.batch_size for planned in plan.devices]
         training.state = checkpoint.State(step=0, epoch=0, samples=0, split=split)
-        training.take_up({})
+        training.batch.take_up({})
         return
     training.state, model, optimizer = checkpoint.read_local(Path(folder))
     if training.state.samples < 0:  # such a training's batch never changed
         training.state.samples = samples_after(training.state.step, training.rows, sum(training.state.split))
-    training.take_up(training.state.adaptive)
+    training.batch.take_up(training.state.adaptive)
     rank.load_state(model)
     load_optimizer(rank.optimizer, optimizer)
-    if len(training.state.split) != len(training.weights):  # of other devices
+    if len(training.state.split) != len(training.batch.weights):  # of other devices
         training.state.split, training.state.members = [planned.batch_size for planned in plan.devices], None
     training.saved = training.state.step
-    training.splits.replace([event for event in training.state.events if event["step"] >= training.state.step])
+    training.batch.rows.replace([event for event in training.state.events if event["step"] >= training.state.step])
 
 
 def take_all(training: Training, source: int) -> None:
@@ -88,19 +88,19 @@ def take_all(training: Training, source: int) -> None:
     assert training.state is not None or rank.collective.rank != source
     said: dict[str, Any] = {}
     if training.state is not None:
-        training.state.adaptive = training.adaptive()
+        training.state.adaptive = training.batch.document()
         said = {
-            "state": asdict(training.state), "weights": training.weights, "last": training.last,
+            "state": asdict(training.state), "weights": training.batch.weights, "last": training.last,
             "saved": training.saved, "best_at": training.best_at, "redo": training.redo,
-            "epochs": training.epochs.waiting, "splits": training.splits.waiting, "optimizer": rank.optimizer_shapes(),
+            "epochs": training.epochs.waiting, "splits": training.batch.rows.waiting, "optimizer": rank.optimizer_shapes(),
         }  # fmt: skip
     said = take_document(rank.collective, said, "said", source)
     training.state = checkpoint.State(**said["state"])
-    training.take_up(training.state.adaptive)
-    training.weights, training.last = said["weights"], said["last"]
+    training.batch.take_up(training.state.adaptive)
+    training.batch.weights, training.last = said["weights"], said["last"]
     training.saved, training.best_at, training.redo = said["saved"], said["best_at"], said["redo"]
     training.epochs.replace([row for row in said["epochs"] if row["step"] >= training.committed])
-    training.splits.replace([row for row in said["splits"] if row["step"] >= training.committed])
+    training.batch.rows.replace([row for row in said["splits"] if row["step"] >= training.committed])
     rank.expect_optimizer(said["optimizer"])
     rank.take_state_from_first(source)
 

@@ -110,7 +110,7 @@ def write_state(fence: Fence, state: State, policy: CheckpointPolicy) -> None:
     fence.require()  # so that a stale launch does not even leave a state behind
     data = state.encoded()
     fence.put(f"{folder_name(state.step)}/{STATE}", data)
-    fence.commit(Entry(state.step, sha256(data), state.best), policy)
+    fence.commit(Entry(state.step, sha256(data), state.best), state.sha256, policy)
 
 
 def parsed(data: bytes) -> State:

@@ -55,6 +55,10 @@ class CheckpointWriter:
         """why the store could not be reached last"""
         self._away_since = self._retry_at = self._pause_s = 0.0
 
+    def look_again(self) -> None:
+        """Ranks may have written parts of checkpoints that came to nothing."""
+        self._fence.look_again()
+
     def owe(self, rows: list[metrics.Part]) -> None:
         """These rows go with the next checkpoint."""
         self._owed.extend(rows)
@@ -150,12 +154,14 @@ class CheckpointWriter:
         self._channel.send("checkpoint", step=state.step, path=folder_name(state.step))
 
     def _not_kept(self, step: int, why: str) -> None:
+        self._fence.look_again()
         if self.lost is None:  # once, however many are lost to the same cause
             self.notice(f"the checkpoint of step {step} is not kept; training goes on with the one before: {why}")
         self.lost = f"the checkpoint of step {step} could not be kept: {why}"
 
     def _drop(self, step: int, names: list[str]) -> None:
         """What was written of a checkpoint that will not be, as far as it can be reached."""
+        self._fence.look_again()
         self.spill.drop({step})
         try:
             for name in names:
@@ -166,7 +172,9 @@ class CheckpointWriter:
     def _prune(self) -> None:
         """The policy also holds for what waits for the store."""
         entries = [Entry(step, "", step in self._best) for step in {one.step for one in self.spill.waiting}]
-        self.spill.drop({one.step for one in entries} - {one.step for one in retained(entries, self._policy)})
+        if dropped := {one.step for one in entries} - {one.step for one in retained(entries, self._policy)}:
+            self.spill.drop(dropped)
+            self._fence.look_again()
 
     def drain(self) -> None:
         """Bring what waits into the store, in its order, as far as that goes now."""
@@ -205,6 +213,7 @@ class CheckpointWriter:
     def _give_up(self, one: Spilled, error: CorruptArtefact) -> None:
         self.spill.done(one)
         self.spill.drop({one.step})
+        self._fence.look_again()
         self.say_part(one.step, one.generation, where=FAILED, why=str(error))
         self.notice(f"the checkpoint of step {one.step} is lost: {error}")
 

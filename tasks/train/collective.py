@@ -9,19 +9,19 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 
 import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.tasks.errors import TrainingFailed
-from trainwright.tasks.train.own_name import stand_for_address
+from trainwright.tasks.train.mesh import Mesh
+from trainwright.tasks.train.own_name import own_address, stand_for_address
 
 MEET_S, SUM_S = 10.0, 1800.0
 """torch's time-outs. The launcher notices sooner who dies or hangs."""
-SMALL_BYTES = 1 << 16
-"""What all ranks together have to send each of them may be so much where they send it at once."""
 
 
 class PeersLost(TrainingFailed):
@@ -89,44 +89,35 @@ class HorovodCollective:
         self._hvd.shutdown()
 
 
-@dataclass(frozen=True)
-class _Begun:
-    """A sum on its way: into `tensor`, or, as a row from each rank, into `everyone`."""
-
-    work: Any
-    tensor: torch.Tensor
-    everyone: torch.Tensor | None
-
-
 class TorchCollective:
     """torch.distributed with Gloo. The ranks meet through a file, a store at `tcp://address:port/prefix`, or as
     `env://` says.
 
-    It matches sums by their order, not by name. Those begun early have a group of their own, so that a rank may begin
+    Sums are matched by their order, not by name. Those begun early have connections of their own, so that a rank may begin
     them at another moment between the blocking ones. The groups are made directly: `init_process_group` counts them in
     the process, and the processes of one world may have lived through other numbers of worlds.
 
-    A large tensor goes round the ring of ranks, in 2(n - 1) messages that wait for each other. A small one each rank sends
-    to all at once, and adds up what it gets in the order of ranks, so that all find the same last digit.
+    A large tensor goes round the ring of ranks, in 2(n - 1) messages that wait for each other; a small one, to all at once.
     """
 
     def __init__(self, rank: int, size: int, meeting: str) -> None:
         import torch.distributed as dist
         from torch._C._distributed_c10d import PrefixStore
 
+        self._groups: dict[bool, Any] = {}
+        self._meshes: dict[bool, Mesh] = {}
         try:
-            store = _store_at(meeting, size)
-            self._groups: dict[bool, Any] = {
-                early: dist.ProcessGroupGloo(
-                    PrefixStore("early" if early else "sum", store), rank, size, timedelta(seconds=MEET_S)
+            store, address = _store_at(meeting, size), own_address()
+            for early, name in ((False, "sum"), (True, "early")):
+                self._groups[early] = dist.ProcessGroupGloo(
+                    PrefixStore(name, store), rank, size, timedelta(seconds=MEET_S)
                 )
-                for early in (False, True)
-            }
-        except RuntimeError as error:
+                self._meshes[early] = Mesh(rank, size, PrefixStore(f"{name}-small", store), address, MEET_S, SUM_S)
+        except (RuntimeError, OSError) as error:
+            self.shutdown()
             raise PeersLost(f"torch.distributed: {error}") from error
         self._options = dist.AllreduceOptions()  # whose default is to sum
-        self._small = dist.AllToAllOptions()
-        self._options.timeout = self._small.timeout = timedelta(seconds=SUM_S)
+        self._options.timeout = timedelta(seconds=SUM_S)
         self.rank, self.size, self.wait_s = rank, size, 0.0
 
     def sum_(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -136,32 +127,28 @@ class TorchCollective:
     def start_sum(self, tensor: torch.Tensor, name: str) -> Any:
         return self._start(tensor, early=True)
 
-    def _start(self, tensor: torch.Tensor, *, early: bool) -> _Begun:
-        group = self._groups[early]
+    def _start(self, tensor: torch.Tensor, *, early: bool) -> Callable[[], object]:
+        mesh = self._meshes[early]
         try:
-            if self.size * tensor.nbytes > SMALL_BYTES:
-                return _Begun(group.allreduce([tensor], self._options), tensor, None)
-            sent = tensor.reshape(1, -1).expand(self.size, -1).contiguous()
-            everyone = torch.empty_like(sent)
-            return _Begun(group.alltoall_base(everyone, sent, [], [], self._small), tensor, everyone)
-        except RuntimeError as error:
+            if mesh.takes(tensor):
+                return partial(mesh.finish, mesh.begin(tensor))
+            wait: Callable[[], object] = self._groups[early].allreduce([tensor], self._options).wait
+            return wait
+        except (RuntimeError, OSError) as error:
             raise PeersLost(f"torch.distributed: {error}") from error
 
-    def finish(self, handle: _Begun) -> None:
+    def finish(self, handle: Callable[[], object]) -> None:
         started = time.perf_counter()
         try:
-            handle.work.wait()
-        except RuntimeError as error:
+            handle()
+        except (RuntimeError, OSError) as error:
             raise PeersLost(f"torch.distributed: {error}") from error
-        if handle.everyone is not None:
-            first, *others = handle.everyone
-            for other in others:
-                first += other
-            handle.tensor.view(-1).copy_(first)
         self.wait_s += time.perf_counter() - started
 
     def shutdown(self) -> None:
         self._groups.clear()  # waits until nothing is summed any more
+        for mesh in self._meshes.values():
+            mesh.close()
 
 
 def _store_at(meeting: str, size: int) -> Any:

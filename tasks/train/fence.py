@@ -12,7 +12,7 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 
 from trainwright.tasks.errors import RunHeld, ServiceUnreachable
@@ -107,11 +107,17 @@ class Fence:
 
     def __init__(self, store: ObjectStore, owner: str) -> None:
         self.store, self.owner = store, owner
+        self._seen: tuple[Index, str | None] | None = None
+        """what `require` read last, for the change that follows"""
+        self._there: dict[int, list[str]] = {}
+        """the files of each checkpoint in the store, so that not every commit has to list them"""
+        self._unsure = True
 
     def require(self) -> Index:
         """The index. Raises RunHeld where it is another's."""
-        index, _ = read_index(self.store)
+        index, version = read_index(self.store)
         self._check(index)
+        self._seen = index, version
         return index
 
     def _check(self, index: Index) -> None:
@@ -137,32 +143,44 @@ class Fence:
                 return
         raise ServiceUnreachable(f"{self.store.uri}/{key}: is being written by others", service="store")
 
-    def commit(self, entry: Entry, policy: CheckpointPolicy) -> None:
+    def commit(self, entry: Entry, files: Iterable[str], policy: CheckpointPolicy) -> None:
         """List a checkpoint whose files are all there, and drop those that the policy no longer keeps. Raises RunHeld."""
         index = self._change(lambda index: retained([*_without(index, entry.step), entry], policy))
         kept = {one.step for one in index.checkpoints}
-        self._sweep(lambda step: step < entry.step and step not in kept)
+        self._there[entry.step] = [*files, STATE]
+        if self._unsure:
+            self._unsure = False
+            self._there = _folders(self.store)
+        self._sweep(self._there, lambda step: step < entry.step and step not in kept)
+
+    def look_again(self) -> None:
+        """A checkpoint was given up, or others may have left files (any thread may know): the next commit lists them."""
+        self._unsure = True
 
     def forget(self, after: int) -> None:
         """Drop the checkpoints after a step, and the files of those that never were whole: that work is done again."""
         index = self._change(lambda index: [one for one in index.checkpoints if one.step <= after])
         kept = {one.step for one in index.checkpoints}
-        self._sweep(lambda step: step not in kept)
+        self._sweep(_folders(self.store), lambda step: step not in kept)
 
     def _change(self, entries: Callable[[Index], list[Entry]]) -> Index:
+        seen, self._seen = self._seen, None
         for _ in range(_TRIES):
-            index, version = read_index(self.store)
+            index, version = seen or read_index(self.store)
+            seen = None
             self._check(index)
             wanted = Index(index.owner, index.token, entries(index))
             if (version and wanted == index) or self.store.swap(INDEX, wanted.encoded(), version):
                 return wanted
         raise ServiceUnreachable(f"{self.store.uri}/{INDEX}: can't be written", service="store")
 
-    def _sweep(self, gone: Callable[[int], bool]) -> None:
-        for step, names in _folders(self.store).items():
-            if gone(step):
-                for name in sorted(names, key=lambda name: name != STATE):  # the state first: half a checkpoint is none
-                    self.store.delete(f"{folder_name(step)}/{name}")
+    def _sweep(self, there: dict[int, list[str]], gone: Callable[[int], bool]) -> None:
+        for step in [step for step in there if gone(step)]:
+            for name in sorted(
+                there[step], key=lambda name: name != STATE
+            ):  # the state first: half a checkpoint is none
+                self.store.delete(f"{folder_name(step)}/{name}")
+            del there[step]
 
 
 def _without(index: Index, step: int) -> list[Entry]:

@@ -33,7 +33,8 @@ class Worker:
     process: subprocess.Popen[bytes] | RemoteRank
     channel: LauncherChannel
     log: Path
-    state: Literal["starting", "free", "joining", "in"] = "starting"
+    state: Literal["starting", "loaded", "free", "joining", "in"] = "starting"
+    """`loaded`: a spare one that waits for a device"""
     step: int | None = None
     """steps finished, as it said when it was free last"""
     done: dict[str, Any] | None = None

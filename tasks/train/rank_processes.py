@@ -115,13 +115,13 @@ class RankProcesses:
 
     def _appointed(self, number: int) -> Worker | None:
         """The spare process, now this device's; it is on this machine."""
-        if not self.devices[number].local:
-            return None
-        worker, self.spare = self.spare, None
-        if worker is not None:
-            worker.number, worker.state = number, "starting"
-            worker.channel.send("device", number=number)
-            self._spares -= 1
+        worker = self.spare
+        if not self.devices[number].local or worker is None or worker.state != "loaded":
+            return None  # one that still loads, while the CPU is busy, would take longer than another
+        self.spare = None
+        worker.number, worker.state = number, "starting"
+        worker.channel.send("device", number=number)
+        self._spares -= 1
         return worker
 
     def close(self, grace_s: float) -> None:

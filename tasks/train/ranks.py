@@ -165,7 +165,7 @@ class Ranks:
             if number is not None:
                 self._used[number] = self._used.get(number, {}) | {"now": message}
         elif kind == "spare":
-            pass  # it is loaded; a device may be its own by now
+            worker.state = "loaded"
         elif kind == "free":
             self._freed(worker, message)
         elif kind == "joined":

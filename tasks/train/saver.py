@@ -80,6 +80,7 @@ class Saver:
             threading.Thread(target=self._work, name="saver", daemon=True).start()
         with self._changed:
             self._generation = world.generation
+            self._writer.look_again()
             if world.broken:
                 self._drop_waiting("the world that began it has ended")
             self._left = left
@@ -131,6 +132,7 @@ class Saver:
         if job is None:
             return None
         self._writer.owe(job.rows)
+        self._writer.look_again()
         self._free.append(job.copies)
         self._writer.say_part(job.state.step, job.generation, where=FAILED, why=why, files={})
         return job.state.step

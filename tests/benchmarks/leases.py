@@ -169,7 +169,7 @@ class Fighter:
         state = json.dumps({"step": step, "token": token}).encode()
         right.put(f"{where}/model", str(token).encode())
         right.put(f"{where}/{fence.STATE}", state)
-        right.commit(fence.Entry(step, sha256(state)), POLICY)
+        right.commit(fence.Entry(step, sha256(state)), ["model"], POLICY)
         counts = any((one.token, one.step) == (token, step) for one in store.states())
         self.note("work", device=name, token=token, step=step, asked_at=asked_at, counts=counts)
 

@@ -3,9 +3,9 @@
     python tests/benchmarks/train/changing_speeds.py [--case "2:1>1:2" ...] [--rounds 3] [--noise 0.15] [--no-change] [--no-noise]
 
 Ranks are real; the model sleeps SAMPLE_S / speed for a sample, at the speeds that a file holds, which this program rewrites in
-mid-run. Ideal: all devices always busy at their present speed. Bars: 93 % of the new ideal within 3 changes of the split; with
-step times that waver by 15 %, at most 1 change in 100 steps and no loss against the split that never changes (run twice a round,
-in random order: by how much those two differ is the noise floor).
+mid-run. Ideal: all devices always busy at their present speed; an epoch has 25 steps, and its validation counts as lost. Bars:
+93 % of the new ideal within 3 changes of the split; with step times that waver by 15 %, at most 1 change in 100 steps and no
+loss against the split that never changes (run twice a round, in random order: by how much those two differ is the noise floor).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pace import NEVER, asked_for, middle, paced, samples_per_s
 SAMPLE_S = 1e-3
 SAMPLES_PER_SPEED = 96
 BEFORE_STEPS, AFTER_STEPS = 60, 200
+EPOCH_STEPS = 25
 NET = """
 import json
 import os
@@ -57,7 +58,15 @@ def made(folder: Path, speeds: list[float], steps: int, noise: float, *, adapts:
     file = folder / "speeds.json"
     file.write_text(json.dumps(speeds))
     split = [round(SAMPLES_PER_SPEED * speed) for speed in speeds]
-    asked = asked_for(folder, split, [{"type": "cpu"}] * len(speeds), steps, backend="torch", adaptive_split=adapts)
+    asked = asked_for(
+        folder,
+        split,
+        [{"type": "cpu"}] * len(speeds),
+        steps,
+        epoch_steps=EPOCH_STEPS,
+        backend="torch",
+        adaptive_split=adapts,
+    )
     (Path(asked.source_folder) / "net.py").write_text(NET)
     config = {"file": str(file), "noise": noise, "sample_s": SAMPLE_S}
     model = asked.job.model.model_copy(update={"config": config})
@@ -85,7 +94,8 @@ def changed(before: list[float], after: list[float]) -> tuple[list[float], list[
     for begins, ends in pairwise(edges):
         ideal = sum(after if shares else before) / SAMPLE_S
         between = [one for one in seen if begins < one[0] <= ends]
-        shares.append(samples_per_s(between, batch, after=0) / ideal if len(between) > 2 else float("nan"))
+        rate = samples_per_s(between, batch, after=0, rows=EPOCH_STEPS * batch) if len(between) > 2 else float("nan")
+        shares.append(rate / ideal)
     return shares, [f"step {event.step}: {event.batch_sizes}" for event in events]
 
 
@@ -94,7 +104,8 @@ def wavering(speeds: list[float], noise: float, steps: int, *, adapts: bool) -> 
     with tempfile.TemporaryDirectory() as folder:
         asked, _ = made(Path(folder), speeds, steps, noise, adapts=adapts)
         seen, result = paced(asked)
-    return samples_per_s(seen, asked.plan.global_batch_size), 100 * len(result.split_events) / result.steps
+    batch = asked.plan.global_batch_size
+    return samples_per_s(seen, batch, rows=EPOCH_STEPS * batch), 100 * len(result.split_events) / result.steps
 
 
 def main() -> None:

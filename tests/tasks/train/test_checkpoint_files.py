@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from trainwright.infra.s3 import S3Access
 from trainwright.tasks.errors import BadInput, CorruptArtefact, RunHeld, TrainingFailed
 from trainwright.tasks.folder_store import FolderStore
 from trainwright.tasks.job import CheckpointPolicy, Job
-from trainwright.tasks.objects import ObjectStore, open_store, sha256
+from trainwright.tasks.objects import ObjectInfo, ObjectStore, open_store, sha256
 from trainwright.tasks.train import checkpoint, fence, tensors
 from trainwright.tasks.train.shards import merged
 from trainwright.tasks.train.spill import Spill, recover
@@ -211,6 +212,65 @@ def test_a_stale_holder_can_neither_add_nor_replace_a_checkpoint(store: ObjectSt
     write(newer, 30, b"of the new one")  # over what the stale one left there
     assert [state.step for state in checkpoint.list_states(store)] == [10, 20, 30]
     assert checkpoint.whole_model(store, checkpoint.list_states(store)[-1]) == b"of the new one"
+
+
+class Listed(FolderStore):
+    """A folder that counts how often it is listed."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.times = 0
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        self.times += 1
+        return super().list(prefix)
+
+
+def test_only_the_first_checkpoint_of_a_launch_lists_what_is_there(tmp_path: Path) -> None:
+    store = Listed(tmp_path)
+    right = fence.claim(store, 1)
+    write(right, 10)
+    before = store.times
+    for step in (20, 30, 40):
+        write(right, step)
+    assert store.times == before
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*/*")) == sorted(
+        ["model.safetensors", "state.json"] * 3
+    )
+
+
+def test_files_that_others_left_go_when_it_looks_again(store: ObjectStore) -> None:
+    right = fence.claim(store, 1)
+    write(right, 10)
+    orphan = "checkpoints/step-00000015/model-00001-of-00002.safetensors"
+    store.put(orphan, b"of a rank that was lost")
+    write(right, 20)
+    assert orphan in {item.key for item in store.list()}
+    right.look_again()
+    write(right, 30)
+    assert orphan not in {item.key for item in store.list()}
+    assert [state.step for state in checkpoint.list_states(store)] == [10, 20, 30]
+
+
+def test_what_an_earlier_launch_listed_is_dropped_with_all_its_files(store: ObjectStore) -> None:
+    before = fence.claim(store, 1)
+    for step in (10, 20, 30):
+        write(before, step)
+    right = fence.claim(store, 2)
+    for step in (40, 50):
+        write(right, step)
+    folders = {item.key.split("/")[1] for item in store.list("checkpoints/")}
+    assert folders == {"step-00000030", "step-00000040", "step-00000050"}
+
+
+def test_an_index_that_was_changed_since_it_was_read_is_read_again(store: ObjectStore) -> None:
+    right = fence.claim(store, 1)
+    write(right, 10)
+    right.require()
+    same = fence.Fence(store, right.owner)
+    write(same, 20)
+    right.commit(fence.Entry(30, "0"), [], CheckpointPolicy(keep_last=3))
+    assert [one.step for one in right.require().checkpoints] == [10, 20, 30]
 
 
 def test_of_many_that_claim_at_once_the_last_one_alone_can_write(store: ObjectStore) -> None:

@@ -37,13 +37,19 @@ class Net(torch.nn.Module):
             self.calls += 1
             if self.what == "memory" and len(images) > self.least:
                 raise MemoryError
-            if self.calls > 7 and (self.what.endswith("always") or not self.mark.exists()):
-                self.mark.touch()
+            if self.calls > 7 and (self.what.endswith("always") or self.is_first()):
                 if self.what.startswith("nan"):
                     return scores * float("nan")
                 if self.what.startswith("error"):
                     raise RuntimeError("a cable came loose")
         return scores
+
+    def is_first(self):
+        try:
+            self.mark.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
 
 def build_model(what, least=0, mark="mark"):
     return Net(what, least, mark)

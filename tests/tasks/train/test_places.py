@@ -18,8 +18,12 @@ from trainwright.tasks.pool import Ssh, load_pool
 from trainwright.tasks.ssh import ssh_command
 from trainwright.tasks.train.equality import differences, facts
 from trainwright.tasks.train.hosts import machine
+from trainwright.tasks.train.node import interface_of
+from trainwright.tasks.train.own_name import ADDRESS, own_address
 from trainwright.tasks.train.rendezvous import place_among, rendezvous
+from trainwright.tasks.train.world import INTERFACE
 
+LOOPBACK = interface_of("127.0.0.1")
 HOSTS = ["localhost", "127.0.0.1", "10.0.0.1", "10.0.0.2"]
 
 
@@ -84,3 +88,29 @@ def test_a_pool_says_how_to_log_in(tmp_path: Path) -> None:
     pool.write_text(text.replace("user: train", "user: -oProxyCommand"))
     with pytest.raises(BadInput, match=r"ssh\.user"):
         load_pool(pool)
+
+
+@pytest.mark.parametrize(
+    ("given_", "expected"),
+    [
+        ({ADDRESS: "10.0.0.7", INTERFACE: LOOPBACK}, "10.0.0.7"),
+        ({INTERFACE: LOOPBACK, "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4"}, "127.0.0.1"),
+        ({INTERFACE: f"{LOOPBACK},none"}, "127.0.0.1"),
+        ({"LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "4"}, "127.0.0.1"),
+    ],
+)
+def test_a_rank_is_reached_where_it_was_told_or_by_its_interface_or_on_its_one_machine(
+    monkeypatch: pytest.MonkeyPatch, given_: dict[str, str], expected: str
+) -> None:
+    for name in (ADDRESS, INTERFACE, "LOCAL_WORLD_SIZE", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given_.items():
+        monkeypatch.setenv(name, value)
+    assert own_address() == expected
+
+
+def test_an_interface_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ADDRESS, raising=False)
+    monkeypatch.setenv(INTERFACE, "none0")
+    with pytest.raises(OSError, match="no interface 'none0'"):
+        own_address()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from trainwright.tasks.train.collective import SMALL_BYTES, PeersLost, TorchCollective
+from trainwright.tasks.train.collective import PeersLost, TorchCollective
+from trainwright.tasks.train.mesh import SMALL_BYTES, Mesh
 
 SIZES = [0, 1, 7, SMALL_BYTES // 8 // 3, SMALL_BYTES // 8 // 3 + 1, 5 * SMALL_BYTES // 8]
 
@@ -74,6 +77,54 @@ def test_sums_begun_early_may_be_begun_anywhere_between_the_others(tmp_path: Pat
     ]
     for found in on_ranks(tmp_path, 3, work):
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_small_sums_are_ended_in_any_order_and_as_many_as_there_are(tmp_path: Path) -> None:
+    sizes = [SMALL_BYTES // 8 // 3 // 2] * 5  # two of them fit into what the kernel holds
+
+    def work(rank: TorchCollective) -> list[torch.Tensor]:
+        tensors = [given(rank.rank, size, torch.float64) + at for at, size in enumerate(sizes)]
+        handles = [rank.start_sum(one, "early") for one in tensors]
+        for handle in reversed(handles):
+            rank.finish(handle)
+        return tensors
+
+    for found in on_ranks(tmp_path, 3, work):
+        for at, one in enumerate(found):
+            assert torch.equal(one, sum(given(rank, sizes[at], torch.float64) + at for rank in range(3)))
+
+
+def test_strangers_who_call_while_ranks_meet_are_none_of_them() -> None:
+    from torch.distributed import HashStore
+
+    strangers = []
+
+    class Overheard(HashStore):  # type: ignore[misc]
+        """A store whose words somebody else hears, too."""
+
+        def set(self, key: str, value: str) -> None:
+            for said in (b"", b"GET / HTTP/1.0\r\n\r\n", secrets.token_bytes(20)):
+                stranger = socket.create_connection(("127.0.0.1", int(value.split(" ")[1])))
+                stranger.sendall(said)
+                strangers.append(stranger)
+            super().set(key, value)
+
+    store = Overheard()
+    with ThreadPoolExecutor(3) as threads:
+        made = [threads.submit(Mesh, rank, 3, store, "127.0.0.1", 4.0, 4.0) for rank in range(3)]
+        meshes = [one.result() for one in made]
+        tensors = [given(rank, 9, torch.float64) for rank in range(3)]
+        list(threads.map(lambda mesh, tensor: mesh.finish(mesh.begin(tensor)), meshes, tensors))
+    for one in [*strangers, *meshes]:
+        one.close()
+    assert all(torch.equal(one, sum(given(rank, 9, torch.float64) for rank in range(3))) for one in tensors)
+
+
+def test_a_rank_that_does_not_come_is_not_waited_for_for_ever() -> None:
+    from torch.distributed import HashStore
+
+    with pytest.raises(OSError, match="timed out"):
+        Mesh(0, 2, HashStore(), "127.0.0.1", 0.2, 1.0)
 
 
 @pytest.mark.parametrize("size", [3, 5 * SMALL_BYTES])
