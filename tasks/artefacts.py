@@ -152,6 +152,14 @@ class Prediction(Value):
     cost: Interval | None
 
 
+class NotExceeded(Value):
+    """What a plan takes at most, at the job's confidence: its deadline and budget are held against this."""
+
+    confidence: float
+    duration_s: float
+    cost: float | None = Field(description="in the pool's currency")
+
+
 class Alternative(Value):
     """A configuration that lost, and why."""
 
@@ -203,7 +211,9 @@ class Plan(Artefact):
     epochs: int
     strategy: dict[str, Any]
     predicted: Prediction | None
+    not_exceeded: NotExceeded | None = Field(default=None, description="what the limits are held against")
     deadline_s: float | None
+    budget: float | None = Field(default=None, description="in the pool's currency")
     binding: str | None = Field(default=None, description="where infeasible: the limit that binds")
     nearest: dict[str, float] = Field(
         default_factory=dict, description="where infeasible: deadline_s, budget that would do"

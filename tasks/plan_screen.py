@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from trainwright.estimator.curves import Interval
 from trainwright.tasks.allocate.front import kinds_of
-from trainwright.tasks.artefacts import FrontPoint, HeldDevice, JointPlan, Plan, Prediction
+from trainwright.tasks.artefacts import Alternative, FrontPoint, HeldDevice, JointPlan, Plan, Prediction
 from trainwright.tasks.screen import out, table
 
 _ALTERNATIVES_SHOWN = 6
@@ -46,7 +46,7 @@ def show_plan(plan: Plan) -> None:
     unit, texts = column([value for one in times for value in (one.median, one.low, one.high)], _TIMES)
     memory, sizes = _figures("memory", [one.peak_memory_bytes for one in devices], _SIZES)
     table(
-        f"devices, global batch {plan.global_batch_size}",
+        f"devices, global batch {plan.global_batch_size}{_micro(plan.accumulation)}",
         ("device", "batch", f"own step\n{unit}", f"5 %\n{unit}", f"95 %\n{unit}", memory, "predicted\nby"),
         [
             (_broken(one.id), str(one.batch_size), *texts[3 * place : 3 * place + 3], sizes[place], one.mode or "-")
@@ -59,7 +59,7 @@ def show_plan(plan: Plan) -> None:
     others = [one for one in plan.alternatives if one.predicted is not None][:_ALTERNATIVES_SHOWN]
     if others:
         more = len(plan.alternatives) - len(others)
-        about = [f"{_shape(one.devices)}{_batch(one.global_batch_size, plan)}: {one.reason}" for one in others]
+        about = [f"{_shape(one.devices)}{_batch(one, plan)}: {one.reason}" for one in others]
         title = "alternatives: devices and why not" + (f" ({more} more with --json)" if more else "")
         _show_points(title, [_medians(one.predicted) for one in others], ["" for _ in others], about)
     if len(plan.front) > 1:
@@ -67,7 +67,7 @@ def show_plan(plan: Plan) -> None:
             "time against energy and cost (* the plan)",
             [(one.time, one.energy, one.cost) for one in plan.front],
             [_mark(one) for one in plan.front],
-            [_shape(one.devices) for one in plan.front],
+            [f"{_shape(one.devices)}{_batch(one, plan)}" for one in plan.front],
         )
     found = "nothing is better" if plan.search == "exact" else f"nothing is better by more than {100 * plan.gap:.2g} %"
     out.print("search", style="bold")
@@ -109,24 +109,29 @@ def _show_held(held: Sequence[HeldDevice] | None) -> None:
 
 
 def _show_predicted(plan: Plan) -> None:
-    predicted = plan.predicted
+    """What is predicted; limits stand in the column of what they are held against."""
+    predicted, most = plan.predicted, plan.not_exceeded
+    limited = {} if most is None else {"duration": most.duration_s, "cost": most.cost}
     rows = []
     if predicted is not None:
         for name, value, units in (
             ("step time", predicted.step_time_s, _TIMES), ("duration", predicted.duration_s, _TIMES),
             ("energy", predicted.energy_j, _ENERGIES), ("cost", predicted.cost, _MONEY),
         ):  # fmt: skip
-            rows.append(_interval(name, value, units))
-    unit, (deadline,) = column([plan.deadline_s], _TIMES)
-    rows.append((f"deadline, {unit}" if plan.deadline_s is not None else "deadline", deadline, "", ""))
-    table(f"predicted, least {plan.objective}", ("", "median", "5 %", "95 %"), rows, right=(1, 2, 3))
+            rows.append(_interval(name, value, limited.get(name), units))
+    for name, limit, units in (("deadline", plan.deadline_s, _TIMES), ("budget", plan.budget, _MONEY)):
+        unit, (text,) = column([limit], units)
+        if limit is not None or name == "deadline":
+            rows.append((f"{name}, {unit}" if limit is not None else name, "", "", "", text))
+    held = f"at most,\n{most.confidence:.4g} sure" if most is not None else "limit"
+    table(f"predicted, least {plan.objective}", ("", "median", "5 %", "95 %", held), rows, right=(1, 2, 3, 4))
 
 
-def _interval(name: str, value: Interval | None, units: Units) -> tuple[str, ...]:
+def _interval(name: str, value: Interval | None, most: float | None, units: Units) -> tuple[str, ...]:
     if value is None:
-        return (name, "-", "-", "-")
-    unit, texts = column([value.median, value.low, value.high], units)
-    return (f"{name}, {unit}", *texts)
+        return (name, "-", "-", "-", "")
+    unit, texts = column([value.median, value.low, value.high, most], units)
+    return (f"{name}, {unit}", *texts[:3], texts[3] if most is not None else "")
 
 
 def _show_points(
@@ -154,8 +159,15 @@ def _mark(point: FrontPoint) -> str:
     return "*" if point.chosen else "" if point.feasible else "misses a limit"
 
 
-def _batch(batch: int, plan: Plan) -> str:
-    return f", batch {batch}" if batch != plan.global_batch_size else ""
+def _batch(one: Alternative | FrontPoint, plan: Plan) -> str:
+    """Where its batch is not the plan's."""
+    if (one.global_batch_size, one.accumulation) == (plan.global_batch_size, plan.accumulation):
+        return ""
+    return f", batch {one.global_batch_size}{_micro(one.accumulation) or ' at once'}"
+
+
+def _micro(accumulation: int) -> str:
+    return f" in {accumulation} micro-batches" if accumulation > 1 else ""
 
 
 def _shape(devices: dict[str, int]) -> str:

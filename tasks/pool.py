@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections import Counter
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -161,8 +162,9 @@ class Pool(Document):
     @model_validator(mode="after")
     def _consistent(self) -> Pool:
         names = [host.name for host in self.hosts]
-        if len(set(names)) != len(names):
-            raise ValueError("hosts of different names")
+        twice = next((name for name, count in Counter(names).items() if count > 1), None)
+        if twice is not None:
+            raise ValueError(f"hosts of different names, not {twice!r} twice")
         if "energy" in self.power:
             raise ValueError("power of device types, not of 'energy', which is a price (prices: {energy: 0.25/kWh})")
         for named in (*self.prices, *self.power):

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from trainwright.estimator.curves import DeviceCurve, Interval
 from trainwright.estimator.devices import HOST_MEMORY_TYPES
 from trainwright.estimator.quantiles import NINETY, normal_quantile
-from trainwright.tasks.artefacts import DataSchema, Estimate, Prediction
+from trainwright.tasks.artefacts import DataSchema, Estimate, NotExceeded, Prediction
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.job import Job
 from trainwright.tasks.pool import Device, Pool, seconds_left
@@ -115,6 +115,12 @@ class Cost(NamedTuple):
             duration_s=self.duration_s.interval(),
             energy_j=self.energy_j.interval() if self.energy_j else None,
             cost=self.cost.interval() if self.cost else None,
+        )
+
+    def not_exceeded(self, confidence: float) -> NotExceeded:
+        """What the limits are held against, as an artefact; `confidence` is the job's."""
+        return NotExceeded(
+            confidence=confidence, duration_s=self.upper_duration_s, cost=self.upper_cost if self.cost else None
         )
 
 

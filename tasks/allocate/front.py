@@ -82,13 +82,11 @@ def _lost(planner: Planner, one: Configuration, best: Configuration) -> Alternat
     mine, theirs, goal = one.value(planner.goal), best.value(planner.goal), planner.goal
     over = one.excess(planner.limits)
     if over > 0:
-        reason = _missed(planner, one)
+        reason = _missed(planner, one) + (_sums(one, best) and f"; {_sums(one, best)}")
     elif mine <= theirs * (1 + EXACT):
         reason = f"the same {name}, {'more' if one.size > best.size else 'other'} devices"
     else:
-        ratio = mine / theirs if theirs > 0 else math.inf
-        more = f"{100 * (ratio - 1):.2g} % more {name}" if ratio < 1.995 else f"{ratio:.2g} x the {name}"
-        reason = f"{more}{_because(one, best, goal)}"
+        reason = f"{_more(mine / theirs if theirs > 0 else math.inf, name)}{_because(one, best, goal)}"
     return Alternative(
         devices=kinds_of(device for device, _ in one.devices()),
         global_batch_size=one.batch,
@@ -99,13 +97,25 @@ def _lost(planner: Planner, one: Configuration, best: Configuration) -> Alternat
     )
 
 
+def _more(ratio: float, name: str) -> str:
+    return f"{100 * (ratio - 1):.2g} % more {name}" if ratio < 1.995 else f"{ratio:.3g} x the {name}"
+
+
+def _sums(one: Configuration, best: Configuration) -> str:
+    """Why the best's devices and more take longer, where they do; other devices may just be slower."""
+    mine, theirs = (kinds_of(device for device, _ in each.devices()) for each in (one, best))
+    more = one.size > best.size and all(mine.get(kind, 0) >= count for kind, count in theirs.items())
+    slower = more and one.cost.step_s.median > best.cost.step_s.median
+    return "sums cost more than the extra devices save" if slower else ""
+
+
 def _because(one: Configuration, best: Configuration, goal: Goal) -> str:
     mine, theirs = one.cost.step_s.median, best.cost.step_s.median
-    if one.size > best.size and mine > theirs:
-        return ": sums cost more than the extra devices save"
-    if one.size > best.size and goal != "time":
+    if sums := _sums(one, best):
+        return f": {sums}"
+    if one.size > best.size and goal != "time" and mine <= theirs:
         return f": {one.size / best.size:.2g} x the devices for {100 * (1 - mine / theirs):.2g} % less time"
-    if one.size < best.size:
+    if mine > theirs and (one.size < best.size or goal != "time"):
         return f": a step takes {mine / theirs:.2g} x as long"
     return ""
 
@@ -117,12 +127,13 @@ def _missed(planner: Planner, one: Configuration) -> str:
         (cost.upper_cost, limits.budget, "the budget"),
         (cost.upper_duration_s, one.available_s(), "a host's window"),
     ]
-    over, name = max(
-        (have / limit - 1 if limit > 0 else math.inf, name) for have, limit, name in misses if limit < math.inf
+    ratio, name = max(
+        (have / limit if limit > 0 else math.inf, name) for have, limit, name in misses if limit < math.inf
     )
-    return f"misses {name} by {100 * over:.2g} % at confidence {planner.model.confidence:g}" + (
-        " (outside it)" if math.isinf(over) else ""
-    )
+    if math.isinf(ratio):
+        return f"is outside {name}"
+    much = f"misses {name} by {100 * (ratio - 1):.2g} %" if ratio < 1.995 else f"takes {ratio:.3g} x {name}"
+    return f"{much} at confidence {planner.model.confidence:g}"
 
 
 def front(planner: Planner, result: Configuration) -> list[FrontPoint]:

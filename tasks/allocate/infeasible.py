@@ -17,7 +17,8 @@ _MOST_KINDS = 8
 
 
 def infeasible(planner: Planner) -> Infeasible:
-    """The error that says so. `details` has `binding`, `nearest_deadline_s`, `nearest_budget`, `one_more` where they apply."""
+    """The error that says so. `details` has `binding`, `nearest_deadline_s`, `nearest_budget`, `one_more` where they
+    apply: `one_more` is empty where no device more of a type of the pool brings the limit nearer."""
     objective, limits = planner.job.objective, planner.limits
     quickest = planner.least("upper_time", Limits())
     if quickest is None:
@@ -55,8 +56,12 @@ def infeasible(planner: Planner) -> Infeasible:
         details |= {"nearest_budget": nearest, "nearest_deadline_s": nearest_s}
         shape = f"cheapest in time: {_shape(in_time)}"
     more = _one_more(planner, goal, within, nearest)
-    if more:
-        details["one_more"] = more
+    details["one_more"] = more
+    if not more:
+        tried = len({device.variant for device in planner.devices})
+        of = "of a kind of the pool" if tried <= _MOST_KINDS else f"of the first {_MOST_KINDS} kinds of the pool"
+        words.append(f"no device more {of} brings that nearer")
+    else:
         kind, value = min(more.items(), key=lambda pair: pair[1])
         could = f"a deadline of {value:g} s" if goal == "upper_time" else f"a budget of {value:g}"
         words.append(f"with one more {kind}, {could} would be feasible")
@@ -91,10 +96,22 @@ def _nothing_at_all(planner: Planner) -> Infeasible:
         needed = rounded_up(quickest.cost.upper_duration_s)
         return Infeasible(
             f"no feasible plan: availability binds: it takes {needed:g} s at confidence {job.objective.confidence:g}, and "
-            f"no hosts that would do are available for so long (the longest window has {longest:.0f} s left)",
+            f"no hosts that would do are available for so long (the longest window has {longest:.0f} s left; "
+            f"windows, UTC: {_windows(planner)})",
             feasible=False, binding="availability", needed_s=needed, longest_window_s=longest,
         )  # fmt: skip
     return Infeasible(_memory(planner), feasible=False, binding="memory")
+
+
+def _windows(planner: Planner) -> str:
+    """The daily windows of the hosts that the job may use."""
+    hosts = {device.host for device in planner.devices}
+    found = [
+        f"{host.name} {host.available}" for host in planner.model.pool.hosts if host.name in hosts and host.available
+    ]
+    return ", ".join(found[:_MOST_KINDS]) + (
+        f" and {len(found) - _MOST_KINDS} more" if len(found) > _MOST_KINDS else ""
+    )
 
 
 def _memory(planner: Planner) -> str:

@@ -19,7 +19,7 @@ from trainwright.tasks import alone
 from trainwright.tasks.allocate.restrictions import usable
 from trainwright.tasks.artefacts import DataSchema
 from trainwright.tasks.documents import validated
-from trainwright.tasks.errors import BadInput, TrainwrightError, from_document
+from trainwright.tasks.errors import BadInput, Infeasible, TrainwrightError, from_document
 from trainwright.tasks.job import DataSpec, DeviceFilter, Optimizer
 from trainwright.tasks.pool import Pool
 from trainwright.tasks.service import limits
@@ -33,6 +33,7 @@ from trainwright.tasks.service.work import Cache, Work, content_key
 from trainwright.tasks.steps import batch_spec
 
 _FOREVER = float("inf")
+_ERROR = b'{"error"'
 PLAN_LIFETIME_S = 60.0  # a plan also depends on finished runs and calibrations, which change
 
 
@@ -219,14 +220,15 @@ class Service:
         key = content_key("computed", json.dumps(request, sort_keys=True))
         kept = self._cache.get(key)
         if kept is None:
-            kept = _raised(await self.compute.ask(request))
-            self._cache.put(key, kept, lifetime_s)
-        return kept
+            kept = await self.compute.ask(request)
+            if not kept.startswith(_ERROR) or json.loads(kept)["error"]["kind"] == Infeasible.kind:
+                self._cache.put(key, kept, lifetime_s)  # that nothing is feasible is an answer too
+        return _raised(kept)
 
 
 def _raised(answer: bytes) -> bytes:
     """The answer. Raises the error that it may be instead."""
-    if answer.startswith(b'{"error"'):
+    if answer.startswith(_ERROR):
         try:
             error = json.loads(answer)["error"]
             raise from_document({"kind": str(error["kind"]), **error})

@@ -194,7 +194,7 @@ def test_a_wrong_model(home: Path, tmp_path: Path, source: str, says: str) -> No
             {"hosts": [{"name": "h", "devices": [{"type": one}]} for one in ("cpu", "nvidia-t4")]},
             {},
             2,
-            "hosts of different names",
+            "hosts of different names, not ",
         ),
         ({}, {"devices": {"ids": ["h/emulated-0"] * 2}}, 2, "ids with each name once, not 'h/emulated-0' twice"),
         (

@@ -14,9 +14,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainwright.estimator.curves import Affine, DeviceCurve
 from trainwright.tasks import plan_screen, progress, screen
 from trainwright.tasks.allocate.ledger import Heartbeat, Holder
-from trainwright.tasks.pool import load_pool
+from trainwright.tasks.allocate.planner import make_plan
+from trainwright.tasks.artefacts import DataSchema, Estimate
+from trainwright.tasks.job import Job
+from trainwright.tasks.pool import Pool, load_pool
 from trainwright.tasks.step import ledger
 
 JOB = {
@@ -92,6 +96,41 @@ def test_the_plan_fits_80_columns_with_whole_words_and_says_who_holds_what(home:
         assert "as if these were free too" in " ".join(text.split())
         assert "somebody, for" in text
         assert re.search(r"\d\d:\d\d:\d\d UTC", text)
+
+
+def test_a_plan_in_micro_batches_says_so_and_shows_its_limits_beside_what_they_are_held_against(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    curve = DeviceCurve(
+        device_type="cpu", cores=1.0, mode="calibrated", coverage=1.0,
+        step_time_s=Affine(fixed=2e-3, per_sample=1e-3), low_factor=0.9, high_factor=1.2,
+        peak_memory_bytes=Affine(fixed=1e8, per_sample=1e6), memory_safe_factor=1.25, memory_limit_bytes=4e8,
+        idle_w=5, load_w=20, energy_source="datasheet",
+    )  # fmt: skip
+    host = {"name": "a", "devices": [{"type": "cpu", "cores": 1.0}]}
+    schema = DataSchema(
+        task="custom", rows=1200, train_rows=1000, validation_rows=200, inputs={}, input_dtypes={}, target="label",
+        target_dtype="", sha256="",
+    )  # fmt: skip
+    limits = {"deadline": "1h", "budget": 7.25, "confidence": 0.95}
+    plan = make_plan(
+        Job.model_validate(JOB | {"train": {"global_batch_size": 512}, "objective": limits}),
+        Pool.model_validate({"name": "p", "hosts": [host], "prices": {"cpu": "1/h"}}),
+        Estimate(mode="calibrated", gradient_bytes=1e6, curves=[curve]), schema,
+    )  # fmt: skip
+    plan_screen.show_plan(plan)
+    lines = capsys.readouterr().out.splitlines()
+    assert plan.not_exceeded is not None
+    assert any(f"in {plan.accumulation} micro-batches" in line for line in lines)
+    assert any("0.95 sure" in line for line in lines)
+    rows = {
+        words[0]: (words[1], float(words[-1]))
+        for words in map(str.split, lines)
+        if len(words) > 2 and words[0] in ("duration,", "deadline,", "budget,")
+    }
+    unit, shown = rows["duration,"]
+    assert shown * {"s": 1, "min": 60}[unit] == pytest.approx(plan.not_exceeded.duration_s, rel=0.01)
+    assert (rows["deadline,"], rows["budget,"]) == (("h", 1.0), ("currency", 7.25))
 
 
 @given(st.lists(st.floats(1e-9, 1e9) | st.none(), min_size=1, max_size=8))

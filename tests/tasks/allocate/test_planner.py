@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -381,6 +383,48 @@ def test_a_host_is_used_only_where_the_plan_surely_ends_within_its_window() -> N
     with pytest.raises(Infeasible, match="availability binds") as caught:
         made(only, now=NOON, **fixed)
     assert caught.value.details["binding"] == "availability"
+    assert "fast 11:00-12:01" in str(caught.value)
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.99])
+def test_a_plan_says_what_its_limits_are_held_against(confidence: float) -> None:
+    priced, long = MANY | {"prices": {"cpu": "1/h"}}, {"epochs": 1000, "global_batch_size": 1000}
+    objective = {"minimize": "time", "confidence": confidence}
+    most = made(priced, objective=objective, train=long).not_exceeded
+    assert most is not None
+    assert most.confidence == confidence
+    assert most.cost is not None
+    for field, limit, unit in (("deadline", most.duration_s, "s"), ("budget", most.cost, "")):
+        enough, short = (objective | {field: f"{limit * by}s" if unit else limit * by} for by in (1.0001, 0.9999))
+        assert made(priced, objective=enough, train=long).not_exceeded == most
+        with contextlib.suppress(Infeasible):
+            assert made(priced, objective=short, train=long).not_exceeded != most
+
+
+def test_what_misses_a_limit_says_by_how_much_in_words_and_why_more_devices_are_slower() -> None:
+    far = [{"name": f"h{n}", "address": f"10.0.0.{n}", "devices": [{"type": "cpu", "cores": 1.0}]} for n in (1, 2, 3)]
+    pool = {"hosts": far, "network": {"bandwidth": "100kbit", "latency": "50us"}}
+    objective = {"minimize": "time", "deadline": "1m"}
+    result = made(pool, objective=objective, train={"epochs": 5, "global_batch_size": 100})
+    assert len(result.devices) == 1
+    reasons = [one.reason for one in result.alternatives if not one.feasible]
+    assert reasons
+    for reason in reasons:
+        assert re.fullmatch(
+            r"(takes [0-9]+(\.[0-9]+)? x the deadline|misses the deadline by [0-9.]+ %) at confidence 0.9; "
+            "sums cost more than the extra devices save", reason,
+        )  # fmt: skip
+
+
+def test_sums_are_blamed_for_what_has_the_plans_devices_and_more_not_for_slow_devices() -> None:
+    host = {"name": "a", "devices": [{"type": "cpu", "cores": 1.0}, {"type": "cpu", "cores": 0.125, "count": 3}]}
+    dear = Link(bandwidth_bytes_per_s=1e9, latency_s=0.5, spread=0)
+    result = plan({"hosts": [host]}, link=dear, train={"global_batch_size": 100})
+    assert {device.cores for device in result.devices} == {1.0}
+    reasons = {frozenset(one.devices): one.reason for one in result.alternatives}
+    slow, both = "cpu (0.125 cores)", "cpu (1 core)"
+    assert "sums" in reasons[frozenset({slow, both})]
+    assert "sums" not in reasons[frozenset({slow})]
 
 
 def test_where_memory_is_short_a_batch_is_taken_in_micro_batches_if_training_can() -> None:
@@ -493,8 +537,9 @@ def test_one_more_device_is_not_said_to_help_where_it_changes_nothing() -> None:
     for limits in ({"max_count": 1}, {}):
         with pytest.raises(Infeasible) as caught:
             made({"hosts": [slow]}, objective={"minimize": "time", "deadline": "30s"}, devices=limits, **long)
-        found = caught.value.details.get("one_more", {})
-        assert ("one more" in str(caught.value)) == bool(found) == (not limits)
+        found = caught.value.details["one_more"]
+        assert ("with one more" in str(caught.value)) == bool(found) == (not limits)
+        assert ("no device more of a kind of the pool brings that nearer" in str(caught.value)) == (not found)
         assert all(value < caught.value.details["nearest_deadline_s"] for value in found.values())
 
 
