@@ -10,23 +10,25 @@ from pathlib import Path
 import pytest
 from lab import lab  # noqa: F401 - a fixture
 
+from trainwright.estimator.calibration import save
 from trainwright.infra.airflow import airflow_services, ensure_airflow_db, training_service
 from trainwright.infra.s3 import S3Access, s3_service, start_s3
 from trainwright.infra.service import stop
 from trainwright.tasks import calibrate, link, step
+from trainwright.tasks.pool import load_pool
 
 TESTS = Path(__file__).parent
 LONGEST_FIRST = [
     TESTS / name
     for name in (
-        "e2e/test_chain.py", "tasks/train/test_batch_growth.py", "tasks/train/test_checkpoint_faults.py",
-        "e2e/test_foreign_dag.py", "e2e/test_bad_model.py", "tasks/train/test_elastic.py", "e2e/test_bad_input.py",
-        "tasks/test_estimate.py", "tasks/train/test_lifecycle.py", "tasks/train/test_precision.py",
-        "tasks/test_calibrate.py", "tasks/train/test_joint_batch.py", "tasks/train/test_hosts.py",
-        "tasks/test_replan.py", "e2e/test_calibrate_pool.py",
+        "e2e/test_chain.py", "tasks/train/test_hosts.py", "tasks/train/test_lifecycle.py", "tasks/test_extract.py",
+        "tasks/train/test_elastic.py", "tasks/train/test_precision.py", "tasks/train/test_joint_batch.py",
+        "tasks/test_validate.py", "tasks/test_estimate.py", "tasks/test_replan.py", "e2e/test_foreign_dag.py",
+        "tasks/train/test_checkpoint_faults.py", "tasks/service/test_page.py", "tasks/train/test_batch_growth.py",
+        "e2e/test_bad_model.py", "e2e/test_bad_input.py", "tasks/service/test_serve.py",
     )
 ]  # fmt: skip
-"""Files that take a minute or more: one that starts last would leave the other processes without work."""
+"""Files that take more than half a minute: one that starts last would leave the other processes without work."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -71,7 +73,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "home"
     monkeypatch.setenv("TRAINWRIGHT_HOME", str(folder))
     yield folder
-    _end(folder)
+    if folder.exists():
+        _end(folder)
 
 
 @pytest.fixture
@@ -85,14 +88,22 @@ def s3(_server: S3Access, monkeypatch: pytest.MonkeyPatch) -> S3Access:
 
 @pytest.fixture(scope="session")
 def _made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home that all processes of a session share: Airflow's database, and this machine measured as shortly as it gets."""
+    """A home that all processes of a session share: Airflow's database, and this machine measured as shortly as it gets.
+
+    What was said meanwhile is in `progress`.
+    """
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "made-once"
     ensure_airflow_db(folder, folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAINWRIGHT_HOME", str(folder))
+        patch.setenv("TRAINWRIGHT_PROGRESS", str(folder / "progress"))
         patch.setattr(calibrate, "FIRST_USE_S", 1.0)
-        calibrate.calibration_for(1)
+        patch.setattr(link, "LINK_S", 0.3)
+        made = calibrate.calibration_for(1)
+        for kind in load_pool(None).kinds():  # figures of one core stand for those of all
+            if not calibrate.cached(kind["threads"]).exists():
+                save(made.model_copy(update={"threads": kind["threads"]}), calibrate.cached(kind["threads"]))
         link.link_for_this_machine()
     return folder
 

@@ -1,4 +1,7 @@
-"""Bad input at the command line: one clear line, the documented exit code, nothing left behind."""
+"""Bad input at the command line: one clear line, the documented exit code, nothing left behind.
+
+Most of it in this process, through the entry point; `test_a_process_of_its_own_ends_as_its_entry_point_says` shows they agree.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from command_line import little_memory, process, run
 from finished_run import finished_training, local_path
 
 from trainwright.infra.s3 import S3Access
+from trainwright.tasks.allocate.several import MOST_JOBS
 
-TRAINWRIGHT = [sys.executable, "-m", "trainwright.tasks.cli"]
 MODELS = {
     "none.py": "x = 1\n",
     "raises.py": "def build_model():\n    raise ValueError('no width')\n",
@@ -24,12 +28,6 @@ MODELS = {
     "narrow.py": "from torch.nn import *\n\n\ndef build_model():\n    return Sequential(Flatten(), Linear(64, 4))\n",
     "broken.py": "def build_model(:\n",
 }
-
-
-def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*TRAINWRIGHT, *args], capture_output=True, text=True, env=os.environ | environment, timeout=200, check=False
-    )
 
 
 def write(folder: Path, **changes: object) -> str:
@@ -149,11 +147,11 @@ def test_what_can_not_be_calibrated(home: Path, tmp_path: Path, args: list[str],
     ("source", "says"),
     [
         ("missing.py", "there is no such file"),
-        ("none.py", "defines no function build_model"),
-        ("raises.py", "raised ValueError: no width"),
-        ("nomodule.py", "returned a int; allowed: a torch.nn.Module"),
         ("narrow.py", "model: gives 4 outputs, the data has 10 classes"),
-        ("broken.py", "SyntaxError"),
+        pytest.param("none.py", "defines no function build_model", marks=pytest.mark.slow),
+        pytest.param("raises.py", "raised ValueError: no width", marks=pytest.mark.slow),
+        pytest.param("nomodule.py", "returned a int; allowed: a torch.nn.Module", marks=pytest.mark.slow),
+        pytest.param("broken.py", "SyntaxError", marks=pytest.mark.slow),
     ],
 )
 def test_a_wrong_model(home: Path, tmp_path: Path, source: str, says: str) -> None:
@@ -306,7 +304,7 @@ def test_one_damaged_run_hides_no_other(home: Path, tmp_path: Path) -> None:
         good.id: good.status().state, damaged.id: "damaged",
     }  # fmt: skip
     local_path(good, "status.json").unlink()
-    one_line(run("show", good.uri, "--json"), 1, "status.json: missing")
+    one_line(process("show", good.uri, "--json"), 1, "status.json: missing")
     one_line(run("runs", "../..", "--json", "--store", store), 2, "name: got '../..'")
 
 
@@ -327,8 +325,23 @@ def test_a_batch_larger_than_the_data_and_a_model_larger_than_memory(home: Path,
     assert json.loads(done.stdout)["error"]["binding"] == "memory"
 
 
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (["run", "nowhere.yaml"], 2),
+        (["runs", "--store", "s3://nowhere"], 4),
+    ],
+)
+def test_a_process_of_its_own_ends_as_its_entry_point_says(home: Path, args: list[str], code: int) -> None:
+    endpoint = {"ENDPOINT": "http://127.0.0.1:9", "ACCESS_KEY": "a", "SECRET_KEY": "b"}
+    environment = {f"TRAINWRIGHT_S3_{name}": value for name, value in endpoint.items()}
+    here, there = run(*args, "--json", **environment), process(*args, "--json", **environment)
+    assert there.returncode == here.returncode == code, there.stderr
+    assert (there.stdout, there.stderr) == (here.stdout, here.stderr)
+
+
 def test_help_names_the_commands_and_loads_nothing_heavy(home: Path) -> None:
-    done = run("--help")
+    done = process("--help")
     assert done.returncode == 0
     assert "search-lr" in done.stdout
     heavy = "torch numpy pandas pyarrow dask sqlalchemy minio airflow great_expectations scipy"
@@ -351,6 +364,7 @@ KINDS_OF_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", KINDS_OF_FILES)
 @pytest.mark.parametrize("named", ["job", "pool", "calibration", "structure", "plan"])
 def test_a_named_file_that_never_ends_or_is_no_file_is_refused_at_once(
@@ -367,8 +381,8 @@ def test_a_named_file_that_never_ends_or_is_no_file_is_refused_at_once(
         "structure": ["estimate", given, "--batch-size", "8", "--device-type", "cpu"],
         "plan": ["train", write(tmp_path), "--plan", given],
     }[named]
-    limited = ["prlimit", f"--as={4 * 2**30}", *TRAINWRIGHT, *command, "--json"]
-    done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False)
+    with little_memory():
+        done = run(*command, "--json")
     one_line(done, 2, says)
     assert "given.json" in done.stderr
 
@@ -400,18 +414,16 @@ def test_a_file_of_another_kind_is_not_written_over(
 def test_jobs_of_one_name_and_too_many_are_told_before_anything_is_read(home: Path, tmp_path: Path) -> None:
     job = write(tmp_path, data={"uri": "nowhere.csv"})
     one_line(run("plan", job, job, "--json"), 2, "jobs: got bad, bad; allowed: a name for each")
-    one_line(run("plan", *[job] * 7, "--json"), 2, "jobs: got 7; allowed: at most 6")
+    too_many = [job] * (MOST_JOBS + 1)
+    one_line(run("plan", *too_many, "--json"), 2, f"jobs: got {MOST_JOBS + 1}; allowed: at most {MOST_JOBS}")
 
 
 def test_a_structure_without_operations_is_refused(home: Path, tmp_path: Path) -> None:
-    write(tmp_path)
+    (tmp_path / "narrow.py").write_text(
+        MODELS["narrow.py"] + "\n\ndef example_batch(n):\n    import torch\n"
+        "    return torch.rand(n, 64), torch.zeros(n).long()\n"
+    )
     extracted = run("extract", str(tmp_path / "narrow.py"), "--json")
-    if extracted.returncode:  # without example_batch a model alone says nothing of its data
-        (tmp_path / "narrow.py").write_text(
-            MODELS["narrow.py"] + "\n\ndef example_batch(n):\n    import torch\n"
-            "    return torch.rand(n, 64), torch.zeros(n).long()\n"
-        )
-        extracted = run("extract", str(tmp_path / "narrow.py"), "--json")
     path = tmp_path / "structure.json"
     path.write_text(json.dumps(json.loads(extracted.stdout) | {"trace": [], "operations": {}}))
     for device_type in ("cpu", "nvidia-t4", "emulated"):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from trainwright.estimator.calibration import load
@@ -26,6 +27,7 @@ print(json.dumps({"state": str(run.state), "tasks": [[i.task_id, i.map_index, st
 """
 
 
+@pytest.mark.slow
 def test_each_device_type_is_one_task_the_cpu_is_measured_and_the_gpu_skipped(stack: Path, tmp_path: Path) -> None:
     from trainwright.infra.local import airflow_environment, ensure_airflow_db
 

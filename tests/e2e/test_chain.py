@@ -140,6 +140,7 @@ def test_a_job_becomes_a_sealed_analysed_model_and_a_replay_has_the_same_losses(
     assert trainwright("show", run.id, "--json").document()["metrics"] == document["metrics"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_keeps_its_checkpoint_and_goes_on_and_a_second_runner_is_refused(
     stack: Path, job: Callable[..., Path]
 ) -> None:
@@ -204,6 +205,7 @@ def test_rejected_data_stops_the_run_before_anything_is_allocated(
     assert leases() == []
 
 
+@pytest.mark.slow
 def test_an_impossible_deadline_ends_with_3_and_leaves_no_lease(stack: Path, job: Callable[..., Path]) -> None:
     ended = trainwright("run", str(job("hurried", objective={"deadline": "1s"})), "--json")
     assert ended.code == 3

@@ -92,7 +92,9 @@ def start(tmp_path: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
     raise AssertionError("the ranks did not start")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGTERM, signal.SIGINT))]
+)
 def test_the_ranks_end_with_what_started_them(number: signal.Signals, tmp_path: Path) -> None:
     measuring, ranks = start(tmp_path)
     measuring.send_signal(number)
@@ -102,7 +104,7 @@ def test_the_ranks_end_with_what_started_them(number: signal.Signals, tmp_path: 
     assert not (tmp_path / "link.json").exists()
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_rank_that_is_killed_is_one_line_and_ends_the_other(killed: int, tmp_path: Path) -> None:
     measuring, ranks = start(tmp_path)
     ranks[killed].kill()

@@ -270,6 +270,7 @@ print(structure.method, structure.parameters, most_kib * 1024)
 """
 
 
+@pytest.mark.slow
 def test_a_transformer_of_a_billion_parameters_is_traced_in_less_than_a_gigabyte() -> None:
     done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True, timeout=300)
     method, parameters, most = done.stdout.rsplit(maxsplit=2)[0].strip(), *done.stdout.split()[-2:]

@@ -61,9 +61,9 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Resumed:
 
 
 @pytest.fixture(scope="module")
-def calibration(resumed: Resumed) -> Calibration:
+def calibration(_made_once: Path) -> Calibration:
     """This machine's, measured as shortly as it gets, however busy it is."""
-    return load(resumed.out)
+    return load(_made_once / "calibrations" / step.cached(1).name)
 
 
 @pytest.fixture
@@ -87,6 +87,7 @@ def _wait_for_samples(path: Path, count: int) -> bytes:
     return path.read_bytes()
 
 
+@pytest.mark.slow
 def test_killed_half_way_and_torn_it_goes_on_and_nothing_is_left(resumed: Resumed) -> None:
     assert resumed.left_alive == []
     assert not resumed.written_by_first
@@ -99,9 +100,11 @@ def test_killed_half_way_and_torn_it_goes_on_and_nothing_is_left(resumed: Resume
     assert [one.name for one in resumed.out.parent.iterdir()] == ["cpu.json"]
 
 
-def test_a_second_start_is_refused_harms_nothing_and_a_busy_machine_is_refused_too(tmp_path: Path) -> None:
+def test_a_second_start_is_refused_and_harms_nothing_and_an_interrupt_is_130_and_keeps_what_was_measured(
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "cpu.json"
-    with _start(out, "--most-drift", "0") as first:
+    with _start(out) as first:
         before = _wait_for_samples(tmp_path / "cpu.json.samples", 1)
         with pytest.raises(RunHeld, match="another process measures into"):
             step.calibrate(out, budget_s=1.0)
@@ -110,22 +113,21 @@ def test_a_second_start_is_refused_harms_nothing_and_a_busy_machine_is_refused_t
         assert second.returncode == 1
         assert stderr.strip().splitlines()[-1].startswith("trainwright: calibrate: another process measures into")
         assert "Traceback" not in stderr
-        assert (tmp_path / "cpu.json.samples").read_bytes().startswith(before[: before.rindex(b"\n") + 1])
-        stdout, stderr = first.communicate(timeout=250)
-    assert first.returncode == 1
+        first.send_signal(signal.SIGINT)
+        stdout, stderr = first.communicate(timeout=60)
+    assert first.returncode == 130, stderr
+    assert "goes on from what it has measured" in json.loads(stdout)["error"]["message"]
+    assert (tmp_path / "cpu.json.samples").read_bytes().startswith(before[: before.rindex(b"\n") + 1])
+
+
+@pytest.mark.slow
+def test_a_busy_machine_is_refused_and_the_next_start_measures_anew(tmp_path: Path) -> None:
+    with _start(tmp_path / "cpu.json", "--most-drift", "0") as process:
+        stdout, stderr = process.communicate(timeout=250)
+    assert process.returncode == 1
     assert json.loads(stdout)["error"]["kind"] == "busy"
     assert "allowed: 0 %" in stderr.strip().splitlines()[-1]
-    assert list(tmp_path.iterdir()) == []  # the next start measures anew
-
-
-def test_an_interrupt_is_130_and_what_was_measured_stays(tmp_path: Path) -> None:
-    with _start(tmp_path / "cpu.json") as process:
-        _wait_for_samples(tmp_path / "cpu.json.samples", 1)
-        process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
-    assert "goes on from what it has measured" in json.loads(stdout)["error"]["message"]
-    assert (tmp_path / "cpu.json.samples").exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

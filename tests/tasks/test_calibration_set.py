@@ -269,6 +269,7 @@ def test_a_plan_needs_no_store_and_says_that_none_corrected_it(
     assert any("finished runs do not correct the prediction" in notice for notice in _notices(progress))
 
 
+@pytest.mark.slow
 def test_the_second_run_of_a_model_is_predicted_nearer_to_what_the_first_took(
     store: str, job: Job, known: Calibration, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
+from trainwright.estimator.structure import Structure
 from trainwright.tasks import step, steps
 from trainwright.tasks.allocate.ledger import Holder
-from trainwright.tasks.artefacts import Plan, Result
+from trainwright.tasks.artefacts import Plan, Result, Validation
 from trainwright.tasks.errors import BadInput, Infeasible, Interrupted
 from trainwright.tasks.job import Job
 from trainwright.tasks.run import Run
@@ -58,13 +60,31 @@ def make(folder: Path, **fields: Any) -> Job:
     return Job.model_validate(values)
 
 
-def opened(job: Job, folder: Path) -> Run:
-    return steps.open_for(job, ME, store=(folder / "store").as_uri())
+@pytest.fixture(scope="module")
+def known(stack: Path, tmp_path_factory: pytest.TempPathFactory) -> list[BaseModel]:
+    """What validating the data and tracing the model found, which is the same for all jobs of this file."""
+    folder = tmp_path_factory.mktemp("known")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_me", "_right"):  # as tests/conftest.py does for a test
+            patch.setattr(step, name, None)
+        run = opened(make(folder), folder)
+        steps.do(run, "extract")
+        step.ledger().release(run.uri)
+    return [run.read(Validation), run.read(Structure)]
 
 
-def test_a_training_goes_on_without_the_device_that_is_gone(stack: Path, tmp_path: Path) -> None:
+def opened(job: Job, folder: Path, known: Sequence[BaseModel] = (), **options: Any) -> Run:
+    run = steps.open_for(job, ME, store=(folder / "store").as_uri(), **options)
+    for one in known:
+        run.write(one)
+    return run
+
+
+def test_a_training_goes_on_without_the_device_that_is_gone(
+    stack: Path, tmp_path: Path, known: list[BaseModel]
+) -> None:
     job = make(tmp_path, devices={"min_count": 1, "ids": []})
-    run = opened(job, tmp_path)
+    run = opened(job, tmp_path, known)
     steps.do(run, "allocate")
     first = run.read(Plan)
 
@@ -93,35 +113,31 @@ def test_a_training_goes_on_without_the_device_that_is_gone(stack: Path, tmp_pat
     assert second.global_batch_size == first.global_batch_size
     assert result.resumed_from_step
     assert {device.id for device in result.devices} == {device.id for device in second.devices}
+    step.ledger().release(again.uri)  # or the next test waits for the lease's end
 
 
-def test_where_nothing_else_will_do_it_says_what_is_gone_and_why(stack: Path, tmp_path: Path) -> None:
-    job = make(tmp_path)
-    run = opened(job, tmp_path)
+def test_where_nothing_else_will_do_it_says_what_is_gone_and_why(
+    stack: Path, tmp_path: Path, known: list[BaseModel]
+) -> None:
+    job = make(tmp_path, objective={"minimize": "time", "deadline": "1h"})
+    run = opened(job, tmp_path, known)
     steps.do(run, "allocate")
     step.ledger().release(run.uri)
     write_pool(tmp_path, 1.0)
     with pytest.raises(BadInput, match=r"devices.min_count: got 2; pool p has 1 device"):
         opened(job, tmp_path)
-
-    write_pool(tmp_path, 1e-7, 1e-7)
-    hurried = job.model_copy(update={"objective": job.objective.model_copy(update={"deadline": 3600.0})})
-    write_pool(tmp_path, 1.0, 1.0)
-    run = opened(hurried, tmp_path)
-    steps.do(run, "allocate")
-    step.ledger().release(run.uri)
     write_pool(tmp_path, 1e-7, 1e-7)
     with pytest.raises(Infeasible, match=r"no longer has here/\S+, .*same global batch of 64") as caught:
-        steps.do(opened(hurried, tmp_path), "allocate")
+        steps.do(opened(job, tmp_path), "allocate")
     assert caught.value.exit_code == 3
 
 
-def test_a_replay_is_not_planned_anew(stack: Path, tmp_path: Path) -> None:
+def test_a_replay_is_not_planned_anew(stack: Path, tmp_path: Path, known: list[BaseModel]) -> None:
     job = make(tmp_path)
-    run = opened(job, tmp_path)
+    run = opened(job, tmp_path, known)
     steps.do(run, "allocate")
     step.ledger().release(run.uri)
     write_pool(tmp_path, 0.5, 0.5)
-    again = steps.open_for(job, ME, store=(tmp_path / "store").as_uri(), new=True)
+    again = opened(job, tmp_path, known, new=True)
     with pytest.raises(BadInput, match="--replay: its plan uses here/"):
         steps.do(again, "allocate", run.uri)

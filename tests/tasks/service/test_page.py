@@ -297,7 +297,7 @@ def test_everything_has_a_name_for_screen_readers_and_is_reached_by_keyboard(tab
     page.evaluate("document.activeElement.blur()")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_pictures_of_every_screen_in_light_and_dark(chromium: Any, address: str, scheme: str) -> None:
     tab = Watched(chromium, address, RUN, color_scheme=scheme)
     backs = set()

@@ -95,6 +95,7 @@ def test_memory_keeps_the_batch_where_it_is(tmp_path: Path) -> None:
     assert train(asked).split_events == []
 
 
+@pytest.mark.slow
 def test_a_search_leaves_parameters_optimizer_and_random_numbers_as_they_were(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "model": {"norm": True, "dropout": 0.3}, "optimizer": {"name": "adamw"}, "validation_fraction": 0.6,

@@ -211,7 +211,7 @@ def test_when_all_ranks_are_killed_training_begins_again_at_the_last_checkpoint(
     assert losses[:20] == assert_every_sample_once(quiet, 2, 2)[:20]
 
 
-@pytest.mark.parametrize("backend", ["torch", "horovod"])
+@pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.slow)])
 def test_a_stopped_rank_counts_as_lost_after_the_stall_timeout(
     tmp_path: Path, heard: list[dict[str, Any]], backend: str
 ) -> None:
@@ -223,6 +223,7 @@ def test_a_stopped_rank_counts_as_lost_after_the_stall_timeout(
     assert_every_sample_once(asked, 2, 1)
 
 
+@pytest.mark.slow
 def test_a_launcher_that_is_killed_leaves_no_rank_and_what_follows_is_the_same(tmp_path: Path) -> None:
     spec: dict[str, Any] = {"devices": SLOW, "epochs": 2, "backend": "torch", "model": {"norm": True, "dropout": 0.2}}
     asked = request(tmp_path / "a", [40, 20], **spec)
@@ -298,6 +299,7 @@ def test_a_rank_without_memory_gets_a_batch_that_fits_and_the_others_take_more(t
     assert_every_sample_once(asked, 2, 1)
 
 
+@pytest.mark.slow
 def test_a_batch_that_fits_nowhere_is_a_clear_failure(tmp_path: Path) -> None:
     with pytest.raises(TrainingFailed, match=r"global batch of 60 does not fit into the memory.*global_batch_size"):
         train(hostile(tmp_path, [40, 20], "memory", least=10, epochs=1, backend="torch"))
@@ -314,7 +316,9 @@ def test_a_rank_that_is_killed_ends_the_ramp_by_name(tmp_path: Path, heard: list
     watcher.join()
 
 
-def test_a_model_that_is_wrong_is_not_tried_again(tmp_path: Path, heard: list[dict[str, Any]]) -> None:
+def test_a_model_that_does_not_fit_its_labels_is_bad_input_and_not_tried_again(
+    tmp_path: Path, heard: list[dict[str, Any]]
+) -> None:
     with pytest.raises(BadInput, match="model: "):
         train(request(tmp_path, [40, 20], model={"broken": True}))
     assert not any(event["event"] == "world" for event in heard)
@@ -378,6 +382,7 @@ def test_the_rate_of_a_growing_batch_outlives_a_lost_rank_and_is_the_same_in_a_r
     assert replayed == {step: row["learning_rate"] for step, row in survivor.items()}
 
 
+@pytest.mark.slow
 def test_a_split_event_of_an_absent_rank_is_replayed_as_a_share_of_nothing(tmp_path: Path) -> None:
     events = [
         SplitEvent(step=4, batch_sizes=[60, 0], reason="gone"),

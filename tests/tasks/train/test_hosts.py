@@ -127,8 +127,12 @@ def act(made: Lab, number: int, program: str, instead: str) -> None:
     ("says", "why"),
     [
         ('{"kind": "journal", "rank": "../../../evil", "text": "evil", "anew": true}', "journal: rank 1 named"),
-        ('{"kind": "journal", "rank": 2, "text": "evil", "anew": true}', "allowed: a rank, 0 to 1"),
-        ("{}", "KeyError"),
+        pytest.param(
+            '{"kind": "journal", "rank": 2, "text": "evil", "anew": true}',
+            "allowed: a rank, 0 to 1",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("{}", "KeyError", marks=pytest.mark.slow),
     ],
 )
 def test_a_host_that_says_what_no_rank_may_say_is_given_up(

@@ -52,7 +52,7 @@ def test_two_ranks_at_3_to_1_differ_from_one_process_by_rounding_alone(
 ) -> None:
     asked = request(
         tmp_path, SPLIT, validation_fraction=ROWS_OF_20_STEPS, precision=precision, backend=backend,
-        optimizer={"name": optimizer}, clip_norm=clip_norm,
+        optimizer={"name": optimizer}, clip_norm=clip_norm, **NO_SPARE,
     )  # fmt: skip
     assert train(asked).steps == 20
     found, whole = trained(tmp_path), alone(asked)
@@ -63,7 +63,7 @@ def test_two_ranks_at_3_to_1_differ_from_one_process_by_rounding_alone(
     assert 0 < difference(found, whole) <= 3 * rounding
 
 
-@pytest.mark.parametrize("precision", ["amp", "bf16"])
+@pytest.mark.parametrize("precision", ["amp", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_batch_norm_sees_the_joint_batch_in_half_precision(tmp_path: Path, precision: str) -> None:
     asked = request(
         tmp_path,
@@ -72,6 +72,7 @@ def test_batch_norm_sees_the_joint_batch_in_half_precision(tmp_path: Path, preci
         model={"norm": True},
         precision=precision,
         backend="torch",
+        **NO_SPARE,
     )
     assert train(asked).steps == 24
     single = asked.job.train.model_copy(update={"precision": "fp32"})
@@ -89,7 +90,9 @@ def test_batch_norm_sees_the_joint_batch_in_half_precision(tmp_path: Path, preci
 
 def test_micro_batches_in_bf16_add_up_in_fp32(tmp_path: Path) -> None:
     # Every rank has whole micro-batches, which one process can take one after another.
-    asked = request(tmp_path, [40, 20], validation_fraction=ROWS_OF_20_STEPS, backend="torch", precision="bf16")
+    asked = request(
+        tmp_path, [40, 20], validation_fraction=ROWS_OF_20_STEPS, backend="torch", precision="bf16", **NO_SPARE
+    )
     asked = asked.model_copy(update={"plan": asked.plan.model_copy(update={"accumulation": 4})})
     assert train(asked).steps == 20
     # The order of a sum in fp32 seldom tells after rounding to bf16; sums in bf16 would tell at once.
@@ -97,7 +100,7 @@ def test_micro_batches_in_bf16_add_up_in_fp32(tmp_path: Path) -> None:
     assert difference(trained(tmp_path), alone(asked, [10] * 4 + [5] * 4)) < whole / 4
 
 
-@pytest.mark.parametrize("precision", ["amp", "bf16"])
+@pytest.mark.parametrize("precision", ["amp", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_a_stopped_training_in_half_precision_goes_on_to_the_last_digit(tmp_path: Path, precision: str) -> None:
     settings: dict[str, Any] = {
         "devices": [{"type": "emulated", "speed": speed} for speed in (1.0, 0.5)], "optimizer": {"name": "adamw"},

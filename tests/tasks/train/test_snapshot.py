@@ -87,6 +87,7 @@ def test_the_hash_sees_a_change_of_each_part_and_restoring_undoes_it(rank: Rank,
     assert Snapshot(rank).digest() == kept.digest()
 
 
+@pytest.mark.slow
 def test_a_ramp_by_ranks_gives_the_same_points_each_time(tmp_path: Path) -> None:
     asked = request(tmp_path, [40, 20], optimizer={"name": "sgd"})
     assert ramp(asked, [0.1] * 5) == ramp(asked, [0.1] * 5)

@@ -59,7 +59,7 @@ def test_torchrun_starts_the_same_worker(tmp_path: Path, home: Path) -> None:
     assert "WORLD_SIZE: got 1; allowed: 2" in refused.stdout
 
 
-@pytest.mark.parametrize("what", ["launcher", "hold"])
+@pytest.mark.parametrize("what", ["launcher", pytest.param("hold", marks=pytest.mark.slow)])
 def test_torchrun_leaves_a_run_alone_that_another_trains_or_holds(what: str, tmp_path: Path, home: Path) -> None:
     uri = (tmp_path / "runs" / "case" / "20260101T000001Z-abcdef").as_uri()
     asked = request(tmp_path / "case", [40], backend="torch").model_copy(update={"run_uri": uri})

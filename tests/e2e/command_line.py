@@ -1,0 +1,62 @@
+"""The command line in the test's own process, through its entry point: its output and exit code, without a start of Python.
+
+What needs a process of its own (signals, pipes, what is loaded) starts one: `TRAINWRIGHT` is the command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from trainwright.tasks import progress
+from trainwright.tasks.cli import main
+
+TRAINWRIGHT = [sys.executable, "-m", "trainwright.tasks.cli"]
+
+
+def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`trainwright ARGS` with these variables; listeners and signal handlers are afterwards as they were."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.setattr(sys, "argv", ["trainwright", *args])
+        patch.setattr(progress, "_listeners", [])
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            with pytest.raises(SystemExit) as ended:
+                main()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+    code = ended.value.code
+    assert isinstance(code, int)
+    return subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())
+
+
+def process(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The same in a process of its own."""
+    return subprocess.run(
+        [*TRAINWRIGHT, *args], capture_output=True, text=True, env=os.environ | environment, timeout=200, check=False
+    )
+
+
+@contextlib.contextmanager
+def little_memory(more_bytes: int = 2**30) -> Iterator[None]:
+    """This process gets no more than so much on top of the address space that it has."""
+    with open("/proc/self/statm") as file:
+        has = int(file.read().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (has + more_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
