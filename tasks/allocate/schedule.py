@@ -15,6 +15,9 @@ from dataclasses import dataclass
 
 from trainwright.tasks.allocate.configuration import EXACT, Configuration
 
+_FACTORS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
+"""Of the deadlines of jobs that can't be in time."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -60,16 +63,17 @@ def fewest_late(
 ) -> tuple[list[Scheduled] | None, tuple[int, ...], bool]:
     """The schedule of least energy with as few jobs as possible late, which they are, and whether all was tried.
 
-    `dispensable` are the jobs from the one that is to be late first to the one that is last. None where not even deadlines
-    stand in the way. Where not all can be tried, deadlines are kept one by one, the most important first, while they can be.
+    `dispensable` are the jobs from the one that is to be late first to the one that is last. Those that are late are so by the
+    least of `_FACTORS` that is enough, whatever the energy. None where not even deadlines stand in the way. Where not all can be
+    tried, deadlines are kept one by one, the most important first, while they can be.
     """
     effort = Effort()
     limited = [number for number in dispensable if deadlines[number] < math.inf]
     for count in range(len(limited) + 1):
         for late in itertools.combinations(limited, count):
-            found = least_energy(options, _without(deadlines, late), room, effort)
+            found = least_energy(options, _stretched(deadlines, late), room, effort)
             if found is not None:
-                return found, late, not effort.spent
+                return _less_late(found, options, deadlines, late, room), late, not effort.spent
             if effort.spent:
                 return *_one_by_one(options, deadlines, limited, room), False
     return None, (), True
@@ -79,13 +83,25 @@ def _one_by_one(
     options: Sequence[Sequence[Choice]], deadlines: Sequence[float], limited: Sequence[int], room: Mapping[object, int]
 ) -> tuple[list[Scheduled] | None, tuple[int, ...]]:
     late = tuple(limited)
-    kept = _quickly(options, _without(deadlines, late), room)
+    kept = _quickly(options, _stretched(deadlines, late), room)
     for number in reversed(limited):
         fewer = tuple(one for one in late if one != number)
-        found = _quickly(options, _without(deadlines, fewer), room)
+        found = _quickly(options, _stretched(deadlines, fewer), room)
         if found is not None:
             kept, late = found, fewer
-    return kept, late
+    return kept and _less_late(kept, options, deadlines, late, room), late
+
+
+def _less_late(
+    found: list[Scheduled], options: Sequence[Sequence[Choice]], deadlines: Sequence[float], late: Sequence[int],
+    room: Mapping[object, int],
+) -> list[Scheduled]:  # fmt: skip
+    """The same jobs late by the least of a few factors of their deadlines; what was found where none is enough."""
+    for factor in _FACTORS if late else ():
+        less = _quickly(options, _stretched(deadlines, late, factor), room)
+        if less is not None:
+            return less
+    return found
 
 
 def _quickly(
@@ -98,8 +114,8 @@ def _quickly(
     return schedule([min(some, key=lambda one: one.upper_s) for some in options], deadlines, room, Effort(5_000))
 
 
-def _without(deadlines: Sequence[float], late: Sequence[int]) -> list[float]:
-    return [math.inf if number in late else deadline for number, deadline in enumerate(deadlines)]
+def _stretched(deadlines: Sequence[float], late: Sequence[int], factor: float = math.inf) -> list[float]:
+    return [deadline * (factor if number in late else 1.0) for number, deadline in enumerate(deadlines)]
 
 
 def least_energy(

@@ -4,8 +4,8 @@ The rule. A job's choices are its configurations, at the global batch of its own
 devices at once; they accumulate gradients where it can't run alone without that. Jobs hold their devices from start to end, for
 the time that they do not exceed at their confidence; when they start is in `schedule`. The joint plan has the least energy of
 those that meet all deadlines; ties go to the earlier sum of ends. Where none does, the fewest jobs slip, those of the lowest
-priority first. Where there are too many choices and orders to try them all, the plan says `bounded`. A host's window is the one
-that is open now: what would start in a later one waits for another plan.
+priority first, and by little rather than with little energy. Where there are too many choices and orders to try them all, the
+plan says `bounded`. A host's window is the one that is open now: what would start in a later one waits for another plan.
 """
 
 from __future__ import annotations

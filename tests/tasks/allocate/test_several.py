@@ -141,6 +141,16 @@ def test_the_job_of_lower_priority_slips_where_not_all_can_be_in_time() -> None:
     check(made)
 
 
+def test_a_job_that_slips_takes_the_quicker_device_rather_than_the_frugal_one() -> None:
+    chosen = pool(1, 1)
+    options = choices(pending(chosen, "a", 20, None), None)[0]
+    quickest = min(one.upper_s for one in options)
+    assert options[0].upper_s > 1.2 * quickest  # of least energy
+    made = make_joint_plan([pending(chosen, "a", 20, quickest / 1.05)])
+    assert made.slips == ["a"]
+    assert made.jobs[0].ends_s <= 1.1 * quickest / 1.05 * (1 + 1e-9)
+
+
 def test_a_job_that_does_not_fit_at_once_accumulates_beside_another() -> None:
     chosen = pool(1, 0)
     small = ESTIMATE.model_copy(
