@@ -1,7 +1,8 @@
 """A device's calibration: what its operations and steps cost there. Kept as JSON; loads no torch.
 
-A training step takes c · Σ t + d · (number of operations): Σ t its operations by `op_cost`, c and d for what they cost one
-another and what being timed added to each (`fitting` finds them).
+A training step takes c · Σ t + d · (number of operations) + f · (bytes of its large blocks): Σ t its operations by `op_cost` in
+memory that the process holds already, c and d for what they cost one another and what being timed added to each (`fitting` finds
+them), f for memory that the kernel gives and takes back with each block (`freed_memory`).
 
 Its 90 % interval is exp(± q · σ) of that, σ² = σ₀² + Σ over families (Σ share · deviation)²: σ₀ is how far steps are from the sum
 of their operations; the deviations are those of `op_cost` for what calibration has not seen, taken to err together in a family.
@@ -23,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.energy import Power
 from trainwright.estimator.errors import BadInput
+from trainwright.estimator.freed_memory import MOST_HEAP_BLOCK_BYTES
 from trainwright.estimator.loop_cost import LoopCost
 from trainwright.estimator.named_file import read_named
 from trainwright.estimator.op_cost import FamilyCost, times
@@ -30,8 +32,8 @@ from trainwright.estimator.speed import Speed
 from trainwright.estimator.structure import Structure
 from trainwright.estimator.work import StepWork, Work
 
-SCHEMA_VERSION = 4
-_READ = (3, SCHEMA_VERSION)  # 3 has no `loop`
+SCHEMA_VERSION = 5
+_READ = (3, 4, SCHEMA_VERSION)  # 3 has no `loop`; before 5 what memory costs is in the operations
 _FLOPS_FACTOR = {"fp64": 2.0}  # what is measured is fp32; fp64 has half the lanes (its bytes are counted double)
 
 
@@ -91,6 +93,9 @@ class Calibration(_Value):
     step_deviation: float = Field(description="σ₀: of the logarithm of a step's time over its operations'")
     interval_quantile: float = Field(description="q: half the interval's width in deviations")
     power: Power | None = Field(default=None, description="where the machine has a meter; of `threads` cores of a CPU")
+    first_touch_s_per_byte: float = Field(
+        default=0.0, ge=0, description="f: of memory that is mapped, touched and given back"
+    )
     loop: LoopCost | None = Field(default=None, description="what training adds to a model's step; None: not measured")
 
     def step_times_s(self, structure: Structure, batch_sizes: Sequence[int]) -> list[float]:
@@ -107,7 +112,8 @@ class Calibration(_Value):
         for size in batch_sizes:
             work = step(size)
             took = self._op_times(work, structure.precision)
-            raw.append(self.correction(sum(float(seconds.sum()) for seconds, _ in took.values()), count))
+            ops_s = self.correction(sum(float(seconds.sum()) for seconds, _ in took.values()), count)
+            raw.append(ops_s + self.first_touch_s_per_byte * structure.made_bytes(size, MOST_HEAP_BLOCK_BYTES))
             if size == at:
                 about = self._about(work, took)
         return list(itertools.accumulate(raw, max)), about

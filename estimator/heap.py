@@ -6,14 +6,16 @@ chunks do not join: a hole is too small for a block of its own size, and is spli
 large enough is taken. What fits none extends the heap, or, from a threshold on, is a mapping of its own, given back when freed.
 The threshold rises to each mapping that is given back, up to 32 MiB; from twice that the heap's free end is given back too.
 
-Which small things these are differs between processes, as addresses do: whoever asks tries several distances.
+Which small things these are differs between processes, as addresses do: whoever asks draws how much later they are made.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from trainwright.estimator.freed_memory import MOST_HEAP_BLOCK_BYTES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 
 _ALIGNMENT, _LEAST_CHUNK, _HEADER, _PAGE = 64, 32, 8, 4096
 _FIRST_THRESHOLD = 2**20  # 128 KiB where a process starts; importing torch raises it
-_MOST_THRESHOLD = 32 * 2**20  # DEFAULT_MMAP_THRESHOLD_MAX
 _PAD = 128 * 2**10  # M_TOP_PAD
 
 
@@ -83,7 +84,7 @@ class Heap:
         """Give a chunk back; it joins with free neighbours."""
         if place < 0:
             self._mapped -= size
-            if self._threshold < size <= _MOST_THRESHOLD:
+            if self._threshold < size <= MOST_HEAP_BLOCK_BYTES:
                 self._threshold = size
             return
         before = self._ends.pop(place, None)
@@ -112,18 +113,21 @@ class Heap:
             self.high_bytes = resident
 
 
-def high_water_bytes(numbers: NDArray[Any], sizes: NDArray[Any], least_bytes: float, behind: int) -> float:
+def high_water_bytes(
+    numbers: NDArray[Any], sizes: NDArray[Any], least_bytes: float, behind: Callable[[], int]
+) -> float:
     """The most resident at once, of blocks by number as they are made and freed; `sizes` in bytes, negative where one is freed.
 
-    Blocks below `least_bytes` are counted as they are. The ends of a block are in use as long as the block that is made as the
-    `behind`th after it lives (0: as long as itself).
+    Blocks below `least_bytes` are counted as they are. An end of a block is in use as long as the block lives that is made as the
+    `behind()`th after it (0: as long as itself).
     """
     import numpy as np
 
     heap = Heap()
     blocks: dict[int, Chunk] = {}
     in_use: dict[int, list[Chunk]] = {}
-    queue: deque[list[Chunk]] = deque([] for _ in range(behind))
+    due: dict[int, list[Chunk]] = {}  # by the number of blocks that were made before
+    made = 0
     large = np.abs(sizes) >= least_bytes
     small = np.cumsum(np.where(large, 0.0, sizes))
     places = np.flatnonzero(large)
@@ -140,8 +144,10 @@ def high_water_bytes(numbers: NDArray[Any], sizes: NDArray[Any], least_bytes: fl
                 heap.free(*end)
         else:
             blocks[number], ends = heap.allocate(size)
-            queue.append(ends)
-            in_use[number] = queue.popleft()
+            for end in ends:
+                due.setdefault(made + behind(), []).append(end)
+            in_use[number] = due.pop(made, [])
+            made += 1
     heap.besides = float(most[-1])
     heap.note()
     return heap.high_bytes

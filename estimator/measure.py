@@ -1,7 +1,8 @@
 """Measures this machine: `python -m trainwright.estimator.measure --out FILE --budget S …`. Heavy: torch.
 
 Networks of the benchmark family are built in turn; of each, whole steps are timed, then steps in which every operation is
-timed where it stands (so that caches and the allocator are as in training). Sentinel kernels run before and after each:
+timed where it stands (so that caches and the allocator are as in training). The process keeps the memory that it frees, so that
+no time holds what the kernel takes to give it again: that is measured by itself. Sentinel kernels run before and after each:
 all times are told at the median speed, so that a machine that becomes slower or faster meanwhile does no harm, and their spread
 is told as drift. What was measured is kept beside the result until that is complete: a run that was cut short goes on.
 """
@@ -25,6 +26,7 @@ from trainwright.estimator.calibration import Calibration, save
 from trainwright.estimator.energy import RAPL_ROOT
 from trainwright.estimator.errors import BusyMachine, TrainwrightError
 from trainwright.estimator.fitting import StepSample, drift, fit, refuse_busy
+from trainwright.estimator.freed_memory import first_touch_s_per_byte, keep_freed_memory
 from trainwright.estimator.machine import processor
 from trainwright.estimator.measure_power import device_power
 from trainwright.estimator.op_cost import OpSample
@@ -117,6 +119,7 @@ def measure(
         torch=importlib.metadata.version("torch"),
         processor=processor(),
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        first_touch_s_per_byte=first_touch_s_per_byte(),
         duration_s=spent + time.monotonic() - started,
     )
 
@@ -219,6 +222,7 @@ def main() -> int:
     parser.add_argument("--powercap", type=Path, default=RAPL_ROOT)
     parser.add_argument("--most-drift", type=float, required=True)
     given = parser.parse_args()
+    keep_freed_memory(large_blocks=True)
     try:
         kept = KeptSamples(given.out.with_name(f"{given.out.name}.samples"), setting(given.threads))
         try:

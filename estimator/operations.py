@@ -41,7 +41,6 @@ _FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 _PICKS = ("embedding", "_embedding_bag", "index_select", "gather", "take")
 """Of a table they read what they pick, not all of it."""
-_ALWAYS_MAPPED = 32 * 2**20  # glibc asks the kernel for new pages for blocks larger than this, each time
 
 
 @dataclass(slots=True)
@@ -100,7 +99,6 @@ def describe(func: Any, args: Any, kwargs: Any, out: Any) -> Operation:
         flops = _conv_backward_flops(args)
     if name.startswith(_PICKS):
         moved = float(sum(2 * one.numel() * one.element_size() for one in results)) + 8 * dims.get("picked", 0.0)
-    dims["fresh"] = float(sum(one.numel() * one.element_size() > _ALWAYS_MAPPED for one in results))
     dtype = str((results or inputs)[0].dtype).removeprefix("torch.") if results or inputs else ""
     layout = _conv_layout(name, args) if family in ("conv", "conv_backward") and "filters" in dims else {}
     return Operation(kind, family, dtype, flops, moved, dims, layout)

@@ -24,6 +24,7 @@ from trainwright.estimator.energy import RAPL_ROOT
 from trainwright.estimator.errors import BadInput, TrainwrightError
 from trainwright.estimator.few_shot import Probe, ProbeOp, fit_few
 from trainwright.estimator.fitting import refuse_busy
+from trainwright.estimator.freed_memory import first_touch_s_per_byte, keep_freed_memory
 from trainwright.estimator.machine import processor
 from trainwright.estimator.measure import Say, Sentinel
 from trainwright.estimator.measure_power import device_power
@@ -79,6 +80,7 @@ def probe(
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         duration_s=time.monotonic() - started,
         speed=Sentinel()(),
+        first_touch_s_per_byte=first_touch_s_per_byte() if device_type == "cpu" else 0.0,
         sentinel_drift=drift,
     )
 
@@ -160,6 +162,7 @@ def main() -> int:
     parser.add_argument("--most-drift", type=float, required=True)
     parser.add_argument("--powercap", type=Path, default=RAPL_ROOT)
     given = parser.parse_args()
+    keep_freed_memory(large_blocks=True)
     try:
         made = probe(given.budget, given.device, given.threads, say, most_drift=given.most_drift)
     except TrainwrightError as error:

@@ -104,6 +104,17 @@ class Lifetimes(_Value):
         numbers, codes, signs = self._unrolled(steps)
         return numbers, bytes_of[codes] * signs
 
+    def made_bytes(self, batch_size: int, workspaces: Sequence[float], least_bytes: float) -> float:
+        """Bytes that a step makes in storages of `least_bytes` or more; `workspaces` are those of the trace's operations."""
+        import numpy as np
+
+        bytes_of = np.array([*(line(batch_size) for line in self.sizes), *workspaces])
+        if not (bytes_of >= least_bytes).any():
+            return 0.0
+        codes = np.array([code for code in self.step if code >= 0], dtype=np.int64)
+        made = bytes_of[codes]
+        return float(made[made >= least_bytes].sum())
+
     def _unrolled(self, steps: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Of each event: the storage's number, the place of its size, 1 or -1."""
         import numpy as np
@@ -196,6 +207,16 @@ class Structure(_Value):
             [[layer.kind, layer.parameters] for layer in self.layers],
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(what).encode()).hexdigest()
+
+    def made_bytes(self, batch_size: int, least_bytes: float) -> float:
+        """Bytes that a step of this many samples makes in blocks of `least_bytes` or more; 0 where lifetimes are not known.
+
+        Without the workspace of recurrent layers, whose pages are not new each time (page faults were counted).
+        """
+        if self.lifetimes is None:
+            return 0.0
+        workspaces = [0.0 if one.family == "rnn" else one.workspace_bytes(batch_size) for one in self.trace]
+        return self.lifetimes.made_bytes(batch_size, workspaces, least_bytes)
 
     def peak_bytes(self, batch_size: int) -> float:
         """Most bytes alive at once in a step of this many samples: of the operations' lines, each with its workspace."""

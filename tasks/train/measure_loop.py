@@ -24,6 +24,7 @@ import torch  # noqa: TID253
 
 from trainwright.estimator import source as model_source
 from trainwright.estimator.curves import Interval
+from trainwright.estimator.freed_memory import keep_freed_memory
 from trainwright.estimator.loop_cost import LoopCost, LoopWork, fit_loop, loop_work
 from trainwright.estimator.source import BatchSpec
 from trainwright.estimator.trace import trace
@@ -34,7 +35,6 @@ from trainwright.tasks.job import Job
 from trainwright.tasks.pool import load_pool
 from trainwright.tasks.train.batches import epoch_order
 from trainwright.tasks.train.channel import Message, Waits
-from trainwright.tasks.train.freed_memory import keep_freed_memory
 from trainwright.tasks.train.loop import Training
 from trainwright.tasks.train.peers import Peers
 from trainwright.tasks.train.rank import Rank

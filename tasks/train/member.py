@@ -17,13 +17,13 @@ from typing import Any
 import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.estimator.devices import number_of
+from trainwright.estimator.freed_memory import keep_freed_memory
 from trainwright.tasks import data
 from trainwright.tasks.artefacts import PlannedDevice
 from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.train.channel import Channel, RankChannel
 from trainwright.tasks.train.collective import PeersLost
 from trainwright.tasks.train.cpu_share import join_cgroup
-from trainwright.tasks.train.freed_memory import keep_freed_memory
 from trainwright.tasks.train.loop import Training
 from trainwright.tasks.train.metrics import warm_up
 from trainwright.tasks.train.peers import Peers

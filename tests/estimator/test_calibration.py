@@ -16,7 +16,7 @@ from trainwright.estimator.errors import BadInput
 from trainwright.estimator.fitting import StepSample, fit
 from trainwright.estimator.op_cost import OpSample, Roofline
 from trainwright.estimator.speed import Speed
-from trainwright.estimator.structure import Operation, Structure
+from trainwright.estimator.structure import Lifetimes, Operation, Structure
 
 COSTS = {
     "conv": Roofline(latency_s=2e-5, flops_per_s=1e11, bytes_per_s=1e10),
@@ -148,10 +148,24 @@ def test_a_calibration_is_read_back_as_it_was_written(calibration: Calibration, 
 
 def test_a_calibration_of_the_version_before_is_read(calibration: Calibration, tmp_path: Path) -> None:
     path = tmp_path / "cpu.json"
-    document = json.loads(calibration.model_dump_json()) | {"schema_version": 3}
-    del document["loop"]
-    path.write_text(json.dumps(document))
-    assert load(path) == calibration.model_copy(update={"schema_version": 3, "loop": None})
+    for version, lacks in ((3, ("loop", "first_touch_s_per_byte")), (4, ("first_touch_s_per_byte",))):
+        document = json.loads(calibration.model_dump_json()) | {"schema_version": version}
+        for name in lacks:
+            del document[name]
+        path.write_text(json.dumps(document))
+        assert load(path) == calibration.model_copy(update={"schema_version": version, "loop": None})
+
+
+def test_blocks_that_the_kernel_takes_back_each_time_cost_their_first_touch(calibration: Calibration) -> None:
+    sizes = (Affine(fixed=0.0, per_sample=2.0**20), Affine(fixed=100.0, per_sample=0.0))
+    structure = _structure(2, 1e6).model_copy(
+        update={"lifetimes": Lifetimes(sizes=sizes, start=(1,), step=(0, 0, 1, -2, -3, -4))}
+    )
+    touching = calibration.model_copy(update={"first_touch_s_per_byte": 1e-9})
+    batches = [16, 31, 32, 64]
+    plain, more = (one.step_times_s(structure, batches) for one in (calibration, touching))
+    added = [after - before for before, after in zip(plain, more, strict=True)]
+    assert added == pytest.approx([0.0, 0.0, 2 * 32 * 2**20 * 1e-9, 2 * 64 * 2**20 * 1e-9])
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def high_water_bytes(events: Sequence[tuple[int, float | None]], least: float, b
     made = {number: size for number, size in events if size is not None}
     sizes = [-made[number] if size is None else size for number, size in events]
     numbers = np.array([number for number, _ in events], dtype=np.int64)
-    return high_water_of_arrays(numbers, np.array(sizes, dtype=np.float64), least, behind)
+    return high_water_of_arrays(numbers, np.array(sizes, dtype=np.float64), least, lambda: behind)
 
 
 def _most_live(events: list[tuple[int, float | None]]) -> float:

@@ -1,11 +1,15 @@
-"""The device under test: the steps that the baselines are fitted to, and its peaks."""
+"""The device under test: its calibration, the steps that the baselines are fitted to, and its peaks."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import torch
 from timing import Sentinel, time_steps
@@ -13,7 +17,7 @@ from zoo import Case
 
 from trainwright.estimator.baselines import MeasuredStep
 from trainwright.estimator.benchmark import Network, networks
-from trainwright.estimator.calibration import op_count
+from trainwright.estimator.calibration import Calibration, load, op_count
 from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace import trace
 
@@ -21,6 +25,17 @@ Say = Callable[[str], None]
 _SEED = 0  # the networks that calibration itself measures
 _OTHER_SEED = 1_000_003
 _LONGEST_STEP_S = 0.4
+
+
+def calibrated(module: str, seconds: float, threads: int, *more: str) -> Calibration:
+    """What a module that measures finds, in a process of its own as `trainwright calibrate` has it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cpu.json"
+        numbers = [f"--budget={seconds}", f"--threads={threads}", "--most-drift=inf"]
+        subprocess.run(
+            [sys.executable, "-m", f"trainwright.estimator.{module}", "--out", path, *numbers, *more], check=True
+        )
+        return load(path)
 
 
 def _cases(seed: int) -> Iterator[Case]:

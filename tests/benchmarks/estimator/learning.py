@@ -13,13 +13,13 @@ import argparse
 import math
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+import device
 import torch
 from zoo import Case, cases
 
@@ -27,7 +27,6 @@ from trainwright.estimator.accuracy import noise_floor, percent, table
 from trainwright.estimator.calibration import load
 from trainwright.estimator.curves import DeviceCurve, Interval
 from trainwright.estimator.experience import Finding, FinishedRun, learn
-from trainwright.estimator.measure import measure
 from trainwright.estimator.quantiles import quantile
 from trainwright.estimator.step_time import predict_curve
 from trainwright.estimator.trace import trace
@@ -93,11 +92,6 @@ class Outcome:
         """The interval's ends, as a ratio."""
         predicted = self.learned if learning else self.plain
         return predicted.high / predicted.low
-
-
-def say(message: str) -> None:
-    """Progress, beside the result."""
-    print(message, file=sys.stderr, flush=True)
 
 
 def drawn(seed: int, models: int, batches: int) -> list[Case]:
@@ -202,7 +196,7 @@ def main() -> None:
     calibration = (
         load(given.calibration, torch.__version__)
         if given.calibration
-        else measure(given.seconds, 1, lambda message, _: say(message))
+        else device.calibrated("measure", given.seconds, 1)
     )
     chosen = drawn(given.seed, given.models, given.batches)
     curves = [

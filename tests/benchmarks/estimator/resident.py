@@ -1,19 +1,25 @@
-"""The memory that real training processes hold: `python resident.py FAMILY SEED NUMBER BATCH_SIZE` prints one case as JSON.
+"""The memory that real training processes hold: `python resident.py` prints one JSON line for each line that it reads.
 
-A process of its own for each case: torch is imported, a tiny model trained, and the resident memory then read is the baseline.
-Then the model is built and steps three times; what the kernel says was the most resident since (VmHWM, reset by
-/proc/self/clear_refs) less the baseline is what the model's training takes.
+A line names a case: FAMILY SEED NUMBER BATCH_SIZE. Each is a process of its own, forked from this one once torch is imported:
+it trains a tiny model, so that torch's own start is over, and the resident memory then read is the baseline. Then the model is
+built and steps three times; what the kernel says was the most resident since (VmHWM, reset by /proc/self/clear_refs) less the
+baseline is what the model's training takes. Of a later step the page faults are counted.
+
+`python resident.py FAMILY SEED NUMBER BATCH_SIZE` measures that one in this process, not forked.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
+import resource
 import sys
 from itertools import islice
 from pathlib import Path
 
 import torch
+import torch._dynamo  # what the first optimizer of a process imports
 from zoo import Case, cases
 
 from trainwright.estimator.benchmark import networks
@@ -55,23 +61,38 @@ def train(case: Case, batch_size: int) -> TrainingStep:
     return step
 
 
-def main() -> None:
-    """Measure one case."""
-    case, batch_size = case_of(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])), int(sys.argv[4])
+def measured(family: str, seed: int, number: int, batch_size: int) -> dict[str, int]:
+    """Bytes of one case, in this process."""
+    case = case_of(family, seed, number)
     torch.set_num_threads(1)
-    cold = status("VmRSS")
     warm_up()
     gc.collect()
     baseline = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     kept = train(case, batch_size)
-    high = status("VmHWM")
-    print(
-        json.dumps(
-            {"high_bytes": high - baseline, "high_cold_bytes": high - cold, "end_bytes": status("VmRSS") - baseline}
-        )
-    )
-    del kept
+    found = {"high_bytes": status("VmHWM") - baseline, "end_bytes": status("VmRSS") - baseline}
+    kept()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    kept()
+    return {**found, "faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before}
+
+
+def show(family: str, *numbers: str) -> None:
+    """Measure one case in this process, and print it."""
+    print(json.dumps(measured(family, *map(int, numbers))), flush=True)
+
+
+def main() -> None:
+    """Measure one case, or those that are asked for."""
+    if len(sys.argv) > 1:
+        show(*sys.argv[1:])
+        return
+    for line in sys.stdin:
+        child = multiprocessing.get_context("fork").Process(target=show, args=line.split())
+        child.start()
+        child.join()
+        if child.exitcode:
+            raise SystemExit(f"resident: {line.strip()} failed")
 
 
 if __name__ == "__main__":

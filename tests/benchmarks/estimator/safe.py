@@ -1,28 +1,39 @@
-"""The safe bound against the resident memory of real processes: `python tests/benchmarks/estimator/safe.py [--cases N] [--fit]`.
+"""The safe bound against the resident memory of real processes: `python tests/benchmarks/estimator/safe.py [--cases N] …`.
 
-Each case trains in a process of its own (`resident.py`). Batch sizes are drawn so that live bytes reach from 10 MB to --most.
-`memory.py` ends with the same table of fewer cases. With --fit the networks that calibration trains are measured, and the
-constants of `estimator.memory` are fitted to them.
+Each case trains in a process of its own (`resident.py`), at a batch size that is drawn so that live bytes reach from 10 MB to
+--most. `memory.py` ends with the same table of fewer cases. A long session is done in pieces (300 cases take 20 minutes). The
+constants of `estimator.memory` are fitted to networks that calibration trains; no case of the zoo has a part in them.
+
+    safe.py --cases 150 --seed 1 --out cases.jsonl; safe.py --cases 150 --seed 2 --out cases.jsonl; safe.py --report cases.jsonl
+    safe.py --networks 200 --fit
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from resident import case_of
+from zoo import Case
 
 from trainwright.estimator.accuracy import percent, table
-from trainwright.estimator.memory import held_bytes, safe_bytes
+from trainwright.estimator.memory import held_terms, safe_bytes
+from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace import trace
 
 _LEAST_BYTES, MOST_BYTES = 1e7, 5e8
+_MOST_BATCH = 4096
+_FORKS = 10
+_QUANTILE = 0.99
 _RESIDENT = Path(__file__).with_name("resident.py")
 
 
@@ -34,6 +45,7 @@ class Seen:
     high_bytes: float
     expected_bytes: float
     safe_bytes: float
+    kinds: float
     held_bytes: float
 
     @property
@@ -42,38 +54,60 @@ class Seen:
         return self.safe_bytes / self.high_bytes - 1
 
 
-def measure(which: str, seed: int, number: int, most: float) -> Seen | None:
-    """The case of this number at a batch size of its own; None where it is too large at its least."""
+class Processes:
+    """Where cases train, each in a process of its own; after some a fresh one to fork from: addresses are drawn with it."""
+
+    def __init__(self) -> None:
+        self._left, self._parent = 0, None
+
+    def measure(self, which: str, seed: int, number: int, batch_size: int) -> dict[str, int]:
+        """What `resident` says of the case."""
+        if self._parent is None or not self._left:
+            self.close()
+            self._parent = subprocess.Popen(
+                [sys.executable, str(_RESIDENT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            self._left = _FORKS
+        self._left -= 1
+        assert self._parent.stdin
+        assert self._parent.stdout
+        print(which, seed, number, batch_size, file=self._parent.stdin, flush=True)
+        line = self._parent.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{which} {seed} {number} at batch size {batch_size}: its process failed")
+        found: dict[str, int] = json.loads(line)
+        return found
+
+    def close(self) -> None:
+        """End the one that others were forked from."""
+        if self._parent is not None:
+            self._parent.communicate()
+            self._parent = None
+
+
+def draw(which: str, seed: int, number: int, most: float) -> tuple[Case, Structure, int] | None:
+    """The case of this number with its structure and a batch size of its own; None where it is too large at its least."""
     case = case_of(which, seed, number)
     structure = trace(case.spec(), case.batch_size)
-    draw = random.Random(f"{which} {seed} {number}")
-    target, batch_size = _LEAST_BYTES * (most / _LEAST_BYTES) ** draw.random(), 1
-    while batch_size < 4096 and structure.peak_bytes(2 * batch_size) <= target:
+    drawn = random.Random(f"{which} {seed} {number}")
+    target, batch_size = _LEAST_BYTES * (most / _LEAST_BYTES) ** drawn.random(), 1
+    while batch_size < _MOST_BATCH and structure.peak_bytes(2 * batch_size) <= target:
         batch_size *= 2
-    if structure.peak_bytes(batch_size) > most:
-        return None
-    command = [sys.executable, str(_RESIDENT), which, str(seed), str(number), str(batch_size)]
-    done = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    expected = structure.peak_bytes(batch_size)
-    safe = safe_bytes(structure, batch_size, expected)
-    held = held_bytes(structure, structure.lifetimes, batch_size) if structure.lifetimes else 0.0
-    return Seen(f"{case.label} at b{batch_size}", done["high_bytes"], expected, safe, max(expected, held))
+    return (case, structure, batch_size) if structure.peak_bytes(batch_size) <= most else None
 
 
-def fit(seen: list[Seen], quantile: float) -> list[float]:
-    """Quantile regression of what was measured on (1, held), neither negative; errors relative."""
+def fit(seen: Sequence[Seen], quantile: float = _QUANTILE) -> Any:
+    """Quantile regression of what was measured on (kinds, held), neither negative; errors relative."""
     from scipy.optimize import linprog
 
-    terms = np.array([[1.0, one.held_bytes / 2**20] for one in seen])
-    high = np.array([one.high_bytes for one in seen]) / 2**20
-    weight, count = 1 / high, len(seen)
-    costs = np.concatenate([np.zeros(2), quantile * weight, (1 - quantile) * weight])
+    count = len(seen)
+    terms = np.array([[2**20 * one.kinds / one.high_bytes, one.held_bytes / one.high_bytes] for one in seen])
+    costs = [0.0, 0.0, *[quantile] * count, *[1 - quantile] * count]
     equal = np.hstack([terms, np.eye(count), -np.eye(count)])
-    found = linprog(costs, A_eq=equal, b_eq=high, bounds=[(0, None)] * len(costs), method="highs")
-    return [float(one) for one in found.x[:2]]
+    return linprog(costs, A_eq=equal, b_eq=np.ones(count), bounds=[(0, None)] * len(costs), method="highs").x[:2]
 
 
-def report(seen: list[Seen]) -> str:
+def report(seen: Sequence[Seen]) -> str:
     """Cases, the share that held more than the bound, and the headroom."""
     headroom = np.array([one.headroom for one in seen])
     rows = [("safe", "cases", "under", "median", "p10", "p90")]
@@ -85,32 +119,52 @@ def report(seen: list[Seen]) -> str:
 def compare(count: int, seed: int, most: float, which: str = "zoo") -> list[Seen]:
     """Measure this many cases, printing each."""
     seen: list[Seen] = []
-    number = 0
-    while len(seen) < count:
-        one = measure(which, seed, number, most)
-        number += 1
-        if one is not None:
-            seen.append(one)
-            mib = f"{one.expected_bytes / 2**20:8.1f} {one.safe_bytes / 2**20:8.1f} {one.high_bytes / 2**20:8.1f} MiB"
-            print(f"{one.label:64} {mib}  {percent(one.headroom, signed=True)}", flush=True)
+    processes = Processes()
+    for number in itertools.count():
+        if len(seen) == count:
+            break
+        drawn = draw(which, seed, number, most)
+        if drawn is None:
+            continue
+        case, structure, batch_size = drawn
+        high = processes.measure(which, seed, number, batch_size)["high_bytes"]
+        expected = structure.peak_bytes(batch_size)
+        safe = safe_bytes(structure, batch_size, expected)
+        kinds, held = 0.0, 0.0
+        if structure.lifetimes is not None:
+            kinds, held = held_terms(structure, structure.lifetimes, batch_size, expected)
+        one = Seen(f"{case.label} at b{batch_size}", high, expected, safe, kinds, held)
+        seen.append(one)
+        mib = f"{one.expected_bytes / 2**20:8.1f} {one.safe_bytes / 2**20:8.1f} {one.high_bytes / 2**20:8.1f} MiB"
+        print(f"{one.label:64} {mib}  {percent(one.headroom, signed=True)}", flush=True)
+    processes.close()
     return seen
 
 
 def main() -> None:
-    """Measure and compare; fit where asked."""
+    """Measure and compare, or compare what was measured before; fit where asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", type=int, default=300)
+    parser.add_argument("--cases", type=int, default=300, help="of the zoo")
+    parser.add_argument("--networks", type=int, default=0, help="those that calibration trains, in place of the zoo")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--most", type=float, default=MOST_BYTES, help="bytes")
-    parser.add_argument("--fit", action="store_true")
-    parser.add_argument("--quantile", type=float, default=0.99)
+    parser.add_argument("--out", type=Path, help="the cases are added to it, a line of JSON each")
+    parser.add_argument("--report", type=Path, help="measure nothing: put together the cases in this file")
+    parser.add_argument("--fit", action="store_true", help="fit the constants of estimator.memory")
     given = parser.parse_args()
-    print("case, expected, safe, measured")
-    seen = compare(given.cases, given.seed, given.most, "networks" if given.fit else "zoo")
+    if given.report:
+        seen = [Seen(**json.loads(line)) for line in given.report.read_text().splitlines()]
+    else:
+        print("case, expected, safe, measured")
+        which = "networks" if given.networks else "zoo"
+        seen = compare(given.networks or given.cases, given.seed, given.most, which)
+        if given.out:
+            with given.out.open("a") as file:
+                file.writelines(f"{json.dumps(asdict(one))}\n" for one in seen)
     print("\n" + report(seen))
     if given.fit:
-        fixed, held = fit(seen, given.quantile)
-        print(f"\nfixed {fixed:.3f} MiB, of what the heap's model holds {held:.3f}")
+        kind, held = fit([one for one in seen if one.held_bytes])
+        print(f"\n{kind:.3f} MiB a kind of operation, {held:.3f} of what the heap's model holds")
 
 
 if __name__ == "__main__":

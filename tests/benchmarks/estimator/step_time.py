@@ -36,8 +36,6 @@ from trainwright.estimator.baselines import (
 )
 from trainwright.estimator.calibration import Calibration, op_count
 from trainwright.estimator.devices import DEVICE_TYPES
-from trainwright.estimator.measure import measure
-from trainwright.estimator.probe import probe
 from trainwright.estimator.step_time import predict_curve
 from trainwright.estimator.trace import trace
 
@@ -86,12 +84,8 @@ def predicted(
 def measured(given: argparse.Namespace) -> Piece:
     """Calibrate, predict, time."""
     torch.set_num_threads(given.threads)
-
-    def listen(message: str, _: float) -> None:
-        say(message)
-
-    calibration = measure(given.seconds, given.threads, listen)
-    few = probe(given.probe_seconds, "cpu", given.threads, listen)
+    calibration = device.calibrated("measure", given.seconds, given.threads)
+    few = device.calibrated("probe", given.probe_seconds, given.threads, "--device=cpu")
     sentinel = Sentinel(calibration.speed)
     others = baselines(given.baseline_seconds or given.seconds, given.threads, sentinel)
     drawn = [(HELD_OUT, one) for one in cases(given.seed, given.cases)]

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from trainwright.estimator.freed_memory import keep_freed_memory
 from trainwright.tasks.job import Job
-from trainwright.tasks.train.freed_memory import keep_freed_memory
 from trainwright.tasks.train.measure_loop import Case, case_of, measure_loop, time_cases
 
 ROWS = 1200

@@ -1,0 +1,42 @@
+"""Memory that a process keeps once it has freed it, and what it costs anew."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from trainwright.estimator.freed_memory import MOST_HEAP_BLOCK_BYTES, first_touch_s_per_byte
+
+_TOUCHED = """
+import resource
+from trainwright.estimator.freed_memory import keep_freed_memory
+
+keep_freed_memory(large_blocks={large_blocks})
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    blocks = [bytearray(b"x") * {size} for _ in range({count})]
+    del blocks
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(faults)
+"""
+_LARGE = 2 * MOST_HEAP_BLOCK_BYTES
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "large_blocks", "kept"),
+    [(2**20, 64, False, True), (_LARGE, 2, False, False), (_LARGE, 2, True, True)],
+    ids=["small blocks", "large ones", "large ones, asked for"],
+)
+def test_memory_that_was_freed_is_not_fetched_from_the_kernel_again(
+    size: int, count: int, large_blocks: bool, kept: bool
+) -> None:
+    code = _TOUCHED.format(size=size, count=count, large_blocks=large_blocks)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    pages = size * count / 4096
+    assert (int(done.stdout) < pages / 100) == kept
+
+
+def test_memory_that_is_touched_for_the_first_time_costs_something() -> None:
+    assert first_touch_s_per_byte() > 0
