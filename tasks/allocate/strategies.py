@@ -5,10 +5,17 @@
 
 The function is asked for every count of every group, with every way to seat it, where there are few enough of them, and for those
 of one group alone otherwise; the plan is the best of all strategies. One that has bounds of its own registers a `Solver`.
+
+A package that is installed beside trainwright brings its strategies by entry points, each a module that registers them:
+
+    [project.entry-points."trainwright.strategies"]
+    pipeline = "my_package.pipeline"
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +25,12 @@ from typing import Protocol
 from trainwright.tasks.allocate.configuration import Configuration, Found, Goal, Limits, Space
 from trainwright.tasks.allocate.layout import Layout, Seating
 from trainwright.tasks.allocate.search import MOST_NODES, Search
+from trainwright.tasks.errors import BadInput
 
 CostFunction = Callable[[Layout, Sequence[int], Seating, int], Configuration | None]
 _MOST_TRIED = 20_000
+DATA_PARALLEL = "data-parallel"
+ENTRY_POINTS = "trainwright.strategies"
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,7 @@ def data_parallel(request: Request) -> Found:
     return Search(space, request.goal, request.limits, request.cutoff).run(request.most_nodes)
 
 
-STRATEGIES: dict[str, Solver] = {"data-parallel": data_parallel}
+STRATEGIES: dict[str, Solver] = {DATA_PARALLEL: data_parallel}
 
 
 def strategy(name: str) -> Callable[[CostFunction], CostFunction]:
@@ -67,8 +77,22 @@ def strategy(name: str) -> Callable[[CostFunction], CostFunction]:
     return add
 
 
+@functools.cache
+def load_installed() -> None:
+    """Have the strategies of installed packages register themselves, once. Raises BadInput naming the package that fails."""
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            point.load()
+        except Exception as error:
+            package = point.dist.name if point.dist else point.value
+            raise BadInput(
+                f"strategy {point.name} of {package}: can't be loaded: {type(error).__name__}: {error}"
+            ) from error
+
+
 def best(request: Request) -> Found:
-    """The best of all strategies; ties go to the one that was registered first."""
+    """The best of all strategies; ties go to the one that was registered first. Raises BadInput as `load_installed` does."""
+    load_installed()
     chosen: Configuration | None = None
     bound, nodes = math.inf, 0
     seen: list[Configuration] = []

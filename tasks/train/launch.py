@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainwright.tasks import progress
+from trainwright.tasks.allocate.strategies import DATA_PARALLEL
 from trainwright.tasks.artefacts import Result
 from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, TrainwrightError
 from trainwright.tasks.folder_store import FolderStore
@@ -44,7 +45,7 @@ def train(
     host's software or data is not as here or the model does not fit the data, ServiceUnreachable where a host can't be reached or
     the store is away at the start or the end.
     """
-    _check_devices(request)
+    _check_plan(request)
     store, work = request.store(), Path(request.work_folder)
     folder = work / RESUME
     shutil.rmtree(folder, ignore_errors=True)
@@ -132,7 +133,7 @@ def search(
 
     Which rates are tried: `tasks.lr_trials`. Raises as `train` does.
     """
-    _check_devices(request)
+    _check_plan(request)
     order = Order(
         request=request,
         mode="ramp",
@@ -161,9 +162,11 @@ def choose_backend(wanted: Literal["auto", "horovod", "torch"]) -> Literal["horo
     return "horovod" if has_horovod and wanted != "torch" else "torch"
 
 
-def _check_devices(request: TrainRequest) -> None:
+def _check_plan(request: TrainRequest) -> None:
     if not request.plan.devices:
         raise BadInput("plan: has no device; allowed: one or more")
+    if (name := request.plan.strategy.get("name", DATA_PARALLEL)) != DATA_PARALLEL:
+        raise BadInput(f"plan.strategy: got {name!r}; allowed where trainwright trains: {DATA_PARALLEL}")
 
 
 def _keep_files(store: ObjectStore, work: Path) -> None:

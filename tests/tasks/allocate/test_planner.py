@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import re
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -24,7 +25,7 @@ from trainwright.tasks.allocate.layout import Layout, Seating
 from trainwright.tasks.allocate.planner import make_plan
 from trainwright.tasks.allocate.plot import write_front
 from trainwright.tasks.allocate.restrictions import usable
-from trainwright.tasks.allocate.strategies import STRATEGIES, strategy
+from trainwright.tasks.allocate.strategies import STRATEGIES, load_installed, strategy
 from trainwright.tasks.artefacts import DataSchema, Estimate, Plan
 from trainwright.tasks.documents import validated
 from trainwright.tasks.errors import BadInput, Infeasible
@@ -575,3 +576,30 @@ def test_another_strategy_registers_itself_with_a_cost_function() -> None:
     finally:
         del STRATEGIES["half-price"]
     assert made(TWO).strategy["name"] == "data-parallel"
+
+
+@pytest.mark.parametrize(
+    ("source", "says"), [("STRATEGIES['own'] = data_parallel", None), ("1 / 0", "ZeroDivisionError")]
+)
+def test_an_installed_package_brings_its_strategy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, says: str | None
+) -> None:
+    module = "from trainwright.tasks.allocate.strategies import STRATEGIES, data_parallel\n"
+    (tmp_path / "my_strategy.py").write_text(f"{module}{source}\n")
+    installed = tmp_path / "mine-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[trainwright.strategies]\nown = my_strategy\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_strategy", raising=False)
+    load_installed.cache_clear()
+    try:
+        if says is None:
+            assert made(TWO).feasible
+            assert list(STRATEGIES) == ["data-parallel", "own"]
+        else:
+            with pytest.raises(BadInput, match=f"strategy own of mine: can't be loaded: {says}"):
+                made(TWO)
+    finally:
+        STRATEGIES.pop("own", None)
+        load_installed.cache_clear()

@@ -155,6 +155,13 @@ def test_a_device_that_is_not_here_is_bad_input(tmp_path: Path) -> None:
         train(request(tmp_path, [60], devices=[{"type": "nvidia-t4"}]))
 
 
+def test_a_plan_of_a_strategy_that_is_not_ours_is_bad_input(tmp_path: Path) -> None:
+    asked = request(tmp_path, [60])
+    other = asked.plan.model_copy(update={"strategy": {"name": "pipeline"}})
+    with pytest.raises(BadInput, match=r"strategy: got 'pipeline'; allowed where trainwright trains: data-parallel"):
+        train(asked.model_copy(update={"plan": other}))
+
+
 @pytest.mark.slow
 def test_the_split_follows_the_devices_speeds_and_its_changes_can_be_replayed(tmp_path: Path) -> None:
     devices = [{"type": "emulated", "speed": 2.0}, {"type": "emulated", "speed": 1.0}]
