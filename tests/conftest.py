@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,11 @@ LONGEST_FIRST = [
     )
 ]  # fmt: skip
 """Files that take more than half a minute: one that starts last would leave the other processes without work."""
+
+
+def pytest_configure() -> None:
+    """Ctrl-C means something to the processes that tests start, also where a shell has started us in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -305,7 +305,9 @@ def test_pool_and_devices_are_the_command_lines(address: str) -> None:
     with client(address, READ) as reader:
         pool = reader.get("/pool", params={"name": "two-cpus"}).json()
         assert [one["id"] for one in pool["devices"]] == ["here/cpu-0", "here/cpu-1"]
-        _refusal(reader.get("/pool", params={"name": "../jobs/digits.yaml/"}), 404, "not_found")
+        _refusal(reader.get("/pool", params={"name": "../../README.md"}), 404, "not_found")
+        says = _refusal(reader.get("/pool", params={"name": "../jobs/digits.yaml/"}), 422, "bad_input")
+        assert "hosts: missing, and needed" in says  # a file that is served, and no pool
         assert "nvidia-t4" in [one["name"] for one in reader.get("/devices").json()["devices"]]
 
 

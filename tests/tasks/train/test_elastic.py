@@ -119,9 +119,7 @@ def test_the_others_go_on_when_a_rank_is_killed_and_it_comes_back(
     result = train(asked)
     watcher.join()
     lost = result.split_events[0]
-    assert lost.reason.startswith(
-        f"rank {victim} (here/{victim}) was killed by SIGKILL; goes on with {ranks - 1} of {ranks}"
-    )
+    assert lost.reason.startswith(f"rank {victim} (here/{victim}) was killed by SIGKILL; ")
     assert lost.batch_sizes[victim] == 0
     assert sum(lost.batch_sizes) == 60
     assert lost.step >= 5
