@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -33,7 +34,6 @@ from trainwright.tasks.service.work import Cache, Work, content_key
 from trainwright.tasks.steps import batch_spec
 
 _FOREVER = float("inf")
-_ERROR = b'{"error"'
 PLAN_LIFETIME_S = 60.0  # a plan also depends on finished runs and calibrations, which change
 
 
@@ -221,14 +221,15 @@ class Service:
         kept = self._cache.get(key)
         if kept is None:
             kept = await self.compute.ask(request)
-            if not kept.startswith(_ERROR) or json.loads(kept)["error"]["kind"] == Infeasible.kind:
-                self._cache.put(key, kept, lifetime_s)  # that nothing is feasible is an answer too
+            with contextlib.suppress(Infeasible):  # that nothing is feasible is an answer too
+                _raised(kept)
+            self._cache.put(key, kept, lifetime_s)
         return _raised(kept)
 
 
 def _raised(answer: bytes) -> bytes:
     """The answer. Raises the error that it may be instead."""
-    if answer.startswith(_ERROR):
+    if answer.startswith(b'{"error"'):
         try:
             error = json.loads(answer)["error"]
             raise from_document({"kind": str(error["kind"]), **error})

@@ -119,7 +119,10 @@ def test_the_others_go_on_when_a_rank_is_killed_and_it_comes_back(
     result = train(asked)
     watcher.join()
     lost = result.split_events[0]
-    assert lost.reason.startswith(f"rank {victim} (here/{victim}) was killed by SIGKILL; ")
+    killed = f"rank {victim} (here/{victim}) was killed by SIGKILL; "
+    assert lost.reason.startswith(killed)
+    if backend == "torch":  # Horovod may keep another in the broken sum, until that one is killed too
+        assert lost.reason.startswith(f"{killed}goes on with {ranks - 1} of {ranks}")
     assert lost.batch_sizes[victim] == 0
     assert sum(lost.batch_sizes) == 60
     assert lost.step >= 5
