@@ -268,7 +268,8 @@ class JointPlan(Value):
     )
     held: list[HeldDevice] | None = _HELD
     search: Literal["exact", "bounded"] = Field(
-        description="exact: every choice of devices of every job was open; bounded: each job's plans of least energy and time"
+        description="exact: every choice of devices and every order was open; bounded: not all. Of how late those are that slip "
+        "it says nothing: that is found in steps"
     )
     solve_time_s: float
 

@@ -176,9 +176,8 @@ class Fence:
 
     def _sweep(self, there: dict[int, list[str]], gone: Callable[[int], bool]) -> None:
         for step in [step for step in there if gone(step)]:
-            for name in sorted(
-                there[step], key=lambda name: name != STATE
-            ):  # the state first: half a checkpoint is none
+            # The state first: half a checkpoint is none.
+            for name in sorted(there[step], key=lambda name: name != STATE):
                 self.store.delete(f"{folder_name(step)}/{name}")
             del there[step]
 
