@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from trainwright.tasks.allocate.node import Bounds, Node
+from trainwright.tasks.allocate.bounds import Bounds
+from trainwright.tasks.allocate.node import Bounded, Node
 from trainwright.tasks.allocate.packing import pack
 
-_LEVEL = 0.2  # of what one rank more or less changes: more than that, and what is not a count is cut first
 _FEW = 24  # counts are tried one by one where there are no more of them
 
 
@@ -41,14 +41,21 @@ class Branching:
         self._bounds, self._space = bounds, bounds.space
         self._layout = bounds.space.layout
 
-    def parts(self, node: Node, plan: Any) -> Iterator[Node]:
-        """The parts of a node, near whose bound lie these counts by kind."""
+    def parts(self, bounded: Bounded) -> Iterator[Node]:
+        """The parts of a node."""
+        node, plan = bounded.node, bounded.counts
         low, high = node.floor.width
         if node.settled and low == high:
             yield from self._groups(node)
             return
-        looseness = self._looseness(node, plan)
-        loosest = max(looseness, key=lambda what: looseness[what])
+        can_be_cut = {
+            "levels": node.levels[0] < node.levels[1],
+            "ranks": node.ranks[0] < node.ranks[1],
+            "kinds": not node.settled,
+            "width": low < high,  # it bounds which seats there are, not what a sum takes
+        }
+        loose = {what: getattr(bounded.loose, what, 0.0) for what, can in can_be_cut.items() if can}
+        loosest = max(loose, key=lambda what: loose[what])
         if node.settled or loosest == "width":
             middle = (low + high) // 2
             for width in ((low, middle), (middle + 1, high)):
@@ -59,35 +66,12 @@ class Branching:
             yield from self._levels(node)
         elif loosest == "ranks":
             first, last = node.ranks
-            middle = min(max(int(math.sqrt(first * last)), first), last - 1)
+            size = math.ceil(float(plan.sum()) - 1e-6)
+            middle = size - 1 if first < size <= last else min(max(int(math.sqrt(first * last)), first), last - 1)
             yield replace(node, ranks=(first, middle))
             yield replace(node, ranks=(middle + 1, last))
         else:
             yield from self._kinds(node, plan)
-
-    def _looseness(self, node: Node, plan: Any) -> dict[str, float]:
-        """By how much of a step each interval loosens the bound. Counts matter to the time only through the level they reach."""
-        first, last = node.levels
-        times, floor = self._space.levels[node.accumulation], node.floor
-        sums = floor.at(max(1, node.ranks[0]), node.low, *node.kinds)
-        top = min(node.ranks[1], self._space.most)
-        step, fewest, most = (
-            float(one.step_s(float(times[first]), node.accumulation))
-            for one in (sums, floor.of(node.ranks[0]), floor.of(top))
-        )
-        by_count = 0.0 if self._bounds.goal in ("time", "upper_time") else 1.0 / max(1.0, float(plan.sum()))
-        loose = {
-            "kinds": _LEVEL * by_count,
-            "levels": (float(times[last]) - float(times[first])) / step,
-            "ranks": (min(most, 1e300) - fewest) / step,
-            "width": 0.0,  # it bounds which seats there are, not what a sum takes
-        }
-        can_be_cut = {
-            "levels": first < last,
-            "ranks": node.ranks[0] < node.ranks[1],
-            "width": floor.width[0] < floor.width[1],
-        }
-        return {what: loose[what] for what in loose if can_be_cut.get(what, True)}
 
     def _levels(self, node: Node) -> Iterator[Node]:
         """Halves of the ratio, not of the difference: short steps are told apart as finely as long ones."""

@@ -11,7 +11,7 @@ cutting between them (M. Eisner, D. Severance, "Mathematical techniques for effi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 _MOST_CUTS = 60  # each is valid to stop at; some eight find the best
 _CLOSE = 1e-9
@@ -79,26 +79,52 @@ class Counts:
         return found is not None and float(samples @ found) >= batch - _CLOSE
 
 
-def cover(prices: Any, samples: Any, counts: Counts, batch: int) -> tuple[float, Any] | None:
-    """The least Σ p · n that covers the batch, or a lower bound of it, and counts n (real numbers). None: impossible."""
-    few, many = counts.heaviest(-prices), counts.heaviest(samples)
-    if few is None or many is None or float(samples @ many) < batch - _CLOSE:
+class Cover(NamedTuple):
+    """The least price, or a lower bound of it; what has it: counts by kind, and samples on a rank of each (real numbers)."""
+
+    price: float
+    counts: Any
+    samples: Any
+
+
+def cover(prices: Any, samples: Any, counts: Counts, batch: int) -> Cover | None:
+    """The cheapest cover of the batch. None: impossible.
+
+    `prices` and `samples` have a row for each choice that a rank of a kind (column) has.
+    """
+    import numpy as np
+
+    kinds = np.arange(prices.shape[1])
+
+    def at(rate: float) -> tuple[float, float, Any, Any] | None:
+        """The best at this price of a sample: samples, price, counts, samples of a rank."""
+        chosen = np.argmin(prices - rate * samples, axis=0)
+        price, held = prices[chosen, kinds], samples[chosen, kinds]
+        found = counts.heaviest(rate * held - price)
+        return None if found is None else (float(held @ found), float(price @ found), found, held)
+
+    most = samples.max(axis=0)
+    few, full = at(0.0), counts.heaviest(most)
+    if few is None or full is None or float(most @ full) < batch - _CLOSE:
         return None
-    few_samples, few_price = float(samples @ few), float(prices @ few)
-    many_samples, many_price = float(samples @ many), float(prices @ many)
-    if few_samples >= batch - _CLOSE:
-        return few_price, few
+    if few[0] >= batch - _CLOSE:
+        return Cover(*few[1:])
+    at_most = np.where(samples == most, prices, np.inf).min(axis=0)
+    many = (float(most @ full), float(at_most @ full), full, most)
     for _ in range(_MOST_CUTS):
-        rate = max(0.0, (many_price - few_price) / (many_samples - few_samples))
-        found = counts.heaviest(rate * samples - prices)
-        assert found is not None
-        held, price = float(samples @ found), float(prices @ found)
-        best = few_price + rate * (batch - few_samples)
-        if price + rate * (batch - held) >= best - _CLOSE * abs(best):
-            share = (batch - few_samples) / (many_samples - few_samples)
-            return min(best, price + rate * (batch - held)), few + share * (many - few)
-        if held >= batch:
-            many, many_samples, many_price = found, held, price
+        rate = max(0.0, (many[1] - few[1]) / (many[0] - few[0]))
+        found = at(rate)
+        if found is None:
+            return None
+        best = few[1] + rate * (batch - few[0])
+        bound = found[1] + rate * (batch - found[0])
+        if bound >= best - _CLOSE * abs(best):
+            share = (batch - few[0]) / (many[0] - few[0])
+            together = (1 - share) * few[2] + share * many[2]
+            held = (1 - share) * few[2] * few[3] + share * many[2] * many[3]
+            return Cover(min(best, bound), together, held / np.maximum(together, 1e-300))
+        if found[0] >= batch:
+            many = found
         else:
-            few, few_samples, few_price = found, held, price
-    return price + rate * (batch - held), many
+            few = found
+    return Cover(bound, *many[2:])

@@ -20,7 +20,7 @@ def pack(by_kind: Any, low: Any, high: Any, floor: CollectiveFloor) -> Any | Non
     holds, site_of, kind_of = floor.holds, floor.layout.site_of, floor.layout.kind_of
     counts = low.copy()
     left = by_kind - np.bincount(kind_of, low, len(by_kind))
-    if (left < 0).any():
+    if (left < 0).any() or (np.bincount(kind_of, high - low, len(by_kind)) < left).any():
         return None
     spare = holds - np.bincount(site_of, low, len(holds))
     groups = np.flatnonzero((high > low) & (left[kind_of] > 0) & (spare[site_of] > 0))

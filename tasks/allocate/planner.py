@@ -21,7 +21,7 @@ from trainwright.tasks.allocate.infeasible import infeasible
 from trainwright.tasks.allocate.layout import Layout
 from trainwright.tasks.allocate.memory import most_samples
 from trainwright.tasks.allocate.restrictions import asks_for_cost, require_possible, usable
-from trainwright.tasks.allocate.search import MOST_NODES
+from trainwright.tasks.allocate.search import EXACT_NODES, MOST_NODES
 from trainwright.tasks.allocate.strategies import Request, best
 from trainwright.tasks.artefacts import DataSchema, Estimate, Plan, PlannedDevice
 from trainwright.tasks.errors import BadInput, Infeasible
@@ -169,7 +169,7 @@ class Planner:
             cutoff = ceiling / self._weight(size) * (1 + EXACT)
             one = best(replace(self.request(size, goal, limits, cutoff), most_nodes=most_nodes))
             found[size] = found[size].improved(one, goal) if size in found else one
-            if one.nodes >= most_nodes == MOST_NODES:
+            if one.nodes >= EXACT_NODES:
                 exhausted.add(size)
 
         for size in sorted(self.sizes, reverse=True):

@@ -1,8 +1,8 @@
 """The best configuration for a global batch: branch and bound over accumulation, width, water level, ranks and counts.
 
-A node (`node`) whose bound is not below the best that was found is dropped; the others are cut (`branching`). What is found when
-no node is left is the best there is; where the work is cut short, `Found.bound` says how much better anything else can be. The
-work is counted in nodes, not in seconds: the same question has the same answer.
+A node (`node`) whose bound (`bounds`) is not below the best that was found is dropped; the others are cut (`branching`). What is
+found when no node is left is the best there is; where the work is cut short, `Found.bound` says how much better anything else can
+be. The work is counted in nodes, not in seconds: the same question has the same answer.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ import itertools
 import math
 from typing import Any
 
+from trainwright.tasks.allocate.bounds import Bounds
 from trainwright.tasks.allocate.branching import Branching, every
 from trainwright.tasks.allocate.configuration import EXACT, Configuration, Found, Goal, Limits, Space
-from trainwright.tasks.allocate.node import Bounds, Node
+from trainwright.tasks.allocate.node import Bounded, Node
 from trainwright.tasks.allocate.packing import pack
 
 MOST_NODES = 3_000
+EXACT_NODES = 1_000
+"""Beyond these, what is found may be worse than the best there is by a share of `_CLOSE`."""
+_CLOSE = 1e-3
 
 
 class Search:
@@ -33,30 +37,31 @@ class Search:
 
     def run(self, most_nodes: int = MOST_NODES) -> Found:
         """Search until nothing can be better, or this many nodes were looked at."""
-        heap: list[tuple[float, int, Node, Any]] = []
+        heap: list[tuple[float, int, Bounded]] = []
         ticket = itertools.count()
 
         def push(node: Node, floor: float) -> None:
             bounded = self._bounds.of(node, self._ceiling())
             if bounded is not None and (bound := max(floor, bounded.value)) < self._ceiling():
-                self._try(bounded.node, bounded.counts)
+                self._try(bounded)
                 if bounded.packed is not None:
                     self._look(tuple(bounded.packed.astype(int).tolist()), node.accumulation)
                 if bound < self._ceiling():
-                    heapq.heappush(heap, (bound, -next(ticket), bounded.node, bounded.counts))
+                    heapq.heappush(heap, (bound, -next(ticket), bounded))
 
         for node in self._roots():
             push(node, 0.0)
         nodes = 0
-        while heap and heap[0][0] < self._ceiling() and nodes < most_nodes:
-            bound, _, node, plan = heapq.heappop(heap)
+        while heap and self._matters(heap[0][0], nodes) and nodes < most_nodes:
+            bound, _, bounded = heapq.heappop(heap)
+            node = bounded.node
             nodes += 1
             few = every(node, self.space.layout.by_kind)
             if few is not None:
                 for counts in few:
                     self._look(counts, node.accumulation)
                 continue
-            for child in self._branching.parts(node, plan):
+            for child in self._branching.parts(bounded):
                 push(child, bound)
         bound = min(heap[0][0] if heap else math.inf, self._ceiling())
         if self.best is not None:
@@ -90,25 +95,42 @@ class Search:
         best = self.best.value(self.goal) if self.best else math.inf
         return min(best * (1 - EXACT), self.cutoff)
 
-    def _try(self, node: Node, plan: Any) -> None:
+    def _matters(self, bound: float, nodes: int) -> bool:
+        """Whether a node with this bound is looked at, after so many."""
+        close = _CLOSE if self.best is not None and nodes >= EXACT_NODES else 0.0
+        return bound < self._ceiling() * (1 - close)
+
+    def _try(self, bounded: Bounded) -> None:
         """Look at whole counts near a bound's."""
         import numpy as np
 
-        samples, _ = self._bounds.levels(node.accumulation, node.levels[1])
+        node, plan, samples = bounded.node, bounded.counts, bounded.samples
+        if samples is None:
+            self._pack(node, plan)
+            return
         down = np.floor(plan + 1e-9)
-        missing = self.space.batch - float((samples * down).sum())
-        parts = sorted(np.flatnonzero(plan - down > 1e-9), key=lambda one: (samples[one], one))
-        if missing > 0 and parts:
-            enough = [one for one in parts if samples[one] >= missing]
-            for one in enough[:1] or parts:
-                down[one] += 1
+        parts = np.flatnonzero(plan - down > 1e-9)
+        up = down.copy()
+        up[parts] += 1
+        missing = self.space.batch - float(samples @ down)
+        one_more = down.copy()
+        if missing > 0 and len(parts):
+            enough = [one for one in parts if samples[one] >= missing] or [max(parts, key=lambda one: samples[one])]
+            one_more[min(enough, key=lambda one: (samples[one], one))] += 1
+        self._pack(node, one_more)
+        self._pack(node, up)
+
+    def _pack(self, node: Node, by_kind: Any) -> None:
+        """Look at these counts by kind on few machines, and on many."""
+        import numpy as np
+
         narrowest = self._bounds.floor((node.floor.width[0], node.floor.width[0]))
-        for floor in (node.floor, narrowest):  # on few machines, and on many
+        for floor in (node.floor, narrowest):
             high = np.minimum(node.high, floor.room)
-            key = (tuple(down), node.accumulation, floor.width, node.low.tobytes(), high.tobytes())
+            key = (tuple(by_kind), node.accumulation, floor.width, node.low.tobytes(), high.tobytes())
             if key not in self._tried and (node.low <= high).all():
                 self._tried.add(key)
-                counts = pack(down, node.low, high, floor)
+                counts = pack(by_kind, node.low, high, floor)
                 if counts is not None:
                     self._look(tuple(counts.astype(int).tolist()), node.accumulation)
 

@@ -103,6 +103,7 @@ def main() -> None:
         "energy": job_of("energy", 4096, None),
         "energy, 30 min": job_of("energy", 4096, 0.5),
         "energy, 10 min": job_of("energy", 4096, 1 / 6),
+        "energy, 8 min": job_of("energy", 4096, 8 / 60),
         "time": job_of("time", 4096, None),
         "energy, auto, 30 min": job_of("energy", "auto", 0.5),
     }

@@ -79,3 +79,16 @@ def test_the_same_pool_gives_the_same_plan_every_time() -> None:
     assert [(device.id, batch) for device, batch in first.devices()] == [
         (device.id, batch) for device, batch in second.devices()
     ]
+
+
+@pytest.mark.parametrize("hours", [None, 1 / 6, 8 / 60])
+def test_a_hundred_types_are_planned_exactly_with_deadlines_near_and_far(hours: float | None) -> None:
+    pool, job = typed_pool(100, 100), job_of("energy", 4096, hours)
+    model = CostModel(job, pool, estimate_for(pool.devices(), 100, seed=100), data_of(1_200_000))
+    planner = Planner(job, model, pool.devices())
+    found, _ = planner.choose(planner.goal, planner.limits)
+    assert found is not None
+    assert found.best is not None
+    assert found.gap(planner.goal) == 0
+    assert found.nodes < 500
+    assert found.best.excess(planner.limits) == 0
