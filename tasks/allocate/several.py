@@ -68,7 +68,19 @@ def make_joint_plan(pending: Sequence[Pending], *, now: datetime | None = None) 
         )  # fmt: skip
     took_s = time.perf_counter() - started
     late = {pending[one].job.name: why for one in slipping if (why := _late_alone(pending[one], now))}
-    return _document(pending, found, slipping, late, exact, took_s)
+    gap = 0.0 if exact else _gap(found, [options for options, _ in every], deadlines, slipping)
+    return _document(pending, found, slipping, late, gap, exact, took_s)
+
+
+def _gap(
+    found: Sequence[Scheduled], options: Sequence[Sequence[Choice]], deadlines: Sequence[float], slipping: Sequence[int]
+) -> float:
+    """By what share the energy can be less: that of each job alone is never more than its part of a joint plan."""
+    least = [
+        min(one.energy_j for one in some if number in slipping or one.upper_s <= deadlines[number] * (1 + EXACT))
+        for number, some in enumerate(options)
+    ]
+    return max(0.0, 1 - math.fsum(least) / math.fsum(one.choice.energy_j for one in found))
 
 
 def check(jobs: Sequence[Job], pool: Pool) -> None:
@@ -177,8 +189,8 @@ def _between(planner: Planner, frugal: Configuration) -> list[Configuration]:
 
 
 def _document(
-    pending: Sequence[Pending], found: Sequence[Scheduled], slipping: Sequence[int], late: dict[str, str], exact: bool,
-    seconds: float,
+    pending: Sequence[Pending], found: Sequence[Scheduled], slipping: Sequence[int], late: dict[str, str], gap: float,
+    exact: bool, seconds: float,
 ) -> JointPlan:  # fmt: skip
     """The plan with devices by name: those free in each group, in the order of the pool."""
     jobs: list[tuple[float, int, ScheduledJob]] = []
@@ -209,5 +221,6 @@ def _document(
         slips=[pending[number].job.name for number in slipping],
         late_alone=late,
         search="exact" if exact else "bounded",
+        gap=gap,
         solve_time_s=seconds,
     )

@@ -194,6 +194,12 @@ def test_of_more_jobs_than_orders_can_be_tried_the_important_ones_are_in_time() 
     check(made)
     assert len(made.jobs) == len(jobs)
     assert made.search == "bounded"
+    alone = [
+        pending(chosen, f"j{number}", 10 + number, None if f"j{number}" in made.slips else one.job.objective.deadline)
+        for number, one in enumerate(jobs)
+    ]
+    least = sum(make_joint_plan([one]).energy_j for one in alone)
+    assert least == pytest.approx(made.energy_j * (1 - made.gap))
     in_time = [one.job.priority for one in jobs if one.job.name not in made.slips]
     assert 3 <= len(in_time) < len(jobs)
     assert in_time.count(3) >= in_time.count(0)
