@@ -95,9 +95,10 @@ path, device_type, calibration, what = sys.argv[1:]
 structure = Structure.model_validate_json(Path(path).read_bytes())
 known = load(Path(calibration)) if device_type == "cpu" else None
 started, worked = time.perf_counter(), time.thread_time()
-curve = predict_curve(structure, known, device_type=device_type)
 if what == "step":
-    estimate_step(curve, 64)
+    estimate_step(predict_curve(structure, known, device_type=device_type, batch_size=64), 64)
+else:
+    predict_curve(structure, known, device_type=device_type)
 print(json.dumps({
     "seconds": time.perf_counter() - started, "cpu_s": time.thread_time() - worked, "torch": "torch" in sys.modules
 }))
