@@ -1,0 +1,131 @@
+"""Deadline, budget, memory and windows, and what is said where no plan keeps them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from plans import MANY, NOON, TWO, plan
+
+from trainwright.tasks.errors import Infeasible
+from trainwright.tasks.pool import seconds_left
+
+
+def test_a_deadline_makes_the_plan_take_more_devices() -> None:
+    frugal = plan(MANY, objective={"minimize": "energy"}, train={"epochs": 100})
+    assert frugal.predicted is not None
+    deadline = frugal.predicted.duration_s.median * 0.3
+    hurried = plan(MANY, objective={"minimize": "energy", "deadline": f"{deadline}s"}, train={"epochs": 100})
+    assert len(hurried.devices) > len(frugal.devices)
+
+
+def test_an_impossible_deadline_is_infeasible_and_the_nearest_one_is_feasible() -> None:
+    with pytest.raises(Infeasible) as caught:
+        plan(TWO, objective={"minimize": "time", "deadline": "11s"}, train={"epochs": 50})
+    nearest = caught.value.details["nearest_deadline_s"]
+    assert caught.value.exit_code == 3
+    assert "deadline of 11 s binds" in str(caught.value)
+    assert plan(TWO, objective={"minimize": "time", "deadline": f"{nearest}s"}, train={"epochs": 50}).feasible
+
+
+def test_an_impossible_budget_is_infeasible_and_the_nearest_one_is_feasible() -> None:
+    priced = TWO | {"prices": {"cpu": "10/h"}}
+    with pytest.raises(Infeasible, match="budget of 1e-05 binds") as caught:
+        plan(priced, objective={"minimize": "cost", "budget": 1e-5})
+    assert plan(priced, objective={"minimize": "cost", "budget": caught.value.details["nearest_budget"]}).feasible
+
+
+def test_a_batch_that_fits_no_memory_is_infeasible_and_one_that_fits_is_split_within_it() -> None:
+    with pytest.raises(Infeasible, match="memory binds"):
+        plan(TWO, memory=1.1e8, train={"global_batch_size": 512})
+    kinds = TWO["hosts"][0]["devices"]
+    apart = {"hosts": [{"name": f"h{n}", "address": f"10.0.0.{n}", "devices": [kind]} for n, kind in enumerate(kinds)]}
+    result = plan(apart, memory=2e8, devices={"min_count": 2}, train={"global_batch_size": 100})
+    assert all(device.peak_memory_bytes <= 2e8 for device in result.devices)
+
+
+def test_a_budget_that_is_too_small_names_the_cheapest_devices_and_not_the_quickest() -> None:
+    pool = {**TWO, "prices": {"cpu": "1/h", "energy": "0.25/kWh"}}
+    with pytest.raises(Infeasible, match="cheapest: 1 x cpu"):
+        plan(pool, objective={"minimize": "time", "budget": 1e-9})
+
+
+def test_the_batch_is_chosen_among_those_that_meet_the_deadline() -> None:
+    """A tight deadline that only a large batch meets is no reason to say infeasible."""
+    auto: dict[str, Any] = {"train": {"batch_bounds": [16, 1000], "epochs": 400}}
+    with pytest.raises(Infeasible) as caught:
+        plan(TWO, **auto, objective={"minimize": "time", "deadline": "1s"})
+    nearest = caught.value.details["nearest_deadline_s"]
+    found = plan(TWO, **auto, objective={"minimize": "time", "deadline": f"{nearest}s"})
+    assert found.feasible
+    with pytest.raises(Infeasible):
+        plan(TWO, **auto, objective={"minimize": "time", "deadline": f"{0.9 * nearest}s"})
+
+
+@pytest.mark.parametrize(
+    ("window", "clock", "left"),
+    [
+        ("18:00-08:00", "17:59", 0.0), ("18:00-08:00", "18:00", 14 * 3600.0), ("18:00-08:00", "07:00", 3600.0),
+        ("09:00-17:00", "16:30", 1800.0), ("09:00-17:00", "17:00", 0.0), ("00:00-00:00", "12:00", math.inf),
+    ],
+)  # fmt: skip
+def test_a_daily_window_says_for_how_long_a_host_is_there(window: str, clock: str, left: float) -> None:
+    now = datetime.fromisoformat(f"2026-01-05T{clock}:00+00:00")
+    assert seconds_left(window, now) == left
+    assert seconds_left(window, now.astimezone(timezone(timedelta(hours=5)))) == left
+    assert seconds_left(None, now) == math.inf
+
+
+def test_a_host_is_used_only_where_the_plan_surely_ends_within_its_window() -> None:
+    def hosts(window: str) -> dict[str, Any]:
+        fast = {"name": "fast", "devices": [{"type": "cpu", "cores": 1.0}], "available": window}
+        return {"hosts": [fast, {"name": "slow", "devices": [{"type": "cpu", "cores": 0.5}]}]}
+
+    fixed: dict[str, Any] = {"devices": {"max_count": 1}, "train": {"global_batch_size": 100, "epochs": 100}}
+    assert [device.host for device in plan(hosts("11:00-13:00"), now=NOON, **fixed).devices] == ["fast"]
+    assert [device.host for device in plan(hosts("11:00-12:01"), now=NOON, **fixed).devices] == ["slow"]
+    assert [device.host for device in plan(hosts("13:00-14:00"), now=NOON, **fixed).devices] == ["slow"]
+    assert [device.host for device in plan(hosts("13:00-14:00"), **fixed).devices] == ["fast"]
+    only = {"hosts": [hosts("11:00-12:01")["hosts"][0]]}
+    with pytest.raises(Infeasible, match="availability binds") as caught:
+        plan(only, now=NOON, **fixed)
+    assert caught.value.details["binding"] == "availability"
+    assert "fast 11:00-12:01" in str(caught.value)
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.99])
+def test_a_plan_says_what_its_limits_are_held_against(confidence: float) -> None:
+    priced, long = MANY | {"prices": {"cpu": "1/h"}}, {"epochs": 1000, "global_batch_size": 1000}
+    objective = {"minimize": "time", "confidence": confidence}
+    most = plan(priced, objective=objective, train=long).not_exceeded
+    assert most is not None
+    assert most.confidence == confidence
+    assert most.cost is not None
+    for field, limit, unit in (("deadline", most.duration_s, "s"), ("budget", most.cost, "")):
+        enough, short = (objective | {field: f"{limit * by}s" if unit else limit * by} for by in (1.0001, 0.9999))
+        assert plan(priced, objective=enough, train=long).not_exceeded == most
+        with contextlib.suppress(Infeasible):
+            assert plan(priced, objective=short, train=long).not_exceeded != most
+
+
+def test_what_is_infeasible_says_what_one_more_device_would_change() -> None:
+    with pytest.raises(Infeasible) as caught:
+        plan(TWO, objective={"minimize": "time", "deadline": "30s"}, train={"epochs": 1000, "global_batch_size": 1000})
+    details = caught.value.details
+    assert set(details["one_more"]) == {"cpu (1 core)", "cpu (0.5 cores)"}
+    assert all(value < details["nearest_deadline_s"] for value in details["one_more"].values())
+
+
+def test_one_more_device_is_not_said_to_help_where_it_changes_nothing() -> None:
+    slow = {"name": "a", "devices": [{"type": "cpu", "cores": 1.0}, {"type": "cpu", "cores": 0.01}]}
+    long: dict[str, Any] = {"train": {"epochs": 1000, "global_batch_size": 1000}}
+    for limits in ({"max_count": 1}, {}):
+        with pytest.raises(Infeasible) as caught:
+            plan({"hosts": [slow]}, objective={"minimize": "time", "deadline": "30s"}, devices=limits, **long)
+        found = caught.value.details["one_more"]
+        assert ("with one more" in str(caught.value)) == bool(found) == (not limits)
+        assert ("no device more of a kind of the pool brings that nearer" in str(caught.value)) == (not found)
+        assert all(value < caught.value.details["nearest_deadline_s"] for value in found.values())

@@ -1,0 +1,74 @@
+"""What else there was: alternatives, why they lost, the front."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from plans import MANY, plan
+
+from trainwright.estimator.communication import Link
+from trainwright.tasks.allocate.plot import write_front
+from trainwright.tasks.errors import BadInput
+
+
+def test_the_chosen_plan_is_no_worse_than_any_alternative_and_each_says_why_it_lost() -> None:
+    result = plan(MANY, objective={"minimize": "energy"})
+    assert result.alternatives
+    for other in result.alternatives:
+        assert other.reason
+        if other.feasible and other.predicted is not None and other.predicted.energy_j is not None:
+            assert result.predicted is not None
+            assert result.predicted.energy_j is not None
+            assert other.predicted.energy_j.median >= result.predicted.energy_j.median
+
+
+def test_what_misses_a_limit_says_by_how_much_in_words_and_why_more_devices_are_slower() -> None:
+    far = [{"name": f"h{n}", "address": f"10.0.0.{n}", "devices": [{"type": "cpu", "cores": 1.0}]} for n in (1, 2, 3)]
+    pool = {"hosts": far, "network": {"bandwidth": "100kbit", "latency": "50us"}}
+    objective = {"minimize": "time", "deadline": "1m"}
+    result = plan(pool, objective=objective, train={"epochs": 5, "global_batch_size": 100})
+    assert len(result.devices) == 1
+    reasons = [one.reason for one in result.alternatives if not one.feasible]
+    assert reasons
+    for reason in reasons:
+        assert re.fullmatch(
+            r"(takes [0-9]+(\.[0-9]+)? x the deadline|misses the deadline by [0-9.]+ %) at confidence 0.9; "
+            "sums cost more than the extra devices save", reason,
+        )  # fmt: skip
+
+
+def test_sums_are_blamed_for_what_has_the_plans_devices_and_more_not_for_slow_devices() -> None:
+    host = {"name": "a", "devices": [{"type": "cpu", "cores": 1.0}, {"type": "cpu", "cores": 0.125, "count": 3}]}
+    dear = Link(bandwidth_bytes_per_s=1e9, latency_s=0.5, spread=0)
+    result = plan({"hosts": [host]}, link=dear, train={"global_batch_size": 100})
+    assert {device.cores for device in result.devices} == {1.0}
+    reasons = {frozenset(one.devices): one.reason for one in result.alternatives}
+    slow, both = "cpu (0.125 cores)", "cpu (1 core)"
+    assert "sums" in reasons[frozenset({slow, both})]
+    assert "sums" not in reasons[frozenset({slow})]
+
+
+def test_the_front_holds_no_point_that_another_beats_and_marks_the_plan() -> None:
+    result = plan(MANY | {"prices": {"cpu": "0.1/h"}}, objective={"minimize": "energy"})
+    assert [one.chosen for one in result.front].count(True) == 1
+    values = [(one.time, one.energy, one.cost) for one in result.front]
+    assert values == sorted(values)
+    for mine in values:
+        for other in values:
+            assert other == mine or any(a < b for a, b in zip(mine, other, strict=True))  # type: ignore[operator]
+
+
+def test_the_front_is_drawn_and_another_suffix_is_refused(tmp_path: Path) -> None:
+    result = plan(MANY | {"prices": {"cpu": "0.1/h"}}, objective={"minimize": "energy"})
+    for suffix in ("svg", "html"):
+        write_front(result, tmp_path / f"front.{suffix}")
+        text = (tmp_path / f"front.{suffix}").read_text()
+        assert text.count("<circle") == 2 * len(result.front)
+    ElementTree.parse(tmp_path / "front.svg")
+    with pytest.raises(BadInput, match=r"--plot: got .*front\.png; allowed: a file that ends in \.svg or \.html"):
+        write_front(result, tmp_path / "front.png")
+    with pytest.raises(BadInput, match="can't be written"):
+        write_front(result, tmp_path / "nowhere" / "front.svg")
