@@ -229,4 +229,4 @@ def _number(path: Path) -> int:
 
 def _known(device_type: str) -> None:
     if device_type not in DEVICE_TYPES:
-        raise BadInput(f"device type: got {device_type!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}")
+        raise BadInput(f"device type: got {device_type[:80]!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}")

@@ -28,7 +28,7 @@ from trainwright.tasks.documents import validated
 from trainwright.tasks.errors import BadInput, DataRejected, ServiceUnreachable
 from trainwright.tasks.job import DataSpec, Job, ModelSpec, Optimizer
 from trainwright.tasks.objects import open_store
-from trainwright.tasks.pool import Device, Pool, load_pool
+from trainwright.tasks.pool import Device, Pool, load_pool, next_change, seconds_left
 from trainwright.tasks.settings import settings
 from trainwright.tasks.step import ledger
 from trainwright.tasks.steps import batch_spec, kept_suite
@@ -103,9 +103,9 @@ def estimate_step(
 
 def device_type_of(device_type: str | None, calibration: Calibration | None) -> str:
     """The device type that is asked for. Raises BadInput where it is unknown, or not the calibration's."""
-    chosen = device_type or (calibration.device_type if calibration else "cpu")
+    chosen = device_type if device_type is not None else calibration.device_type if calibration else "cpu"
     if chosen not in DEVICE_TYPES:
-        raise BadInput(f"device type: got {chosen!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}")
+        raise BadInput(f"device type: got {chosen[:80]!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}")
     if calibration is not None and calibration.device_type != chosen:
         raise BadInput(f"device type: got {chosen!r}; the calibration is of {calibration.device_type}")
     return chosen
@@ -212,19 +212,22 @@ def _time(seconds: float) -> str:
 
 
 def pool_document(pool: Pool) -> dict[str, Any]:
-    """A pool's devices, who holds them until when, and who waits: as `trainwright pool --json` prints it."""
+    """A pool's devices, when they are there, who holds them until when, and who waits: as `trainwright pool --json` prints it."""
     held = {lease.resource: lease for lease in ledger().held("device ")}
+    now = datetime.now(UTC)
+    windows = {host.name: _window(host.available, now) for host in pool.hosts}
     documents: list[dict[str, Any]] = []
     for device in pool.devices():
         lease = held.get(device.resource)
         until = datetime.fromtimestamp(lease.expires_at, UTC) if lease else None
         documents.append(
             device.model_dump()
+            | windows[device.host]
             | {
                 "holder": lease.holder if lease else None,
                 "run": lease.run if lease else None,
                 "until": until.isoformat(timespec="seconds") if until else None,
-                "expires_in_s": round((until - datetime.now(UTC)).total_seconds(), 1) if until else None,
+                "expires_in_s": round((until - now).total_seconds(), 1) if until else None,
                 "revoked_by": lease.revoked_by if lease else None,
             }
         )
@@ -235,6 +238,16 @@ def pool_document(pool: Pool) -> dict[str, Any]:
         for place, (one, waited_s) in enumerate(Queue(ledger()).waiting(), start=1) if one.wanted & names
     ]  # fmt: skip
     return {"pool": pool.name, "devices": documents, "queue": queue}
+
+
+def _window(available: str | None, now: datetime) -> dict[str, Any]:
+    """A host's daily window (UTC, None: always there), whether it is open, and when that changes."""
+    change = next_change(available, now) if available else None
+    return {
+        "available": available,
+        "available_now": seconds_left(available, now) > 0,
+        "available_changes_at": change.isoformat(timespec="seconds") if change else None,
+    }
 
 
 def _finished(devices: Sequence[Device]) -> list[FinishedRun]:

@@ -149,7 +149,7 @@ def why_not_here(device_type: str, addresses: Sequence[str]) -> str | None:
 
 def _check_type(device_type: str) -> None:
     if device_type not in DEVICE_TYPES:
-        raise BadInput(f"device type: got {device_type!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}")
+        raise BadInput(f"device type: got {device_type[:80]!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}")
 
 
 def given(path: Path) -> Calibration:

@@ -29,6 +29,7 @@ from trainwright.tasks.errors import BadInput
 
 MAX_BYTES = 1_000_000
 _MAX_DEPTH = 30
+_MOST_DIGITS = 100
 
 
 class Document(BaseModel):
@@ -108,7 +109,15 @@ for _tag, _pattern, _first in (
     ("tag:yaml.org,2002:null", r"^(?:~|null|Null|NULL|)$", "~nN\0"),
 ):
     _Loader.add_implicit_resolver(_tag, re.compile(_pattern), list(_first) + ([""] if "null" in _tag else []))
-_Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))
+
+
+def _whole(_: yaml.SafeLoader, node: Any) -> int:
+    if len(node.value) > _MOST_DIGITS:
+        raise yaml.YAMLError(f"a number of {len(node.value)} digits; allowed: up to {_MOST_DIGITS}")
+    return int(node.value)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _whole)
 
 
 def parse_text(text: str, name: str) -> dict[str, Any]:
@@ -125,8 +134,13 @@ def parse_text(text: str, name: str) -> dict[str, Any]:
     if value is None:
         raise BadInput(f"{name}: the file is empty; allowed: a mapping of fields")
     if not isinstance(value, dict):
-        raise BadInput(f"{name}: got a {type(value).__name__}; allowed: a mapping of fields")
+        raise BadInput(f"{name}: got {kind_of(value)}; allowed: a mapping of fields")
     return value
+
+
+def kind_of(value: object) -> str:
+    """What a document holds where it should hold fields, in words."""
+    return {list: "a list", str: "text", bool: str(value).lower(), type(None): "null"}.get(type(value), "a number")
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -172,7 +186,7 @@ _ALLOWED = {
     "tuple_type": "a list", "dict_type": "a mapping of fields", "model_type": "a mapping of fields",
     "model_attributes_type": "a mapping of fields", "finite_number": "a finite number", "string_unicode": "text of Unicode",
     "json_invalid": "JSON", "json_type": "JSON", "literal_error": "{expected}",
-    "too_short": "a list of at least {min_length} item(s)", "too_long": "a list of at most {max_length} item(s)",
+    "too_short": "a list of at least {min_length} item(s)", "too_long": "at most {max_length} item(s)",
     "string_too_short": "at least {min_length} character(s)", "string_too_long": "at most {max_length} character(s)",
 }  # fmt: skip
 _GIVEN = 80

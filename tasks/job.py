@@ -227,7 +227,7 @@ class Job(Document):
     """A training job. Every field's description is its help in the form."""
 
     name: Name
-    pool: str | None = Field(default=None, description="a pool file; left out: this machine")
+    pool: str | None = Field(default=None, min_length=1, description="a pool file; left out: this machine")
     priority: int = Field(default=0, ge=-100, le=100, description="rank in the queue for devices; higher goes first")
     queue_timeout: Wait = Field(
         default=3600.0, description="how long to wait for devices that others hold, such as 30m; 0s: fail at once"

@@ -9,12 +9,20 @@ import math
 import os
 import re
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from trainwright.estimator.devices import DEVICE_TYPES, EMULATED, HOST_MEMORY_TYPES, threads_of
 from trainwright.tasks.documents import Bandwidth, Document, Duration, matching, parse_text, read_mapping, validated
@@ -22,6 +30,7 @@ from trainwright.tasks.errors import BadInput
 from trainwright.tasks.job import Name
 
 _MOST_PRICE = 1e9
+_MOST_DEVICES = 100_000
 LOCAL_ADDRESSES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -71,10 +80,15 @@ class DeviceEntry(Document):
     )
     speed: float | None = Field(default=None, ge=1e-6, le=1e9, description="for emulated: relative speed")
 
+    @field_validator("type")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in DEVICE_TYPES:
+            raise ValueError(f"a device type of {', '.join(sorted(DEVICE_TYPES))}")
+        return value
+
     @model_validator(mode="after")
-    def _known(self) -> DeviceEntry:
-        if self.type not in DEVICE_TYPES:
-            raise ValueError(f"a device type of {', '.join(sorted(DEVICE_TYPES))}, not {self.type[:80]!r}")
+    def _fitting(self) -> DeviceEntry:
         if self.cores is not None and self.type != "cpu":
             raise ValueError(f"cores only for cpu devices, not for {self.type}")
         if (self.speed is not None) != (self.type == EMULATED):
@@ -109,15 +123,19 @@ class Host(Document):
     network: HostNetwork = Field(
         default=HostNetwork(), description="where this host's bandwidth or latency is not the pool's"
     )
-    python: str | None = Field(
-        default=None, pattern=r"^/", description="the Python there that has trainwright; left out: at this one's path"
-    )
+    python: str | None = matching(
+        r"^/", "a path from the root on, such as /opt/trainwright/bin/python", default=None,
+        description="the Python there that has trainwright; left out: at this one's path",
+    )  # fmt: skip
 
 
 class Ssh(Document):
     """How to log in to the hosts; what is left out is as the user's own ssh has it. Paths are relative to the pool file."""
 
-    user: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", description="name there")
+    user: str | None = matching(
+        r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", "a name of letters, digits and . _ -, not first . or -", default=None,
+        description="name there",
+    )  # fmt: skip
     port: int | None = Field(default=None, ge=1, le=65535, description="of their sshd")
     identity: str | None = Field(default=None, description="file of the private key")
     known_hosts: str | None = Field(default=None, description="file of the hosts' keys, instead of the user's")
@@ -159,17 +177,25 @@ class Pool(Document):
     prices: Prices = Field(default_factory=dict, description="per type, and of energy")
     power: dict[str, Power] = Field(default_factory=dict, description="per type")
 
+    @field_validator("prices", "power")
+    @classmethod
+    def _of_known_types(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if info.field_name == "power" and "energy" in value:
+            raise ValueError("device types, not 'energy', which is a price (prices: {energy: 0.25/kWh})")
+        for named in value:
+            if named not in DEVICE_TYPES and named != "energy":
+                raise ValueError(f"known device types, not {named[:80]!r}")
+        return value
+
     @model_validator(mode="after")
     def _consistent(self) -> Pool:
         names = [host.name for host in self.hosts]
         twice = next((name for name, count in Counter(names).items() if count > 1), None)
         if twice is not None:
             raise ValueError(f"hosts of different names, not {twice!r} twice")
-        if "energy" in self.power:
-            raise ValueError("power of device types, not of 'energy', which is a price (prices: {energy: 0.25/kWh})")
-        for named in (*self.prices, *self.power):
-            if named not in DEVICE_TYPES and named != "energy":
-                raise ValueError(f"prices and power of known device types, not {named[:80]!r}")
+        count = sum(entry.count for host in self.hosts for entry in host.devices)
+        if count > _MOST_DEVICES:
+            raise ValueError(f"hosts with {_MOST_DEVICES} devices together at most, not {count}")
         return self
 
     def devices(self) -> list[Device]:
@@ -263,6 +289,15 @@ def seconds_left(window: str | None, now: datetime | None) -> float:
     here = now.astimezone(UTC)
     since = (here.hour * 3600 + here.minute * 60 + here.second + here.microsecond / 1e6 - begin) % 86400
     return max(0.0, (end - begin) % 86400 - since)
+
+
+def next_change(window: str, now: datetime) -> datetime | None:
+    """When a daily window that is open at `now` ends, or one that is closed begins; None where it is the whole day."""
+    left_s = seconds_left(window, now)
+    if math.isinf(left_s):
+        return None
+    begin, end = window.split("-")
+    return now + timedelta(seconds=left_s or seconds_left(f"{end}-{begin}", now))
 
 
 def load_pool(path: str | Path | None) -> Pool:

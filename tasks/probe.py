@@ -42,6 +42,9 @@ print(json.dumps({"cores": len(os.sched_getaffinity(0)), "gpus": gpus, "name": o
 
 def probe(addresses: list[str]) -> Pool:
     """The pool of this machine (without addresses), or of these hosts. Raises BadInput, ServiceUnreachable naming the host."""
+    twice = next((one for one, count in Counter(addresses).items() if count > 1), None)
+    if twice is not None:
+        raise BadInput(f"--host: got {twice!r} twice; allowed: each host once")
     hosts: list[Host] = []
     for address in addresses or ["localhost"]:
         found = _ask(address)

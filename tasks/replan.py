@@ -21,16 +21,27 @@ from trainwright.tasks.run import Run
 
 
 def planner(run: Run, data: DataSchema) -> Planner:
-    """Makes the run's first plan with the devices that it is given. Raises Infeasible."""
+    """Makes the run's first plan with the devices that it is given, estimated anew where the pool has other kinds by now.
+
+    Raises Infeasible.
+    """
     job = run.job()
 
     def plan(devices: list[Device]) -> Plan:
         found = run.read(Estimate)
-        known = {(curve.device_type, curve.cores, curve.speed) for curve in found.curves}
-        sized = [device for device in devices if device.variant in known]  # the pool may have grown since
+        if not all(device.variant in _kinds(found) for device in devices):
+            pool = load_pool(job.pool).name
+            progress.emit("notice", message=f"plan: pool {pool} has other kinds of devices by now; estimated anew")
+            found = predicted(run)
+            run.write(found)
+        sized = [device for device in devices if device.variant in _kinds(found)]  # the pool may have changed again
         return make_plan(job, load_pool(job.pool), found, data, sized, now=datetime.now(UTC))
 
     return plan
+
+
+def _kinds(estimate: Estimate) -> set[tuple[str, float | None, float | None]]:
+    return {(curve.device_type, curve.cores, curve.speed) for curve in estimate.curves}
 
 
 def replanner(run: Run, data: DataSchema, plan: Plan) -> Planner:

@@ -110,7 +110,7 @@ def pool(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show a pool's devices, who holds them until when, and who waits; `pool probe` finds devices."""
+    """Show a pool's devices, when they are there, who holds them until when, and who waits; `pool probe` finds devices."""
     from trainwright.tasks import alone, screen
     from trainwright.tasks.pool import load_pool
 
@@ -127,13 +127,22 @@ def pool(
             str(one["type"]),
             *([f"{one['cores']:g}" if one["cores"] else ""] if fractions else []),
             str(one["address"]),
-            one["holder"] or "free",
+            one["holder"] or ("free" if one["available_now"] else "closed now"),
             f"{one['until'][11:19]} UTC, unless renewed" if one["until"] else "",
             one["run"] or "",
         )
         for one in document["devices"]
     ]
     screen.table(f"pool {document['pool']}", columns, rows, right=(2,) if fractions else ())
+    hours = {
+        str(one["host"]): (str(one["address"]), str(one["available"]), _until(one))
+        for one in document["devices"]
+        if one["available"]
+    }
+    if hours:
+        screen.table(
+            "daily windows", ("host", "address", "UTC", "now"), [(name, *rest) for name, rest in hours.items()]
+        )
     if queue:
         waits = [
             (str(one["place"]), str(one["holder"]), str(one["priority"]), screen.seconds(one["waited_s"]),
@@ -141,6 +150,11 @@ def pool(
             for one in queue
         ]  # fmt: skip
         screen.table("queue", ("place", "who", "priority", "waited", "devices", "for"), waits, right=(0, 2, 3))
+
+
+def _until(device: dict[str, Any]) -> str:
+    state, change = "open" if device["available_now"] else "closed", device["available_changes_at"]
+    return f"{state} until {change[11:16]}" if change else state
 
 
 def pool_probe(

@@ -60,8 +60,11 @@ class Infeasibility(BaseModel):
 
 
 class HeldDevice(Device):
-    """A device and who holds it."""
+    """A device, when it is there, and who holds it."""
 
+    available: str | None
+    available_now: bool
+    available_changes_at: str | None
     holder: str | None
     run: str | None
     until: str | None

@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
+from trainwright.tasks.documents import kind_of
 from trainwright.tasks.errors import BadInput
 
 MAX_BYTES = 4 * 2**20
@@ -97,7 +98,7 @@ def parse(body: bytes) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise BadInput(f"request: not valid JSON (line {error.lineno}): {error.msg}") from None
     if not isinstance(value, dict):
-        raise BadInput(f"request: got a {type(value).__name__}; allowed: a mapping of fields")
+        raise BadInput(f"request: got {kind_of(value)}; allowed: a mapping of fields")
     try:
         body.decode().encode()
         json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair, written as an escape, is no text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -12,12 +14,15 @@ from trainwright.estimator.source import BatchSpec
 from trainwright.estimator.structure import PRECISIONS, Structure
 from trainwright.tasks.artefacts import DataSchema
 from trainwright.tasks.documents import Document
-from trainwright.tasks.job import Job, ModelSpec, Optimizer, TrainSpec
+from trainwright.tasks.job import Job, ModelSpec, Optimizer, Task, TrainSpec
 from trainwright.tasks.pool import Pool
 
 MAX_BATCH = 1_000_000
 MAX_DEVICES = 10_000
 MAX_OPERATIONS = 100_000
+MAX_ROWS = 10**12
+MAX_SIZE = 10**8
+"""of one dimension of a sample, and of classes"""
 
 
 class SentModel(ModelSpec):
@@ -76,6 +81,43 @@ class SentPool(Pool):
         return self
 
 
+def _shapes(inputs: Mapping[str, Sequence[int]], dtypes: Mapping[str, str]) -> None:
+    """Raise ValueError where the inputs' shapes or types can not be."""
+    for name, shape in inputs.items():
+        if not all(1 <= size <= MAX_SIZE for size in shape):
+            raise ValueError(f"inputs with sizes of 1 to {MAX_SIZE}, {name[:80]!r} has {str(list(shape))[:80]}")
+        if name not in dtypes:
+            raise ValueError(f"input_dtypes of all inputs, {name[:80]!r} has none")
+    for kind in dtypes.values():
+        if re.fullmatch("float(16|32|64)|u?int(8|16|32|64)|bool", kind) is None:
+            raise ValueError(f"input_dtypes such as float32 or int64, not {kind[:80]!r}")
+
+
+class SentSpec(BatchSpec):
+    """One sample's shape; its numbers checked."""
+
+    classes: Annotated[int, Field(ge=1, le=MAX_SIZE)] | None = None
+    task: Task = "custom"
+
+    @model_validator(mode="after")
+    def _sane(self) -> SentSpec:
+        _shapes(self.inputs, {**self.input_dtypes, "": self.target_dtype})
+        return self
+
+
+class SentSchema(DataSchema):
+    """`data` of validation.json; its numbers checked."""
+
+    rows: Annotated[int, Field(ge=2, le=MAX_ROWS)]
+    train_rows: Annotated[int, Field(ge=1, le=MAX_ROWS)]
+    validation_rows: Annotated[int, Field(ge=0, le=MAX_ROWS)]
+
+    @model_validator(mode="after")
+    def _sane(self) -> SentSchema:
+        _shapes(self.inputs, self.input_dtypes)
+        return self
+
+
 NameOrPool = Annotated[
     Annotated[str, Tag("tagged-name")] | Annotated[SentPool, Tag("tagged-pool")],
     Discriminator(lambda value: "tagged-name" if isinstance(value, str) else "tagged-pool"),
@@ -95,7 +137,7 @@ class StructureRequest(Document):
     optimizer: SentOptimizer = Optimizer()
     precision: Precision = "fp32"
     accumulation: Annotated[int, Field(ge=1, le=MAX_BATCH)] = Field(default=1, description="micro-batches in a step")
-    spec: BatchSpec | None = Field(default=None, description="one sample's shape, for a model without example_batch")
+    spec: SentSpec | None = Field(default=None, description="one sample's shape, for a model without example_batch")
 
 
 def _agree(structure: Structure | None, asked: EstimateRequest | TrainSpec) -> None:
@@ -138,9 +180,9 @@ class PlanRequest(Job):
     )
     model: SentModel | None = Field(default=None, description="the model's source")
     structure: SentStructure | None = Field(default=None, description="of the model, instead of its source")
-    data_schema: DataSchema | None = Field(default=None, description="`data` of validation.json, instead of reading it")
+    data_schema: SentSchema | None = Field(default=None, description="`data` of validation.json, instead of reading it")
     rows: int | None = Field(
-        default=None, ge=2, le=10**12, description="with a structure: rows of the data, instead of its schema"
+        default=None, ge=2, le=MAX_ROWS, description="with a structure: rows of the data, instead of its schema"
     )
     calibrations: list[Calibration] = Field(default_factory=list, max_length=100)
 

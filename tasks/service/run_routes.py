@@ -87,7 +87,7 @@ def add_board_routes(app: FastAPI, service: Any, login: Login, client: Any, know
         return _json(json.dumps({"path": f"tensorboard/{secret}/"}).encode())
 
     async def ask(request: Request, secret: str, path: str = "") -> Response:
-        check_origin(request)
+        await check_origin(request)
         query = request.url.query
         body = await service.receiver.body(request.stream(), request.headers.get("content-length"))
         answer = await service.boards.ask(

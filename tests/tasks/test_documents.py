@@ -20,7 +20,7 @@ BOMB = "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n"
     [
         ("", "is empty"),
         ("- a\n- b\n", "got a list; allowed: a mapping"),
-        ("just words", "got a str; allowed: a mapping"),
+        ("just words", "got text; allowed: a mapping"),
         ("a: [1, 2", "not valid YAML or JSON (line"),
         ("a: !!python/object/apply:os.system [echo]", "tags"),
         ("a: !custom 1", "tags"),

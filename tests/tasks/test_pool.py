@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from trainwright.tasks.documents import validated
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.pool import Pool, load_pool
+from trainwright.tasks.pool import Pool, load_pool, next_change, seconds_left
 
 EXAMPLE = """
 name: lab
@@ -103,6 +104,30 @@ def test_without_a_file_the_pool_is_this_machine() -> None:
         ("name: p\nhosts: [{name: a, devices: [{type: cpu}], network: {bandwidth: 10}}]", "network.bandwidth: got 10"),
         ("name: p\nhosts: [{name: a, devices: [{type: cpu}], cpus: 1}]", "allowed: name, address, devices, available"),
         ("name: p\nhosts: [{name: a, devices: [{type: cpu}]}]\nprices: {cpu: -1/h}", "not '-1/h'"),
+        (
+            "name: p\nhosts: [{name: a, devices: [{type: abacus}]}]",
+            "hosts.0.devices.0.type: got 'abacus'; allowed: a device type",
+        ),
+        (
+            "name: p\nhosts: [{name: a, devices: [{type: cpu}]}]\npower: {abacus: {idle_w: 1, load_w: 2}}",
+            "power: allowed: known",
+        ),
+        (
+            "name: p\nhosts: [{name: a, python: python3, devices: [{type: cpu}]}]",
+            "got 'python3'; allowed: a path from the root",
+        ),
+        (
+            "name: p\nssh: {user: -l root}\nhosts: [{name: a, devices: [{type: cpu}]}]",
+            "got '-l root'; allowed: a name of letters",
+        ),
+        (
+            "name: p\nhosts: [{name: a, devices: [{type: cpu, count: " + "9" * 5000 + "}]}]",
+            "a number of 5000 digits; allowed",
+        ),
+        (
+            "name: p\nhosts: [{name: a, devices: [" + "{type: nvidia-t4, count: 10000}, " * 11 + "]}]",
+            "hosts with 100000 devices together at most, not 110000",
+        ),
         ("name: [" + "x, " * 500 + "x]\nhosts: [{name: a, devices: [{type: cpu}]}]", "...; allowed: text"),
     ],
 )
@@ -135,3 +160,22 @@ def test_whatever_a_field_holds_it_is_read_or_told_in_one_line(value: object, fi
     assert not said or field in said
     assert "\n" not in said
     assert not re.search(r"pattern|Input should", said.split("allowed:")[-1])
+
+
+@given(
+    st.times().map(lambda time: f"{time:%H:%M}"),
+    st.times().map(lambda time: f"{time:%H:%M}"),
+    st.datetimes(datetime(2026, 1, 1), datetime(2027, 1, 1), timezones=st.just(UTC)),
+)
+def test_a_window_stays_as_it_is_until_its_next_change(begin: str, end: str, when: datetime) -> None:
+    window, now = f"{begin}-{end}", when.replace(microsecond=0)
+    change = next_change(window, now)
+    if begin == end:
+        assert change is None
+        return
+    assert change is not None
+    assert timedelta() < change - now <= timedelta(days=1)
+    is_open = seconds_left(window, now) > 0
+    assert (seconds_left(window, change - timedelta(seconds=1)) > 0) == is_open
+    assert (seconds_left(window, change) > 0) != is_open
+    assert f"{change:%H:%M:%S}" == f"{end if is_open else begin}:00"

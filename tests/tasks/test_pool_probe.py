@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,8 @@ def test_a_host_that_does_not_answer_or_is_no_name_is_told() -> None:
         probe(["127.0.0.1"])
     with pytest.raises(BadInput, match="--host"):
         probe(["-oProxyCommand=true"])
+    with pytest.raises(BadInput, match="--host: got 'localhost' twice; allowed: each host once"):
+        probe(["localhost", "localhost"])
 
 
 def test_the_pool_says_until_when_a_device_is_held_and_who_waits(home: Path) -> None:
@@ -93,3 +96,28 @@ def test_the_pool_says_until_when_a_device_is_held_and_who_waits(home: Path) -> 
     waits = document["queue"]
     assert [(one["place"], one["run"], one["holder"], one["priority"]) for one in waits] == [(1, "run-2", "bob", 3)]
     assert "bob" in CliRunner().invoke(app, ["pool"]).stdout
+
+
+def test_the_pool_says_when_a_host_is_there(home: Path, tmp_path: Path) -> None:
+    soon, later, past = (f"{datetime.now(UTC) + timedelta(hours=hours):%H:%M}" for hours in (3, 5, -3))
+    windows = {"shut": f"{soon}-{later}", "open": f"{past}-{soon}", "day": "00:00-00:00", "ever": None}
+    path = tmp_path / "pool.yaml"
+    hosts = [
+        {"name": name, "devices": [{"type": "nvidia-l4"}], "available": window} for name, window in windows.items()
+    ]
+    path.write_text(json.dumps({"name": "windows", "hosts": hosts}))
+    document = json.loads(CliRunner().invoke(app, ["pool", str(path), "--json"]).stdout)
+    found = {one["host"]: one for one in document["devices"]}
+    assert {name: one["available"] for name, one in found.items()} == windows
+    assert {name: one["available_now"] for name, one in found.items()} == {name: name != "shut" for name in windows}
+    assert [(found[name]["available_changes_at"] or "")[11:16] for name in windows] == [soon, soon, "", ""]
+    shown = CliRunner().invoke(app, ["pool", str(path)]).stdout
+    lines = {line.split()[0]: " ".join(line.split()) for line in shown.splitlines() if line.strip()}
+    assert lines["shut"] == f"shut localhost {soon}-{later} closed until {soon}"
+    assert lines["open"] == f"open localhost {past}-{soon} open until {soon}"
+    assert lines["day"] == "day localhost 00:00-00:00 open"
+    assert "ever" not in lines  # always there: nothing to say
+    assert lines["shut/nvidia-l4-0"].endswith("closed now")
+    assert lines["ever/nvidia-l4-0"].endswith("free")
+    path.write_text(json.dumps({"name": "windows", "hosts": hosts[3:]}))
+    assert "window" not in CliRunner().invoke(app, ["pool", str(path)]).stdout.replace("windows", "", 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import shutil
 import socket
@@ -80,6 +81,21 @@ def test_a_host_with_a_known_key_tells_its_devices(host: Callable[[str | None], 
     here = probe([]).hosts[0].devices
     found = pool.hosts[0].devices
     assert [device.type for device in found] == [device.type for device in here]
+
+
+def test_the_command_writes_a_pool_file_that_the_next_command_reads(
+    host: Callable[[str | None], str], home: Path, tmp_path: Path
+) -> None:
+    def trainwright(*words: str) -> str:
+        command = [sys.executable, "-m", "trainwright.tasks.cli", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    found = json.loads(trainwright("pool", "probe", "--host", host("its"), "--out", f"{tmp_path}/pool.yaml", "--json"))
+    state = json.loads(trainwright("pool", f"{tmp_path}/pool.yaml", "--json"))
+    (device, *_) = state["devices"]
+    assert (device["type"], device["address"], device["holder"]) == ("cpu", "lab", None)
+    assert device["id"].startswith(found["hosts"][0]["name"] + "/cpu")
+    assert device["cores"] == len(os.sched_getaffinity(0))
 
 
 def test_an_unknown_key_is_one_clear_line(host: Callable[[str | None], str], home: Path) -> None:

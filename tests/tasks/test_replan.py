@@ -15,9 +15,11 @@ from pydantic import BaseModel
 from trainwright.estimator.structure import Structure
 from trainwright.tasks import step, steps
 from trainwright.tasks.allocate.ledger import Holder
-from trainwright.tasks.artefacts import Plan, Result, Validation
+from trainwright.tasks.allocate.queue import Queue
+from trainwright.tasks.artefacts import Estimate, Plan, Result, Validation
 from trainwright.tasks.errors import BadInput, Infeasible, Interrupted
 from trainwright.tasks.job import Job
+from trainwright.tasks.pool import load_pool
 from trainwright.tasks.run import Run
 from trainwright.tasks.train import checkpoint
 
@@ -114,6 +116,36 @@ def test_a_training_goes_on_without_the_device_that_is_gone(
     assert result.resumed_from_step
     assert {device.id for device in result.devices} == {device.id for device in second.devices}
     step.ledger().release(again.uri)  # or the next test waits for the lease's end
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_run_that_waits_takes_another_kind_of_device_that_the_pool_gets(
+    stack: Path, tmp_path: Path, known: list[BaseModel], stays: bool
+) -> None:
+    job = make(tmp_path, devices={"min_count": 1, "ids": []})
+    write_pool(tmp_path, 1.0)
+    run = opened(job, tmp_path, known)
+    steps.do(run, "estimate")
+    (held,) = load_pool(job.pool).devices()
+    queue = Queue(step.ledger())
+    token = queue.take("other", Holder("other"), [held.resource])
+    assert token is not None
+    try:
+        waiter = threading.Thread(target=steps.do, args=(run, "allocate"), daemon=True)
+        waiter.start()
+        while not queue.waiting():
+            time.sleep(0.05)
+        devices = [{"type": "emulated", "speed": 100.0}, {"type": "emulated", "speed": 70.0}]
+        hosts = [{"name": "other" if not stays else "here", "devices": devices if stays else devices[1:]}]
+        (tmp_path / "pool.json").write_text(json.dumps({"name": "p", "hosts": hosts}))
+        waiter.join(timeout=60)
+        assert [device.speed for device in run.read(Plan).devices] == [70.0]
+        assert 70.0 in {curve.speed for curve in run.read(Estimate).curves}
+        assert queue.waiting() == []
+    finally:
+        step.stop.set()
+        step.ledger().release("other", token=token)
+        step.ledger().release(run.uri)
 
 
 def test_where_nothing_else_will_do_it_says_what_is_gone_and_why(

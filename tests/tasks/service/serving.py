@@ -59,7 +59,8 @@ def serving(home: Path, *options: str) -> Iterator[str]:
             yield json.loads(text)["address"]
         finally:
             process.terminate()
-            process.wait(30)
+            code = process.wait(30)
+        assert code == 130  # it closed what it had open
 
 
 def client(address: str, token: str = RUN) -> httpx.Client:

@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,12 @@ def address(home: Path) -> Iterator[str]:
     pools.mkdir()
     shutil.copy(JOBS.parent / "pools" / "two-cpus.yaml", pools)
     (pools / "wrong.yaml").write_text("name: wrong\nhosts: [{name: a, address: 10.0.0.1, devices: [{type: abacus}]}]\n")
+    soon, later = (f"{datetime.now(UTC) + timedelta(hours=hours):%H:%M}" for hours in (3, 5))
+    windows = {"shut": f"{soon}-{later}", "open": f"{later}-{soon}", "ever": None}
+    hosts = [
+        {"name": name, "devices": [{"type": "nvidia-l4"}], "available": window} for name, window in windows.items()
+    ]
+    (pools / "windows.yaml").write_text(json.dumps({"name": "windows", "hosts": hosts}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAINWRIGHT_POOLS", str(pools))
         with serving(home) as found:
@@ -99,6 +106,17 @@ def test_the_pool_is_what_the_api_says(tab: Watched, address: str) -> None:
         (one["id"], one["type"], _shown(one["cores"])) for one in state["devices"]
     ]
     assert tile(page, "devices") == str(len(state["devices"]))
+
+
+def test_a_pool_says_when_its_hosts_are_there(tab: Watched, address: str) -> None:
+    page = tab.open("pool?pool=windows")
+    page.wait_for_selector('table[aria-label="Devices and their leases"]')
+    shut, there, ever = _get(address, "/pool?name=windows")["devices"]
+    shown = [(row[5], row[6]) for row in values(page, "Devices and their leases")]
+    assert shown == [(shut["available"], "closed now"), (there["available"], "free"), ("always", "free")]
+    assert tile(page, "free") == "2"
+    assert ever["available"] is None
+    tab.picture("pool-windows")
 
 
 def test_the_list_is_what_the_api_says_and_leads_to_a_comparison(tab: Watched, address: str) -> None:

@@ -144,6 +144,46 @@ def test_what_is_wrong_or_not_served_is_refused_in_one_line(address: str, path: 
     assert "root:" not in message
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"spec": SPEC | {"inputs": {"inputs": [-1, 8]}}}, "inputs with sizes of 1 to 100000000, 'inputs' has [-1, 8]"),
+        ({"spec": SPEC | {"inputs": {"inputs": [10**9]}}}, "'inputs' has [1000000000]"),
+        ({"spec": SPEC | {"input_dtypes": {}}}, "spec: allowed: input_dtypes of all inputs, 'inputs' has none"),
+        ({"spec": SPEC | {"target_dtype": "float99"}}, "such as float32 or int64, not 'float99'"),
+        ({"spec": SPEC | {"classes": -1}}, "spec.classes: got -1; allowed: greater than or equal to 1"),
+        ({"model": model(CNN) | {"files": {f"m{n}.py": "" for n in range(201)}}}, "allowed: at most 200 item(s)"),
+    ],
+)  # fmt: skip
+def test_a_shape_that_can_not_be_is_told_by_its_field(address: str, change: dict[str, Any], says: str) -> None:
+    with client(address) as run:
+        request = {"model": model(CNN, width=8), "spec": SPEC} | change
+        assert says in _refusal(run.post("/structures", json=request), 422, "bad_input")
+
+
+def test_a_device_type_that_nobody_knows_is_told_and_not_taken_for_another(address: str, structure: Any) -> None:
+    with client(address, READ) as reader:
+        for name in ("", "abacus", "x" * 5000):
+            request = {"structure": structure, "batch_size": 64, "device_type": name}
+            message = _refusal(reader.post("/estimates", json=request), 422, "bad_input")
+            assert message.startswith(f"device type: got {name[:80]!r}; allowed: amd-mi300x, ")
+            assert len(message) < 500
+
+
+def test_rows_of_a_schema_that_can_not_be_are_told(address: str, structure: Any) -> None:
+    schema = {
+        "task": "image-classification", "rows": 100, "train_rows": 80, "validation_rows": 20, "inputs": SPEC["inputs"],
+        "input_dtypes": SPEC["input_dtypes"], "target": "label", "target_dtype": "int64", "sha256": "",
+    }  # fmt: skip
+    with client(address, READ) as reader:
+        assert reader.post("/plans", json=JOB | {"structure": structure, "data_schema": schema}).status_code == 200
+        for change in ({"rows": -5}, {"train_rows": 0}, {"train_rows": 10**20}, {"inputs": {"inputs": [0]}}):
+            asked = JOB | {"structure": structure, "data_schema": schema | change}
+            message = _refusal(reader.post("/plans", json=asked), 422, "bad_input")
+            assert "data_schema" in message
+            assert next(iter(change)) in message
+
+
 def test_a_structure_that_was_extracted_with_another_optimizer_or_precision_is_the_clients_error(
     address: str, structure: Any
 ) -> None:

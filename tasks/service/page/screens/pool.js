@@ -20,21 +20,24 @@ export async function show(root, { fields }, signal, failed) {
       shown(alertOf(error)); // of this pool; another can be chosen above
       return false;
     }
+    const closed = state.devices.filter((one) => one.holder === null && !one.available_now);
+    const windows = state.devices.some((one) => one.available !== null);
     const held = state.devices.filter((one) => one.holder !== null);
     shown(
       tiles([
         ["devices", whole(state.devices.length), state.pool],
         ["leased", whole(held.length)],
-        ["free", whole(state.devices.length - held.length)],
+        ["free", whole(state.devices.length - held.length - closed.length), closed.length === 0 ? null : `${closed.length} closed now`],
         ["waiting runs", whole(state.queue.length)],
       ]),
       card("Devices", table("Devices and their leases",
-        [["device", "name"], ["type", "name"], ["host", "name"], ["cores", "number"], ["speed", "number"], ["leased to", "long"], ["run", "name"],
+        [["device", "name"], ["type", "name"], ["host", "name"], ["cores", "number"], ["speed", "number"],
+          ...(windows ? [["available, UTC", "name"]] : []), ["leased to", "long"], ["run", "name"],
           ["lease ends in", "number"]],
         state.devices.map((one) => [
           one.id, one.type, one.host, one.cores === null ? null : { text: String(one.cores), value: one.cores },
           one.speed === null || one.speed === undefined ? null : { text: `${one.speed} × (emulated)`, value: one.speed },
-          one.holder ? h("span", {}, one.holder, one.revoked_by ? [", to be given to ", link(one.revoked_by)] : null) : h("span", { class: "success" }, "free"),
+          ...(windows ? [one.available ?? "always"] : []), leased(one),
           link(one.run), one.expires_in_s === null ? null : seconds(Math.max(0, one.expires_in_s)),
         ]))),
       card("Queue", state.queue.length === 0 ? h("p", { class: "note" }, "Nobody waits.") : table("Runs that wait for devices",
@@ -44,6 +47,12 @@ export async function show(root, { fields }, signal, failed) {
     );
     return true;
   }, signal, failed);
+}
+
+// Who holds a device, or whether it can be had.
+function leased(one) {
+  if (one.holder) return h("span", {}, one.holder, one.revoked_by ? [", to be given to ", link(one.revoked_by)] : null);
+  return one.available_now ? h("span", { class: "success" }, "free") : h("span", { class: "muted" }, "closed now");
 }
 
 // Devices, "device ADDRESS HOST/TYPE-NUMBER" each, by host and type.
