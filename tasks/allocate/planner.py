@@ -25,7 +25,7 @@ from trainwright.tasks.allocate.search import EXACT_NODES, MOST_NODES
 from trainwright.tasks.allocate.strategies import Request, best
 from trainwright.tasks.artefacts import DataSchema, Estimate, Plan, PlannedDevice
 from trainwright.tasks.errors import BadInput, Infeasible
-from trainwright.tasks.job import Job
+from trainwright.tasks.job import MOST_BATCH, Job
 from trainwright.tasks.pool import Device, Pool
 
 TRAINED_ACCUMULATION = 64
@@ -240,4 +240,4 @@ def _sizes(job: Job, rows: int) -> list[int]:
     if size != "auto":
         return [size]
     low, high = (min(bound, rows) for bound in job.train.batch_bounds)
-    return sorted({low, high} | {2**power for power in range(21) if low <= 2**power <= high})
+    return sorted({low, high} | {2**power for power in range(MOST_BATCH.bit_length()) if low <= 2**power <= high})
