@@ -144,7 +144,7 @@ class Training:
         `order` holds the epoch's rows, `begun` of them taken. Its own time is all of it but what it waits for the others.
         """
         rank, state = self.rank, self._state
-        started, waited_s = time.perf_counter() - self._recording_s, rank.collective.wait_s
+        started, waited_s, recording_s = time.perf_counter(), rank.collective.wait_s, self._recording_s
         base = rank.request.learning_rate * state.rate_factor
         rate = learning_rate_at(state.samples, self.total_samples, base, rank.spec.schedule)
         rate *= self.batch.rate_factor(state.step)
@@ -153,9 +153,8 @@ class Training:
         judge(state, found.loss, rate)
         rank.update(rate)
         updated = time.perf_counter()
-        taken_s = updated - started
+        taken_s = updated - started + recording_s
         own_s = taken_s - (rank.collective.wait_s - waited_s)
-        rank.rest_s = own_s - found.own_s
         parts, own = shares(found.samples, rank.split), found.figures
         common = {
             "step": state.step, "epoch": state.epoch, "loss": found.loss, "learning_rate": rate,
@@ -176,6 +175,7 @@ class Training:
         if rank.first:
             self._show(found, parts, rate, taken_s)
         self._recording_s = time.perf_counter() - updated
+        rank.rest_s = own_s - found.own_s - recording_s + self._recording_s
         return found.stop, found.leave
 
     def _go_back(self, what: str) -> None:

@@ -6,6 +6,7 @@ batch, `gradients` and `batch_norm`.
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -147,6 +148,8 @@ class Rank(Replica):
         head = torch.tensor([*said, *self._gradients.used], dtype=torch.float64)
         figures = torch.cat([head, self._figures.arrive(own + self.rest_s)])
         summed = self.collective.sum_(figures, "figures").tolist()
+        # Where ranks share a core, those that were waiting leave the sum first: else they begin when this one's work is done.
+        os.sched_yield()
         self._gradients.finish(summed[len(said) : len(head)])
         self._figures.finish(summed[len(head) :])
         loss, correct, stops, leaves, spread, ranks, joint_square, overflows = summed[: len(said)]

@@ -1,10 +1,12 @@
-"""Training on hosts of unlike quotas, over ssh: `python tests/benchmarks/train/hosts.py [ROUNDS] [--cores Q ...] [--rate R]`.
+"""Training on hosts of unlike quotas, over ssh: `python tests/benchmarks/train/hosts.py [ROUNDS] [--cores Q ...]
+[--rate R] [--channels C] [--backend B]`.
 
 Makes a lab of one host for each quota of cores (`tests/lab.py`; needs root), with links of that rate, and trains a small
-convolutional network there. The quota is the whole host's; it begins with the first step, so that nobody waits for it to load
-torch. A first training begins with an even split and moves it while it goes on (`adaptive_split`): the split
-it ends with is the one that is measured. A second training then goes through ROUNDS rounds (default 6) of windows of steps in
-random order: with that split, with the even one, and with each host alone, the others with nothing to do.
+convolutional network there, whose channels say how long a step takes: what is lost is about the same in every step. The quota is
+the whole host's; it begins with the first step, so that nobody waits for it to load torch. A first training begins with an even
+split and moves it while it goes on (`adaptive_split`): the split it ends with is the one that is measured. A second training then
+goes through ROUNDS rounds (default 6) of windows of steps in random order: with that split, with the even one, and with each host
+alone, the others with nothing to do.
 
 ideal: what the hosts do alone, added up (samples by their own computing time, without sums). Printed: samples a second with
 either split, its share of the ideal, and as noise the middle half of the windows of each kind. Quotas should add up to less than
@@ -44,17 +46,18 @@ MODEL = """
 import torch
 
 
-def build_model():
+def build_model(channels):
     return torch.nn.Sequential(
-        torch.nn.Conv2d(1, 32, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(32, 32, 3, padding=1), torch.nn.ReLU(),
-        torch.nn.Flatten(), torch.nn.Linear(32 * 64, 10),
+        torch.nn.Conv2d(1, channels, 3, padding=1), torch.nn.ReLU(),
+        torch.nn.Conv2d(channels, channels, 3, padding=1), torch.nn.ReLU(),
+        torch.nn.Flatten(), torch.nn.Linear(channels * 64, 10),
     )
 """
 
 
-def on_hosts(folder: Path, made: lab.Lab, split: list[int], backend: str, **wanted: Any) -> TrainRequest:
+def on_hosts(folder: Path, made: lab.Lab, split: list[int], **wanted: Any) -> TrainRequest:
     devices = [{"type": "cpu", "host": one.name, "address": one.address, "id": f"{one.name}/cpu"} for one in made.hosts]
-    spec = {"checkpoint": {"every_steps": 10_000, "keep_best": False}, "backend": backend, **wanted}
+    spec = {"checkpoint": {"every_steps": 10_000, "keep_best": False}, **wanted}
     asked = request(folder, split, devices=devices, **spec)
     (folder / "source" / "net.py").write_text(MODEL)
     (folder / "pool.json").write_text(json.dumps(made.pool([[{"type": "cpu"}]] * len(made.hosts))))
@@ -65,35 +68,37 @@ def on_hosts(folder: Path, made: lab.Lab, split: list[int], backend: str, **want
 def held(made: lab.Lab, cores: list[float]) -> Iterator[None]:
     """Hosts are held to their quotas from the first step of a training on."""
 
+    begun = False
+
     def listen(event: dict[str, Any]) -> None:
-        if event["event"] == "train":
+        nonlocal begun
+        if event["event"] == "train" and not begun:
+            begun = True
             for host, quota in zip(made.hosts, cores, strict=True):
                 host.hold(quota)
-            progress._listeners.clear()
 
-    progress._listeners[:] = [listen]
-    try:
-        yield
-    finally:
-        progress._listeners.clear()
-        for host in made.hosts:
-            host.hold(FREELY)
+    with progress.heard_by(listen):
+        try:
+            yield
+        finally:
+            for host in made.hosts:
+                host.hold(FREELY)
 
 
 def even(count: int) -> list[int]:
     return [BATCH // count + (number < BATCH % count) for number in range(count)]
 
 
-def found_split(folder: Path, made: lab.Lab, backend: str, epochs: int) -> list[int]:
+def found_split(folder: Path, made: lab.Lab, job: dict[str, Any], epochs: int) -> list[int]:
     """The split that a training comes to, which begins with an even one."""
-    result = train(on_hosts(folder, made, even(len(made.hosts)), backend, epochs=epochs, adaptive_split=True))
+    result = train(on_hosts(folder, made, even(len(made.hosts)), epochs=epochs, adaptive_split=True, **job))
     for event in result.split_events:
         print(f"   step {event.step}: {event.batch_sizes}")
     return [device.batch_size for device in result.devices]
 
 
 def windows(
-    folder: Path, made: lab.Lab, backend: str, split: list[int], rounds: int, seed: int
+    folder: Path, made: lab.Lab, job: dict[str, Any], split: list[int], rounds: int, seed: int
 ) -> list[tuple[str, Any]]:
     """Each window's kind, and what it found: samples a second, by step times; of `alone`, by its own computing times."""
     count, draw = len(made.hosts), random.Random(seed)
@@ -105,7 +110,7 @@ def windows(
         SplitEvent(step=WINDOW * at, batch_sizes=kinds[name], reason=f"{at} {name}") for at, name in enumerate(order)
     ]
     samples = sum(WINDOW * sum(kinds[name]) for name in order)
-    asked = on_hosts(folder, made, split, backend, epochs=-(-samples // ROWS) + 1)
+    asked = on_hosts(folder, made, split, epochs=-(-samples // ROWS) + 1, **job)
     train(asked.model_copy(update={"replay_events": events}))
     by_step: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for number in range(count):
@@ -135,20 +140,25 @@ def main() -> None:
     parser.add_argument("--cores", type=float, nargs="+", default=[0.8, 0.4, 0.2])
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--backend", default="auto", choices=["auto", "horovod", "torch"])
+    parser.add_argument("--channels", type=int, default=96, help="of the network: what a step takes")
     parser.add_argument("--epochs", type=int, default=20, help="of the training that finds the split")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     if (reason := lab.why_not()) is not None:
         raise SystemExit(reason)
     backend = choose_backend(given.backend)
+    job = {"backend": backend, "model": {"channels": given.channels}}
     with tempfile.TemporaryDirectory() as name, lab.running(cores=[FREELY] * len(given.cores), rate=given.rate) as made:
-        print(f"{backend}, hosts of {given.cores} cores, links of {given.rate}, batch {BATCH}, seed {given.seed}")
+        print(
+            f"{backend}, hosts of {given.cores} cores, links of {given.rate}, batch {BATCH}, {given.channels} channels, "
+            f"seed {given.seed}"
+        )
         with held(made, given.cores):
-            split = found_split(Path(name) / "first", made, backend, given.epochs)
+            split = found_split(Path(name) / "first", made, job, given.epochs)
         print(f"split found, from {even(len(given.cores))}: {split}")
         by_kind: dict[str, list[float]] = defaultdict(list)
         with held(made, given.cores):
-            for kind, rate in windows(Path(name) / "second", made, backend, split, given.rounds, given.seed):
+            for kind, rate in windows(Path(name) / "second", made, job, split, given.rounds, given.seed):
                 by_kind[kind].append(rate)
     alone = {kind: values for kind, values in by_kind.items() if kind.startswith("alone")}
     ideal = sum(statistics.median(values) for values in alone.values())

@@ -120,6 +120,28 @@ def test_strangers_who_call_while_ranks_meet_are_none_of_them() -> None:
     assert all(torch.equal(one, sum(given(rank, 9, torch.float64) for rank in range(3))) for one in tensors)
 
 
+@pytest.mark.parametrize("ranks", [2, 5])
+@pytest.mark.parametrize("parts", [1, 7])
+def test_all_that_may_be_begun_has_room_while_nobody_takes_any_of_it(ranks: int, parts: int) -> None:
+    from torch.distributed import HashStore
+
+    store = HashStore()
+    with ThreadPoolExecutor(ranks) as threads:
+        made = [threads.submit(Mesh, rank, ranks, store, "127.0.0.1", 4.0, 4.0) for rank in range(ranks)]
+        meshes = [one.result() for one in made]
+        count = SMALL_BYTES // 8 // ranks // parts
+        begun: list[list[Any]] = [[] for _ in meshes]
+        for rank, mesh in enumerate(meshes):  # one thread: a rank that had to wait for another would wait for ever
+            while mesh.takes(tensor := given(rank, count, torch.float64)):
+                begun[rank].append(mesh.begin(tensor))
+        list(threads.map(lambda mesh, own: [mesh.finish(one) for one in own], meshes, begun))
+    for mesh in meshes:
+        mesh.close()
+    assert {len(own) for own in begun} == {parts}
+    expected = sum(given(rank, count, torch.float64) for rank in range(ranks))
+    assert all(torch.equal(one.tensor, expected) for own in begun for one in own)
+
+
 def test_a_rank_that_does_not_come_is_not_waited_for_for_ever() -> None:
     from torch.distributed import HashStore
 
