@@ -24,6 +24,7 @@ from airflow.sdk import (
     DeadlineAlert,
     DeadlineReference,
     Param,
+    ParamsDict,
 )
 from airflow.sdk.exceptions import AirflowFailException
 
@@ -70,7 +71,19 @@ with DAG(
     tags=["trainwright"],
     doc_md=__doc__,
     user_defined_macros={"job_of": job_of},
-    params={
+) as retrain:
+    promotion(
+        chain(
+            job="{{ job_of(params) }}",
+            pool="{{ params.pool }}",
+            new="{{ params.new }}",
+            replay="{{ params.replay }}",
+            run="{{ params.run }}",
+        )
+    )
+# After the tasks: a task would have a copy of all that its DAG has by then, and is given the DAG's own anyway.
+retrain.params = ParamsDict(
+    {
         "job": Param(
             None,
             type=["null", "string", "object"],
@@ -88,17 +101,8 @@ with DAG(
         ),
         "run": Param(None, type=["null", "string"], title="Run", description="URI of a run to continue"),
         **{one.name: Param(one.default, description=one.description, schema=one.schema) for one in FORM.fields},
-    },
-) as retrain:
-    promotion(
-        chain(
-            job="{{ job_of(params) }}",
-            pool="{{ params.pool }}",
-            new="{{ params.new }}",
-            replay="{{ params.replay }}",
-            run="{{ params.run }}",
-        )
-    )
+    }
+)
 
 
 def schedule_of(job: Job) -> Any:

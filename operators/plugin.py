@@ -46,6 +46,14 @@ class TrainwrightPlugin(AirflowPlugin):
     """What Airflow gets from trainwright besides operators."""
 
     name = "trainwright"
+
+    @classmethod
+    def on_load(cls, *_: Any, **__: Any) -> None:
+        """Airflow calls it in every process that loads its plugins."""
+        from trainwright.operators.preload import preload
+
+        preload()
+
     fastapi_apps: ClassVar[list[dict[str, Any]]] = [
         {"app": MountedService(), "url_prefix": "/trainwright", "name": "trainwright"}
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,6 +11,10 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from trainwright.operators.hooks import settings_of
 from trainwright.tasks.settings import overridden
+
+SOONEST_S = 0.1
+LATE = 0.02
+"""of the time that a training has been followed: no later is its end seen, nor later than `look_every_s`"""
 
 
 def _load() -> None:
@@ -85,6 +90,7 @@ class TrainingTrigger(RunTrigger):
     """Follows the process that trains a run, its ranks' logs into the task's log, and fires when it has ended.
 
     It starts and stops nothing when it is moved or started again: the process goes on. Only a task that is killed ends it.
+    A short training is looked at more often, so that little is added to it.
     """
 
     look_every_s = 1.0
@@ -99,7 +105,7 @@ class TrainingTrigger(RunTrigger):
         with overridden(await settings_of(self.connections)):
             run = await asyncio.to_thread(Run, self.run_uri)
             logs = await asyncio.to_thread(detached.Logs, run)
-            running = True
+            running, began = True, time.monotonic()
             while running:
                 try:
                     running = await asyncio.to_thread(detached.launcher, run) is not None
@@ -108,7 +114,8 @@ class TrainingTrigger(RunTrigger):
                 for line in await asyncio.to_thread(logs.fresh):
                     self.log.info("%s", line)
                 if running:
-                    await asyncio.sleep(self.look_every_s)
+                    pause_s = max(SOONEST_S, LATE * (time.monotonic() - began))
+                    await asyncio.sleep(min(self.look_every_s, pause_s))
         yield TriggerEvent({"run": self.run_uri})
 
     async def on_kill(self) -> None:

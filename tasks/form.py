@@ -5,6 +5,7 @@ Sections, help, choices and limits come from `tasks.job` alone. `schedule` is le
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -39,9 +40,15 @@ class Field:
     optional_part: str | None = field(repr=False)
 
 
+@functools.cache
+def job_schema() -> dict[str, Any]:
+    """The job's own JSON schema."""
+    return Job.model_json_schema()
+
+
 def fields(example: Job | None = None) -> list[Field]:
     """The form, filled in as the example where there is one."""
-    document = Job.model_json_schema()
+    document = job_schema()
     values = json.loads(example.model_dump_json()) if example is not None else {}
     return list(_walk(document, document["$defs"], "", values, None))
 

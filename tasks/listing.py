@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,7 +147,9 @@ class Listing:
         with self._lock:
             known = {name: self._rows[name] for name in names if name in self._rows}
         old = [name for name in names if name not in known or known[name].until <= now]
-        for name, kept in zip(old, self._readers.map(lambda one: self._kept(one, known.get(one)), old), strict=True):
+        # A reader opens runs by the settings of who asks, which belong to the asking thread's context.
+        asked = [(copy_context(), one, known.get(one)) for one in old]
+        for name, kept in zip(old, self._readers.map(lambda one: one[0].run(self._kept, *one[1:]), asked), strict=True):
             known[name] = kept
         with self._lock:
             self._rows |= {name: known[name] for name in old}

@@ -50,6 +50,11 @@ def overridden(values: Mapping[str, str]) -> Iterator[None]:
         _over.reset(token)
 
 
+def environment() -> dict[str, str]:
+    """The environment as this context sees it, for a process that works in its place."""
+    return {**os.environ, **_over.get()}
+
+
 def _variable(name: str) -> str:
     over = _over.get()
     return over[name] if name in over else os.environ.get(name, "")

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import sqlalchemy as sql
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from trainwright.tasks.allocate import order
@@ -59,7 +59,9 @@ class Queue:
                 "priority": priority, "deadline_at": deadline_at, "enqueued_at": since, "needed": needed,
                 "wanted": names, **holder.row(now + ttl_s),
             }  # fmt: skip
-            insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+            insert: Any = import_module(
+                f"sqlalchemy.dialects.{connection.dialect.name}"
+            ).insert  # all of them take a while
             connection.execute(
                 insert(waiters).values(run=run, **values).on_conflict_do_update(index_elements=["run"], set_=values)
             )

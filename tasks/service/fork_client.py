@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from trainwright.infra.process import dying_with_parent
 from trainwright.tasks.errors import BadInput, TrainwrightError
-from trainwright.tasks.settings import SERVICE_SECRETS
+from trainwright.tasks.settings import SERVICE_SECRETS, environment
 
 _PASSED_TO_MODELS = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV")
 _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -105,7 +105,7 @@ class ForkClient:
     def _environment(self) -> dict[str, str]:
         if self._kind == "compute":
             return {
-                name: value for name, value in os.environ.items() if name not in SERVICE_SECRETS.values()
+                name: value for name, value in environment().items() if name not in SERVICE_SECRETS.values()
             } | _THREADS
         passed = {name: os.environ[name] for name in _PASSED_TO_MODELS if name in os.environ}
         return passed | _THREADS | {"HOME": "/nonexistent", "CUDA_VISIBLE_DEVICES": ""}

@@ -7,7 +7,13 @@ that does not count. The hello-world DAG has the tasks and dependencies of `retr
 
     overhead = DAG run, from queued to ended, - seconds that the steps of the run's status took (those on the longest path)
 
-Below it, where the time goes: seconds within each task that are not its step's own (medians); the rest lies between tasks.
+A step's own work is what its function in `trainwright.tasks` does, which is the same at the command line: what that imports, and
+the processes that it starts to do it (Great Expectations', tracing's, the ranks'), are part of it. All else is overhead:
+Airflow's loops, processes and look-ups, reading the DAG file, operators and what they import, the start of the process that
+trains until it begins to, deferral, seeing that it has ended, the way back.
+
+Below it, where the time goes: seconds within each task that are not its step's own, and the step's own (medians); the rest lies
+between tasks.
 
 The noise floor is the same ratio between two random halves of the hello-world runs, 95 % of 2,000 draws.
 """
@@ -78,8 +84,8 @@ def airflow(home: Path, dags: Path, *, celery: bool) -> Iterator[AirflowClient]:
         stop_s3(home)
 
 
-def overhead_s(api: AirflowClient, dag: str, job: Path) -> tuple[float, dict[str, float]]:
-    """Run a DAG; the seconds it took beyond its steps' own work, and how many of them each task did."""
+def overhead_s(api: AirflowClient, dag: str, job: Path) -> tuple[float, dict[str, float], dict[str, float]]:
+    """Run a DAG; the seconds it took beyond its steps' own work, how many of them each task did, and its steps' own."""
     where = api.start("hello") if dag == "hello" else api.start(job=str(job), new=True)
     assert api.ended(where, 900) == "success", api.states(where)
     run = api("GET", where)
@@ -91,7 +97,7 @@ def overhead_s(api: AirflowClient, dag: str, job: Path) -> tuple[float, dict[str
         for one in api.instances(where)
     }
     beside = sum(seconds for name, seconds in own.items() if name == "release")  # it runs beside what follows
-    return took_s - sum(own.values()) + beside, within
+    return took_s - sum(own.values()) + beside, within, own
 
 
 def _time(text: Any) -> datetime:
@@ -137,16 +143,18 @@ def main() -> None:
             (folder / "dags" / "hello.py").write_text(HELLO.format(after=after))
             until("hello is read", lambda: api.has_dag("hello"))
             found: dict[str, list[float]] = {"hello": [], "retrain": []}
-            parts: dict[str, list[dict[str, float]]] = {"hello": [], "retrain": []}
+            parts: dict[str, list[dict[str, float]]] = {"hello": [], "retrain": [], "own": []}
             for number in range(given.rounds + 1):
                 for dag in random.sample(sorted(found), 2):
-                    seconds, within = overhead_s(api, dag, job)
+                    seconds, within, own = overhead_s(api, dag, job)
                     print(
                         f"  round {number}  {dag:8} {seconds:7.2f} s{'  (warm-up)' if number == 0 else ''}", flush=True
                     )
                     if number:
                         found[dag].append(seconds)
                         parts[dag].append(within)
+                        if own:
+                            parts["own"].append(own)
     hello, ours = (statistics.median(found[dag]) for dag in ("hello", "retrain"))
     low, high = noise(found["hello"])
     print(f"{'Celery' if given.celery else 'LocalExecutor'}, {len(after)} tasks, {given.rounds} rounds, medians")
@@ -155,8 +163,8 @@ def main() -> None:
         f"  retrain       {ours:7.2f} s   from {min(found['retrain']):.2f} to {max(found['retrain']):.2f}, beyond its steps"
     )
     for name in after:
-        of_hello, of_ours = (statistics.median(one[name] for one in parts[dag]) for dag in ("hello", "retrain"))
-        print(f"    {name:12}{of_hello:6.2f} s  {of_ours:6.2f} s")
+        of_hello, of_ours, own_s = (statistics.median(one.get(name, 0.0) for one in parts[key]) for key in parts)
+        print(f"    {name:12}{of_hello:6.2f} s  {of_ours:6.2f} s   its step {own_s:6.2f} s")
     print(f"  ratio         {ours / hello:7.2f}     bar {BAR}; noise floor {low:.2f} to {high:.2f}")
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from finished_run import begin_run, finished_training
 
-from trainwright.tasks import listing
+from trainwright.tasks import listing, step
+from trainwright.tasks.allocate.ledger import Holder
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.listing import Listing
+from trainwright.tasks.settings import overridden
 
 
 @pytest.fixture
@@ -44,6 +46,20 @@ def test_folders_that_are_no_runs_and_a_run_that_is_being_created_are_left_out(t
         (tmp_path / "runs" / name).mkdir(parents=True)
     found = Listing(store)
     assert [row.id for row in found.page(10).runs] == ["20260101T000002Z-abcdef"]
+    found.close()
+
+
+def test_rows_are_read_with_the_settings_of_who_asks(tmp_path: Path, home: Path) -> None:
+    run = begin_run(tmp_path.as_uri(), "small", 1)
+    run.note(step="train")
+    run.work_folder()  # this machine has worked on it, and its own ledger knows of nobody who does
+    with overridden({"TRAINWRIGHT_LEDGER": f"sqlite:///{tmp_path / 'elsewhere.sqlite'}"}):
+        step.ledger().take([run.hold], Holder("somebody"), run.uri)
+        found = Listing(tmp_path.as_uri())
+        assert [row.state for row in found.page(10).runs] == ["running"]
+        found.close()
+    found = Listing(tmp_path.as_uri())
+    assert [row.state for row in found.page(10).runs] == ["interrupted"]
     found.close()
 
 

@@ -1,0 +1,123 @@
+"""README's "In an Airflow of your own", command by command: a fresh AIRFLOW_HOME, a store that only a connection leads to."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from airflow_client import AirflowClient, until
+
+from trainwright.infra.airflow import USER, airflow_address, airflow_answers, password_file
+from trainwright.infra.s3 import S3Access
+from trainwright.infra.service import Service, free_ports, stop
+from trainwright.tasks.run import Run, list_runs
+from trainwright.tasks.store import verify
+
+README, DAGS = Path(__file__).parents[2] / "README.md", Path(__file__).parents[2] / "dags"
+STORE = "s3://models/trainwright"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+def commands(jobs: Path, access: S3Access) -> list[str]:
+    """The section's commands, with this test's own values for README's."""
+    section = README.read_text().partition("## In an Airflow of your own")[2]
+    block = re.search(r"```console\n(.*?)```", section, re.DOTALL)
+    assert block is not None
+    said = [line.removeprefix("$ ") for line in block[1].splitlines()]
+    said = [line for line in said if "my_ledger" not in line]  # left out: a file, for one machine
+    text = "\n".join(said)
+    for theirs, ours in (
+        ("/opt/jobs", str(jobs)), ("https://s3.example.com", access.endpoint), ('"KEY"', f'"{access.access_key}"'),
+        ('"SECRET"', f'"{access.secret_key}"'),
+    ):  # fmt: skip
+        assert theirs in text
+        text = text.replace(theirs, ours)
+    return text.splitlines()
+
+
+@pytest.fixture
+def access(_server: S3Access) -> S3Access:
+    """The S3 server, of which the environment knows nothing."""
+    return _server
+
+
+@pytest.fixture
+def airflow(
+    tmp_path: Path, jobs: Path, access: S3Access, _made_once: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[AirflowClient]:
+    """`airflow standalone`, started by a shell after README's commands."""
+    home = tmp_path / "home"
+    (home / "airflow" / "secrets").mkdir(parents=True)
+    for name in ("calibrations", "links"):  # this machine was measured before
+        (home / name).symlink_to(_made_once / name)
+    monkeypatch.setenv("TRAINWRIGHT_HOME", str(home))
+    password_file(home).write_text(json.dumps({USER: secrets.token_urlsafe(15)}))
+    service = Service("standalone", home / "airflow")
+    with free_ports(3, 21_080) as port:
+        (home / "airflow" / "secrets" / "port").write_text(str(port))
+        environment = {
+            "AIRFLOW_HOME": str(home / "airflow"), "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(password_file(home)),
+            "AIRFLOW__API__HOST": "127.0.0.1", "AIRFLOW__API__PORT": str(port), "AIRFLOW__API__WORKERS": "1",
+            "AIRFLOW__API__BASE_URL": airflow_address(home), "AIRFLOW__CORE__PARALLELISM": "4",
+            "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(port + 1),
+            "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(port + 2),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }  # fmt: skip
+        script = "\n".join(["set -e", *commands(jobs, access), "exec airflow standalone"])
+        service.start(["bash", "-c", script], environment)
+        try:
+            until("Airflow answers", lambda: airflow_answers(home), 240, lambda: service.last_words())
+            yield AirflowClient(home)
+        finally:
+            stop([service], grace_s=20)
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Path:
+    """A folder of job files, whose model and pool lie elsewhere."""
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    job = {
+        "name": "mine", "pool": str(DAGS / "pools" / "two-cpus.yaml"), "data": {"uri": "builtin:digits"},
+        "model": {"source": str(DAGS / "jobs" / "cnn.py"), "config": {"width": 8}},
+        "train": {"epochs": 2, "global_batch_size": 96, "learning_rate": 0.003}, "objective": {"minimize": "time"},
+    }  # fmt: skip
+    (folder / "mine.yaml").write_text(yaml.safe_dump(job))
+    return folder
+
+
+def test_a_whole_run_keeps_everything_in_the_store_of_the_connection_and_its_key_nowhere(
+    airflow: AirflowClient, tmp_path: Path, access: S3Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    until("the job has its DAG", lambda: airflow.has_dag("retrain_mine"), 240)
+    where = airflow.start("retrain_mine")
+    assert airflow.ended(where) == "success", airflow.states(where)
+    assert set(airflow.states(where).values()) == {"success"}
+    for name, value in (
+        ("ENDPOINT", access.endpoint),
+        ("ACCESS_KEY", access.access_key),
+        ("SECRET_KEY", access.secret_key),
+    ):
+        monkeypatch.setenv(f"TRAINWRIGHT_S3_{name}", value)
+    (run,) = list_runs(STORE, "mine")
+    assert run.uri == airflow.xcom(where, "validate")["run"]
+    assert run.uri.startswith(f"{STORE}/runs/mine/")
+    assert verify(Run(run.uri)).files
+    assert run.status().state == "success"
+    listed = airflow("GET", "/trainwright/runs")
+    assert run.id in json.dumps(listed)
+    links = airflow.links(where, "store")
+    assert "<html" in airflow.page(str(links["Report"]))
+    shown = [str(airflow.log(where, task)) for task in airflow.states(where)]
+    kept = [path.read_text(errors="replace") for path in (tmp_path / "home").rglob("*.log")]
+    kept += [run.objects.get(one.key).decode(errors="replace") for one in run.objects.list()]
+    assert not [text for text in (*shown, *kept) if access.secret_key in text]
