@@ -1,12 +1,12 @@
 """Training on hosts of unlike quotas, over ssh: `python tests/benchmarks/train/hosts.py [ROUNDS] [--cores Q ...]
-[--rate R] [--channels C] [--backend B]`.
+[--rate R] [--channels C] [--passes P] [--backend B]`.
 
 Makes a lab of one host for each quota of cores (`tests/lab.py`; needs root), with links of that rate, and trains a small
-convolutional network there, whose channels say how long a step takes: what is lost is about the same in every step. The quota is
-the whole host's; it begins with the first step, so that nobody waits for it to load torch. A first training begins with an even
-split and moves it while it goes on (`adaptive_split`): the split it ends with is the one that is measured. A second training then
-goes through ROUNDS rounds (default 6) of windows of steps in random order: with that split, with the even one, and with each host
-alone, the others with nothing to do.
+convolutional network there, whose channels and passes through the layer between say how long a step takes: what is lost is about
+the same in every step. The quota is the whole host's; it begins with the first step, so that nobody waits for it to load torch. A
+first training begins with an even split and moves it while it goes on (`adaptive_split`): the split it ends with is the one that
+is measured. A second training then goes through ROUNDS rounds (default 3) of windows of steps in random order: with that split,
+with the even one, and with each host alone, the others with nothing to do.
 
 ideal: what the hosts do alone, added up (samples by their own computing time, without sums). Printed: samples a second with
 either split, its share of the ideal, and as noise the middle half of the windows of each kind. Quotas should add up to less than
@@ -46,12 +46,22 @@ MODEL = """
 import torch
 
 
-def build_model(channels):
-    return torch.nn.Sequential(
-        torch.nn.Conv2d(1, channels, 3, padding=1), torch.nn.ReLU(),
-        torch.nn.Conv2d(channels, channels, 3, padding=1), torch.nn.ReLU(),
-        torch.nn.Flatten(), torch.nn.Linear(channels * 64, 10),
-    )
+class Net(torch.nn.Module):
+    def __init__(self, channels, passes):
+        super().__init__()
+        self.first = torch.nn.Conv2d(1, channels, 3, padding=1)
+        self.between = torch.nn.Conv2d(channels, channels, 3, padding=1)
+        self.last, self.passes = torch.nn.Linear(channels * 64, 10), passes
+
+    def forward(self, images):
+        inner = torch.relu(self.first(images))
+        for _ in range(self.passes):
+            inner = torch.relu(self.between(inner))
+        return self.last(inner.flatten(1))
+
+
+def build_model(channels, passes):
+    return Net(channels, passes)
 """
 
 
@@ -136,22 +146,23 @@ def spread(values: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("rounds", type=int, nargs="?", default=6)
+    parser.add_argument("rounds", type=int, nargs="?", default=3)
     parser.add_argument("--cores", type=float, nargs="+", default=[0.8, 0.4, 0.2])
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--backend", default="auto", choices=["auto", "horovod", "torch"])
-    parser.add_argument("--channels", type=int, default=96, help="of the network: what a step takes")
+    parser.add_argument("--channels", type=int, default=96, help="of the network")
+    parser.add_argument("--passes", type=int, default=12, help="through its layer between")
     parser.add_argument("--epochs", type=int, default=20, help="of the training that finds the split")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     if (reason := lab.why_not()) is not None:
         raise SystemExit(reason)
     backend = choose_backend(given.backend)
-    job = {"backend": backend, "model": {"channels": given.channels}}
+    job = {"backend": backend, "model": {"channels": given.channels, "passes": given.passes}}
     with tempfile.TemporaryDirectory() as name, lab.running(cores=[FREELY] * len(given.cores), rate=given.rate) as made:
         print(
             f"{backend}, hosts of {given.cores} cores, links of {given.rate}, batch {BATCH}, {given.channels} channels, "
-            f"seed {given.seed}"
+            f"{given.passes} passes, seed {given.seed}"
         )
         with held(made, given.cores):
             split = found_split(Path(name) / "first", made, job, given.epochs)
