@@ -165,7 +165,7 @@ def test_a_wrong_model(home: Path, tmp_path: Path, source: str, says: str) -> No
         ({"prices": {"cpu": "-2/h"}}, {}, 2, "zero or more per h"),
         ({"network": {"bandwidth": 10}}, {}, 2, "a number with its unit"),
         ({"network": {"latency": "50"}}, {}, 2, "latency"),
-        ({"hosts": [{"name": "h", "devices": [{"type": "abacus"}]}]}, {}, 2, "not 'abacus'"),
+        ({"hosts": [{"name": "h", "devices": [{"type": "abacus"}]}]}, {}, 2, "hosts.0.devices.0.type: got 'abacus'"),
         ({"power": {"cpu": {"idle_w": 9, "load_w": 3}}}, {}, 2, "idle_w up to load_w (3), not 9"),
         ({}, {"devices": {"min_count": 3}}, 2, "devices.min_count: got 3; pool p has 1 device(s)"),
         ({}, {"devices": {"min_count": 3, "max_count": 2}}, 2, "max_count of at least min_count (3), not 2"),
