@@ -12,8 +12,8 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from trainwright.operators.hooks import settings_of
 from trainwright.tasks.settings import overridden
 
-SOONEST_S = 0.1
-LATE = 0.02
+LEAST_POLL_S = 0.1
+POLL_SHARE = 0.02
 """of the time that a training has been followed: no later is its end seen, nor later than `look_every_s`"""
 
 
@@ -114,7 +114,7 @@ class TrainingTrigger(RunTrigger):
                 for line in await asyncio.to_thread(logs.fresh):
                     self.log.info("%s", line)
                 if running:
-                    pause_s = max(SOONEST_S, LATE * (time.monotonic() - began))
+                    pause_s = max(LEAST_POLL_S, POLL_SHARE * (time.monotonic() - began))
                     await asyncio.sleep(min(self.look_every_s, pause_s))
         yield TriggerEvent({"run": self.run_uri})
 

@@ -271,9 +271,10 @@ class JointPlan(Value):
         description="exact: every choice of devices and every order was open; bounded: not all. Of how late those are that slip "
         "it says nothing: that is found in steps"
     )
-    gap: float = Field(
+    gap: float | None = Field(
         default=0.0,
-        description="bounded: by what share the energy can be less, were each job alone and in time, or late as it is",
+        description="bounded: by what share the energy can be less, were each job alone and in time, or late as it is; none "
+        "where not all choices of devices were looked at",
     )
     solve_time_s: float
 

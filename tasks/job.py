@@ -129,10 +129,6 @@ class Target(Document):
     value: float = Field(description="what is to be reached")
 
 
-MOST_BATCH = 2**20
-"""Samples in a step: a bound on the work of planning, well above what anybody trains with."""
-
-
 class TrainSpec(Document):
     """How to train."""
 
@@ -167,11 +163,10 @@ class TrainSpec(Document):
     @model_validator(mode="after")
     def _consistent(self) -> TrainSpec:
         low, high = self.batch_bounds
-        if not 1 <= low <= high <= MOST_BATCH:
-            allowed = f"1 <= least <= greatest <= {MOST_BATCH}"
-            raise ValueError(f"batch_bounds as [least, greatest] with {allowed}, not [{low}, {high}]")
-        if self.global_batch_size != "auto" and not 1 <= self.global_batch_size <= MOST_BATCH:
-            raise ValueError(f"global_batch_size of 1 to {MOST_BATCH}, or auto, not {self.global_batch_size}")
+        if not 1 <= low <= high:
+            raise ValueError(f"batch_bounds as [least, greatest] with 1 <= least <= greatest, not [{low}, {high}]")
+        if self.global_batch_size != "auto" and self.global_batch_size < 1:
+            raise ValueError(f"global_batch_size of 1 or more, or auto, not {self.global_batch_size}")
         if self.learning_rate != "auto" and self.learning_rate <= 0:
             raise ValueError(f"a learning_rate above zero, or auto, not {self.learning_rate:g}")
         return self

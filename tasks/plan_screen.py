@@ -83,7 +83,7 @@ def show_joint(joint: JointPlan) -> None:
     unit, texts = column([value for one in jobs for value in (one.starts_s, one.ends_s, one.deadline_s)], _TIMES)
     energy, energies = _figures("energy", [_medians(one.predicted)[1] for one in jobs], _ENERGIES)
     together, (total,) = column([joint.energy_j], _ENERGIES)
-    less = "" if joint.search == "exact" else f": at most {100 * joint.gap:.2g} % less is possible"
+    less = "" if joint.search == "exact" or joint.gap is None else f": at most {100 * joint.gap:.2g} % less is possible"
     table(
         f"{len(jobs)} jobs, {total} {together} together ({joint.search}{less})",
         ("batch", f"starts\n{unit}", f"ends by\n{unit}", f"deadline\n{unit}", energy, "", "job: devices"),

@@ -184,7 +184,8 @@ class Pool(Document):
             raise ValueError("device types, not 'energy', which is a price (prices: {energy: 0.25/kWh})")
         for named in value:
             if named not in DEVICE_TYPES and named != "energy":
-                raise ValueError(f"known device types, not {named[:80]!r}")
+                known = ", ".join([*DEVICE_TYPES, *(["energy"] if info.field_name == "prices" else [])])
+                raise ValueError(f"device types ({known}), not {named[:80]!r}")
         return value
 
     @model_validator(mode="after")

@@ -115,9 +115,9 @@ class Bounds:
         if upper and self._z > 0:
             factors = self._narrowing.high_factor
             lowest = float(factors[narrow.counts.high > 0].min())
-            spread = min(lowest, sums.whole.high / sums.whole.median if sums.whole.median > 0 else math.inf)
             high_s = np.maximum(choices.times * factors, narrow.level * lowest) + sums.whole.high
-            high = held * (steps * high_s + START_S.high) + steps * working * choices.times * max(1.0, spread)
+            # At work for no shorter than at the median; by how much longer, falls as sums take more of a step.
+            high = held * (steps * high_s + START_S.high) + steps * working * choices.times
             prices = self._upper(prices, high)
         counts = replace(narrow.counts, high=np.where(unknown, 0.0, narrow.counts.high))
         found = cover(prices, choices.samples, counts, self.space.batch)

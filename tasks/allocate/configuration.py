@@ -167,7 +167,7 @@ class Space:
                 limit = min(kind.curve.memory_limit_bytes or math.inf for kind, _ in sharing)
                 needed = sum(need * count for need, (_, count) in zip(needs, sharing, strict=True))
                 if len(site.room) == 1:
-                    most = min(most, int(limit / needs[0]))
+                    most = int(min(most, sharing[0][0].together(needs[0])))
                 elif needed > limit * len(site.machines):
                     most = 0  # one machine (see Layout), and together they do not fit
             found[number] = most

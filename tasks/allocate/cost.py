@@ -89,6 +89,11 @@ class Kind:
         """Whether ranks of this kind share their host's memory."""
         return self.device_type in HOST_MEMORY_TYPES and self.curve.memory_limit_bytes is not None
 
+    def together(self, need_bytes: float) -> float:
+        """How many ranks that need so much one machine's memory holds; infinite where it is each device's own."""
+        limit = self.curve.memory_limit_bytes
+        return math.floor(limit / need_bytes) if self.shares_memory and limit is not None else math.inf
+
 
 class Share(NamedTuple):
     """So many ranks of a kind with so many samples each."""

@@ -173,8 +173,8 @@ class Layout:
         sharing = [(kinds[index], len(group)) for index, group in held.items() if kinds[index].shares_memory]
         if len(held) == 1:
             return True
-        most = largest_global_batch(self.model)
-        needed = sum(count * self.model.memory_bytes(kind, most, 1) for kind, count in sharing)
+        most, kept = largest_global_batch(self.model), self.model.estimate.gradient_bytes  # where it accumulates
+        needed = sum(count * (self.model.memory_bytes(kind, most, 1) + kept) for kind, count in sharing)
         return all(needed <= (kind.curve.memory_limit_bytes or 0.0) for kind, _ in sharing)
 
     def in_use(self, counts: Sequence[int]) -> dict[int, list[int]]:

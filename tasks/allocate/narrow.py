@@ -137,12 +137,13 @@ class Narrowing:
 
         key = (node.accumulation, node.levels[0])
         if key not in self._together:
-            found = np.full(len(self._kinds), np.inf)
-            for place, kind in enumerate(self._kinds):
-                if kind.shares_memory:
-                    need = self.space.model.memory_bytes(kind, int(samples[place]), node.accumulation)
-                    found[place] = (kind.curve.memory_limit_bytes or math.inf) // need
-            self._together[key] = found
+            memory = self.space.model.memory_bytes
+            self._together[key] = np.array(
+                [
+                    kind.together(memory(kind, int(held), node.accumulation))
+                    for kind, held in zip(self._kinds, samples, strict=True)
+                ]
+            )
         return self._together[key]
 
     def _in_time(self, node: Node, until: Any, sums: Collectives, least_step: float) -> Any:
@@ -157,7 +158,8 @@ class Narrowing:
 
             def by_high(median: Any) -> Any:
                 """The work whose high end is so far above this median that both together are just in time."""
-                high = (until / median ** (1 - share)) ** (1 / share)
+                with np.errstate(over="ignore"):  # far beyond what there is
+                    high = (until / median ** (1 - share)) ** (1 / share)
                 return ((high - START_S.high) / self.steps - sums.whole.high) / self.high_factor
 
             median = self.steps * float(sums.step_s(least_step, node.accumulation)) + START_S.median

@@ -20,12 +20,12 @@ from trainwright.tasks.allocate.front import alternatives, front, point
 from trainwright.tasks.allocate.infeasible import infeasible
 from trainwright.tasks.allocate.layout import Layout
 from trainwright.tasks.allocate.memory import most_samples
-from trainwright.tasks.allocate.restrictions import asks_for_cost, require_possible, usable
+from trainwright.tasks.allocate.restrictions import MOST_BATCH, asks_for_cost, require_possible, usable
 from trainwright.tasks.allocate.search import EXACT_NODES, MOST_NODES
 from trainwright.tasks.allocate.strategies import Request, best
 from trainwright.tasks.artefacts import DataSchema, Estimate, Plan, PlannedDevice
 from trainwright.tasks.errors import BadInput, Infeasible
-from trainwright.tasks.job import MOST_BATCH, Job
+from trainwright.tasks.job import Job
 from trainwright.tasks.pool import Device, Pool
 
 TRAINED_ACCUMULATION = 64

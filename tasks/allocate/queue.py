@@ -59,9 +59,8 @@ class Queue:
                 "priority": priority, "deadline_at": deadline_at, "enqueued_at": since, "needed": needed,
                 "wanted": names, **holder.row(now + ttl_s),
             }  # fmt: skip
-            insert: Any = import_module(
-                f"sqlalchemy.dialects.{connection.dialect.name}"
-            ).insert  # all of them take a while
+            # The one that is needed: each takes a while to import.
+            insert: Any = import_module(f"sqlalchemy.dialects.{connection.dialect.name}").insert
             connection.execute(
                 insert(waiters).values(run=run, **values).on_conflict_do_update(index_elements=["run"], set_=values)
             )

@@ -41,9 +41,16 @@ def usable(pool: Pool, chosen: DeviceFilter) -> list[Device]:
     return left
 
 
+MOST_BATCH = 2**20
+"""Samples in a step: a bound on the work of planning, well above what anybody trains with."""
+
+
 def require_possible(job: Job, pool: Pool, devices: Sequence[Device], rows: int | None = None) -> None:
     """Raise BadInput for what no prediction could mend: batch against rows to train on and devices, prices that are missing."""
     size = job.train.global_batch_size
+    for field, given in (("global_batch_size", size), ("batch_bounds", job.train.batch_bounds[1])):
+        if given != "auto" and given > MOST_BATCH:
+            raise BadInput(f"train.{field}: got {given}; allowed: at most {MOST_BATCH}")
     if size != "auto" and rows is not None and size > rows:
         raise BadInput(f"train.global_batch_size: got {size}; allowed: at most the {rows} rows to train on")
     if size != "auto" and size < job.devices.min_count:

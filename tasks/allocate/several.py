@@ -68,7 +68,9 @@ def make_joint_plan(pending: Sequence[Pending], *, now: datetime | None = None) 
         )  # fmt: skip
     took_s = time.perf_counter() - started
     late = {pending[one].job.name: why for one in slipping if (why := _late_alone(pending[one], now))}
-    gap = 0.0 if exact else _gap(found, [options for options, _ in every], deadlines, slipping)
+    gap = 0.0 if exact else None
+    if not exact and all(whole for _, whole in every):
+        gap = _gap(found, [options for options, _ in every], deadlines, slipping)
     return _document(pending, found, slipping, late, gap, exact, took_s)
 
 
@@ -189,7 +191,7 @@ def _between(planner: Planner, frugal: Configuration) -> list[Configuration]:
 
 
 def _document(
-    pending: Sequence[Pending], found: Sequence[Scheduled], slipping: Sequence[int], late: dict[str, str], gap: float,
+    pending: Sequence[Pending], found: Sequence[Scheduled], slipping: Sequence[int], late: dict[str, str], gap: float | None,
     exact: bool, seconds: float,
 ) -> JointPlan:  # fmt: skip
     """The plan with devices by name: those free in each group, in the order of the pool."""

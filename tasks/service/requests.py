@@ -12,12 +12,13 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from trainwright.estimator.calibration import Calibration
 from trainwright.estimator.source import BatchSpec
 from trainwright.estimator.structure import PRECISIONS, Structure
+from trainwright.tasks.allocate.restrictions import MOST_BATCH
 from trainwright.tasks.artefacts import DataSchema
 from trainwright.tasks.documents import Document
 from trainwright.tasks.job import Job, ModelSpec, Optimizer, Task, TrainSpec
 from trainwright.tasks.pool import Pool
 
-MAX_BATCH = 1_000_000
+MAX_BATCH = MOST_BATCH
 MAX_DEVICES = 10_000
 MAX_OPERATIONS = 100_000
 MAX_ROWS = 10**12

@@ -22,7 +22,8 @@ import torch  # noqa: TID253 - only ranks import this
 SMALL_BYTES = 1 << 18
 """So much all ranks together may have sent to each of them that it has not taken; the kernel has room for it.
 
-At 1 Gbit/s, 50 us a message, four ranks that each send to all take about as long for that as a ring would.
+At 1 Gbit/s and 50 us a message, four ranks that each send to all take 1.6 ms for that, a ring 1.1 ms; on one machine, where it
+matters, steps of four ranks were shorter with it than with a quarter of it.
 """
 _SECRET_BYTES = 16
 

@@ -87,7 +87,7 @@ def test_without_a_file_the_pool_is_this_machine() -> None:
         ("name: p\nnetwork: {bandwidth: 10}\nhosts: [{name: a, devices: [{type: cpu}]}]", "a number with its unit"),
         ("name: p\nprices: {cpu: -2/h}\nhosts: [{name: a, devices: [{type: cpu}]}]", "zero or more per h"),
         ("name: p\nprices: {energy: 2/h}\nhosts: [{name: a, devices: [{type: cpu}]}]", "per kWh"),
-        ("name: p\nprices: {abacus: 2/h}\nhosts: [{name: a, devices: [{type: cpu}]}]", "known device types"),
+        ("name: p\nprices: {abacus: 2/h}\nhosts: [{name: a, devices: [{type: cpu}]}]", "not 'abacus'"),
         ("name: p\nhosts: [{name: a, address: 'x; rm', devices: [{type: cpu}]}]", "address"),
         ("name: p\nhosts: [{name: a, address: -oProxyCommand=x, devices: [{type: cpu}]}]", "with no - first"),
         ("name: p\nhosts: [{name: a, address: root@b, devices: [{type: cpu}]}]", "got 'root@b'; allowed: a host name"),
@@ -110,7 +110,7 @@ def test_without_a_file_the_pool_is_this_machine() -> None:
         ),
         (
             "name: p\nhosts: [{name: a, devices: [{type: cpu}]}]\npower: {abacus: {idle_w: 1, load_w: 2}}",
-            "power: allowed: known",
+            "power: allowed: device types",
         ),
         (
             "name: p\nhosts: [{name: a, python: python3, devices: [{type: cpu}]}]",

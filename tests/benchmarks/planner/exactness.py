@@ -21,7 +21,7 @@ from planner_cases import NOW, Case, small_cases
 from trainwright.tasks.allocate.configuration import Limits
 from trainwright.tasks.allocate.cost import CostModel
 from trainwright.tasks.allocate.planner import GOOD_ENOUGH, Planner
-from trainwright.tasks.allocate.restrictions import usable
+from trainwright.tasks.allocate.restrictions import MOST_BATCH, usable
 
 
 @dataclass
@@ -44,7 +44,7 @@ def by_size(case: Case, model: CostModel) -> dict[int, list[Tried]]:
         sizes = {train.global_batch_size}
     else:
         low, high = (min(bound, case.data.train_rows) for bound in train.batch_bounds)
-        sizes = {low, high} | {2**power for power in range(21) if low <= 2**power <= high}
+        sizes = {low, high} | {2**power for power in range(MOST_BATCH.bit_length()) if low <= 2**power <= high}
     return {
         size: list(
             every_configuration(
@@ -73,7 +73,7 @@ def brute(case: Case, tried: dict[int, list[Tried]], deadline_s: float, budget: 
 
 
 def compare(case: Case, pick: float, tally: Tally) -> None:
-    """One case without limits, and three with."""
+    """One case without limits, and four with."""
     model = CostModel(case.job, case.pool, case.estimate, case.data, NOW)
     began = time.perf_counter()
     tried = by_size(case, model)
@@ -88,6 +88,7 @@ def compare(case: Case, pick: float, tally: Tally) -> None:
             (slack.cost.upper_duration_s, math.inf),
             (slack.cost.upper_duration_s, slack.cost.upper_cost or math.inf),
             (short, math.inf),
+            (math.inf, min(one.cost.upper_cost for one in everything) * 1.0001 or math.inf),
         ]
     for deadline_s, budget in limits:
         tally.cases += 1

@@ -118,9 +118,16 @@ def small_cases(draw: Any) -> Case:
         },
         "devices": {"min_count": least, "max_count": draw(st.sampled_from([None, max(least, 3)]))},
     }  # fmt: skip
-    link = Link(bandwidth_bytes_per_s=1e9, latency_s=1e-4, spread=0.2) if draw(st.booleans()) else None
+    measured = Link(
+        bandwidth_bytes_per_s=draw(number(1e7, 1e9)), latency_s=1e-4, spread=draw(st.sampled_from([0.0, 0.2, 1.0]))
+    )
+    link = measured if draw(st.booleans()) else None
     estimate = Estimate(
-        mode="datasheet", curves=curves, gradient_bytes=draw(number(1e5, 1e7, 1e8)), local_link=link, cycle_s=1e-3
+        mode="datasheet",
+        curves=curves,
+        gradient_bytes=draw(number(1e5, 1e7, 1e8)),
+        local_link=link,
+        cycle_s=draw(st.sampled_from([0.0, 1e-3])),
     )
     return Case(
         Pool.model_validate(pool), Job.model_validate(job), estimate, data_of(rows), draw(st.sampled_from([1, 1, 4]))

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from plans import MANY, NOON, TWO, plan
 
+from trainwright.estimator.communication import Link
+from trainwright.estimator.curves import Affine, DeviceCurve
+from trainwright.tasks.artefacts import Plan
 from trainwright.tasks.errors import Infeasible
 from trainwright.tasks.pool import seconds_left
 
@@ -129,3 +132,31 @@ def test_one_more_device_is_not_said_to_help_where_it_changes_nothing() -> None:
         assert ("with one more" in str(caught.value)) == bool(found) == (not limits)
         assert ("no device more of a kind of the pool brings that nearer" in str(caught.value)) == (not found)
         assert all(value < caught.value.details["nearest_deadline_s"] for value in found.values())
+
+
+@pytest.mark.parametrize("goal", ["energy", "cost", "time"])
+def test_a_budget_that_only_slow_sums_keep_is_kept(goal: str) -> None:
+    """The high end of what work costs falls as sums take more of a step: two ranks may keep what one of them does not."""
+
+    def gpu(name: str, load_w: float, memory: float) -> DeviceCurve:
+        return DeviceCurve(
+            device_type=name, mode="calibrated", coverage=1.0, step_time_s=Affine(fixed=1e-4, per_sample=1e-3),
+            low_factor=0.9, high_factor=1.5, peak_memory_bytes=Affine(fixed=0.0, per_sample=1e6), memory_safe_factor=1.0,
+            memory_limit_bytes=memory, idle_w=10.0, load_w=load_w, energy_source="datasheet",
+        )  # fmt: skip
+
+    devices = [{"type": "nvidia-t4", "count": 1}, {"type": "nvidia-l4", "count": 2}]
+    hosts = [{"name": "a", "address": "localhost", "devices": devices}]
+    link = Link(bandwidth_bytes_per_s=1e7, latency_s=1e-5, spread=0.1)
+    curves = [gpu("nvidia-t4", 400, 1e9), gpu("nvidia-l4", 200, 50.5e6)]
+    train = {"global_batch_size": 100, "epochs": 100}
+
+    def planned(objective: dict[str, Any], **job: Any) -> Plan:
+        pool = {"hosts": hosts, "prices": {"energy": "0.25/kWh"}}
+        return plan(pool, link=link, curves=curves, train=train, objective=objective, **job)
+
+    both = planned({"minimize": "cost"}, devices={"types": ["nvidia-l4"]}).not_exceeded
+    assert both is not None
+    assert both.cost is not None
+    kept = planned({"minimize": goal, "budget": both.cost * 1.0001})
+    assert [device.type for device in kept.devices] == ["nvidia-l4"] * 2

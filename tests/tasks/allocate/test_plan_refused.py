@@ -76,7 +76,7 @@ def test_a_curve_that_can_not_be_is_refused(change: dict[str, Any], line: str) -
     ("field", "value", "line"),
     [
         ("network", {"bandwidth": "10"}, "a number with its unit"), ("prices", {"cpu": "-1/h"}, "a number of zero or more"),
-        ("prices", {"gpu": "1/h"}, "known device types, not 'gpu'"), ("hosts", [], "at least 1 item"),
+        ("prices", {"gpu": "1/h"}, "not 'gpu'"), ("hosts", [], "at least 1 item"),
         ("power", {"cpu": {"idle_w": 9, "load_w": 3}}, "idle_w up to load_w"),
     ],
 )  # fmt: skip
@@ -99,3 +99,15 @@ def test_deadline_and_budget_that_bind_only_together_are_told_with_what_each_wou
     nearest = caught.value.details
     for field, value in (("budget", nearest["nearest_budget"]), ("deadline", f"{nearest['nearest_deadline_s']}s")):
         assert plan(priced, objective={"minimize": "energy", **limits, field: value}, **long).feasible
+
+
+@pytest.mark.parametrize(
+    ("train", "line"),
+    [
+        ({"global_batch_size": 2**20 + 1}, "train.global_batch_size: got 1048577; allowed: at most 1048576"),
+        ({"batch_bounds": [1, 2**20 + 1]}, "train.batch_bounds: got 1048577; allowed: at most 1048576"),
+    ],
+)
+def test_a_batch_beyond_what_can_be_planned_is_refused(train: dict[str, Any], line: str) -> None:
+    with pytest.raises(BadInput, match=line):
+        plan(TWO, train=train)
