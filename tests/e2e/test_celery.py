@@ -349,13 +349,10 @@ def test_new_data_starts_a_run_that_promotes_what_a_person_approves(site: Site) 
 
 def test_a_run_triggered_in_the_browser_by_the_form_succeeds_and_its_link_shows_the_plan(site: Site) -> None:
     job = site.job(2)
-    example = min(
-        job.parent.glob("*.yaml")
-    ).stem  # the form is filled in as the first job file says, here as on the worker
-    until(
-        "the form is read",
-        lambda: site.api("GET", "/api/v2/dags/retrain/details")["params"]["name"]["value"] == example,
-    )
+    # The form is filled in as the first job file says, here and, when it reads the DAG's file, on the worker.
+    first = min(job.parent.glob("*.yaml")).stem
+    form = "/api/v2/dags/retrain/details"
+    until("the form is read", lambda: site.api("GET", form)["params"]["name"]["value"] == first)
     before = _runs(site.api, "retrain")
     with logged_in(site.api, f"{site.api.base}/dags/retrain") as page:
         trigger_by_form(page, {"job": str(job)})
