@@ -28,10 +28,11 @@ from trainwright.tasks.documents import validated
 from trainwright.tasks.errors import BadInput, DataRejected, ServiceUnreachable
 from trainwright.tasks.job import DataSpec, Job, ModelSpec, Optimizer
 from trainwright.tasks.objects import open_store
-from trainwright.tasks.pool import Device, Pool, load_pool, next_change, seconds_left
+from trainwright.tasks.pool import Device, Pool, load_pool
 from trainwright.tasks.settings import settings
 from trainwright.tasks.step import ledger
 from trainwright.tasks.steps import batch_spec, kept_suite
+from trainwright.tasks.windows import next_change, seconds_left
 
 
 def extract_model(

@@ -9,7 +9,6 @@ import math
 import os
 import re
 from collections import Counter
-from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,6 +27,7 @@ from trainwright.estimator.devices import DEVICE_TYPES, EMULATED, HOST_MEMORY_TY
 from trainwright.tasks.documents import Bandwidth, Document, Duration, matching, parse_text, read_mapping, validated
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.job import Name
+from trainwright.tasks.windows import WINDOW
 
 _MOST_PRICE = 1e9
 _MOST_DEVICES = 100_000
@@ -65,9 +65,6 @@ Prices = Annotated[
     WithJsonSchema({"type": "object", "additionalProperties": {"type": "string", "examples": ["2.1/h", "0.25/kWh"]}}),
 ]
 """Per hour of a device type, and per kWh of energy, in the pool's currency."""
-
-
-_CLOCK = r"([01]\d|2[0-3]):[0-5]\d"
 
 
 class DeviceEntry(Document):
@@ -115,7 +112,7 @@ class Host(Document):
     )
     devices: list[DeviceEntry] = Field(min_length=1, description="at least one")
     available: str | None = matching(
-        rf"^{_CLOCK}-{_CLOCK}$",
+        WINDOW,
         "a daily window from HH:MM to HH:MM, UTC, such as 18:00-08:00",
         default=None,
         description="daily window, UTC, such as 18:00-08:00",
@@ -275,30 +272,6 @@ class Device(Document):
         """
         machine = LOCAL_ADDRESSES[0] if self.local else self.address
         return f"device {machine} {self.id if self.type in HOST_MEMORY_TYPES else f'{self.type}-{self.index}'}"
-
-
-def seconds_left(window: str | None, now: datetime | None) -> float:
-    """For how long from `now` (with its time zone) a host of this daily window is there: 0 outside it, infinite without one.
-
-    A window that ends where it begins is the whole day.
-    """
-    if window is None or now is None:
-        return math.inf
-    begin, end = (int(clock[:2]) * 3600 + int(clock[3:]) * 60 for clock in window.split("-"))
-    if begin == end:
-        return math.inf
-    here = now.astimezone(UTC)
-    since = (here.hour * 3600 + here.minute * 60 + here.second + here.microsecond / 1e6 - begin) % 86400
-    return max(0.0, (end - begin) % 86400 - since)
-
-
-def next_change(window: str, now: datetime) -> datetime | None:
-    """When a daily window that is open at `now` ends, or one that is closed begins; None where it is the whole day."""
-    left_s = seconds_left(window, now)
-    if math.isinf(left_s):
-        return None
-    begin, end = window.split("-")
-    return now + timedelta(seconds=left_s or seconds_left(f"{end}-{begin}", now))
 
 
 def load_pool(path: str | Path | None) -> Pool:

@@ -32,7 +32,8 @@ from trainwright.estimator.quantiles import NINETY, normal_quantile
 from trainwright.tasks.artefacts import DataSchema, Estimate, NotExceeded, Prediction
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.job import Job
-from trainwright.tasks.pool import Device, Pool, seconds_left
+from trainwright.tasks.pool import Device, Pool
+from trainwright.tasks.windows import seconds_left
 
 
 class Triple(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from trainwright.tasks.documents import validated
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.pool import Pool, load_pool, next_change, seconds_left
+from trainwright.tasks.pool import Pool, load_pool
 
 EXAMPLE = """
 name: lab
@@ -160,22 +159,3 @@ def test_whatever_a_field_holds_it_is_read_or_told_in_one_line(value: object, fi
     assert not said or field in said
     assert "\n" not in said
     assert not re.search(r"pattern|Input should", said.split("allowed:")[-1])
-
-
-@given(
-    st.times().map(lambda time: f"{time:%H:%M}"),
-    st.times().map(lambda time: f"{time:%H:%M}"),
-    st.datetimes(datetime(2026, 1, 1), datetime(2027, 1, 1), timezones=st.just(UTC)),
-)
-def test_a_window_stays_as_it_is_until_its_next_change(begin: str, end: str, when: datetime) -> None:
-    window, now = f"{begin}-{end}", when.replace(microsecond=0)
-    change = next_change(window, now)
-    if begin == end:
-        assert change is None
-        return
-    assert change is not None
-    assert timedelta() < change - now <= timedelta(days=1)
-    is_open = seconds_left(window, now) > 0
-    assert (seconds_left(window, change - timedelta(seconds=1)) > 0) == is_open
-    assert (seconds_left(window, change) > 0) != is_open
-    assert f"{change:%H:%M:%S}" == f"{end if is_open else begin}:00"

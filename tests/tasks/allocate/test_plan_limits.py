@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from trainwright.estimator.communication import Link
 from trainwright.estimator.curves import Affine, DeviceCurve
 from trainwright.tasks.artefacts import Plan
 from trainwright.tasks.errors import Infeasible
-from trainwright.tasks.pool import seconds_left
 
 
 def test_a_deadline_makes_the_plan_take_more_devices() -> None:
@@ -66,20 +63,6 @@ def test_the_batch_is_chosen_among_those_that_meet_the_deadline() -> None:
     assert found.feasible
     with pytest.raises(Infeasible):
         plan(TWO, **auto, objective={"minimize": "time", "deadline": f"{0.9 * nearest}s"})
-
-
-@pytest.mark.parametrize(
-    ("window", "clock", "left"),
-    [
-        ("18:00-08:00", "17:59", 0.0), ("18:00-08:00", "18:00", 14 * 3600.0), ("18:00-08:00", "07:00", 3600.0),
-        ("09:00-17:00", "16:30", 1800.0), ("09:00-17:00", "17:00", 0.0), ("00:00-00:00", "12:00", math.inf),
-    ],
-)  # fmt: skip
-def test_a_daily_window_says_for_how_long_a_host_is_there(window: str, clock: str, left: float) -> None:
-    now = datetime.fromisoformat(f"2026-01-05T{clock}:00+00:00")
-    assert seconds_left(window, now) == left
-    assert seconds_left(window, now.astimezone(timezone(timedelta(hours=5)))) == left
-    assert seconds_left(None, now) == math.inf
 
 
 def test_a_host_is_used_only_where_the_plan_surely_ends_within_its_window() -> None:
