@@ -1,5 +1,5 @@
 """Training on hosts of unlike quotas, over ssh: `python tests/benchmarks/train/hosts.py [ROUNDS] [--cores Q ...]
-[--rate R] [--channels C] [--passes P] [--backend B]`.
+[--rate R] [--channels C] [--passes P] [--backend B] [--roam]`.
 
 Makes a lab of one host for each quota of cores (`tests/lab.py`; needs root), with links of that rate, and trains a small
 convolutional network there, whose channels and passes through the layer between say how long a step takes: what is lost is about
@@ -9,14 +9,18 @@ is measured. A second training then goes through ROUNDS rounds (default 3) of wi
 with the even one, and with each host alone, the others with nothing to do.
 
 ideal: what the hosts do alone, added up (samples by their own computing time, without sums). Printed: samples a second with
-either split, its share of the ideal, and as noise the middle half of the windows of each kind. Quotas should add up to less than
-the machine has free.
+either split, its share of the ideal, and as noise the middle half of the windows of each kind. For the split found, where a
+step's time went: each host's own computing, beside what it takes alone, the slowest host's, and the rest, which is sums.
+
+Quotas should add up to less than the machine has free. Each host is kept to one of its cores, for real hosts do not get into each
+other's way there (`--roam`: they may run on all of them).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import sys
@@ -74,6 +78,15 @@ def on_hosts(folder: Path, made: lab.Lab, split: list[int], **wanted: Any) -> Tr
     return asked
 
 
+def pin(made: lab.Lab, cores: list[float]) -> None:
+    """Keep each host to the core that has the most left, the largest first."""
+    left = dict.fromkeys(sorted(os.sched_getaffinity(0)), 1.0)
+    for quota, host in sorted(zip(cores, made.hosts, strict=True), key=lambda one: -one[0]):
+        core = max(left, key=left.__getitem__)
+        left[core] -= quota
+        os.sched_setaffinity(host.sshd.pid, {core})  # what it starts inherits it
+
+
 @contextmanager
 def held(made: lab.Lab, cores: list[float]) -> Iterator[None]:
     """Hosts are held to their quotas from the first step of a training on."""
@@ -109,8 +122,9 @@ def found_split(folder: Path, made: lab.Lab, job: dict[str, Any], epochs: int) -
 
 def windows(
     folder: Path, made: lab.Lab, job: dict[str, Any], split: list[int], rounds: int, seed: int
-) -> list[tuple[str, Any]]:
-    """Each window's kind, and what it found: samples a second, by step times; of `alone`, by its own computing times."""
+) -> tuple[list[tuple[str, float]], list[list[dict[str, Any]]]]:
+    """Each window's kind and samples a second, by step times; of `alone`, by its own computing times. And, of each step with the
+    split found, every host's row."""
     count, draw = len(made.hosts), random.Random(seed)
     kinds = {"found": split, "even": even(count)}
     for number in range(count):
@@ -126,7 +140,7 @@ def windows(
     for number in range(count):
         for row in rows(asked, f"steps-rank{number}"):
             by_step[row["step"]].append(row)
-    seen = []
+    seen, steps_found = [], []
     for at, name in enumerate(order):
         steps = [by_step[step] for step in range(WINDOW * at + SETTLING, WINDOW * (at + 1))]
         whole = [own for own in steps if sum(row["batch_size"] for row in own) == sum(kinds[name])]
@@ -135,8 +149,23 @@ def windows(
             times = [own[number]["compute_s"] for own in whole]
         else:
             times = [max(row["step_time_s"] for row in own) for own in whole]
+            steps_found += whole if name == "found" else []
         seen.append((name, sum(kinds[name]) / statistics.mean(times)))
-    return seen
+    return seen, steps_found
+
+
+def breakdown(steps: list[list[dict[str, Any]]], split: list[int], alone: list[float]) -> str:
+    """What the steps of the split found took, by the means."""
+    own = [1e3 * statistics.mean(rows_of[number]["compute_s"] for rows_of in steps) for number in range(len(split))]
+    slowest = 1e3 * statistics.mean(max(row["compute_s"] for row in rows_of) for rows_of in steps)
+    whole = 1e3 * statistics.mean(max(row["step_time_s"] for row in rows_of) for rows_of in steps)
+    listed = ", ".join(
+        f"{one:.0f} ({1e3 * part / rate:.0f} alone)" for one, part, rate in zip(own, split, alone, strict=True)
+    )
+    return (
+        f"a step, in ms: {whole:.0f}; each host's own computing {listed}; the slowest {slowest:.0f}, "
+        f"sums {whole - slowest:.0f}"
+    )
 
 
 def spread(values: list[float]) -> str:
@@ -153,6 +182,7 @@ def main() -> None:
     parser.add_argument("--channels", type=int, default=96, help="of the network")
     parser.add_argument("--passes", type=int, default=12, help="through its layer between")
     parser.add_argument("--epochs", type=int, default=20, help="of the training that finds the split")
+    parser.add_argument("--roam", action="store_true", help="let hosts run on all cores of this machine")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     if (reason := lab.why_not()) is not None:
@@ -162,22 +192,26 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, lab.running(cores=[FREELY] * len(given.cores), rate=given.rate) as made:
         print(
             f"{backend}, hosts of {given.cores} cores, links of {given.rate}, batch {BATCH}, {given.channels} channels, "
-            f"{given.passes} passes, seed {given.seed}"
+            f"{given.passes} passes, seed {given.seed}{', roaming' if given.roam else ''}"
         )
+        if not given.roam:
+            pin(made, given.cores)
         with held(made, given.cores):
             split = found_split(Path(name) / "first", made, job, given.epochs)
         print(f"split found, from {even(len(given.cores))}: {split}")
         by_kind: dict[str, list[float]] = defaultdict(list)
         with held(made, given.cores):
-            for kind, rate in windows(Path(name) / "second", made, job, split, given.rounds, given.seed):
-                by_kind[kind].append(rate)
-    alone = {kind: values for kind, values in by_kind.items() if kind.startswith("alone")}
+            seen, steps = windows(Path(name) / "second", made, job, split, given.rounds, given.seed)
+    for kind, rate in seen:
+        by_kind[kind].append(rate)
+    alone = {kind: values for kind, values in sorted(by_kind.items()) if kind.startswith("alone")}
     ideal = sum(statistics.median(values) for values in alone.values())
-    for kind, values in sorted(alone.items()):
+    for kind, values in alone.items():
         print(f"{kind:8} {spread(values)}")
     print(f"ideal    {ideal:7.1f} samples/s")
     for kind in ("found", "even"):
         print(f"{kind:8} {spread(by_kind[kind])}: {statistics.median(by_kind[kind]) / ideal:.1%} of the ideal")
+    print(breakdown(steps, split, [statistics.median(values) for values in alone.values()]))
 
 
 if __name__ == "__main__":

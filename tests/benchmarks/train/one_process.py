@@ -88,7 +88,7 @@ class OneProcess:
 
     def rank(self, seed: int) -> Rank:
         """A rank with a fresh model."""
-        return Rank(self.request(seed), self.dataset, Alone(), torch.device("cpu"))
+        return Rank(self.request(seed), self.dataset, Alone(), torch.device("cpu"), 0)
 
     def searched(self, seed: int, learning_rates: list[float], trial_steps: int) -> dict[str, Any]:
         """What a rank says of a search: its points and its trials."""
