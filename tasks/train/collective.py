@@ -22,6 +22,8 @@ from trainwright.tasks.train.own_name import own_address, stand_for_address
 
 MEET_S, SUM_S = 10.0, 1800.0
 """torch's time-outs. The launcher notices sooner who dies or hangs."""
+LATE, LEAST_PAUSE_S, MOST_PAUSE_S = 0.05, 50e-6, 1e-3
+"""How late the end of a Horovod sum may be noticed, as a part of what it took, and within which bounds."""
 
 
 class PeersLost(TrainingFailed):
@@ -61,7 +63,11 @@ class HorovodCollective:
         import horovod.torch as hvd
 
         stand_for_address()
-        hvd.init()
+        try:
+            hvd.init()
+        except (ValueError, RuntimeError) as error:  # a rank that is to come is killed meanwhile
+            hvd.shutdown()  # else its thread is left, and the process dies of the next `init`
+            raise PeersLost(f"Horovod: {error}") from error
         self._hvd = hvd
         self.rank: int = hvd.rank()
         self.size: int = hvd.size()
@@ -80,6 +86,10 @@ class HorovodCollective:
     def finish(self, handle: Any) -> None:
         started = time.perf_counter()
         try:
+            # `synchronize` spins until it is done: on a share of a core, in the time that Horovod's own threads need.
+            while not self._hvd.poll(handle):
+                waited_s = time.perf_counter() - started
+                time.sleep(min(max(waited_s * LATE, LEAST_PAUSE_S), MOST_PAUSE_S))
             self._hvd.synchronize(handle)
         except RuntimeError as error:  # HorovodInternalError
             raise PeersLost(f"Horovod: {error}") from error
