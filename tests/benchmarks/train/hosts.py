@@ -159,12 +159,13 @@ def breakdown(steps: list[list[dict[str, Any]]], split: list[int], alone: list[f
     own = [1e3 * statistics.mean(rows_of[number]["compute_s"] for rows_of in steps) for number in range(len(split))]
     slowest = 1e3 * statistics.mean(max(row["compute_s"] for row in rows_of) for rows_of in steps)
     whole = 1e3 * statistics.mean(max(row["step_time_s"] for row in rows_of) for rows_of in steps)
+    rest = [1e3 * (max(r["step_time_s"] for r in rows_of) - max(r["compute_s"] for r in rows_of)) for rows_of in steps]
     listed = ", ".join(
         f"{one:.0f} ({1e3 * part / rate:.0f} alone)" for one, part, rate in zip(own, split, alone, strict=True)
     )
     return (
         f"a step, in ms: {whole:.0f}; each host's own computing {listed}; the slowest {slowest:.0f}, "
-        f"sums {whole - slowest:.0f}"
+        f"sums {whole - slowest:.0f} (median {statistics.median(rest):.0f}, most {max(rest):.0f})"
     )
 
 
@@ -181,6 +182,9 @@ def main() -> None:
     parser.add_argument("--backend", default="auto", choices=["auto", "horovod", "torch"])
     parser.add_argument("--channels", type=int, default=96, help="of the network")
     parser.add_argument("--passes", type=int, default=12, help="through its layer between")
+    parser.add_argument(
+        "--split", type=int, nargs="+", help="measure this one, instead of one that a training comes to"
+    )
     parser.add_argument("--epochs", type=int, default=20, help="of the training that finds the split")
     parser.add_argument("--roam", action="store_true", help="let hosts run on all cores of this machine")
     parser.add_argument("--seed", type=int, default=0)
@@ -196,9 +200,10 @@ def main() -> None:
         )
         if not given.roam:
             pin(made, given.cores)
-        with held(made, given.cores):
-            split = found_split(Path(name) / "first", made, job, given.epochs)
-        print(f"split found, from {even(len(given.cores))}: {split}")
+        if (split := given.split) is None:
+            with held(made, given.cores):
+                split = found_split(Path(name) / "first", made, job, given.epochs)
+            print(f"split found, from {even(len(given.cores))}: {split}")
         by_kind: dict[str, list[float]] = defaultdict(list)
         with held(made, given.cores):
             seen, steps = windows(Path(name) / "second", made, job, split, given.rounds, given.seed)
