@@ -1,8 +1,9 @@
 """A device's calibration: what its operations and steps cost there. Kept as JSON; loads no torch.
 
-A training step takes c · Σ t + d · (number of operations) + f · (bytes of its large blocks): Σ t its operations by `op_cost` in
-memory that the process holds already, c and d for what they cost one another and what being timed added to each (`fitting` finds
-them), f for memory that the kernel gives and takes back with each block (`freed_memory`).
+A training step takes e + c · Σ t + d · (number of operations) + f · (bytes of its large blocks): Σ t its operations by `op_cost`
+in memory that the process holds already, as whole steps have corrected them (`whole_steps`); c, d and e for what they cost one
+another, what Python and autograd take for each, and for a step (`fitting` finds them); f for memory that the kernel gives and
+takes back with each block (`freed_memory`).
 
 Its 90 % interval is exp(± q · σ) of that, σ² = σ₀² + Σ over families (Σ share · deviation)²: σ₀ is how far steps are from the sum
 of their operations; the deviations are those of `op_cost` for what calibration has not seen, taken to err together in a family.
@@ -32,8 +33,9 @@ from trainwright.estimator.speed import Speed
 from trainwright.estimator.structure import Structure
 from trainwright.estimator.work import StepWork, Work
 
-SCHEMA_VERSION = 5
-_READ = (3, 4, SCHEMA_VERSION)  # 3 has no `loop`; before 5 what memory costs is in the operations
+SCHEMA_VERSION = 6
+# 3 has no `loop`; before 5 what memory costs is in the operations; before 6 what a step costs by itself is.
+_READ = (3, 4, 5, SCHEMA_VERSION)
 _FLOPS_FACTOR = {"fp64": 2.0}  # what is measured is fp32; fp64 has half the lanes (its bytes are counted double)
 
 
@@ -49,16 +51,17 @@ class ErrorSummary(_Value):
 
 
 class StepCorrection(_Value):
-    """t = scale · Σ t + per_op_s · operations, and never below half of Σ t."""
+    """t = fixed_s + scale · Σ t + per_op_s · operations, and never below half of Σ t."""
 
     scale: float = 1.0
     per_op_s: float = 0.0
+    fixed_s: float = 0.0
 
     def __call__(self, ops_s: Any, count: Any) -> Any:
         """Seconds of a step from those of its operations and their number; of numbers or of arrays."""
         import numpy as np
 
-        return np.maximum(self.scale * ops_s + self.per_op_s * count, 0.5 * ops_s)
+        return np.maximum(self.fixed_s + self.scale * ops_s + self.per_op_s * count, 0.5 * ops_s)
 
 
 class About(_Value):

@@ -1,11 +1,11 @@
 """Fits a calibration to measured steps of networks. Loads no torch.
 
-What was measured is told at the machine's median speed, by the sentinel. c and d of the step are used where cross-validation
-says that they help, else 1 and 0; there too they are fitted without the networks that are predicted. The interval is conformal
+What was measured is told at the machine's median speed, by the sentinel. c, d and e of the step are used where cross-validation
+says that they help, else 1, 0 and 0; there too they are fitted without the networks that are predicted. What is left then teaches
+the costs of operations (`whole_steps`). The interval is conformal
 (Vovk et al., Algorithmic Learning in a Random World, 2005): q is the 90 % quantile of |ln(measured / predicted)| / σ on
-networks that the fit had not seen, less what measuring them was off by: each once with others of its family seen and once with
-none, so that it holds near to what was measured and far from it. The error that is told is of networks whose whole family it
-had not seen.
+networks that the fit had not seen: each once with others of its family seen and once with none, so that it holds near to what
+was measured and far from it. The error that is told is of networks whose whole family it had not seen.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from trainwright.estimator.errors import BusyMachine
 from trainwright.estimator.op_cost import FamilyCost, OpSample, fit_families, times
 from trainwright.estimator.quantiles import quantile
 from trainwright.estimator.speed import Speed
-from trainwright.estimator.work import by_family, in_step
+from trainwright.estimator.whole_steps import WholeSteps
+from trainwright.estimator.work import Work, by_family, in_step
 
 _INSIDE = 0.9  # the interval's share
 _FOLDS = 8
 _LEAST_DEVIATION = 0.02
-_LEAST_OWN = 0.5  # of the squared errors that are the model's own, whatever the noise of the measurements
 
 
 class StepSample(BaseModel):
@@ -86,18 +86,18 @@ def _fit(samples: Sequence[StepSample], facts: dict[str, Any]) -> Calibration:
     steps = [_at_median_speed(one, unit) for one in samples]
     costs = fit_families([op for step in steps for op in step.ops])
     correction, step_deviation = _correction(steps)
+    lessons = _Lessons(steps, costs, correction)
     whole = [one for one in steps if not one.single]
     families = [[one for one in whole if one.family == family] for family in sorted({one.family for one in whole})]
-    far = [one for left in families for one in _left_out(left, steps, costs, correction, step_deviation)]
+    far = [one for left in families for one in _left_out(left, steps, lessons, step_deviation)]
     relative = np.abs([math.exp(-error) - 1 for error, _ in far])
     parts = [whole[number::_FOLDS] for number in range(min(_FOLDS, len(whole)))]
-    near = [one for left in parts for one in _left_out(left, steps, costs, correction, step_deviation)]
+    near = [one for left in parts for one in _left_out(left, steps, lessons, step_deviation)]
     unseen = near + far
     scores = sorted(abs(error) / deviation for error, deviation in unseen)
     rank = min(len(scores), math.ceil((len(scores) + 1) * _INSIDE)) - 1
-    noise = np.mean([one.noise**2 for one in whole]) / np.mean([error**2 for error, _ in unseen])
     return Calibration(
-        families=costs,
+        families=lessons.taught(),
         kinds=tuple(sorted({op.kind for step in steps for op in step.ops})),
         correction=correction,
         measurements=sum(len(one.ops) + 1 for one in samples),
@@ -105,7 +105,7 @@ def _fit(samples: Sequence[StepSample], facts: dict[str, Any]) -> Calibration:
         sentinel_drift=drift(samples),
         cross_validated_error=ErrorSummary(median=float(np.median(relative)), p90=quantile(relative.tolist(), 0.9)),
         step_deviation=step_deviation,
-        interval_quantile=scores[rank] * math.sqrt(max(_LEAST_OWN, 1 - float(noise))),
+        interval_quantile=scores[rank],
         **facts,
     )
 
@@ -128,29 +128,62 @@ def _correction(steps: Sequence[StepSample]) -> tuple[StepCorrection, float]:
     return (_Sums(steps).fit() if helps else StepCorrection()), max(_LEAST_DEVIATION, deviation)
 
 
+class _Lessons:
+    """Steps beside what costs and correction make of them, and what `WholeSteps` learns of that."""
+
+    def __init__(self, steps: Sequence[StepSample], costs: dict[str, FamilyCost], correction: StepCorrection) -> None:
+        import numpy as np
+
+        self.costs, self.correction = costs, correction
+        self._learning = WholeSteps(costs)
+        self._noise = np.array([one.noise for one in steps])
+        self._numbers = {id(one): number for number, one in enumerate(steps)}
+        rows, off = [], []
+        for step in steps:
+            work = _work(step)
+            seconds = {family: times(costs, family, each)[0] for family, each in work.items()}
+            predicted = _corrected(correction, list(seconds.values()), step)
+            shares = {family: correction.scale * each / predicted for family, each in seconds.items()}
+            rows.append(self._learning.row(work, shares))
+            off.append(math.log(step.seconds / predicted))
+        self._rows, self._off = np.array(rows), np.array(off)
+
+    def taught(self) -> dict[str, FamilyCost]:
+        """The costs, with what all steps tell of them."""
+        return self._learning.taught(self._learning.learn(self._rows, self._off, self._noise))
+
+    def left_out(self, left: Sequence[StepSample]) -> Any:
+        """ln of the factor that steps would be corrected by if only the others had been seen; shape (left,)."""
+        import numpy as np
+
+        places = [self._numbers[id(one)] for one in left]
+        others = np.delete(np.arange(len(self._off)), places)
+        return self._rows[places] @ self._learning.learn(self._rows[others], self._off[others], self._noise[others])
+
+
 def _left_out(
-    left: Sequence[StepSample],
-    steps: Sequence[StepSample],
-    costs: dict[str, FamilyCost],
-    correction: StepCorrection,
-    step_deviation: float,
+    left: Sequence[StepSample], steps: Sequence[StepSample], lessons: _Lessons, step_deviation: float
 ) -> list[tuple[float, float]]:
-    """ln(measured / predicted) and the predicted deviation of steps, by a fit of operations and correction without them.
+    """ln(measured / predicted) and the predicted deviation of steps, by a fit of operations, correction and lessons without them.
 
     All have been seen by the kernels, by the choice whether steps are corrected, and by `step_deviation`.
     """
     names = {id(one) for one in left}
     others = [step for step in steps if id(step) not in names]
-    without = fit_families([op for step in others for op in step.ops], like=costs)
+    without = fit_families([op for step in others for op in step.ops], like=lessons.costs)
+    correction = lessons.correction
     if correction != StepCorrection():
         correction = _Sums(others).fit()
     found = []
-    for step in left:
-        parts = _predicted(without, step)
-        ops_s = sum(float(seconds.sum()) for seconds, _ in parts)
-        predicted = float(correction(ops_s, sum(one.count for one in step.ops)))
-        found.append((math.log(step.seconds / predicted), deviation_of(parts, step_deviation)))
+    for step, learned in zip(left, lessons.left_out(left).tolist(), strict=True):
+        parts = [times(without, family, each) for family, each in _work(step).items()]
+        predicted = _corrected(correction, [seconds for seconds, _ in parts], step)
+        found.append((math.log(step.seconds / predicted) - learned, deviation_of(parts, step_deviation)))
     return found
+
+
+def _corrected(correction: StepCorrection, seconds: Sequence[Any], step: StepSample) -> float:
+    return float(correction(sum(float(each.sum()) for each in seconds), sum(one.count for one in step.ops)))
 
 
 def _at_median_speed(sample: StepSample, unit: Speed) -> StepSample:
@@ -187,11 +220,15 @@ class _Sums:
         """The correction of least logarithmic errors, which outliers bend little."""
         from scipy.optimize import least_squares
 
+        def made(x: Any) -> StepCorrection:
+            return StepCorrection(scale=float(x[0]), per_op_s=1e-6 * float(x[1]), fixed_s=1e-6 * float(x[2]))
+
         found = least_squares(
-            lambda x: self.errors(StepCorrection(scale=float(x[0]), per_op_s=1e-6 * float(x[1]))),
-            [1.0, 0.0], bounds=([0.5, -5.0], [2.0, 50.0]), loss="soft_l1", f_scale=0.1,
+            lambda x: self.errors(made(x)),
+            [1.0, 0.0, 0.0], bounds=([0.5, -5.0, 0.0], [2.0, 50.0, 1000.0]), x_scale=[1.0, 1.0, 100.0],
+            loss="soft_l1", f_scale=0.1,
         )  # fmt: skip
-        return StepCorrection(scale=float(found.x[0]), per_op_s=1e-6 * float(found.x[1]))
+        return made(found.x)
 
     def errors(self, correction: StepCorrection) -> Any:
         """ln(measured / corrected)."""
@@ -200,6 +237,5 @@ class _Sums:
         return np.log(self.seconds / correction(self.ops_s, self.counts))
 
 
-def _predicted(costs: dict[str, FamilyCost], step: StepSample) -> list[tuple[Any, Any]]:
-    work = by_family([(one.family, one.kind, one.count, one.flops, one.bytes, one.dims) for one in step.ops])
-    return [times(costs, family, each) for family, each in work.items()]
+def _work(step: StepSample) -> dict[str, Work]:
+    return by_family([(one.family, one.kind, one.count, one.flops, one.bytes, one.dims) for one in step.ops])

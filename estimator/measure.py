@@ -15,7 +15,7 @@ import importlib.metadata
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from trainwright.estimator.machine import processor
 from trainwright.estimator.measure_power import device_power
 from trainwright.estimator.op_cost import OpSample
 from trainwright.estimator.operations import Operation
-from trainwright.estimator.recorder import Recorder
+from trainwright.estimator.recorder import Clock, Recorder
 from trainwright.estimator.samples import KeptSamples
 from trainwright.estimator.source import ModelDefinition
 from trainwright.estimator.speed import Speed
@@ -39,8 +39,9 @@ from trainwright.estimator.telling import say, tell
 from trainwright.estimator.training_step import StepSpec, TrainingStep, prepare
 
 _LONGEST_STEP_S = 0.25
-_RECORDED_S = 0.05  # of steps whose operations are timed, at least two and at most six of them
-_FIT_SHARE = 0.12  # of the budget, for fitting
+_CLOCKED_S, _MOST_CLOCKED = 0.05, 12  # of steps whose operations are timed, at least three
+_FIT_SHARE = 0.15  # of the budget, for fitting
+_READ_COUNT = "aten._local_scalar_dense"  # by which an optimizer reads its step count: no operation of a traced step
 Say = Callable[[str, float], None]
 """What is told meanwhile: a message, and the seconds used so far."""
 
@@ -132,18 +133,12 @@ def measure_network(network: Network, sentinel: Sentinel) -> StepSample:
     before = sentinel()
     first = time_steps(step)
     between = sentinel()
-    recorder = Recorder(clock=True)
-    recorded: list[list[Operation]] = []
-    with recorder:
-        started = time.perf_counter()
-        while len(recorded) < 2 or (time.perf_counter() - started < _RECORDED_S and len(recorded) < 6):
-            with recorder.record() as recording:
-                step(recorder)
-            recorded.append(recording.operations)
+    operations = _recorded(step)
+    taken = _clocked(step)
     after = sentinel()
     speed = Speed.median([before, between])
     again = time_steps(step)
-    flops, calls = sum(one.flops for one in recorded[0]), len(recorded[0])
+    flops, calls = sum(one.flops for one in operations), len(operations)
     again /= Speed.median([after, sentinel()]).slower(speed, again, flops, calls)
     return StepSample(
         family=network.family,
@@ -153,7 +148,7 @@ def measure_network(network: Network, sentinel: Sentinel) -> StepSample:
         noise=abs(math.log(first / again)) / 2,
         speed=speed,
         ops_speed=Speed.median([between, after]),
-        ops=_alike(recorded),
+        ops=_alike(operations, taken),
     )
 
 
@@ -177,23 +172,40 @@ def ready(network: Network, batch_size: int) -> TrainingStep:
 def time_steps(step: Callable[[], None], least_s: float = 0.03) -> float:
     """Seconds of a step: the median of several, each timed alone."""
     seen: list[float] = []
-    while len(seen) < 3 or (sum(seen) < least_s and len(seen) < 50):
+    while len(seen) < 2 or (sum(seen) < least_s and len(seen) < 50):
         started = time.perf_counter()
         step()
         seen.append(time.perf_counter() - started)
     return statistics.median(seen)
 
 
-def _alike(recorded: list[list[Operation]]) -> tuple[OpSample, ...]:
-    """Alike operations of the recorded steps as one sample each: the mean over its places of the median over the steps.
+def _recorded(step: Callable[[], None]) -> list[Operation]:
+    """The operations of a step, in their order."""
+    recorder = Recorder()
+    with recorder, recorder.record() as recording:
+        step()
+    return recording.operations
 
-    The first step is left out: what records it runs for the first time.
-    """
+
+def _clocked(step: Callable[[], None]) -> list[tuple[float, ...]]:
+    """Seconds of each operation of a step, in their order, in several steps; the first, which is cold, is left out."""
+    clock, rounds = Clock(), list[list[float]]()
+    started = time.perf_counter()
+    while len(rounds) < 3 or (time.perf_counter() - started < _CLOCKED_S and len(rounds) < _MOST_CLOCKED):
+        with clock:
+            step()
+        rounds.append(clock.seconds())
+    return list(zip(*rounds[1:], strict=True))
+
+
+def _alike(operations: Sequence[Operation], taken: Sequence[Sequence[float]]) -> tuple[OpSample, ...]:
+    """Alike operations of a step as one sample each: the mean over its places of the median over the steps that were timed."""
     groups: dict[tuple[str, float, float, tuple[tuple[str, float], ...]], list[tuple[Operation, float]]] = {}
-    for places in zip(*recorded[1:], strict=False):
-        one = places[0]
-        seconds = statistics.median_low(place.seconds for place in places)
-        groups.setdefault((one.kind, one.flops, one.bytes, tuple(one.dims.items())), []).append((one, seconds))
+    for one, seconds in zip(operations, taken, strict=True):
+        if one.kind == _READ_COUNT:
+            continue
+        key = (one.kind, one.flops, one.bytes, tuple(one.dims.items()))
+        groups.setdefault(key, []).append((one, statistics.median_low(seconds)))
     return tuple(
         OpSample(
             kind=members[0][0].kind, family=members[0][0].family, dtype=members[0][0].dtype, flops=members[0][0].flops,
@@ -206,9 +218,10 @@ def _alike(recorded: list[list[Operation]]) -> tuple[OpSample, ...]:
 
 def setting(threads: int, seed: int = 0) -> str:
     """What samples must share to be put together."""
-    from trainwright.estimator import benchmark, blocks, single_layers
+    from trainwright.estimator import benchmark, blocks, recorder, single_layers
 
-    code = b"".join(Path(str(one.__file__)).read_bytes() for one in (benchmark, blocks, single_layers))
+    files = (__file__, *(one.__file__ for one in (benchmark, blocks, recorder, single_layers)))
+    code = b"".join(Path(str(one)).read_bytes() for one in files)
     facts = f"{processor()} {importlib.metadata.version('torch')} {threads} {seed}".encode()
     return hashlib.sha256(code + facts).hexdigest()[:16]
 

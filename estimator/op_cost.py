@@ -132,7 +132,7 @@ def log_point(flops: float, moved: float, dims: Mapping[str, float], names: Sequ
     return [math.log1p(flops), math.log1p(moved), *(math.log1p(dims.get(name, 0.0)) for name in names)]
 
 
-def _alike(left: Sequence[str], right: Sequence[str]) -> Any:
+def alike(left: Sequence[str], right: Sequence[str]) -> Any:
     import numpy as np
 
     numbers = {kind: number for number, kind in enumerate({*left, *right})}  # compared quicker than words
@@ -193,8 +193,8 @@ def fit_family(samples: Sequence[OpSample], kernel: Kernel | None = None) -> Fam
     off = np.log(seconds / roofline(flops, moved))
     kinds = tuple(one.kind for one in gathered)
     if kernel is None or len(kernel.lengths) != points.shape[1]:
-        kernel = _likeliest(points, off, _alike(kinds, kinds))
-    matrix = kernel(points, points, _alike(kinds, kinds)) + (kernel.noise**2 + 1e-6) * np.eye(len(off))
+        kernel = _likeliest(points, off, alike(kinds, kinds))
+    matrix = kernel(points, points, alike(kinds, kinds)) + (kernel.noise**2 + 1e-6) * np.eye(len(off))
     return FamilyCost(
         roofline=roofline,
         dims=names,

@@ -57,7 +57,6 @@ class Operation:
     bytes: float
     dims: dict[str, float]
     layout: dict[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
     live_bytes: float = 0.0
 
 

@@ -1,6 +1,7 @@
 """Records a training step as PyTorch's dispatcher sees it: every operation below autograd, every storage's life. Heavy: torch.
 
-With fake tensors nothing is computed; with real ones `clock=True` also times each operation where it stands in the step.
+With fake tensors nothing is computed. `Clock` times the operations of a step with real ones, and does nothing else meanwhile:
+what runs in between would take the caches from them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: TID253
 from torch.utils.flop_counter import flop_registry  # noqa: TID253
 
 from trainwright.estimator.operations import Operation, describe, hidden_bytes, tensors
+
+_BOOKKEEPING = ("prim", "profiler")  # namespaces of what is no work
 
 
 @dataclass
@@ -62,41 +65,33 @@ class Recorder(TorchDispatchMode):
     `optimizing` is set while the optimizer steps: which number its step count is then does not matter to fake tensors.
     """
 
-    def __init__(self, *, clock: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not say its types here
         self.recording: Recording | None = None
         self.forward = False
         self.optimizing = False
         self.live_bytes = 0.0
-        self._clock = clock
         self.lives = Lives()
         self._storages: dict[int, weakref.ref[Any]] = {}
         self._made = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.optimizing and not self._clock and func is torch.ops.aten._local_scalar_dense.default:
+        if self.optimizing and func is torch.ops.aten._local_scalar_dense.default:
             return 1.0
-        if self._clock:
-            started = time.perf_counter()
-            out = func(*args, **kwargs)
-            seconds = time.perf_counter() - started
-        else:
-            out, seconds = func(*args, **kwargs), 0.0
-        if func.namespace in ("prim", "profiler"):
-            return out  # bookkeeping, not work
-        if (
-            not self._clock and not func.is_view
-        ):  # a copied module's fake parameters and views of them have storages apart
+        out = func(*args, **kwargs)
+        if func.namespace in _BOOKKEEPING:
+            return out
+        if not func.is_view:  # a copied module's fake parameters and views of them have storages apart
             for one in tensors(out):
                 self.watch(one, hidden_bytes(func, args, out) if one.numel() == 0 else 0.0)
         if self.recording is not None:
-            self._record(self.recording, func, args, kwargs, out, seconds)
+            self._record(self.recording, func, args, kwargs, out)
         return out
 
-    def _record(self, recording: Recording, func: Any, args: Any, kwargs: Any, out: Any, seconds: float) -> None:
+    def _record(self, recording: Recording, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         seen = describe(func, args, kwargs, out)
-        seen.seconds, seen.live_bytes = seconds, self.live_bytes
+        seen.live_bytes = self.live_bytes
         self.lives.events.append(Event(-1 - len(recording.operations), None))
         recording.operations.append(seen)
         packet = func._overloadpacket
@@ -135,3 +130,24 @@ class Recorder(TorchDispatchMode):
             yield self.recording
         finally:
             self.recording = None
+
+
+class Clock(TorchDispatchMode):
+    """Seconds of each operation that runs inside, in their order: those that a `Recorder` records."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not say its types here
+        self._seen: list[tuple[Any, float]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        started = time.perf_counter()
+        out = func(*args, **kwargs)
+        self._seen.append((func, time.perf_counter() - started))
+        return out
+
+    def seconds(self) -> list[float]:
+        """What has run since this was last asked."""
+        found = [seconds for func, seconds in self._seen if func.namespace not in _BOOKKEEPING]
+        self._seen.clear()
+        return found

@@ -22,7 +22,7 @@ COSTS = {
     "conv": Roofline(latency_s=2e-5, flops_per_s=1e11, bytes_per_s=1e10),
     "elementwise": Roofline(latency_s=1e-6, flops_per_s=1e15, bytes_per_s=2e10),
 }
-SCALE, PER_OP_S = 1.2, 5e-6
+SCALE, PER_OP_S, FIXED_S = 1.2, 5e-6, 1e-4
 
 
 def _structure(convolutions: int, flops: float, elementwise: int = 40) -> Structure:
@@ -48,7 +48,7 @@ def _truth(structure: Structure, batch_size: int) -> float:
     ops = sum(
         one.count * float(COSTS[one.family](one.flops(batch_size), one.bytes(batch_size))) for one in structure.trace
     )
-    return SCALE * ops + PER_OP_S * op_count(structure)
+    return FIXED_S + SCALE * ops + PER_OP_S * op_count(structure)
 
 
 def _samples(noise: float = 0.0, drift: float = 0.0) -> list[StepSample]:
@@ -107,6 +107,7 @@ def test_a_machine_that_drifts_is_corrected_by_its_sentinel(calibration: Calibra
 def test_the_correction_of_steps_is_used_where_it_helps(calibration: Calibration) -> None:
     assert calibration.correction.scale == pytest.approx(SCALE, rel=0.05)
     assert calibration.correction.per_op_s == pytest.approx(PER_OP_S, rel=0.3)
+    assert calibration.correction.fixed_s == pytest.approx(FIXED_S, rel=0.3)
 
 
 def test_the_error_and_the_interval_are_those_of_families_left_out(calibration: Calibration) -> None:
@@ -146,7 +147,7 @@ def test_a_calibration_is_read_back_as_it_was_written(calibration: Calibration, 
     assert [one.name for one in path.parent.iterdir()] == ["cpu.json"]
 
 
-def test_a_calibration_of_the_version_before_is_read(calibration: Calibration, tmp_path: Path) -> None:
+def test_calibrations_of_versions_before_are_read(calibration: Calibration, tmp_path: Path) -> None:
     path = tmp_path / "cpu.json"
     for version, lacks in ((3, ("loop", "first_touch_s_per_byte")), (4, ("first_touch_s_per_byte",))):
         document = json.loads(calibration.model_dump_json()) | {"schema_version": version}
@@ -154,6 +155,9 @@ def test_a_calibration_of_the_version_before_is_read(calibration: Calibration, t
             del document[name]
         path.write_text(json.dumps(document))
         assert load(path) == calibration.model_copy(update={"schema_version": version, "loop": None})
+    del document["correction"]["fixed_s"]
+    path.write_text(json.dumps(document | {"schema_version": 5}))
+    assert load(path).correction == calibration.correction.model_copy(update={"fixed_s": 0.0})
 
 
 def test_blocks_that_the_kernel_takes_back_each_time_cost_their_first_touch(calibration: Calibration) -> None:

@@ -9,6 +9,8 @@ A long session is done in pieces, each with a `--seed` of its own, and put toget
 
     step_time.py --seed 1 --cases 40 --out cases.jsonl; step_time.py --seed 2 --cases 40 --out cases.jsonl; …
     step_time.py --report cases.jsonl --figure cases.svg
+
+Intervals need many cases: `--calibration FILE --alone` leaves out calibrating and the other methods.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from trainwright.estimator.baselines import (
     fit_totals,
     torch_roofline,
 )
-from trainwright.estimator.calibration import Calibration, op_count
+from trainwright.estimator.calibration import Calibration, load, op_count
 from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.step_time import predict_curve
 from trainwright.estimator.trace import trace
@@ -84,23 +86,29 @@ def predicted(
 def measured(given: argparse.Namespace) -> Piece:
     """Calibrate, predict, time."""
     torch.set_num_threads(given.threads)
-    calibration = device.calibrated("measure", given.seconds, given.threads)
-    few = device.calibrated("probe", given.probe_seconds, given.threads, "--device=cpu")
+    calibration = (
+        load(given.calibration, torch.__version__)
+        if given.calibration
+        else device.calibrated("measure", given.seconds, given.threads)
+    )
     sentinel = Sentinel(calibration.speed)
-    others = baselines(given.baseline_seconds or given.seconds, given.threads, sentinel)
+    modes: dict[str, Calibration | None] = {OURS: calibration}
+    others: dict[str, Predictor] = {}
+    if not given.alone:
+        modes[FEW] = device.calibrated("probe", given.probe_seconds, given.threads, "--device=cpu")
+        modes[DATASHEET] = None
+        others = baselines(given.baseline_seconds or given.seconds, given.threads, sentinel)
     drawn = [(HELD_OUT, one) for one in cases(given.seed, given.cases)]
     drawn += [(IN_FAMILY, one) for one in device.in_family_cases(given.in_family, given.seed)]
-    modes = {OURS: calibration, FEW: few, DATASHEET: None}
     started = time.monotonic()
     made = [predicted(case, group, modes, others, given.threads) for group, case in drawn]
     say(f"predicted {len(made)} cases in {time.monotonic() - started:.0f} s")
     timed = [one for _, one in made]
     sentinel.seen.clear()
     run_rounds(timed, given.rounds // 2, sentinel, say)
-    for (_, case), (row, _) in zip(
-        drawn, made, strict=True
-    ):  # between the halves, so that the machine's drift is shared
-        row.predicted_s[REPLAY] = op_replay.replay(case.step())
+    if not given.alone:  # between the halves, so that the machine's drift is shared
+        for (_, case), (row, _) in zip(drawn, made, strict=True):
+            row.predicted_s[REPLAY] = op_replay.replay(case.step())
     run_rounds(timed, given.rounds - given.rounds // 2, sentinel, say)
     for row, one in made:
         row.rounds_s = one.rounds
@@ -114,6 +122,8 @@ def main() -> None:
     """Calibrate, measure, compare; or compare what was measured before."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=90.0, help="for calibrating")
+    parser.add_argument("--calibration", type=Path, help="one made before, instead")
+    parser.add_argument("--alone", action="store_true", help="no few-shot mode, no datasheet, no baselines")
     parser.add_argument("--probe-seconds", type=float, default=20.0, help="for the few-shot mode")
     parser.add_argument("--baseline-seconds", type=float, help="for the baselines' steps (default: as for calibrating)")
     parser.add_argument("--cases", type=int, default=72)

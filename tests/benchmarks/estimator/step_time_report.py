@@ -65,7 +65,7 @@ class Piece:
 
 
 def compare(rows: Sequence[Row], clock: str) -> dict[str, Accuracy]:
-    """The accuracy of each method by a clock."""
+    """The accuracy of each method that predicted all of them, by a clock."""
     measured = [one.seconds(clock) for one in rows]
     noise = [noise_floor(one.rounds_s[clock]) for one in rows]
     return {
@@ -76,6 +76,7 @@ def compare(rows: Sequence[Row], clock: str) -> dict[str, Accuracy]:
             intervals=[one.intervals_s[name] for one in rows] if name in rows[0].intervals_s else [],
         )
         for name in rows[0].predicted_s
+        if all(name in one.predicted_s for one in rows)
     }
 
 
@@ -120,7 +121,10 @@ def _tables(group: str, rows: Sequence[Row], clock: str, threads: int) -> None:
     verdict = "met" if low <= ours.coverage <= high else "missed"
     few = "" if len(rows) >= 200 else f" (of {len(rows)}; the bar is of 200 cases or more)"
     print(f"bar: in interval {percent(low)} <= {percent(ours.coverage)} <= {percent(high)}: {verdict}{few}")
-    name, best = min(((n, a) for n, a in found.items() if n not in MODES), key=lambda one: one[1].median)
+    others = {name: each for name, each in found.items() if name not in MODES}
+    if not others:
+        return
+    name, best = min(others.items(), key=lambda one: one[1].median)
     ratio = best.median / ours.median
     print(
         f"bar: the best baseline's median ({name}) is {ratio:.2f}x ours, >= {BETTER_BY:g}x: "

@@ -1,0 +1,55 @@
+"""Measuring a network: what is timed is what a trace of its step holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from trainwright.estimator.benchmark import Network, networks
+from trainwright.estimator.calibration import op_count
+from trainwright.estimator.measure import Sentinel, measure_network
+from trainwright.estimator.recorder import Clock, Recorder
+from trainwright.estimator.source import ModelDefinition
+from trainwright.estimator.trace import trace
+from trainwright.estimator.training_step import StepSpec
+
+
+def _network(optimizer: str) -> Network:
+    return next(
+        one for one in networks(3) if one.family == "dense" and one.optimizer == optimizer and one.batch_size < 64
+    )
+
+
+def test_a_sample_holds_the_operations_of_the_traced_step() -> None:
+    for optimizer in ("sgd", "adam"):
+        network = _network(optimizer)
+        torch.manual_seed(0)
+        sample = measure_network(network, Sentinel())
+        definition = ModelDefinition(network.build, network.example_batch, network.loss)
+        traced = trace(StepSpec(definition, {}, None, {"name": optimizer}), sample.batch_size)
+        kinds, seen = Counter[str](), Counter[str]()
+        for one in traced.trace:
+            kinds[one.kind] += one.count
+        for each in sample.ops:
+            seen[each.kind] += each.count
+        assert seen == kinds
+        assert seen.total() == op_count(traced)
+        assert all(one.seconds > 0 for one in sample.ops)
+        assert sum(one.count * one.seconds for one in sample.ops) > 0
+
+
+def test_the_clock_times_what_the_recorder_records_and_forgets_what_it_told() -> None:
+    x = torch.rand(4, 4)
+
+    def step() -> None:
+        (x @ x).view(16).sum()
+
+    recorder, clock = Recorder(), Clock()
+    with recorder, recorder.record() as recording:
+        step()
+    for _ in range(2):
+        with clock:
+            step()
+        assert len(clock.seconds()) == len(recording.operations) == 3
+    assert clock.seconds() == []
