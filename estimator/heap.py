@@ -1,153 +1,172 @@
-"""Memory that a sequence of blocks keeps resident: glibc's malloc of large blocks, played on their sizes. Loads no torch.
+"""The heap of a process as glibc's malloc manages it: which bytes stay resident. Arithmetic on sizes; loads no torch.
 
-What matters of malloc/malloc.c (2.36): torch asks for blocks at multiples of 64 bytes, so malloc takes a chunk larger by 96, and
-frees both ends. Small things that belong to tensors made a little later then live in these ends, and until they are gone freed
-chunks do not join: a hole is too small for a block of its own size, and is split for smaller ones. The smallest hole that is
-large enough is taken. What fits none extends the heap, or, from a threshold on, is a mapping of its own, given back when freed.
-The threshold rises to each mapping that is given back, up to 32 MiB; from twice that the heap's free end is given back too.
-
-Which small things these are differs between processes, as addresses do: whoever asks draws how much later they are made.
+What matters of malloc/malloc.c (2.36): the smallest hole that is large enough is taken, and what is left of it is a hole. What
+fits none extends the heap, or, from a threshold on, is a mapping of its own, given back when freed. The threshold rises to each
+mapping that is given back, up to 32 MiB; from twice that the heap's free end is given back too. Holes that touch become one, but
+a small chunk that is freed is kept for the next of its size (tcache: seven of each), and until then its neighbours stay apart.
+torch asks for its blocks at multiples of 64 bytes: malloc takes a chunk larger by 112, and frees both ends, which are small. So
+where a block was, the next of its size has room only once nothing lives in these ends.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections import defaultdict
 
 from trainwright.estimator.freed_memory import MOST_HEAP_BLOCK_BYTES
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-
 _ALIGNMENT, _LEAST_CHUNK, _HEADER, _PAGE = 64, 32, 8, 4096
-_FIRST_THRESHOLD = 2**20  # 128 KiB where a process starts; importing torch raises it
+_SPARE = (
+    _ALIGNMENT + _LEAST_CHUNK + 16
+)  # what memalign asks for beyond the chunk (its own request is rounded up once more)
+_MOST_KEPT_BYTES, _KEPT = 1040, 7  # tcache: chunks up to this size, so many of each
+_FIRST_THRESHOLD = 1_700_000  # 128 KiB where a process starts; importing torch raises it
 _PAD = 128 * 2**10  # M_TOP_PAD
-
+# Holes in the heap of a process that has loaded torch (malloc_info): sizes, and how many of each.
+_HOLES = {
+    48: 80, 112: 60, 224: 40, 336: 50, 432: 40, 512: 35, 896: 20, 1280: 8, 2_304: 5, 4_112: 2, 19_888: 1, 24_720: 2, 30_656: 1,
+    38_096: 1, 46_640: 1, 74_288: 2, 102_112: 3, 214_816: 1,
+}  # fmt: skip
 
 Chunk = tuple[int, int]
-"""Place and size; place -1: a mapping."""
+"""Place and size; a place below zero: a mapping."""
+_MAPPED = -1
 
 
 class Heap:
-    """The main arena, empty, of a process that has loaded torch."""
+    """The main arena of a process that has loaded torch. What it takes more than it did then is `high_bytes`, at most."""
 
     def __init__(self) -> None:
-        self.high_bytes = 0.0
-        self.besides = 0.0  # bytes that are resident outside this heap
+        self.high_bytes = 0
         self._mapped, self._threshold = 0, _FIRST_THRESHOLD
-        self._top = self._end = self._touched = 0  # the free end begins at _top; the heap ends at _end
         self._sizes: list[Chunk] = []  # of holes: (size, place), ascending
         self._starts: dict[int, int] = {}  # of holes: place -> size
         self._ends: dict[int, int] = {}  # of holes: end -> place
+        self._kept: defaultdict[int, list[int]] = defaultdict(list)  # size -> places
+        place = 0
+        for size, count in _HOLES.items():
+            for _ in range(count):
+                self._add(place, size)
+                place += size + _LEAST_CHUNK
+        # The free end begins at _top; the heap ends at _end; what lies before _touched is resident.
+        self._begin = self._top = self._end = self._touched = place
 
-    def allocate(self, size: float) -> tuple[Chunk, list[Chunk]]:
-        """posix_memalign: the chunk of a block, and the ends that were cut off for its alignment, to be freed by the caller."""
-        chunk = (int(size) + _HEADER + 15) & ~15
-        asked = chunk + _ALIGNMENT + _LEAST_CHUNK
-        place = bisect_left(self._sizes, (asked, -1))
-        if place < len(self._sizes):
-            found, start = self._sizes.pop(place)
-            del self._starts[start], self._ends[start + found]
-        else:
-            found, start = asked, self._top
-            if self._end - start < asked + _LEAST_CHUNK:
-                if asked >= self._threshold:
-                    pages = (asked + _HEADER + _PAGE - 1) & -_PAGE
-                    self._mapped += pages
-                    self.note()
-                    return (-1, pages), []
-                self._end = (start + asked + _PAD + _LEAST_CHUNK + _PAGE - 1) & -_PAGE
-            self._top = start + asked
-        lead = -(start + 2 * _HEADER) % _ALIGNMENT
+    def malloc(self, size: float) -> Chunk:
+        """The chunk of so many bytes."""
+        return self.take(chunk_bytes(size))
+
+    def take(self, chunk: int) -> Chunk:
+        """A chunk of just this size (`chunk_bytes`)."""
+        kept = self._kept[chunk] if chunk <= _MOST_KEPT_BYTES else None
+        if kept:
+            return kept.pop(), chunk
+        place, found = self._hole_or_new(chunk)
+        if kept is not None and found == chunk:
+            self._keep(kept, chunk)
+        if place >= 0:
+            if found - chunk >= _LEAST_CHUNK:
+                self._release(place + chunk, found - chunk)
+                found = chunk
+            self._touch(place + found)
+        return place, found
+
+    def memalign(self, size: float) -> Chunk:
+        """The chunk of a block of torch's; its ends are free."""
+        chunk = chunk_bytes(size)
+        place, found = self._hole_or_new(chunk + _SPARE)
+        if place < 0:
+            return place, found
+        rest = found - chunk - _SPARE
+        if rest >= _LEAST_CHUNK:
+            self._release(place + chunk + _SPARE, rest)
+            found -= rest
+        lead = -(place + 2 * _HEADER) % _ALIGNMENT
         if 0 < lead < _LEAST_CHUNK:
             lead += _ALIGNMENT
-        ends = [(start, lead)] if lead else []
-        start += lead
-        if start + chunk > self._touched:
-            self._touched = start + chunk
-        self.note()
-        rest = found - lead - chunk
-        tail = min(rest, _ALIGNMENT + _LEAST_CHUNK - lead)
-        if tail < _LEAST_CHUNK:
-            tail = rest if rest < 2 * _LEAST_CHUNK else 0
-            if rest > tail:
-                self.free(start + chunk, rest)
-            return (start, chunk + tail), ends
-        ends.append((start + chunk, tail))
-        if rest > tail:
-            self.free(start + chunk + tail, rest - tail)
-        return (start, chunk), ends
+        if lead:
+            self.free((place, lead))
+        place, found = place + lead, found - lead
+        if found - chunk > _LEAST_CHUNK:
+            self.free((place + chunk, found - chunk))
+            found = chunk
+        self._touch(place + found)
+        return place, found
 
-    def free(self, place: int, size: int) -> None:
-        """Give a chunk back; it joins with free neighbours."""
+    def free(self, chunk: Chunk) -> None:
+        """Give a chunk back."""
+        place, size = chunk
         if place < 0:
             self._mapped -= size
             if self._threshold < size <= MOST_HEAP_BLOCK_BYTES:
                 self._threshold = size
             return
-        before = self._ends.pop(place, None)
+        if size <= _MOST_KEPT_BYTES:
+            kept = self._kept[size]
+            if len(kept) < _KEPT:
+                kept.append(place)
+                return
+        self._release(place, size)
+
+    def _hole_or_new(self, size: int) -> Chunk:
+        """A hole of at least this size, or new memory of it."""
+        at = bisect_left(self._sizes, (size, -1))
+        if at < len(self._sizes):
+            found, place = self._sizes.pop(at)
+            del self._starts[place], self._ends[place + found]
+            return place, found
+        if self._end - self._top < size + _LEAST_CHUNK:
+            if size >= self._threshold:
+                pages = (size + _HEADER + _PAGE - 1) & -_PAGE
+                self._mapped += pages
+                self._note()
+                return _MAPPED, pages
+            self._end = (self._top + size + _PAD + _LEAST_CHUNK + _PAGE - 1) & -_PAGE
+        place = self._top
+        self._top += size
+        return place, size
+
+    def _keep(self, kept: list[int], size: int) -> None:
+        """With a hole of just the size that was asked for, others of that size are kept, too."""
+        at = bisect_left(self._sizes, (size, -1))
+        while len(kept) < _KEPT and at < len(self._sizes) and self._sizes[at][0] == size:
+            place = self._sizes[at][1]
+            self._remove(place)
+            kept.append(place)
+
+    def _release(self, place: int, size: int) -> None:
+        """Make a hole, joined with free neighbours."""
+        before = self._ends.get(place)
         if before is not None:
-            whole = self._starts.pop(before)
-            del self._sizes[bisect_left(self._sizes, (whole, before))]
-            place, size = before, size + whole
-        after = self._starts.pop(place + size, None)
-        if after is not None:
-            del self._sizes[bisect_left(self._sizes, (after, place + size))]
-            size += after
-            del self._ends[place + size]
+            size += self._remove(before)
+            place = before
+        if place + size in self._starts:
+            size += self._remove(place + size)
         if place + size != self._top:
-            self._starts[place], self._ends[place + size] = size, place
-            insort(self._sizes, (size, place))
+            self._add(place, size)
             return
         self._top = place
         if self._end - place >= 2 * self._threshold:
             self._end = (place + _LEAST_CHUNK + _PAD + _PAGE) & -_PAGE
             self._touched = min(self._touched, self._end)
 
-    def note(self) -> None:
-        """Keep the most that was resident."""
-        resident = self._touched + self._mapped + self.besides
-        if resident > self.high_bytes:
-            self.high_bytes = resident
+    def _add(self, place: int, size: int) -> None:
+        self._starts[place], self._ends[place + size] = size, place
+        insort(self._sizes, (size, place))
+
+    def _remove(self, place: int) -> int:
+        size = self._starts.pop(place)
+        del self._ends[place + size], self._sizes[bisect_left(self._sizes, (size, place))]
+        return size
+
+    def _touch(self, end: int) -> None:
+        if end > self._touched:
+            self._touched = end
+            self._note()
+
+    def _note(self) -> None:
+        self.high_bytes = max(self.high_bytes, self._touched - self._begin + self._mapped)
 
 
-def high_water_bytes(
-    numbers: NDArray[Any], sizes: NDArray[Any], least_bytes: float, behind: Callable[[], int]
-) -> float:
-    """The most resident at once, of blocks by number as they are made and freed; `sizes` in bytes, negative where one is freed.
-
-    Blocks below `least_bytes` are counted as they are. An end of a block is in use as long as the block lives that is made as the
-    `behind()`th after it (0: as long as itself).
-    """
-    import numpy as np
-
-    heap = Heap()
-    blocks: dict[int, Chunk] = {}
-    in_use: dict[int, list[Chunk]] = {}
-    due: dict[int, list[Chunk]] = {}  # by the number of blocks that were made before
-    made = 0
-    large = np.abs(sizes) >= least_bytes
-    small = np.cumsum(np.where(large, 0.0, sizes))
-    places = np.flatnonzero(large)
-    # Of the small ones: the most before each block, and after the last.
-    most = np.maximum.reduceat(small, [0, *places]) if len(small) else [0.0]
-    played = zip(numbers[places].tolist(), sizes[places].tolist(), most, small[places].tolist(), strict=False)
-    for number, size, besides_at_most, besides in played:
-        heap.besides = besides_at_most
-        heap.note()
-        heap.besides = besides
-        if size < 0:
-            heap.free(*blocks.pop(number))
-            for end in in_use.pop(number):
-                heap.free(*end)
-        else:
-            blocks[number], ends = heap.allocate(size)
-            for end in ends:
-                due.setdefault(made + behind(), []).append(end)
-            in_use[number] = due.pop(made, [])
-            made += 1
-    heap.besides = float(most[-1])
-    heap.note()
-    return heap.high_bytes
+def chunk_bytes(size: float) -> int:
+    """What malloc takes for so many bytes."""
+    return max(_LEAST_CHUNK, (int(size) + _HEADER + 15) & ~15)

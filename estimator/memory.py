@@ -5,31 +5,37 @@ Three figures, each with its meaning:
 - safe: what the resident memory of the process stays below, above what it held before the model was built;
 - the process itself: interpreter, torch, Horovod, readers of data, and the buffer in which gradients are summed. A plan adds it.
 
-Resident memory exceeds live bytes because glibc keeps what is freed: `heap` plays a step's blocks on a model of its malloc. Where
-blocks come to lie also hangs on addresses, which differ between processes: the same training holds 10 % more or less. Kernels
-that oneDNN compiles, and code that is read for the first time, come on top.
+Resident memory exceeds live bytes because glibc keeps what is freed: `play` plays a step on a model of its malloc. Where blocks
+come to lie also hangs on addresses, which differ between processes: the same training holds 10 % more or less. Kernels that
+oneDNN compiles, and code that is read for the first time, come on top.
 """
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Sequence
 
+from trainwright.estimator.curves import Knots
 from trainwright.estimator.freed_memory import MOST_HEAP_BLOCK_BYTES
-from trainwright.estimator.heap import high_water_bytes
-from trainwright.estimator.structure import Lifetimes, Operation, Structure
+from trainwright.estimator.play import high_water_bytes
+from trainwright.estimator.structure import Operation, Structure
 
-# Quantile regression of resident memory on the two terms, errors relative, at the 99th percentile, of 197 networks that
+# Quantile regression of resident memory on the three terms, errors relative, at the 99th percentile, of 156 networks that
 # calibration trains (`tests/benchmarks/estimator/safe.py --networks 200 --fit`); the zoo has no part in it.
-_BYTES_PER_KIND, _HELD_SHARE = 0.56 * 2**20, 1.21
-# Of a structure without lifetimes: the excess over live bytes, by the kinds and by what comes and goes in small blocks.
+_CODE_SHARE, _HELD_SHARE, _BLOCK_SHARE = 1.23, 1.07, 0.85
+# Resident pages of files in MiB, by the kinds of operations: least squares, of the same networks.
+_CODE_MIB = 0.8
+_KIND_CODE_MIB = {
+    "aten._embedding_bag_backward": 2.1, "aten._scaled_dot_product_flash_attention_for_cpu": 0.7, "aten.add": 1.4,
+    "aten.addmm": 1.1, "aten.cat": 1.2, "aten.clamp_min": 0.8, "aten.clone": 0.4, "aten.convolution": 1.9, "aten.elu": 0.5,
+    "aten.empty": 1.2, "aten.gelu": 1.3, "aten.hardswish": 0.3, "aten.leaky_relu": 0.4, "aten.mkldnn_rnn_layer": 3.6,
+    "aten.native_group_norm": 1.2, "aten.native_layer_norm": 1.5, "aten.nll_loss_backward": 0.3, "aten.sigmoid": 0.5,
+    "aten.tanh": 0.6,
+}  # fmt: skip
+# Of a structure that was not played: the excess over live bytes, by the kinds and by what comes and goes in small blocks.
 _UNPLAYED_FIXED_BYTES, _UNPLAYED_BYTES_PER_KIND, _UNPLAYED_HEAP_SHARE = 5.0 * 2**20, 0.081 * 2**20, 1.41
-_BEHIND, _PLAYED = 10, 3
-"""How many blocks later things are made that live in a block's ends, on average (exponential); how often that is drawn."""
-_STEPS = 2  # after the first; later ones add little
-_LEAST_BYTES, _MOST_BLOCKS = 1024.0, 1500
-"""Blocks that are played: not the smallest, and no more than so many, the largest."""
+_PLAYED_SIZES, _PLAYS = tuple(2**power for power in range(13)), 6
 
 _PROCESS_BYTES = 420 * 2**20
 """Of a rank before its model: torch, oneDNN, Horovod, TensorBoard, the readers of data (measured)."""
@@ -41,36 +47,46 @@ def process_bytes(structure: Structure) -> float:
 
 
 def safe_bytes(structure: Structure, batch_size: int, expected: float) -> float:
-    """Resident bytes that a step stays below, above what the process held before: c0 · kinds of operations + c1 · held.
+    """Resident bytes that a step stays below, above what the process held before: c0 · code + c1 · held + c2 · largest block.
 
-    `expected` is `Structure.peak_bytes` at that batch size.
+    The latter: whether a block finds room in a hole differs between processes. `expected` is `Structure.peak_bytes` at that batch
+    size.
     """
-    if structure.lifetimes is None:
+    if structure.held_bytes is None:
         kinds, heap = excess_terms(structure, batch_size, expected)
         return expected + _UNPLAYED_FIXED_BYTES + _UNPLAYED_BYTES_PER_KIND * kinds + _UNPLAYED_HEAP_SHARE * heap
-    kinds, held = held_terms(structure, structure.lifetimes, batch_size, expected)
-    return _BYTES_PER_KIND * kinds + _HELD_SHARE * held
+    held = max(expected, structure.held_bytes(batch_size))
+    return _CODE_SHARE * code_bytes(structure) + _HELD_SHARE * held + _BLOCK_SHARE * block_bytes(structure, batch_size)
 
 
-def held_terms(structure: Structure, lifetimes: Lifetimes, batch_size: int, expected: float) -> tuple[float, float]:
-    """What resident memory depends on: kinds of operations, each with code of its own, and what the heap's model holds at most.
+def code_bytes(structure: Structure) -> float:
+    """Code that is read for the first time, and kernels that are compiled, about: by the kinds of operations."""
+    kinds = {one.kind for one in structure.trace}
+    return 2**20 * (_CODE_MIB + sum(size for kind, size in _KIND_CODE_MIB.items() if kind in kinds))
 
-    The latter is the mean of several plays, and no less than `expected`.
+
+def block_bytes(structure: Structure, batch_size: int) -> float:
+    """The largest block that the heap may hold; 0 where lifetimes are not known."""
+    if structure.lifetimes is None:
+        return 0.0
+    sizes = [line(batch_size) for line in structure.lifetimes.sizes]
+    sizes += [one.workspace_bytes(batch_size) for one in structure.trace]
+    return max((size for size in sizes if size <= MOST_HEAP_BLOCK_BYTES), default=0.0)
+
+
+def held_bytes(structure: Structure) -> Knots | None:
+    """What the heap's model holds at most over the batch size, the mean of several plays; None where lifetimes are not known.
+
+    It is played when a structure is extracted, and kept in it: an estimate has less time.
     """
-    import numpy as np
-
-    workspaces = [one.workspace_bytes(batch_size) for one in structure.trace]
-    numbers, sizes = lifetimes.events(batch_size, workspaces, _STEPS)
-    made = np.sort(sizes[sizes > 0])
-    least = max(_LEAST_BYTES, float(made[-_MOST_BLOCKS])) if len(made) > _MOST_BLOCKS else _LEAST_BYTES
-    played = [high_water_bytes(numbers, sizes, least, _behind(number)) for number in range(_PLAYED)]
-    kinds = {one.kind for one in structure.trace if one.family != "view"}
-    return float(len(kinds)), max(expected, sum(played) / _PLAYED)
-
-
-def _behind(seed: int) -> Callable[[], int]:
-    draw = random.Random(seed)
-    return lambda: int(draw.expovariate(1 / _BEHIND))
+    lifetimes = structure.lifetimes
+    if lifetimes is None:
+        return None
+    held = []
+    for batch_size in _PLAYED_SIZES:
+        workspaces = [one.workspace_bytes(batch_size) for one in structure.trace]
+        held.append(statistics.fmean(high_water_bytes(lifetimes, batch_size, workspaces, range(_PLAYS))))
+    return Knots(sizes=_PLAYED_SIZES, values=tuple(held))
 
 
 def excess_terms(structure: Structure, batch_size: int, expected: float) -> tuple[float, float]:

@@ -7,6 +7,7 @@ what runs in between would take the caches from them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 import weakref
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch  # noqa: TID253 - recording runs in a process of its own
+from torch._subclasses.fake_tensor import FakeTensor  # noqa: TID253
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: TID253
 from torch.utils.flop_counter import flop_registry  # noqa: TID253
 
@@ -53,10 +55,14 @@ class Event(NamedTuple):
 
 @dataclass
 class Lives:
-    """Storages, numbered as they came, and recorded operations, in their order. `recorded` is where the recording began."""
+    """Storages, numbered as they came, and recorded operations, in their order. `recorded` is where the recording began.
+
+    `graphs` says of each micro-batch where autograd's graph begins, where it is walked back, and where it has ended.
+    """
 
     events: list[Event] = field(default_factory=list)
     recorded: int = 0
+    graphs: list[list[int]] = field(default_factory=list)
 
 
 class Recorder(TorchDispatchMode):
@@ -79,7 +85,10 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.optimizing and func is torch.ops.aten._local_scalar_dense.default:
             return 1.0
-        out = func(*args, **kwargs)
+        if self.optimizing and args and isinstance(args[0], FakeTensor) and _in_place(func):
+            out = args[0]  # most of an optimizer's operations: there is nothing to find out about them
+        else:
+            out = func(*args, **kwargs)
         if func.namespace in _BOOKKEEPING:
             return out
         if not func.is_view:  # a copied module's fake parameters and views of them have storages apart
@@ -121,6 +130,14 @@ class Recorder(TorchDispatchMode):
         self._storages[key] = weakref.ref(storage, ended)
         self.live_bytes += size
 
+    def graph_begins(self) -> None:
+        """A micro-batch begins; `graph_goes_on` then tells when its backward pass begins, and when it has ended."""
+        self.lives.graphs.append([len(self.lives.events)])
+
+    def graph_goes_on(self) -> None:
+        """See `graph_begins`."""
+        self.lives.graphs[-1].append(len(self.lives.events))
+
     @contextlib.contextmanager
     def record(self) -> Iterator[Recording]:
         """Record what runs inside."""
@@ -151,3 +168,11 @@ class Clock(TorchDispatchMode):
         found = [seconds for func, seconds in self._seen if func.namespace not in _BOOKKEEPING]
         self._seen.clear()
         return found
+
+
+@functools.cache
+def _in_place(func: Any) -> bool:
+    """Whether an operation changes its first argument's values, and gives it back."""
+    return (
+        func._schema.name.endswith("_") and len(func._schema.returns) == 1 and torch.Tag.inplace_view not in func.tags
+    )

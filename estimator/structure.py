@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from trainwright.estimator.curves import Affine
+from trainwright.estimator.curves import Affine, Knots
 from trainwright.estimator.workspace import WITH_WORKSPACE, workspace_bytes
 
 if TYPE_CHECKING:
@@ -77,7 +78,11 @@ class Lifetimes(_Value):
     sizes: tuple[Affine, ...]
     start: tuple[int, ...] = Field(description="the model, the batch, and the first step")
     step: tuple[int, ...]
-    _known: dict[int, Any] = PrivateAttr(default_factory=dict)
+    graphs: tuple[tuple[int, int, int], ...] | None = Field(
+        default=None,
+        description="of each micro-batch the places, counted from the start on, where autograd's graph begins, where it is "
+        "walked back and where it has ended; None: not known",
+    )
 
     @model_validator(mode="after")
     def _numbers_name_something(self) -> Lifetimes:
@@ -92,18 +97,6 @@ class Lifetimes(_Value):
             raise ValueError("lifetimes: the start makes storages only")
         return self
 
-    def events(self, batch_size: int, workspaces: Sequence[float], steps: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Storages by number as they are made and end, and the bytes of each, negative where it ends; two arrays of one length.
-
-        Of the start, and so many steps of this batch size. `workspaces` are those of the trace's operations; their number is -1.
-        What a step leaves behind takes the place of what it found and ended.
-        """
-        import numpy as np
-
-        bytes_of = np.array([*(max(0.0, line(batch_size)) for line in self.sizes), *workspaces, 0.0])
-        numbers, codes, signs = self._unrolled(steps)
-        return numbers, bytes_of[codes] * signs
-
     def made_bytes(self, batch_size: int, workspaces: Sequence[float], least_bytes: float) -> float:
         """Bytes that a step makes in storages of `least_bytes` or more; `workspaces` are those of the trace's operations."""
         import numpy as np
@@ -115,40 +108,26 @@ class Lifetimes(_Value):
         made = bytes_of[codes]
         return float(made[made >= least_bytes].sum())
 
-    def _unrolled(self, steps: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Of each event: the storage's number, the place of its size, 1 or -1."""
+    @functools.cached_property
+    def events(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """What happens in the start and one step, in its order: three arrays of one length.
+
+        The number of the storage, as they are made; the code that made it; 1 where it is made, -1 where it ends, 0 where it is a
+        workspace, whose number is -1.
+        """
         import numpy as np
 
-        if steps in self._known:
-            return self._known[steps]  # type: ignore[no-any-return]
-        events: list[tuple[int, int, int]] = []
-        of: list[int] = []  # of each storage: the place of its size
-        for code in self.start:
-            events.append((len(of), code, 1) if code >= 0 else (-1 - code, of[-1 - code], -1))
-            if code >= 0:
-                of.append(code)
-        found = len(of)
-        names = self._successors()
-        now = list(range(found))
-        for _ in range(steps):
-            base = len(of)
-            for code in self.step:
-                if code >= len(self.sizes):
-                    events += [(-1, code, 1), (-1, code, -1)]
-                elif code >= 0:
-                    events.append((len(of), code, 1))
-                    of.append(code)
-                else:
-                    ended = now[-1 - code] if -1 - code < found else base - 1 - code - found
-                    events.append((ended, of[ended], -1))
-            for before, after in names.items():
-                now[before] = base + after - found
-        numbers, codes, signs = np.array(events, dtype=np.int64).reshape(-1, 3).T
-        self._known[steps] = numbers, codes, signs
-        return numbers, codes, signs
+        codes = np.array((*self.start, *self.step), dtype=np.int64)
+        made, ended = (codes >= 0) & (codes < len(self.sizes)), codes < 0
+        numbers = np.where(made, np.cumsum(made) - 1, -1)
+        numbers[ended] = -1 - codes[ended]
+        made_by = codes[made]
+        codes[ended] = made_by[numbers[ended]]
+        return numbers, codes, made.astype(np.int64) - ended
 
-    def _successors(self) -> dict[int, int]:
-        """For each storage that the step found and ended: one of its size that it made and left."""
+    @functools.cached_property
+    def successors(self) -> dict[int, int]:
+        """For each storage that the step found and ended: one of its size that it made and left, which the next step ends."""
         of = [code for code in (*self.start, *self.step) if 0 <= code < len(self.sizes)]
         found = sum(code >= 0 for code in self.start)
         ended = {-1 - code for code in self.step if code < 0}
@@ -191,6 +170,11 @@ class Structure(_Value):
     operations: dict[str, int] = Field(description="count by kind, for a whole training step")
     trace: list[Operation]
     lifetimes: Lifetimes | None = Field(default=None, description="None where steps differ by more than their sizes")
+    held_bytes: Knots | None = Field(
+        default=None,
+        description="what a model of the heap holds at most over the batch size, as several plays of the lifetimes found; None: "
+        "not played",
+    )
 
     @model_validator(mode="after")
     def _workspaces_are_of_the_trace(self) -> Structure:

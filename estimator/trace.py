@@ -11,9 +11,11 @@ Runs the user's code, so it belongs in a process of its own (`tasks.extract` sta
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import resource
 import sys
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from torch.utils._pytree import tree_leaves  # noqa: TID253
 from trainwright.estimator import source as model_source
 from trainwright.estimator.curves import Affine
 from trainwright.estimator.errors import BadInput, TrainwrightError
+from trainwright.estimator.memory import held_bytes
 from trainwright.estimator.operations import Operation as Seen
 from trainwright.estimator.precision import PARAMETER_DTYPES
 from trainwright.estimator.recorder import LayerSeen, Lives, Recorder, Recording
@@ -216,10 +219,15 @@ def _lifetimes(first: Lives, second: Lives, size: int, trace: list[Operation], r
             codes.append(sizes[known])
     step = range(first.recorded, len(codes))
     shown = [place for place in step if first.events[place].number >= 0 or place in ops]
+    kept = [*range(first.recorded), *shown]
     return Lifetimes(
         sizes=tuple(lines),
         start=tuple(codes[: first.recorded]),
         step=tuple(len(lines) + ops[place] if place in ops else codes[place] for place in shown),
+        graphs=tuple(
+            (bisect_left(kept, one), bisect_left(kept, two), bisect_left(kept, three))
+            for one, two, three in first.graphs
+        ),
     )
 
 
@@ -237,7 +245,7 @@ def _structure(what: StepSpec, batch_size: int, size: int, first: _Traced, secon
     peaks = [max((one.live_bytes for one in each.recording.operations), default=0.0) for each in (first, second)]
     idle = _line(first.idle_bytes, second.idle_bytes, size)
     operations, ran = _operations(first.recording.operations, second.recording.operations, size, idle)
-    return Structure(
+    made = Structure(
         batch_size=batch_size,
         optimizer=str(what.optimizer.get("name", "adamw")),
         precision=what.precision,
@@ -260,6 +268,7 @@ def _structure(what: StepSpec, batch_size: int, size: int, first: _Traced, secon
         trace=operations,
         lifetimes=_lifetimes(first.lives, second.lives, size, operations, ran),
     )
+    return made.model_copy(update={"held_bytes": held_bytes(made)})
 
 
 def _of_batch(shape: tuple[int, ...], size: int, batch_size: int) -> tuple[int, ...]:
@@ -305,6 +314,8 @@ def answer(request: dict[str, Any]) -> str:
 
 def main() -> int:
     """Read the request, write the structure, or the error as a document."""
+    gc.freeze()
+    gc.enable()
     request = json.loads(Path(sys.argv[1]).read_text())
     Path(sys.argv[2]).write_text(answer(request))
     return 0

@@ -64,6 +64,7 @@ class TrainingStep:
         loss_of = model_source.loss_function(self.what.definition, task)
         with autocast(self.what.precision):
             if recorder is not None:
+                recorder.graph_begins()
                 recorder.forward = True
             with _user_code("model", "its forward pass"):
                 outputs = self.model(inputs)
@@ -76,8 +77,12 @@ class TrainingStep:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise BadInput(f"loss: gave {shape}; allowed: a scalar tensor, the mean over the batch")
+        if recorder is not None:
+            recorder.graph_goes_on()
         with _user_code("model", "its backward pass"):
             (loss / len(self.micro_batches) if len(self.micro_batches) > 1 else loss).backward()
+        if recorder is not None:
+            recorder.graph_goes_on()
 
     def _check_outputs(self, outputs: Any) -> None:
         """Fake labels are never out of range, so the width of the output is compared with the number of classes."""

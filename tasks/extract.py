@@ -23,6 +23,8 @@ from trainwright.tasks.job import Optimizer
 from trainwright.tasks.settings import settings
 
 _MARK = "TRAINWRIGHT_TRACE"
+# While torch is imported, looking for garbage takes a tenth of the time, and finds nothing.
+_TRACE = "import gc; gc.disable(); from trainwright.estimator.trace import main; raise SystemExit(main())"
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 
 
@@ -57,7 +59,7 @@ def extract(
                 }
             )
         )  # fmt: skip
-        command = [sys.executable, "-m", "trainwright.estimator.trace", str(request), str(result)]
+        command = [sys.executable, "-c", _TRACE, str(request), str(result)]
         environment = {key: os.environ[key] for key in _PASSED_ON if key in os.environ}
         environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1"}
         mark = secrets.token_hex(8)

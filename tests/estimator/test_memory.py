@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.estimator.curves import Affine, DeviceCurve, Knots
-from trainwright.estimator.memory import excess_terms, process_bytes, rising, safe_bytes
+from trainwright.estimator.memory import block_bytes, excess_terms, held_bytes, process_bytes, rising, safe_bytes
 from trainwright.estimator.step_time import predict_curve
-from trainwright.estimator.structure import Operation, Structure
+from trainwright.estimator.structure import Lifetimes, Operation, Structure
 
 _SIZES = st.floats(0.0, 1e7)
 
@@ -94,3 +94,51 @@ def test_a_stored_curve_without_a_safe_curve_is_read_with_its_factor() -> None:
     assert stored.device_memory_bytes(20) == pytest.approx(150.0)
     known = stored.model_copy(update={"safe_memory_knots": Knots(sizes=(1, 20), values=(110.0, 200.0))})
     assert known.safe_memory_bytes(20) == pytest.approx(200.0)
+
+
+def _played() -> Structure:
+    """Activations of 1 MiB a sample that are made forward and end backward, and 8 MiB of parameters."""
+    lifetimes = Lifetimes(
+        sizes=(Affine(fixed=2**23, per_sample=0.0), Affine(fixed=0.0, per_sample=2**20)),
+        start=(0, 1, 1, 1, -4, -3, -2),
+        step=(1, 1, 1, -7, -6, -5),
+        graphs=((1, 4, 7), (7, 10, 13)),
+    )
+    made = Structure(
+        batch_size=8, optimizer="sgd", precision="fp32", method="fake tensors", parameters=2**21, parameter_bytes=2**23,
+        forward_flops_per_sample=1.0, activation_bytes_per_sample=3.0 * 2**20,
+        peak_memory_bytes=Affine(fixed=2**23, per_sample=3.0 * 2**20), layers=[], features={}, operations={},
+        trace=[
+            Operation(
+                kind="aten.add", family="elementwise", count=3, flops=Affine(fixed=0, per_sample=1),
+                bytes=Affine(fixed=0, per_sample=2**21), live_bytes=Affine(fixed=2**23, per_sample=3.0 * 2**20),
+            )
+        ],
+        lifetimes=lifetimes,
+    )  # fmt: skip
+    return made.model_copy(update={"held_bytes": held_bytes(made)})
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8, 100, 4096, 10_000])
+def test_what_is_held_is_played_over_the_batch_size_and_kept_with_the_structure(batch_size: int) -> None:
+    structure = _played()
+    kept = Structure.model_validate_json(structure.model_dump_json())
+    assert kept.held_bytes is not None
+    expected = structure.peak_bytes(batch_size)
+    assert expected - 2**20 <= kept.held_bytes(batch_size) < 2.5 * expected
+    assert expected < safe_bytes(kept, batch_size, expected) < 3 * expected + 2**24
+
+
+def test_the_largest_block_is_of_those_that_are_not_mapped() -> None:
+    structure = _played()
+    assert [block_bytes(structure, size) for size in (1, 20, 32, 33)] == [2**23, 20 * 2**20, 2**25, 2**23]
+    assert block_bytes(structure.model_copy(update={"lifetimes": None}), 8) == 0.0
+
+
+def test_a_structure_that_was_not_played_has_a_bound_by_its_operations_sizes() -> None:
+    document = _played().model_dump(mode="json")
+    del document["held_bytes"], document["lifetimes"]["graphs"]
+    stored = Structure.model_validate(document)
+    expected = stored.peak_bytes(8)
+    assert safe_bytes(stored, 8, expected) > expected
+    assert held_bytes(stored.model_copy(update={"lifetimes": None})) is None

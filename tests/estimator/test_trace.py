@@ -198,3 +198,34 @@ sys.stdout.write(structure.model_dump_json())
 """
     done = subprocess.run([sys.executable, "-c", code], input=document, capture_output=True, text=True, check=True)
     assert done.stdout == document
+
+
+def test_the_places_of_autograds_graph_are_kept_for_each_micro_batch_of_two_steps() -> None:
+    what = StepSpec(ModelDefinition(_dense, None, None), {}, IMAGES, {"name": "sgd"}, accumulation=2)
+    lifetimes = trace(what, 16).lifetimes
+    assert lifetimes is not None
+    assert lifetimes.graphs is not None
+    places = [place for graph in lifetimes.graphs for place in graph]
+    assert places == sorted(places)
+    assert [graph[0] < len(lifetimes.start) for graph in lifetimes.graphs] == [True, True, False, False]
+    assert places[-1] <= len(lifetimes.start) + len(lifetimes.step)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+def test_an_optimizers_operations_that_fake_tensors_are_spared_are_those_of_a_real_step(optimizer: str) -> None:
+    def built() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    def branching() -> nn.Module:
+        def look(_: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+            assert inputs[0].sum().item() >= 0
+
+        model = built()
+        model.register_forward_pre_hook(look)
+        return model
+
+    fake, real = _traced(built, optimizer=optimizer), _traced(branching, optimizer=optimizer)
+    assert (fake.method, real.method) == ("fake tensors", "real step")
+    in_place = [{kind: count for kind, count in one.operations.items() if kind.endswith("_")} for one in (fake, real)]
+    assert in_place[0] == in_place[1]
+    assert fake.idle_bytes == real.idle_bytes

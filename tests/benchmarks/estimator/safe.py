@@ -1,8 +1,9 @@
 """The safe bound against the resident memory of real processes: `python tests/benchmarks/estimator/safe.py [--cases N] …`.
 
 Each case trains in a process of its own (`resident.py`), at a batch size that is drawn so that live bytes reach from 10 MB to
---most. `memory.py` ends with the same table of fewer cases. A long session is done in pieces (300 cases take 20 minutes). The
-constants of `estimator.memory` are fitted to networks that calibration trains; no case of the zoo has a part in them.
+--most. `memory.py` ends with the same table of fewer cases. A long session is done in pieces (300 cases take 30 minutes). The
+constants of `estimator.memory` are fitted to what six steps take of networks that calibration trains; no case of the zoo has a
+part in them.
 
     safe.py --cases 150 --seed 1 --out cases.jsonl; safe.py --cases 150 --seed 2 --out cases.jsonl; safe.py --report cases.jsonl
     safe.py --networks 200 --fit
@@ -22,11 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from resident import case_of
+from resident import MORE_STEPS, STEPS, case_of
 from zoo import Case
 
 from trainwright.estimator.accuracy import percent, table
-from trainwright.estimator.memory import held_terms, safe_bytes
+from trainwright.estimator.memory import block_bytes, code_bytes, safe_bytes
+from trainwright.estimator.single_layers import SINGLES
 from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace import trace
 
@@ -34,19 +36,26 @@ _LEAST_BYTES, MOST_BYTES = 1e7, 5e8
 _MOST_BATCH = 4096
 _FORKS = 10
 _QUANTILE = 0.99
+_LEAST_BLOCKS = 100
+"""Made by what the constants are fitted to, in a start and a step: with a few blocks only, one more or less is much."""
 _RESIDENT = Path(__file__).with_name("resident.py")
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One case: what its process held at most above its baseline, and what was predicted."""
+    """One case: what its process held at most above its baseline, after some steps and after more, and what was predicted."""
 
     label: str
     high_bytes: float
+    later_high_bytes: float
     expected_bytes: float
     safe_bytes: float
-    kinds: float
+    code_bytes: float
     held_bytes: float
+    block_bytes: float
+    blocks: int
+    file_bytes: float
+    families: list[str]
 
     @property
     def headroom(self) -> float:
@@ -86,8 +95,10 @@ class Processes:
 
 
 def draw(which: str, seed: int, number: int, most: float) -> tuple[Case, Structure, int] | None:
-    """The case of this number with its structure and a batch size of its own; None where it is too large at its least."""
+    """The case of this number with its structure and a batch size of its own; None where it is too large, or a single layer."""
     case = case_of(which, seed, number)
+    if case.family in SINGLES:
+        return None  # single layers tell of operations, not of steps
     structure = trace(case.spec(), case.batch_size)
     drawn = random.Random(f"{which} {seed} {number}")
     target, batch_size = _LEAST_BYTES * (most / _LEAST_BYTES) ** drawn.random(), 1
@@ -97,22 +108,37 @@ def draw(which: str, seed: int, number: int, most: float) -> tuple[Case, Structu
 
 
 def fit(seen: Sequence[Seen], quantile: float = _QUANTILE) -> Any:
-    """Quantile regression of what was measured on (kinds, held), neither negative; errors relative."""
+    """Quantile regression of what more steps took on (code, held, largest block), none negative; errors relative."""
     from scipy.optimize import linprog
 
     count = len(seen)
-    terms = np.array([[2**20 * one.kinds / one.high_bytes, one.held_bytes / one.high_bytes] for one in seen])
-    costs = [0.0, 0.0, *[quantile] * count, *[1 - quantile] * count]
+    terms = np.array([[one.code_bytes, one.held_bytes, one.block_bytes] for one in seen])
+    terms /= np.array([[one.later_high_bytes] for one in seen])
+    costs = [0.0, 0.0, 0.0, *[quantile] * count, *[1 - quantile] * count]
     equal = np.hstack([terms, np.eye(count), -np.eye(count)])
-    return linprog(costs, A_eq=equal, b_eq=np.ones(count), bounds=[(0, None)] * len(costs), method="highs").x[:2]
+    return linprog(costs, A_eq=equal, b_eq=np.ones(count), bounds=[(0, None)] * len(costs), method="highs").x[:3]
+
+
+def fit_code(seen: Sequence[Seen]) -> dict[str, float]:
+    """Least squares of resident pages of files, in MiB, on the families of operations, none negative; "" is for all."""
+    from scipy.optimize import nnls
+
+    families = ["", *sorted({one for each in seen for one in each.families})]
+    terms = np.array([[float(not family or family in one.families) for family in families] for one in seen])
+    found, _ = nnls(terms, np.array([one.file_bytes / 2**20 for one in seen]))
+    return {family: round(float(size), 1) for family, size in zip(families, found, strict=True) if size >= 0.05}
 
 
 def report(seen: Sequence[Seen]) -> str:
     """Cases, the share that held more than the bound, and the headroom."""
-    headroom = np.array([one.headroom for one in seen])
     rows = [("safe", "cases", "under", "median", "p10", "p90")]
-    figures = [float(np.mean(headroom < 0)), *(float(np.quantile(headroom, place)) for place in (0.5, 0.1, 0.9))]
-    rows += [("headroom", str(len(seen)), percent(figures[0]), *(percent(one, signed=True) for one in figures[1:]))]
+    for steps, headroom in (
+        (STEPS, np.array([one.headroom for one in seen])),
+        (MORE_STEPS, np.array([one.safe_bytes / one.later_high_bytes - 1 for one in seen])),
+    ):
+        figures = [float(np.mean(headroom < 0)), *(float(np.quantile(headroom, place)) for place in (0.5, 0.1, 0.9))]
+        shown = [percent(figures[0]), *(percent(one, signed=True) for one in figures[1:])]
+        rows += [(f"headroom after {steps} steps", str(len(seen)), *shown)]
     return table(rows)
 
 
@@ -127,13 +153,19 @@ def compare(count: int, seed: int, most: float, which: str = "zoo") -> list[Seen
         if drawn is None:
             continue
         case, structure, batch_size = drawn
-        high = processes.measure(which, seed, number, batch_size)["high_bytes"]
+        measured = processes.measure(which, seed, number, batch_size)
+        high = measured["high_bytes"]
         expected = structure.peak_bytes(batch_size)
         safe = safe_bytes(structure, batch_size, expected)
-        kinds, held = 0.0, 0.0
-        if structure.lifetimes is not None:
-            kinds, held = held_terms(structure, structure.lifetimes, batch_size, expected)
-        one = Seen(f"{case.label} at b{batch_size}", high, expected, safe, kinds, held)
+        held, blocks = 0.0, 0
+        if structure.lifetimes is not None and structure.held_bytes is not None:
+            held = max(expected, structure.held_bytes(batch_size))
+            blocks = int((structure.lifetimes.events[2] >= 0).sum())
+        one = Seen(
+            f"{case.label} at b{batch_size}", high, measured["later_high_bytes"], expected, safe, code_bytes(structure), held,
+            block_bytes(structure, batch_size), blocks, measured["file_bytes"],
+            sorted({one.family for one in structure.trace} - {"view"}),
+        )  # fmt: skip
         seen.append(one)
         mib = f"{one.expected_bytes / 2**20:8.1f} {one.safe_bytes / 2**20:8.1f} {one.high_bytes / 2**20:8.1f} MiB"
         print(f"{one.label:64} {mib}  {percent(one.headroom, signed=True)}", flush=True)
@@ -163,8 +195,12 @@ def main() -> None:
                 file.writelines(f"{json.dumps(asdict(one))}\n" for one in seen)
     print("\n" + report(seen))
     if given.fit:
-        kind, held = fit([one for one in seen if one.held_bytes])
-        print(f"\n{kind:.3f} MiB a kind of operation, {held:.3f} of what the heap's model holds")
+        deep = [one for one in seen if one.held_bytes and one.blocks >= _LEAST_BLOCKS]
+        code, held, block = fit(deep)
+        print(
+            f"\n{len(deep)} of them: {code:.2f} of the code, {held:.2f} of what is held, {block:.2f} of the largest block"
+        )
+        print("code in MiB, by families:", fit_code(seen))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,152 @@
+"""A training step played on a model of the heap: what its blocks and the small things around them keep resident. Loads no torch.
+
+Beside a tensor's block lie the tensor itself; a node of autograd's graph with what it keeps, until the graph has been walked
+back; what lasts little longer than the operation; and, in the first step, what stays. They live in the ends of blocks and in
+holes, and keep these from being joined. Which they are differs between processes, as addresses do: they are drawn. How many there
+are, and how large, was read from what malloc was asked for in training steps.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trainwright.estimator.freed_memory import MOST_HEAP_BLOCK_BYTES
+from trainwright.estimator.heap import Chunk, Heap, chunk_bytes
+
+if TYPE_CHECKING:
+    from trainwright.estimator.structure import Lifetimes
+
+_STEPS = 2  # after the first; later ones add little
+_LEAST_BYTES, MOST_BLOCKS = 256.0, 600
+"""Blocks that are played: not the smallest, and no more than so many a step, the largest. The others are counted as they are."""
+
+
+def _chunks(*sizes: int) -> tuple[int, ...]:
+    return tuple(map(chunk_bytes, sizes))
+
+
+_OF_TENSOR = _chunks(176, 96, 24)
+_OF_NODE, _NODE_SHARE = _chunks(16, 24, 24, 32, 8, 312, 16, 32), 0.8
+_PASSING, _PASSING_COUNT = _chunks(16, 24, 32, 48, 64, 96, 128, 200), 3
+_OUTLASTING_SHARE, _OUTLASTED_BLOCKS = 0.4, 3.0
+_STAYING, _STAYING_SHARE = _chunks(24, 32, 64, 96, 104, 176, 410), 0.1
+
+_Event = tuple[int, int, float, int]
+"""Its place among the codes of lifetimes; the storage's number; bytes; 1 where it is made, -1 where it ends, 0: both at once."""
+
+
+def high_water_bytes(
+    lifetimes: Lifetimes, batch_size: int, workspaces: Sequence[float], seeds: Sequence[int]
+) -> list[float]:
+    """The most that is resident at once in a first step and the next ones, above what the process held before; by seed.
+
+    `workspaces` are those of the trace's operations, in bytes; a seed draws what differs between processes.
+    """
+    import numpy as np
+
+    bytes_of = np.array([*(max(0.0, line(batch_size)) for line in lifetimes.sizes), *workspaces, 0.0])
+    numbers, codes, signs = lifetimes.events
+    sizes, first = bytes_of[codes], len(lifetimes.start)
+    least, made = _LEAST_BYTES, sizes[signs >= 0]
+    if len(made) > MOST_BLOCKS:
+        least = max(least, float(np.partition(made, -MOST_BLOCKS)[-MOST_BLOCKS]))
+    small = sizes < least
+    besides = float(np.cumsum(np.where(small, sizes * signs, 0.0)).max(initial=0.0))
+    shown = np.flatnonzero(~small)
+    events = list(
+        zip(shown.tolist(), numbers[shown].tolist(), sizes[shown].tolist(), signs[shown].tolist(), strict=True)
+    )
+    split = int(np.searchsorted(shown, first))
+    found, each = int((signs[:first] > 0).sum()), int((signs[first:] > 0).sum())
+    steps = [_moved(events[split:], lifetimes.successors, found, each, step) for step in range(_STEPS)]
+    graphs = lifetimes.graphs or ()
+    in_start, in_step = (
+        [(place, phase) for graph in graphs if (graph[0] < first) == started for phase, place in enumerate(graph)]
+        for started in (True, False)
+    )
+    found_bytes = []
+    for seed in seeds:
+        played = _Played(random.Random(seed))
+        played.play(events[:split], in_start)
+        played.first = False
+        for step in steps:
+            played.play(step, in_step)
+        found_bytes.append(played.heap.high_bytes + besides)
+    return found_bytes
+
+
+def _moved(events: list[_Event], successors: dict[int, int], found: int, each: int, step: int) -> list[_Event]:
+    """A step's events, with the numbers of its own storages: `found` were there before, and each step makes `each`."""
+    own = step * each
+    before = {one: two + own - each for one, two in successors.items()} if step else {}
+    return [
+        (place, before.get(number, number) if number < found else number + own, size, sign)
+        for place, number, size, sign in events
+    ]
+
+
+class _Played:
+    """A heap with the blocks of a step, and the small things around them."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self.heap = Heap()
+        self._random, self._expovariate = draw.random, draw.expovariate
+        self._blocks: dict[int, list[Chunk]] = {}  # each block, and its tensor
+        self._graph: list[Chunk] = []
+        self._passing: list[tuple[float, Chunk]] = []
+        self._made = 0
+        self._forward, self.first = False, True
+
+    def make(self, number: int, size: float) -> None:
+        """A block is made; number -1: a workspace, which ends at once."""
+        random, take, free = self._random, self.heap.take, self.heap.free
+        if size > MOST_HEAP_BLOCK_BYTES:  # mapped, and given back
+            self._blocks[number] = [self.heap.memalign(size)]
+            return
+        self._made += 1
+        while self._passing and self._passing[0][0] <= self._made:
+            free(heapq.heappop(self._passing)[1])
+        passing = [take(_PASSING[int(random() * len(_PASSING))]) for _ in range(_PASSING_COUNT)]
+        tensor = [take(one) for one in _OF_TENSOR]
+        self._blocks[number] = [self.heap.memalign(size), *tensor]
+        if self._forward:
+            self._graph += [take(one) for one in _OF_NODE if random() < _NODE_SHARE]
+        if self.first and random() < _STAYING_SHARE:
+            take(_STAYING[int(random() * len(_STAYING))])
+        for one in passing:
+            if random() < _OUTLASTING_SHARE:
+                heapq.heappush(self._passing, (self._made + self._expovariate(1 / _OUTLASTED_BLOCKS), one))
+            else:
+                free(one)
+
+    def end(self, number: int) -> None:
+        """A block ends, and its tensor."""
+        for one in self._blocks.pop(number):
+            self.heap.free(one)
+
+    def play(self, events: Sequence[_Event], phases: Sequence[tuple[int, int]]) -> None:
+        """Play events, and autograd's phases where they begin: each (place, 0: the graph begins, 1: walked back, 2: ended)."""
+        at = 0
+        for place, number, size, sign in events:
+            while at < len(phases) and phases[at][0] <= place:
+                self._phase(phases[at][1])
+                at += 1
+            if sign > 0:
+                self.make(number, size)
+            elif sign < 0:
+                self.end(number)
+            else:
+                self.make(number, size)
+                self.end(number)
+        for _, phase in phases[at:]:
+            self._phase(phase)
+
+    def _phase(self, number: int) -> None:
+        self._forward = number == 0
+        if number == 2:
+            for one in self._graph:
+                self.heap.free(one)
+            self._graph = []

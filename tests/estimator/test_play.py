@@ -1,0 +1,107 @@
+"""A step played on the heap's model: lifetimes, and what is made and ended when."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from trainwright.estimator import play
+from trainwright.estimator.curves import Affine
+from trainwright.estimator.play import high_water_bytes
+from trainwright.estimator.structure import Lifetimes
+
+_MIB = 2**20
+_PLANS = st.lists(st.tuples(st.integers(1, 64 * _MIB), st.integers(0, 30)), max_size=60)
+
+
+def _codes(plan: list[tuple[int, int]], begin: int = 0) -> tuple[int, ...]:
+    """Blocks in their order, each of a size of its own; each ends once so many more were made, the last ones at the end."""
+    codes: list[int] = []
+    ends: dict[int, list[int]] = {}
+    for number, (_, lasts) in enumerate(plan):
+        codes += [-1 - begin - one for one in ends.pop(number, [])]
+        codes.append(number)
+        ends.setdefault(min(len(plan), number + 1 + lasts), []).append(number)
+    return (*codes, *(-1 - begin - one for late in ends.values() for one in late))
+
+
+def _fixed(sizes: list[int]) -> tuple[Affine, ...]:
+    return tuple(Affine(fixed=size, per_sample=0.0) for size in sizes)
+
+
+def _most_live(lifetimes: Lifetimes) -> float:
+    live: dict[int, float] = {}
+    most = 0.0
+    for number, code, sign in zip(*(one.tolist() for one in lifetimes.events), strict=True):
+        if sign > 0:
+            live[number] = lifetimes.sizes[code](1)
+        elif sign < 0:
+            del live[number]
+        most = max(most, sum(live.values()))
+    return most
+
+
+@given(_PLANS, _PLANS, st.integers(0, 3))
+def test_no_less_is_resident_than_is_alive(
+    start: list[tuple[int, int]], step: list[tuple[int, int]], seed: int
+) -> None:
+    sizes = _fixed([size for size, _ in start + step])
+    moved = tuple(code + len(start) if code >= 0 else code for code in _codes(step, len(start)))
+    graph = (len(_codes(start)), len(_codes(start)) + len(step), len(_codes(start)) + len(moved))
+    lifetimes = Lifetimes(sizes=sizes, start=_codes(start), step=moved, graphs=((0, 1, 1), graph))
+    spare = _MIB  # what fits into holes that were there before
+    (most,) = high_water_bytes(lifetimes, 1, [], [seed])
+    assert most >= _most_live(lifetimes) - spare
+
+
+def test_plays_differ_by_their_seed_alone() -> None:
+    plan = [(size * 50_000, size % 7) for size in range(1, 60)]
+    lifetimes = Lifetimes(sizes=_fixed([size for size, _ in plan]), start=(), step=_codes(plan), graphs=((0, 40, 100),))
+    played = high_water_bytes(lifetimes, 1, [], [0, 1, 2, 0])
+    assert played[0] == played[3]
+    assert len(set(played)) > 1
+
+
+def test_events_name_each_storage_with_what_made_it() -> None:
+    lifetimes = Lifetimes(
+        sizes=(Affine(fixed=0.0, per_sample=10.0), Affine(fixed=7.0, per_sample=0.0)),
+        start=(0, 1),  # a parameter and its gradient
+        step=(-2, 2, 1, 0, -4),  # the gradient ends; a workspace; a gradient; an activation, which ends
+    )
+    events = list(zip(*(one.tolist() for one in lifetimes.events), strict=True))
+    assert events == [(0, 0, 1), (1, 1, 1), (1, 1, -1), (-1, 2, 0), (2, 1, 1), (3, 0, 1), (3, 0, -1)]
+    assert lifetimes.successors == {1: 2}
+
+
+def test_what_a_step_leaves_the_next_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(play._Played, "end", lambda _, number: ended.append(number))
+    lifetimes = Lifetimes(sizes=_fixed([_MIB]), start=(0, 0), step=(-2, 0))  # a gradient goes, the next comes
+    high_water_bytes(lifetimes, 1, [], [0])
+    assert ended == [1, 2]
+
+
+@given(_PLANS)
+def test_small_blocks_are_counted_as_they_are(plan: list[tuple[int, int]]) -> None:
+    sizes = [size % 200 + 1 for size, _ in plan]
+    lifetimes = Lifetimes(sizes=_fixed(sizes), start=(), step=_codes(plan))
+    assert high_water_bytes(lifetimes, 1, [], [0]) == [_most_live(lifetimes)]
+
+
+def test_where_there_are_many_blocks_the_largest_are_played() -> None:
+    plan = [(4096 + number, 0) for number in range(3 * play.MOST_BLOCKS)] + [(8 * _MIB, 0)]
+    lifetimes = Lifetimes(sizes=_fixed([size for size, _ in plan]), start=(), step=_codes(plan))
+    (most,) = high_water_bytes(lifetimes, 1, [], [0])
+    assert 8 * _MIB <= most < 18 * _MIB
+
+
+@pytest.mark.parametrize(
+    ("start", "step"),
+    [((0,), (-2,)), ((0,), (-1, -1)), ((1,), ()), ((), (-1, 0))],
+    ids=["never made", "ended twice", "a start of workspaces", "made later"],
+)
+def test_lifetimes_of_storages_that_are_not_there_are_refused(start: tuple[int, ...], step: tuple[int, ...]) -> None:
+    with pytest.raises(ValidationError, match="lifetimes: "):
+        Lifetimes(sizes=(Affine(fixed=8.0, per_sample=0.0),), start=start, step=step)
