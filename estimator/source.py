@@ -109,9 +109,7 @@ def load(folder: Path, entry: str) -> ModelDefinition:
     except BadInput:
         raise
     except (Exception, SystemExit) as error:
-        raise BadInput(
-            f"model.source: {entry} can't be imported: {type(error).__name__}: {first_line(error)}"
-        ) from error
+        raise BadInput(f"model.source: {entry} can't be imported: {described(error)}") from error
     build = getattr(module, "build_model", None)
     if not callable(build):
         raise BadInput(f"model.source: {entry} defines no function build_model(**config) -> torch.nn.Module")
@@ -125,9 +123,7 @@ def build(definition: ModelDefinition, config: dict[str, Any]) -> torch.nn.Modul
     try:
         model = definition.build_model(**config)
     except (Exception, SystemExit) as error:
-        raise BadInput(
-            f"model: build_model({_arguments(config)}) raised {type(error).__name__}: {first_line(error)}"
-        ) from error
+        raise BadInput(f"model: build_model({_arguments(config)}) raised {described(error)}") from error
     if not isinstance(model, torch.nn.Module):
         raise BadInput(
             f"model: build_model({_arguments(config)}) returned a {type(model).__name__}; allowed: a torch.nn.Module"
@@ -139,9 +135,10 @@ def build(definition: ModelDefinition, config: dict[str, Any]) -> torch.nn.Modul
     return model
 
 
-def first_line(error: BaseException) -> str:
-    """What an exception says, in one short line: torch adds the stack of its C++ code."""
-    return " ".join(str(error).split("Exception raised from")[0].split())[:300]
+def described(error: BaseException) -> str:
+    """An exception's type and what it says, in one short line: torch adds the stack of its C++ code."""
+    says = " ".join(str(error).split("Exception raised from")[0].split())[:300]
+    return f"{type(error).__name__}: {says}" if says else type(error).__name__
 
 
 def _arguments(config: dict[str, Any]) -> str:

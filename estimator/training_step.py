@@ -125,7 +125,7 @@ def _user_code(field: str, doing: str) -> Iterator[None]:
     except TrainwrightError:
         raise
     except Exception as error:
-        raise BadInput(f"{field}: {doing} raised {type(error).__name__}: {model_source.first_line(error)}") from error
+        raise BadInput(f"{field}: {doing} raised {model_source.described(error)}") from error
 
 
 def _batch(what: StepSpec, size: int) -> tuple[Any, Any]:

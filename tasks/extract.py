@@ -99,7 +99,7 @@ def _how_it_ended(code: int, log: Path, memory_limit_bytes: int) -> str:
         return f"crashed the process (signal {-code}) {last}".rstrip()
     if code == 0:
         return f"ended the process without an answer {last}".rstrip()
-    return f"ended the process with {code}: {last}"
+    return f"ended the process with {code}: {last}" if last else f"ended the process with {code}"
 
 
 def _of_memory(words: str) -> bool:

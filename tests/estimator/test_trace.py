@@ -229,3 +229,13 @@ def test_an_optimizers_operations_that_fake_tensors_are_spared_are_those_of_a_re
     in_place = [{kind: count for kind, count in one.operations.items() if kind.endswith("_")} for one in (fake, real)]
     assert in_place[0] == in_place[1]
     assert fake.idle_bytes == real.idle_bytes
+
+
+def test_what_a_models_code_raises_is_told_with_its_words_if_there_are_any() -> None:
+    def build(error: Exception) -> nn.Module:
+        raise error
+
+    with pytest.raises(BadInput, match=r"raised MemoryError$"):
+        _traced(lambda: build(MemoryError()))
+    with pytest.raises(BadInput, match=r"raised ValueError: of no use$"):
+        _traced(lambda: build(ValueError("of no use")))
