@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from trainwright.tasks.train.collective import HorovodCollective, PeersLost
 from trainwright.tasks.train.rendezvous import rendezvous
 from trainwright.tasks.train.world import World, horovod_environment
 
@@ -20,7 +20,7 @@ import torch
 from trainwright.tasks.train.collective import HorovodCollective
 
 ranks = HorovodCollective()
-ranks.sum_(torch.ones(3), "first")
+ranks.sum_(torch.ones(2), "first")
 if ranks.rank == 1:
     time.sleep(2.0)
 before = time.thread_time()
@@ -31,48 +31,29 @@ os._exit(0)
 """
 
 
-LEFT_ALONE = """
-import json, os, sys
-import torch
-from trainwright.tasks.train.collective import HorovodCollective, PeersLost
-
-try:
-    HorovodCollective()
-except PeersLost as error:
-    print(error, flush=True)
-os.environ.update(json.loads(sys.argv[1]))
-print(HorovodCollective().sum_(torch.ones(2), "alone").tolist(), flush=True)
-os._exit(0)
-"""
-
-
 @contextmanager
-def world_of(count: int) -> Iterator[list[dict[str, str]]]:
-    """What each rank of a world reads."""
+def world_of(count: int) -> Iterator[World]:
+    """A world of ranks on this machine."""
     server = rendezvous("127.0.0.1", ["localhost"] * count)
-    world = World(generation=1, members=list(range(count)), meeting=f"127.0.0.1:{server.server_address[1]}")
     try:
-        yield [horovod_environment(world, number) for number in range(count)]
+        meeting = f"127.0.0.1:{server.server_address[1]}"
+        yield World(generation=1, members=list(range(count)), meeting=meeting)
     finally:
         server.shutdown()
         server.server_close()
 
 
-@pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_for_a_sum_leaves_the_core_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("horovod")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-
-
-def rank(code: str, environment: dict[str, str], *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *words], stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
-    )
-
-
-def test_who_waits_for_a_sum_leaves_the_core_to_others() -> None:
     with world_of(2) as world:
-        ranks = [rank(RANK, environment) for environment in world]
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", RANK], stdout=subprocess.PIPE, text=True,
+                env={**os.environ, **horovod_environment(world, number)},
+            )
+            for number in range(2)
+        ]  # fmt: skip
         said = [one.communicate(timeout=120)[0].strip() for one in ranks]
     for one in said:
         assert one.startswith("[3.0, 3.0, 3.0, 3.0, 3.0]")
@@ -81,10 +62,16 @@ def test_who_waits_for_a_sum_leaves_the_core_to_others() -> None:
     assert cpu_s < waited_s / 4
 
 
-def test_a_rank_that_does_not_come_is_lost_to_the_others_who_may_meet_without_it() -> None:
-    with world_of(2) as (first, _), world_of(1) as (alone,):
-        only = rank(LEFT_ALONE, {**first, "HOROVOD_GLOO_TIMEOUT_SECONDS": "3"}, json.dumps(alone))
-        said = only.communicate(timeout=120)[0].splitlines()
-    assert only.returncode == 0
-    assert said[0].startswith("Horovod: ")
-    assert said[-1] == "[1.0, 1.0]"
+def test_where_horovod_forms_no_group_a_rank_has_lost_the_others_and_may_meet_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hvd, done = pytest.importorskip("horovod.torch"), list[str]()
+
+    def no_group() -> None:
+        raise ValueError("Horovod initialization failed.")
+
+    monkeypatch.setattr(hvd, "init", no_group)
+    monkeypatch.setattr(hvd, "shutdown", lambda: done.append("shutdown"))
+    with pytest.raises(PeersLost, match="initialization failed"):
+        HorovodCollective()
+    assert done == ["shutdown"]
