@@ -8,9 +8,9 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Mode = Literal["calibrated", "few-shot", "datasheet"]
 
@@ -44,8 +44,14 @@ class Affine(_Value):
 class Knots(_Value):
     """A curve through points, straight between them and beyond: what is known exactly at some batch sizes."""
 
-    sizes: tuple[int, ...] = Field(min_length=2)
-    values: tuple[float, ...]
+    sizes: tuple[Annotated[int, Field(ge=1, le=2**63)], ...] = Field(min_length=2)
+    values: tuple[Annotated[float, Field(ge=0)], ...]
+
+    @model_validator(mode="after")
+    def _a_value_at_each_size(self) -> Knots:
+        if len(self.values) != len(self.sizes) or any(two <= one for one, two in itertools.pairwise(self.sizes)):
+            raise ValueError("as many values as sizes, which rise")
+        return self
 
     def __call__(self, batch_size: float) -> float:
         place = min(max(bisect.bisect_right(self.sizes, batch_size) - 1, 0), len(self.sizes) - 2)

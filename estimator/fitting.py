@@ -166,7 +166,8 @@ def _left_out(
 ) -> list[tuple[float, float]]:
     """ln(measured / predicted) and the predicted deviation of steps, by a fit of operations, correction and lessons without them.
 
-    All have been seen by the kernels, by the choice whether steps are corrected, and by `step_deviation`.
+    All have been seen by the kernels, by the choice whether steps are corrected, by `step_deviation`, and by the costs that
+    lessons begin with; what lessons add is taken to first order.
     """
     names = {id(one) for one in left}
     others = [step for step in steps if id(step) not in names]

@@ -25,7 +25,7 @@ from trainwright.estimator.structure import Operation, Structure
 # calibration trains (`tests/benchmarks/estimator/safe.py --networks 200 --fit`); the zoo has no part in it. Widened by 3 %: then
 # 99 % of a family stay below that had no part in it either.
 _CODE_SHARE, _HELD_SHARE, _BLOCK_SHARE = 1.27, 1.10, 0.88
-# Resident pages of files in MiB, by the kinds of operations: least squares, of the same networks.
+# Resident pages of files in MiB, by the kinds of operations: least squares, of such networks (the same command).
 _CODE_MIB = 0.8
 _KIND_CODE_MIB = {
     "aten._embedding_bag_backward": 2.1, "aten._scaled_dot_product_flash_attention_for_cpu": 0.7, "aten.add": 1.4,

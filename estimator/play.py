@@ -11,17 +11,21 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainwright.estimator.freed_memory import MOST_HEAP_BLOCK_BYTES
 from trainwright.estimator.heap import Chunk, Heap, chunk_bytes
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from trainwright.estimator.structure import Lifetimes
 
 _STEPS = 2  # after the first; later ones add little
 _LEAST_BYTES, MOST_BLOCKS = 256.0, 600
-"""Blocks that are played: not the smallest, and no more than so many a step, the largest. The others are counted as they are."""
+"""Blocks that are played: not the smallest, and no more than so many of the start and a step, the largest. The others are counted
+as they are."""
 
 
 def _chunks(*sizes: int) -> tuple[int, ...]:
@@ -48,20 +52,18 @@ def high_water_bytes(
     import numpy as np
 
     bytes_of = np.array([*(max(0.0, line(batch_size)) for line in lifetimes.sizes), *workspaces, 0.0])
-    numbers, codes, signs = lifetimes.events
+    numbers, codes, signs = lifetimes.events()
+    successors = lifetimes.successors()
     sizes, first = bytes_of[codes], len(lifetimes.start)
-    least, made = _LEAST_BYTES, sizes[signs >= 0]
-    if len(made) > MOST_BLOCKS:
-        least = max(least, float(np.partition(made, -MOST_BLOCKS)[-MOST_BLOCKS]))
-    small = sizes < least
-    besides = float(np.cumsum(np.where(small, sizes * signs, 0.0)).max(initial=0.0))
-    shown = np.flatnonzero(~small)
+    played = _largest(numbers, sizes, signs, successors)
+    besides = float(np.cumsum(np.where(played, 0.0, sizes * signs)).max(initial=0.0))
+    shown = np.flatnonzero(played)
     events = list(
         zip(shown.tolist(), numbers[shown].tolist(), sizes[shown].tolist(), signs[shown].tolist(), strict=True)
     )
     split = int(np.searchsorted(shown, first))
     found, each = int((signs[:first] > 0).sum()), int((signs[first:] > 0).sum())
-    steps = [_moved(events[split:], lifetimes.successors, found, each, step) for step in range(_STEPS)]
+    steps = [_moved(events[split:], successors, found, each, step) for step in range(_STEPS)]
     graphs = lifetimes.graphs or ()
     in_start, in_step = (
         [(place, phase) for graph in graphs if (graph[0] < first) == started for phase, place in enumerate(graph)]
@@ -69,13 +71,30 @@ def high_water_bytes(
     )
     found_bytes = []
     for seed in seeds:
-        played = _Played(random.Random(seed))
-        played.play(events[:split], in_start)
-        played.first = False
+        process = _Played(random.Random(seed))
+        process.play(events[:split], in_start)
+        process.first = False
         for step in steps:
-            played.play(step, in_step)
-        found_bytes.append(played.heap.high_bytes + besides)
+            process.play(step, in_step)
+        found_bytes.append(process.heap.high_bytes + besides)
     return found_bytes
+
+
+def _largest(
+    numbers: NDArray[Any], sizes: NDArray[Any], signs: NDArray[Any], successors: dict[int, int]
+) -> NDArray[np.bool_]:
+    """Whether each event is of a block that is played; a block's successor is where it is."""
+    import numpy as np
+
+    made = np.flatnonzero((signs >= 0) & (sizes >= _LEAST_BYTES))
+    made = made[np.argsort(-sizes[made], kind="stable")[:MOST_BLOCKS]]
+    chosen = {number for number in numbers[made].tolist() if number >= 0}
+    for pair in successors.items():
+        if not chosen.isdisjoint(pair):
+            chosen.update(pair)
+    played = np.isin(numbers, np.fromiter(chosen, np.int64, len(chosen)))
+    played[made] = True
+    return played
 
 
 def _moved(events: list[_Event], successors: dict[int, int], found: int, each: int, step: int) -> list[_Event]:
@@ -123,8 +142,8 @@ class _Played:
                 free(one)
 
     def end(self, number: int) -> None:
-        """A block ends, and its tensor."""
-        for one in self._blocks.pop(number):
+        """A block ends, and its tensor; nothing, where it did before: a step ends what only the first one found."""
+        for one in self._blocks.pop(number, ()):
             self.heap.free(one)
 
     def play(self, events: Sequence[_Event], phases: Sequence[tuple[int, int]]) -> None:

@@ -66,7 +66,7 @@ class Lives:
 
 
 class Recorder(TorchDispatchMode):
-    """Records between `start()` and `stop()`; storages are followed all the time.
+    """Records inside `record()`; storages are followed all the time.
 
     `optimizing` is set while the optimizer steps: which number its step count is then does not matter to fake tensors.
     """
@@ -173,6 +173,6 @@ class Clock(TorchDispatchMode):
 @functools.cache
 def _in_place(func: Any) -> bool:
     """Whether an operation changes its first argument's values, and gives it back."""
-    return (
-        func._schema.name.endswith("_") and len(func._schema.returns) == 1 and torch.Tag.inplace_view not in func.tags
-    )
+    schema = func._schema  # `__lshift__` ends so, too, and is not
+    named = schema.name.endswith("_") and schema.is_mutable
+    return named and len(schema.returns) == 1 and torch.Tag.inplace_view not in func.tags

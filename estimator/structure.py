@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -44,13 +43,17 @@ class Layer(_Value):
     forward_flops: float
 
 
+_MOST = 1e24
+"""FLOPs or bytes of an operation: far more than anybody has."""
+
+
 class Operation(_Value):
     """Alike operations of the training step: how many, and what each costs over the batch size."""
 
     kind: str = Field(description="the operator's name, such as aten.convolution")
     family: str = Field(description="what it is calibrated as: conv, conv_backward, matmul, elementwise …")
     dtype: str = "float32"
-    count: int
+    count: int = Field(ge=0, le=10**9)
     flops: Affine
     bytes: Affine = Field(description="of its arguments and results")
     dims: dict[str, Affine] = Field(default_factory=dict, description="the sizes that its time depends on, by name")
@@ -59,6 +62,15 @@ class Operation(_Value):
         default=Affine(fixed=0.0, per_sample=0.0),
         description="of tensors alive once it has run, the most of any of them",
     )
+
+    @model_validator(mode="after")
+    def _no_less_than_nothing(self) -> Operation:
+        for name, line in (("flops", self.flops), ("bytes", self.bytes), ("live_bytes", self.live_bytes)):
+            if not (0 <= line.fixed <= _MOST and 0 <= line.per_sample <= _MOST):
+                raise ValueError(
+                    f"{name} of 0 to {_MOST:g}, {self.kind[:80]!r} has {line.fixed:g} and {line.per_sample:g} a sample"
+                )
+        return self
 
     def workspace_bytes(self, batch_size: int) -> float:
         """What it needs while it runs, beyond its arguments and results."""
@@ -95,6 +107,9 @@ class Lifetimes(_Value):
                 ended.add(code)
         if max(self.start, default=-1) >= len(self.sizes):
             raise ValueError("lifetimes: the start makes storages only")
+        for graph in self.graphs or ():
+            if not 0 <= graph[0] <= graph[1] <= graph[2] <= len(self.start) + len(self.step):
+                raise ValueError(f"lifetimes: graphs {graph} are not places in their order")
         return self
 
     def made_bytes(self, batch_size: int, workspaces: Sequence[float], least_bytes: float) -> float:
@@ -108,7 +123,6 @@ class Lifetimes(_Value):
         made = bytes_of[codes]
         return float(made[made >= least_bytes].sum())
 
-    @functools.cached_property
     def events(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """What happens in the start and one step, in its order: three arrays of one length.
 
@@ -125,7 +139,6 @@ class Lifetimes(_Value):
         codes[ended] = made_by[numbers[ended]]
         return numbers, codes, made.astype(np.int64) - ended
 
-    @functools.cached_property
     def successors(self) -> dict[int, int]:
         """For each storage that the step found and ended: one of its size that it made and left, which the next step ends."""
         of = [code for code in (*self.start, *self.step) if 0 <= code < len(self.sizes)]

@@ -15,7 +15,6 @@ import gc
 import json
 import resource
 import sys
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,16 +27,14 @@ from torch.overrides import TorchFunctionMode  # noqa: TID253
 from torch.utils._pytree import tree_leaves  # noqa: TID253
 
 from trainwright.estimator import source as model_source
-from trainwright.estimator.curves import Affine
 from trainwright.estimator.errors import BadInput, TrainwrightError
 from trainwright.estimator.memory import held_bytes
-from trainwright.estimator.operations import Operation as Seen
 from trainwright.estimator.precision import PARAMETER_DTYPES
 from trainwright.estimator.recorder import LayerSeen, Lives, Recorder, Recording
 from trainwright.estimator.source import BatchSpec
-from trainwright.estimator.structure import Layer, Lifetimes, Module, Operation, Structure
+from trainwright.estimator.structure import Layer, Module, Structure
 from trainwright.estimator.training_step import StepSpec, TrainingStep, default_dtype, prepare
-from trainwright.estimator.workspace import WITH_WORKSPACE
+from trainwright.estimator.two_sizes import at_any_size, lifetimes, line
 
 
 @dataclass
@@ -147,90 +144,6 @@ def _quiet_initialisers() -> Iterator[None]:
             setattr(torch.nn.init, name, function)
 
 
-def _line(low: float, high: float, size: int) -> Affine:
-    """The line through the values at `size` and `2 · size`."""
-    per_sample = max(0.0, (high - low) / size)
-    return Affine(fixed=max(0.0, low - per_sample * size), per_sample=per_sample)
-
-
-def _through_origin(value: float, size: int) -> Affine:
-    return Affine(fixed=0.0, per_sample=value / size)
-
-
-def _operations(first: list[Seen], second: list[Seen], size: int, idle: Affine) -> tuple[list[Operation], list[int]]:
-    """The operations of a step, alike ones together, and for each that ran its place among these.
-
-    They are lines over the batch size, from two sizes.
-    """
-    alike = [one.kind for one in first] == [one.kind for one in second]
-    held = min(
-        [idle.fixed, *(one.live_bytes for one in first)]
-    )  # throughout, whatever the batch size: parameters, moments
-    most: dict[Any, float] = {}
-    counts: Counter[Any] = Counter()
-    lives: dict[Any, Affine] = {}
-    ran: list[Any] = []
-    for one, two in zip(first, second if alike else first, strict=True):
-        if alike:
-            lines = [_line(one.flops, two.flops, size), _line(one.bytes, two.bytes, size)]
-            dims = tuple((name, _line(value, two.dims.get(name, value), size)) for name, value in one.dims.items())
-            live = _line(one.live_bytes, two.live_bytes, size)
-        else:  # control flow by batch size: take the step as it was, in proportion; only what is held stays
-            lines = [_through_origin(one.flops, size), _through_origin(one.bytes, size)]
-            dims = tuple((name, Affine(fixed=value, per_sample=0.0)) for name, value in one.dims.items())
-            live = Affine(fixed=held, per_sample=(one.live_bytes - held) / size)
-        key = (one.kind, one.family, one.dtype, lines[0], lines[1], dims, tuple(one.layout.items()))
-        counts[key] += 1
-        ran.append(key)
-        if key not in lives or live(size) > most[key]:
-            lives[key], most[key] = live, live(size)
-    operations = [
-        Operation(
-            kind=kind, family=family, dtype=dtype, count=count, flops=flops, bytes=moved, dims=dict(dims), layout=dict(layout),
-            live_bytes=lives[(kind, family, dtype, flops, moved, dims, layout)],
-        )
-        for (kind, family, dtype, flops, moved, dims, layout), count in counts.items()
-    ]  # fmt: skip
-    places = {key: place for place, key in enumerate(counts)}
-    return operations, [places[key] for key in ran]
-
-
-def _lifetimes(first: Lives, second: Lives, size: int, trace: list[Operation], ran: list[int]) -> Lifetimes | None:
-    """Storages' lives as lines over the batch size, from two sizes; None where their order differs."""
-    if [one.number for one in first.events] != [one.number for one in second.events]:
-        return None
-    sizes: dict[tuple[float, float], int] = {}
-    lines: list[Affine] = []
-    codes: list[int] = []
-    ops: dict[int, int] = {}  # where a workspace is asked for: the operation's place in the trace
-    for one, two in zip(first.events, second.events, strict=True):
-        if one.number < 0:
-            place = ran[-1 - one.number]
-            if trace[place].family in WITH_WORKSPACE:
-                ops[len(codes)] = place
-            codes.append(0)
-        elif one.bytes is None or two.bytes is None:
-            codes.append(-1 - one.number)
-        else:
-            known = (one.bytes, two.bytes)
-            if known not in sizes:
-                sizes[known] = len(lines)
-                lines.append(_line(*known, size))
-            codes.append(sizes[known])
-    step = range(first.recorded, len(codes))
-    shown = [place for place in step if first.events[place].number >= 0 or place in ops]
-    kept = [*range(first.recorded), *shown]
-    return Lifetimes(
-        sizes=tuple(lines),
-        start=tuple(codes[: first.recorded]),
-        step=tuple(len(lines) + ops[place] if place in ops else codes[place] for place in shown),
-        graphs=tuple(
-            (bisect_left(kept, one), bisect_left(kept, two), bisect_left(kept, three))
-            for one, two, three in first.graphs
-        ),
-    )
-
-
 def _structure(what: StepSpec, batch_size: int, size: int, first: _Traced, second: _Traced, method: Any) -> Structure:
     model, scale = first.step.model, batch_size / size
     parameters = sum(one.numel() for one in model.parameters())
@@ -243,8 +156,8 @@ def _structure(what: StepSpec, batch_size: int, size: int, first: _Traced, secon
         if one.leaf or one.parameters or one.forward_flops
     ]  # fmt: skip
     peaks = [max((one.live_bytes for one in each.recording.operations), default=0.0) for each in (first, second)]
-    idle = _line(first.idle_bytes, second.idle_bytes, size)
-    operations, ran = _operations(first.recording.operations, second.recording.operations, size, idle)
+    idle = line(first.idle_bytes, second.idle_bytes, size)
+    operations, ran = at_any_size(first.recording.operations, second.recording.operations, size, idle)
     made = Structure(
         batch_size=batch_size,
         optimizer=str(what.optimizer.get("name", "adamw")),
@@ -257,7 +170,7 @@ def _structure(what: StepSpec, batch_size: int, size: int, first: _Traced, secon
         forward_flops_per_sample=first.recording.forward_flops / size,
         activation_bytes_per_sample=first.step.activation_bytes / size * what.accumulation,
         idle_bytes=idle,
-        peak_memory_bytes=_line(peaks[0], peaks[1], size),
+        peak_memory_bytes=line(peaks[0], peaks[1], size),
         layers=layers,
         modules=[
             Module(name=name, kind=one.kind, output_shape=_of_batch(one.output_shape, size, batch_size))
@@ -266,7 +179,7 @@ def _structure(what: StepSpec, batch_size: int, size: int, first: _Traced, secon
         features={**_features(model, first.step.input_shapes), "batch_size": float(batch_size)},
         operations=dict(Counter(one.kind for one in first.recording.operations)),
         trace=operations,
-        lifetimes=_lifetimes(first.lives, second.lives, size, operations, ran),
+        lifetimes=lifetimes(first.lives, second.lives, size, operations, ran),
     )
     return made.model_copy(update={"held_bytes": held_bytes(made)})
 

@@ -50,8 +50,7 @@ def extract_model(
     if isinstance(model, str):
         model = {"source": model}
     chosen = model if isinstance(model, ModelSpec) else validated(ModelSpec, model, "model")
-    if not 1 <= batch_size <= 1_000_000:
-        raise BadInput(f"batch size: got {batch_size}; allowed: 1 to 1000000")
+    _check_batch(batch_size)
     if precision not in PRECISIONS:
         raise BadInput(f"precision: got {precision!r}; allowed: {', '.join(PRECISIONS)}")
     if accumulation < 1:
@@ -74,6 +73,11 @@ def extract_model(
         )
 
 
+def _check_batch(batch_size: int) -> None:
+    if not 1 <= batch_size <= 1_000_000:
+        raise BadInput(f"batch size: got {batch_size}; allowed: 1 to 1000000")
+
+
 def estimate_step(
     structure: Structure,
     *,
@@ -88,6 +92,7 @@ def estimate_step(
     """
     from trainwright.estimator.step_time import predict_curve
 
+    _check_batch(batch_size)
     chosen = device_type_of(device_type, calibration)
     curve = predict_curve(
         structure,

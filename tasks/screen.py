@@ -117,6 +117,8 @@ def layers(structure: Structure, depth: int) -> None:
     out.print(grid)
     out.print()
     batch = structure.batch_size
+    fused = any(one.family == "rnn" for one in structure.trace)
+    uncounted = [("not counted", "FLOPs of fused recurrent layers (nor does torch's FlopCounterMode)")] if fused else []
     facts(
         f"in all, at batch {batch}",
         [
@@ -128,6 +130,7 @@ def layers(structure: Structure, depth: int) -> None:
             ("most memory of a step", f"{size(structure.peak_bytes(batch))}  ({structure.optimizer}, {structure.precision})"),
             ("operations in a step", f"{sum(structure.operations.values()):,}"),
             ("read by", structure.method),
+            *uncounted,
         ],
     )  # fmt: skip
 

@@ -77,8 +77,12 @@ def _samples(noise: float = 0.0, drift: float = 0.0) -> list[StepSample]:
 
 
 def _calibration(noise: float = 0.0, drift: float = 0.0) -> Calibration:
+    return _fit(_samples(noise, drift))
+
+
+def _fit(samples: list[StepSample]) -> Calibration:
     return fit(
-        _samples(noise, drift), device_type="cpu", threads=1, dtype="float32", torch="2.0.0", processor="made up",
+        samples, device_type="cpu", threads=1, dtype="float32", torch="2.0.0", processor="made up",
         created_at="2026-01-01T00:00:00+00:00", duration_s=1.0,
     )  # fmt: skip
 
@@ -108,6 +112,32 @@ def test_the_correction_of_steps_is_used_where_it_helps(calibration: Calibration
     assert calibration.correction.scale == pytest.approx(SCALE, rel=0.05)
     assert calibration.correction.per_op_s == pytest.approx(PER_OP_S, rel=0.3)
     assert calibration.correction.fixed_s == pytest.approx(FIXED_S, rel=0.3)
+
+
+def _dear(structure: Structure) -> Structure:
+    """Its convolutions of another kind, which takes half as long again within steps, by `DEARER`."""
+    first, *others = structure.trace
+    return structure.model_copy(update={"trace": [first.model_copy(update={"kind": "aten.dear"}), *others]})
+
+
+DEARER = 1.5
+
+
+def test_a_kind_of_operation_that_is_dearer_within_steps_is_predicted_so() -> None:
+    samples = _samples()
+    for number, one in enumerate(samples):
+        if number % 4 >= 2:
+            first, *others = one.ops
+            seconds = one.seconds + SCALE * (DEARER - 1) * first.count * first.seconds
+            ops = (first.model_copy(update={"kind": "aten.dear"}), *others)
+            samples[number] = one.model_copy(update={"seconds": seconds, "ops": ops})
+    found = _fit(samples)
+    assert found.cross_validated_error.p90 < 0.15
+    structure = _structure(3, 3e6)
+    own = structure.trace[0]
+    more = SCALE * (DEARER - 1) * own.count * float(COSTS["conv"](own.flops(32), own.bytes(32)))
+    assert found.step_times_s(structure, [32]) == pytest.approx([_truth(structure, 32)], rel=0.1)
+    assert found.step_times_s(_dear(structure), [32]) == pytest.approx([_truth(structure, 32) + more], rel=0.1)
 
 
 def test_the_error_and_the_interval_are_those_of_families_left_out(calibration: Calibration) -> None:

@@ -36,7 +36,6 @@ def test_a_sample_holds_the_operations_of_the_traced_step() -> None:
         assert seen == kinds
         assert seen.total() == op_count(traced)
         assert all(one.seconds > 0 for one in sample.ops)
-        assert sum(one.count * one.seconds for one in sample.ops) > 0
 
 
 def test_the_clock_times_what_the_recorder_records_and_forgets_what_it_told() -> None:

@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.estimator.curves import Affine, DeviceCurve, Knots
-from trainwright.estimator.memory import block_bytes, excess_terms, held_bytes, process_bytes, rising, safe_bytes
+from trainwright.estimator.memory import (
+    block_bytes,
+    code_bytes,
+    excess_terms,
+    held_bytes,
+    process_bytes,
+    rising,
+    safe_bytes,
+)
 from trainwright.estimator.step_time import predict_curve
 from trainwright.estimator.structure import Lifetimes, Operation, Structure
 
@@ -133,6 +141,21 @@ def test_the_largest_block_is_of_those_that_are_not_mapped() -> None:
     structure = _played()
     assert [block_bytes(structure, size) for size in (1, 20, 32, 33)] == [2**23, 20 * 2**20, 2**25, 2**23]
     assert block_bytes(structure.model_copy(update={"lifetimes": None}), 8) == 0.0
+
+
+def test_the_bound_counts_code_by_kinds_of_operations_what_is_held_and_a_block_more() -> None:
+    structure = _played()
+    assert structure.held_bytes is not None
+    convolution = structure.trace[0].model_copy(update={"kind": "aten.convolution"})
+    both = structure.model_copy(update={"trace": [*structure.trace, convolution]})
+    assert code_bytes(both) > code_bytes(structure) > 0
+    assert code_bytes(both.model_copy(update={"trace": [*both.trace, convolution]})) == code_bytes(both)
+    expected = structure.peak_bytes(8)
+    more = safe_bytes(both, 8, expected) - safe_bytes(structure, 8, expected)
+    assert more >= code_bytes(both) - code_bytes(structure)
+    assert safe_bytes(structure, 8, expected) > code_bytes(structure) + structure.held_bytes(8) + 0.5 * block_bytes(
+        structure, 8
+    )
 
 
 def test_a_structure_that_was_not_played_has_a_bound_by_its_operations_sizes() -> None:

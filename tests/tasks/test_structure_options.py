@@ -1,9 +1,10 @@
-"""`trainwright estimate structure.json`: options that disagree with the file are refused."""
+"""`trainwright estimate structure.json`: options that disagree with the file, and numbers that can not be, are refused."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from trainwright.estimator.curves import Affine
 from trainwright.estimator.structure import Operation, Structure
 from trainwright.tasks.cli import app
+from trainwright.tasks.errors import BadInput
 
 ESTIMATE = ["--batch-size", "8", "--device-type", "nvidia-t4", "--json"]
 
@@ -41,6 +43,42 @@ def test_an_option_that_the_file_contradicts_is_bad_input(file: str, options: li
     done = CliRunner().invoke(app, ["estimate", file, *ESTIMATE, *options])
     assert done.exit_code != 0
     assert says in str(done.exception) + done.output
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"flops": {"fixed": -1e300, "per_sample": 1e308}}, "flops of 0 to 1e+24"),
+        ({"bytes": {"fixed": 0, "per_sample": -1}}, "bytes of 0 to 1e+24"),
+        ({"count": 10**18}, "trace.0.count"),
+    ],
+)
+def test_an_operation_that_can_not_be_is_bad_input(file: str, change: dict[str, Any], says: str) -> None:
+    document = json.loads(Path(file).read_text())
+    document["trace"][0] |= change
+    Path(file).write_text(json.dumps(document))
+    done = CliRunner().invoke(app, ["estimate", file, *ESTIMATE])
+    assert isinstance(done.exception, BadInput)
+    assert says in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [{"sizes": [1, 2], "values": []}, {"sizes": [1, 1], "values": [1, 1]}, {"sizes": [1, 10**400], "values": [1, 1]},
+     {"sizes": [1, 2], "values": [1, -1]}],
+    ids=["no values", "sizes that do not rise", "a huge size", "less than nothing"],
+)  # fmt: skip
+def test_what_is_held_must_be_a_curve(file: str, held: dict[str, Any]) -> None:
+    Path(file).write_text(json.dumps(json.loads(Path(file).read_text()) | {"held_bytes": held}))
+    done = CliRunner().invoke(app, ["estimate", file, *ESTIMATE])
+    assert isinstance(done.exception, BadInput)
+    assert "held_bytes" in str(done.exception)
+
+
+def test_a_batch_size_that_no_model_is_traced_at_is_bad_input(file: str) -> None:
+    done = CliRunner().invoke(app, ["estimate", file, "--batch-size", "1000000000", "--device-type", "nvidia-t4"])
+    assert isinstance(done.exception, BadInput)
+    assert "allowed: 1 to 1000000" in str(done.exception)
 
 
 def test_an_option_that_the_file_agrees_with_is_taken(file: str) -> None:

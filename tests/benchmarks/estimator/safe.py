@@ -55,7 +55,7 @@ class Seen:
     block_bytes: float
     blocks: int
     file_bytes: float
-    families: list[str]
+    kinds: list[str]
 
     @property
     def headroom(self) -> float:
@@ -120,13 +120,13 @@ def fit(seen: Sequence[Seen], quantile: float = _QUANTILE) -> Any:
 
 
 def fit_code(seen: Sequence[Seen]) -> dict[str, float]:
-    """Least squares of resident pages of files, in MiB, on the families of operations, none negative; "" is for all."""
+    """Least squares of resident pages of files, in MiB, on the kinds of operations, none negative; "" is for all."""
     from scipy.optimize import nnls
 
-    families = ["", *sorted({one for each in seen for one in each.families})]
-    terms = np.array([[float(not family or family in one.families) for family in families] for one in seen])
+    kinds = ["", *sorted({one for each in seen for one in each.kinds})]
+    terms = np.array([[float(not kind or kind in one.kinds) for kind in kinds] for one in seen])
     found, _ = nnls(terms, np.array([one.file_bytes / 2**20 for one in seen]))
-    return {family: round(float(size), 1) for family, size in zip(families, found, strict=True) if size >= 0.05}
+    return {kind: round(float(size), 1) for kind, size in zip(kinds, found, strict=True) if size >= 0.05}
 
 
 def report(seen: Sequence[Seen]) -> str:
@@ -160,11 +160,11 @@ def compare(count: int, seed: int, most: float, which: str = "zoo") -> list[Seen
         held, blocks = 0.0, 0
         if structure.lifetimes is not None and structure.held_bytes is not None:
             held = max(expected, structure.held_bytes(batch_size))
-            blocks = int((structure.lifetimes.events[2] >= 0).sum())
+            blocks = int((structure.lifetimes.events()[2] >= 0).sum())
         one = Seen(
             f"{case.label} at b{batch_size}", high, measured["later_high_bytes"], expected, safe, code_bytes(structure), held,
             block_bytes(structure, batch_size), blocks, measured["file_bytes"],
-            sorted({one.family for one in structure.trace} - {"view"}),
+            sorted({one.kind for one in structure.trace}),
         )  # fmt: skip
         seen.append(one)
         mib = f"{one.expected_bytes / 2**20:8.1f} {one.safe_bytes / 2**20:8.1f} {one.high_bytes / 2**20:8.1f} MiB"
@@ -200,7 +200,7 @@ def main() -> None:
         print(
             f"\n{len(deep)} of them: {code:.2f} of the code, {held:.2f} of what is held, {block:.2f} of the largest block"
         )
-        print("code in MiB, by families:", fit_code(seen))
+        print("code in MiB, by kinds:", fit_code(deep))
 
 
 if __name__ == "__main__":
