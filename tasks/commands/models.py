@@ -181,7 +181,7 @@ def estimate(
     memory = document["peak_memory_bytes"]
     facts = [
         ("mode", f"{document['mode']}, coverage {100 * document['coverage']:.0f} %"),
-        ("corrected by", f"{document['learned_from']} finished run(s)"),
+        *([("corrected by", f"{document['learned_from']} finished run(s)")] if store is not None else []),
         ("step time", screen.interval(document["step_time_s"], screen.seconds)),
         ("peak memory", f"{screen.size(memory['expected'])}  (safe: {screen.size(memory['safe'])})"),
         ("energy of a step", screen.interval(document["energy_j"], lambda value: screen.amount(value, "J"))),
