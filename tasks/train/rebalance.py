@@ -14,7 +14,7 @@ from trainwright.estimator.curves import Affine
 from trainwright.tasks.allocate.split import split_batch
 from trainwright.tasks.train.batches import shares
 
-LEAST_GAIN = 0.03
+LEAST_GAIN = 0.02
 """And twice the noise beyond it."""
 FIRST_NOISE, NOISE_SMOOTHING = 0.02, 0.7
 OTHER_SPEED, OTHER_SPEED_NOISES = 0.10, 4.0

@@ -70,3 +70,18 @@ def test_other_speeds_in_mid_run_are_followed_within_three_changes(
 @given(seed=st.integers(0, 1000))
 def test_noise_on_a_good_split_moves_nothing(seed: int) -> None:
     assert settle([80, 40], [0.0, 0.0], [1e-3, 2e-3], 0.04, seed) == ([80, 40], 0)
+
+
+@given(seed=st.integers(0, 1000))
+def test_a_fixed_cost_that_the_first_change_shows_is_counted_in_the_next(seed: int) -> None:
+    """With one batch size seen, all of a rank's time seems to grow with its batch."""
+    source, balance = random.Random(seed), Rebalancer([192, 96])
+
+    def times(speeds: list[float]) -> list[float]:
+        return [5e-3 + 1e-3 * batch / speed for batch, speed in zip(balance.split, speeds, strict=True)]
+
+    for speeds in ([2.0, 1.0], [1.0, 2.0]):
+        for _ in range(8):
+            balance.observe([time * source.gauss(1, 0.002) for time in times(speeds)])
+    assert (5e-3 + 96e-3) / max(times([1.0, 2.0])) >= 0.985
+    assert balance.changes <= 3
