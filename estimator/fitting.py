@@ -4,8 +4,9 @@ What was measured is told at the machine's median speed, by the sentinel. c, d a
 says that they help, else 1, 0 and 0; there too they are fitted without the networks that are predicted. What is left then teaches
 the costs of operations (`whole_steps`). The interval is conformal
 (Vovk et al., Algorithmic Learning in a Random World, 2005): q is the 90 % quantile of |ln(measured / predicted)| / σ on
-networks that the fit had not seen: each once with others of its family seen and once with none, so that it holds near to what
-was measured and far from it. The error that is told is of networks whose whole family it had not seen.
+networks that the fit had not seen (`_left_out` says what of it had): each once with others of its family seen and once with
+none, so that it holds near to what was measured and far from it. The error that is told is of networks whose whole family it had
+not seen.
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ from trainwright.estimator.play import high_water_bytes
 from trainwright.estimator.structure import Operation, Structure
 
 # Quantile regression of resident memory on the three terms, errors relative, at the 99th percentile, of 156 networks that
-# calibration trains (`tests/benchmarks/estimator/safe.py --networks 200 --fit`); the zoo has no part in it. Widened by 3 %: then
-# 99 % of a family stay below that had no part in it either.
+# calibration trains, as `tests/benchmarks/estimator/safe.py --networks 200 --fit` does it; the zoo has no part in it. Widened by
+# 3 %, because of families that were left out 2.5 % had held more after six steps.
 _CODE_SHARE, _HELD_SHARE, _BLOCK_SHARE = 1.27, 1.10, 0.88
-# Resident pages of files in MiB, by the kinds of operations: least squares, of such networks (the same command).
+# Resident pages of files in MiB, by the kinds of operations: least squares, of such networks.
 _CODE_MIB = 0.8
 _KIND_CODE_MIB = {
     "aten._embedding_bag_backward": 2.1, "aten._scaled_dot_product_flash_attention_for_cpu": 0.7, "aten.add": 1.4,
@@ -78,7 +78,8 @@ def block_bytes(structure: Structure, batch_size: int) -> float:
 def held_bytes(structure: Structure) -> Knots | None:
     """What the heap's model holds at most over the batch size, the mean of several plays; None where lifetimes are not known.
 
-    It is played when a structure is extracted, and kept in it: an estimate has less time.
+    It is played when a structure is extracted, and kept in it: an estimate has less time. Beyond the largest batch that is played
+    it goes on as between the last two.
     """
     lifetimes = structure.lifetimes
     if lifetimes is None:

@@ -3,7 +3,8 @@
 Beside a tensor's block lie the tensor itself; a node of autograd's graph with what it keeps, until the graph has been walked
 back; what lasts little longer than the operation; and, in the first step, what stays. They live in the ends of blocks and in
 holes, and keep these from being joined. Which they are differs between processes, as addresses do: they are drawn. How many there
-are, and how large, was read from what malloc was asked for in training steps.
+are, and how large, was read from what malloc was asked for in training steps of networks that calibration trains, and of an LSTM,
+a ResNet and a Swin transformer.
 """
 
 from __future__ import annotations

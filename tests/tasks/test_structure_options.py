@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from trainwright.estimator.curves import Affine
 from trainwright.estimator.structure import Operation, Structure
+from trainwright.tasks import screen
 from trainwright.tasks.cli import app
 from trainwright.tasks.errors import BadInput
 
@@ -88,3 +89,24 @@ def test_an_option_that_the_file_agrees_with_is_taken(file: str) -> None:
     )
     assert plain.exit_code == told.exit_code == 0, told.output
     assert json.loads(plain.stdout) == json.loads(told.stdout)
+
+
+def test_an_estimate_says_by_how_many_runs_it_is_corrected_only_where_a_store_is_given(
+    file: str, tmp_path: Path
+) -> None:
+    options = ["estimate", file, "--batch-size", "8", "--device-type", "nvidia-t4"]
+    alone = CliRunner().invoke(app, options)
+    with_store = CliRunner().invoke(app, [*options, "--store", f"file://{tmp_path / 'store'}"])
+    assert "step time" in alone.output
+    assert "corrected by" not in alone.output
+    assert "0 finished run(s)" in with_store.output
+
+
+@pytest.mark.parametrize(("family", "said"), [("rnn", True), ("matmul", False)])
+def test_the_table_of_layers_says_where_flops_are_not_counted(
+    file: str, family: str, said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    structure = Structure.model_validate_json(Path(file).read_text())
+    one = structure.trace[0].model_copy(update={"family": family})
+    screen.layers(structure.model_copy(update={"trace": [one]}), depth=3)
+    assert ("fused recurrent layers" in capsys.readouterr().out) is said
