@@ -162,7 +162,10 @@ def fit_roofline(flops: Any, moved: Any, seconds: Any, weights: Any) -> Roofline
 
 
 def _gathered(samples: Sequence[OpSample]) -> list[OpSample]:
-    """Samples of the same operation at nearly the same sizes as one, their mean; at most so many, dear ones and cheap ones."""
+    """Samples of the same operation at nearly the same sizes as one, their mean; at most so many.
+
+    Of kinds that are seen often some are left out, dear ones and cheap ones: of a rare kind nothing else tells.
+    """
     groups: dict[tuple[str, tuple[int, ...]], list[OpSample]] = {}
     for one in samples:
         names = sorted(one.dims)
@@ -170,13 +173,22 @@ def _gathered(samples: Sequence[OpSample]) -> list[OpSample]:
         groups.setdefault(
             (one.kind, (round(4 * math.log1p(one.flops)), round(4 * math.log1p(one.bytes)), *sizes)), []
         ).append(one)
-    made = []
+    kinds: dict[str, list[OpSample]] = {}
     for members in groups.values():
         count = sum(one.count for one in members)
         seconds = math.exp(sum(one.count * math.log(one.seconds) for one in members) / count)
-        made.append(members[0].model_copy(update={"seconds": seconds, "count": count}))
-    made.sort(key=lambda one: -one.seconds * one.count)
-    return made[:: math.ceil(len(made) / _MOST_POINTS)]
+        kinds.setdefault(members[0].kind, []).append(members[0].model_copy(update={"seconds": seconds, "count": count}))
+    most = max(map(len, kinds.values()))
+    while most > 1 and sum(min(len(made), most) for made in kinds.values()) > _MOST_POINTS:
+        most -= 1
+    return [one for made in kinds.values() for one in _thinned(made, most)]
+
+
+def _thinned(samples: list[OpSample], most: int) -> list[OpSample]:
+    """So many of the samples at most, evenly from the dearest to the cheapest."""
+    ordered = sorted(samples, key=lambda one: -one.seconds * one.count)
+    kept = min(most, len(ordered))
+    return [ordered[place * len(ordered) // kept] for place in range(kept)]
 
 
 def fit_family(samples: Sequence[OpSample], kernel: Kernel | None = None) -> FamilyCost:

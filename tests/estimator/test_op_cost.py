@@ -108,3 +108,15 @@ def test_the_same_samples_give_the_same_fit_and_many_alike_ones_count_as_one() -
     samples = _samples(40)
     assert fit_family(samples) == fit_family(samples)
     assert len(fit_family([*samples, *samples]).points) == len(fit_family(samples).points)
+
+
+def test_of_a_rare_kind_all_is_kept_where_a_frequent_one_is_thinned() -> None:
+    frequent = [_sample("aten.fast", 1.6**number, 1.0, 8.0, float(TRUTH(1.6**number, 1.0))) for number in range(40)]
+    draw = random.Random(2)
+    many = [
+        _sample("aten.slow", 10 ** draw.uniform(2, 12), 10 ** draw.uniform(2, 12), 8.0, draw.uniform(1e-6, 1e-3))
+        for _ in range(2000)
+    ]
+    kinds = fit_family([*many, *frequent]).kinds
+    assert kinds.count("aten.fast") == len(frequent)
+    assert 400 < kinds.count("aten.slow") < 800
