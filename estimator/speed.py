@@ -14,7 +14,7 @@ SENTINEL_CALLS = 90
 class Speed(BaseModel):
     """Seconds that three kernels took, which are always the same: how fast the machine was at the moment.
 
-    Neighbours on a machine take its caches and its memory from a program far more than its arithmetic.
+    Neighbours on a machine take caches, memory and turns of the cores from a program: not all it does is as much slower.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
@@ -26,14 +26,16 @@ class Speed(BaseModel):
     def slower(self, than: Speed, seconds: float, flops: float, calls: float = 1.0) -> float:
         """How many times as long as at that speed something takes that took so many seconds, for so many FLOPs and calls.
 
-        What its FLOPs and calls take at the sentinel's rates is arithmetic and calling; the rest waits for memory.
+        What its FLOPs and calls take at the sentinel's rates is arithmetic and calling. The rest moves bytes, within caches or
+        beyond them: it is told by the geometric mean of all three.
         """
         compute = min(1.0, flops / SENTINEL_FLOPS * self.compute_s / seconds)
         call = min(1.0 - compute, calls / SENTINEL_CALLS * self.calls_s / seconds)
+        each = (1 - compute - call) / 3
         return float(
-            (self.compute_s / than.compute_s) ** compute
-            * (self.calls_s / than.calls_s) ** call
-            * (self.memory_s / than.memory_s) ** (1 - compute - call)
+            (self.compute_s / than.compute_s) ** (compute + each)
+            * (self.calls_s / than.calls_s) ** (call + each)
+            * (self.memory_s / than.memory_s) ** each
         )
 
     @staticmethod
