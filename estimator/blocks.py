@@ -284,13 +284,18 @@ def _temporal(draw: random.Random) -> Made:
 
 
 class _Permuted(nn.Module):
-    """Channels last and back: normalisation and dense layers over the channels of an image, windows or not."""
+    """Channels last and back: normalisation and dense layers over the channels of an image, windows or not.
 
-    def __init__(self, width: int, patch: int, blocks: int, window: int) -> None:
+    With `last`, images lie so between the blocks too, as they do after a normalisation over channels.
+    """
+
+    def __init__(self, width: int, patch: int, kernel: int, blocks: int, window: int, last: bool) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(3, width, patch, stride=patch)
+        self.stem, self.norm = nn.Conv2d(3, width, patch, stride=patch), nn.LayerNorm(width) if last else None
         self.window = window
-        self.depth = nn.ModuleList(nn.Conv2d(width, width, 5, padding=2, groups=width) for _ in range(blocks))
+        self.depth = nn.ModuleList(
+            nn.Conv2d(width, width, kernel, padding=kernel // 2, groups=width) for _ in range(blocks)
+        )
         self.wide = nn.ModuleList(
             nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.GELU(), nn.Linear(3 * width, width))
             for _ in range(blocks)
@@ -300,6 +305,8 @@ class _Permuted(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         x = self.stem(x)
+        if self.norm is not None:
+            x = self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         for depth, wide in zip(self.depth, self.wide, strict=True):
             y = depth(x).permute(0, 2, 3, 1)
             batch, high, across, width = y.shape
@@ -317,7 +324,8 @@ class _Permuted(nn.Module):
 def _permuted(draw: random.Random) -> Made:
     width, side, patch = draw.choice((24, 32, 48, 64, 96)), draw.choice((16, 32, 48, 64)), draw.choice((2, 4))
     blocks, window = draw.randint(1, 3), draw.choice((0, 2, 4))
-    return lambda: _Permuted(width, patch, blocks, window), images(3, side)
+    kernel, last = draw.choice((3, 5, 7)), draw.random() < 0.5
+    return lambda: _Permuted(width, patch, kernel, blocks, window, last), images(3, side)
 
 
 _CHAIN: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (

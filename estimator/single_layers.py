@@ -36,8 +36,8 @@ def _rows_first(images: torch.Tensor) -> torch.Tensor:
     return images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
-def _laid_out(layer: nn.Module, draw: random.Random) -> nn.Module:
-    return _Single(layer) if draw.random() < 0.75 else _Single(lambda x: _rows_first(layer(_rows_first(x))), layer)
+def _laid_out(layer: nn.Module, draw: random.Random, last: float = 0.25) -> nn.Module:
+    return _Single(layer) if draw.random() > last else _Single(lambda x: _rows_first(layer(_rows_first(x))), layer)
 
 
 def _one_convolution(draw: random.Random) -> Made:
@@ -64,7 +64,7 @@ def _one_depthwise(draw: random.Random) -> Made:
         draw.choice((1, 1, 2)),
     )
     layer = partial(nn.Conv2d, channels, channels, kernel, stride=stride, padding=kernel // 2, groups=channels)
-    return lambda: _laid_out(layer(), random.Random(channels)), images(channels, side)
+    return lambda: _laid_out(layer(), random.Random(channels), last=0.4), images(channels, side)
 
 
 def _one_convolution_1d(draw: random.Random) -> Made:
