@@ -2,7 +2,7 @@
 
 What was measured is told at the machine's median speed, by the sentinel. c, d and e of the step are used where cross-validation
 says that they help, else 1, 0 and 0; there too they are fitted without the networks that are predicted. What is left then teaches
-the costs of operations (`whole_steps`). The interval is conformal
+the costs of operations (`whole_steps`). Both are of networks: a single layer is no step like theirs. The interval is conformal
 (Vovk et al., Algorithmic Learning in a Random World, 2005): q is the 90 % quantile of |ln(measured / predicted)| / σ on
 networks that the fit had not seen (`_left_out` says what of it had): each once with others of its family seen and once with
 none, so that it holds near to what was measured and far from it. The error that is told is of networks whose whole family it had
@@ -12,7 +12,6 @@ not seen.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +28,7 @@ from trainwright.estimator.op_cost import FamilyCost, OpSample, fit_families, ti
 from trainwright.estimator.quantiles import quantile
 from trainwright.estimator.speed import Speed
 from trainwright.estimator.whole_steps import WholeSteps
-from trainwright.estimator.work import Work, by_family, in_step
+from trainwright.estimator.work import InStep, Work, by_family
 
 _INSIDE = 0.9  # the interval's share
 _FOLDS = 8
@@ -44,7 +43,7 @@ class StepSample(BaseModel):
     family: str
     single: bool = Field(default=False, description="one layer only: it tells of operations, not of steps")
     batch_size: int
-    seconds: float
+    seconds: float = Field(description="of a step; of a single layer, the sum of its operations")
     noise: float = Field(
         default=0.0, description="of the logarithm of `seconds`, its standard deviation as it was seen"
     )
@@ -86,9 +85,9 @@ def _fit(samples: Sequence[StepSample], facts: dict[str, Any]) -> Calibration:
     unit = Speed.median([one.speed for one in samples])
     steps = [_at_median_speed(one, unit) for one in samples]
     costs = fit_families([op for step in steps for op in step.ops])
-    correction, step_deviation = _correction(steps)
-    lessons = _Lessons(steps, costs, correction)
     whole = [one for one in steps if not one.single]
+    correction, step_deviation = _correction(whole)
+    lessons = _Lessons(whole, costs, correction)
     families = [[one for one in whole if one.family == family] for family in sorted({one.family for one in whole})]
     far = [one for left in families for one in _left_out(left, steps, lessons, step_deviation)]
     relative = np.abs([math.exp(-error) - 1 for error, _ in far])
@@ -101,7 +100,7 @@ def _fit(samples: Sequence[StepSample], facts: dict[str, Any]) -> Calibration:
         families=lessons.taught(),
         kinds=tuple(sorted({op.kind for step in steps for op in step.ops})),
         correction=correction,
-        measurements=sum(len(one.ops) + 1 for one in samples),
+        measurements=sum(len(one.ops) for one in samples) + len(whole),
         speed=unit,
         sentinel_drift=drift(samples),
         cross_validated_error=ErrorSummary(median=float(np.median(relative)), p90=quantile(relative.tolist(), 0.9)),
@@ -175,7 +174,7 @@ def _left_out(
     without = fit_families([op for step in others for op in step.ops], like=lessons.costs)
     correction = lessons.correction
     if correction != StepCorrection():
-        correction = _Sums(others).fit()
+        correction = _Sums([step for step in others if not step.single]).fit()
     found = []
     for step, learned in zip(left, lessons.left_out(left).tolist(), strict=True):
         parts = [times(without, family, each) for family, each in _work(step).items()]
@@ -191,20 +190,18 @@ def _corrected(correction: StepCorrection, seconds: Sequence[Any], step: StepSam
 def _at_median_speed(sample: StepSample, unit: Speed) -> StepSample:
     """The sample as it would have been at the speed `unit`."""
 
-    calls = Counter[str]()
-    for one in sample.ops:
-        calls[one.kind] += one.count
+    step = InStep([(one.kind, one.count, one.bytes, one.dims) for one in sample.ops])
     ops = tuple(
         one.model_copy(
             update={
                 "seconds": one.seconds / sample.ops_speed.slower(unit, one.seconds, one.flops),
-                "dims": in_step(one.family, one.dims, calls[one.kind]),
+                "dims": step.sizes(one.kind, one.family, one.dims),
             }
         )
         for one in sample.ops
     )
-    flops = sum(one.count * one.flops for one in sample.ops)
-    seconds = sample.seconds / sample.speed.slower(unit, sample.seconds, flops, calls.total())
+    flops, calls = sum(one.count * one.flops for one in sample.ops), sum(one.count for one in sample.ops)
+    seconds = sample.seconds / sample.speed.slower(unit, sample.seconds, flops, calls)
     return sample.model_copy(update={"seconds": seconds, "ops": ops})
 
 

@@ -1,10 +1,11 @@
 """Measures this machine: `python -m trainwright.estimator.measure --out FILE --budget S …`. Heavy: torch.
 
 Networks of the benchmark family are built in turn; of each, whole steps are timed, then steps in which every operation is
-timed where it stands (so that caches and the allocator are as in training). The process keeps the memory that it frees, so that
-no time holds what the kernel takes to give it again: that is measured by itself. Sentinel kernels run before and after each:
-all times are told at the median speed, so that a machine that becomes slower or faster meanwhile does no harm, and their spread
-is told as drift. What was measured is kept beside the result until that is complete: a run that was cut short goes on.
+timed where it stands (so that caches and the allocator are as in training). Of single layers, which tell of operations only, the
+whole step is not timed: that leaves time for more of them. The process keeps the memory that it frees, so that no time holds what
+the kernel takes to give it again: that is measured by itself. Sentinel kernels run before and after each: all times are told at
+the median speed, so that a machine that becomes slower or faster meanwhile does no harm, and their spread is told as drift. What
+was measured is kept beside the result until that is complete: a run that was cut short goes on.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import hashlib
 import importlib.metadata
 import math
+import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -38,7 +40,8 @@ from trainwright.estimator.speed import Speed
 from trainwright.estimator.telling import say, tell
 from trainwright.estimator.training_step import StepSpec, TrainingStep, prepare
 
-_LONGEST_STEP_S = 0.25
+_LONGEST_STEP_S, _LONGEST_SINGLE_S = 0.15, 0.08
+_SETTLING, _SETTLED_FAULTS = 4, 16  # steps before any is timed, at most; new pages of one whose memory has settled
 _CLOCKED_S, _MOST_CLOCKED = 0.05, 12  # of steps whose operations are timed, at least three
 _FIT_SHARE = 0.15  # of the budget, for fitting
 _READ_COUNT = "aten._local_scalar_dense"  # by which an optimizer reads its step count: no operation of a traced step
@@ -47,7 +50,10 @@ Say = Callable[[str, float], None]
 
 
 class Sentinel:
-    """Kernels that are always the same: their times say how fast the machine is at the moment."""
+    """Kernels that are always the same: their times say how fast the machine is at the moment.
+
+    The least of some is told: the first find the caches as the network before has left them.
+    """
 
     def __init__(self) -> None:
         self._left, self._right = torch.rand(160, 160), torch.rand(160, 160)
@@ -56,8 +62,8 @@ class Sentinel:
         self()
 
     def __call__(self) -> Speed:
-        """The medians of five."""
-        return Speed(compute_s=_median_s(self._multiply), memory_s=_median_s(self._add), calls_s=_median_s(self._chain))
+        """The least of five of each."""
+        return Speed(compute_s=_least_s(self._multiply), memory_s=_least_s(self._add), calls_s=_least_s(self._chain))
 
     def _multiply(self) -> None:
         for _ in range(3):
@@ -71,13 +77,13 @@ class Sentinel:
             self._small.view(16).view(4, 4).mul(2)
 
 
-def _median_s(kernel: Callable[[], None]) -> float:
+def _least_s(kernel: Callable[[], None]) -> float:
     seen = []
     for _ in range(5):
         started = time.perf_counter()
         kernel()
         seen.append(time.perf_counter() - started)
-    return statistics.median(seen)
+    return min(seen)
 
 
 def measure(
@@ -129,38 +135,68 @@ def measure_network(network: Network, sentinel: Sentinel) -> StepSample:
     """Time steps of a network, then its operations; its batch is smaller where a step would be too long to be timed often."""
     batch = _affordable(network)
     step = ready(network, batch)
-    step()
-    before = sentinel()
-    first = time_steps(step)
-    between = sentinel()
+    _settle(step)
+    whole = None if network.single else _Whole(step, sentinel)
     operations = _recorded(step)
+    before = sentinel()
     taken = _clocked(step)
     after = sentinel()
-    speed = Speed.median([before, between])
-    again = time_steps(step)
-    flops, calls = sum(one.flops for one in operations), len(operations)
-    again /= Speed.median([after, sentinel()]).slower(speed, again, flops, calls)
+    ops_speed = Speed.median([before, after])
+    ops = _alike(operations, taken)
+    if whole is not None:
+        seconds, noise, speed = whole.seconds(operations, after)
+    else:
+        seconds, noise, speed = sum(one.count * one.seconds for one in ops), 0.0, ops_speed
     return StepSample(
         family=network.family,
         single=network.single,
         batch_size=batch,
-        seconds=math.sqrt(first * again),
-        noise=abs(math.log(first / again)) / 2,
+        seconds=seconds,
+        noise=noise,
         speed=speed,
-        ops_speed=Speed.median([between, after]),
-        ops=_alike(operations, taken),
+        ops_speed=ops_speed,
+        ops=ops,
     )
+
+
+class _Whole:
+    """Times whole steps, before their operations are timed and after."""
+
+    def __init__(self, step: Callable[[], None], sentinel: Sentinel) -> None:
+        self._step, self._sentinel = step, sentinel
+        before = sentinel()
+        self._first_s = time_steps(step)
+        self._speed = Speed.median([before, sentinel()])
+
+    def seconds(self, operations: Sequence[Operation], before: Speed) -> tuple[float, float, Speed]:
+        """Time again: seconds of a step, what their logarithm is off by, and the speed at which they are told."""
+        again = time_steps(self._step)
+        between = Speed.median([before, self._sentinel()])
+        again /= between.slower(self._speed, again, sum(one.flops for one in operations), len(operations))
+        return math.sqrt(self._first_s * again), abs(math.log(self._first_s / again)) / 2, self._speed
 
 
 def _affordable(network: Network) -> int:
     """The network's batch size, or the largest power of two whose step is surely short enough to be timed often."""
     least = min(2, network.batch_size)
+    longest_s = _LONGEST_SINGLE_S if network.single else _LONGEST_STEP_S
     step = ready(network, least)
-    step()
-    started = time.perf_counter()
-    step()
-    most = least * _LONGEST_STEP_S / (time.perf_counter() - started)
-    return min(network.batch_size, max(least, 1 << int(math.log2(max(1.0, most)))))
+    for _ in range(2):  # the first step prepares much: where even by that the batch is small enough, it will do
+        started = time.perf_counter()
+        step()
+        most = least * longest_s / (time.perf_counter() - started)
+        if most >= network.batch_size:
+            return network.batch_size
+    return max(least, 1 << int(math.log2(max(1.0, most))))
+
+
+def _settle(step: Callable[[], None]) -> None:
+    """Step until the process has the memory that a step needs, and the optimizer its state."""
+    for _ in range(_SETTLING):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        step()
+        if resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < _SETTLED_FAULTS:
+            break
 
 
 def ready(network: Network, batch_size: int) -> TrainingStep:
@@ -172,7 +208,7 @@ def ready(network: Network, batch_size: int) -> TrainingStep:
 def time_steps(step: Callable[[], None], least_s: float = 0.03) -> float:
     """Seconds of a step: the median of several, each timed alone."""
     seen: list[float] = []
-    while len(seen) < 2 or (sum(seen) < least_s and len(seen) < 50):
+    while len(seen) < 3 or (sum(seen) < least_s and len(seen) < 50):
         started = time.perf_counter()
         step()
         seen.append(time.perf_counter() - started)

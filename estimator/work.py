@@ -1,19 +1,25 @@
 """A step's operations as arrays, by family of cost: what costs are computed of. Loads no torch.
 
-In a step, small operations are the quicker the oftener it calls their kind: that is one of the sizes that their time depends on.
+Some of the sizes that an operation's time depends on only the step as a whole tells (`InStep`). Small operations are the quicker
+the oftener it calls their kind: `calls`. They find their tensors in a cache the rather, the less all of it moves: `step_bytes`.
+The root that Adam draws of a table's second moments takes many times as long for a zero as for another value (MKL's vector
+mathematics), and zero they are in all rows that no sample has looked up: `zeros`.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainwright.estimator.curves import Affine
 from trainwright.estimator.structure import Operation, Structure
 
 _LARGE = ("conv", "conv_backward", "matmul", "attention", "rnn")
+_TABLE_GRADIENTS = ("aten.embedding_dense_backward", "aten._embedding_bag_backward")
+_ROOT = "aten.sqrt"
 
 
 @dataclass(frozen=True)
@@ -79,12 +85,12 @@ class StepWork:
 
     def __call__(self, batch_size: int) -> dict[str, Work]:
         """By family of cost."""
-        return {
+        return _in_step({
             family: Work(
                 kinds, counts, flops(batch_size), moved(batch_size), {name: line(batch_size) for name, line in dims.items()}
             )
             for family, (kinds, counts, flops, moved, dims) in self._families.items()
-        }  # fmt: skip
+        })  # fmt: skip
 
 
 def _lines(lines: Sequence[Affine | None]) -> _Lines:
@@ -105,21 +111,66 @@ def cost_family(family: str, dims: Mapping[str, float]) -> str:
     return f"grouped {family}" if dims.get("groups", 1.0) > 1 else family
 
 
-def in_step(family: str, dims: dict[str, float], calls: int) -> dict[str, float]:
-    """The sizes that an operation's time depends on, with how often the step calls its kind."""
-    return dims if family in _LARGE else dims | {"calls": float(calls)}
+class InStep:
+    """What a step tells of its operations, from all of them: (kind, count, bytes, dims)."""
+
+    def __init__(self, rows: Sequence[tuple[str, int, float, Mapping[str, float]]]) -> None:
+        self._calls = Counter[str]()
+        for kind, count, _, _ in rows:
+            self._calls[kind] += count
+        self._bytes = sum(count * moved for _, count, moved, _ in rows)
+        self._zeros = _zeros((kind, dims) for kind, _, _, dims in rows)
+
+    def sizes(self, kind: str, family: str, dims: Mapping[str, float]) -> dict[str, float]:
+        """All sizes that an operation's time depends on, from those of its own."""
+        if family in _LARGE:
+            return dict(dims)
+        told = {"calls": float(self._calls[kind]), "step_bytes": self._bytes}
+        if kind == _ROOT and dims.get("given") in self._zeros:
+            told["zeros"] = self._zeros[dims["given"]]
+        return {**dims, **told}
+
+
+def _zeros(operations: Iterable[tuple[str, Mapping[str, float]]]) -> dict[float, float]:
+    """Of operations (kind, dims): how many values of a table no sample looks up, by the table's size.
+
+    R rows of which a batch picks n, evenly drawn: R · exp(−n / R) are left.
+    """
+    found = {}
+    for kind, dims in operations:
+        if kind in _TABLE_GRADIENTS and dims.get("made") and dims.get("last"):
+            size, rows = dims["made"], dims["made"] / dims["last"]
+            found[size] = size * math.exp(-dims.get("picked", 0.0) / rows)
+    return found
+
+
+def _in_step(work: dict[str, Work]) -> dict[str, Work]:
+    """A step's work, with the sizes that all of it tells."""
+    import numpy as np
+
+    moved = sum(float(one.counts @ one.bytes) for one in work.values())
+    told = {
+        family: one if family.removeprefix("grouped ") in _LARGE
+        else replace(one, dims={**one.dims, "step_bytes": np.full(len(one.kinds), moved)})
+        for family, one in work.items()
+    }  # fmt: skip
+    tables, roots = work.get("index"), told.get("elementwise")
+    if tables is None or roots is None or _ROOT not in roots.kinds or not set(_TABLE_GRADIENTS) & set(tables.kinds):
+        return told
+    sizes = [dict(zip(tables.dims, values, strict=True)) for values in zip(*tables.dims.values(), strict=True)]
+    zeros = _zeros(zip(tables.kinds, sizes, strict=True))
+    given = roots.dims["given"].tolist()
+    of_each = [zeros.get(size, 0.0) if kind == _ROOT else 0.0 for kind, size in zip(roots.kinds, given, strict=True)]
+    return told | {"elementwise": replace(roots, dims={**roots.dims, "zeros": np.array(of_each)})}
 
 
 def by_family(rows: Sequence[tuple[str, str, int, float, float, Mapping[str, float]]]) -> dict[str, Work]:
     """A step's operations (family, kind, count, flops, bytes, dims) by family of cost."""
     import numpy as np
 
-    calls = Counter[str]()
-    groups: dict[str, list[Any]] = {}
+    step, groups = InStep([(row[1], row[2], row[4], row[5]) for row in rows]), dict[str, list[Any]]()
     for row in rows:
-        calls[row[1]] += row[2]
-    for row in rows:
-        dims = in_step(row[0], dict(row[5]), calls[row[1]])
+        dims = step.sizes(row[1], row[0], row[5])
         groups.setdefault(cost_family(row[0], dims), []).append((*row[1:5], dims))
     return {
         family: Work(

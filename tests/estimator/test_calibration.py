@@ -185,6 +185,9 @@ def test_calibrations_of_versions_before_are_read(calibration: Calibration, tmp_
             del document[name]
         path.write_text(json.dumps(document))
         assert load(path) == calibration.model_copy(update={"schema_version": version, "loop": None})
+    path.write_text(calibration.model_copy(update={"schema_version": 6}).model_dump_json())
+    structure = _structure(3, 3e6)
+    assert load(path).step_times_s(structure, [32]) == calibration.step_times_s(structure, [32])
     del document["correction"]["fixed_s"]
     path.write_text(json.dumps(document | {"schema_version": 5}))
     assert load(path).correction == calibration.correction.model_copy(update={"fixed_s": 0.0})

@@ -52,3 +52,11 @@ def test_the_clock_times_what_the_recorder_records_and_forgets_what_it_told() ->
             step()
         assert len(clock.seconds()) == len(recording.operations) == 3
     assert clock.seconds() == []
+
+
+def test_of_a_single_layer_the_operations_alone_are_timed() -> None:
+    network = next(one for one in networks(3) if one.single and one.batch_size < 16)
+    sample = measure_network(network, Sentinel())
+    assert sample.single
+    assert sample.seconds == sum(one.count * one.seconds for one in sample.ops)
+    assert (sample.noise, sample.speed) == (0.0, sample.ops_speed)
