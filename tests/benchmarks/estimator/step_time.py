@@ -19,15 +19,17 @@ import argparse
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import device
 import figure
 import op_replay
 import torch
-from step_time_report import DATASHEET, FEW, HELD_OUT, IN_FAMILY, OURS, Piece, Row, panels, report
+from other_process import OtherProcess, drawn
+from step_time_report import DATASHEET, FEW, OURS, Piece, Row, panels, report
 from timing import Sentinel, Timed, run_rounds
-from zoo import Case, cases
+from zoo import Case
 
 from trainwright.estimator.baselines import (
     Predictor,
@@ -98,20 +100,25 @@ def measured(given: argparse.Namespace) -> Piece:
         modes[FEW] = device.calibrated("probe", given.probe_seconds, given.threads, "--device=cpu")
         modes[DATASHEET] = None
         others = baselines(given.baseline_seconds or given.seconds, given.threads, sentinel)
-    drawn = [(HELD_OUT, one) for one in cases(given.seed, given.cases)]
-    drawn += [(IN_FAMILY, one) for one in device.in_family_cases(given.in_family, given.seed)]
+    chosen = drawn(given.seed, given.cases, given.in_family)
     started = time.monotonic()
-    made = [predicted(case, group, modes, others, given.threads) for group, case in drawn]
+    made = [predicted(case, group, modes, others, given.threads) for group, case in chosen]
     say(f"predicted {len(made)} cases in {time.monotonic() - started:.0f} s")
     timed = [one for _, one in made]
+    other = None if given.one_process else OtherProcess(given.threads, given.seed, given.cases, given.in_family)
+    if other is not None:
+        for number, one in enumerate(timed):
+            one.elsewhere = partial(other, number)
     sentinel.seen.clear()
     run_rounds(timed, given.rounds // 2, sentinel, say)
     if not given.alone:  # between the halves, so that the machine's drift is shared
-        for (_, case), (row, _) in zip(drawn, made, strict=True):
+        for (_, case), (row, _) in zip(chosen, made, strict=True):
             row.predicted_s[REPLAY] = op_replay.replay(case.step())
     run_rounds(timed, given.rounds - given.rounds // 2, sentinel, say)
+    if other is not None:
+        other.close()
     for row, one in made:
-        row.rounds_s = one.rounds
+        row.rounds_s, row.elsewhere_s = one.rounds, one.rounds_elsewhere
     return Piece(
         processor=calibration.processor, torch=str(torch.__version__), threads=given.threads, seed=given.seed,
         calibrated_in_s=calibration.duration_s, machine=sentinel.summary(), rows=[row for row, _ in made],
@@ -129,6 +136,7 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=72)
     parser.add_argument("--in-family", type=int, default=0, help="networks of the calibrated families, of other sizes")
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--one-process", action="store_true", help="the cases are not timed in another one, too")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(

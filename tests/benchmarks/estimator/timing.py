@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -52,12 +53,14 @@ class Sentinel:
 
 @dataclass
 class Timed:
-    """A step, and what was measured of it: seconds by clock, one value for each round."""
+    """A step, and what was measured of it, here and in another process: seconds by clock, one value for each round."""
 
     step: Callable[[], None]
     flops: float
     calls: float
+    elsewhere: Callable[[], tuple[float, float]] | None = None
     rounds: dict[str, list[float]] = field(default_factory=lambda: {clock: [] for clock in CLOCKS})
+    rounds_elsewhere: dict[str, list[float]] = field(default_factory=lambda: {clock: [] for clock in CLOCKS})
 
     def seconds(self, clock: str) -> float:
         """The median over the rounds."""
@@ -72,13 +75,16 @@ def run_rounds(timed: Sequence[Timed], rounds: int, sentinel: Sentinel, say: Cal
         before = sentinel()
         for place in range(0, len(order), BLOCK):
             block = order[place : place + BLOCK]
-            taken = [time_steps(one.step) for one in block]
-            after = sentinel()
-            for one, (wall_s, cpu_s) in zip(block, taken, strict=True):
-                values = (wall_s, sentinel.told(wall_s, one.flops, one.calls, before, after), cpu_s)
-                for clock, value in zip(CLOCKS, values, strict=True):
-                    one.rounds[clock].append(value)
-            before = after
+            here = [(one, one.rounds, partial(time_steps, one.step)) for one in block]
+            there = [(one, one.rounds_elsewhere, one.elsewhere) for one in block if one.elsewhere is not None]
+            for where in (here, there):
+                taken = [(one, rounds_s, run()) for one, rounds_s, run in where]
+                after = sentinel()
+                for one, rounds_s, (wall_s, cpu_s) in taken:
+                    values = (wall_s, sentinel.told(wall_s, one.flops, one.calls, before, after), cpu_s)
+                    for clock, value in zip(CLOCKS, values, strict=True):
+                        rounds_s[clock].append(value)
+                before = after
         say(f"round {number + 1} of {rounds}")
 
 

@@ -1,0 +1,59 @@
+"""Another process with the same cases: what their steps take there, while this one waits.
+
+Where a step's memory comes to lie differs from one process to the next, and its time with it: no prediction can know that.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import device
+import torch
+from step_time_report import HELD_OUT, IN_FAMILY
+from timing import time_steps
+from zoo import Case, cases
+
+
+def drawn(seed: int, held_out: int, in_family: int) -> list[tuple[str, Case]]:
+    """Cases with their group, the same for the same arguments."""
+    made = [(HELD_OUT, one) for one in cases(seed, held_out)]
+    return made + [(IN_FAMILY, one) for one in device.in_family_cases(in_family, seed)]
+
+
+class OtherProcess:
+    """Steps of the cases of `drawn`, in a process of their own; to be closed."""
+
+    def __init__(self, threads: int, seed: int, held_out: int, in_family: int) -> None:
+        words = [sys.executable, __file__, *map(str, (threads, seed, held_out, in_family))]
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __call__(self, number: int) -> tuple[float, float]:
+        """Wall-clock and CPU seconds of the step of the case of this number, as `timing.time_steps` finds them."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{number}\n")
+        self._process.stdin.flush()
+        wall_s, cpu_s = json.loads(self._process.stdout.readline())
+        return wall_s, cpu_s
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def main(words: Sequence[str]) -> None:
+    """Time the steps whose numbers come on stdin, until that ends."""
+    threads, seed, held_out, in_family = map(int, words)
+    torch.set_num_threads(threads)
+    steps = [case.step() for _, case in drawn(seed, held_out, in_family)]
+    for line in sys.stdin:
+        print(json.dumps(time_steps(steps[int(line)])), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
