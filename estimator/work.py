@@ -18,6 +18,7 @@ from trainwright.estimator.curves import Affine
 from trainwright.estimator.structure import Operation, Structure
 
 _LARGE = ("conv", "conv_backward", "matmul", "attention", "rnn")
+_MOVES_NOTHING = "view"
 _TABLE_GRADIENTS = ("aten.embedding_dense_backward", "aten._embedding_bag_backward")
 _ROOT = "aten.sqrt"
 
@@ -125,7 +126,9 @@ class InStep:
         """All sizes that an operation's time depends on, from those of its own."""
         if family in _LARGE:
             return dict(dims)
-        told = {"calls": float(self._calls[kind]), "step_bytes": self._bytes}
+        told = {"calls": float(self._calls[kind])}
+        if family != _MOVES_NOTHING:
+            told["step_bytes"] = self._bytes
         if kind == _ROOT and dims.get("given") in self._zeros:
             told["zeros"] = self._zeros[dims["given"]]
         return {**dims, **told}
@@ -150,7 +153,7 @@ def _in_step(work: dict[str, Work]) -> dict[str, Work]:
 
     moved = sum(float(one.counts @ one.bytes) for one in work.values())
     told = {
-        family: one if family.removeprefix("grouped ") in _LARGE
+        family: one if family.removeprefix("grouped ") in (*_LARGE, _MOVES_NOTHING)
         else replace(one, dims={**one.dims, "step_bytes": np.full(len(one.kinds), moved)})
         for family, one in work.items()
     }  # fmt: skip
