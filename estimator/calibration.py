@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.energy import Power
@@ -193,12 +193,18 @@ def parse(data: bytes, where: str, torch_version: str | None = None) -> Calibrat
     """The calibration that a file holds; `where` names it in an error. Raises BadInput as `load` does."""
     try:
         document = json.loads(data)
-        version = document.get("schema_version") if isinstance(document, dict) else None
-        if version not in _READ:
+        if not isinstance(document, dict) or "schema_version" not in document:
+            raise BadInput(f"calibration: {where}: is not a calibration: it has no schema_version; calibrate again")
+        if (version := document["schema_version"]) not in _READ:
             raise BadInput(
                 f"calibration: {where}: has schema version {version}; allowed: {' or '.join(map(str, _READ))}; calibrate again"
             )
         found = Calibration.model_validate(document)
+    except ValidationError as error:
+        field = ".".join(map(str, error.errors()[0]["loc"]))
+        raise BadInput(
+            f"calibration: {where}: is not a calibration: {field} is missing, or not what it should be; calibrate again"
+        ) from None
     except (ValueError, RecursionError):
         raise BadInput(f"calibration: {where}: is not a calibration, or was cut short; calibrate again") from None
     if found.device_type not in DEVICE_TYPES:

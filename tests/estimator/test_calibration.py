@@ -210,9 +210,11 @@ def test_blocks_that_the_kernel_takes_back_each_time_cost_their_first_touch(cali
     [
         (None, "no such file"),
         ("", "cut short"),
-        ("[]", "schema version"),
+        ("{}", "it has no schema_version"),
+        ("[]", "it has no schema_version"),
         ('{"schema_version": 3', "cut short"),
-        ('{"schema_version": 3}', "not a calibration"),
+        ('{"schema_version": 3}', "not a calibration: device_type is missing"),
+        ('{"schema_version": []}', r"schema version \[\]"),
         ('{"schema_version": 99}', "schema version 99"),
         (b"\xff\xfe\x00", "not a calibration"),
         ("[" * 100_000, "not a calibration"),
