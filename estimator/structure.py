@@ -72,6 +72,15 @@ class Operation(_Value):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _has_its_sizes(self) -> Operation:
+        """A convolution or recurrent layer has them all, or, called with other arguments, those of any operation (`given`)."""
+        sizes = WITH_WORKSPACE.get(self.family, ())
+        missing = [name for name in sizes if name not in self.dims]
+        if missing and ("given" not in self.dims or len(missing) < len(sizes)):
+            raise ValueError(f"dims with {', '.join(sizes)}; {self.kind[:80]!r} has no {', '.join(missing)}")
+        return self
+
     def workspace_bytes(self, batch_size: int) -> float:
         """What it needs while it runs, beyond its arguments and results."""
         if self.family not in WITH_WORKSPACE:

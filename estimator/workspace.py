@@ -10,8 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-WITH_WORKSPACE = ("conv", "conv_backward", "rnn")
-"""The families of operations that may need any."""
+_CONVOLUTION = ("batch", "channels", "filters", "groups", "kernel", "points_in", "points_out")
+WITH_WORKSPACE = {
+    "conv": _CONVOLUTION,
+    "conv_backward": _CONVOLUTION,
+    "rnn": ("steps", "batch", "inputs", "hidden"),
+}
+"""The families of operations that may need any, and the sizes of theirs that it depends on."""
 BLOCK = 16
 _ITEM = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _SCRATCH = 40_000.0  # of oneDNN's kernels for strided and transposed convolutions, about

@@ -34,7 +34,7 @@ def _structure(convolutions: int, flops: float, elementwise: int = 40) -> Struct
         trace=[
             Operation(
                 kind="aten.convolution", family="conv", count=convolutions, flops=Affine(fixed=0, per_sample=flops),
-                bytes=Affine(fixed=1e4, per_sample=1e3),
+                bytes=Affine(fixed=1e4, per_sample=1e3), dims={"given": Affine(fixed=0, per_sample=250)},
             ),
             Operation(
                 kind="aten.add", family="elementwise", count=elementwise, flops=none,
