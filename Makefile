@@ -66,7 +66,7 @@ bench: setup ## the figures that are quoted, measured anew
 	tests/benchmarks/train/adaptive_batch.py tests/benchmarks/train/hosts.py \
 	"tests/benchmarks/train/against_ddp.py --rounds 2" "tests/benchmarks/train/changing_speeds.py --rounds 1" \
 	"tests/benchmarks/train/recording.py --blocks 6" "tests/benchmarks/train/unlike_speeds.py --rounds 2" \
-	"tests/benchmarks/train/recovery.py 5" "tests/benchmarks/train/checkpoint.py --rounds 2"; do \
+	"tests/benchmarks/train/recovery.py 5" "tests/benchmarks/train/checkpoint.py --checkpoints 8"; do \
 	echo "== $$file"; $(BIN)/python $$file || exit; done
 
 clean: ## remove .venv, builds and caches of this tree; what runs stored stays

@@ -1,32 +1,33 @@
-"""What checkpoints cost: time per step with one every 50 steps against none, on two ranks.
+"""What checkpoints cost, as a part of 50 steps: steps with one against steps without, within one training on two ranks.
 
-    python tests/benchmarks/train/checkpoint.py [--model small|medium|long|large] [--store s3|idle|file] [--rounds 5]
-    [--steps 220] [--every 50]
+    python tests/benchmarks/train/checkpoint.py [--model small|medium|long|wide|large] [--store s3|idle|file]
+    [--checkpoints 20] [--every 50] [--backend torch|horovod]
 
-A checkpoint takes CPU time that does not depend on the step, so there are several: `small` is a network of some kB, whose steps
-take some ms; `medium` and `long` have 1 MB of parameters and go through their layers so often that a step takes some 30 and
-100 ms; `large` has 100 MB of parameters and 200 MB of Adam's state.
+A checkpoint takes CPU time that does not depend on the step, so there are several models: `small` is a network of some kB, whose
+steps take some ms; `medium` and `long` have 1 MB of parameters and go through their layers so often that a step takes some 30
+and 100 ms; `wide` has 17 MB of parameters, 50 MB with Adam's state, and steps of some 100 ms; `large` 100 and 300 MB.
 
 The store is a real S3 server, which shares this machine's cores with both ranks and takes more CPU time for a checkpoint than
 they do (`s3`); the same with the least priority, so that it has what the ranks leave (`idle`); or a folder (`file`). What they
 differ by is the store's cost on a shared machine, not training's.
 
-In each round, training without checkpoints runs twice and with them once, in random order. The time is wall time between steps,
-pauses for checkpoints within; the last checkpoint, which training waits for in either case, is left out. The noise floor is by
-how much the two without differ. The bar is 3 %. Beside it: the CPU time that the server took for a checkpoint.
+A checkpoint is written while the steps after it are taken. So those are compared with the mean of as many steps before it and
+after them: on a machine that drifts, neighbours tell most. The difference is the cost of a checkpoint, and is told as a part of
+the time of 50 steps. The noise is the same figure without a checkpoint: of the steps after, against half a cycle later. Time
+is that between steps, pauses for the checkpoint within. Printed: the median over the checkpoints, the interval that holds the
+true median with 95 % (by order, no distribution assumed), the quartiles. The bar is 3 %.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import math
 import os
-import random
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -34,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tasks" / "train"))
 
 MODELS = {
     "small": {"width": 64, "passes": 1}, "medium": {"width": 256, "passes": 8}, "long": {"width": 256, "passes": 28},
-    "large": {"width": 2560, "passes": 1},
+    "wide": {"width": 1024, "passes": 6}, "large": {"width": 2560, "passes": 1},
 }  # fmt: skip
 MODEL = """
 import torch
@@ -59,38 +60,41 @@ def build_model(width, passes):
     return Net(width, passes)
 """
 BATCHES = [32, 32]
-TRAIN_ROWS = 1438
-WARM_UP_STEPS = 10
-NEVER = 10**6
+VALIDATED = 0.01
+"""of the rows: what an epoch's end takes would be more than what is measured"""
+TRAIN_ROWS = 1779
+WINDOWS = 4
+BAR = 0.03
+WRITTEN_STEPS = {"small": 50}
+"""Within how many steps a checkpoint is written; of the others, MOST."""
+MOST = 20
 
 
-def step_s(name: str, model: dict[str, int], store: str, steps: int, every: int) -> float:
-    """Seconds per step of one training, in processes of its own."""
-    from training_case import request
+def windows_s(name: str, model: dict[str, int], asked_for: argparse.Namespace, steps: int) -> list[float]:
+    """The seconds of every `steps` steps of one training, of which each fourth window begins with a checkpoint."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    from training_case import NO_SPARE, request
 
-    from trainwright.tasks import progress
     from trainwright.tasks.train import train
 
-    seen: list[tuple[int, float]] = []
-
-    def note(event: dict[str, Any]) -> None:
-        if event["event"] == "train":
-            seen.append((event["step"], time.perf_counter()))
-
+    windows = WINDOWS * (asked_for.checkpoints + 2)
     with tempfile.TemporaryDirectory() as folder:
         asked = request(
-            Path(folder), BATCHES, devices=[{"type": "cpu"}] * len(BATCHES), model=model,
-            epochs=max(1, round(steps * sum(BATCHES) / TRAIN_ROWS)), optimizer={"name": "adamw"},
-            checkpoint={"every_steps": every, "keep_last": 1, "keep_best": False},
+            Path(folder), BATCHES, devices=[{"type": "cpu"}] * len(BATCHES), model=model, validation_fraction=VALIDATED,
+            epochs=math.ceil(windows * steps * sum(BATCHES) / TRAIN_ROWS), optimizer={"name": "adamw"},
+            backend=asked_for.backend,
+            checkpoint={"every_steps": WINDOWS * steps, "keep_last": 1, "keep_best": False}, **NO_SPARE,
         )  # fmt: skip
         (Path(asked.source_folder) / "net.py").write_text(MODEL)
-        progress.listen(note)
-        try:
-            train(asked if store == "file" else asked.model_copy(update={"run_uri": f"s3://benchmark/{name}"}))
-        finally:
-            progress._listeners.remove(note)
-    (first, began), (last, ended) = next(one for one in seen if one[0] > WARM_UP_STEPS), seen[-1]
-    return (ended - began) / (last - first)
+        train(asked if asked_for.store == "file" else asked.model_copy(update={"run_uri": f"s3://benchmark/{name}"}))
+        ended = {
+            event.step: event.wall_time
+            for path in sorted((Path(asked.work_folder) / "events").glob("*"))
+            for event in EventFileLoader(str(path)).Load()
+            if any(value.tag == "loss/train" for value in event.summary.value)
+        }
+    borders = [ended[number * steps] for number in range(WINDOWS, windows + 1) if number * steps in ended]
+    return [after - before for before, after in itertools.pairwise(borders)]
 
 
 def stand_back(server: psutil.Process) -> None:
@@ -102,51 +106,70 @@ def stand_back(server: psutil.Process) -> None:
         session.write_text("19")
 
 
+def report(name: str, asked: argparse.Namespace, steps: int, windows: list[float], server_s: float) -> None:
+    """What a checkpoint costs. The first of `windows` begins with one."""
+    without = statistics.median(window for at, window in enumerate(windows) if at % WINDOWS)
+    whole = asked.every * without / steps
+    costs, noise = (
+        [
+            (windows[at] - (windows[at - 1] + windows[at + 1]) / 2) / whole
+            for at in range(first, len(windows) - 1, WINDOWS)
+        ]
+        for first in (WINDOWS, WINDOWS // 2)
+    )
+    (cost, low, high), (_, least, most) = median_between(costs), median_between(noise)
+    print(
+        f"{name}: {1e3 * without / steps:.1f} ms a step; a checkpoint every {asked.every} steps costs {cost:+.1%} ({low:+.1%} to "
+        f"{high:+.1%}; bar 3 %: {'met' if cost <= BAR else 'missed'}), quartiles {quartiles(costs)}, {1e3 * cost * whole:.0f} ms "
+        f"each; noise {least:+.1%} to {most:+.1%}, quartiles {quartiles(noise)}; {len(costs)} checkpoints; the server took "
+        f"{1e3 * server_s:.0f} ms of CPU for one",
+        flush=True,
+    )
+
+
+def quartiles(values: list[float]) -> str:
+    """The first and the third."""
+    first, _, third = statistics.quantiles(values, n=4)
+    return f"{first:+.1%}, {third:+.1%}"
+
+
+def median_between(values: list[float]) -> tuple[float, float, float]:
+    """The median, and between which of the values the true one lies with 95 % (David and Nagaraja, Order Statistics, 7.1)."""
+    ordered, below, number = sorted(values), 0.0, 0
+    while (below := below + math.comb(len(ordered), number) * 0.5 ** len(ordered)) <= 0.025:
+        number += 1
+    return statistics.median(ordered), ordered[max(0, number - 1)], ordered[-max(1, number)]
+
+
 def main() -> None:
     """Measure, and print a line for each model."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=list(MODELS), action="append")
     parser.add_argument("--store", choices=["s3", "idle", "file"], default="s3")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=220)
+    parser.add_argument("--backend", choices=["torch", "horovod"], default="torch")
+    parser.add_argument("--checkpoints", type=int, default=20)
     parser.add_argument("--every", type=int, default=50)
     asked = parser.parse_args()
     from trainwright.infra.s3 import s3_service, start_s3, stop_s3
 
     with tempfile.TemporaryDirectory() as home:
         os.environ["TRAINWRIGHT_HOME"] = home
-        start_s3(Path(home))
-        server = psutil.Process(s3_service(Path(home)).pid())
-        if asked.store == "idle":
+        server = None
+        if asked.store != "file":
+            start_s3(Path(home))
+            server = psutil.Process(s3_service(Path(home)).pid())
+        if server is not None and asked.store == "idle":
             stand_back(server)
         try:
             for model in asked.model or MODELS:
-                found: dict[str, list[float]] = {"without": [], "again": [], "with": []}
-                served: dict[str, list[float]] = {way: [] for way in found}
-                for number in range(asked.rounds):
-                    for way in random.sample(sorted(found), len(found)):
-                        every = asked.every if way == "with" else NEVER
-                        name = f"{model}-{number}-{way}"
-                        before = sum(server.cpu_times()[:2])
-                        found[way].append(step_s(name, MODELS[model], asked.store, asked.steps, every))
-                        served[way].append(sum(server.cpu_times()[:2]) - before)
-                taken_s = statistics.mean(served["with"]) - statistics.mean(served["without"] + served["again"])
-                report(f"{model}, {asked.store}", asked.every, found, taken_s / (asked.steps / asked.every))
+                before = sum(server.cpu_times()[:2]) if server else 0.0
+                steps = WRITTEN_STEPS.get(model, MOST)
+                found = windows_s(model, MODELS[model], asked, steps)
+                served = sum(server.cpu_times()[:2]) - before if server else 0.0
+                report(f"{model}, {asked.store}", asked, steps, found, served / (asked.checkpoints + 2))
         finally:
-            stop_s3(Path(home))
-
-
-def report(model: str, every: int, found: dict[str, list[float]], server_s: float) -> None:
-    """The cost, by the median over rounds, and the noise floor."""
-    rounds = list(zip(found["without"], found["again"], found["with"], strict=True))
-    cost = statistics.median(2 * with_ / (one + other) - 1 for one, other, with_ in rounds)
-    floor = statistics.median(abs(one - other) / ((one + other) / 2) for one, other, _ in rounds)
-    without = statistics.median([*found["without"], *found["again"]])
-    print(
-        f"{model}: {1e3 * without:.1f} ms a step; a checkpoint every {every} steps costs {cost:+.1%} (bar 3 %); "
-        f"noise floor {floor:.1%} over {len(rounds)} rounds; the server's own {1e3 * server_s:.0f} ms of CPU a checkpoint",
-        flush=True,
-    )
+            if server is not None:
+                stop_s3(Path(home))
 
 
 if __name__ == "__main__":
