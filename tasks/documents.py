@@ -50,7 +50,8 @@ class Document(BaseModel):
         if kinds & {int, float} and not kinds & {bool, str}:
             for one in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(one, bool) or (isinstance(one, str) and one not in kinds):
-                    raise ValueError("a number" + (" or auto" if "auto" in kinds else ""))
+                    number = "a finite number" if str(one).lower().lstrip("+-.") in ("nan", "inf") else "a number"
+                    raise ValueError(number + (" or auto" if "auto" in kinds else ""))
         return value
 
 

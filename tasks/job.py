@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from trainwright.tasks.documents import Document, Duration, Wait, matching, read_mapping, validated
 from trainwright.tasks.errors import BadInput
@@ -160,16 +160,19 @@ class TrainSpec(Document):
     faults: FaultPolicy = FaultPolicy()
     target: Target | None = None
 
-    @model_validator(mode="after")
-    def _consistent(self) -> TrainSpec:
-        low, high = self.batch_bounds
-        if not 1 <= low <= high:
-            raise ValueError(f"batch_bounds as [least, greatest] with 1 <= least <= greatest, not [{low}, {high}]")
-        if self.global_batch_size != "auto" and self.global_batch_size < 1:
-            raise ValueError(f"global_batch_size of 1 or more, or auto, not {self.global_batch_size}")
-        if self.learning_rate != "auto" and self.learning_rate <= 0:
-            raise ValueError(f"a learning_rate above zero, or auto, not {self.learning_rate:g}")
-        return self
+    @field_validator("batch_bounds")
+    @classmethod
+    def _ordered(cls, bounds: tuple[int, int]) -> tuple[int, int]:
+        if not 1 <= bounds[0] <= bounds[1]:
+            raise ValueError("[least, greatest] with 1 <= least <= greatest")
+        return bounds
+
+    @field_validator("global_batch_size", "learning_rate")
+    @classmethod
+    def _above_zero(cls, value: float | Literal["auto"]) -> float | Literal["auto"]:
+        if value != "auto" and value <= 0:
+            raise ValueError("more than zero, or auto")
+        return value
 
 
 class Objective(Document):

@@ -179,7 +179,7 @@ def test_a_wrong_model(home: Path, tmp_path: Path, source: str, says: str) -> No
         ({}, {"objective": {"minimize": "cost"}}, 2, "pool p names no prices"),
         ({}, {"objective": {"minimize": "time", "budget": -1}}, 2, "objective.budget: got -1"),
         ({}, {"objective": {"minimize": "time", "deadline": "0s"}}, 2, "objective.deadline: got"),
-        ({}, {"train": {"batch_bounds": [64, 32]}}, 2, "batch_bounds as [least, greatest]"),
+        ({}, {"train": {"batch_bounds": [64, 32]}}, 2, "train.batch_bounds: got [64, 32]; allowed: [least, greatest]"),
         ({}, {"objective": {"minimize": "time", "deadline": "1s"}}, 3, "the deadline of 1 s binds"),
         ({"prices": {"emulated": "nan/h"}}, {}, 2, "zero or more per h"),
         ({"prices": {"emulated": "9" * 400 + "/h"}}, {}, 2, "up to 1e+09"),
