@@ -119,22 +119,22 @@ def _take_part(training: Training, peers: Peers, channel: Channel, order: Order)
                     "fits": rank.fits,
                     "memory_bytes": rank.memory_bytes(),
                 }
-            elif not _lost_others(error):
+            elif (lost := _lost_others(error)) is not None:
+                says = {"lost": str(lost)}
+            else:
                 raise
             rank.abandon_step()
             channel.writing = False
-            if says:
+            if "no_memory_for" in says:
                 gc.collect()  # what the step that failed still holds
         peers.leave()
 
 
-def _lost_others(error: BaseException | None) -> bool:
-    """Whether an error comes of another rank that is gone; a backward pass may have wrapped it."""
-    while error is not None:
-        if isinstance(error, PeersLost):
-            return True
+def _lost_others(error: BaseException | None) -> PeersLost | None:
+    """What an error comes of, where that is another rank that is gone; a backward pass may have wrapped it."""
+    while error is not None and not isinstance(error, PeersLost):
         error = error.__cause__
-    return False
+    return error
 
 
 def _device(planned: PlannedDevice) -> torch.device:

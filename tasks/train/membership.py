@@ -20,6 +20,9 @@ from trainwright.tasks.train.request import Order
 from trainwright.tasks.train.watchdog import LONG_STEPS, OUT_S, hung, stuck
 from trainwright.tasks.train.world import World
 
+MOST_FRUITLESS = 3
+"""So many worlds in a row may end without a step and without a lost process: the next would end so, too."""
+
 
 class Membership:
     """The members of the present world, and what leads from it into the next.
@@ -51,6 +54,9 @@ class Membership:
         self.reasons: list[str] = []
         """what is said when the next world begins"""
         self.last_cause: TrainwrightError | None = None
+        self.why_ended = ""
+        """what a rank said of the sum that failed"""
+        self._farthest = self._fruitless = 0
         self._formed_at: float | None = None
         self._broken_at: float | None = None
         self._leaving_at: float | None = None
@@ -152,7 +158,22 @@ class Membership:
             raise TrainingFailed(f"{self.given_up}; the last checkpoint is kept")
         return self._meet(state, end=True)
 
+    def _require_progress(self) -> None:
+        """Raises TrainingFailed where worlds end again and again, and nobody knows why but their ranks."""
+        farthest = max(worker.step or 0 for worker in self._workers.values())
+        if self.reasons or farthest > self._farthest or not self.generation:
+            self._farthest, self._fruitless = farthest, 0
+            return
+        self._fruitless += 1
+        if self._fruitless >= MOST_FRUITLESS:
+            raise TrainingFailed(
+                f"the ranks' sums failed {self._fruitless} times in a row, and no rank was lost: {self.why_ended}; hosts must "
+                f"reach this machine and each other by any TCP port, and the ranks' logs say more; the last checkpoint is kept"
+            )
+
     def _meet(self, members: list[int], *, stopping: bool = False, end: bool = False) -> bool:
+        if not end:
+            self._require_progress()
         anew = all(self._workers[number].step is None for number in members)
         if anew and self.generation and self._restore is not None:
             self._checkpoint, self.committed = self._restore()

@@ -259,6 +259,17 @@ def _alive(pid: int) -> bool:
         return False
 
 
+def test_sums_that_fail_again_and_again_without_a_lost_rank_end_the_training(tmp_path: Path) -> None:
+    asked = request(tmp_path, [20, 20], devices=SLOW, epochs=1, backend="torch")
+    cut = "from trainwright.tasks.train.collective import PeersLost\n\ndef loss(*_):\n    raise PeersLost('no route')\n"
+    source = tmp_path / "source" / "net.py"
+    source.write_text(source.read_text() + cut)
+    with pytest.raises(
+        TrainingFailed, match=r"sums failed 3 times in a row, and no rank was lost: no route; hosts must"
+    ):
+        train(asked)
+
+
 def test_an_error_that_comes_once_costs_a_process_but_not_the_training(tmp_path: Path) -> None:
     asked = hostile(tmp_path, [40, 20], "error once", epochs=2, backend="torch")
     result = train(asked)
