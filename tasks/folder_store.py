@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainwright.tasks.errors import CorruptArtefact, ServiceUnreachable
-from trainwright.tasks.objects import ObjectInfo, checked_key, sha256
+from trainwright.tasks.objects import Content, ObjectInfo, checked_key, sha256
 
 LOCK_TIMEOUT_S = 10.0
 
@@ -32,11 +32,11 @@ class FolderStore:
         except IsADirectoryError:
             raise CorruptArtefact(f"{self.uri}/{key}: a folder where a file should be") from None
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: Content) -> None:
         part = self._part(key, data)
         part.replace(self._path(key))
 
-    def create(self, key: str, data: bytes) -> bool:
+    def create(self, key: str, data: Content) -> bool:
         part = self._part(key, data)
         try:
             os.link(part, self._path(key))
@@ -50,7 +50,7 @@ class FolderStore:
         data = self.get(key)
         return data, sha256(data)
 
-    def swap(self, key: str, data: bytes, version: str | None) -> bool:
+    def swap(self, key: str, data: Content, version: str | None) -> bool:
         if version is None:
             return self.create(key, data)
         part = self._part(key, data)
@@ -65,7 +65,7 @@ class FolderStore:
             part.unlink(missing_ok=True)
         return True
 
-    def _part(self, key: str, data: bytes) -> Path:
+    def _part(self, key: str, data: Content) -> Path:
         target = self._path(key)
         name = ""
         try:

@@ -24,6 +24,10 @@ _ENDPOINT = re.compile(
 _KEY = re.compile(r"^(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+)*$")
 
 
+Content = bytes | memoryview
+"""What is written; a view is done with when the call returns"""
+
+
 @dataclass(frozen=True)
 class ObjectInfo:
     """A key, the size of what lies there in bytes, and the server's mark of this version of it (None in a folder)."""
@@ -39,8 +43,8 @@ class ObjectStore(Protocol):
     uri: str
 
     def get(self, key: str) -> bytes: ...
-    def put(self, key: str, data: bytes) -> None: ...
-    def create(self, key: str, data: bytes) -> bool:
+    def put(self, key: str, data: Content) -> None: ...
+    def create(self, key: str, data: Content) -> bool:
         """Write only where nothing lies: True for the one writer that did."""
         ...
 
@@ -48,7 +52,7 @@ class ObjectStore(Protocol):
         """What lies there, and the mark of this version of it."""
         ...
 
-    def swap(self, key: str, data: bytes, version: str | None) -> bool:
+    def swap(self, key: str, data: Content, version: str | None) -> bool:
         """Write only where that version still lies (None: nothing): True for the one writer that did."""
         ...
 
@@ -110,7 +114,7 @@ def open_store(uri: str, config: Settings | None = None, *, patience_s: float | 
     return S3Store(split.netloc, prefix, endpoint, *credentials, config.s3_region, patience_s)
 
 
-def sha256(data: bytes) -> str:
+def sha256(data: Content) -> str:
     """The hexadecimal SHA-256 of some bytes."""
     return hashlib.sha256(data).hexdigest()
 

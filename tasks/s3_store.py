@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trainwright.tasks.errors import ServiceUnreachable
-from trainwright.tasks.objects import ObjectInfo, checked_key
+from trainwright.tasks.objects import Content, ObjectInfo, checked_key
 
 
 class S3Store:
@@ -53,15 +53,15 @@ class S3Store:
                 response.close()
                 response.release_conn()
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: Content) -> None:
         with self._errors(key):
             self._ensure_bucket()
             self.client.put_object(self.bucket, self.prefix + checked_key(key), io.BytesIO(data), len(data))
 
-    def create(self, key: str, data: bytes) -> bool:
+    def create(self, key: str, data: Content) -> bool:
         return self.swap(key, data, None)
 
-    def swap(self, key: str, data: bytes, version: str | None) -> bool:
+    def swap(self, key: str, data: Content, version: str | None) -> bool:
         from minio.error import S3Error
 
         with self._errors(key):

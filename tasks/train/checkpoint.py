@@ -94,12 +94,11 @@ def save(
     policy: CheckpointPolicy,
 ) -> None:
     """Write a checkpoint at once and in one piece, in the name of whoever may; drop those that the policy no longer keeps."""
-    from trainwright.tasks.train.tensors import HostCopy, encode, optimizer_tensors
+    from trainwright.tasks.train.tensors import HostCopy, optimizer_tensors
 
     fence = Fence(store, read_index(store)[0].owner)
     copies = HostCopy().take({MODEL: model, OPTIMIZER: optimizer_tensors(optimizer)})
-    for name, tensors in copies.items():
-        data = encode(tensors)
+    for name, data in copies.items():
         fence.put(f"{folder_name(state.step)}/{name}", data)
         state.sha256[name], state.size_bytes[name] = sha256(data), len(data)
     write_state(fence, state, policy)

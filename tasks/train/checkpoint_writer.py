@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainwright.tasks.errors import CorruptArtefact, ServiceUnreachable
-from trainwright.tasks.objects import sha256
+from trainwright.tasks.objects import Content, sha256
 from trainwright.tasks.train import metrics
 from trainwright.tasks.train.checkpoint import State, parsed, write_state
 from trainwright.tasks.train.confirmations import FAILED, SPILLED, STORED
 from trainwright.tasks.train.fence import STATE, Entry, Fence, folder_name, retained
 from trainwright.tasks.train.spill import Spill, Spilled
-from trainwright.tasks.train.tensors import HostCopy, Tensors, encode
+from trainwright.tasks.train.tensors import HostCopy
 
 if TYPE_CHECKING:
     from trainwright.tasks.job import CheckpointPolicy
@@ -33,7 +33,7 @@ class PendingCheckpoint:
     """A checkpoint on its way: this rank's part of the tensors, as they were, and its rows of metrics."""
 
     state: State
-    files: dict[str, Tensors]
+    files: dict[str, memoryview]
     copies: HostCopy
     rows: list[metrics.Part]
     required: bool
@@ -63,6 +63,10 @@ class CheckpointWriter:
         """These rows go with the next checkpoint."""
         self._owed.extend(rows)
 
+    def unstored(self) -> list[metrics.Part]:
+        """The rows that it was given and that are not in the store."""
+        return [*self._kept_here.values(), *self._owed]
+
     def forget_from(self, step: int) -> None:
         """Rows of steps that are done again."""
         for part in self._owed:
@@ -86,8 +90,7 @@ class CheckpointWriter:
                 self._kept_here[part.key] = part
                 self._put(part.key, metrics.encode(part.rows), job)
                 self._owed.remove(part)
-            for name, tensors in job.files.items():
-                data = encode(tensors)
+            for name, data in job.files.items():
                 files[name] = {"sha256": sha256(data), "size_bytes": len(data)}
                 self._put(f"{folder_name(step)}/{name}", data, job)
             if any(one.step == step for one in self.spill.waiting):
@@ -111,7 +114,7 @@ class CheckpointWriter:
         if (part := self._kept_here.pop(key, None)) is not None:
             part.of.stored(part)
 
-    def _put(self, key: str, data: bytes, job: PendingCheckpoint) -> None:
+    def _put(self, key: str, data: Content, job: PendingCheckpoint) -> None:
         if not self.spill.waiting:  # else it has to wait its turn
             try:
                 self._fence.put(key, data)

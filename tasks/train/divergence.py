@@ -37,5 +37,6 @@ def judge(state: State, loss: float, rate: float) -> None:
 
 def require_finite(model: nn.Module, step: int) -> None:
     """Raises RanAway where a parameter is no number: such a checkpoint would be no good one."""
-    if not all(bool(tensor.isfinite().all()) for tensor in model.parameters()):
+    # A sum is no number where a part is none; it may also overflow, and then each number is looked at, which takes longer.
+    if not all(bool(tensor.sum().isfinite() or tensor.isfinite().all()) for tensor in model.parameters()):
         raise RanAway(f"parameters are no numbers any more after step {step - 1}")

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 
 from trainwright.tasks.errors import RunHeld, ServiceUnreachable
 from trainwright.tasks.job import CheckpointPolicy
-from trainwright.tasks.objects import ObjectStore, sha256
+from trainwright.tasks.objects import Content, ObjectStore, sha256
 
 FOLDER = "checkpoints/"
 INDEX = "checkpoints.json"
@@ -127,7 +127,7 @@ class Fence:
                 "one did since does not count"
             )
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: Content) -> None:
         """Write a file that counts for nothing until it is listed. Raises RunHeld rather than replace a successor's."""
         for _ in range(_TRIES):
             if self.store.create(key, data):

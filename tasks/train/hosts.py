@@ -176,6 +176,7 @@ class Hosts:
                     update={"job": job, "source_folder": f"{work}/source", "work_folder": work, "run_uri": None}
                 ),
                 "launcher_work": request.work_folder,
+                "keeps": False,
             }
         )
 

@@ -16,8 +16,9 @@ from trainwright.tasks.allocate.strategies import DATA_PARALLEL
 from trainwright.tasks.artefacts import Result
 from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, TrainwrightError
 from trainwright.tasks.folder_store import FolderStore
+from trainwright.tasks.job import CheckpointPolicy
 from trainwright.tasks.objects import ObjectStore
-from trainwright.tasks.train import checkpoint, events, fence
+from trainwright.tasks.train import checkpoint, events, fence, kept
 from trainwright.tasks.train.fence import Fence
 from trainwright.tasks.train.journal import FOLDER as JOURNAL
 from trainwright.tasks.train.metrics import drop_from
@@ -52,10 +53,10 @@ def train(
     shutil.rmtree(work / JOURNAL, ignore_errors=True)
     if still_mine is not None and not still_mine():
         raise RunHeld("the lease on the devices was lost before training began; nothing was changed")
-    if request.resume and (saved := recover(store, work, request.job.train.checkpoint)):
-        progress.emit(
-            "notice", message=f"checkpoints kept on this machine while the store was away arrived: steps {saved}"
-        )
+    if request.resume:
+        _bring_what_is_here(store, work, request.job.train.checkpoint)
+    else:
+        shutil.rmtree(work / kept.FOLDER, ignore_errors=True)
     right = fence.claim(store, token)
     state = checkpoint.fetch_latest(store, folder) if request.resume else None
     if state is None:
@@ -76,6 +77,7 @@ def train(
         earlier_s=state.duration_s if state is not None else 0.0,
         claim=right.owner,
         lease_token=token,
+        keeps=True,
     )
     found = str(folder) if state is not None else None
     events.fetch(store, work)
@@ -86,12 +88,13 @@ def train(
                 order,
                 stop,
                 still_mine,
-                lambda: _restore(right, work),
+                lambda: _restore(right, work, request.job.train.checkpoint),
                 checkpoint=found,
                 committed=state.step if state else 0,
             ) as ranks,
         ):
             done = ranks.watch()
+        shutil.rmtree(work / kept.FOLDER, ignore_errors=True)
     except RunHeld:
         raise  # the run folder is another's by now
     except BaseException:
@@ -107,8 +110,16 @@ def train(
     return result_of(order, store, done, ranks.shares, state.step if state is not None else None)
 
 
-def _restore(right: Fence, work: Path) -> tuple[str | None, int]:
+def _bring_what_is_here(store: ObjectStore, work: Path, policy: CheckpointPolicy) -> None:
+    """What ranks that were lost left on this machine goes into the store, and is said."""
+    kept.into_spill(work, newer_than=max((one.step for one in fence.read_index(store)[0].checkpoints), default=0))
+    if saved := recover(store, work, policy):
+        progress.emit("notice", message=f"checkpoints kept on this machine arrived in the store: steps {saved}")
+
+
+def _restore(right: Fence, work: Path, policy: CheckpointPolicy) -> tuple[str | None, int]:
     """After all ranks were lost: the newest checkpoint, and nothing recorded of what is done again."""
+    _bring_what_is_here(right.store, work, policy)
     folder = work / RESUME
     shutil.rmtree(folder, ignore_errors=True)
     shutil.rmtree(work / JOURNAL, ignore_errors=True)

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from trainwright.tasks.errors import BadInput, TrainingFailed, TrainwrightError, from_document
 from trainwright.tasks.folder_store import FolderStore
-from trainwright.tasks.objects import ObjectInfo, ObjectStore
+from trainwright.tasks.objects import Content, ObjectInfo, ObjectStore
 from trainwright.tasks.train.channel import Channel
 from trainwright.tasks.train.journal import FileJournal, Journal
 from trainwright.tasks.train.journal import journal_of as local_journal
@@ -77,16 +77,16 @@ class LauncherStore:
             whole += base64.b64decode(piece)
         return bytes(whole), found["version"]
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key: str, data: Content) -> None:
         self._call("put", key=key, part=self._upload(data))
 
-    def create(self, key: str, data: bytes) -> bool:
+    def create(self, key: str, data: Content) -> bool:
         return bool(self._call("create", key=key, part=self._upload(data)))
 
-    def swap(self, key: str, data: bytes, version: str | None) -> bool:
+    def swap(self, key: str, data: Content, version: str | None) -> bool:
         return bool(self._call("swap", key=key, part=self._upload(data), version=version))
 
-    def _upload(self, data: bytes) -> str:
+    def _upload(self, data: Content) -> str:
         part = f"up-{self._area}-{threading.get_ident()}-{next(self._uploads)}"
         for at in range(0, len(data), _PIECE_BYTES):
             self._call("give", part=part, data=base64.b64encode(data[at : at + _PIECE_BYTES]).decode())

@@ -54,6 +54,9 @@ class Order(BaseModel):
         default=None,
         description="the launcher's work folder, for ranks that keep things by way of it: those on other hosts",
     )
+    keeps: bool = Field(
+        default=False, description="whether checkpoints on their way outlive the ranks' processes here (`kept`)"
+    )
     started_at_s: float = Field(description="seconds since 1970")
     earlier_s: float = Field(default=0.0, description="how long earlier launches have trained")
     claim: str = Field(default="", description="this launch's right to add checkpoints (`fence`)")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.tasks.errors import ServiceUnreachable, TrainingFailed, TrainwrightError
-from trainwright.tasks.train import metrics
+from trainwright.tasks.train import kept, metrics
 from trainwright.tasks.train.checkpoint import (
     MODEL,
     OPTIMIZER,
@@ -68,7 +68,8 @@ class Saver:
         self._generation = -1
         self._left: list[metrics.Part] = []
         self._changed = threading.Condition()
-        self._free = [HostCopy(), HostCopy()]
+        self._keeps = order.keeps
+        self._free: list[HostCopy] = []
         self._waiting: PendingCheckpoint | None = None
         self._writing: PendingCheckpoint | None = None
         self._error: BaseException | None = None
@@ -77,6 +78,8 @@ class Saver:
         """From now on these are the members. `left`: rows of devices that are not among them, which the first writes."""
         if self._generation < 0:
             self._writer.spill.clear()
+            places = kept.places(self._rank.work, self._rank.number) if self._keeps else (None, None)
+            self._free = [HostCopy(place) for place in places]
             threading.Thread(target=self._work, name="saver", daemon=True).start()
         with self._changed:
             self._generation = world.generation
@@ -111,6 +114,8 @@ class Saver:
         with self._changed:
             self._writer.forget_from(step)
             self._left = []
+            for copies in self._free:
+                kept.unmark(copies.place)
 
     def _choose(self, required: bool, step: int) -> int:
         """Rank 0 says for all what becomes of this checkpoint: two at a time, and each rank is as far as rank 0."""
@@ -152,14 +157,19 @@ class Saver:
             while self._waiting is not None or not self._free:  # where this rank is behind the first
                 self._wait(1.0)
             copies = self._free.pop()
-        taken = {file_name(name, number, size): part for name, part in copies.take(own).items()}
+        kept.unmark(copies.place)
+        taken = copies.take({file_name(name, number, size): part for name, part in own.items()})
         rows = [part for one in [*self._own, *(self._common if self._first else ())] for part in one.take()]
-        kept = copy.deepcopy(state)
-        kept.owner, kept.token = self._owner, self._token
+        own_state = copy.deepcopy(state)
+        own_state.owner, own_state.token = self._owner, self._token
         with self._changed:
-            self._waiting = PendingCheckpoint(
-                kept, taken, copies, [*self._left, *rows], required, self._generation, self._first
+            job = PendingCheckpoint(
+                own_state, taken, copies, [*self._left, *rows], required, self._generation, self._first
             )
+            if copies.lasts and copies.place is not None:
+                unstored = [*self._writer.unstored(), *(self._writing.rows if self._writing else ()), *job.rows]
+                kept.mark(copies.place, self._rank.number, job, {part.key: part.rows for part in unstored})
+            self._waiting = job
             self._left = []
             self._changed.notify_all()
 
@@ -191,8 +201,8 @@ class Saver:
                         f"waits for the store ({now - began:.0f} s of {patience_s:.0f} s): {self._writer.away or 'it is slow'}"
                     )
                 self._wait(0.2)
-        kept = self._writer.spill.folder.parent
-        left = f"{self._writer.away}; the last checkpoints are kept in {kept}: start again on this machine"
+        folder = self._writer.spill.folder.parent
+        left = f"{self._writer.away}; the last checkpoints are kept in {folder}: start again on this machine"
         if self._writer.spill.waiting and stopped:
             self._writer.notice(left)
         elif self._writer.spill.waiting:

@@ -10,27 +10,28 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-Piece = tuple[str, str, list[int], Any]
-"""name, safetensors' name of the type, shape, bytes (or a view of them)"""
+_LARGEST_ELEMENT = 8
+"""in bytes; also taken for tensors without one, whose place is to be aligned for any"""
 
 
-def assemble(pieces: Iterable[Piece]) -> bytes:
-    """One file of these tensors. The data is copied once, and without the interpreter's lock."""
+def layout(tensors: Iterable[tuple[str, str, list[int], int]]) -> tuple[bytes, dict[str, int]]:
+    """How a file of these tensors (name, type, shape, bytes) begins, and where in it each one's data lies, in that order."""
     header: dict[str, Any] = {}
-    data, at = list[Any](), 0
-    for name, dtype, shape, content in sorted(pieces, key=_element_size, reverse=True):  # so that each is aligned
+    at = 0
+    for name, dtype, shape, size in sorted(tensors, key=_element_size, reverse=True):  # so that each is aligned
         if name in header:
             raise ValueError(f"two tensors are named {name!r}")
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(content)]}
-        data.append(content)
-        at += len(content)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+        at += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, *data])
+    beginning = len(text).to_bytes(8, "little") + text
+    return beginning, {name: len(beginning) + one["data_offsets"][0] for name, one in header.items()}
 
 
-def _element_size(piece: Piece) -> int:
-    return len(piece[3]) // max(1, math.prod(piece[2]))
+def _element_size(tensor: tuple[str, str, list[int], int]) -> int:
+    count = math.prod(tensor[2])
+    return tensor[3] // count if count else _LARGEST_ELEMENT
 
 
 def merged(files: list[bytes]) -> bytes:
@@ -43,4 +44,6 @@ def merged(files: list[bytes]) -> bytes:
         parts = [part for file in files for part in deserialize(file)]  # type: ignore[no-untyped-call]  # it has no types
     except SafetensorError as error:
         raise ValueError(str(error)) from error
-    return assemble((name, one["dtype"], list(one["shape"]), one["data"]) for name, one in parts)
+    beginning, places = layout((name, one["dtype"], list(one["shape"]), len(one["data"])) for name, one in parts)
+    data = {name: one["data"] for name, one in parts}
+    return b"".join([beginning, *(data[name] for name in places)])

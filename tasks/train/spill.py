@@ -15,7 +15,7 @@ from pathlib import Path
 from trainwright.tasks.errors import CorruptArtefact
 from trainwright.tasks.folder_store import FolderStore
 from trainwright.tasks.job import CheckpointPolicy
-from trainwright.tasks.objects import ObjectStore, get_verified, sha256
+from trainwright.tasks.objects import Content, ObjectStore, get_verified, sha256
 from trainwright.tasks.train.checkpoint import State, parsed, write_state
 from trainwright.tasks.train.fence import STATE, Fence, folder_name, read_index
 
@@ -51,7 +51,7 @@ class Spill:
         for item in list(self._files.list()):
             self._files.delete(item.key)
 
-    def add(self, key: str, data: bytes, step: int, generation: int = 0) -> None:
+    def add(self, key: str, data: Content, step: int, generation: int = 0) -> None:
         """Keep a file here. Raises ServiceUnreachable where the disk is full, and leaves nothing then."""
         self._files.put(key, data)
         self.waiting = [one for one in self.waiting if one.key != key] + [Spilled(key, step, generation, sha256(data))]

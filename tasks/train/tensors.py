@@ -1,14 +1,18 @@
-"""Tensors on their way into a checkpoint and out of it: host copies, one rank's part of them, their bytes."""
+"""Tensors on their way into a checkpoint and out of it: one rank's part of them, and their files."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.tasks.errors import TrainingFailed
-from trainwright.tasks.train.shards import Piece, assemble
+from trainwright.tasks.train.shards import layout
 
 Tensors = dict[str, torch.Tensor]
 _STATE_KEY = re.compile(r"^([A-Za-z_]\w*)\.(\d{1,9})$")
@@ -63,32 +67,82 @@ def own_part(files: dict[str, Tensors], rank: int, size: int) -> dict[str, Tenso
     return own
 
 
+@dataclass
+class _File:
+    """A safetensors file in memory; `parts` are the tensors that lie in it."""
+
+    whole: torch.Tensor
+    parts: Tensors
+
+    def fits(self, tensors: Tensors) -> bool:
+        """Whether it was laid out for such tensors."""
+        return self.parts.keys() == tensors.keys() and all(
+            part.shape == tensors[name].shape and part.dtype == tensors[name].dtype for name, part in self.parts.items()
+        )
+
+
 class HostCopy:
-    """Tensors copied into the host's memory; the memory is used again by the next copy."""
+    """Tensors copied into the host's memory, as the safetensors files that they are to be: what is copied once is hashed and
+    written where it lies. The memory is used again by the next copy.
 
-    def __init__(self) -> None:
-        self._kept: dict[tuple[str, str], torch.Tensor] = {}
+    With a `place`, that memory is files there, which outlive the process.
+    """
 
-    def take(self, files: dict[str, Tensors]) -> dict[str, Tensors]:
-        """The tensors as they are now. Each has memory of its own, tied ones too; valid until the next `take`."""
-        before, self._kept = self._kept, {}
-        for file, tensors in files.items():
-            for name, value in tensors.items():
-                old = before.get((file, name))
-                if old is None or old.shape != value.shape or old.dtype != value.dtype:
-                    old = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
-                self._kept[file, name] = old.copy_(value.detach(), non_blocking=value.is_cuda)
+    def __init__(self, place: Path | None = None) -> None:
+        self.place, self._files = place, dict[str, _File]()
+        self.lasts = place is not None
+        """whether all of it lies in files; not where the disk is full, nor in memory that a GPU's driver pins"""
+
+    def take(self, files: dict[str, Tensors]) -> dict[str, memoryview]:
+        """The files, of the tensors as they are now, tied ones twice; valid until the next `take`.
+
+        Raises TrainingFailed for a type that safetensors can't hold.
+        """
+        before, self._files = self._files, {}
+        for name in before.keys() - files.keys():
+            self._forget(name)
+        for name, tensors in files.items():
+            kept = before.get(name)
+            if kept is None or not kept.fits(tensors):
+                kept = self._laid_out(name, tensors)
+            self._files[name] = kept
+            for key, value in tensors.items():
+                kept.parts[key].copy_(value.detach(), non_blocking=value.is_cuda)
         if any(value.is_cuda for tensors in files.values() for value in tensors.values()):
             torch.cuda.synchronize()
-        return {file: {name: self._kept[file, name] for name in tensors} for file, tensors in files.items()}
+        return {name: kept.whole.numpy().data for name, kept in self._files.items()}
 
+    def _laid_out(self, file: str, tensors: Tensors) -> _File:
+        for name, value in tensors.items():
+            if value.dtype not in _DTYPES:
+                raise TrainingFailed(
+                    f"checkpoint: {name} is of {value.dtype}, which safetensors can't hold", final=True
+                )
+        sizes = {name: value.numel() * value.element_size() for name, value in tensors.items()}
+        beginning, places = layout(
+            (name, _DTYPES[value.dtype], list(value.shape), sizes[name]) for name, value in tensors.items()
+        )
+        on_gpu = any(value.is_cuda for value in tensors.values())
+        whole = self._memory(file, len(beginning) + sum(sizes.values()), on_gpu=on_gpu)
+        whole[: len(beginning)] = torch.frombuffer(bytearray(beginning), dtype=torch.uint8)
+        parts = {name: whole[at : at + sizes[name]] for name, at in places.items()}
+        return _File(whole, {name: parts[name].view(value.dtype).view(value.shape) for name, value in tensors.items()})
 
-def encode(tensors: Tensors) -> bytes:
-    """Contiguous host tensors as a safetensors file. Raises TrainingFailed for a type that it can't hold."""
-    pieces = list[Piece]()
-    for name, value in tensors.items():
-        if value.dtype not in _DTYPES:
-            raise TrainingFailed(f"checkpoint: {name} is of {value.dtype}, which safetensors can't hold")
-        content = value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b""
-        pieces.append((name, _DTYPES[value.dtype], list(value.shape), content))
-    return assemble(pieces)
+    def _memory(self, file: str, size: int, *, on_gpu: bool) -> torch.Tensor:
+        if self.place is not None and not on_gpu:
+            path = self.place / file
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._forget(file)
+                with path.open("xb") as made:
+                    os.posix_fallocate(made.fileno(), 0, size)  # a disk that is full later would end the process
+                return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+            except OSError:
+                self._forget(file)
+        self.lasts = False
+        return torch.empty(size, dtype=torch.uint8, pin_memory=on_gpu)
+
+    def _forget(self, file: str) -> None:
+        if self.place is not None:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                (self.place / file).unlink()

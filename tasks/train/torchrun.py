@@ -76,7 +76,13 @@ class AloneChannel:
         self._world = World(
             generation=1, members=list(range(self.size)), meeting=MEETING, checkpoint=folder, reason="torchrun"
         )
-        here = {"backend": "torch", "cgroups": [None] * devices, "lease_token": None, "started_at_s": time.time()}
+        here = {
+            "backend": "torch",
+            "cgroups": [None] * devices,
+            "lease_token": None,
+            "keeps": False,
+            "started_at_s": time.time(),
+        }
         return order.model_copy(update=here | said)
 
     def _take_over(self, request: TrainRequest) -> tuple[str | None, dict[str, Any]]:
