@@ -96,6 +96,7 @@ def train(
             done = ranks.watch()
         shutil.rmtree(work / kept.FOLDER, ignore_errors=True)
     except RunHeld:
+        shutil.rmtree(work / kept.FOLDER, ignore_errors=True)
         raise  # the run folder is another's by now
     except BaseException:
         try:

@@ -33,14 +33,13 @@ EVERY = 5
 CHECKPOINTS = {"every_steps": EVERY, "keep_best": False}
 
 
-def keep(
-    work: Path, rank: int, step: int, owner: str, *, generation: int = 1, members: list[int] | None = None
-) -> Path:
-    """What a rank has kept of a checkpoint; the first of two has the tensors. Returns where."""
+def keep(work: Path, rank: int, step: int, owner: str, *, generation: int = 1, shards: bool = False) -> Path:
+    """What one of two ranks has kept of a checkpoint: its shard, or the first all of it. Returns where."""
     place = kept.places(work, rank)[0]
-    copies = HostCopy(place)
-    files = copies.take({"model.safetensors": {"w": torch.full((2,), float(step))}} if rank == 0 else {})
-    state = checkpoint.State(step=step, epoch=0, split=[1, 1], members=members or [0, 1], owner=owner)
+    copies, tensor = HostCopy(place), torch.full((2,), float(step))
+    whole = {"model.safetensors": {"w0": tensor, "w1": tensor}} if rank == 0 else {}
+    files = copies.take({f"model-0000{rank + 1}-of-00002.safetensors": {f"w{rank}": tensor}} if shards else whole)
+    state = checkpoint.State(step=step, epoch=0, split=[1, 1], members=[0, 1], owner=owner)
     rows = {f"metrics/steps-rank{rank}-00000000.parquet": [{"step": 0, "rank": rank}]}
     job = PendingCheckpoint(state, files, copies, [], False, generation, rank == 0)
     kept.mark(place, rank, job, rows)
@@ -48,16 +47,19 @@ def keep(
     return place
 
 
-def test_what_all_ranks_have_kept_is_a_checkpoint_of_the_store(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shards", [False, True])
+def test_what_all_ranks_have_kept_is_a_checkpoint_of_the_store(tmp_path: Path, shards: bool) -> None:
     store, work = FolderStore(tmp_path / "run"), tmp_path / "work"
     owner = claim(store, None).owner
     for rank in (0, 1):
-        keep(work, rank, 7, owner)
+        keep(work, rank, 7, owner, shards=shards)
     assert kept.into_spill(work, newer_than=5) == 7
     assert recover(store, work, CheckpointPolicy()) == [7]
     state = checkpoint.fetch_latest(store, tmp_path / "here")
     assert state is not None
-    assert checkpoint.read_local(tmp_path / "here")[1]["w"].tolist() == [7, 7]
+    assert {name: one.tolist() for name, one in checkpoint.read_local(tmp_path / "here")[1].items()} == {
+        "w0": [7, 7], "w1": [7, 7],
+    }  # fmt: skip
     assert {item.key for item in store.list("metrics/")} == {
         f"metrics/steps-rank{rank}-00000000.parquet" for rank in (0, 1)
     }
