@@ -50,7 +50,7 @@ class CheckpointWriter:
         self._owed: list[metrics.Part] = []
         self._kept_here: dict[str, metrics.Part] = {}
         self.lost: str | None = None
-        """why the newest checkpoint could not be kept"""
+        """why the newest checkpoint could not be stored"""
         self.away = ""
         """why the store could not be reached last"""
         self._away_since = self._retry_at = self._pause_s = 0.0
@@ -160,7 +160,7 @@ class CheckpointWriter:
         self._fence.look_again()
         if self.lost is None:  # once, however many are lost to the same cause
             self.notice(f"the checkpoint of step {step} is not kept; training goes on with the one before: {why}")
-        self.lost = f"the checkpoint of step {step} could not be kept: {why}"
+        self.lost = f"the checkpoint of step {step} could not be stored: {why}"
 
     def _drop(self, step: int, names: list[str]) -> None:
         """What was written of a checkpoint that will not be, as far as it can be reached."""
