@@ -20,7 +20,7 @@ from trainwright.tasks.train.request import Order
 from trainwright.tasks.train.watchdog import LONG_STEPS, OUT_S, hung, stuck
 from trainwright.tasks.train.world import World
 
-MOST_FRUITLESS = 3
+MOST_FRUITLESS = 5
 """So many worlds in a row may end without a step and without a lost process: the next would end so, too."""
 
 
