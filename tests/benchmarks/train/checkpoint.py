@@ -11,11 +11,13 @@ The store is a real S3 server, which shares this machine's cores with both ranks
 they do (`s3`); the same with the least priority, so that it has what the ranks leave (`idle`); or a folder (`file`). What they
 differ by is the store's cost on a shared machine, not training's.
 
-A checkpoint is written while the steps after it are taken. So those are compared with the mean of as many steps before it and
-after them: on a machine that drifts, neighbours tell most. The difference is the cost of a checkpoint, and is told as a part of
-the time of 50 steps. The noise is the same figure without a checkpoint: of the steps after, against half a cycle later. Time
-is that between steps, pauses for the checkpoint within. Printed: the median over the checkpoints, the interval that holds the
-true median with 95 % (by order, no distribution assumed), the quartiles. The bar is 3 %.
+Each cycle of four windows of 20 steps begins with a checkpoint, which is written while the first two are taken. These are
+compared with the mean of the two windows before and the two after them, in which nothing is written: on a machine that drifts,
+neighbours tell most. A checkpoint that took longer than its two windows is said. The difference is told as a part of the time of
+50 steps. The noise is the same figure of a second training without checkpoints, and beside it stands by how much the one took
+longer than the other as a whole. Time is that between steps, pauses for the checkpoint within. Printed: the median over the
+checkpoints, the interval that holds the true median with 95 % (by order, no distribution assumed; of fewer than six: the least
+and the greatest), the quartiles. The bar is 3 %.
 """
 
 from __future__ import annotations
@@ -24,10 +26,13 @@ import argparse
 import itertools
 import math
 import os
+import random
 import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -63,37 +68,58 @@ BATCHES = [32, 32]
 VALIDATED = 0.01
 """of the rows: what an epoch's end takes would be more than what is measured"""
 TRAIN_ROWS = 1779
-WINDOWS = 4
+WINDOWS, WRITTEN = 4, 2
+NEVER = 10**6
 BAR = 0.03
-WRITTEN_STEPS = {"small": 50}
-"""Within how many steps a checkpoint is written; of the others, MOST."""
+STEPS = {"small": 50}
+"""of a window; of the others, MOST"""
 MOST = 20
 
 
-def windows_s(name: str, model: dict[str, int], asked_for: argparse.Namespace, steps: int) -> list[float]:
-    """The seconds of every `steps` steps of one training, of which each fourth window begins with a checkpoint."""
+def windows_s(
+    name: str, model: dict[str, int], asked_for: argparse.Namespace, steps: int, *, with_: bool
+) -> list[float]:
+    """The seconds of every `steps` steps of one training, of which each fourth window begins with a checkpoint (`with_`)."""
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     from training_case import NO_SPARE, request
 
+    from trainwright.tasks import progress
     from trainwright.tasks.train import train
 
-    windows = WINDOWS * (asked_for.checkpoints + 2)
+    windows, cycle = WINDOWS * (asked_for.checkpoints + 2), WINDOWS * steps
+    stored: dict[int, float] = {}
+
+    def note(event: dict[str, Any]) -> None:
+        if event["event"] == "checkpoint":
+            stored[event["step"]] = time.time()
+
     with tempfile.TemporaryDirectory() as folder:
         asked = request(
             Path(folder), BATCHES, devices=[{"type": "cpu"}] * len(BATCHES), model=model, validation_fraction=VALIDATED,
             epochs=math.ceil(windows * steps * sum(BATCHES) / TRAIN_ROWS), optimizer={"name": "adamw"},
             backend=asked_for.backend,
-            checkpoint={"every_steps": WINDOWS * steps, "keep_last": 1, "keep_best": False}, **NO_SPARE,
+            checkpoint={"every_steps": cycle if with_ else NEVER, "keep_last": 1, "keep_best": False}, **NO_SPARE,
         )  # fmt: skip
         (Path(asked.source_folder) / "net.py").write_text(MODEL)
-        train(asked if asked_for.store == "file" else asked.model_copy(update={"run_uri": f"s3://benchmark/{name}"}))
+        progress.listen(note)
+        try:
+            train(
+                asked if asked_for.store == "file" else asked.model_copy(update={"run_uri": f"s3://benchmark/{name}"})
+            )
+        finally:
+            progress._listeners.remove(note)
         ended = {
             event.step: event.wall_time
             for path in sorted((Path(asked.work_folder) / "events").glob("*"))
             for event in EventFileLoader(str(path)).Load()
             if any(value.tag == "loss/train" for value in event.summary.value)
         }
-    borders = [ended[number * steps] for number in range(WINDOWS, windows + 1) if number * steps in ended]
+    written = (
+        [step for step in range(cycle, windows * steps, cycle) if step + WRITTEN * steps in ended] if with_ else []
+    )
+    if late := [step for step in written if stored.get(step, math.inf) > ended[step + WRITTEN * steps]]:
+        print(f"{name}: of {len(written)} checkpoints {len(late)} were in the store only {WRITTEN * steps} steps later")
+    borders = [ended[number * steps] for number in range(WINDOWS - WRITTEN, windows + 1) if number * steps in ended]
     return [after - before for before, after in itertools.pairwise(borders)]
 
 
@@ -106,23 +132,27 @@ def stand_back(server: psutil.Process) -> None:
         session.write_text("19")
 
 
-def report(name: str, asked: argparse.Namespace, steps: int, windows: list[float], server_s: float) -> None:
-    """What a checkpoint costs. The first of `windows` begins with one."""
-    without = statistics.median(window for at, window in enumerate(windows) if at % WINDOWS)
-    whole = asked.every * without / steps
-    costs, noise = (
-        [
-            (windows[at] - (windows[at - 1] + windows[at + 1]) / 2) / whole
-            for at in range(first, len(windows) - 1, WINDOWS)
-        ]
-        for first in (WINDOWS, WINDOWS // 2)
-    )
-    (cost, low, high), (_, least, most) = median_between(costs), median_between(noise)
+def costs_s(windows: list[float]) -> list[float]:
+    """What each checkpoint costs. The first two of `windows` come before the first one's."""
+    return [
+        windows[at] + windows[at + 1] - sum(windows[at - 2 : at] + windows[at + 2 : at + 4]) / 2
+        for at in range(2, len(windows) - 3, WINDOWS)
+    ]
+
+
+def report(name: str, asked: argparse.Namespace, steps: int, found: dict[bool, list[float]], server_s: float) -> None:
+    """What a checkpoint costs, with and without one."""
+    step_s = statistics.median(found[False]) / steps
+    costs, noise = ([one / (asked.every * step_s) for one in costs_s(found[with_])] for with_ in (True, False))
+    (cost, low, high), (middle, least, most) = median_between(costs), median_between(noise)
+    whole = [statistics.mean(found[with_]) for with_ in (True, False)]
+    longer = (whole[0] / whole[1] - 1) * WINDOWS * steps / asked.every
     print(
-        f"{name}: {1e3 * without / steps:.1f} ms a step; a checkpoint every {asked.every} steps costs {cost:+.1%} ({low:+.1%} to "
-        f"{high:+.1%}; bar 3 %: {'met' if cost <= BAR else 'missed'}), quartiles {quartiles(costs)}, {1e3 * cost * whole:.0f} ms "
-        f"each; noise {least:+.1%} to {most:+.1%}, quartiles {quartiles(noise)}; {len(costs)} checkpoints; the server took "
-        f"{1e3 * server_s:.0f} ms of CPU for one",
+        f"{name}: {1e3 * step_s:.1f} ms a step; a checkpoint every {asked.every} steps costs {cost:+.1%} ({low:+.1%} to "
+        f"{high:+.1%}; bar 3 %: {'met' if cost <= BAR else 'missed'}), quartiles {quartiles(costs)}, "
+        f"mean {statistics.mean(costs):+.1%}; {1e3 * cost * asked.every * step_s:.0f} ms each; without: {middle:+.1%} "
+        f"({least:+.1%} to {most:+.1%}), quartiles {quartiles(noise)}; with against without as a whole {longer:+.1%}; "
+        f"{len(costs)} checkpoints; the server took {1e3 * server_s:.0f} ms of CPU for one",
         flush=True,
     )
 
@@ -163,8 +193,10 @@ def main() -> None:
         try:
             for model in asked.model or MODELS:
                 before = sum(server.cpu_times()[:2]) if server else 0.0
-                steps = WRITTEN_STEPS.get(model, MOST)
-                found = windows_s(model, MODELS[model], asked, steps)
+                steps = STEPS.get(model, MOST)
+                found = {}
+                for with_ in random.sample([True, False], 2):
+                    found[with_] = windows_s(f"{model}-{with_}", MODELS[model], asked, steps, with_=with_)
                 served = sum(server.cpu_times()[:2]) - before if server else 0.0
                 report(f"{model}, {asked.store}", asked, steps, found, served / (asked.checkpoints + 2))
         finally:
