@@ -30,6 +30,7 @@ from trainwright.tasks.errors import BadInput
 MAX_BYTES = 1_000_000
 _MAX_DEPTH = 30
 _MOST_DIGITS = 100
+_NOT_FINITE = re.compile(r"[-+]?\.?(nan|inf)", re.IGNORECASE)
 
 
 class Document(BaseModel):
@@ -50,7 +51,7 @@ class Document(BaseModel):
         if kinds & {int, float} and not kinds & {bool, str}:
             for one in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(one, bool) or (isinstance(one, str) and one not in kinds):
-                    number = "a finite number" if str(one).lower().lstrip("+-.") in ("nan", "inf") else "a number"
+                    number = "a finite number" if _NOT_FINITE.fullmatch(str(one)) else "a number"
                     raise ValueError(number + (" or auto" if "auto" in kinds else ""))
         return value
 

@@ -20,8 +20,10 @@ from trainwright.tasks.train.request import Order
 from trainwright.tasks.train.watchdog import LONG_STEPS, OUT_S, hung, stuck
 from trainwright.tasks.train.world import World
 
-MOST_FRUITLESS = 5
-"""So many worlds in a row may end without a step and without a lost process: the next would end so, too."""
+FRUITLESS = 3
+"""So many worlds in a row may end without a step and without a lost process, where that takes so long as devices are waited for:
+the next would end so, too."""
+FRUITLESS_PAUSE_S = 1.0
 
 
 class Membership:
@@ -55,8 +57,10 @@ class Membership:
         """what is said when the next world begins"""
         self.last_cause: TrainwrightError | None = None
         self.why_ended = ""
-        """what a rank said of the sum that failed"""
-        self._farthest = self._fruitless = 0
+        """what a rank said first of the sums that failed"""
+        self._began_at_step = self._fruitless = 0
+        self._fruitless_since = self._ended_at = 0.0
+        self._judged = 0
         self._formed_at: float | None = None
         self._broken_at: float | None = None
         self._leaving_at: float | None = None
@@ -158,26 +162,39 @@ class Membership:
             raise TrainingFailed(f"{self.given_up}; the last checkpoint is kept")
         return self._meet(state, end=True)
 
-    def _require_progress(self) -> None:
-        """Raises TrainingFailed where worlds end again and again, and nobody knows why but their ranks."""
-        farthest = max(worker.step or 0 for worker in self._workers.values())
-        if self.reasons or farthest > self._farthest or not self.generation:
-            self._farthest, self._fruitless = farthest, 0
-            return
-        self._fruitless += 1
-        if self._fruitless >= MOST_FRUITLESS:
+    def went_back(self, step: int) -> None:
+        """The members have gone back to an earlier checkpoint."""
+        self.committed, self._began_at_step = step, min(step, self._began_at_step)
+
+    def _judge_world(self) -> bool:
+        """Whether the next world may begin now, and not after a pause, for the last one came to nothing.
+
+        Raises TrainingFailed where worlds end again and again, and nobody knows why but their ranks.
+        """
+        now, finished = time.monotonic(), max(worker.step or 0 for worker in self._workers.values())
+        if self.reasons or finished > self._began_at_step or self.generation == 0:
+            self._fruitless, self.why_ended = 0, ""
+            return True
+        if self._judged < self.generation:
+            self._judged = self.generation
+            self._fruitless_since = self._fruitless_since if self._fruitless else now
+            self._fruitless, self._ended_at = self._fruitless + 1, now
+        if self._fruitless >= FRUITLESS and now - self._fruitless_since >= self._patience_s:
+            kept = "; the last checkpoint is kept" if self.committed else ""
             raise TrainingFailed(
                 f"the ranks' sums failed {self._fruitless} times in a row, and no rank was lost: {self.why_ended}; hosts must "
-                f"reach this machine and each other by any TCP port, and the ranks' logs say more; the last checkpoint is kept"
+                f"reach this machine and each other by any TCP port, and the ranks' logs say more{kept}"
             )
+        return now - self._ended_at >= FRUITLESS_PAUSE_S
 
     def _meet(self, members: list[int], *, stopping: bool = False, end: bool = False) -> bool:
-        if not end:
-            self._require_progress()
+        if not end and not self._judge_world():
+            return False
         anew = all(self._workers[number].step is None for number in members)
         if anew and self.generation and self._restore is not None:
             self._checkpoint, self.committed = self._restore()
         self.generation += 1
+        self._began_at_step = max((self._workers[number].step or 0 for number in members), default=0)
         machines = [self._processes.machines[number] for number in members]
         verb = "begins with" if self.generation == 1 else "goes on with"
         reason = "; ".join([*self.reasons, f"{verb} {len(members)} of {len(self._processes.machines)}"])

@@ -185,7 +185,7 @@ class Ranks:
         elif kind == "saving":
             self._saving = True
         elif kind == "back":
-            self._membership.committed = message["step"]
+            self._membership.went_back(message["step"])
         else:
             if kind == "checkpoint":
                 self._membership.committed = max(self._membership.committed, message["step"])
@@ -221,7 +221,7 @@ class Ranks:
                 self._membership.reasons.append(f"rank {number} ({self._devices[number].id}) is back")
         elif worker.done is None and not self._membership.leaving:
             self._membership.end_world()  # its sums have failed
-        self._membership.why_ended = message.get("lost", self._membership.why_ended)
+        self._membership.why_ended = self._membership.why_ended or message.get("lost", "")
         if "no_memory_for" in message:
             predicted = self._devices[number].largest_batch(message["memory_bytes"])
             self._limit(number, message["no_memory_for"], message["fits"], predicted)

@@ -260,12 +260,12 @@ def _alive(pid: int) -> bool:
 
 
 def test_sums_that_fail_again_and_again_without_a_lost_rank_end_the_training(tmp_path: Path) -> None:
-    asked = request(tmp_path, [20, 20], devices=SLOW, epochs=1, backend="torch")
+    asked = request(tmp_path, [20, 20], devices=SLOW, epochs=1, backend="torch", faults={"wait_for_devices": "3s"})
     cut = "from trainwright.tasks.train.collective import PeersLost\n\ndef loss(*_):\n    raise PeersLost('no route')\n"
     source = tmp_path / "source" / "net.py"
     source.write_text(source.read_text() + cut)
     with pytest.raises(
-        TrainingFailed, match=r"sums failed 5 times in a row, and no rank was lost: no route; hosts must"
+        TrainingFailed, match=r"sums failed \d times in a row, and no rank was lost: no route; hosts must.*say more$"
     ):
         train(asked)
 
