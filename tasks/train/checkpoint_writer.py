@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.tasks.errors import CorruptArtefact, ServiceUnreachable
 from trainwright.tasks.objects import Content, sha256
-from trainwright.tasks.train import metrics
+from trainwright.tasks.train import kept, metrics
 from trainwright.tasks.train.checkpoint import State, parsed, write_state
 from trainwright.tasks.train.confirmations import FAILED, SPILLED, STORED
 from trainwright.tasks.train.fence import STATE, Entry, Fence, folder_name, retained
@@ -44,8 +44,8 @@ class PendingCheckpoint:
 class CheckpointWriter:
     """What a rank has brought into the store, and what the store lacks."""
 
-    def __init__(self, fence: Fence, spill: Spill, channel: Channel, policy: CheckpointPolicy) -> None:
-        self._fence, self.spill, self._channel, self._policy = fence, spill, channel, policy
+    def __init__(self, rank: int, fence: Fence, spill: Spill, channel: Channel, policy: CheckpointPolicy) -> None:
+        self._rank, self._fence, self.spill, self._channel, self._policy = rank, fence, spill, channel, policy
         self._best: set[int] = set()
         self._owed: list[metrics.Part] = []
         self._kept_here: dict[str, metrics.Part] = {}
@@ -63,15 +63,12 @@ class CheckpointWriter:
         """These rows go with the next checkpoint."""
         self._owed.extend(rows)
 
-    def unstored(self) -> list[metrics.Part]:
-        """The rows that it was given and that are not in the store."""
-        return [*self._kept_here.values(), *self._owed]
-
     def forget_from(self, step: int) -> None:
         """Rows of steps that are done again."""
         for part in self._owed:
             part.rows = [row for row in part.rows if row["step"] < step]
         self._owed = [part for part in self._owed if part.rows]
+        self._kept_here = {key: part for key, part in self._kept_here.items() if part.rows}
         self.lost = None
 
     def may_drain(self) -> bool:
@@ -80,10 +77,13 @@ class CheckpointWriter:
 
     def write(self, job: PendingCheckpoint, release: Callable[[], None]) -> None:
         """Bring this rank's part into the store, or into the spill folder; `release` is called when its copies are free."""
-        step, files = job.state.step, dict[str, Any]()
-        said: dict[str, Any] = {"where": STORED}
-        self._channel.ask("write")  # a holder that lost its lease does not begin
+        step, said = job.state.step, {"where": STORED}
         self.owe(job.rows)
+        files = {name: {"sha256": sha256(data), "size_bytes": len(data)} for name, data in job.files.items()}
+        if job.copies.place is not None and job.copies.lasts:
+            unstored = {part.key: part.rows for part in [*self._kept_here.values(), *self._owed]}
+            kept.mark(job.copies.place, self._rank, job.generation, job.state, files, unstored)
+        self._channel.ask("write")  # a holder that lost its lease does not begin
         try:
             while self._owed:
                 part = self._owed[0]
@@ -91,7 +91,6 @@ class CheckpointWriter:
                 self._put(part.key, metrics.encode(part.rows), job)
                 self._owed.remove(part)
             for name, data in job.files.items():
-                files[name] = {"sha256": sha256(data), "size_bytes": len(data)}
                 self._put(f"{folder_name(step)}/{name}", data, job)
             if any(one.step == step for one in self.spill.waiting):
                 said = {"where": SPILLED}

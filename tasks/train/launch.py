@@ -14,7 +14,7 @@ from typing import Literal
 from trainwright.tasks import progress
 from trainwright.tasks.allocate.strategies import DATA_PARALLEL
 from trainwright.tasks.artefacts import Result
-from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, TrainwrightError
+from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, ServiceUnreachable, TrainwrightError
 from trainwright.tasks.folder_store import FolderStore
 from trainwright.tasks.job import CheckpointPolicy
 from trainwright.tasks.objects import ObjectStore
@@ -55,8 +55,6 @@ def train(
         raise RunHeld("the lease on the devices was lost before training began; nothing was changed")
     if request.resume:
         _bring_what_is_here(store, work, request.job.train.checkpoint)
-    else:
-        shutil.rmtree(work / kept.FOLDER, ignore_errors=True)
     right = fence.claim(store, token)
     state = checkpoint.fetch_latest(store, folder) if request.resume else None
     if state is None:
@@ -94,16 +92,18 @@ def train(
             ) as ranks,
         ):
             done = ranks.watch()
-        shutil.rmtree(work / kept.FOLDER, ignore_errors=True)
     except RunHeld:
-        shutil.rmtree(work / kept.FOLDER, ignore_errors=True)
+        kept.forget(work, right.owner)
         raise  # the run folder is another's by now
-    except BaseException:
+    except BaseException as error:
         try:
+            if not isinstance(error, ServiceUnreachable):  # else it comes with the next start
+                _bring_what_is_here(store, work, request.job.train.checkpoint)
             _keep_files(store, work)
         except (OSError, TrainwrightError):
-            _log.warning("logs and events could not be kept", exc_info=True)
+            _log.warning("logs, events or the last checkpoint could not be kept", exc_info=True)
         raise
+    kept.forget(work, right.owner)
     _keep_files(store, work)
     first = next(said for said in done.values() if "step" in said)
     if first["stopped"]:
@@ -112,9 +112,11 @@ def train(
 
 
 def _bring_what_is_here(store: ObjectStore, work: Path, policy: CheckpointPolicy) -> None:
-    """What ranks that were lost left on this machine goes into the store, and is said."""
-    kept.into_spill(work, newer_than=max((one.step for one in fence.read_index(store)[0].checkpoints), default=0))
-    if saved := recover(store, work, policy):
+    """What ranks that are gone left on this machine goes into the store, and is said."""
+    saved = recover(store, work, policy)
+    if (step := kept.bring(store, work, policy)) is not None:
+        saved.append(step)
+    if saved:
         progress.emit("notice", message=f"checkpoints kept on this machine arrived in the store: steps {saved}")
 
 

@@ -64,7 +64,7 @@ class Saver:
         store = store_of(order, channel, ANSWER_S + largest / SLOWEST_BYTES_PER_S)
         self._owner = order.claim
         spill = spill_of(order, channel, rank.number)
-        self._writer = CheckpointWriter(Fence(store, order.claim), spill, channel, self._policy)
+        self._writer = CheckpointWriter(rank.number, Fence(store, order.claim), spill, channel, self._policy)
         self._generation = -1
         self._left: list[metrics.Part] = []
         self._changed = threading.Condition()
@@ -78,7 +78,8 @@ class Saver:
         """From now on these are the members. `left`: rows of devices that are not among them, which the first writes."""
         if self._generation < 0:
             self._writer.spill.clear()
-            places = kept.places(self._rank.work, self._rank.number) if self._keeps else (None, None)
+            rank = self._rank
+            places = kept.places(rank.work, self._owner, rank.number) if self._keeps else (None, None)
             self._free = [HostCopy(place) for place in places]
             threading.Thread(target=self._work, name="saver", daemon=True).start()
         with self._changed:
@@ -156,20 +157,16 @@ class Saver:
                 )
             while self._waiting is not None or not self._free:  # where this rank is behind the first
                 self._wait(1.0)
-            copies = self._free.pop()
+            copies = self._free.pop(0)  # so that the newest stays
         kept.unmark(copies.place)
         taken = copies.take({file_name(name, number, size): part for name, part in own.items()})
         rows = [part for one in [*self._own, *(self._common if self._first else ())] for part in one.take()]
         own_state = copy.deepcopy(state)
         own_state.owner, own_state.token = self._owner, self._token
         with self._changed:
-            job = PendingCheckpoint(
+            self._waiting = PendingCheckpoint(
                 own_state, taken, copies, [*self._left, *rows], required, self._generation, self._first
             )
-            if copies.lasts and copies.place is not None:
-                unstored = [*self._writer.unstored(), *(self._writing.rows if self._writing else ()), *job.rows]
-                kept.mark(copies.place, self._rank.number, job, {part.key: part.rows for part in unstored})
-            self._waiting = job
             self._left = []
             self._changed.notify_all()
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from trainwright.tasks.errors import TrainingFailed
 from trainwright.tasks.train.shards import layout
 
 Tensors = dict[str, torch.Tensor]
+LEFT_FREE_BYTES = 1 << 30
+"""What copies in files leave of the disk, for journals and logs."""
 _STATE_KEY = re.compile(r"^([A-Za-z_]\w*)\.(\d{1,9})$")
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -85,64 +87,76 @@ class HostCopy:
     """Tensors copied into the host's memory, as the safetensors files that they are to be: what is copied once is hashed and
     written where it lies. The memory is used again by the next copy.
 
-    With a `place`, that memory is files there, which outlive the process.
+    With a `place`, that memory is files there, which outlive the process: all of them, or none where the disk has no room.
     """
 
     def __init__(self, place: Path | None = None) -> None:
         self.place, self._files = place, dict[str, _File]()
-        self.lasts = place is not None
-        """whether all of it lies in files; not where the disk is full, nor in memory that a GPU's driver pins"""
+        self.lasts = False
+        """whether all of it lies in files; not in memory that a GPU's driver pins"""
 
     def take(self, files: dict[str, Tensors]) -> dict[str, memoryview]:
         """The files, of the tensors as they are now, tied ones twice; valid until the next `take`.
 
         Raises TrainingFailed for a type that safetensors can't hold.
         """
-        before, self._files = self._files, {}
-        for name in before.keys() - files.keys():
-            self._forget(name)
+        wanted = self.place is not None and not any(
+            one.is_cuda for tensors in files.values() for one in tensors.values()
+        )
+        fits = self._files.keys() == files.keys() and all(self._files[name].fits(files[name]) for name in files)
+        if not fits or self.lasts != wanted:
+            self._lay_out(files, mapped=wanted)
         for name, tensors in files.items():
-            kept = before.get(name)
-            if kept is None or not kept.fits(tensors):
-                kept = self._laid_out(name, tensors)
-            self._files[name] = kept
             for key, value in tensors.items():
-                kept.parts[key].copy_(value.detach(), non_blocking=value.is_cuda)
+                self._files[name].parts[key].copy_(value.detach(), non_blocking=value.is_cuda)
         if any(value.is_cuda for tensors in files.values() for value in tensors.values()):
             torch.cuda.synchronize()
         return {name: kept.whole.numpy().data for name, kept in self._files.items()}
 
-    def _laid_out(self, file: str, tensors: Tensors) -> _File:
-        for name, value in tensors.items():
-            if value.dtype not in _DTYPES:
-                raise TrainingFailed(
-                    f"checkpoint: {name} is of {value.dtype}, which safetensors can't hold", final=True
-                )
-        sizes = {name: value.numel() * value.element_size() for name, value in tensors.items()}
-        beginning, places = layout(
-            (name, _DTYPES[value.dtype], list(value.shape), sizes[name]) for name, value in tensors.items()
-        )
-        on_gpu = any(value.is_cuda for value in tensors.values())
-        whole = self._memory(file, len(beginning) + sum(sizes.values()), on_gpu=on_gpu)
-        whole[: len(beginning)] = torch.frombuffer(bytearray(beginning), dtype=torch.uint8)
-        parts = {name: whole[at : at + sizes[name]] for name, at in places.items()}
-        return _File(whole, {name: parts[name].view(value.dtype).view(value.shape) for name, value in tensors.items()})
-
-    def _memory(self, file: str, size: int, *, on_gpu: bool) -> torch.Tensor:
-        if self.place is not None and not on_gpu:
-            path = self.place / file
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._forget(file)
-                with path.open("xb") as made:
-                    os.posix_fallocate(made.fileno(), 0, size)  # a disk that is full later would end the process
-                return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
-            except OSError:
-                self._forget(file)
-        self.lasts = False
-        return torch.empty(size, dtype=torch.uint8, pin_memory=on_gpu)
-
-    def _forget(self, file: str) -> None:
+    def _lay_out(self, files: dict[str, Tensors], *, mapped: bool) -> None:
+        plans = {name: _plan(tensors) for name, tensors in files.items()}
+        sizes = {name: len(beginning) + size for name, (beginning, _, size) in plans.items()}
+        self._files, memory = {}, None
         if self.place is not None:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                (self.place / file).unlink()
+            shutil.rmtree(self.place, ignore_errors=True)
+            memory = _mapped(self.place, sizes) if mapped else None
+        self.lasts = memory is not None
+        for name, tensors in files.items():
+            beginning, places, _ = plans[name]
+            on_gpu = any(value.is_cuda for value in tensors.values())
+            whole = memory[name] if memory else torch.empty(sizes[name], dtype=torch.uint8, pin_memory=on_gpu)
+            whole[: len(beginning)] = torch.frombuffer(bytearray(beginning), dtype=torch.uint8)
+            parts = {}
+            for key, value in tensors.items():
+                part = whole[places[key] : places[key] + value.numel() * value.element_size()]
+                parts[key] = part.view(value.dtype).view(value.shape)
+            self._files[name] = _File(whole, parts)
+
+
+def _plan(tensors: Tensors) -> tuple[bytes, dict[str, int], int]:
+    """How the file begins, where each tensor lies in it, and the bytes of all tensors together."""
+    for name, value in tensors.items():
+        if value.dtype not in _DTYPES:
+            raise TrainingFailed(f"checkpoint: {name} is of {value.dtype}, which safetensors can't hold", final=True)
+    beginning, places = layout(
+        (name, _DTYPES[value.dtype], list(value.shape), value.numel() * value.element_size())
+        for name, value in tensors.items()
+    )
+    return beginning, places, size_bytes(tensors)
+
+
+def _mapped(place: Path, sizes: dict[str, int]) -> dict[str, torch.Tensor] | None:
+    """Memory of these sizes in files of these names; None where the disk has no room for all, or can't map them."""
+    try:
+        place.mkdir(parents=True)
+        if shutil.disk_usage(place).free < sum(sizes.values()) + LEFT_FREE_BYTES:
+            return None
+        found = {}
+        for name, size in sizes.items():
+            with (place / name).open("xb") as made:
+                os.posix_fallocate(made.fileno(), 0, size)  # a disk that is full later would end the process
+            found[name] = torch.from_file(str(place / name), shared=True, size=size, dtype=torch.uint8)
+    except (OSError, RuntimeError):
+        shutil.rmtree(place, ignore_errors=True)
+        return None
+    return found

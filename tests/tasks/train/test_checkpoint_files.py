@@ -19,7 +19,9 @@ from trainwright.tasks.errors import BadInput, CorruptArtefact, RunHeld, Trainin
 from trainwright.tasks.folder_store import FolderStore
 from trainwright.tasks.job import CheckpointPolicy, Job
 from trainwright.tasks.objects import ObjectInfo, ObjectStore, open_store, sha256
-from trainwright.tasks.train import checkpoint, fence, tensors
+from trainwright.tasks.train import checkpoint, fence, metrics, tensors
+from trainwright.tasks.train.checkpoint_writer import CheckpointWriter, PendingCheckpoint
+from trainwright.tasks.train.confirmations import FAILED
 from trainwright.tasks.train.shards import merged
 from trainwright.tasks.train.spill import Spill, recover
 
@@ -67,6 +69,47 @@ def write(right: fence.Fence, step: int, content: bytes = b"weights", **fields: 
     state.sha256, state.size_bytes = {"model.safetensors": sha256(content)}, {"model.safetensors": len(content)}
     checkpoint.write_state(right, state, CheckpointPolicy(keep_last=3))
     return state
+
+
+def test_every_store_takes_a_view_of_memory(store: ObjectStore) -> None:
+    content, right = bytearray(b"weights" * 99_999), fence.claim(store, None)
+    right.put("checkpoints/step-00000001/model.safetensors", memoryview(content))
+    store.put("put", memoryview(content))
+    version = store.get_versioned("put")[1]
+    content[:7] = b"anothe "
+    assert store.swap("put", memoryview(content), version)
+    assert store.get("put") == content != store.get("checkpoints/step-00000001/model.safetensors")
+
+
+class Told:
+    """A channel whose launcher agrees to everything."""
+
+    def __init__(self) -> None:
+        self.parts: list[dict[str, object]] = []
+
+    def ask(self, about: str, **_: object) -> dict[str, object]:
+        return {"failed": None, "files": {}, "stored": True}
+
+    def send(self, kind: str, **fields: object) -> None:
+        if kind == "part":
+            self.parts.append(fields)
+
+
+def test_rows_that_no_disk_took_are_forgotten_with_the_steps_that_are_done_again(tmp_path: Path) -> None:
+    for name in ("run", "work"):
+        (tmp_path / name).touch()
+    rows, told = metrics.Rows(FolderStore(tmp_path / "run"), "steps-rank1"), Told()
+    writer = CheckpointWriter(
+        1, fence.Fence(FolderStore(tmp_path / "run"), ""), Spill(tmp_path / "work", 1), told, CheckpointPolicy()
+    )
+    for step in (5, 9):
+        rows.add(step=step - 1)
+        copies = tensors.HostCopy(tmp_path / "place")
+        files = copies.take({"model.safetensors": {"w": torch.ones(1)}})
+        state = checkpoint.State(step=step, epoch=0, split=[1, 1], members=[0, 1])
+        writer.write(PendingCheckpoint(state, files, copies, rows.take(), False, 1, False), lambda: None)
+        assert told.parts[-1]["where"] == FAILED
+        writer.forget_from(0)
 
 
 @given(MADE)

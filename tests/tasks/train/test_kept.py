@@ -19,126 +19,224 @@ import torch
 from training_case import NO_SPARE, assert_every_sample_once, once, ranks, request
 
 from trainwright.tasks import progress
+from trainwright.tasks.errors import RunHeld, ServiceUnreachable
 from trainwright.tasks.folder_store import FolderStore
 from trainwright.tasks.job import CheckpointPolicy
+from trainwright.tasks.objects import Content, ObjectStore, sha256
 from trainwright.tasks.train import checkpoint, kept, train
-from trainwright.tasks.train.checkpoint_writer import PendingCheckpoint
-from trainwright.tasks.train.fence import claim
-from trainwright.tasks.train.spill import recover
+from trainwright.tasks.train.fence import Fence, claim
 from trainwright.tasks.train.tensors import HostCopy
 
 SLOW = [{"type": "emulated", "speed": 1.0}, {"type": "emulated", "speed": 0.5}]
 """Devices on which a step of 40 and 20 samples takes 40 ms."""
 EVERY = 5
+POLICY = CheckpointPolicy()
+Run = tuple[FolderStore, Path, str]
 CHECKPOINTS = {"every_steps": EVERY, "keep_best": False}
 
 
-def keep(work: Path, rank: int, step: int, owner: str, *, generation: int = 1, shards: bool = False) -> Path:
+def keep(
+    work: Path, claim: str, rank: int, step: int, *, place: int = 0, generation: int = 1, shards: bool = False
+) -> Path:
     """What one of two ranks has kept of a checkpoint: its shard, or the first all of it. Returns where."""
-    place = kept.places(work, rank)[0]
-    copies, tensor = HostCopy(place), torch.full((2,), float(step))
+    where = work / kept.FOLDER / claim / f"rank-{rank}" / str(place)
+    copies, tensor = HostCopy(where), torch.full((2,), float(step))
     whole = {"model.safetensors": {"w0": tensor, "w1": tensor}} if rank == 0 else {}
-    files = copies.take({f"model-0000{rank + 1}-of-00002.safetensors": {f"w{rank}": tensor}} if shards else whole)
-    state = checkpoint.State(step=step, epoch=0, split=[1, 1], members=[0, 1], owner=owner)
-    rows = {f"metrics/steps-rank{rank}-00000000.parquet": [{"step": 0, "rank": rank}]}
-    job = PendingCheckpoint(state, files, copies, [], False, generation, rank == 0)
-    kept.mark(place, rank, job, rows)
+    taken = copies.take({f"model-0000{rank + 1}-of-00002.safetensors": {f"w{rank}": tensor}} if shards else whole)
     assert copies.lasts
-    return place
+    files = {name: {"sha256": sha256(data), "size_bytes": len(data)} for name, data in taken.items()}
+    before = {"model-00001-of-00003.safetensors": "0" * 64}  # of the checkpoint that the launch went on from
+    state = checkpoint.State(step=step, epoch=0, split=[1, 1], members=[0, 1], owner=claim, sha256=before)
+    rows = {f"metrics/steps-rank{rank}-00000000.parquet": [{"step": 0, "rank": rank}]}
+    kept.mark(where, rank, generation, state, files, rows)
+    return where
+
+
+def keep_both(work: Path, claim: str, step: int, **more: Any) -> list[Path]:
+    return [keep(work, claim, rank, step, **more) for rank in (0, 1)]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> tuple[FolderStore, Path, str]:
+    """A run's store, a work folder, and the claim of the launch that may add checkpoints."""
+    store = FolderStore(tmp_path / "run")
+    return store, tmp_path / "work", claim(store, None).owner
+
+
+def newest(store: ObjectStore, folder: Path) -> tuple[int, dict[str, list[float]]] | None:
+    """The step and the tensors that a start goes on from."""
+    state = checkpoint.fetch_latest(store, folder / "resume")
+    if state is None:
+        return None
+    return state.step, {name: one.tolist() for name, one in checkpoint.read_local(folder / "resume")[1].items()}
 
 
 @pytest.mark.parametrize("shards", [False, True])
-def test_what_all_ranks_have_kept_is_a_checkpoint_of_the_store(tmp_path: Path, shards: bool) -> None:
-    store, work = FolderStore(tmp_path / "run"), tmp_path / "work"
-    owner = claim(store, None).owner
-    for rank in (0, 1):
-        keep(work, rank, 7, owner, shards=shards)
-    assert kept.into_spill(work, newer_than=5) == 7
-    assert recover(store, work, CheckpointPolicy()) == [7]
-    state = checkpoint.fetch_latest(store, tmp_path / "here")
-    assert state is not None
-    assert {name: one.tolist() for name, one in checkpoint.read_local(tmp_path / "here")[1].items()} == {
-        "w0": [7, 7], "w1": [7, 7],
-    }  # fmt: skip
+def test_what_all_ranks_have_kept_is_a_checkpoint_of_the_store(run: Run, tmp_path: Path, shards: bool) -> None:
+    store, work, owner = run
+    keep_both(work, owner, 7, shards=shards)
+    assert kept.bring(store, work, POLICY) == 7
+    assert newest(store, tmp_path) == (7, {"w0": [7, 7], "w1": [7, 7]})
     assert {item.key for item in store.list("metrics/")} == {
         f"metrics/steps-rank{rank}-00000000.parquet" for rank in (0, 1)
     }
     assert not list(work.iterdir())
 
 
+def test_of_two_that_are_whole_the_newer_counts_and_the_older_where_the_newer_is_damaged(
+    run: Run, tmp_path: Path
+) -> None:
+    store, work, owner = run
+    keep_both(work, owner, 5, place=0)
+    place = keep_both(work, owner, 7, place=1)[0]
+    data = (place / "model.safetensors").read_bytes()
+    (place / "model.safetensors").write_bytes(
+        data[:-1] + b"x"
+    )  # as one that was copied anew, or cut short with the power
+    assert kept.bring(store, work, POLICY) == 5
+    assert newest(store, tmp_path) == (5, {"w0": [5, 5], "w1": [5, 5]})
+    assert checkpoint.fetch_latest(store, tmp_path / "again") is not None
+
+
 def lose_one(work: Path, owner: str) -> None:
-    keep(work, 0, 7, owner)
+    keep(work, owner, 0, 7)
 
 
 def unlike_worlds(work: Path, owner: str) -> None:
-    keep(work, 0, 7, owner)
-    keep(work, 1, 7, owner, generation=2)
+    keep(work, owner, 0, 7)
+    keep(work, owner, 1, 7, generation=2)
 
 
 def unmarked(work: Path, owner: str) -> None:
-    keep(work, 0, 7, owner)
-    kept.unmark(keep(work, 1, 7, owner))
+    kept.unmark(keep_both(work, owner, 7)[1])
 
 
-def of_another_start(work: Path, owner: str) -> None:
-    for rank in (0, 1):
-        path = keep(work, rank, 7, owner) / kept.MARK
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"boot": "another"}))
+def lost_file(work: Path, owner: str) -> None:
+    (keep_both(work, owner, 7)[0] / "model.safetensors").unlink()
 
 
 def cut_short(work: Path, owner: str) -> None:
-    keep(work, 0, 7, owner)
-    path = keep(work, 1, 7, owner) / kept.MARK
+    path = keep_both(work, owner, 7)[1] / kept.MARK
     path.write_text(path.read_text()[:50])
 
 
 def of_other_software(work: Path, owner: str) -> None:
-    keep(work, 0, 7, owner)
-    path = keep(work, 1, 7, owner) / kept.MARK
+    path = keep_both(work, owner, 7)[1] / kept.MARK
     path.write_text(json.dumps(json.loads(path.read_text()) | {"more": 1}))
 
 
+def strangely_named(work: Path, owner: str) -> None:
+    path = keep_both(work, owner, 7)[1] / kept.MARK
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"files": {"../../x": {"sha256": "", "size_bytes": 0}}}))
+
+
 def of_no_newer_step(work: Path, owner: str) -> None:
-    for rank in (0, 1):
-        keep(work, rank, 5, owner)
+    keep_both(work, owner, 5)
+
+
+def of_another_launch(work: Path, owner: str) -> None:
+    keep_both(work, "another", 9)
 
 
 @pytest.mark.parametrize(
-    "leave", [lose_one, unlike_worlds, unmarked, of_another_start, cut_short, of_other_software, of_no_newer_step]
-)
-def test_what_is_no_whole_checkpoint_is_passed_over_and_removed(
-    tmp_path: Path, leave: Callable[[Path, str], None]
+    "leave",
+    [
+        lose_one, unlike_worlds, unmarked, lost_file, cut_short, of_other_software, strangely_named, of_no_newer_step,
+        of_another_launch,
+    ],
+)  # fmt: skip
+def test_what_is_no_newer_whole_checkpoint_of_this_launch_is_passed_over_and_removed(
+    run: Run, tmp_path: Path, leave: Callable[[Path, str], None]
 ) -> None:
-    work = tmp_path / "work"
-    leave(work, "me")
-    assert kept.into_spill(work, newer_than=5) is None
+    store, work, owner = run
+    state = checkpoint.State(step=5, epoch=0, split=[1, 1])
+    checkpoint.write_state(Fence(store, owner), state, POLICY)
+    leave(work, owner)
+    assert kept.bring(store, work, POLICY) is None
+    assert [one.step for one in checkpoint.list_states(store)] == [5]
     assert not list(work.iterdir())
 
 
-def test_what_another_launch_has_overtaken_stays_out(tmp_path: Path) -> None:
-    store, work = FolderStore(tmp_path / "run"), tmp_path / "work"
-    owner = claim(store, None).owner
-    for rank in (0, 1):
-        keep(work, rank, 7, owner)
-    claim(store, None)
-    kept.into_spill(work, newer_than=0)
-    assert recover(store, work, CheckpointPolicy()) == []
-    assert checkpoint.fetch_latest(store, tmp_path / "here") is None
+class Failing(FolderStore):
+    """Takes so many changes, and then is away."""
+
+    def __init__(self, root: Path, changes: int) -> None:
+        super().__init__(root)
+        self.left = changes
+
+    def _part(self, key: str, data: Content) -> Path:
+        if self.left == 0:
+            raise ServiceUnreachable("away", service="store")
+        self.left -= 1
+        return super()._part(key, data)
 
 
-def test_a_copy_that_the_disk_does_not_take_is_made_in_memory_alone(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
+def test_a_start_that_ends_at_any_moment_leaves_the_next_one_able_to_go_on(tmp_path: Path) -> None:
+    changes = 0
+    while True:
+        folder = tmp_path / str(changes)
+        store, work = FolderStore(folder / "run"), folder / "work"
+        keep_both(work, claim(store, None).owner, 7, shards=True)
+        try:
+            kept.bring(Failing(store.root, changes), work, POLICY)
+            break
+        except ServiceUnreachable:
+            assert kept.bring(store, work, POLICY) == 7
+            assert newest(store, folder) == (7, {"w0": [7, 7], "w1": [7, 7]})
+            changes += 1
+    assert changes >= 6  # two files, two of rows, the state, the index
+
+
+def test_a_launch_that_another_takes_over_from_meanwhile_brings_nothing(run: Run, tmp_path: Path) -> None:
+    store, work, owner = run
+    keep_both(work, owner, 7)
+
+    class TakenOver(FolderStore):
+        def create(self, key: str, data: Content) -> bool:
+            if key.endswith("model.safetensors"):
+                claim(store, None)
+            return super().create(key, data)
+
+    with pytest.raises(RunHeld):
+        kept.bring(TakenOver(store.root), work, POLICY)
+    assert newest(store, tmp_path) is None
+
+
+def test_a_launch_forgets_its_own_alone(tmp_path: Path) -> None:
+    for owner in ("mine", "theirs"):
+        keep_both(tmp_path, owner, 7)
+    kept.forget(tmp_path, "mine")
+    assert [path.name for path in (tmp_path / kept.FOLDER).iterdir()] == ["theirs"]
+    kept.forget(tmp_path, "theirs")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("why", ["in the way", "full", "not mappable"])
+def test_a_copy_that_the_disk_does_not_take_is_made_in_memory_until_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    tensors = {"model": {"w": torch.ones(2)}, "optimizer": {"w": torch.ones(3)}}
     copies = HostCopy(tmp_path / "file" / "0")
-    assert copies.take({"model": {"w": torch.ones(2)}})["model"].nbytes > 8
-    assert not copies.lasts
+    with monkeypatch.context() as there:
+        if why == "in the way":
+            (tmp_path / "file").touch()
+        elif why == "full":
+            there.setattr("trainwright.tasks.train.tensors.LEFT_FREE_BYTES", 1 << 62)
+        else:
+            there.setattr(torch, "from_file", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("unable to mmap")))
+        assert copies.take(tensors)["model"].nbytes > 8
+        assert not copies.lasts
+        assert not (tmp_path / "file" / "0").exists() or not list((tmp_path / "file" / "0").iterdir())
+    if why == "in the way":
+        (tmp_path / "file").unlink()
+    copies.take(tensors)
+    assert copies.lasts
 
 
 def test_a_mark_that_the_disk_does_not_take_is_none(tmp_path: Path) -> None:
-    copies, state = HostCopy(tmp_path / "0"), checkpoint.State(step=1, epoch=0, split=[1])
-    files = copies.take({"model": {"w": torch.ones(2)}})
-    (tmp_path / "0" / f"{kept.MARK}.part").symlink_to("/proc/no/such/file")
-    kept.mark(tmp_path / "0", 0, PendingCheckpoint(state, files, copies, [], False, 1, True), {})
-    assert [path.name for path in (tmp_path / "0").iterdir()] == ["model"]
+    (tmp_path / f"{kept.MARK}.part").mkdir()
+    kept.mark(tmp_path, 0, 1, checkpoint.State(step=1, epoch=0, split=[1]), {}, {})
+    assert not (tmp_path / kept.MARK).exists()
 
 
 def test_files_of_tensors_that_are_no_longer_copied_go(tmp_path: Path) -> None:
@@ -168,15 +266,15 @@ def stored(run: Path) -> int:
 
 
 def killed_with_a_checkpoint_on_its_way(run: Path, step: Callable[[], int], kill: Callable[[], object]) -> int:
-    """Kill when two intervals have gone by since the newest checkpoint that counts; the step of the newest that was begun."""
+    """Kill when the checkpoint after the newest one that counts is on its way, and the next about to begin; the former's step."""
     while stored(run) < 2 * EVERY:
         time.sleep(0.01)
     with held_back(run):
         began = stored(run)
-        while (reached := step()) < began + 2 * EVERY + 2:
+        while step() < began + 2 * EVERY - 1:
             time.sleep(0.01)
         kill()
-    return (reached - 1) // EVERY * EVERY  # a step is told of before its checkpoint is begun
+    return began + EVERY
 
 
 def test_a_launcher_that_is_killed_costs_no_more_than_an_interval(tmp_path: Path) -> None:
