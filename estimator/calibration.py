@@ -72,6 +72,7 @@ class About(_Value):
     unknown: tuple[str, ...] = Field(description="the other kinds, dearest first")
     low_factor: float = Field(description="the 90 % interval's ends over the median")
     high_factor: float
+    steps_factor: float = Field(description="`high_factor`, were its operations' costs known exactly")
     shares: dict[str, float] = Field(description="of its operations' time, by family of cost; they sum to one")
 
 
@@ -136,6 +137,7 @@ class Calibration(_Value):
             unknown=tuple(kind for kind, _ in unknown.most_common()),
             low_factor=1 / half,
             high_factor=half,
+            steps_factor=math.exp(self.interval_quantile * self.step_deviation),
             shares={family: seconds / total for family, seconds in by_family.items()} if total > 0 else {},
         )
 

@@ -144,7 +144,8 @@ def estimate_step(curve: DeviceCurve, batch_size: int) -> dict[str, Any]:
     """Time, memory and energy of one step, as `trainwright estimate --json` prints them.
 
     `peak_memory_bytes` is the model's: `expected` of tensors alive at once, `safe` of resident memory above what the process held
-    before. `process_bytes` is what a rank takes besides.
+    before. `process_bytes` is what a rank takes besides, `device_memory_bytes` that and `safe`; `memory_limit_bytes` is what the
+    device type has, None where that is the machine's.
     """
     time = curve.step_time(batch_size)
     power = power_of(curve)
@@ -162,6 +163,8 @@ def estimate_step(curve: DeviceCurve, batch_size: int) -> dict[str, Any]:
             "safe": curve.safe_memory_bytes(batch_size),
         },
         "process_bytes": curve.process_bytes,
+        "device_memory_bytes": curve.device_memory_bytes(batch_size),
+        "memory_limit_bytes": curve.memory_limit_bytes,
         "energy_j": energy,
         "energy_source": curve.energy_source if energy is not None else None,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,12 @@ from trainwright.estimator.errors import BadInput
 from trainwright.estimator.machine import MOST_DRIFT
 from trainwright.estimator.named_file import read_named
 from trainwright.tasks.commands.options import Debug, Json, print_json, print_model
+
+if TYPE_CHECKING:
+    from trainwright.estimator.calibration import Calibration
+    from trainwright.estimator.structure import Structure
+
+_MORE = 1.25  # times the width that steps have: what operations add is worth a word
 
 
 def extract(
@@ -183,8 +189,39 @@ def estimate(
         ("mode", f"{document['mode']}, coverage {100 * document['coverage']:.0f} %"),
         *([("corrected by", f"{document['learned_from']} finished run(s)")] if store is not None else []),
         ("step time", screen.interval(document["step_time_s"], screen.seconds)),
+        *(_doubts(measured, structure, document) if measured is not None else []),
         ("peak memory", f"{screen.size(memory['expected'])}  (safe: {screen.size(memory['safe'])})"),
+        *_too_large(document),
         ("energy of a step", screen.interval(document["energy_j"], lambda value: screen.amount(value, "J"))),
         ("power known from", str(document["energy_source"])),
     ]
     screen.facts(f"{model} at batch {batch_size}: median (90 % interval)", facts)
+
+
+def _doubts(measured: Calibration, structure: Structure, document: dict[str, Any]) -> list[tuple[str, str]]:
+    """Where the interval of the step time comes from, and what speaks against the calibration."""
+    lines = []
+    if not document["learned_from"]:  # else finished runs made it what it is
+        about = measured.about(structure, document["batch_size"])
+        words = f"steps differ by {100 * (about.steps_factor - 1):.0f} % from what their operations come to"
+        if about.high_factor - 1 > _MORE * (about.steps_factor - 1):
+            words += f", with operations unlike the measured ones {100 * (about.high_factor - 1):.0f} %"
+        lines.append(("its interval", words))
+    if measured.sentinel_drift > MOST_DRIFT:
+        allowed = f"more than the {100 * MOST_DRIFT:.0f} % that can be corrected for; calibrate again"
+        lines.append(("drift of the machine", f"{100 * measured.sentinel_drift:.0f} % during calibration: {allowed}"))
+    return lines
+
+
+def _too_large(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """That a rank with this step may need more memory than the device has; of a CPU, than this machine has."""
+    from trainwright.estimator.devices import HOST_MEMORY_TYPES
+    from trainwright.infra.memory import usable_memory_bytes
+    from trainwright.tasks import screen
+
+    needed, has, what = document["device_memory_bytes"], document["memory_limit_bytes"], document["device_type"]
+    if has is None and what in HOST_MEMORY_TYPES:
+        has, what = usable_memory_bytes(), "this machine"
+    if has is None or needed <= has:
+        return []
+    return [("does not fit", f"up to {screen.size(needed)} with the process itself; {what} has {screen.size(has)}")]
