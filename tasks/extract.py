@@ -71,10 +71,8 @@ def extract(
                     stderr=output, timeout=timeout_s, check=False,
                 )  # fmt: skip
             except subprocess.TimeoutExpired:
-                raise BadInput(
-                    f"model: {entry} was not traced within {timeout_s:g} s; does it end? "
-                    "TRAINWRIGHT_EXTRACT_TIMEOUT_S allows more"
-                ) from None
+                left = kill_all_with(_MARK, mark)
+                raise BadInput(_late(entry, timeout_s, left, log, memory_limit_bytes)) from None
             finally:
                 kill_all_with(_MARK, mark)  # what the model's code started and left behind
         if done.returncode != 0 or not result.exists():
@@ -89,8 +87,7 @@ def extract(
 
 
 def _how_it_ended(code: int, log: Path, memory_limit_bytes: int) -> str:
-    words = log.read_text(errors="replace").strip().splitlines()
-    last = words[-1][:300] if words else ""
+    last = _last_line(log)
     if _of_memory(last):
         return f"took too much memory: {last}; {_memory_allowed(memory_limit_bytes)}"
     if code == -signal.SIGKILL:
@@ -100,6 +97,20 @@ def _how_it_ended(code: int, log: Path, memory_limit_bytes: int) -> str:
     if code == 0:
         return f"ended the process without an answer {last}".rstrip()
     return f"ended the process with {code}: {last}" if last else f"ended the process with {code}"
+
+
+def _late(entry: str, timeout_s: float, left: int, log: Path, memory_limit_bytes: int) -> str:
+    """`left` is how many processes that the model's code had started still ran."""
+    if _of_memory(last := _last_line(log)):
+        allowed = _memory_allowed(memory_limit_bytes)
+        return f"model: tracing {entry} took too much memory, and did not end within {timeout_s:g} s: {last}; {allowed}"
+    cause = f"it had started {left} process(es) that still ran: does it wait for them?" if left else "does it end?"
+    return f"model: {entry} was not traced within {timeout_s:g} s; {cause} TRAINWRIGHT_EXTRACT_TIMEOUT_S allows more"
+
+
+def _last_line(log: Path) -> str:
+    words = log.read_text(errors="replace").strip().splitlines()
+    return words[-1][:300] if words else ""
 
 
 def _of_memory(words: str) -> bool:

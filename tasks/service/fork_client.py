@@ -96,10 +96,14 @@ class ForkClient:
             return answer[1:]
         how = json.loads(answer[1:])
         last = how["last"]
-        if how["ended"] == "late" or how["code"] == -24:  # SIGXCPU
-            raise BadInput(f"{what} did not end within {how['limit_s']:g} s")
+        late = how["ended"] == "late" or how["code"] == -24  # SIGXCPU
+        and_late = f" and did not end within {how['limit_s']:g} s" if late else ""
         if "alloc" in last or "MemoryError" in last:
-            raise BadInput(f"{what} took more than the {self._memory / 2**30:g} GiB allowed: {last}")
+            raise BadInput(f"{what} took more than the {self._memory / 2**30:g} GiB allowed{and_late}: {last}")
+        if "Resource temporarily unavailable" in last:  # of fork, where RLIMIT_NPROC is reached
+            raise BadInput(f"{what} started more processes than are allowed{and_late}: {last}")
+        if late:
+            raise BadInput(f"{what} did not end within {how['limit_s']:g} s")
         raise BadInput(f"{what} ended its process ({how['code']}) without an answer {last}".rstrip())
 
     def _environment(self) -> dict[str, str]:

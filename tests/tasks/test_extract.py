@@ -147,11 +147,30 @@ def test_without_data_a_source_needs_an_example_batch(tmp_path: Path) -> None:
 def test_a_model_that_never_ends_is_stopped_and_no_process_stays(tmp_path: Path) -> None:
     code = "import time\ndef build_model():\n    time.sleep(3600)"
     before = set(psutil.Process().children(recursive=True))
-    assert "not traced within 4 s" in _refusal(tmp_path, code, timeout_s=4)
+    assert "not traced within 4 s; does it end?" in _refusal(tmp_path, code, timeout_s=4)
     deadline = time.monotonic() + 5
     while set(psutil.Process().children(recursive=True)) - before and time.monotonic() < deadline:
         time.sleep(0.05)
     assert set(psutil.Process().children(recursive=True)) <= before
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (
+            "import os, time\ndef build_model():\n    if os.fork() == 0: time.sleep(3600)\n    os.wait()",
+            "not traced within 6 s; it had started 1 process(es) that still ran",
+        ),
+        (
+            "import sys, time\ndef build_model():\n    try: bytearray(2**60)\n"
+            "    except MemoryError as error: print(repr(error), file=sys.stderr, flush=True)\n    time.sleep(3600)",
+            "took too much memory, and did not end within 6 s: MemoryError(); allowed: ",
+        ),
+    ],
+    ids=["waits for a process", "goes on without memory"],
+)
+def test_why_a_model_does_not_end_is_told_where_it_is_known(code: str, says: str, tmp_path: Path) -> None:
+    assert says in _refusal(tmp_path, code, timeout_s=6)
 
 
 def test_a_model_that_takes_too_much_memory_is_stopped(tmp_path: Path) -> None:
