@@ -142,8 +142,8 @@ def report(seen: Sequence[Seen]) -> str:
     return table(rows)
 
 
-def compare(count: int, seed: int, most: float, which: str = "zoo") -> list[Seen]:
-    """Measure this many cases, printing each."""
+def compare(count: int, seed: int, most: float, which: str = "zoo", out: Path | None = None) -> list[Seen]:
+    """Measure this many cases, printing each, and adding it to a file, so that a session that is cut short keeps what it has."""
     seen: list[Seen] = []
     processes = Processes()
     for number in itertools.count():
@@ -167,6 +167,9 @@ def compare(count: int, seed: int, most: float, which: str = "zoo") -> list[Seen
             sorted({one.kind for one in structure.trace}),
         )  # fmt: skip
         seen.append(one)
+        if out is not None:
+            with out.open("a") as file:
+                file.write(f"{json.dumps(asdict(one))}\n")
         mib = f"{one.expected_bytes / 2**20:8.1f} {one.safe_bytes / 2**20:8.1f} {one.high_bytes / 2**20:8.1f} MiB"
         print(f"{one.label:64} {mib}  {percent(one.headroom, signed=True)}", flush=True)
     processes.close()
@@ -189,10 +192,7 @@ def main() -> None:
     else:
         print("case, expected, safe, measured")
         which = "networks" if given.networks else "zoo"
-        seen = compare(given.networks or given.cases, given.seed, given.most, which)
-        if given.out:
-            with given.out.open("a") as file:
-                file.writelines(f"{json.dumps(asdict(one))}\n" for one in seen)
+        seen = compare(given.networks or given.cases, given.seed, given.most, which, given.out)
     print("\n" + report(seen))
     if given.fit:
         deep = [one for one in seen if one.held_bytes and one.blocks >= _LEAST_BLOCKS]
