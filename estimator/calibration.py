@@ -90,7 +90,9 @@ class Calibration(_Value):
     measurements: int
     duration_s: float
     speed: Speed = Field(description="the machine's median speed in the session, at which all times are told")
-    sentinel_drift: float = Field(description="spread of the sentinel's time over the session: (p90 - p10) / median")
+    sentinel_drift: float = Field(
+        description="spread of a sentinel kernel's time over the session, the most: (p90 - p10) / median"
+    )
     families: dict[str, FamilyCost] = Field(min_length=1)
     kinds: tuple[str, ...] = Field(description="the operations that were seen")
     correction: StepCorrection
@@ -203,7 +205,7 @@ def parse(data: bytes, where: str, torch_version: str | None = None) -> Calibrat
             )
         found = Calibration.model_validate(document)
     except ValidationError as error:
-        field = ".".join(map(str, error.errors()[0]["loc"]))
+        field = ".".join(map(str, error.errors()[0]["loc"])) or "a part"
         raise BadInput(
             f"calibration: {where}: is not a calibration: {field} is missing, or not what it should be; calibrate again"
         ) from None

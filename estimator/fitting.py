@@ -53,12 +53,12 @@ class StepSample(BaseModel):
 
 
 def drift(samples: Sequence[StepSample]) -> float:
-    """How far the machine's speed spread while they were measured: (p90 - p10) / median of the sentinel's time."""
-
-    unit = Speed.median([one.speed for one in samples])
-    slower = [one.speed.slower(unit, one.seconds, 0.0, 0.0) for one in samples]
-    low, high = quantile(slower, 0.1), quantile(slower, 0.9)
-    return float(high - low)
+    """How far the machine's speed spread while they were measured: (p90 - p10) / median of a sentinel kernel's time, the most."""
+    spreads = []
+    for name in Speed.model_fields:
+        seen = [float(getattr(one.speed, name)) for one in samples]
+        spreads.append((quantile(seen, 0.9) - quantile(seen, 0.1)) / quantile(seen, 0.5))
+    return max(spreads)
 
 
 def refuse_busy(found: float, most_drift: float) -> None:

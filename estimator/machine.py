@@ -8,9 +8,9 @@ import platform
 from pathlib import Path
 
 MOST_DRIFT = 3.0
-"""How far a machine's speed may spread while it is calibrated: of the sentinel's time, (p90 - p10) / median.
+"""How far a machine's speed may spread while it is calibrated: of a sentinel kernel's time, (p90 - p10) / median, the most.
 
-Neighbours on a shared machine make 0.3 to 1.5, which is corrected for.
+Neighbours on a shared machine make 0.1 to 1.5, which is corrected for.
 """
 
 

@@ -3,7 +3,8 @@
 Some of the sizes that an operation's time depends on only the step as a whole tells (`InStep`). Small operations are the quicker
 the oftener it calls their kind: `calls`. They find their tensors in a cache the rather, the less all of it moves: `step_bytes`.
 The root that Adam draws of a table's second moments takes many times as long for a zero as for another value (MKL's vector
-mathematics), and zero they are in all rows that no sample has looked up: `zeros`.
+mathematics): `zeros`. Zero they are in the rows that no sample has looked up: told of a training's first steps, as those that are
+measured are; where each step looks up other rows, later ones become quicker.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from trainwright.estimator.structure import Operation, Structure
 _LARGE = ("conv", "conv_backward", "matmul", "attention", "rnn")
 _MOVES_NOTHING = "view"
 _TABLE_GRADIENTS = ("aten.embedding_dense_backward", "aten._embedding_bag_backward")
-_ROOT = "aten.sqrt"
+_PRODUCTS, _SUM, _ROOT = ("aten.mm", "aten.addmm"), "aten.add", "aten.sqrt"
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,9 @@ class StepWork:
             groups = one.dims.get("groups")
             family = cost_family(one.family, {"groups": groups(structure.batch_size)} if groups else {})
             families.setdefault(family, []).append(one)
+        moved = [
+            sum(one.count * getattr(one.bytes, part) for one in structure.trace) for part in ("fixed", "per_sample")
+        ]
         self._families = {}
         for family, members in families.items():
             names = sorted({name for one in members for name in one.dims})
@@ -76,6 +80,8 @@ class StepWork:
             kinds = tuple(known_as(one) for one in members)
             if members[0].family not in _LARGE:
                 lines["calls"] = _Lines(np.array([float(calls[kind]) for kind in kinds]), 0.0)
+                if members[0].family != _MOVES_NOTHING:
+                    lines["step_bytes"] = _Lines(*(np.full(len(kinds), part) for part in moved))
             self._families[family] = (
                 kinds,
                 np.array([float(one.count) for one in members]),
@@ -83,15 +89,35 @@ class StepWork:
                 _lines([one.bytes for one in members]),
                 lines,
             )
+        tells = (*_TABLE_GRADIENTS, *_PRODUCTS, _SUM, _ROOT)
+        has_tables = any(one.kind in _TABLE_GRADIENTS for one in structure.trace)
+        self._of_tables = [one for one in structure.trace if one.kind in tells] if has_tables else []
 
     def __call__(self, batch_size: int) -> dict[str, Work]:
         """By family of cost."""
-        return _in_step({
+        work = {
             family: Work(
                 kinds, counts, flops(batch_size), moved(batch_size), {name: line(batch_size) for name, line in dims.items()}
             )
             for family, (kinds, counts, flops, moved, dims) in self._families.items()
-        })  # fmt: skip
+        }  # fmt: skip
+        zeros = zeros_of_tables(
+            (known_as(one), one.count, {name: line(batch_size) for name, line in one.dims.items()})
+            for one in self._of_tables
+        )
+        if not zeros:
+            return work
+        return {family: _with_zeros(one, zeros) if _ROOT in one.kinds else one for family, one in work.items()}
+
+
+def _with_zeros(work: Work, zeros: Mapping[int, float]) -> Work:
+    import numpy as np
+
+    given = work.dims["given"].tolist() if "given" in work.dims else [0.0] * len(work.kinds)
+    of_each = [
+        zeros.get(round(size), 0.0) if kind == _ROOT else 0.0 for kind, size in zip(work.kinds, given, strict=True)
+    ]
+    return replace(work, dims={**work.dims, "zeros": np.array(of_each)})
 
 
 def _lines(lines: Sequence[Affine | None]) -> _Lines:
@@ -120,7 +146,7 @@ class InStep:
         for kind, count, _, _ in rows:
             self._calls[kind] += count
         self._bytes = sum(count * moved for _, count, moved, _ in rows)
-        self._zeros = _zeros((kind, dims) for kind, _, _, dims in rows)
+        self._zeros = zeros_of_tables((kind, count, dims) for kind, count, _, dims in rows)
 
     def sizes(self, kind: str, family: str, dims: Mapping[str, float]) -> dict[str, float]:
         """All sizes that an operation's time depends on, from those of its own."""
@@ -129,42 +155,34 @@ class InStep:
         told = {"calls": float(self._calls[kind])}
         if family != _MOVES_NOTHING:
             told["step_bytes"] = self._bytes
-        if kind == _ROOT and dims.get("given") in self._zeros:
-            told["zeros"] = self._zeros[dims["given"]]
+        if kind == _ROOT and (zeros := self._zeros.get(round(dims.get("given", 0.0)))):
+            told["zeros"] = zeros
         return {**dims, **told}
 
 
-def _zeros(operations: Iterable[tuple[str, Mapping[str, float]]]) -> dict[float, float]:
-    """Of operations (kind, dims): how many values of a table no sample looks up, by the table's size.
+def zeros_of_tables(operations: Iterable[tuple[str, int, Mapping[str, float]]]) -> dict[int, float]:
+    """Of a step's operations (kind, count, dims): how many values of a table no sample looks up, by the table's size.
 
-    R rows of which a batch picks n, evenly drawn: R · exp(−n / R) are left.
+    R rows of which a step picks n, evenly drawn: R · exp(−n / R) are left. Not of a table in whose gradient something else has a
+    part, as a head that shares its parameters or a decay that is added to it: no value is zero then.
     """
-    found = {}
-    for kind, dims in operations:
-        if kind in _TABLE_GRADIENTS and dims.get("made") and dims.get("last"):
-            size, rows = dims["made"], dims["made"] / dims["last"]
-            found[size] = size * math.exp(-dims.get("picked", 0.0) / rows)
-    return found
-
-
-def _in_step(work: dict[str, Work]) -> dict[str, Work]:
-    """A step's work, with the sizes that all of it tells."""
-    import numpy as np
-
-    moved = sum(float(one.counts @ one.bytes) for one in work.values())
-    told = {
-        family: one if family.removeprefix("grouped ") in (*_LARGE, _MOVES_NOTHING)
-        else replace(one, dims={**one.dims, "step_bytes": np.full(len(one.kinds), moved)})
-        for family, one in work.items()
-    }  # fmt: skip
-    tables, roots = work.get("index"), told.get("elementwise")
-    if tables is None or roots is None or _ROOT not in roots.kinds or not set(_TABLE_GRADIENTS) & set(tables.kinds):
-        return told
-    sizes = [dict(zip(tables.dims, values, strict=True)) for values in zip(*tables.dims.values(), strict=True)]
-    zeros = _zeros(zip(tables.kinds, sizes, strict=True))
-    given = roots.dims["given"].tolist()
-    of_each = [zeros.get(size, 0.0) if kind == _ROOT else 0.0 for kind, size in zip(roots.kinds, given, strict=True)]
-    return told | {"elementwise": replace(roots, dims={**roots.dims, "zeros": np.array(of_each)})}
+    picked, rows, roots, dense = Counter[int](), dict[int, float](), Counter[int](), set[int]()
+    for kind, count, dims in operations:
+        if kind in _TABLE_GRADIENTS and dims.get("made", 0.0) > 0 and dims.get("last", 0.0) > 0:
+            size = round(dims["made"])
+            picked[size] += round(count * max(0.0, dims.get("picked", 0.0)))
+            rows[size] = dims["made"] / dims["last"]
+        elif kind == _ROOT:
+            roots[round(dims.get("given", 0.0))] += count
+        elif kind == _SUM:
+            dense.add(round(dims.get("made", 0.0)))
+        elif kind in _PRODUCTS:
+            dense.add(round(dims.get("rows", 0.0) * dims.get("columns", 0.0)))
+    return {
+        size: size * math.exp(-picked[size] / roots[size] / of)
+        for size, of in rows.items()
+        if roots[size] and size not in dense
+    }
 
 
 def by_family(rows: Sequence[tuple[str, str, int, float, float, Mapping[str, float]]]) -> dict[str, Work]:

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainwright.estimator.calibration import SCHEMA_VERSION, Calibration, load, parse, save
+from trainwright.estimator.calibration import Calibration, load, parse, save
 from trainwright.estimator.devices import DEVICE_TYPES, EMULATED
 from trainwright.estimator.energy import RAPL_ROOT
 from trainwright.estimator.loop_cost import LoopCost
@@ -255,7 +255,7 @@ def _with_loop(out: Path, calibration: Calibration) -> Calibration:
             raise TrainwrightError(f"calibrate: measuring training's loop ended with {done.returncode}: {last[:300]}")
         loop = LoopCost.model_validate_json(found.read_bytes())
     duration_s = calibration.duration_s + time.monotonic() - started
-    made = calibration.model_copy(update={"loop": loop, "duration_s": duration_s, "schema_version": SCHEMA_VERSION})
+    made = calibration.model_copy(update={"loop": loop, "duration_s": duration_s})
     _write(out, made)
     return made
 

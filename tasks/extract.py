@@ -80,7 +80,7 @@ def extract(
         answer = json.loads(result.read_text())
     if "error" in answer:
         error = from_document(answer["error"])
-        if _of_memory(str(error)):
+        if of_memory(str(error)):
             raise BadInput(f"{error}; {_memory_allowed(memory_limit_bytes)}")
         raise error
     return Structure.model_validate(answer)
@@ -88,7 +88,7 @@ def extract(
 
 def _how_it_ended(code: int, log: Path, memory_limit_bytes: int) -> str:
     last = _last_line(log)
-    if _of_memory(last):
+    if of_memory(last):
         return f"took too much memory: {last}; {_memory_allowed(memory_limit_bytes)}"
     if code == -signal.SIGKILL:
         return f"was killed, perhaps by the system for want of memory; {_memory_allowed(memory_limit_bytes)}"
@@ -101,7 +101,7 @@ def _how_it_ended(code: int, log: Path, memory_limit_bytes: int) -> str:
 
 def _late(entry: str, timeout_s: float, left: int, log: Path, memory_limit_bytes: int) -> str:
     """`left` is how many processes that the model's code had started still ran."""
-    if _of_memory(last := _last_line(log)):
+    if of_memory(last := _last_line(log)):
         allowed = _memory_allowed(memory_limit_bytes)
         return f"model: tracing {entry} took too much memory, and did not end within {timeout_s:g} s: {last}; {allowed}"
     cause = f"it had started {left} process(es) that still ran: does it wait for them?" if left else "does it end?"
@@ -113,7 +113,8 @@ def _last_line(log: Path) -> str:
     return words[-1][:300] if words else ""
 
 
-def _of_memory(words: str) -> bool:
+def of_memory(words: str) -> bool:
+    """Whether a process's last words are of memory that it did not get."""
     return any(one in words for one in ("MemoryError", "bad_alloc", "allocate memory", "memory allocation"))
 
 

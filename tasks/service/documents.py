@@ -31,6 +31,8 @@ class StepEstimate(BaseModel):
     step_time_s: Interval
     peak_memory_bytes: Memory
     process_bytes: float | None
+    device_memory_bytes: float
+    memory_limit_bytes: float | None
     energy_j: Interval | None
     energy_source: Literal["measured", "datasheet"] | None
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from trainwright.infra.process import dying_with_parent
 from trainwright.tasks.errors import BadInput, TrainwrightError
+from trainwright.tasks.extract import of_memory
 from trainwright.tasks.settings import SERVICE_SECRETS, environment
 
 _PASSED_TO_MODELS = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR", "VIRTUAL_ENV")
@@ -98,7 +99,7 @@ class ForkClient:
         last = how["last"]
         late = how["ended"] == "late" or how["code"] == -24  # SIGXCPU
         and_late = f" and did not end within {how['limit_s']:g} s" if late else ""
-        if "alloc" in last or "MemoryError" in last:
+        if of_memory(last):
             raise BadInput(f"{what} took more than the {self._memory / 2**30:g} GiB allowed{and_late}: {last}")
         if "Resource temporarily unavailable" in last:  # of fork, where RLIMIT_NPROC is reached
             raise BadInput(f"{what} started more processes than are allowed{and_late}: {last}")

@@ -111,12 +111,12 @@ def test_the_same_samples_give_the_same_fit_and_many_alike_ones_count_as_one() -
 
 
 def test_of_a_rare_kind_all_is_kept_where_a_frequent_one_is_thinned() -> None:
-    frequent = [_sample("aten.fast", 1.6**number, 1.0, 8.0, float(TRUTH(1.6**number, 1.0))) for number in range(40)]
+    rare = [_sample("aten.fast", 1.6**number, 1.0, 8.0, float(TRUTH(1.6**number, 1.0))) for number in range(40)]
     draw = random.Random(2)
-    many = [
+    frequent = [
         _sample("aten.slow", 10 ** draw.uniform(2, 12), 10 ** draw.uniform(2, 12), 8.0, draw.uniform(1e-6, 1e-3))
         for _ in range(2000)
     ]
-    kinds = fit_family([*many, *frequent]).kinds
-    assert kinds.count("aten.fast") == len(frequent)
+    kinds = fit_family([*frequent, *rare]).kinds
+    assert kinds.count("aten.fast") == len(rare)
     assert 400 < kinds.count("aten.slow") < 800

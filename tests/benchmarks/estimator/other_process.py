@@ -1,6 +1,7 @@
 """Another process with the same cases: what their steps take there, while this one waits.
 
-Where a step's memory comes to lie differs from one process to the next, and its time with it: no prediction can know that.
+Where a step's memory comes to lie differs from one process to the next, and its time with it: no prediction can know that. The
+process is fresh, where the benchmark's own has traced and predicted: what the two differ by holds that too.
 """
 
 from __future__ import annotations
@@ -14,43 +15,52 @@ import device
 import torch
 from step_time_report import HELD_OUT, IN_FAMILY
 from timing import time_steps
-from zoo import Case, cases
+from zoo import LIKE_CALIBRATED, Case, cases
 
 
 def drawn(seed: int, held_out: int, in_family: int) -> list[tuple[str, Case]]:
     """Cases with their group, the same for the same arguments."""
-    made = [(HELD_OUT, one) for one in cases(seed, held_out)]
+    made = [(IN_FAMILY if one.family in LIKE_CALIBRATED else HELD_OUT, one) for one in cases(seed, held_out)]
     return made + [(IN_FAMILY, one) for one in device.in_family_cases(in_family, seed)]
 
 
 class OtherProcess:
-    """Steps of the cases of `drawn`, in a process of their own; to be closed."""
+    """Steps of the cases of `drawn`, in a process of their own, as a context; they are ready when it begins."""
 
     def __init__(self, threads: int, seed: int, held_out: int, in_family: int) -> None:
         words = [sys.executable, __file__, *map(str, (threads, seed, held_out, in_family))]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def __call__(self, number: int) -> tuple[float, float]:
-        """Wall-clock and CPU seconds of the step of the case of this number, as `timing.time_steps` finds them."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{number}\n")
-        self._process.stdin.flush()
-        wall_s, cpu_s = json.loads(self._process.stdout.readline())
-        return wall_s, cpu_s
+    def __enter__(self) -> OtherProcess:
+        self._answer()
+        return self
 
-    def close(self) -> None:
-        """End the process."""
+    def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
+    def __call__(self, number: int) -> tuple[float, float]:
+        """Wall-clock and CPU seconds of the step of the case of this number, as `timing.time_steps` finds them."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{number}\n")
+        self._process.stdin.flush()
+        wall_s, cpu_s = self._answer()
+        return wall_s, cpu_s
+
+    def _answer(self) -> list[float]:
+        assert self._process.stdout is not None
+        if not (line := self._process.stdout.readline()):
+            raise RuntimeError(f"the second process ended with {self._process.wait()}")
+        return list(json.loads(line))
+
 
 def main(words: Sequence[str]) -> None:
-    """Time the steps whose numbers come on stdin, until that ends."""
+    """Say that all is ready, then time the steps whose numbers come on stdin, until that ends."""
     threads, seed, held_out, in_family = map(int, words)
     torch.set_num_threads(threads)
     steps = [case.step() for _, case in drawn(seed, held_out, in_family)]
+    print("[]", flush=True)
     for line in sys.stdin:
         print(json.dumps(time_steps(steps[int(line)])), flush=True)
 

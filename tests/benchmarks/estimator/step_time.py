@@ -3,7 +3,8 @@
 Calibrates and probes, then times models of families that calibration does not hold, and with `--in-family` networks of those that
 it does: interleaved, in random order, a sentinel round every block. All methods are compared on the same measurements: by
 wall-clock, by wall-clock told at the speed of calibration (by the sentinel), and by the CPU time of the thread. The noise floor
-(what the halves of the rounds disagree by) stands in the same tables.
+(what the halves of the rounds disagree by) stands in the same tables, and what the medians of two processes differ by: each case
+is timed in a second one too, in turns (`--one-process` leaves that out).
 
 A long session is done in pieces, each with a `--seed` of its own, and put together (with `--figure`, as an SVG too):
 
@@ -16,6 +17,7 @@ Intervals need many cases: `--calibration FILE --alone` leaves out calibrating a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -105,18 +107,17 @@ def measured(given: argparse.Namespace) -> Piece:
     made = [predicted(case, group, modes, others, given.threads) for group, case in chosen]
     say(f"predicted {len(made)} cases in {time.monotonic() - started:.0f} s")
     timed = [one for _, one in made]
-    other = None if given.one_process else OtherProcess(given.threads, given.seed, given.cases, given.in_family)
-    if other is not None:
-        for number, one in enumerate(timed):
-            one.elsewhere = partial(other, number)
-    sentinel.seen.clear()
-    run_rounds(timed, given.rounds // 2, sentinel, say)
-    if not given.alone:  # between the halves, so that the machine's drift is shared
-        for (_, case), (row, _) in zip(chosen, made, strict=True):
-            row.predicted_s[REPLAY] = op_replay.replay(case.step())
-    run_rounds(timed, given.rounds - given.rounds // 2, sentinel, say)
-    if other is not None:
-        other.close()
+    with contextlib.ExitStack() as stack:
+        if not given.one_process:
+            other = stack.enter_context(OtherProcess(given.threads, given.seed, given.cases, given.in_family))
+            for number, one in enumerate(timed):
+                one.elsewhere = partial(other, number)
+        sentinel.seen.clear()
+        run_rounds(timed, given.rounds // 2, sentinel, say)
+        if not given.alone:  # between the halves, so that the machine's drift is shared
+            for (_, case), (row, _) in zip(chosen, made, strict=True):
+                row.predicted_s[REPLAY] = op_replay.replay(case.step())
+        run_rounds(timed, given.rounds - given.rounds // 2, sentinel, say)
     for row, one in made:
         row.rounds_s, row.elsewhere_s = one.rounds, one.rounds_elsewhere
     return Piece(

@@ -106,13 +106,13 @@ def report(pieces: Sequence[Piece]) -> None:
 
 
 def _tables(group: str, rows: Sequence[Row], clock: str, threads: int) -> None:
-    """The methods, the noise floors below them, and how the bars are met: by the first of them."""
+    """The methods, the noise below them, and how the bars are met: by the first of them."""
     found = compare(rows, clock)
     ours = found[OURS]
     floors = [_floor("noise floor", [noise_floor(one.rounds_s[clock]) for one in rows])]
     between = [one for one in (each.between_processes(clock) for each in rows) if one is not None]
     if between:
-        floors.append(_floor("noise floor, between processes", between))
+        floors.append(_floor("difference between two processes", between))
     ordered = sorted(found.items(), key=lambda one: one[1].median)
     print(f"\n{group}, {clock}, {threads} thread{'s' if threads > 1 else ''}")
     print(table([HEADER, *(row(name, each) for name, each in ordered), *floors]))

@@ -17,6 +17,7 @@ from trainwright.tasks.service.fork_client import ForkClient
         ("done", -24, "", "tracing it did not end within 5 s"),
         ("done", 1, "MemoryError", "took more than the 2 GiB allowed: MemoryError"),
         ("late", 0, "MemoryError", "took more than the 2 GiB allowed and did not end within 5 s: MemoryError"),
+        ("late", 0, "allocating buffers", "tracing it did not end within 5 s"),
         ("late", 0, "BlockingIOError: [Errno 11] Resource temporarily unavailable", "started more processes than are allowed"),
         ("done", 7, "", "ended its process (7) without an answer"),
     ],
