@@ -67,6 +67,7 @@ def train(
         )
     right.forget(after=state.step if state is not None else -1)
     drop_from(store, state.step if state is not None else 0)
+    kept.prepare(work)
     order = Order(
         request=request,
         mode="train",
@@ -123,6 +124,7 @@ def _bring_what_is_here(store: ObjectStore, work: Path, policy: CheckpointPolicy
 def _restore(right: Fence, work: Path, policy: CheckpointPolicy) -> tuple[str | None, int]:
     """After all ranks were lost: the newest checkpoint, and nothing recorded of what is done again."""
     _bring_what_is_here(right.store, work, policy)
+    kept.prepare(work)
     folder = work / RESUME
     shutil.rmtree(folder, ignore_errors=True)
     shutil.rmtree(work / JOURNAL, ignore_errors=True)

@@ -211,6 +211,43 @@ def test_a_launch_forgets_its_own_alone(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_it_lies_in_shared_memory_and_what_nobody_came_back_for_goes_after_a_day(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, work, owner = run
+    shared = tmp_path / "shared"
+    monkeypatch.setattr(kept, "SHARED_MEMORY", shared)
+    for folder in (shared, work, tmp_path / "left"):
+        folder.mkdir()
+    kept.prepare(tmp_path / "left")
+    place = keep(tmp_path / "left", owner, 0, 7)
+    kept.prepare(work)
+    keep_both(work, owner, 7)
+    assert len(list(shared.iterdir())) == 2
+    for path in (place / kept.MARK, *(tmp_path / "left" / kept.FOLDER).resolve().rglob("*")):
+        os.utime(path, (0, 0))
+    os.utime((tmp_path / "left" / kept.FOLDER).resolve(), (0, 0))
+    (tmp_path / "other").mkdir()
+    kept.prepare(tmp_path / "other")
+    assert not place.exists()
+    assert kept.bring(store, work, POLICY) == 7
+    assert not list(work.iterdir())
+    assert [path.name for path in shared.iterdir()] == [(tmp_path / "other" / kept.FOLDER).readlink().name]
+    kept.prepare(tmp_path / "left")  # whose link led nowhere
+    assert keep(tmp_path / "left", owner, 0, 8).exists()
+
+
+def test_without_shared_memory_it_lies_in_the_work_folder(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, work, owner = run
+    work.mkdir()
+    monkeypatch.setattr(kept, "SHARED_MEMORY", tmp_path / "none")
+    kept.prepare(work)
+    keep_both(work, owner, 7)
+    assert kept.bring(store, work, POLICY) == 7
+
+
 @pytest.mark.parametrize("why", ["in the way", "full", "not mappable"])
 def test_a_copy_that_the_disk_does_not_take_is_made_in_memory_until_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
@@ -306,7 +343,7 @@ def test_a_launcher_that_is_killed_costs_no_more_than_an_interval(tmp_path: Path
     whole = request(tmp_path / "b", [40, 20], **spec)
     train(whole)
     assert assert_every_sample_once(asked, 2, 2) == assert_every_sample_once(whole, 2, 2)
-    assert not (tmp_path / "a" / "work" / kept.FOLDER).exists()
+    assert not os.path.lexists(tmp_path / "a" / "work" / kept.FOLDER)
 
 
 def test_ranks_that_are_all_killed_at_once_cost_no_more_than_an_interval(
