@@ -26,7 +26,8 @@ from trainwright.estimator.structure import Operation, Structure
 def operation(kind: str, family: str, count: int, flops: float, moved: float) -> Operation:
     """Cost in proportion to the batch."""
     lines = [Affine(fixed=0.0, per_sample=one) for one in (flops, moved)]
-    return Operation(kind=kind, family=family, count=count, flops=lines[0], bytes=lines[1])
+    dims = {"given": Affine(fixed=0.0, per_sample=1.0)}
+    return Operation(kind=kind, family=family, count=count, flops=lines[0], bytes=lines[1], dims=dims)
 
 
 def structure(*trace: Operation, **features: float) -> Structure:

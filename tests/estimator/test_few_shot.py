@@ -68,7 +68,7 @@ def structure(*families: str, precision: str = "fp32", dtype: str = "float32") -
             Operation(
                 kind=f"aten.{family}", family=family, dtype=dtype, count=10,
                 flops=Affine(fixed=0, per_sample=1e7) if family in ("matmul", "conv") else none,
-                bytes=Affine(fixed=1e4, per_sample=1e5),
+                bytes=Affine(fixed=1e4, per_sample=1e5), dims={"given": Affine(fixed=0, per_sample=1e3)},
             )
             for family in families
         ],
