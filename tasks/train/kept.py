@@ -61,6 +61,7 @@ def prepare(work: Path) -> None:
                 newest = max(path.stat().st_mtime for path in (left, *left.rglob("*")))
                 if time.time() - newest > _LEFT_S:
                     shutil.rmtree(left, ignore_errors=True)
+        work.mkdir(parents=True, exist_ok=True)
         (work / FOLDER).symlink_to(tempfile.mkdtemp(prefix=_PREFIX, dir=SHARED_MEMORY))
 
 

@@ -217,8 +217,7 @@ def test_it_lies_in_shared_memory_and_what_nobody_came_back_for_goes_after_a_day
     store, work, owner = run
     shared = tmp_path / "shared"
     monkeypatch.setattr(kept, "SHARED_MEMORY", shared)
-    for folder in (shared, work, tmp_path / "left"):
-        folder.mkdir()
+    shared.mkdir()
     kept.prepare(tmp_path / "left")
     place = keep(tmp_path / "left", owner, 0, 7)
     kept.prepare(work)
@@ -227,7 +226,6 @@ def test_it_lies_in_shared_memory_and_what_nobody_came_back_for_goes_after_a_day
     for path in (place / kept.MARK, *(tmp_path / "left" / kept.FOLDER).resolve().rglob("*")):
         os.utime(path, (0, 0))
     os.utime((tmp_path / "left" / kept.FOLDER).resolve(), (0, 0))
-    (tmp_path / "other").mkdir()
     kept.prepare(tmp_path / "other")
     assert not place.exists()
     assert kept.bring(store, work, POLICY) == 7
@@ -337,6 +335,7 @@ def test_a_launcher_that_is_killed_costs_no_more_than_an_interval(tmp_path: Path
 
     begun = killed_with_a_checkpoint_on_its_way(tmp_path / "a" / "run", step, launcher.kill)
     launcher.wait()
+    assert (tmp_path / "a" / "work" / kept.FOLDER).readlink().parent == kept.SHARED_MEMORY
     result = train(asked)
     assert result.resumed_from_step is not None
     assert result.resumed_from_step >= begun
