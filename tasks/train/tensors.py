@@ -104,7 +104,9 @@ class HostCopy:
             one.is_cuda for tensors in files.values() for one in tensors.values()
         )
         fits = self._files.keys() == files.keys() and all(self._files[name].fits(files[name]) for name in files)
-        if not fits or self.lasts != wanted:
+        if fits and wanted and not self.lasts:  # what is in memory stays there until there is room
+            fits = not _has_room(self.place, sum(one.whole.nbytes for one in self._files.values()))
+        if not fits or (self.lasts and not wanted):
             self._lay_out(files, mapped=wanted)
         for name, tensors in files.items():
             for key, value in tensors.items():
@@ -145,11 +147,17 @@ def _plan(tensors: Tensors) -> tuple[bytes, dict[str, int], int]:
     return beginning, places, size_bytes(tensors)
 
 
+def _has_room(place: Path | None, size: int) -> bool:
+    """Whether so many bytes may lie there, or where it is to be."""
+    there = next((one for one in (place, *place.parents) if one.exists()), None) if place is not None else None
+    return there is not None and shutil.disk_usage(there).free >= size + LEFT_FREE_BYTES
+
+
 def _mapped(place: Path, sizes: dict[str, int]) -> dict[str, torch.Tensor] | None:
     """Memory of these sizes in files of these names; None where the disk has no room for all, or can't map them."""
     try:
         place.mkdir(parents=True)
-        if shutil.disk_usage(place).free < sum(sizes.values()) + LEFT_FREE_BYTES:
+        if not _has_room(place, sum(sizes.values())):
             return None
         found = {}
         for name, size in sizes.items():

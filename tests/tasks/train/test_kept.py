@@ -262,6 +262,9 @@ def test_a_copy_that_the_disk_does_not_take_is_made_in_memory_until_it_does(
         assert copies.take(tensors)["model"].nbytes > 8
         assert not copies.lasts
         assert not (tmp_path / "file" / "0").exists() or not list((tmp_path / "file" / "0").iterdir())
+        if why == "full":  # the memory is used again
+            first, again = (torch.frombuffer(copies.take(tensors)["model"], dtype=torch.uint8) for _ in range(2))
+            assert first.data_ptr() == again.data_ptr()
     if why == "in the way":
         (tmp_path / "file").unlink()
     copies.take(tensors)
