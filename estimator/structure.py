@@ -65,7 +65,8 @@ class Operation(_Value):
 
     @model_validator(mode="after")
     def _no_less_than_nothing(self) -> Operation:
-        for name, line in (("flops", self.flops), ("bytes", self.bytes), ("live_bytes", self.live_bytes)):
+        sizes = [(f"dims.{name}", line) for name, line in self.dims.items()]
+        for name, line in [("flops", self.flops), ("bytes", self.bytes), ("live_bytes", self.live_bytes), *sizes]:
             if not (0 <= line.fixed <= _MOST and 0 <= line.per_sample <= _MOST):
                 raise ValueError(
                     f"{name} of 0 to {_MOST:g}, {self.kind[:80]!r} has {line.fixed:g} and {line.per_sample:g} a sample"

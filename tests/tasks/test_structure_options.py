@@ -51,6 +51,7 @@ def test_an_option_that_the_file_contradicts_is_bad_input(file: str, options: li
     [
         ({"flops": {"fixed": -1e300, "per_sample": 1e308}}, "flops of 0 to 1e+24"),
         ({"bytes": {"fixed": 0, "per_sample": -1}}, "bytes of 0 to 1e+24"),
+        ({"dims": {"rows": {"fixed": 1e200, "per_sample": 0}}}, "dims.rows of 0 to 1e+24"),
         ({"count": 10**18}, "trace.0.count"),
         ({"family": "conv", "dims": {}}, "dims with batch, channels, filters"),
         (
