@@ -7,8 +7,8 @@ checkpoint. `bring` puts the newest one that is whole into the store. GPUs' copi
 kept.
 
 `kept` is a link into the machine's shared memory (tmpfs), where there is one: that outlives processes as a disk does, and the
-kernel does not write it back, which cost a training several per cent. It holds twice the state, as the copies did in the ranks'
-own memory; what nobody comes back for is dropped after a day, by the next training.
+kernel does not write it back. It holds twice the state, as copies in the ranks' own memory would; what nobody comes back for is
+dropped after a day, by the next training.
 """
 
 from __future__ import annotations
