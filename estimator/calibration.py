@@ -33,10 +33,10 @@ from trainwright.estimator.speed import Speed
 from trainwright.estimator.structure import Structure
 from trainwright.estimator.work import StepWork, Work
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 # 3 has no `loop`; before 5 what memory costs is in the operations; before 6 what a step costs by itself is; before 7 no cost
-# depends on `zeros` or `step_bytes`.
-_READ = (3, 4, 5, 6, SCHEMA_VERSION)
+# depends on zeros or `step_bytes`; 7 has `zeros` instead of `zeros_in_ten`.
+_READ = (3, 4, 5, 6, 7, SCHEMA_VERSION)
 _FLOPS_FACTOR = {"fp64": 2.0}  # what is measured is fp32; fp64 has half the lanes (its bytes are counted double)
 
 

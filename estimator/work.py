@@ -3,8 +3,9 @@
 Some of the sizes that an operation's time depends on only the step as a whole tells (`InStep`). Small operations are the quicker
 the oftener it calls their kind: `calls`. They find their tensors in a cache the rather, the less all of it moves: `step_bytes`.
 The root that Adam draws of a table's second moments takes many times as long for a zero as for another value (MKL's vector
-mathematics): `zeros`. Zero they are in the rows that no sample has looked up: told of a training's first steps, as those that are
-measured are; where each step looks up other rows, later ones become quicker.
+mathematics), so that its time follows `zeros_in_ten`, how many of ten values are zero. Zero they are in the rows that no sample
+has looked up: told of a training's first steps, as those that are measured are; where each step looks up other rows, later ones
+become quicker.
 """
 
 from __future__ import annotations
@@ -114,10 +115,11 @@ def _with_zeros(work: Work, zeros: Mapping[int, float]) -> Work:
     import numpy as np
 
     given = work.dims["given"].tolist() if "given" in work.dims else [0.0] * len(work.kinds)
-    of_each = [
-        zeros.get(round(size), 0.0) if kind == _ROOT else 0.0 for kind, size in zip(work.kinds, given, strict=True)
-    ]
-    return replace(work, dims={**work.dims, "zeros": np.array(of_each)})
+    of_each = np.array(
+        [zeros.get(round(size), 0.0) if kind == _ROOT else 0.0 for kind, size in zip(work.kinds, given, strict=True)]
+    )
+    in_ten = 10 * of_each / np.maximum(given, 1.0)
+    return replace(work, dims={**work.dims, "zeros": of_each, "zeros_in_ten": in_ten})  # `zeros` for older calibrations
 
 
 def _lines(lines: Sequence[Affine | None]) -> _Lines:
@@ -155,8 +157,9 @@ class InStep:
         told = {"calls": float(self._calls[kind])}
         if family != _MOVES_NOTHING:
             told["step_bytes"] = self._bytes
-        if kind == _ROOT and (zeros := self._zeros.get(round(dims.get("given", 0.0)))):
-            told["zeros"] = zeros
+        given = dims.get("given", 0.0)
+        if kind == _ROOT and (zeros := self._zeros.get(round(given))):
+            told["zeros_in_ten"] = 10 * zeros / given
         return {**dims, **told}
 
 
