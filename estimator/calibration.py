@@ -7,6 +7,7 @@ takes back with each block (`freed_memory`).
 
 Its 90 % interval is exp(± q · σ) of that, σ² = σ₀² + Σ over families (Σ share · deviation)²: σ₀ is how far steps are from the sum
 of their operations; the deviations are those of `op_cost` for what calibration has not seen, taken to err together in a family.
+It is one of wall-clock, on a machine that others disturb as much as while it was calibrated (`fitting`).
 """
 
 from __future__ import annotations

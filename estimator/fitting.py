@@ -2,11 +2,11 @@
 
 What was measured is told at the machine's median speed, by the sentinel. c, d and e of the step are used where cross-validation
 says that they help, else 1, 0 and 0; there too they are fitted without the networks that are predicted. What is left then teaches
-the costs of operations (`whole_steps`). Both are of networks: a single layer is no step like theirs. The interval is conformal
-(Vovk et al., Algorithmic Learning in a Random World, 2005): q is the 90 % quantile of |ln(measured / predicted)| / σ on
-networks that the fit had not seen (`_left_out` says what of it had): each once with others of its family seen and once with
-none, so that it holds near to what was measured and far from it. The error that is told is of networks whose whole family it had
-not seen.
+the costs of operations (`whole_steps`). Both are of networks: a single layer is no step like theirs. The interval is conformal:
+q is the 90 % quantile of |ln(measured / predicted)| / σ on networks that the fit had not seen, but others of their family
+(`_left_out` says what of it had), measured by wall-clock as it was: it holds what the machine did meanwhile, and what it does
+later only as far as it is like that. The error that is told is of networks whose whole family the fit had not seen, at the
+machine's median speed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainwright.estimator.calibration import (
 )
 from trainwright.estimator.errors import BusyMachine
 from trainwright.estimator.op_cost import FamilyCost, OpSample, fit_families, times
-from trainwright.estimator.quantiles import quantile
+from trainwright.estimator.quantiles import conformal_quantile, quantile
 from trainwright.estimator.speed import Speed
 from trainwright.estimator.whole_steps import WholeSteps
 from trainwright.estimator.work import InStep, Work, by_family
@@ -92,10 +92,12 @@ def _fit(samples: Sequence[StepSample], facts: dict[str, Any]) -> Calibration:
     far = [one for left in families for one in _left_out(left, steps, lessons, step_deviation)]
     relative = np.abs([math.exp(-error) - 1 for error, _ in far])
     parts = [whole[number::_FOLDS] for number in range(min(_FOLDS, len(whole)))]
-    near = [one for left in parts for one in _left_out(left, steps, lessons, step_deviation)]
-    unseen = near + far
-    scores = sorted(abs(error) / deviation for error, deviation in unseen)
-    rank = min(len(scores), math.ceil((len(scores) + 1) * _INSIDE)) - 1
+    slower = {id(step): math.log(one.seconds / step.seconds) for one, step in zip(samples, steps, strict=True)}
+    scores = [
+        abs(error + slower[id(step)]) / deviation
+        for left in parts
+        for step, (error, deviation) in zip(left, _left_out(left, steps, lessons, step_deviation), strict=True)
+    ]
     return Calibration(
         families=lessons.taught(),
         kinds=tuple(sorted({op.kind for step in steps for op in step.ops})),
@@ -105,7 +107,7 @@ def _fit(samples: Sequence[StepSample], facts: dict[str, Any]) -> Calibration:
         sentinel_drift=drift(samples),
         cross_validated_error=ErrorSummary(median=float(np.median(relative)), p90=quantile(relative.tolist(), 0.9)),
         step_deviation=step_deviation,
-        interval_quantile=scores[rank],
+        interval_quantile=conformal_quantile(scores, _INSIDE),
         **facts,
     )
 

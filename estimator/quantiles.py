@@ -1,4 +1,4 @@
-"""The one quantile of the normal distribution by confidence, and the one of values that were seen. Arithmetic; loads no torch."""
+"""Quantiles: of the normal distribution, of values that were seen, of the next value. Arithmetic; loads no torch."""
 
 from __future__ import annotations
 
@@ -30,3 +30,15 @@ def quantile(values: Sequence[float], share: float) -> float:
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
     return float(ordered[low] + (ordered[high] - ordered[low]) * (place - low))
+
+
+def conformal_quantile(scores: Sequence[float], share: float) -> float:
+    """What a further score, exchangeable with these n, does not exceed with a probability of `share` at least.
+
+    The ⌈(n + 1) · share⌉-th smallest: the probability is `share` to `share` + 1 / (n + 1). Where there are fewer, the largest:
+    n / (n + 1). Source: Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World, 2005, section 2.2. Raises ValueError
+    where there are none.
+    """
+    if not len(scores):
+        raise ValueError("scores: got none; at least one is needed")
+    return sorted(scores)[min(len(scores), math.ceil((len(scores) + 1) * share)) - 1]

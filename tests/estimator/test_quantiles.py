@@ -1,14 +1,15 @@
-"""The normal distribution's quantile, by its own laws; the empirical one is tested beside the accuracy that it sums up."""
+"""The normal and the conformal quantile, by their laws; the empirical one is tested beside the accuracy that it sums up."""
 
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.estimator.quantiles import NINETY, normal_quantile, quantile
+from trainwright.estimator.quantiles import NINETY, conformal_quantile, normal_quantile, quantile
 
 
 @given(st.floats(1e-6, 1 - 1e-6))
@@ -23,3 +24,29 @@ def test_nine_tenths_lie_between_the_ends_of_a_ninety_percent_interval() -> None
 def test_of_no_values_there_is_no_quantile() -> None:
     with pytest.raises(ValueError, match="at least one"):
         quantile([], 0.5)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=2, max_size=60, unique=True), st.floats(0.01, 0.99))
+def test_of_exchangeable_scores_so_many_do_not_exceed_what_the_others_say(scores: list[float], share: float) -> None:
+    """Each may be the further one: the share of those that are inside is the probability that it is."""
+    others = [scores[:place] + scores[place + 1 :] for place in range(len(scores))]
+    inside = sum(one <= conformal_quantile(seen, share) for one, seen in zip(scores, others, strict=True))
+    assert inside == min(math.ceil(len(scores) * share), len(scores) - 1)
+
+
+@pytest.mark.parametrize("spread", [0.05, 0.5])
+def test_intervals_of_ninety_percent_hold_nine_tenths_of_further_draws(spread: float) -> None:
+    draw, inside, trials = random.Random(1), 0, 4000
+    for _ in range(trials):
+        scores = [abs(draw.gauss(0, spread)) for _ in range(40)]
+        inside += abs(draw.gauss(0, spread)) <= conformal_quantile(scores, 0.9)
+    assert inside / trials == pytest.approx(37 / 41, abs=4 * math.sqrt(0.09 / trials))
+
+
+def test_too_few_scores_give_the_largest() -> None:
+    assert conformal_quantile([3.0, 1.0, 2.0], 0.9) == 3.0
+
+
+def test_of_no_scores_there_is_no_quantile() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        conformal_quantile([], 0.9)
