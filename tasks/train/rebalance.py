@@ -2,11 +2,13 @@
 
 A rank's time for b samples is taken as t = a + s·b; with one batch size seen, a = 0. Re-splitting on the last block's b/t alone
 oscillates: here a change needs a predicted gain above the noise in two windows running. The noise is by how much windows with one
-split differ; a rank that differs by far more has another speed now, and what was known of it is forgotten.
+split differ, over the root of how many there were, whose mean is what is known; a rank that differs by far more has another speed
+now, and what was known of it is forgotten.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +18,8 @@ from trainwright.tasks.train.batches import shares
 
 LEAST_GAIN = 0.02
 """And twice the noise beyond it."""
+MOST_WINDOWS = 8
+"""of those that a mean is of: slow changes are followed"""
 FIRST_NOISE, NOISE_SMOOTHING = 0.02, 0.7
 OTHER_SPEED, OTHER_SPEED_NOISES = 0.10, 4.0
 """A window says so if it differs by this, and by so many times the noise."""
@@ -25,7 +29,7 @@ MOST_CHANGES = 8
 
 @dataclass
 class Rebalancer:
-    """Remembers, for each rank, the median time by batch size. Every rank has the same, and decides the same."""
+    """Remembers, for each rank, the mean of its windows' times by batch size. Every rank has the same, and decides the same."""
 
     split: list[int]
     limits: Sequence[int | None] | None = None
@@ -35,6 +39,8 @@ class Rebalancer:
     asked_before: bool = False
     noise: float = FIRST_NOISE
     """by how much a window's times differ from those before it with the same split: smoothed, of the rank that differs most"""
+    windows: int = 0
+    """with the present split and speeds, MOST_WINDOWS at most"""
     since_other_speed: int = 0
     """changes since a rank's speed was another"""
 
@@ -51,27 +57,28 @@ class Rebalancer:
             return None
         present = [known[batch] for known, batch in zip(self.seen, self.split, strict=True)]
         now, then = max(present), max(curve(batch) for curve, batch in zip(curves, better, strict=True))
-        pays = now / then - 1 >= LEAST_GAIN + 2 * self.noise
+        pays = now / then - 1 >= LEAST_GAIN + 2 * self.noise / math.sqrt(self.windows)
         twice, self.asked_before = pays and self.asked_before, pays
         if not twice:
             return None
         reason = f"slowest rank took {now * 1e3:.1f} ms, {then * 1e3:.1f} ms expected"
         self.split = better
         self.changes, self.since_other_speed = self.changes + 1, self.since_other_speed + 1
-        self.asked_before = False
+        self.asked_before, self.windows = False, 0
         return better, reason
 
     def _learn(self, medians: Sequence[float]) -> None:
         differences = []
+        self.windows = min(self.windows + 1, MOST_WINDOWS)
         for number, (known, batch, median) in enumerate(zip(self.seen, self.split, medians, strict=True)):
             difference = abs(median / known[batch] - 1) if known.get(batch) else 0.0
             if difference > max(OTHER_SPEED, OTHER_SPEED_NOISES * self.noise):
                 self.seen[number] = {batch: median}
-                self.since_other_speed = 0
+                self.since_other_speed, self.windows = 0, 1
                 continue
             if batch in known:
                 differences.append(difference)
-            known[batch] = (known[batch] + median) / 2 if batch in known else median
+            known[batch] = known[batch] + (median - known[batch]) / self.windows if batch in known else median
         if differences:
             self.noise = NOISE_SMOOTHING * self.noise + (1 - NOISE_SMOOTHING) * max(differences)
 
@@ -82,7 +89,7 @@ class Rebalancer:
         """The split of another global batch, from now on; in the present proportions where no times are known yet."""
         found = split_batch(total, self._curves(), self.limits) if self.seen and min(self.split) > 0 else None
         self.split = found or shares(total, self.split)
-        self.asked_before = False
+        self.asked_before, self.windows = False, 0
         return list(self.split)
 
 

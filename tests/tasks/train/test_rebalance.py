@@ -73,6 +73,19 @@ def test_noise_on_a_good_split_moves_nothing(seed: int) -> None:
 
 
 @given(seed=st.integers(0, 1000))
+def test_an_imbalance_as_small_as_the_noise_of_a_window_is_seen_in_many(seed: int) -> None:
+    source, balance = random.Random(seed), Rebalancer([160, 80])
+
+    def times() -> list[float]:
+        return [batch * per_sample for batch, per_sample in zip(balance.split, (1e-3, 2.16e-3), strict=True)]
+
+    for _ in range(30):
+        balance.observe([time * source.uniform(0.96, 1.04) for time in times()])
+    assert 240 / (1 / 1e-3 + 1 / 2.16e-3) / max(times()) >= 0.975
+    assert balance.changes <= 2
+
+
+@given(seed=st.integers(0, 1000))
 def test_a_fixed_cost_that_the_first_change_shows_is_counted_in_the_next(seed: int) -> None:
     """With one batch size seen, all of a rank's time seems to grow with its batch."""
     source, balance = random.Random(seed), Rebalancer([192, 96])
