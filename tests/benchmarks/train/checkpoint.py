@@ -1,7 +1,7 @@
 """What checkpoints cost, as a part of 50 steps: steps with one against steps without, within one training on two ranks.
 
     python tests/benchmarks/train/checkpoint.py [--model small|medium|long|wide|large] [--store s3|idle|file]
-    [--checkpoints 20] [--every 50] [--backend torch|horovod]
+    [--checkpoints 40] [--window 5] [--every 50] [--backend torch|horovod]
 
 A checkpoint takes CPU time that does not depend on the step, so there are several models: `small` is a network of some kB, whose
 steps take some ms; `medium` and `long` have 1 MB of parameters and go through their layers so often that a step takes some 30
@@ -11,11 +11,12 @@ The store is a real S3 server, which shares this machine's cores with both ranks
 they do (`s3`); the same with the least priority, so that it has what the ranks leave (`idle`); or a folder (`file`). What they
 differ by is the store's cost on a shared machine, not training's.
 
-Each cycle of four windows of 20 steps begins with a checkpoint, which is written while the first two are taken. These are
-compared with the mean of the two windows before and the two after them, in which nothing is written: on a machine that drifts,
-neighbours tell most. A checkpoint that took longer than its two windows is said. The difference is told as a part of the time of
-50 steps. The noise is the same figure of a second training without checkpoints, and beside it stands by how much the one took
-longer than the other as a whole. Time is that between steps, pauses for the checkpoint within. Printed: the median over the
+Each cycle of four windows (of 5 steps; of `small`, 50) begins with a checkpoint, which is written while the first two are taken.
+These are compared with the mean of the two windows before and the two after them, in which nothing is written: on a machine that
+drifts, neighbours tell most, and short windows hold little of its noise. A checkpoint that took longer than its two windows is
+said. The difference is told as a part of 50 steps, twice: of their time, between steps, pauses for the checkpoint within; and of
+their CPU time, of ranks, launcher and server together, which does not tell who waited for whom, but hardly depends on what else
+the machine does. The noise is the same figures of a second training without checkpoints. Printed: the median over the
 checkpoints, the interval that holds the true median with 95 % (by order, no distribution assumed; of fewer than six: the least
 and the greatest), the quartiles. The bar is 3 %: met or missed where all of that interval is.
 """
@@ -30,11 +31,14 @@ import random
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
+from pace import median_between
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tasks" / "train"))
 
@@ -72,14 +76,57 @@ WINDOWS, WRITTEN = 4, 2
 NEVER = 10**6
 BAR = 0.03
 STEPS = {"small": 50}
-"""of a window; of the others, MOST"""
-MOST = 20
+"""of a window; of the others, as asked"""
+LOOK_S = 0.005
+
+
+class Watch:
+    """Hears when checkpoints are in the store; reads the CPU time of ranks, launcher (the thread that makes it) and others."""
+
+    def __init__(self, others: list[int]) -> None:
+        self.stored: dict[int, float] = {}
+        self._clocks = [time.pthread_getcpuclockid(threading.get_ident()), *map(_clock_of, others)]
+        self._seen: list[tuple[float, float]] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def hear(self, event: dict[str, Any]) -> None:
+        if event["event"] == "checkpoint":
+            self.stored[event["step"]] = time.time()
+        elif event["event"] == "rank" and event["state"] == "loaded":
+            self._clocks.append(_clock_of(event["pid"]))
+
+    def _look(self) -> None:
+        while not self._over.wait(LOOK_S):
+            try:
+                self._seen.append((time.time(), sum(map(time.clock_gettime, self._clocks))))
+            except OSError:  # a rank has ended
+                return
+
+    def cpu_s(self, moments: list[float]) -> list[float]:
+        """Until each of these moments."""
+        times, cpu = zip(*self._seen, strict=True)
+        return [float(one) for one in np.interp(moments, times, cpu)]
+
+
+def _clock_of(pid: int) -> int:
+    """The clock of a process's CPU time (clock_getcpuclockid(3))."""
+    return (~pid << 3) | 2
 
 
 def windows_s(
-    name: str, model: dict[str, int], asked_for: argparse.Namespace, steps: int, *, with_: bool
-) -> list[float]:
-    """The seconds of every `steps` steps of one training, of which each fourth window begins with a checkpoint (`with_`)."""
+    name: str, model: dict[str, int], asked_for: argparse.Namespace, steps: int, others: list[int], *, with_: bool
+) -> list[tuple[float, float]]:
+    """Of every `steps` steps of one training, the seconds and those of CPU time; each fourth window begins with a checkpoint
+    (`with_`)."""
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     from training_case import NO_SPARE, request
 
@@ -87,13 +134,7 @@ def windows_s(
     from trainwright.tasks.train import train
 
     windows, cycle = WINDOWS * (asked_for.checkpoints + 2), WINDOWS * steps
-    stored: dict[int, float] = {}
-
-    def note(event: dict[str, Any]) -> None:
-        if event["event"] == "checkpoint":
-            stored[event["step"]] = time.time()
-
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, Watch(others) as watch, progress.heard_by(watch.hear):
         asked = request(
             Path(folder), BATCHES, devices=[{"type": "cpu"}] * len(BATCHES), model=model, validation_fraction=VALIDATED,
             epochs=math.ceil(windows * steps * sum(BATCHES) / TRAIN_ROWS), optimizer={"name": "adamw"},
@@ -101,13 +142,7 @@ def windows_s(
             checkpoint={"every_steps": cycle if with_ else NEVER, "keep_last": 1, "keep_best": False}, **NO_SPARE,
         )  # fmt: skip
         (Path(asked.source_folder) / "net.py").write_text(MODEL)
-        progress.listen(note)
-        try:
-            train(
-                asked if asked_for.store == "file" else asked.model_copy(update={"run_uri": f"s3://benchmark/{name}"})
-            )
-        finally:
-            progress._listeners.remove(note)
+        train(asked if asked_for.store == "file" else asked.model_copy(update={"run_uri": f"s3://benchmark/{name}"}))
         ended = {
             event.step: event.wall_time
             for path in sorted((Path(asked.work_folder) / "events").glob("*"))
@@ -117,10 +152,11 @@ def windows_s(
     written = (
         [step for step in range(cycle, windows * steps, cycle) if step + WRITTEN * steps in ended] if with_ else []
     )
-    if late := [step for step in written if stored.get(step, math.inf) > ended[step + WRITTEN * steps]]:
+    if late := [step for step in written if watch.stored.get(step, math.inf) > ended[step + WRITTEN * steps]]:
         print(f"{name}: of {len(written)} checkpoints {len(late)} were in the store only {WRITTEN * steps} steps later")
     borders = [ended[number * steps] for number in range(WINDOWS - WRITTEN, windows + 1) if number * steps in ended]
-    return [after - before for before, after in itertools.pairwise(borders)]
+    pairs = itertools.pairwise(zip(borders, watch.cpu_s(borders), strict=True))
+    return [(after[0] - before[0], after[1] - before[1]) for before, after in pairs]
 
 
 def stand_back(server: psutil.Process) -> None:
@@ -140,21 +176,24 @@ def costs_s(windows: list[float]) -> list[float]:
     ]
 
 
-def report(name: str, asked: argparse.Namespace, steps: int, found: dict[bool, list[float]], server_s: float) -> None:
-    """What a checkpoint costs, with and without one."""
-    step_s = statistics.median(found[False]) / steps
-    costs, noise = ([one / (asked.every * step_s) for one in costs_s(found[with_])] for with_ in (True, False))
-    (cost, low, high), (middle, least, most) = median_between(costs), median_between(noise)
-    whole = [statistics.mean(found[with_]) for with_ in (True, False)]
-    longer = (whole[0] / whole[1] - 1) * WINDOWS * steps / asked.every
-    print(
-        f"{name}: {1e3 * step_s:.1f} ms a step; a checkpoint every {asked.every} steps costs {cost:+.1%} ({low:+.1%} to "
-        f"{high:+.1%}; bar 3 %: {verdict(low, high)}), quartiles {quartiles(costs)}, "
-        f"mean {statistics.mean(costs):+.1%}; {1e3 * cost * asked.every * step_s:.0f} ms each; without: {middle:+.1%} "
-        f"({least:+.1%} to {most:+.1%}), quartiles {quartiles(noise)}; with against without as a whole {longer:+.1%}; "
-        f"{len(costs)} checkpoints; the server took {1e3 * server_s:.0f} ms of CPU for one",
-        flush=True,
-    )
+def report(
+    name: str, asked: argparse.Namespace, steps: int, found: dict[bool, list[tuple[float, float]]], server_s: float
+) -> None:
+    """What a checkpoint costs, in time and in CPU time."""
+    for kind, of in enumerate(("time", "CPU time")):
+        seconds = {with_: [window[kind] for window in found[with_]] for with_ in (True, False)}
+        step_s = statistics.median(seconds[False]) / steps
+        costs, noise = ([one / (asked.every * step_s) for one in costs_s(seconds[with_])] for with_ in (True, False))
+        (cost, low, high), (middle, least, most) = median_between(costs), median_between(noise)
+        print(
+            f"{name}: {1e3 * step_s:.1f} ms of {of} a step; a checkpoint every {asked.every} steps costs {cost:+.1%} "
+            f"({low:+.1%} to {high:+.1%}; bar 3 %: {verdict(low, high)}), quartiles {quartiles(costs)}, "
+            f"mean {statistics.mean(costs):+.1%}; {1e3 * cost * asked.every * step_s:.0f} ms each; without: {middle:+.1%} "
+            f"({least:+.1%} to {most:+.1%}), quartiles {quartiles(noise)}; {len(costs)} checkpoints",
+            flush=True,
+        )
+    if server_s:
+        print(f"{name}: the server took {1e3 * server_s:.0f} ms of CPU for a checkpoint")
 
 
 def verdict(low: float, high: float) -> str:
@@ -168,21 +207,14 @@ def quartiles(values: list[float]) -> str:
     return f"{first:+.1%}, {third:+.1%}"
 
 
-def median_between(values: list[float]) -> tuple[float, float, float]:
-    """The median, and between which of the values the true one lies with 95 % (David and Nagaraja, Order Statistics, 7.1)."""
-    ordered, below, number = sorted(values), 0.0, 0
-    while (below := below + math.comb(len(ordered), number) * 0.5 ** len(ordered)) <= 0.025:
-        number += 1
-    return statistics.median(ordered), ordered[max(0, number - 1)], ordered[-max(1, number)]
-
-
 def main() -> None:
     """Measure, and print a line for each model."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=list(MODELS), action="append")
     parser.add_argument("--store", choices=["s3", "idle", "file"], default="s3")
     parser.add_argument("--backend", choices=["torch", "horovod"], default="torch")
-    parser.add_argument("--checkpoints", type=int, default=20)
+    parser.add_argument("--checkpoints", type=int, default=40)
+    parser.add_argument("--window", type=int, default=5, help="steps")
     parser.add_argument("--every", type=int, default=50)
     asked = parser.parse_args()
     from trainwright.infra.s3 import s3_service, start_s3, stop_s3
@@ -198,10 +230,12 @@ def main() -> None:
         try:
             for model in asked.model or MODELS:
                 before = sum(server.cpu_times()[:2]) if server else 0.0
-                steps = STEPS.get(model, MOST)
+                steps = STEPS.get(model, asked.window)
                 found = {}
                 for with_ in random.sample([True, False], 2):
-                    found[with_] = windows_s(f"{model}-{with_}", MODELS[model], asked, steps, with_=with_)
+                    found[with_] = windows_s(
+                        f"{model}-{with_}", MODELS[model], asked, steps, [server.pid] if server else [], with_=with_
+                    )
                 served = sum(server.cpu_times()[:2]) - before if server else 0.0
                 report(f"{model}, {asked.store}", asked, steps, found, served / (asked.checkpoints + 2))
         finally:

@@ -5,12 +5,13 @@ Makes a lab of one host for each quota of cores (`tests/lab.py`; needs root), wi
 convolutional network there, whose channels and passes through the layer between say how long a step takes: what is lost is about
 the same in every step. The quota is the whole host's; it begins with the first step, so that nobody waits for it to load torch. A
 first training begins with an even split and moves it while it goes on (`adaptive_split`): the split it ends with is the one that
-is measured. A second training then goes through ROUNDS rounds (default 3) of windows of steps in random order: with that split,
-with the even one, and with each host alone, the others with nothing to do.
+is measured. A second training then goes through ROUNDS rounds (default 10) of windows of steps in random order: with that split,
+twice, with another, the even one by default, and with each host alone, the others with nothing to do.
 
-ideal: what the hosts do alone, added up (samples by their own computing time, without sums). Printed: samples a second with
-either split, its share of the ideal, and as noise the middle half of the windows of each kind. For the split found, where a
-step's time went: each host's own computing, beside what it takes alone, the slowest host's, and the rest, which is sums.
+ideal: what the hosts do alone in a round, added up (samples by their own computing time, without sums). Printed: samples a second
+of each kind of window, with the middle half of them; either split's share of its round's ideal, the median and the interval that
+holds the true one with 95 %; as noise, the same of the second window with the split found against the first. For the split found,
+where a step's time went: each host's own computing, beside what it takes alone, the slowest host's, and the rest, which is sums.
 
 Quotas should add up to less than the machine has free. Each host is kept to one of its cores, for real hosts do not get into each
 other's way there (`--roam`: they may run on all of them).
@@ -35,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tasks" / "train"))
 
 import lab
+from pace import median_between
 from training_case import ROWS, request, rows
 
 from trainwright.tasks import progress
@@ -44,7 +46,7 @@ from trainwright.tasks.train.launch import choose_backend
 
 BATCH = 240
 FREELY = 4.0
-WINDOW, SETTLING = 16, 4
+WINDOW, SETTLING = 8, 2
 """Steps of a window, and how many of its first do not count."""
 MODEL = """
 import torch
@@ -121,12 +123,12 @@ def found_split(folder: Path, made: lab.Lab, job: dict[str, Any], epochs: int) -
 
 
 def windows(
-    folder: Path, made: lab.Lab, job: dict[str, Any], split: list[int], rounds: int, seed: int
+    folder: Path, made: lab.Lab, job: dict[str, Any], split: list[int], other: list[int], rounds: int, seed: int
 ) -> tuple[list[tuple[str, float]], list[list[dict[str, Any]]]]:
     """Each window's kind and samples a second, by step times; of `alone`, by its own computing times. And, of each step with the
     split found, every host's row."""
     count, draw = len(made.hosts), random.Random(seed)
-    kinds = {"found": split, "even": even(count)}
+    kinds = {"found": split, "again": split, "other": other}
     for number in range(count):
         kinds[f"alone {number}"] = [split[number] if one == number else 0 for one in range(count)]
     order = [name for _ in range(rounds) for name in draw.sample(sorted(kinds), len(kinds))]
@@ -149,7 +151,7 @@ def windows(
             times = [own[number]["compute_s"] for own in whole]
         else:
             times = [max(row["step_time_s"] for row in own) for own in whole]
-            steps_found += whole if name == "found" else []
+            steps_found += whole if name in ("found", "again") else []
         seen.append((name, sum(kinds[name]) / statistics.mean(times)))
     return seen, steps_found
 
@@ -176,7 +178,7 @@ def spread(values: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("rounds", type=int, nargs="?", default=3)
+    parser.add_argument("rounds", type=int, nargs="?", default=10)
     parser.add_argument("--cores", type=float, nargs="+", default=[0.8, 0.4, 0.2])
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--backend", default="auto", choices=["auto", "horovod", "torch"])
@@ -185,6 +187,7 @@ def main() -> None:
     parser.add_argument(
         "--split", type=int, nargs="+", help="measure this one, instead of one that a training comes to"
     )
+    parser.add_argument("--other", type=int, nargs="+", help="split to compare with; left out: the even one")
     parser.add_argument("--epochs", type=int, default=20, help="of the training that finds the split")
     parser.add_argument("--roam", action="store_true", help="let hosts run on all cores of this machine")
     parser.add_argument("--seed", type=int, default=0)
@@ -204,18 +207,22 @@ def main() -> None:
             with held(made, given.cores):
                 split = found_split(Path(name) / "first", made, job, given.epochs)
             print(f"split found, from {even(len(given.cores))}: {split}")
+        other = given.other or even(len(given.cores))
         by_kind: dict[str, list[float]] = defaultdict(list)
         with held(made, given.cores):
-            seen, steps = windows(Path(name) / "second", made, job, split, given.rounds, given.seed)
+            seen, steps = windows(Path(name) / "second", made, job, split, other, given.rounds, given.seed)
     for kind, rate in seen:
         by_kind[kind].append(rate)
     alone = {kind: values for kind, values in sorted(by_kind.items()) if kind.startswith("alone")}
-    ideal = sum(statistics.median(values) for values in alone.values())
-    for kind, values in alone.items():
-        print(f"{kind:8} {spread(values)}")
-    print(f"ideal    {ideal:7.1f} samples/s")
-    for kind in ("found", "even"):
-        print(f"{kind:8} {spread(by_kind[kind])}: {statistics.median(by_kind[kind]) / ideal:.1%} of the ideal")
+    ideal = [sum(rates) for rates in zip(*alone.values(), strict=True)]
+    for kind in (*alone, "found", "other"):
+        print(f"{kind:8} {spread(by_kind[kind])}")
+    both = [statistics.harmonic_mean(rates) for rates in zip(by_kind["found"], by_kind["again"], strict=True)]
+    for kind, rates, of in (
+        ("found", both, ideal), ("other", by_kind["other"], ideal), ("again", by_kind["again"], by_kind["found"])
+    ):  # fmt: skip
+        share, low, high = median_between([one / whole for one, whole in zip(rates, of, strict=True)])
+        print(f"{kind:8} {share:.1%} of the {'ideal' if of is ideal else 'first'} ({low:.1%} to {high:.1%})")
     print(breakdown(steps, split, [statistics.median(values) for values in alone.values()]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import time
@@ -92,3 +93,11 @@ def samples_per_s(
 def middle(values: list[float]) -> str:
     """Median, least and greatest."""
     return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+
+
+def median_between(values: list[float]) -> tuple[float, float, float]:
+    """The median, and between which of the values the true one lies with 95 % (David and Nagaraja, Order Statistics, 7.1)."""
+    ordered, below, number = sorted(values), 0.0, 0
+    while (below := below + math.comb(len(ordered), number) * 0.5 ** len(ordered)) <= 0.025:
+        number += 1
+    return statistics.median(ordered), ordered[max(0, number - 1)], ordered[-max(1, number)]
