@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load
-from training_case import NO_SPARE, alone, ranks, request
+from training_case import NO_SPARE, SLOW, alone, ranks, request
 
 from trainwright.infra.s3 import s3_service, start_s3
 from trainwright.infra.service import stop
@@ -26,8 +26,6 @@ from trainwright.tasks.train.fence import claim
 from trainwright.tasks.train.metrics import read_rows
 
 ANSWER_S = 10.0  # what `saver` gives the store
-SLOW = [{"type": "emulated", "speed": 1.0}, {"type": "emulated", "speed": 0.5}]
-"""Devices on which a step of 40 and 20 samples takes 40 ms."""
 LARGE = """
 import torch
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from training_case import NO_SPARE, assert_every_sample_once, once, ranks, request
+from training_case import NO_SPARE, SLOW, assert_every_sample_once, once, ranks, request
 
 from trainwright.tasks import progress
 from trainwright.tasks.errors import RunHeld, ServiceUnreachable
@@ -27,8 +27,6 @@ from trainwright.tasks.train import checkpoint, kept, train
 from trainwright.tasks.train.fence import Fence, claim
 from trainwright.tasks.train.tensors import HostCopy
 
-SLOW = [{"type": "emulated", "speed": 1.0}, {"type": "emulated", "speed": 0.5}]
-"""Devices on which a step of 40 and 20 samples takes 40 ms."""
 EVERY = 5
 POLICY = CheckpointPolicy()
 Run = tuple[FolderStore, Path, str]

@@ -22,6 +22,8 @@ from trainwright.tasks.train import TrainRequest
 LEARNING_RATE = 0.01
 NO_SPARE: dict[str, Any] = {"faults": {"restarts": 0}}
 """For trainings in which no rank is lost: no process is loaded to take the place of one."""
+SLOW = [{"type": "emulated", "speed": 1.0}, {"type": "emulated", "speed": 0.5}]
+"""Devices on which a step of 40 and 20 samples takes 40 ms."""
 ROWS = 1438
 """of the digits that train where a fifth of them validates"""
 MODEL = """
@@ -232,3 +234,17 @@ def assert_every_sample_once(asked: TrainRequest, ranks: int, epochs: int) -> li
     assert samples == dict.fromkeys(range(epochs), ROWS)
     assert sorted(losses) == list(range(len(losses)))
     return [losses[step] for step in sorted(losses)]
+
+
+def with_min_count(asked: TrainRequest, count: int) -> TrainRequest:
+    """The same, that needs so many devices."""
+    devices = asked.job.devices.model_copy(update={"min_count": count})
+    return asked.model_copy(update={"job": asked.job.model_copy(update={"devices": devices})})
+
+
+def pids(heard: list[dict[str, Any]]) -> dict[int, int]:
+    """The loaded process of each rank."""
+    found = {}
+    for event in [event for event in heard if event["event"] == "rank"]:
+        found[event["rank"]] = event["pid"] if event["state"] == "loaded" else 0
+    return {number: pid for number, pid in found.items() if pid}
