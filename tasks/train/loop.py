@@ -191,7 +191,7 @@ class Training:
         rank.abandon_step()
         members, folder, read = self._members, self.work / "setback", None
         self.saver.settle()
-        rank.collective.sum_(torch.zeros(1), "settled")
+        rank.collective.sum_(torch.zeros(1, dtype=torch.float64), "settled")
         if rank.first:
             read = checkpoint.fetch_latest(self.store, folder)
         begin(self, str(folder) if read is not None else None)

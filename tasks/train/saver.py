@@ -101,7 +101,9 @@ class Saver:
         policy, collective = self._policy, self._rank.collective
         for_good = policy.keep_every is not None and state.step % policy.keep_every == 0
         required = last or for_good or (state.best and policy.keep_best)
-        chosen = torch.tensor([float(self._choose(required, state.step)) if self._first else 0.0])
+        own = float(self._choose(required, state.step)) if self._first else 0.0
+        # torch's default is the type of the model's parameters, and Horovod sums no bf16.
+        chosen = torch.tensor([own], dtype=torch.float64)
         choice = int(collective.sum_(chosen, "checkpoint"))
         if choice != SKIP:
             self._enqueue(state, required, replace=choice == REPLACE)
