@@ -38,6 +38,8 @@ SCHEMA_VERSION = 8
 # 3 has no `loop`; before 5 what memory costs is in the operations; before 6 what a step costs by itself is; before 7 no cost
 # depends on zeros or `step_bytes`; 7 has `zeros` instead of `zeros_in_ten`.
 _READ = (3, 4, 5, 6, 7, SCHEMA_VERSION)
+_MOST_DEVIATION, _MOST_QUANTILE = 10.0, 1e3
+_MOST_WIDTH = 100.0  # of an interval's logarithm: e^100 times is as good as not known
 _FLOPS_FACTOR = {"fp64": 2.0}  # what is measured is fp32; fp64 has half the lanes (its bytes are counted double)
 
 
@@ -83,23 +85,25 @@ class Calibration(_Value):
     schema_version: int = SCHEMA_VERSION
     mode: Literal["calibrated", "few-shot"] = "calibrated"
     device_type: str
-    threads: int
+    threads: int = Field(ge=1, le=10_000)
     dtype: str
     torch: str
     processor: str
     created_at: str
-    measurements: int
-    duration_s: float
+    measurements: int = Field(ge=0)
+    duration_s: float = Field(ge=0)
     speed: Speed = Field(description="the machine's median speed in the session, at which all times are told")
     sentinel_drift: float = Field(
-        description="spread of a sentinel kernel's time over the session, the most: (p90 - p10) / median"
+        ge=0, description="spread of a sentinel kernel's time over the session, the most: (p90 - p10) / median"
     )
     families: dict[str, FamilyCost] = Field(min_length=1)
     kinds: tuple[str, ...] = Field(description="the operations that were seen")
     correction: StepCorrection
     cross_validated_error: ErrorSummary
-    step_deviation: float = Field(description="σ₀: of the logarithm of a step's time over its operations'")
-    interval_quantile: float = Field(description="q: half the interval's width in deviations")
+    step_deviation: float = Field(
+        ge=0, le=_MOST_DEVIATION, description="σ₀: of the logarithm of a step's time over its operations'"
+    )
+    interval_quantile: float = Field(ge=0, le=_MOST_QUANTILE, description="q: half the interval's width in deviations")
     power: Power | None = Field(default=None, description="where the machine has a meter; of `threads` cores of a CPU")
     first_touch_s_per_byte: float = Field(
         default=0.0, ge=0, description="f: of memory that is mapped, touched and given back"
@@ -134,13 +138,13 @@ class Calibration(_Value):
                 if kind not in seen:
                     unknown[kind] += value
         total = sum(by_family.values())
-        half = math.exp(self.interval_quantile * deviation_of(took.values(), self.step_deviation))
+        half = _times(self.interval_quantile * deviation_of(took.values(), self.step_deviation))
         return About(
             coverage=max(0.0, 1 - float(unknown.total()) / total) if total > 0 else 0.0,
             unknown=tuple(kind for kind, _ in unknown.most_common()),
             low_factor=1 / half,
             high_factor=half,
-            steps_factor=math.exp(self.interval_quantile * self.step_deviation),
+            steps_factor=_times(self.interval_quantile * self.step_deviation),
             shares={family: seconds / total for family, seconds in by_family.items()} if total > 0 else {},
         )
 
@@ -158,6 +162,10 @@ class Calibration(_Value):
             return _FLOPS_FACTOR.get(precision, 1.0)
         peaks = DEVICE_TYPES[self.device_type].peak_flops
         return peaks["fp32"] / peaks["bf16" if precision == "amp" else precision]
+
+
+def _times(width: float) -> float:
+    return math.exp(min(width, _MOST_WIDTH))
 
 
 def op_count(structure: Structure) -> int:

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from trainwright.estimator.work import Work, cost_family
 
@@ -51,9 +51,9 @@ class OpSample(_Value):
 class Roofline(_Value):
     """t = latency_s + max(flops / flops_per_s, bytes / bytes_per_s)."""
 
-    latency_s: float
-    flops_per_s: float
-    bytes_per_s: float
+    latency_s: float = Field(ge=0, le=1e6)
+    flops_per_s: float = Field(ge=1)
+    bytes_per_s: float = Field(ge=1)
 
     def __call__(self, flops: Any, moved: Any) -> Any:
         """Seconds; of numbers or of arrays."""
@@ -66,9 +66,9 @@ class Kernel(_Value):
     """The process's parameters: a length for each coordinate (None: it does not vary), two amplitudes, the noise."""
 
     lengths: tuple[float | None, ...]
-    family_sigma: float
-    kind_sigma: float
-    noise: float
+    family_sigma: float = Field(ge=0, le=100)
+    kind_sigma: float = Field(ge=0, le=100)
+    noise: float = Field(ge=0, le=100)
 
     def __call__(self, left: Any, right: Any, alike: Any) -> Any:
         """Shapes: (n, d), (m, d), (n, m) whether two are of one kind; (n, m)."""

@@ -41,7 +41,7 @@ class ModelDefinition:
     """What a model's source defines. `loss` is None where it leaves the loss to the job's task."""
 
     build_model: Callable[..., Any]
-    example_batch: Callable[[int], tuple[Any, Any]] | None
+    example_batch: Callable[[int], Any] | None
     loss: Callable[[Any, Any], Any] | None
 
 

@@ -19,9 +19,9 @@ class Speed(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
-    compute_s: float = Field(description="matrix products that fit in the caches, of `SENTINEL_FLOPS` together")
-    memory_s: float = Field(description="a sum of arrays that do not")
-    calls_s: float = Field(description="a chain of small operations, `SENTINEL_CALLS` of them")
+    compute_s: float = Field(gt=0, description="matrix products that fit in the caches, of `SENTINEL_FLOPS` together")
+    memory_s: float = Field(gt=0, description="a sum of arrays that do not")
+    calls_s: float = Field(gt=0, description="a chain of small operations, `SENTINEL_CALLS` of them")
 
     def slower(self, than: Speed, seconds: float, flops: float, calls: float = 1.0) -> float:
         """How many times as long as at that speed something takes that took so many seconds, for so many FLOPs and calls.

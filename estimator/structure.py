@@ -166,10 +166,10 @@ class Structure(_Value):
 
     FILE: ClassVar[str] = "structure.json"
     schema_version: int = 2
-    batch_size: int
+    batch_size: int = Field(ge=1)
     optimizer: str
-    precision: str
-    accumulation: int = Field(default=1, description="micro-batches in a step")
+    precision: Literal["fp32", "fp64", "bf16", "amp"]
+    accumulation: int = Field(default=1, ge=1, description="micro-batches in a step")
     method: Literal["fake tensors", "real step"]
     parameters: int
     parameter_bytes: int

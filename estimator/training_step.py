@@ -137,15 +137,24 @@ def _batch(what: StepSpec, size: int) -> tuple[Any, Any]:
                 "model.source: defines no example_batch(batch_size), and there is no data to take the shapes from"
             )
         with _user_code("model.source", f"example_batch({size})"):
-            inputs, targets = example(size)
+            batch = example(size)
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            gave = (
+                f"{len(batch)} values"
+                if isinstance(batch, tuple | list)
+                else "a tensor"
+                if torch.is_tensor(batch)
+                else type(batch).__name__
+            )
+            raise BadInput(f"model.source: example_batch({size}) gave {gave}; allowed: a pair (inputs, targets)")
         other = size - 1 if size > 1 else 2
         with _user_code("model.source", f"example_batch({other})"):
-            if _shapes(example(other)) == _shapes((inputs, targets)):
+            if _shapes(example(other)) == _shapes(batch):
                 raise BadInput(
                     f"model.source: example_batch({other}) gives the same shapes as example_batch({size}); allowed: as many "
                     "samples as are asked for"
                 )
-        return inputs, targets
+        return batch[0], batch[1]
     made = {
         name: torch.zeros((size, *shape), dtype=_input_dtype(what.spec.input_dtypes[name], dtype))
         for name, shape in what.spec.inputs.items()

@@ -92,7 +92,7 @@ def calibrate(
     if probes and not LEAST_BUDGET_S <= budget_s <= MOST_PROBES_S:
         raise BadInput(f"--budget: got {budget_s:g}; allowed with --probes: {LEAST_BUDGET_S:g} to {MOST_PROBES_S:g} s")
     if not LEAST_BUDGET_S <= budget_s < math.inf:
-        raise BadInput(f"--budget: got {budget_s:g}; allowed: {LEAST_BUDGET_S:g} s or more")
+        raise BadInput(f"--budget: got {budget_s:g}; allowed: a finite number, {LEAST_BUDGET_S:g} s or more")
     if not most_drift >= 0:
         raise BadInput(f"--most-drift: got {most_drift:g}; allowed: 0 or more")
     if out.exists() and not out.is_file():  # a folder, a device: it would be replaced

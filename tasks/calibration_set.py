@@ -139,4 +139,5 @@ def _parsed(data: bytes, device_type: str) -> FinishedRun:
 
 
 def _objects(store_uri: str, device_type: str) -> ObjectStore:
+    open_store(store_uri)  # what is wrong with it is told in its own words
     return open_store(f"{store_uri.rstrip('/')}/calibrations/{device_type}/runs")

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the work failed, 2 bad input, 3 no feasible plan, 4 a serv
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from typing import Any
@@ -51,6 +52,7 @@ for command in (
 def main() -> None:
     """Run a command; an error is one line on stderr (and a JSON document on stdout with --json) and an exit code."""
     wants_json, debug = "--json" in sys.argv, "--debug" in sys.argv
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is temporary is removed
     try:
         code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
@@ -85,7 +87,8 @@ def _fail(error: TrainwrightError, wants_json: bool, debug: bool) -> None:
         if error.run is not None:
             document |= {"run": error.run, "state": final_state(error)}
         print_json(document)
-    print("trainwright:", *str(error).split("\n"), file=sys.stderr)  # noqa: T201 - one line, whatever a file is called
+    line = "".join(one if one.isprintable() else " " if one.isspace() else "?" for one in str(error))
+    print("trainwright:", line, file=sys.stderr)  # noqa: T201 - one line, whatever a file is called or a model's code says
     sys.exit(error.exit_code)
 
 

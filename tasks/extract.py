@@ -1,6 +1,7 @@
 """Step `extract`: a model's structure from its code, traced in a process of its own with limits, so that no model takes us down.
 
-The process gets no secrets, no more than a stated time and memory, and ends with us.
+The process gets no secrets, no more than a stated time and memory, and ends with us. Of what it writes the last words are kept.
+Signals to our process group do not reach it: whether it goes on is ours to say.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from trainwright.estimator.source import BatchSpec
 from trainwright.estimator.structure import Structure
@@ -25,6 +27,8 @@ from trainwright.tasks.settings import settings
 _MARK = "TRAINWRIGHT_TRACE"
 # While torch is imported, looking for garbage takes a tenth of the time, and finds nothing.
 _TRACE = "import gc; gc.disable(); from trainwright.estimator.trace import main; raise SystemExit(main())"
+_KEPT_BYTES = 4096
+_JOIN_S = 5.0  # a process that hides from us may hold the pipe
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 
 
@@ -48,7 +52,7 @@ def extract(
     usual_s, usual_bytes = settings().extract_limits()
     timeout_s, memory_limit_bytes = timeout_s or usual_s, memory_limit_bytes or usual_bytes
     with tempfile.TemporaryDirectory(prefix="trainwright-extract-") as name:
-        request, result, log = (Path(name) / file for file in ("request.json", "result.json", "log"))
+        request, result = Path(name) / "request.json", Path(name) / "result.json"
         request.write_text(
             json.dumps(
                 {
@@ -64,19 +68,25 @@ def extract(
         environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1"}
         mark = secrets.token_hex(8)
         environment |= {_MARK: mark, "TMPDIR": name}  # what it leaves there goes with us
-        with log.open("wb") as output:
-            try:
-                done = subprocess.run(
-                    dying_with_parent(command), env=environment, cwd=name, stdin=subprocess.DEVNULL, stdout=output,
-                    stderr=output, timeout=timeout_s, check=False,
-                )  # fmt: skip
-            except subprocess.TimeoutExpired:
-                left = kill_all_with(_MARK, mark)
-                raise BadInput(_late(entry, timeout_s, left, log, memory_limit_bytes)) from None
-            finally:
-                kill_all_with(_MARK, mark)  # what the model's code started and left behind
-        if done.returncode != 0 or not result.exists():
-            raise BadInput(f"model: tracing {entry} {_how_it_ended(done.returncode, log, memory_limit_bytes)}")
+        process = subprocess.Popen(
+            dying_with_parent(command), env=environment, cwd=name, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        assert process.stdout is not None
+        words, left = _LastWords(process.stdout), 0
+        try:
+            code: int | None = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            process.kill()
+            process.wait()
+            left = kill_all_with(_MARK, mark)  # what the model's code started and left behind
+            last = words.line()
+        if code is None:
+            raise BadInput(_late(entry, timeout_s, left, last, memory_limit_bytes))
+        if code != 0 or not result.exists():
+            raise BadInput(f"model: tracing {entry} {_how_it_ended(code, last, memory_limit_bytes)}")
         answer = json.loads(result.read_text())
     if "error" in answer:
         error = from_document(answer["error"])
@@ -86,8 +96,27 @@ def extract(
     return Structure.model_validate(answer)
 
 
-def _how_it_ended(code: int, log: Path, memory_limit_bytes: int) -> str:
-    last = _last_line(log)
+class _LastWords(threading.Thread):
+    """Reads what a process writes to its end, and keeps the last of it."""
+
+    def __init__(self, written: IO[bytes]) -> None:
+        super().__init__(daemon=True)
+        self._written, self._kept = written, b""
+        self.start()
+
+    def run(self) -> None:
+        with self._written:
+            while part := os.read(self._written.fileno(), 1 << 16):
+                self._kept = (self._kept + part)[-_KEPT_BYTES:]
+
+    def line(self) -> str:
+        """The last line, once all who could write have ended."""
+        self.join(timeout=_JOIN_S)
+        lines = self._kept.decode(errors="replace").strip().splitlines()
+        return lines[-1][:300] if lines else ""
+
+
+def _how_it_ended(code: int, last: str, memory_limit_bytes: int) -> str:
     if of_memory(last):
         return f"took too much memory: {last}; {_memory_allowed(memory_limit_bytes)}"
     if code == -signal.SIGKILL:
@@ -99,18 +128,13 @@ def _how_it_ended(code: int, log: Path, memory_limit_bytes: int) -> str:
     return f"ended the process with {code}: {last}" if last else f"ended the process with {code}"
 
 
-def _late(entry: str, timeout_s: float, left: int, log: Path, memory_limit_bytes: int) -> str:
+def _late(entry: str, timeout_s: float, left: int, last: str, memory_limit_bytes: int) -> str:
     """`left` is how many processes that the model's code had started still ran."""
-    if of_memory(last := _last_line(log)):
+    if of_memory(last):
         allowed = _memory_allowed(memory_limit_bytes)
         return f"model: tracing {entry} took too much memory, and did not end within {timeout_s:g} s: {last}; {allowed}"
     cause = f"it had started {left} process(es) that still ran: does it wait for them?" if left else "does it end?"
     return f"model: {entry} was not traced within {timeout_s:g} s; {cause} TRAINWRIGHT_EXTRACT_TIMEOUT_S allows more"
-
-
-def _last_line(log: Path) -> str:
-    words = log.read_text(errors="replace").strip().splitlines()
-    return words[-1][:300] if words else ""
 
 
 def of_memory(words: str) -> bool:

@@ -1,6 +1,6 @@
 """The job file: which data, which model, how to train, by when. The same class is the file, the REST body and the form.
 
-Paths in a job file are relative to the file; `load_job` makes them absolute. See DESIGN's example in README.md.
+Paths in a job file are relative to the file; `load_job` makes them absolute. README.md shows one.
 """
 
 from __future__ import annotations
@@ -126,7 +126,13 @@ class Target(Document):
     """A metric that training should reach; it is reported, and marks the best checkpoint."""
 
     metric: Literal["accuracy", "loss"] = Field(default="accuracy", description="measured on the held-out rows")
-    value: float = Field(description="what is to be reached")
+    value: float = Field(description="what is to be reached; an accuracy is a share, 0.97 for 97 %")
+
+    @model_validator(mode="after")
+    def _an_accuracy_is_a_share(self) -> Target:
+        if self.metric == "accuracy" and not 0 < self.value <= 1:
+            raise ValueError(f"an accuracy above 0, up to 1, not {self.value:g}")
+        return self
 
 
 class TrainSpec(Document):

@@ -7,6 +7,7 @@ step `store` (sealing a run) is `tasks.store`.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -88,7 +89,10 @@ def open_store(uri: str, config: Settings | None = None, *, patience_s: float | 
     config = config or settings()
     split = urlsplit(uri)
     if split.scheme == "file" and split.netloc in ("", "localhost") and split.path:
-        return FolderStore(Path(unquote(split.path)))
+        folder = Path(unquote(split.path))
+        if file := next((one for one in (folder, *folder.parents) if os.path.isfile(one)), None):
+            raise BadInput(f"store: got {uri!r}; {file} is a file; allowed: a folder")
+        return FolderStore(folder)
     if split.scheme != "s3" or not re.match(r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$", split.netloc):
         raise BadInput(f"store: got {uri!r}; allowed: s3://bucket/prefix or file:///folder")
     prefix = split.path.strip("/")

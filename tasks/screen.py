@@ -26,6 +26,7 @@ out = Console(
 )  # of a file or pipe
 err = Console(stderr=True, highlight=False)
 
+_OF_POWER = ("energy_j", "cost")
 STEPS = ("validate", "extract", "estimate", "allocate", "search_lr", "train", "release", "store", "analyze")
 
 
@@ -202,7 +203,7 @@ def show_run(document: dict[str, Any]) -> None:
             ("step time", "step_time_s", seconds),
             ("duration", "duration_s", seconds),
             ("energy", "energy_j", lambda value: amount(value, "J")),
-            ("cost", "cost", lambda value: f"{value:.4g}"),
+            ("cost", "cost", lambda value: f"{value:.3g}"),
         ):
             value = measured.get(field)
             if isinstance(value, dict):
@@ -210,9 +211,9 @@ def show_run(document: dict[str, Any]) -> None:
             inside = ""
             if predicted.get(field) and value is not None:
                 inside = "inside" if predicted[field]["low"] <= value <= predicted[field]["high"] else "outside"
-            rows.append(
-                (label, interval(predicted.get(field), show), show(value) if value is not None else "-", inside)
-            )
+            by = " by datasheet" if field in _OF_POWER and measured.get("energy_source") == "datasheet" else ""
+            shown = show(value) + by if value is not None else "-"
+            rows.append((label, interval(predicted.get(field), show), shown, inside))
         table("predicted and measured", ("", "predicted (90 % interval)", "measured", "interval"), rows, right=(1, 2))
     if document["devices"]:
         used = [

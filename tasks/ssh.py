@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 from trainwright.tasks.documents import validated
 from trainwright.tasks.errors import ServiceUnreachable
@@ -35,17 +36,7 @@ def ssh_command(address: str, login: Ssh | None = None) -> list[str]:
 
     What `login` leaves out is as the settings say, or as the user's own ssh has it. Raises BadInput where those are wrong.
     """
-    given = login.model_dump(exclude_none=True) if login is not None else {}
-    login = validated(Ssh, settings().ssh_login() | given, "TRAINWRIGHT_SSH")
-    options = dict(_OPTIONS)
-    if login.known_hosts is not None:
-        options["UserKnownHostsFile"] = f'"{login.known_hosts}"'
-    if login.identity is not None:
-        options |= {"IdentityFile": f'"{login.identity}"', "IdentitiesOnly": "yes"}
-    if login.user is not None:
-        options["User"] = login.user
-    if login.port is not None:
-        options["Port"] = str(login.port)
+    options = _OPTIONS | _login_options(login)
     return [
         "ssh",
         "-T",
@@ -53,6 +44,20 @@ def ssh_command(address: str, login: Ssh | None = None) -> list[str]:
         "--",
         address,
     ]
+
+
+def _login_options(login: Ssh | None) -> dict[str, str]:
+    given = login.model_dump(exclude_none=True) if login is not None else {}
+    login, options = validated(Ssh, settings().ssh_login() | given, "TRAINWRIGHT_SSH"), {}
+    if login.known_hosts is not None:
+        options["UserKnownHostsFile"] = f'"{login.known_hosts}"'
+    if login.identity is not None:
+        options.update({"IdentityFile": f'"{login.identity}"', "IdentitiesOnly": "yes"})
+    if login.user is not None:
+        options["User"] = login.user
+    if login.port is not None:
+        options["Port"] = str(login.port)
+    return options
 
 
 def why_ended(stderr: str, code: int | None) -> str:
@@ -66,10 +71,12 @@ def why_ended(stderr: str, code: int | None) -> str:
     return lines[-1].strip() if lines else f"ssh ended with {code}"
 
 
-def unreachable(address: str, why: str, name: str | None = None) -> ServiceUnreachable:
-    """The error of a host that can't be worked on."""
+def unreachable(address: str, why: str, name: str | None = None, login: Ssh | None = None) -> ServiceUnreachable:
+    """The error of a host that can't be worked on, with the command that must work."""
     host = f"host {name} ({address})" if name else f"host {address}"
+    options = {"BatchMode": "yes", "StrictHostKeyChecking": "yes"} | _login_options(login)
+    words = [word for option, value in options.items() for word in ("-o", f"{option}={value}")]
     return ServiceUnreachable(
-        f"{host}: {why}; `ssh -o BatchMode=yes {address} python3 -V` must work, and its key be in known_hosts",
+        f"{host}: {why}; `{shlex.join(['ssh', *words, address, 'python3', '-V'])}` must work",
         service="ssh", address=address,
     )  # fmt: skip

@@ -20,6 +20,16 @@ Step = Callable[Concatenate[Run, P], Reference]
 
 stop = threading.Event()
 """Set by whoever wants the running step to end (a signal handler, Airflow's on_kill)."""
+_LOOK = ("allocate", "search_lr", "train")
+"""Steps that end in their own way when it is set."""
+_running: str | None = None
+
+
+def ask_to_stop(*_: Any) -> None:
+    """Handle a signal: a step that looks at `stop` ends in its own way, others at once. Raises KeyboardInterrupt."""
+    stop.set()
+    if _running not in _LOOK:
+        raise KeyboardInterrupt
 
 
 def ledger() -> Ledger:
@@ -54,7 +64,8 @@ def step(name: str, *, last: bool = False) -> Callable[[Step[P]], Step[P]]:
     def decorate(work: Step[P]) -> Step[P]:
         @functools.wraps(work)
         def wrapped(run: Run, /, *args: P.args, **kwargs: P.kwargs) -> Reference:
-            started = time.monotonic()
+            global _running
+            started, _running = time.monotonic(), name
             progress.emit("step", name=name, state="started", run=run.uri)
             if not run.exists():
                 raise BadInput(f"run: got {run.uri}; there is no such run")
@@ -81,6 +92,8 @@ def step(name: str, *, last: bool = False) -> Callable[[Step[P]], Step[P]]:
             except BaseException as error:
                 _note_failure(run, name, error, time.monotonic() - started)
                 raise
+            finally:
+                _running = None
             return {"run": run.uri, **reference}
 
         return wrapped

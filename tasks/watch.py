@@ -21,6 +21,7 @@ class Watch:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[note]}"))
         self._progress = Progress(*columns, console=err, auto_refresh=False)
         self._task: TaskID | None = None
+        self._noticed = ""
         self._training = TrainView()
         self._live = Live(console=err, get_renderable=self._now, refresh_per_second=4, transient=True)
 
@@ -42,7 +43,13 @@ class Watch:
         if kind == "run":
             self._line(f"run        {event['run']}")
         elif kind == "notice":
-            self._line(f"note       {event['message']}")
+            if event["message"] != self._noticed:  # each rank may say it
+                self._line(f"note       {event['message']}")
+            self._noticed = event["message"]
+        elif kind == "rank" and event["state"] != "loaded":
+            self._line(f"lost       rank {event['rank']} ({event['device']}) {event['state']}")
+        elif kind == "world":
+            self._line(f"ranks      training goes on with {len(event['ranks'])}")
         elif kind == "queue" and "place" in event:
             held = f"; held by {event['held_by']}" if event.get("held_by") else ""
             self._line(f"queue      place {event['place']} of {event['waiting']}{held}")

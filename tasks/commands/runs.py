@@ -55,13 +55,14 @@ def _in_process(
     from trainwright.tasks.allocate.ledger import Holder
     from trainwright.tasks.artefacts import Plan
     from trainwright.tasks.documents import parsed
+    from trainwright.tasks.errors import Interrupted
     from trainwright.tasks.job import load_job
     from trainwright.tasks.launch_dag import ensure_store, holder_name
     from trainwright.tasks.settings import settings
     from trainwright.tasks.watch import Watch
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: step.stop.set())
+        signal.signal(number, step.ask_to_stop)
     chosen = load_job(job, pool)
     given = None
     if plan_file is not None:
@@ -78,6 +79,8 @@ def _in_process(
         except TrainwrightError as error:
             error.run = run.uri
             raise
+        except KeyboardInterrupt:
+            raise Interrupted(f"interrupted; the same command goes on with {run.uri}", run=run.uri) from None
         finally:
             step.ledger().release(run.uri, holder=holder_name())
     return run

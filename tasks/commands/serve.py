@@ -36,7 +36,6 @@ def serve(
 ) -> None:  # fmt: skip
     """Answer plans, estimates and structures over REST."""
     import asyncio
-    import signal
 
     from trainwright.tasks import screen
     from trainwright.tasks.settings import settings
@@ -76,7 +75,4 @@ def serve(
                 line = f"trainwright at {address}, token: {where} (models' code: {network})"
                 screen.err.print(line, markup=False, soft_wrap=True)
 
-        signal.signal(
-            signal.SIGTERM, signal.default_int_handler
-        )  # uvicorn raises again what ended it: what is open is closed
         asyncio.run(server.serve(Service(bounds, allow or ()), tokens, listener, ready))

@@ -73,6 +73,8 @@ class BatchSplit:
             self.growth.forget_times()
         if not stays:
             self._change(state, self._among(state, world.members), world.reason)
+        elif world.generation > 1 and not world.end:
+            self._tell(state, world.reason)
         state.members = world.members
         self._weigh_anew(world.members)
 
@@ -168,11 +170,15 @@ class BatchSplit:
         return shares(batch, [self._rank.split[number] for number in members]), reason
 
     def _change(self, state: State, split: list[int], reason: str) -> None:
-        event = SplitEvent(step=state.step, batch_sizes=split, reason=reason).model_dump()
         if self.growth is not None:
             self.growth.change(sum(split), state.step, self._rank.noise_scale.value)
         self._rank.split, state.split = list(split), list(split)
         self._recent_s, self._recent_steps_s = [], []
+        self._tell(state, reason)
+
+    def _tell(self, state: State, reason: str) -> None:
+        """Why the split is what it is from this step on, also where it stays: other processes may take the same shares."""
+        event = SplitEvent(step=state.step, batch_sizes=list(state.split), reason=reason).model_dump()
         state.events.append(event)
         self.rows.add(**event)
         if self._rank.first:

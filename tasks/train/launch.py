@@ -92,6 +92,8 @@ def train(
                 committed=state.step if state else 0,
             ) as ranks,
         ):
+            if state is not None:
+                progress.emit("notice", message=f"training goes on from the checkpoint of step {state.step}")
             done = ranks.watch()
     except RunHeld:
         kept.forget(work, right.owner)

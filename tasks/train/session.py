@@ -69,6 +69,7 @@ class Session:
 
     def __init__(self, name: str, address: str, python: str, login: Ssh, folder: Path) -> None:
         self.name, self.address, self.python, self.work = name, address, python, ""
+        self._login = login
         self._folder, self._log = folder, folder / "logs" / f"host-{name}.log"
         self._children: dict[str, Child] = {}
         self._replies: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
@@ -112,12 +113,12 @@ class Session:
         finally:
             timer.cancel()
         if not line:
-            raise unreachable(self.address, self._why_ended(), self.name)
+            raise unreachable(self.address, self._why_ended(), self.name, self._login)
         try:
             found = json.loads(line)
         except ValueError:
             raise unreachable(
-                self.address, f"answered {line[:80]!r}; nothing may print there on login", self.name
+                self.address, f"answered {line[:80]!r}; nothing may print there on login", self.name, self._login
             ) from None
         return dict(found)
 
@@ -155,7 +156,7 @@ class Session:
             raise TrainingFailed(f"{self}: no answer in {ANSWER_TIMEOUT_S:g} s; its log is {self._log}") from None
         if reply is None:
             self._replies.put(None)
-            raise unreachable(self.address, self._lost(), self.name)
+            raise unreachable(self.address, self._lost(), self.name, self._login)
         if reply["kind"] == "failed":
             raise TrainingFailed(f"{self}: {reply['what']}: {reply['why']}")
         return reply

@@ -6,15 +6,21 @@ More of what is wrong with models: `tests/tasks/test_extract.py`.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import tempfile
 import textwrap
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
-from command_line import process, run
+from command_line import TRAINWRIGHT, process, run
+
+from trainwright.tasks.run import list_runs
 
 HEAD = """
 import os, pathlib, sys, time, torch
@@ -145,3 +151,43 @@ def test_a_model_that_is_none_or_ends_its_process(home: Path, tmp_path: Path, co
 @pytest.mark.parametrize("value", ["0", "-3", "soon", "nan", "inf"])
 def test_a_limit_that_is_none(home: Path, tmp_path: Path, name: str, value: str) -> None:
     _refused(_extract(tmp_path, LINEAR, **{name: value}), f"{name}: got '{value}'; allowed: a number above 0")
+
+
+def test_what_a_models_error_says_can_not_steer_the_terminal(tmp_path: Path) -> None:
+    done = _extract(tmp_path, "def build_model(): raise ValueError('a\\x1b[31mb\\x07')")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.endswith("raised ValueError: a?[31mb?\n")
+
+
+@pytest.mark.parametrize("to_all", [False, True], ids=["the command", "its process group"])
+def test_a_command_that_is_told_to_end_leaves_nothing(tmp_path: Path, to_all: bool) -> None:
+    command = [*TRAINWRIGHT, "extract", _source(tmp_path, ENDLESS["built"].format(reached=str(tmp_path / "reached")))]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    _until(lambda: (tmp_path / "reached").exists())
+    os.killpg(process.pid, signal.SIGTERM) if to_all else process.terminate()
+    assert process.communicate(timeout=60)[1].splitlines()[-1] == "trainwright: interrupted"
+    assert process.returncode == 130
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_a_training_that_is_told_to_end_while_its_model_is_traced_is_interrupted(tmp_path: Path, home: Path) -> None:
+    _source(tmp_path, ENDLESS["built"].format(reached=str(tmp_path / "reached")))
+    job = tmp_path / "job.json"
+    job.write_text(json.dumps({"name": "told", "data": {"uri": "builtin:digits"}, "model": {"source": "model.py"}}))
+    command = [*TRAINWRIGHT, "train", str(job), "--store", (tmp_path / "store").as_uri(), "--json"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    _until(lambda: (tmp_path / "reached").exists())
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    document = json.loads(out)
+    assert (process.returncode, document["state"]) == (130, "interrupted"), err
+    assert next(iter(list_runs((tmp_path / "store").as_uri()))).status().state == "interrupted"
+
+
+def _until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
+import shutil
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -139,6 +142,20 @@ def test_an_example_batch_must_be_as_large_as_asked_for(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("torch.rand(n, 1, 8, 8)", "gave a tensor"),
+        ("(torch.rand(n, 1, 8, 8),)", "gave 1 values"),
+        ("None", "gave NoneType"),
+    ],
+)
+def test_an_example_batch_is_a_pair(given: str, says: str, tmp_path: Path) -> None:
+    message = _refusal(tmp_path, f"{GOOD}\ndef example_batch(n): return {given}\n", batch_spec=None)
+    assert says in message
+    assert message.endswith("allowed: a pair (inputs, targets)")
+
+
 def test_without_data_a_source_needs_an_example_batch(tmp_path: Path) -> None:
     assert "defines no example_batch" in _refusal(tmp_path, GOOD, batch_spec=None)
     assert _extract(tmp_path, GOOD + EXAMPLE, batch_spec=None).parameters > 0
@@ -171,6 +188,20 @@ def test_a_model_that_never_ends_is_stopped_and_no_process_stays(tmp_path: Path)
 )
 def test_why_a_model_does_not_end_is_told_where_it_is_known(code: str, says: str, tmp_path: Path) -> None:
     assert says in _refusal(tmp_path, code, timeout_s=6)
+
+
+def test_a_model_that_writes_without_end_fills_neither_disk_nor_memory(tmp_path: Path) -> None:
+    code = "import os\ndef build_model():\n    while True:\n        os.write(1, b'y' * 65536)"
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    assert "not traced within 6 s" in _refusal(tmp_path, code, timeout_s=6)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB; it writes gigabytes
+    assert free - shutil.disk_usage(tempfile.gettempdir()).free < 2**30
+
+
+def test_the_last_words_of_a_model_that_said_much_are_told(tmp_path: Path) -> None:
+    code = "import os\ndef build_model():\n    print('x' * 9_000_000)\n    print('that was it', flush=True)\n    os._exit(3)"
+    assert _refusal(tmp_path, code).endswith("ended the process with 3: that was it")
 
 
 def test_a_model_that_takes_too_much_memory_is_stopped(tmp_path: Path) -> None:

@@ -222,3 +222,10 @@ def test_the_embedded_servers_keys_are_not_shown_to_another_server(home: Path, m
 def test_what_is_no_stores_uri_is_bad_input(home: Path, uri: str) -> None:
     with pytest.raises(BadInput, match="got"):
         open_store(uri)
+
+
+def test_a_file_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for uri in ((tmp_path / "file").as_uri(), (tmp_path / "file" / "below").as_uri()):
+        with pytest.raises(BadInput, match=r"file is a file; allowed: a folder"):
+            open_store(uri)

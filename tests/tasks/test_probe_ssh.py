@@ -101,7 +101,8 @@ def test_the_command_writes_a_pool_file_that_the_next_command_reads(
 def test_an_unknown_key_is_one_clear_line(host: Callable[[str | None], str], home: Path) -> None:
     address = host(None)
     with pytest.raises(
-        ServiceUnreachable, match=r"^host lab: its host key is not in known_hosts: .*known_hosts$"
+        ServiceUnreachable,
+        match=r"^host lab: its host key is not in known_hosts: .*; `ssh -o .* lab python3 -V` must work$",
     ) as caught:
         probe([address])
     assert "\n" not in str(caught.value)

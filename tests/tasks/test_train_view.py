@@ -118,6 +118,21 @@ with Watch() as watch:
 """
 
 
+def test_lost_ranks_are_told_at_once_and_a_notice_of_every_rank_once() -> None:
+    lost = {"event": "rank", "rank": 1, "device": "a/cpu1", "state": "was killed by SIGKILL"}
+    waits = {"event": "notice", "message": "waits for the store"}
+    world = {"event": "world", "generation": 2, "ranks": [0, 1], "reason": "rank 1 is back"}
+    events = json.dumps([lost | {"state": "loaded"}, lost, waits, waits, world])
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW, events], stderr=subprocess.PIPE, text=True, check=True, timeout=120
+    )
+    assert done.stderr.splitlines() == [
+        "lost       rank 1 (a/cpu1) was killed by SIGKILL",
+        "note       waits for the store",
+        "ranks      training goes on with 2",
+    ]
+
+
 def test_a_terminal_is_updated_in_place_and_a_file_gets_plain_lines(tmp_path: Path) -> None:
     events = json.dumps(
         [
