@@ -15,9 +15,10 @@ from trainwright.estimator.quantiles import quantile
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A summary of `count` errors; 0.1 is 10 %. `coverage` is None where the method states no intervals.
+    """A summary of `count` errors; 0.1 is 10 %. `coverage` and `width` are None where the method states no intervals.
 
-    `bias` is the signed median, `noise_median` and `noise_p90` are the noise floor of the same measurements (None: not measured).
+    `coverage` is the share of cases inside theirs, `width` the median of high / low. `bias` is the signed median, `noise_median`
+    and `noise_p90` are the noise floor of the same measurements (None: not measured).
     """
 
     count: int
@@ -26,6 +27,7 @@ class Accuracy:
     bias: float
     worst: float
     coverage: float | None = None
+    width: float | None = None
     noise_median: float | None = None
     noise_p90: float | None = None
 
@@ -77,6 +79,7 @@ def summarise(
         bias=quantile(off, 0.5),
         worst=max(off, key=abs),
         coverage=coverage(intervals, measured) if intervals else None,
+        width=quantile([high / low for low, high in intervals], 0.5) if intervals else None,
         noise_median=quantile(noise, 0.5) if noise else None,
         noise_p90=quantile(noise, 0.9) if noise else None,
     )
@@ -89,7 +92,7 @@ def percent(value: float | None, *, signed: bool = False) -> str:
     return f"{100 * value:+.1f} %" if signed else f"{100 * value:.1f} %"
 
 
-HEADER = ("method", "cases", "median", "p90", "bias", "worst", "in interval")
+HEADER = ("method", "cases", "median", "p90", "bias", "worst", "in interval", "high / low")
 
 
 def row(name: str, accuracy: Accuracy) -> tuple[str, ...]:
@@ -97,6 +100,7 @@ def row(name: str, accuracy: Accuracy) -> tuple[str, ...]:
     return (
         name, str(accuracy.count), percent(accuracy.median), percent(accuracy.p90), percent(accuracy.bias, signed=True),
         percent(accuracy.worst, signed=True), percent(accuracy.coverage),
+        "-" if accuracy.width is None else f"{accuracy.width:.2f}",
     )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ def test_the_summary_of_known_errors() -> None:
     assert found.bias == pytest.approx(-0.05)
     assert found.worst == pytest.approx(-0.5)
     assert found.p90 == pytest.approx(0.1 + 0.7 * 0.4)
-    assert (found.coverage, found.noise_median, found.noise_p90) == (None, None, None)
+    assert (found.coverage, found.width, found.noise_median, found.noise_p90) == (None, None, None, None)
 
 
 @given(st.lists(SECONDS, min_size=1, max_size=30), st.floats(0.1, 10))
@@ -81,6 +81,7 @@ def test_ends_of_an_interval_are_inside() -> None:
 def test_noise_and_intervals_are_summarised_with_the_errors() -> None:
     found = summarise([1.0, 2.0], [1.0, 2.0], noise=[0.1, 0.3], intervals=[(0.5, 1.5), (3.0, 4.0)])
     assert (found.coverage, found.noise_median) == (0.5, pytest.approx(0.2))
+    assert found.width == pytest.approx((3 + 4 / 3) / 2)
     assert found.noise_p90 == pytest.approx(0.28)
 
 
@@ -101,7 +102,7 @@ def test_a_document_is_json() -> None:
 def test_a_table_aligns_its_columns() -> None:
     lines = table([HEADER, row("ours", summarise([1.1], [1.0], intervals=[(1.0, 1.2)]))]).splitlines()
     assert lines[0].split()[0] == "method"
-    assert re.split(r"\s{2,}", lines[2]) == ["ours", "1", "10.0 %", "10.0 %", "+10.0 %", "+10.0 %", "100.0 %"]
+    assert re.split(r"\s{2,}", lines[2]) == ["ours", "1", "10.0 %", "10.0 %", "+10.0 %", "+10.0 %", "100.0 %", "1.20"]
     assert lines[0].rindex("p90") + 3 == lines[2].index("%", lines[2].index("%") + 1) + 1
 
 
