@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainwright.estimator.errors import BadInput
-from trainwright.estimator.machine import MOST_DRIFT
+from trainwright.estimator.machine import MOST_DRIFT, processor
 from trainwright.estimator.named_file import read_named
 from trainwright.tasks.commands.options import Debug, Json, print_json, print_model
 
@@ -187,6 +187,7 @@ def estimate(
     memory = document["peak_memory_bytes"]
     facts = [
         ("mode", f"{document['mode']}, coverage {100 * document['coverage']:.0f} %"),
+        *(_measured_on(measured) if measured is not None else []),
         *([("corrected by", f"{document['learned_from']} finished run(s)")] if store is not None else []),
         ("step time", screen.interval(document["step_time_s"], screen.seconds)),
         *(_doubts(measured, structure, document) if measured is not None else []),
@@ -196,6 +197,13 @@ def estimate(
         ("power known from", str(document["energy_source"])),
     ]
     screen.facts(f"{model} at batch {batch_size}: median (90 % interval)", facts)
+
+
+def _measured_on(calibration: Calibration) -> list[tuple[str, str]]:
+    threads = f"{calibration.threads} thread(s), torch {calibration.torch}"
+    other = calibration.device_type == "cpu" and calibration.processor != processor()
+    here = f"; this machine has {processor()}" if other else ""
+    return [("measured on", f"{calibration.processor}, {threads}{here}")]
 
 
 def _doubts(measured: Calibration, structure: Structure, document: dict[str, Any]) -> list[tuple[str, str]]:

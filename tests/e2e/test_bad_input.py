@@ -108,6 +108,12 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
         ({"device_type": "nvidia-t4"}, "the calibration is of nvidia-t4"),
         ({"device_type": "tpu"}, "is of device type 'tpu'; allowed: amd-mi300x"),
         ({"families": {}}, "is not a calibration"),
+        ({"threads": 0}, "is not a calibration: threads"),
+        ({"interval_quantile": -3}, "is not a calibration: interval_quantile"),
+        ({"interval_quantile": 1e308}, "is not a calibration: interval_quantile"),
+        ({"step_deviation": 1e300}, "is not a calibration: step_deviation"),
+        ({"sentinel_drift": -1}, "is not a calibration: sentinel_drift"),
+        ({"speed": {"compute_s": 0, "memory_s": 1, "calls_s": 1}}, "is not a calibration: speed.compute_s"),
     ],
 )
 def test_a_calibration_that_can_not_be_used(

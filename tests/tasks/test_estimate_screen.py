@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from trainwright.estimator.calibration import Calibration, ErrorSummary, StepCorrection, load, save
 from trainwright.estimator.curves import Affine
+from trainwright.estimator.machine import processor
 from trainwright.estimator.op_cost import FamilyCost, Kernel, Roofline
 from trainwright.estimator.speed import Speed
 from trainwright.estimator.structure import Operation, Structure
@@ -18,6 +19,7 @@ from trainwright.tasks.cli import app
 from trainwright.tasks.commands import models
 
 GIB = 2**30
+VERSION = importlib.metadata.version("torch")
 
 
 def _calibration(tmp_path: Path, *, family_sigma: float, drift: float = 0.1) -> list[str]:
@@ -29,7 +31,7 @@ def _calibration(tmp_path: Path, *, family_sigma: float, drift: float = 0.1) -> 
         points=((10.0, 10.0),), weights=(0.0,),
     )  # fmt: skip
     made = Calibration(
-        device_type="cpu", threads=1, dtype="float32", torch=importlib.metadata.version("torch"), processor="made up",
+        device_type="cpu", threads=1, dtype="float32", torch=VERSION, processor="made up",
         created_at="2026-01-01T00:00:00+00:00", measurements=1, duration_s=1.0, sentinel_drift=drift,
         speed=Speed(compute_s=1e-3, memory_s=1e-3, calls_s=1e-3), families={"matmul": products}, kinds=("aten.mm",),
         correction=StepCorrection(), cross_validated_error=ErrorSummary(median=0.1, p90=0.2), step_deviation=0.1,
@@ -66,6 +68,20 @@ def test_an_interval_that_is_due_to_steps_alone_says_so(tmp_path: Path) -> None:
 def test_an_interval_that_is_due_to_operations_unlike_those_measured_says_so(tmp_path: Path) -> None:
     said = _estimated(tmp_path, _calibration(tmp_path, family_sigma=0.5))
     assert "steps differ by 22 % from what their operations come to, with operations unlike the measured ones" in said
+
+
+def test_where_it_was_measured_is_told_and_that_it_was_not_here(tmp_path: Path) -> None:
+    options = _calibration(tmp_path, family_sigma=0.01)
+    assert f"made up, 1 thread(s), torch {VERSION}; this machine has {processor()}\n" in _estimated(tmp_path, options)
+    save(load(tmp_path / "cpu.json").model_copy(update={"processor": processor()}), tmp_path / "cpu.json")
+    assert f"{processor()}, 1 thread(s), torch {VERSION}\n" in _estimated(tmp_path, options)
+
+
+@pytest.mark.parametrize("sigma", [100.0, 1e-3])
+def test_an_interval_however_wide_is_of_numbers(tmp_path: Path, sigma: float) -> None:
+    options = _calibration(tmp_path, family_sigma=sigma)
+    save(load(tmp_path / "cpu.json").model_copy(update={"interval_quantile": 1e3}), tmp_path / "cpu.json")
+    assert "step time" in _estimated(tmp_path, options)
 
 
 def test_a_datasheet_has_no_such_line(tmp_path: Path) -> None:
