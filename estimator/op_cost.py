@@ -27,8 +27,6 @@ _UNBOUND = 1e18  # a rate that no operation of the family is bound by, per secon
 _MOST_POINTS = 800
 _MOST_FOR_LIKELIHOOD = 120
 _FURTHEST = 2.5  # of r: a cost is never told to be more than e^2.5 off its roofline
-_SURE = 4.0  # deviations from what the others tell of it, from which a sample counts less
-_ROUNDS = 4
 
 
 class _Value(BaseModel):
@@ -208,31 +206,15 @@ def fit_family(samples: Sequence[OpSample], kernel: Kernel | None = None) -> Fam
     kinds = tuple(one.kind for one in gathered)
     if kernel is None or len(kernel.lengths) != points.shape[1]:
         kernel = _likeliest(points, off, alike(kinds, kinds))
+    matrix = kernel(points, points, alike(kinds, kinds)) + (kernel.noise**2 + 1e-6) * np.eye(len(off))
     return FamilyCost(
         roofline=roofline,
         dims=names,
         kernel=kernel,
         kinds=kinds,
         points=tuple(tuple(round(float(value), 5) for value in row) for row in points),
-        weights=tuple(_weights(kernel(points, points, alike(kinds, kinds)), kernel.noise**2 + 1e-6, off).tolist()),
+        weights=tuple(float(value) for value in np.linalg.solve(matrix, off)),
     )
-
-
-def _weights(covariance: Any, variance: float, off: Any) -> Any:
-    """K⁻¹ r, where samples that all others speak against count less: something else held them up while they were timed.
-
-    What the others tell of a sample i is r_i − [K⁻¹ r]_i / [K⁻¹]_ii, with a variance of 1 / [K⁻¹]_ii (Rasmussen and Williams,
-    equation 5.12). Shapes: (n, n), (), (n,); (n,).
-    """
-    import numpy as np
-
-    trust = np.ones(len(off))
-    for _ in range(_ROUNDS):
-        inverse = np.linalg.inv(covariance + np.diag(variance / trust))
-        alone = 1 / np.diag(inverse)
-        deviation = np.sqrt(np.maximum(alone - variance / trust, 0.0) + variance)
-        trust = np.minimum(1.0, _SURE * deviation / np.maximum(np.abs(inverse @ off * alone), 1e-9)) ** 2
-    return np.linalg.solve(covariance + np.diag(variance / trust), off)
 
 
 def _likeliest(points: Any, off: Any, alike: Any) -> Kernel:

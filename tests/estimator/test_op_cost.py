@@ -72,16 +72,6 @@ def test_kinds_and_sizes_that_differ_from_the_roofline_are_learned() -> None:
     assert errors.max() < 0.4
 
 
-def test_a_few_samples_that_were_held_up_do_not_bend_what_is_told_of_their_like() -> None:
-    known, unseen = _samples()[:120], _samples()[120:]
-    held_up = [one.model_copy(update={"seconds": 15 * one.seconds}) for one in known[::40]]
-    disturbed = [*held_up, *(one for number, one in enumerate(known) if number % 40)]
-    predicted = _predicted("matmul", unseen, fit_families(disturbed))
-    errors = np.abs(predicted / np.array([one.seconds for one in unseen]) - 1)
-    assert np.median(errors) < 0.08
-    assert errors.max() < 0.4
-
-
 def test_far_from_all_samples_the_roofline_alone_remains() -> None:
     cost = fit_family(_samples())
     far = np.full((1, 3), 1e4)
