@@ -222,9 +222,9 @@ def _likeliest(points: Any, off: Any, alike: Any) -> Kernel:
     import numpy as np
     from scipy.optimize import minimize
 
+    varies = points.std(0) > 1e-6
     part = np.random.default_rng(0).permutation(len(off))[:_MOST_FOR_LIKELIHOOD]
     points, off, alike = points[part], off[part], alike[np.ix_(part, part)]
-    varies = points.std(0) > 1e-6
 
     def made(logs: Any) -> Kernel:
         values = np.exp(np.clip(logs, -6, 6))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -15,7 +15,8 @@ from trainwright.estimator.workspace import WITH_WORKSPACE, workspace_bytes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-PRECISIONS = ("fp32", "fp64", "bf16", "amp")
+Precision = Literal["fp32", "fp64", "bf16", "amp"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 class _Value(BaseModel):
@@ -168,7 +169,7 @@ class Structure(_Value):
     schema_version: int = 2
     batch_size: int = Field(ge=1)
     optimizer: str
-    precision: Literal["fp32", "fp64", "bf16", "amp"]
+    precision: Precision
     accumulation: int = Field(default=1, ge=1, description="micro-batches in a step")
     method: Literal["fake tensors", "real step"]
     parameters: int

@@ -18,6 +18,7 @@ from trainwright.estimator.errors import BadInput, TrainwrightError
 from trainwright.estimator.precision import PARAMETER_DTYPES, autocast, for_loss
 from trainwright.estimator.recorder import Recorder
 from trainwright.estimator.source import BatchSpec, ModelDefinition
+from trainwright.estimator.structure import Precision
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class StepSpec:
     config: dict[str, Any]
     spec: BatchSpec | None
     optimizer: dict[str, Any]
-    precision: str = "fp32"
+    precision: Precision = "fp32"
     accumulation: int = 1
 
 

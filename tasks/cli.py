@@ -18,6 +18,7 @@ from trainwright.estimator.errors import BadInput, TrainwrightError
 from trainwright.tasks.commands import models, planning, runs, serve, stack
 from trainwright.tasks.commands.options import print_json
 
+INTERRUPTED = 130
 _NAMES = {"pool_probe": "pool probe"}
 
 
@@ -55,18 +56,20 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is temporary is removed
     try:
         code = app(standalone_mode=False)
+        if code == INTERRUPTED:  # so typer tells of Ctrl-C
+            raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except TrainwrightError as error:
         _fail(error, wants_json, debug)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         from trainwright.tasks.errors import Interrupted
 
         _fail(Interrupted("interrupted"), wants_json, debug)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read us has gone
         sys.exit(1)
-    except (typer.Abort, typer.Exit) as error:
-        sys.exit(getattr(error, "exit_code", 130))
+    except typer.Exit as error:
+        sys.exit(error.exit_code)
     except Exception as error:  # noqa: BLE001 - the outermost boundary: reports, with the traceback on request
         usage = getattr(error, "format_message", None)  # click's usage errors
         known = (

@@ -80,7 +80,9 @@ def _in_process(
             error.run = run.uri
             raise
         except KeyboardInterrupt:
-            raise Interrupted(f"interrupted; the same command goes on with {run.uri}", run=run.uri) from None
+            ended = Interrupted(f"interrupted; the same command goes on with {run.uri}")
+            ended.run = run.uri
+            raise ended from None
         finally:
             step.ledger().release(run.uri, holder=holder_name())
     return run

@@ -101,7 +101,7 @@ def test_with_a_minimum_of_all_the_others_wait_for_the_replacement(tmp_path: Pat
     watcher.join()
     assert result.steps == 24
     told = [event.reason for event in result.split_events if event.batch_sizes == [40, 20] and event.step > 0]
-    assert any("rank 0 (here/0) was killed by SIGKILL" in reason for reason in told)  # the split stays, the loss is told
+    assert any("rank 0 (here/0) was killed by SIGKILL" in reason for reason in told)  # though the split stays
     assert all(0 not in event.batch_sizes for event in result.split_events)
     assert_every_sample_once(asked, 2, 1)
 

@@ -42,8 +42,8 @@ def trained(folder: Path, step: int = 20) -> dict[str, torch.Tensor]:
     ("precision", "backend", "optimizer", "clip_norm"),
     [
         ("amp", "torch", "momentum", 0.5),
-        ("bf16", "horovod", "adam", 0.5),
-        pytest.param("amp", "horovod", "adam", None, marks=pytest.mark.slow),
+        ("bf16", "horovod", "adam", None),  # torch's own clipping takes the norm of bf16 in bf16: no reference
+        pytest.param("amp", "horovod", "adam", 0.5, marks=pytest.mark.slow),
         pytest.param("bf16", "torch", "momentum", None, marks=pytest.mark.slow),
     ],
 )
