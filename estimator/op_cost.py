@@ -19,13 +19,14 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from trainwright.estimator.work import Work, cost_family
 
 _UNBOUND = 1e18  # a rate that no operation of the family is bound by, per second
 _MOST_POINTS = 800
 _MOST_FOR_LIKELIHOOD = 120
+_MOST_S, _LEAST_RATE, _MOST_DEVIATION = 1e6, 1e-6, 1e3  # far beyond any device
 _FURTHEST = 2.5  # of r: a cost is never told to be more than e^2.5 off its roofline
 
 
@@ -49,9 +50,9 @@ class OpSample(_Value):
 class Roofline(_Value):
     """t = latency_s + max(flops / flops_per_s, bytes / bytes_per_s)."""
 
-    latency_s: float = Field(ge=0, le=1e6)
-    flops_per_s: float = Field(ge=1)
-    bytes_per_s: float = Field(ge=1)
+    latency_s: float
+    flops_per_s: float
+    bytes_per_s: float
 
     def __call__(self, flops: Any, moved: Any) -> Any:
         """Seconds; of numbers or of arrays."""
@@ -64,9 +65,9 @@ class Kernel(_Value):
     """The process's parameters: a length for each coordinate (None: it does not vary), two amplitudes, the noise."""
 
     lengths: tuple[float | None, ...]
-    family_sigma: float = Field(ge=0, le=100)
-    kind_sigma: float = Field(ge=0, le=100)
-    noise: float = Field(ge=0, le=100)
+    family_sigma: float
+    kind_sigma: float
+    noise: float
 
     def __call__(self, left: Any, right: Any, alike: Any) -> Any:
         """Shapes: (n, d), (m, d), (n, m) whether two are of one kind; (n, m)."""
@@ -98,6 +99,16 @@ class FamilyCost(_Value):
     kinds: tuple[str, ...]
     points: tuple[tuple[float, ...], ...]
     weights: tuple[float, ...]
+
+    @model_validator(mode="after")
+    def _can_be(self) -> FamilyCost:
+        """Not of the roofline or the kernel themselves: a fit tries such on its way that nobody measures."""
+        line, kernel = self.roofline, self.kernel
+        deviations = (kernel.family_sigma, kernel.kind_sigma, kernel.noise)
+        possible = 0 <= line.latency_s <= _MOST_S and min(line.flops_per_s, line.bytes_per_s) >= _LEAST_RATE
+        if not possible or not all(0 <= one <= _MOST_DEVIATION for one in deviations):
+            raise ValueError("latency, rates and deviations of a device that can be")
+        return self
 
     @cached_property
     def _arrays(self) -> tuple[Any, Any, dict[str, int], Any]:

@@ -9,6 +9,7 @@ it does not know, so that each version reads its neighbours' files. Units stand 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -324,11 +325,20 @@ class LearningRateSearch(Artefact):
 
 
 class SplitEvent(Value):
-    """A change of the batch split, or of the global batch (their sum), from `step` on."""
+    """Which split holds from `step` on, and why: it changed, the global batch (its sum) did, or other processes took it over."""
 
     step: int
     batch_sizes: list[int] = Field(description="by rank")
     reason: str
+
+
+def split_since(events: Sequence[SplitEvent], planned: list[int]) -> int:
+    """The step since which the shares are what they are at the end."""
+    since, split = 0, planned
+    for event in events:
+        if event.batch_sizes != split:
+            since, split = event.step, event.batch_sizes
+    return since
 
 
 class DeviceResult(Value):

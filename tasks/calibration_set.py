@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from trainwright.estimator.experience import SCHEMA_VERSION, Finding, FinishedRun
 from trainwright.tasks import progress
-from trainwright.tasks.artefacts import DeviceResult, Estimate, Plan, PlannedDevice, Result
+from trainwright.tasks.artefacts import DeviceResult, Estimate, Plan, PlannedDevice, Result, split_since
 from trainwright.tasks.documents import one_line
 from trainwright.tasks.errors import ServiceUnreachable
 from trainwright.tasks.folder_store import FolderStore
@@ -39,8 +39,9 @@ def append(run: Run) -> list[str]:
     """
     findings: dict[str, list[Finding]] = {}
     result, plan, predicted = run.read(Result), run.read(Plan), run.read(Estimate)
+    steps = result.steps - split_since(result.split_events, [device.batch_size for device in plan.devices])
     for planned, device in zip(plan.devices, result.devices, strict=True):
-        finding = _finding(predicted, result, planned, device, plan.accumulation)
+        finding = _finding(predicted, result, planned, device, plan.accumulation, steps)
         if finding is not None:
             findings.setdefault(planned.type, []).append(finding)
     written = []
@@ -53,11 +54,12 @@ def append(run: Run) -> list[str]:
 
 
 def _finding(
-    predicted: Estimate, result: Result, planned: PlannedDevice, device: DeviceResult, pieces: int
+    predicted: Estimate, result: Result, planned: PlannedDevice, device: DeviceResult, pieces: int, steps: int
 ) -> Finding | None:
     """What a device did beside what its calibration alone says of it; None where there is nothing to compare.
 
-    Of a step in `pieces` micro-batches: what one of them took, the sum of gradients that is kept meanwhile taken away.
+    Of a step in `pieces` micro-batches: what one of them took, the sum of gradients that is kept meanwhile taken away. So many
+    `steps` had the batch that the device has at the end.
     """
     try:
         curve = predicted.curve(planned)
@@ -79,7 +81,7 @@ def _finding(
         basis=curve.basis,
         cores=planned.cores,
         batch_size=size,
-        steps=max(1, result.steps - (result.split_events[-1].step if result.split_events else 0)),
+        steps=max(1, steps),
         predicted_step_time_s=predicted_s,
         predicted_loop_s=curve.loop_part_s(size),
         measured_step_time_s=took * (1 / pieces),

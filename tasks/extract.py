@@ -27,6 +27,7 @@ from trainwright.tasks.settings import settings
 _MARK = "TRAINWRIGHT_TRACE"
 # While torch is imported, looking for garbage takes a tenth of the time, and finds nothing.
 _TRACE = "import gc; gc.disable(); from trainwright.estimator.trace import main; raise SystemExit(main())"
+_SWEEPS = 5
 _KEPT_BYTES = 4096
 _JOIN_S = 5.0  # a process that hides from us may hold the pipe
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
@@ -73,16 +74,20 @@ def extract(
             stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         assert process.stdout is not None
-        words, left = _LastWords(process.stdout), 0
+        left = 0
         try:
+            words = _LastWords(process.stdout)
             code: int | None = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             code = None
         finally:
             process.kill()
             process.wait()
-            left = kill_all_with(_MARK, mark)  # what the model's code started and left behind
-            last = words.line()
+            for _ in range(_SWEEPS):  # what the model's code started and left behind, and may start meanwhile
+                if not (found := kill_all_with(_MARK, mark)):
+                    break
+                left = max(left, found)
+        last = words.line()
         if code is None:
             raise BadInput(_late(entry, timeout_s, left, last, memory_limit_bytes))
         if code != 0 or not result.exists():

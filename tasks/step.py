@@ -65,7 +65,7 @@ def step(name: str, *, last: bool = False) -> Callable[[Step[P]], Step[P]]:
         @functools.wraps(work)
         def wrapped(run: Run, /, *args: P.args, **kwargs: P.kwargs) -> Reference:
             global _running
-            started, _running = time.monotonic(), name
+            started = time.monotonic()
             progress.emit("step", name=name, state="started", run=run.uri)
             if not run.exists():
                 raise BadInput(f"run: got {run.uri}; there is no such run")
@@ -74,6 +74,7 @@ def step(name: str, *, last: bool = False) -> Callable[[Step[P]], Step[P]]:
                 ledger().take([run.hold], me, run.uri)
             run.note(state="running", step=name, error=None, holder=me.name)
             try:
+                _running = name
                 if stop.is_set():
                     raise Interrupted(f"{name}: stopped before it began")
                 with Heartbeat(ledger(), run.uri, [run.hold], holder=me.name) as beat:

@@ -179,6 +179,8 @@ class BatchSplit:
     def _tell(self, state: State, reason: str) -> None:
         """Why the split is what it is from this step on, also where it stays: other processes may take the same shares."""
         event = SplitEvent(step=state.step, batch_sizes=list(state.split), reason=reason).model_dump()
+        if state.events and state.events[-1] == event:  # worlds that came to nothing
+            return
         state.events.append(event)
         self.rows.add(**event)
         if self._rank.first:

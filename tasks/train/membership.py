@@ -205,7 +205,7 @@ class Membership:
             broken=self._broken_at is not None,
             limits={number: limit for number, limit in self.fleet.limits.items() if number in members and not end},
         )  # fmt: skip
-        if self.generation > 1:
+        if self.generation > 1 and not end:
             progress.emit("world", generation=self.generation, ranks=members, reason=reason)
         self.members, self.reasons = members, []
         self._broken_at = self._leaving_at = None

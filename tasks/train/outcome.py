@@ -9,7 +9,15 @@ from typing import Any, Literal
 from trainwright.estimator.curves import Interval
 from trainwright.estimator.energy import datasheet_power
 from trainwright.estimator.quantiles import quantile
-from trainwright.tasks.artefacts import Checkpoint, DeviceResult, Measured, PlannedDevice, Result, SplitEvent
+from trainwright.tasks.artefacts import (
+    Checkpoint,
+    DeviceResult,
+    Measured,
+    PlannedDevice,
+    Result,
+    SplitEvent,
+    split_since,
+)
 from trainwright.tasks.job import Target
 from trainwright.tasks.objects import ObjectStore
 from trainwright.tasks.pool import load_pool
@@ -29,9 +37,9 @@ def result_of(
     plan, job = request.plan, request.job
     rows = [read_rows(store, f"steps-rank{rank}") for rank in range(len(plan.devices))]
     events = [SplitEvent.model_validate(event) for event in first["events"]]
-    split_since = events[-1].step if events else 0
+    since = split_since(events, [device.batch_size for device in plan.devices])
     devices = [
-        _device_result(rank, device, done[rank], rows[rank], first["split"][rank], split_since, shares[rank])
+        _device_result(rank, device, done[rank], rows[rank], first["split"][rank], since, shares[rank])
         for rank, device in enumerate(plan.devices)
     ]
     busy_s = [sum(row["compute_s"] for row in own) for own in rows]

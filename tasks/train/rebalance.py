@@ -1,9 +1,9 @@
 """When the batch split changes: from measured step times, by a fit that outlives one change, with hysteresis. Pure.
 
 A rank's time for b samples is taken as t = a + s·b; with one batch size seen, a = 0. Re-splitting on the last block's b/t alone
-oscillates: here a change needs a predicted gain above the noise in two windows running. The noise is by how much windows with one
-split differ, over the root of how many there were, whose mean is what is known; a rank that differs by far more has another speed
-now, and what was known of it is forgotten.
+oscillates: here a change needs a predicted gain above the noise, still so when another window has gone into the mean. The noise
+is by how much windows with one split differ, over the root of how many there were, whose mean is what is known; a rank that
+differs by far more has another speed now, and what was known of it is forgotten.
 """
 
 from __future__ import annotations

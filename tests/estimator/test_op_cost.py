@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from trainwright.estimator.op_cost import (
+    FamilyCost,
+    Kernel,
     OpSample,
     Roofline,
     fit_families,
@@ -120,3 +123,15 @@ def test_of_a_rare_kind_all_is_kept_where_a_frequent_one_is_thinned() -> None:
     kinds = fit_family([*frequent, *rare]).kinds
     assert kinds.count("aten.fast") == len(rare)
     assert 400 < kinds.count("aten.slow") < 800
+
+
+@pytest.mark.parametrize(
+    "change", [{"latency_s": -1.0}, {"flops_per_s": 0.0}, {"bytes_per_s": 1e-300}, {"latency_s": 1e300}]
+)
+def test_a_stored_cost_that_can_not_be_is_refused_but_a_fit_may_try_it(change: dict[str, float]) -> None:
+    line = Roofline(**{"latency_s": 1e-5, "flops_per_s": 1e10, "bytes_per_s": 1e10, **change})
+    kernel = Kernel(lengths=(1.0, 1.0), family_sigma=403.4, kind_sigma=403.4, noise=403.4)  # as far as the search goes
+    possible = Roofline(latency_s=1e-5, flops_per_s=1e10, bytes_per_s=1e10)
+    assert FamilyCost(roofline=possible, dims=(), kernel=kernel, kinds=(), points=(), weights=())
+    with pytest.raises(ValidationError):
+        FamilyCost(roofline=line, dims=(), kernel=kernel, kinds=(), points=(), weights=())

@@ -21,7 +21,7 @@ from trainwright.estimator.speed import Speed
 from trainwright.infra.s3 import S3Access
 from trainwright.tasks import alone, calibration_set, steps
 from trainwright.tasks.allocate.ledger import Holder
-from trainwright.tasks.artefacts import Estimate, Manifest, Plan, Result
+from trainwright.tasks.artefacts import Estimate, Manifest, Plan, Result, SplitEvent, split_since
 from trainwright.tasks.errors import ServiceUnreachable
 from trainwright.tasks.job import Job, load_job
 from trainwright.tasks.objects import open_store
@@ -84,7 +84,7 @@ def test_what_a_run_measured_stands_beside_what_its_calibration_said(store: str)
     for one in found.findings:
         assert (one.predicted_step_time_s, one.measured_step_time_s.median) == (0.01, 0.015)
         assert (one.predicted_peak_memory_bytes, one.measured_peak_memory_bytes) == (1e6, 1.2e6)
-        assert one.steps == 25  # since the split
+        assert one.steps == 30  # the split was the planned one all the time
     assert learn(_curve(), [found]).step_time(32).median > 0.01
 
 
@@ -123,6 +123,22 @@ def test_a_run_that_ended_between_its_lesson_and_its_seal_is_sealed_later_and_co
 def test_nothing_is_learned_without_a_calibration_or_with_another_torch(store: str, changes: dict[str, Any]) -> None:
     assert calibration_set.append(_trained(store, **changes)) == []
     assert calibration_set.read(store, ["cpu"]) == []
+
+
+def test_steps_count_since_the_split_changed_not_since_another_process_took_a_share_over(store: str) -> None:
+    run = _trained(store)
+    result, planned = run.read(Result), [device.batch_size for device in run.read(Plan).devices]
+    other = [planned[0] + 1, *planned[1:]]
+    events = [
+        SplitEvent(step=step, batch_sizes=split, reason="") for step, split in ((3, planned), (5, other), (9, other))
+    ]
+    for split_events, since in ((events, 5), (events[:1], 0), ([], 0)):
+        run.write(result.model_copy(update={"split_events": split_events}))
+        assert split_since(run.read(Result).split_events, planned) == since
+    run.write(result.model_copy(update={"split_events": events}))
+    calibration_set.append(run)
+    (finished,) = calibration_set.read(store, ["cpu"])
+    assert {one.steps for one in finished.findings} == {result.steps - 5}
 
 
 def test_nothing_is_learned_from_emulated_devices(store: str) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import resource
-import shutil
 import tempfile
 import textwrap
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -190,13 +189,30 @@ def test_why_a_model_does_not_end_is_told_where_it_is_known(code: str, says: str
     assert says in _refusal(tmp_path, code, timeout_s=6)
 
 
-def test_a_model_that_writes_without_end_fills_neither_disk_nor_memory(tmp_path: Path) -> None:
+def test_a_model_that_writes_without_end_fills_neither_disk_nor_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     code = "import os\ndef build_model():\n    while True:\n        os.write(1, b'y' * 65536)"
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    free = shutil.disk_usage(tempfile.gettempdir()).free
-    assert "not traced within 6 s" in _refusal(tmp_path, code, timeout_s=6)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB; it writes gigabytes
-    assert free - shutil.disk_usage(tempfile.gettempdir()).free < 2**30
+    before, most = psutil.Process().memory_info().rss, {"disk": 0, "memory": 0}
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.05):
+            sizes = [path.stat().st_size for path in (tmp_path / "temporary").rglob("*") if path.is_file()]
+            most["disk"] = max(most["disk"], sum(sizes))
+            most["memory"] = max(most["memory"], psutil.Process().memory_info().rss - before)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        assert "not traced within 8 s" in _refusal(tmp_path, code, timeout_s=8)
+    finally:
+        ended.set()
+        looking.join()
+    assert most["disk"] < 2**26, most  # it writes gigabytes
+    assert most["memory"] < 2**28, most
 
 
 def test_the_last_words_of_a_model_that_said_much_are_told(tmp_path: Path) -> None:
