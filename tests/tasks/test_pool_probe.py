@@ -76,7 +76,9 @@ def test_gpus_are_found_by_nvml_here_a_fake_one(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_host_that_does_not_answer_or_is_no_name_is_told() -> None:
-    with pytest.raises(ServiceUnreachable, match=r"host 127\.0\.0\.1: .*; `ssh -o .* 127\.0\.0\.1 python3 -V` must work$"):
+    with pytest.raises(
+        ServiceUnreachable, match=r"host 127\.0\.0\.1: .*; `ssh -o .* 127\.0\.0\.1 python3 -V` must work$"
+    ):
         probe(["127.0.0.1"])
     with pytest.raises(BadInput, match="--host"):
         probe(["-oProxyCommand=true"])
