@@ -8,7 +8,7 @@ Three figures, each with its meaning:
 Resident memory exceeds live bytes because glibc keeps what is freed: `play` plays a step on a model of its malloc. Kernels that
 oneDNN compiles, and code that is read for the first time, come on top.
 
-Why the bound is wide (at the median of 300 held-out processes a quarter more than they held; 1 % held more):
+Why the bound is wide (at the median of 300 held-out processes 26 % more than they held after six steps; 1 % held more):
 - where blocks come to lie hangs on the least thing that the heap held before, which addresses and hashes draw: processes of one
   training differ by some 4 %, one in a hundred by 14 to 24 %; where both are the same, hardly any do;
 - the small things between the blocks are drawn (`play`). Given what malloc was really asked for, the same model of the heap was

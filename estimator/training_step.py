@@ -140,13 +140,8 @@ def _batch(what: StepSpec, size: int) -> tuple[Any, Any]:
         with _user_code("model.source", f"example_batch({size})"):
             batch = example(size)
         if not isinstance(batch, tuple | list) or len(batch) != 2:
-            gave = (
-                f"{len(batch)} values"
-                if isinstance(batch, tuple | list)
-                else "a tensor"
-                if torch.is_tensor(batch)
-                else type(batch).__name__
-            )
+            many = isinstance(batch, tuple | list)
+            gave = f"{len(batch)} values" if many else "a tensor" if torch.is_tensor(batch) else type(batch).__name__
             raise BadInput(f"model.source: example_batch({size}) gave {gave}; allowed: a pair (inputs, targets)")
         other = size - 1 if size > 1 else 2
         with _user_code("model.source", f"example_batch({other})"):

@@ -53,7 +53,7 @@ for command in (
 def main() -> None:
     """Run a command; an error is one line on stderr (and a JSON document on stdout with --json) and an exit code."""
     wants_json, debug = "--json" in sys.argv, "--debug" in sys.argv
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is temporary is removed
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
         code = app(standalone_mode=False)
         if code == INTERRUPTED:  # so typer tells of Ctrl-C
