@@ -165,7 +165,7 @@ def _create_tables(engine: Engine) -> None:
             if engine.dialect.name == "postgresql":
                 connection.execute(sql.text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
             elif engine.dialect.name == "sqlite":
-                connection.execute(sql.text("PRAGMA journal_mode=WAL"))
+                _write_ahead(connection)
                 connection.execute(sql.text("BEGIN IMMEDIATE"))
             for one in (leases, tokens, waiters):
                 connection.execute(CreateTable(one, if_not_exists=True))
@@ -174,3 +174,17 @@ def _create_tables(engine: Engine) -> None:
                 if name not in there:  # a ledger that an earlier version made
                     connection.execute(sql.text(f"ALTER TABLE leases ADD COLUMN {name} {kind}"))
         _ready.add(key)
+
+
+def _write_ahead(connection: Connection) -> None:
+    """Turn SQLite to its write-ahead log. Asked for again: two that turn a new file at once would wait for each other, so
+    SQLite tells one of them at once that it is locked, whatever its time-out (sqlite.org/c3ref/busy_handler.html)."""
+    until = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        try:
+            connection.execute(sql.text("PRAGMA journal_mode=WAL"))
+            return
+        except sql.exc.OperationalError as error:
+            if getattr(error.orig, "sqlite_errorname", "") != "SQLITE_BUSY" or time.monotonic() > until:
+                raise
+        time.sleep(0.01 * random.uniform(0.5, 1.5))

@@ -30,6 +30,14 @@ def work(connection):
 print(Ledger(sys.argv[1]).database.serialised(work))
 """
 
+BEGIN = """
+import sys, time
+from trainwright.tasks.allocate.ledger import Ledger
+for n in range(60):
+    time.sleep(max(0, float(sys.argv[2]) + 0.05 * n - time.time()))
+    assert Ledger(f"sqlite:///{sys.argv[1]}/{n}.sqlite").held() == []
+"""
+
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
@@ -62,6 +70,12 @@ def test_a_client_stopped_in_a_transaction_does_not_hold_up_the_others_for_long(
         said, _ = process.communicate(timeout=60)
     assert said.strip() == ("1" if url.startswith("sqlite") else "2")  # what PostgreSQL undid is done again
     Ledger(url).take(["device a"], Holder("me"), "run")
+
+
+def test_several_begin_new_ledgers_at_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", BEGIN, str(tmp_path), str(time.time() + 2)]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(6)]
+    assert [process.communicate(timeout=60)[1][-300:] for process in processes] == [""] * 6
 
 
 def test_tokens_of_a_ledger_begun_anew_are_larger_than_those_of_the_one_that_was_lost(tmp_path: Path) -> None:
