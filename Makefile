@@ -28,7 +28,7 @@ $(READY): infra/requirements.lock pyproject.toml infra/horovod.py
 	@echo "installing torch and what the build of Horovod needs"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c infra/requirements.lock $(BUILD_TOOLS)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
-	@set -m; $(BIN)/python -m trainwright.infra.horovod --wheel & build=$$!; \
+	@set -m; $(BIN)/python -m trainwright.infra.horovod --wheel & build=$$!; set +m; \
 	trap 'kill -- -$$build 2>/dev/null' EXIT; trap 'exit 130' INT TERM; \
 	echo "installing the packages of infra/requirements.lock"; \
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -r infra/requirements.lock \
