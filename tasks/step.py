@@ -82,7 +82,8 @@ def step(name: str, *, last: bool = False) -> Callable[[Step[P]], Step[P]]:
                 if not (beat.still_held() and _may_speak()):
                     raise RunHeld(f"{run.uri}: the hold on this run was lost while {name} ran")
                 seconds = time.monotonic() - started
-                run.note(step=None, steps=_with(run, name, seconds), **({"state": "success"} if last else {}))
+                steps = _with(run, name, seconds, least=reference.get("duration_s", 0.0))
+                run.note(step=None, steps=steps, **({"state": "success"} if last else {}))
                 if last:
                     ledger().release(run.uri, holder=me.name)
                 progress.emit("step", name=name, state="done", seconds=seconds, summary=reference)
@@ -106,10 +107,13 @@ def _may_speak() -> bool:
     return _right is None or _right()
 
 
-def _with(run: Run, name: str, seconds: float) -> dict[str, float]:
-    """The seconds of the run's steps, these added: a step done again took both times."""
+def _with(run: Run, name: str, seconds: float, least: float = 0.0) -> dict[str, float]:
+    """The seconds of the run's steps, these added: a step done again took both times.
+
+    `least`: what the work itself took, killed processes' part in it included, who could note nothing.
+    """
     before = run.status().steps
-    return before | {name: round(before.get(name, 0.0) + seconds, 3)}
+    return before | {name: round(max(before.get(name, 0.0) + seconds, least), 3)}
 
 
 def _note_failure(run: Run, name: str, error: BaseException, seconds: float) -> None:

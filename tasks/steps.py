@@ -278,6 +278,7 @@ def train(run: Run, replay: str | None = None) -> Reference:
         "metrics": result.metrics,
         "devices": {device.id: device.batch_size for device in result.devices},
         "target_reached": result.target_reached,
+        "duration_s": result.measured.duration_s,
     }
 
 

@@ -62,6 +62,16 @@ def test_a_run_whose_worker_is_killed_is_interrupted_and_goes_on(home: Path, tmp
     assert shown(run) == ("running", "train")
 
 
+def test_a_step_took_what_its_work_says_that_killed_processes_took_too(home: Path, tmp_path: Path) -> None:
+    run = opened(tmp_path, step.act_as(Holder("one")))
+    work = step.step("train")(lambda _: {"duration_s": 100.0})
+    work(run)
+    assert run.status().steps == {"train": 100.0}
+    run.note(steps={"train": 300.0})  # with what failed in between
+    work(run)
+    assert 300.0 <= run.status().steps["train"] < 400.0
+
+
 def test_a_run_that_no_further_step_came_to_is_left(home: Path, tmp_path: Path) -> None:
     me = step.act_as(Holder("somebody's DAG"))
     run = opened(tmp_path, me)
