@@ -7,8 +7,8 @@ checkpoint. `bring` puts the newest one that is whole into the store. GPUs' copi
 kept.
 
 `kept` is a link into the machine's shared memory (tmpfs), where there is one: that outlives processes as a disk does, and the
-kernel does not write it back. It holds twice the state, as copies in the ranks' own memory would; what nobody comes back for is
-dropped after a day, by the next training.
+kernel does not write it back. It holds twice the state, as copies in the ranks' own memory would. The next training drops what
+nobody can come back for, since its work folder is gone, and what nobody came back for in a day.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import shutil
 import tempfile
 import time
@@ -32,6 +33,8 @@ from trainwright.tasks.train.fence import Fence, folder_name, read_index
 from trainwright.tasks.train.metrics import Row, encode
 
 FOLDER, MARK = "kept", "mark.json"
+_OF = "of"
+"""says, in shared memory, which work folder leads there: `<mount namespace> <path>`"""
 SHARED_MEMORY = Path("/dev/shm")
 _PREFIX, _LEFT_S = "trainwright-kept-", 86400.0
 Files = dict[str, dict[str, Any]]
@@ -56,13 +59,29 @@ def prepare(work: Path) -> None:
     """A new place for what is kept, in shared memory where the machine has it; what others have left there long ago goes."""
     drop(work)
     with contextlib.suppress(OSError):
-        for left in SHARED_MEMORY.glob(f"{_PREFIX}*"):
+        for folder in SHARED_MEMORY.glob(f"{_PREFIX}*"):
             with contextlib.suppress(OSError):
-                newest = max(path.stat().st_mtime for path in (left, *left.rglob("*")))
-                if time.time() - newest > _LEFT_S:
-                    shutil.rmtree(left, ignore_errors=True)
+                if _is_left(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
         work.mkdir(parents=True, exist_ok=True)
-        (work / FOLDER).symlink_to(tempfile.mkdtemp(prefix=_PREFIX, dir=SHARED_MEMORY))
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=SHARED_MEMORY))
+        (work / FOLDER).symlink_to(folder)
+        (folder / _OF).write_text(f"{_namespace()} {work.absolute()}")  # last: where it stands, the link is there
+
+
+def _is_left(folder: Path) -> bool:
+    """Whether nobody comes back for it: its work folder is gone or has another by now, or nothing changed there for a day."""
+    with contextlib.suppress(FileNotFoundError):  # begun just now, or an earlier version's
+        namespace, _, work = (folder / _OF).read_text().partition(" ")
+        link = Path(work) / FOLDER
+        if namespace == _namespace() and not (link.is_symlink() and link.readlink() == folder):
+            return True
+    return time.time() - max(path.stat().st_mtime for path in (folder, *folder.rglob("*"))) > _LEFT_S
+
+
+def _namespace() -> str:
+    """What paths mean to this process: containers may share their memory, and not their files."""
+    return str(os.stat("/proc/self/ns/mnt").st_ino)
 
 
 def drop(work: Path) -> None:
@@ -102,7 +121,7 @@ def mark(place: Path, rank: int, generation: int, state: State, files: Files, ro
 def forget(work: Path, claim: str) -> None:
     """What this launch has kept is of no use any more."""
     shutil.rmtree(work / FOLDER / claim, ignore_errors=True)
-    if not any((work / FOLDER).glob("*")):  # else another launch's is there
+    if not any(path.is_dir() for path in (work / FOLDER).glob("*")):  # else another launch's is there
         drop(work)
 
 

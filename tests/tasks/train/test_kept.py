@@ -5,12 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,29 @@ def test_it_lies_in_shared_memory_and_what_nobody_came_back_for_goes_after_a_day
     assert keep(tmp_path / "left", owner, 0, 8).exists()
 
 
+def test_what_a_work_folder_that_is_gone_had_goes_with_the_next_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "shared"
+    monkeypatch.setattr(kept, "SHARED_MEMORY", shared)
+    shared.mkdir()
+    places = {}
+    for name in ("there", "deleted", "elsewhere", "replaced"):
+        with monkeypatch.context() as there:
+            if name == "elsewhere":  # a container that shares this one's memory, not its files
+                there.setattr(kept, "_namespace", lambda: "1")
+            kept.prepare(tmp_path / name)
+        keep(tmp_path / name, "mine", 0, 7)
+        places[name] = (tmp_path / name / kept.FOLDER).readlink()
+    for name in ("deleted", "elsewhere"):
+        shutil.rmtree(tmp_path / name)
+    (tmp_path / "replaced" / kept.FOLDER).unlink()
+    (tmp_path / "replaced" / kept.FOLDER).mkdir()
+    kept.prepare(tmp_path / "next")
+    next_one = (tmp_path / "next" / kept.FOLDER).readlink()
+    assert sorted(shared.iterdir()) == sorted([places["there"], places["elsewhere"], next_one])
+
+
 def test_without_shared_memory_it_lies_in_the_work_folder(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,13 +325,24 @@ def stored(run: Path) -> int:
     return max((one["step"] for one in entries), default=0)
 
 
-def killed_with_a_checkpoint_on_its_way(run: Path, step: Callable[[], int], kill: Callable[[], object]) -> int:
+def marked(work: Path, step: int) -> bool:
+    """Whether both ranks keep their part of this checkpoint."""
+    found = set()
+    for path in work.glob(f"{kept.FOLDER}/*/rank-*/*/{kept.MARK}"):
+        with suppress(FileNotFoundError):  # a newer one takes its place
+            one = json.loads(path.read_text())
+            found.add((one["state"]["step"], one["rank"]))
+    return {(step, 0), (step, 1)} <= found
+
+
+def killed_with_a_checkpoint_on_its_way(folder: Path, step: Callable[[], int], kill: Callable[[], object]) -> int:
     """Kill when the checkpoint after the newest one that counts is on its way, and the next about to begin; the former's step."""
+    run, work = folder / "run", folder / "work"
     while stored(run) < 2 * EVERY:
         time.sleep(0.01)
     with held_back(run):
         began = stored(run)
-        while step() < began + 2 * EVERY - 1:
+        while step() < began + 2 * EVERY - 1 or not marked(work, began + EVERY):
             time.sleep(0.01)
         kill()
     return began + EVERY
@@ -334,7 +369,7 @@ def test_a_launcher_that_is_killed_costs_no_more_than_an_interval(tmp_path: Path
         events = [json.loads(line) for line in said.read_text().splitlines() if line.endswith("}")]
         return max((event["step"] for event in events if event["event"] == "train"), default=0)
 
-    begun = killed_with_a_checkpoint_on_its_way(tmp_path / "a" / "run", step, launcher.kill)
+    begun = killed_with_a_checkpoint_on_its_way(tmp_path / "a", step, launcher.kill)
     launcher.wait()
     assert (tmp_path / "a" / "work" / kept.FOLDER).readlink().parent == kept.SHARED_MEMORY
     result = train(asked)
@@ -361,9 +396,7 @@ def test_ranks_that_are_all_killed_at_once_cost_no_more_than_an_interval(
     def step() -> int:
         return max((event["step"] for event in heard if event["event"] == "train"), default=0)
 
-    watcher = once(
-        lambda: True, lambda: begun.append(killed_with_a_checkpoint_on_its_way(tmp_path / "run", step, kill))
-    )
+    watcher = once(lambda: True, lambda: begun.append(killed_with_a_checkpoint_on_its_way(tmp_path, step, kill)))
     train(asked)
     watcher.join()
     (message,) = [event["message"] for event in heard if "kept on this machine arrived" in event.get("message", "")]
