@@ -13,7 +13,7 @@ from typing import Any
 
 from trainwright.tasks.documents import validated
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.job import Job
+from trainwright.tasks.job import Job, require_share
 
 _LEFT_OUT = ("schedule", "pool")  # the pool has a field of its own beside the form
 _TAKEN_OVER = (
@@ -145,7 +145,7 @@ class Form:
             for key in above:
                 place = place.setdefault(key, {})
             place[last] = filled[one.name]
-        validated(Job, found, "form")
+        require_share(validated(Job, found, "form"), "form")
         return found
 
     def job_text(self, params: Mapping[str, Any]) -> str:

@@ -261,6 +261,7 @@ def load_job(source: str | Path | dict[str, Any], pool: str | Path | None = None
         path = Path(source).absolute()
         values, base, name = read_mapping(path), path.parent, str(source)
     job = validated(Job, values, name)
+    require_share(job, name)
     data = job.data.model_copy(
         update={
             "uri": _absolute(job.data.uri, base),
@@ -272,6 +273,13 @@ def load_job(source: str | Path | dict[str, Any], pool: str | Path | None = None
         model = model.model_copy(update={"source": _absolute(model.source, base)})
     chosen = str(Path(pool).absolute()) if pool is not None else job.pool and _absolute(job.pool, base)
     return job.model_copy(update={"data": data, "model": model, "pool": chosen})
+
+
+def require_share(job: Job, name: str) -> None:
+    """Raise BadInput where an accuracy to reach is no share; stored jobs of earlier versions may hold such a one."""
+    target = job.train.target
+    if target is not None and target.metric == "accuracy" and not 0 <= target.value <= 1:
+        raise BadInput(f"{name}: train.target.value: got {target.value:g}; allowed: a share, such as 0.97 for 97 %")
 
 
 def _absolute(uri: str, base: Path) -> str:

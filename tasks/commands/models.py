@@ -10,7 +10,7 @@ import typer
 from trainwright.estimator.errors import BadInput
 from trainwright.estimator.machine import MOST_DRIFT, processor
 from trainwright.estimator.named_file import read_named
-from trainwright.tasks.commands.options import Debug, Json, print_json, print_model
+from trainwright.tasks.commands.options import Debug, Json, print_json, print_model, require_there
 
 if TYPE_CHECKING:
     from trainwright.estimator.calibration import Calibration
@@ -175,6 +175,7 @@ def estimate(
         raise BadInput("estimate: give --calibration FILE or --device-type NAME")
     if batch_size < 1:
         raise BadInput(f"--batch-size: got {batch_size}; allowed: 1 or more")
+    require_there(store)
     measured = given(calibration) if calibration is not None else None
     alone.device_type_of(device_type, measured)  # before the model is traced
     structure = _structure(model, batch_size, config, optimizer, precision)

@@ -22,6 +22,16 @@ Store = Annotated[
 ]
 
 
+def require_there(store: str | None) -> None:
+    """Raise BadInput where a store is named to be read, and is a folder that is not there."""
+    from trainwright.estimator.errors import BadInput
+    from trainwright.tasks.folder_store import FolderStore
+    from trainwright.tasks.objects import open_store
+
+    if store is not None and isinstance(found := open_store(store), FolderStore) and not found.root.is_dir():
+        raise BadInput(f"--store: got {store}; there is no folder {found.root}")
+
+
 def print_json(document: Any) -> None:
     """The document, alone on stdout."""
     sys.stdout.write(json.dumps(document, indent=2, allow_nan=False, default=str) + "\n")

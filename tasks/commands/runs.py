@@ -11,7 +11,17 @@ import typer
 
 from trainwright.estimator.errors import BadInput, TrainwrightError
 from trainwright.estimator.named_file import read_named
-from trainwright.tasks.commands.options import Debug, JobFile, Json, New, PoolFile, Store, print_json, print_model
+from trainwright.tasks.commands.options import (
+    Debug,
+    JobFile,
+    Json,
+    New,
+    PoolFile,
+    Store,
+    print_json,
+    print_model,
+    require_there,
+)
 
 
 def run(
@@ -182,6 +192,7 @@ def runs(
 
     if job is not None:
         validated(JobName, {"name": job}, "runs")
+    require_there(store)
     found = (row_of(one) for one in list_runs(store or settings().store, job))
     documents: list[dict[str, Any]] = [row.model_dump() for row in found if row is not None]
     if as_json:

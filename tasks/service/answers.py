@@ -15,7 +15,7 @@ from trainwright.tasks import alone
 from trainwright.tasks.allocate.restrictions import usable
 from trainwright.tasks.artefacts import DataSchema
 from trainwright.tasks.errors import BadInput, Forbidden, TrainwrightError
-from trainwright.tasks.job import DataSpec, Job
+from trainwright.tasks.job import DataSpec, Job, require_share
 from trainwright.tasks.pool import Device, Pool, load_pool
 from trainwright.tasks.settings import settings
 
@@ -56,6 +56,7 @@ def _calibration(values: dict[str, Any]) -> Calibration:
 
 def _plan(request: dict[str, Any]) -> dict[str, Any]:
     job = Job.model_validate(request["job"])
+    require_share(job, "request")
     pool = Pool.model_validate(request["pool"]) if request["pool"] else load_pool(None)
     calibrations = [_calibration(one) for one in request["calibrations"]]
     if not request["may_measure"]:

@@ -79,6 +79,12 @@ def test_a_wrong_job_file(home: Path, tmp_path: Path, text: str | None, says: st
         (["estimate", "x.py", "--batch-size", "many", "--device-type", "cpu"], "'--batch-size'"),
         (["show", "nonsense", "--store", "file:///nowhere"], "run: got 'nonsense'"),
         (["runs", "--store", "ftp://x"], "store: got 'ftp://x'"),
+        (["runs", "--store", "file:///nowhere"], "--store: got file:///nowhere; there is no folder /nowhere"),
+        (
+            ["estimate", "x.py", "--batch-size", "8", "--device-type", "cpu", "--store", "file:///nowhere"],
+            "--store: got file:///nowhere; there is no folder /nowhere",
+        ),
+        (["calibrate", "--out", "/nowhere/x/cpu.json"], "--out: /nowhere/x/cpu.json can't be written (there is no fol"),
     ],
 )
 def test_wrong_arguments(home: Path, args: list[str], says: str) -> None:

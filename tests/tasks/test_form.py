@@ -79,6 +79,7 @@ def test_a_number_or_a_word_may_be_written_as_text(given: object, means: object)
             "form: objective.deadline: got '30'; allowed: a number with its unit",
         ),
         ({"name": "a", "train.learning_rate": "fast"}, "form: train.learning_rate"),
+        ({"name": "a", "train.target.value": 97}, "form: train.target.value: got 97; allowed: a share"),
         ({"name": "a", "train.target.metric": "loss"}, "form: train.target.value: missing"),
     ],
 )

@@ -71,6 +71,7 @@ def test_a_job_survives_the_run_folder(tmp_path: Path) -> None:
         ({"train": {"global_batch_size": True}}, "train.global_batch_size: got True; allowed: a number or auto"),
         ({"train": {"batch_bounds": [True, True]}}, "train.batch_bounds: got [True, True]; allowed: a number"),
         ({"train": {"checkpoint": {"keep_best": "yes"}}}, "keep_best: got 'yes'; allowed: true or false"),
+        ({"train": {"target": {"value": 97}}}, "train.target.value: got 97; allowed: a share, such as 0.97"),
         ({"train": {"epochs": 0}}, "train.epochs: got 0; allowed: greater than or equal to 1"),
         ({"train": {"global_batch_size": -4}}, "train.global_batch_size: got -4; allowed: more than zero, or auto"),
         ({"train": {"batch_bounds": [9, 3]}}, "train.batch_bounds: got [9, 3]; allowed: [least, greatest] with"),

@@ -102,6 +102,7 @@ def test_an_estimate_says_by_how_many_runs_it_is_corrected_only_where_a_store_is
     file: str, tmp_path: Path
 ) -> None:
     options = ["estimate", file, "--batch-size", "8", "--device-type", "nvidia-t4"]
+    (tmp_path / "store").mkdir()
     alone = CliRunner().invoke(app, options)
     with_store = CliRunner().invoke(app, [*options, "--store", f"file://{tmp_path / 'store'}"])
     assert "step time" in alone.output
