@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from lab import lab  # noqa: F401 - a fixture
 
 from trainwright.estimator.calibration import save
@@ -30,6 +31,10 @@ LONGEST_FIRST = [
     )
 ]  # fmt: skip
 """Files that take more than half a minute: one that starts last would leave the other processes without work."""
+
+
+# Everywhere as where CI is set: the same examples each time, and as long as a busy machine takes for them.
+settings.load_profile("ci")
 
 
 def pytest_configure() -> None:

@@ -55,7 +55,7 @@ def test_nothing_is_left_of_a_lab_whose_process_is_killed() -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    for _ in range(200):
+    for _ in range(1200):
         if not _left_of(tag):
             return
         time.sleep(0.05)

@@ -144,7 +144,7 @@ def test_nothing_is_written_in_the_name_of_a_lease_that_was_lost_before(
 def test_a_holder_that_is_asked_saves_hands_over_and_goes_on_by_itself(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leasing, "TTL_S", 0.6)
+    monkeypatch.setattr(leasing, "TTL_S", 6.0)
     low, high = make(tmp_path, "low"), make(tmp_path, "high", priority=5)
     events: list[str] = []
     began = threading.Event()

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from training_case import request
+from training_case import SLOW, request
 
 from trainwright.tasks import train
 from trainwright.tasks.folder_store import FolderStore
@@ -19,7 +19,7 @@ def test_rows_are_seen_while_training_runs_and_what_happened_is_kept_in_the_run_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uri = f"file://{tmp_path}/runs/case/20260101T000001Z-abcdef"
-    asked = request(tmp_path, [48, 16], epochs=3, checkpoint={"every_steps": 1000})
+    asked = request(tmp_path, [40, 20], devices=SLOW, epochs=3, checkpoint={"every_steps": 1000})
     asked = asked.model_copy(update={"run_uri": uri})
     monkeypatch.setattr(Run, "work_path", Path(asked.work_folder))
     run, parts = Run(uri), Parts()
