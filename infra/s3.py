@@ -16,7 +16,7 @@ import json
 import secrets
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -26,6 +26,7 @@ from trainwright.infra.service import Service, alone, free_ports, private_folder
 _FIRST_PORT = 18333
 _PROBE_BUCKET = "trainwright-probe"
 _GRPC = ("master", "volume", "filer", "s3", "client")
+_GRPC_PORTS = ("s3", "master", "volume", "filer")
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,14 @@ def stop_s3(home: Path) -> None:
     if (home / "s3").exists():
         with alone(home / "s3"):
             stop([s3_service(home)], grace_s=20)
+            with suppress(FileNotFoundError):  # it never was started
+                for socket in inner_sockets(s3_access(home).port):
+                    socket.unlink(missing_ok=True)
+
+
+def inner_sockets(port: int) -> list[Path]:
+    """Where the server of this S3 port makes sockets for its gRPC ports; it can't be told another place, and leaves them."""
+    return [Path(f"/tmp/seaweedfs-{name}-grpc-{port + 4 + place}.sock") for place, name in enumerate(_GRPC_PORTS)]
 
 
 def s3_answers(home: Path) -> bool:

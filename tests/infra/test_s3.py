@@ -17,7 +17,7 @@ import pytest
 import urllib3
 from minio import Minio
 
-from trainwright.infra.s3 import S3Access, s3_access, s3_answers, s3_service, start_s3, stop_s3
+from trainwright.infra.s3 import S3Access, inner_sockets, s3_access, s3_answers, s3_service, start_s3, stop_s3
 from trainwright.infra.service import stop
 
 
@@ -128,20 +128,20 @@ def test_grpc_ports_want_the_servers_own_certificate(own_home: Path, tmp_path: P
     weed = str(Path(sys.executable).parent / "weed")
     command = [weed, "shell", f"-master=127.0.0.1:{port + 1}.{port + 5}", f"-filer=127.0.0.1:{port + 3}.{port + 7}"]
 
-    def listed(folder: Path) -> str:
+    def listed(folder: Path, timeout_s: float) -> str:
         with subprocess.Popen(
             command, cwd=folder, env={"HOME": str(folder)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True,
         ) as shell:  # fmt: skip
             try:
-                return shell.communicate("fs.ls /buckets\nexit\n", timeout=5)[0]
+                return shell.communicate("fs.ls /buckets\nexit\n", timeout=timeout_s)[0]
             except subprocess.TimeoutExpired:
                 shell.kill()
                 return shell.communicate()[0]
 
     store(s3_access(own_home), "seen.txt", b"x")
-    assert "bucket" in listed(own_home / "s3")
-    assert "bucket" not in listed(tmp_path)
+    assert "bucket" in listed(own_home / "s3", 60)
+    assert "bucket" not in listed(tmp_path, 5)  # it tries for ever
 
 
 def test_secrets_are_in_private_files_and_in_no_log_argument_or_repr(own_home: Path) -> None:
@@ -185,7 +185,9 @@ def test_acknowledged_objects_survive_kill_9_under_load(own_home: Path) -> None:
 def test_data_and_keys_survive_stop_and_a_taken_port_is_avoided(own_home: Path) -> None:
     before = start_s3(own_home)
     store(before, "kept", b"kept")
+    assert any(socket.exists() for socket in inner_sockets(before.port))
     stop_s3(own_home)
+    assert not any(socket.exists() for socket in inner_sockets(before.port))
     assert s3_service(own_home).processes() == []
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
