@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainwright.tasks import progress
 from trainwright.tasks.errors import CorruptArtefact
 from trainwright.tasks.job import CheckpointPolicy
 from trainwright.tasks.objects import ObjectStore, get_verified, sha256
@@ -179,7 +180,7 @@ def fetch_latest(store: ObjectStore, into: Path) -> State | None:
             for name in (MODEL, OPTIMIZER):
                 fetch(store, state, name, into)
         except CorruptArtefact as error:
-            _log.warning("%s; the checkpoint before is used", error)
+            progress.emit("notice", message=f"{error}; the checkpoint before is used")
             continue
         (into / STATE).write_bytes(state.encoded())
         return state

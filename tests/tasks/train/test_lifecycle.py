@@ -33,7 +33,9 @@ def weights(folder: Path, step: int) -> bytes:
     return (folder / f"run/checkpoints/step-{step:08d}/model.safetensors").read_bytes()
 
 
-def test_a_stopped_training_goes_on_from_its_last_whole_checkpoint_to_the_last_digit(tmp_path: Path) -> None:
+def test_a_stopped_training_goes_on_from_its_last_whole_checkpoint_to_the_last_digit(
+    tmp_path: Path, heard: list[dict[str, Any]]
+) -> None:
     # 1,438 rows in steps of 60: 24 an epoch. The stop falls into the second epoch.
     settings: dict[str, Any] = {
         "devices": SLOW, "model": {"norm": True, "dropout": 0.3}, "epochs": 2, "optimizer": {"name": "adamw"},
@@ -58,6 +60,8 @@ def test_a_stopped_training_goes_on_from_its_last_whole_checkpoint_to_the_last_d
 
     result = train(stopped)
     assert result.resumed_from_step == int(kept[-2].parent.name.removeprefix("step-"))
+    told = [event["message"] for event in heard if event["event"] == "notice"]
+    assert any(f"{newest.parent.name}/model.safetensors: has " in one and "before is used" in one for one in told)
     assert result.metrics == expected.metrics
     assert result.split_events == events
     assert [losses(stopped, rank) for rank in (0, 1)] == [losses(whole, rank) for rank in (0, 1)]
@@ -94,13 +98,11 @@ def test_ranks_die_with_a_killed_launcher(tmp_path: Path) -> None:
 
 
 def test_a_lost_lease_ends_the_training_without_another_checkpoint(tmp_path: Path) -> None:
-    settings = {"every_steps": 20, "keep_best": False}  # the next is due 0.8 s later
+    settings = {"every_steps": 20, "keep_best": False}
     asked = request(tmp_path, [40, 20], devices=SLOW, epochs=50, checkpoint=settings, **NO_SPARE)
-    lost = threading.Event()
-    watcher = when_checkpoint(tmp_path, 20, lost.set)
+    first = tmp_path / "run/checkpoints/step-00000020/state.json"
     with pytest.raises(RunHeld):
-        train(asked, still_mine=lambda: not lost.is_set())
-    watcher.join()
+        train(asked, still_mine=lambda: not first.exists())
     assert ranks() == {}
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-00000020"]
 
