@@ -42,7 +42,7 @@ class Watched:
             script = f"if (location.protocol !== 'about:') sessionStorage.setItem('trainwright-token', '{token}')"
             self.context.add_init_script(script)
         self.page = self.context.new_page()
-        self.page.set_default_timeout(30_000)
+        self.page.set_default_timeout(120_000)
         self.page.on("console", self._hear)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", self._note)
@@ -82,7 +82,7 @@ def tile(page: Any, name: str) -> str | None:
     return found
 
 
-def until(page: Any, expression: str, seconds: float = 30.0) -> None:
+def until(page: Any, expression: str, seconds: float = 120.0) -> None:
     """Wait until a JavaScript expression is true; asked from outside, because the page's policy lets nothing be evaluated."""
     deadline = time.monotonic() + seconds
     while not page.evaluate(expression):

@@ -173,7 +173,7 @@ def test_a_launcher_that_is_killed_leaves_no_rank_and_what_follows_is_the_same(t
     launcher.wait()
     loaded = [int(line.split('"pid": ')[1].split(",")[0]) for line in said.read_text().splitlines() if '"pid"' in line]
     assert len(loaded) == 2
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while any(_alive(pid) for pid in loaded) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(_alive(pid) for pid in loaded)

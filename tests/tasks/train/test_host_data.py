@@ -76,7 +76,7 @@ def test_a_stop_is_heeded_while_a_host_brings_its_data(tmp_path: Path, lab: Call
     with pytest.raises(Interrupted, match="stopped before the first step"):
         train(asked, stop=stop)
     watcher.join()
-    assert until(lambda: [host.words() for host in made.hosts] == [[], []], seconds=10)
+    assert until(lambda: [host.words() for host in made.hosts] == [[], []])
 
 
 @pytest.mark.parametrize("make", [table, pytest.param(images, marks=pytest.mark.slow)])
@@ -102,7 +102,7 @@ def test_data_missing_on_one_host_is_told_with_the_host_and_its_uri(tmp_path: Pa
     subprocess.run(made.hosts[1].inside("sh", "-c", fill), check=True)
     with pytest.raises(BadInput, match=rf"{uri} is missing.*host h2 \(.*No space left"):
         train(asked)
-    assert [host.words() for host in made.hosts] == [[], []]
+    assert until(lambda: [host.words() for host in made.hosts] == [[], []])
 
 
 class Doorkeeper(socketserver.ThreadingTCPServer):

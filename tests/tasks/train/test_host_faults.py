@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hosts_case import act, on_hosts
+from hosts_case import act, on_hosts, until
 from lab import Lab
 
 from trainwright.tasks.errors import BadInput, ServiceUnreachable, TrainingFailed
@@ -40,7 +40,7 @@ def test_a_host_with_another_key_or_an_unknown_one_is_refused(tmp_path: Path, la
     with pytest.raises(ServiceUnreachable, match=r"host h2 \(.*\): its host key is not in known_hosts"):
         train(asked)
     assert made.known_hosts.read_text() == first + "\n"
-    assert [host.words() for host in made.hosts] == [[], []]
+    assert until(lambda: [host.words() for host in made.hosts] == [[], []])
 
 
 def test_a_host_that_runs_other_sources_is_told(tmp_path: Path, lab: Callable[..., Lab]) -> None:
@@ -83,7 +83,7 @@ def test_a_host_that_says_what_no_rank_may_say_is_given_up(
     train(asked)  # by the other
     assert why in (tmp_path / "work" / "logs" / "rank-1.log").read_text()
     assert not [path for path in tmp_path.rglob("*") if "evil" in path.name or path.name == "steps-rank2.jsonl"]
-    assert [host.words() for host in made.hosts] == [[], []]
+    assert until(lambda: [host.words() for host in made.hosts] == [[], []])
 
 
 def test_a_host_whose_node_is_stopped_is_given_up_after_a_silence(

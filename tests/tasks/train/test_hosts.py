@@ -47,7 +47,7 @@ def test_hosts_reach_the_same_losses_as_this_machine(backend: str, tmp_path: Pat
     assert sorted(path.name for path in logs.glob("rank-*.log")) == ["rank-0.log", "rank-1.log", "rank-2.log"]
     assert any((tmp_path / "away" / "run" / "events").iterdir())
     for host in made.hosts:
-        assert host.words() == []
+        assert until(lambda host=host: host.words() == [])
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_hosts_are_left_empty_when_the_launcher_is_killed(tmp_path: Path, lab: C
     finally:
         launcher.send_signal(signal.SIGKILL)
         launcher.wait()
-    assert until(lambda: not any(host.words() for host in made.hosts), seconds=5)
+    assert until(lambda: not any(host.words() for host in made.hosts))
     for host in made.hosts:
         left = subprocess.run(host.inside("ls", str(made.private / "home" / "nodes")), capture_output=True, check=True)
         assert left.stdout == b""
@@ -204,7 +204,7 @@ def test_a_stop_while_hosts_are_reached_changes_nothing_there(tmp_path: Path, la
     stop.set()
     with pytest.raises(Interrupted, match="stopped before the first step"):
         train(on_hosts(tmp_path, made, [40, 20]), stop=stop)
-    assert until(lambda: [host.words() for host in made.hosts] == [[], []], seconds=10)
+    assert until(lambda: [host.words() for host in made.hosts] == [[], []])
     assert not list(tmp_path.glob("run/metrics/*"))
 
 
@@ -217,4 +217,4 @@ def test_a_stop_reaches_the_hosts_and_leaves_a_checkpoint(tmp_path: Path, lab: C
     with pytest.raises(Interrupted, match=r"stopped after step \d+; its checkpoint is kept"):
         train(asked, stop=stop)
     watcher.join()
-    assert [host.words() for host in made.hosts] == [[], []]
+    assert until(lambda: [host.words() for host in made.hosts] == [[], []])
