@@ -34,13 +34,18 @@ def autocast(precision: str, device: str = "cpu", *, half: torch.dtype = torch.b
 
 
 def cast(model: torch.nn.Module, precision: str) -> torch.nn.Module:
-    """The model with parameters and buffers of a precision, in place.
+    """The model with parameters and buffers of a precision, in place; complex ones (rotary positions) stay complex.
 
     In bf16, a running mean that takes a tenth of each batch's would stand still as soon as both differ by less than 4 %.
     """
-    model.to(PARAMETER_DTYPES[precision])
+    dtype = PARAMETER_DTYPES[precision]
+    model._apply(lambda one: one.to(dtype.to_complex() if one.is_complex() else dtype) if _is_inexact(one) else one)
     if precision == "bf16":
         for module in model.modules():
             if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
                 module.float()
     return model
+
+
+def _is_inexact(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()

@@ -12,8 +12,12 @@ from typing import Any, Literal
 
 import torch  # noqa: TID253 - only ranks import this
 
+from trainwright.tasks.errors import TrainingFailed
 from trainwright.tasks.train.collective import Collective, HorovodCollective, TorchCollective
 from trainwright.tasks.train.world import World, horovod_environment
+
+SUMMED = (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)
+"""What both back ends sum. Where one refuses a type, it says so as it says that another rank is gone."""
 
 
 class Peers:
@@ -80,12 +84,14 @@ class Peers:
                         continue
 
     def sum_(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """Sum a contiguous tensor over all members, in place. Raises PeersLost."""
+        """Sum a contiguous tensor over all members, in place. Raises PeersLost; TrainingFailed for a type that none can sum."""
+        _require_summed(tensor, name)
         group = self._group
         return tensor if group is None else self._wait(lambda: group.sum_(tensor, name))
 
     def start_sum(self, tensor: torch.Tensor, name: str) -> Any:
         """Begin such a sum."""
+        _require_summed(tensor, name)
         return None if self._group is None else self._group.start_sum(tensor, name)
 
     def finish(self, handle: Any) -> None:
@@ -106,6 +112,14 @@ class Peers:
     def shutdown(self) -> None:
         """Leave for good."""
         self.leave()
+
+
+def _require_summed(tensor: torch.Tensor, name: str) -> None:
+    if tensor.dtype not in SUMMED:
+        known = ", ".join(str(one).removeprefix("torch.") for one in SUMMED)
+        raise TrainingFailed(
+            f"{name}: ranks can't sum {str(tensor.dtype).removeprefix('torch.')}, only {known}", final=True
+        )
 
 
 def _connections() -> list[tuple[int, int]]:

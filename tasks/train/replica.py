@@ -11,7 +11,7 @@ import torch  # noqa: TID253 - only ranks import this
 from trainwright.estimator import source as model_source
 from trainwright.estimator.precision import PARAMETER_DTYPES, cast, wide
 from trainwright.tasks import data
-from trainwright.tasks.errors import TrainingFailed
+from trainwright.tasks.errors import BadInput, TrainingFailed
 from trainwright.tasks.train.batch_norm import join_batch_norms
 from trainwright.tasks.train.collective import Collective, take_from_first
 from trainwright.tasks.train.optimization import make_optimizer
@@ -71,6 +71,12 @@ class Replica:
             definition, request.job.model.config if request.job.model else {}
         )
         self.model = self._newly_built()
+        for name, parameter in self.model.named_parameters():
+            if parameter.is_complex():
+                raise BadInput(
+                    f"model: the parameter {name} is {str(parameter.dtype).removeprefix('torch.')}, and gradients are summed as "
+                    "real numbers; hold its real and imaginary parts, and join them by torch.view_as_complex"
+                )
         self.model.train()
         self._loss: Callable[[Any, Any], torch.Tensor] = model_source.loss_function(definition, request.schema_.task)
         self._joined = join_batch_norms(self.model, self.collective)

@@ -1,5 +1,5 @@
 """Training on hosts of unlike quotas, over ssh: `python tests/benchmarks/train/hosts.py [ROUNDS] [--cores Q ...]
-[--rate R] [--channels C] [--passes P] [--backend B] [--roam]`.
+[--rate R] [--channels C] [--passes P] [--backend B] [--roam] [--keep FOLDER]`.
 
 Makes a lab of one host for each quota of cores (`tests/lab.py`; needs root), with links of that rate, and trains a small
 convolutional network there, whose channels and passes through the layer between say how long a step takes: what is lost is about
@@ -14,7 +14,7 @@ holds the true one with 95 %; as noise, the same of the second window with the s
 where a step's time went: each host's own computing, beside what it takes alone, the slowest host's, and the rest, which is sums.
 
 Quotas should add up to less than the machine has free. Each host is kept to one of its cores, for real hosts do not get into each
-other's way there (`--roam`: they may run on all of them).
+other's way there (`--roam`: they may run on all of them). `--keep` leaves both trainings' folders behind.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -190,13 +190,15 @@ def main() -> None:
     parser.add_argument("--other", type=int, nargs="+", help="split to compare with; left out: the even one")
     parser.add_argument("--epochs", type=int, default=20, help="of the training that finds the split")
     parser.add_argument("--roam", action="store_true", help="let hosts run on all cores of this machine")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     if (reason := lab.why_not()) is not None:
         raise SystemExit(reason)
     backend = choose_backend(given.backend)
     job = {"backend": backend, "model": {"channels": given.channels, "passes": given.passes}}
-    with tempfile.TemporaryDirectory() as name, lab.running(cores=[FREELY] * len(given.cores), rate=given.rate) as made:
+    folder = nullcontext(str(given.keep.absolute())) if given.keep else tempfile.TemporaryDirectory()
+    with folder as name, lab.running(cores=[FREELY] * len(given.cores), rate=given.rate) as made:
         print(
             f"{backend}, hosts of {given.cores} cores, links of {given.rate}, batch {BATCH}, {given.channels} channels, "
             f"{given.passes} passes, seed {given.seed}{', roaming' if given.roam else ''}"

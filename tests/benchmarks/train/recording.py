@@ -80,11 +80,11 @@ def main() -> None:
             training.steps.add, training._show = record if recording else (nothing, nothing)  # type: ignore[method-assign]
             started, used = time.perf_counter(), time.process_time()
             for at in range(asked.steps):
-                training._step(rows, at * asked.batch % (len(rows) - asked.batch))
+                training.step(rows, at * asked.batch % (len(rows) - asked.batch))
             return (time.perf_counter() - started) / asked.steps, (time.process_time() - used) / asked.steps
 
         for _ in range(WARM_UP_STEPS):
-            training._step(rows, 0)
+            training.step(rows, 0)
         found: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
         for _ in range(asked.blocks):
             for recording in random.sample([True, False], 2):

@@ -87,6 +87,21 @@ def test_sums_that_fail_again_and_again_without_a_lost_rank_end_the_training(tmp
         train(asked)
 
 
+@pytest.mark.parametrize("backend", ["horovod", "torch"])
+def test_a_sum_of_a_type_that_nobody_sums_fails_at_once_and_is_no_lost_rank(
+    tmp_path: Path, heard: list[dict[str, Any]], backend: str
+) -> None:
+    asked = request(tmp_path, [20, 20], model={"norm": True}, epochs=1, backend=backend)
+    source = tmp_path / "source" / "net.py"
+    own = "        self.norm.forward.sum(torch.ones(1, dtype=torch.bfloat16), 'own')\n        return"
+    source.write_text(source.read_text().replace("        return", own, 1))
+    with pytest.raises(
+        TrainingFailed, match=r"rank \d .*own: ranks can't sum bfloat16, only float16, float32, float64, int32, int64"
+    ):
+        train(asked)
+    assert not any(event["event"] == "world" for event in heard)
+
+
 def test_an_error_that_comes_once_costs_a_process_but_not_the_training(tmp_path: Path) -> None:
     asked = hostile(tmp_path, [40, 20], "error once", epochs=2, backend="torch")
     result = train(asked)
@@ -140,6 +155,16 @@ def test_a_model_that_does_not_fit_its_labels_is_bad_input_and_not_tried_again(
     with pytest.raises(BadInput, match="model: "):
         train(request(tmp_path, [40, 20], model={"broken": True}))
     assert not any(event["event"] == "world" for event in heard)
+
+
+def test_complex_parameters_are_bad_input_that_names_one(tmp_path: Path) -> None:
+    asked = request(tmp_path, [40, 20], backend="torch")
+    source = tmp_path / "source" / "net.py"
+    source.write_text(
+        source.read_text().replace("torch.nn.Linear(2, 2)", "torch.nn.Linear(2, 2, dtype=torch.complex64)")
+    )
+    with pytest.raises(BadInput, match=r"the parameter unused.weight is complex64, .*view_as_complex"):
+        train(asked)
 
 
 @pytest.fixture
