@@ -1,9 +1,14 @@
-"""When the batch split changes: from measured step times, by a fit that outlives one change, with hysteresis. Pure.
+"""When the batch split changes: from measured step times, by a fit that outlives one change, where that pays. Pure.
 
-A rank's time for b samples is taken as t = a + s·b; with one batch size seen, a = 0. Re-splitting on the last block's b/t alone
-oscillates: here a change needs a predicted gain above the noise, still so when another window has gone into the mean. The noise
-is by how much windows with one split differ, over the root of how many there were, whose mean is what is known; a rank that
-differs by far more has another speed now, and what was known of it is forgotten.
+A rank's time for b samples is taken as t = a + s·b; with one batch size seen, a = 0. What is known of it is the mean of n windows
+with one split, wrong by σ/√n or so. A step takes as long as its slowest rank, so that the split b' gains
+
+    E[max_r t_r(b_r) · (1 + ε_r)] / E[max_r t_r(b'_r) · (1 + ε_r)] - 1        ε_r ~ N(0, σ²/n)
+
+over b. Of ranks that differ only as chance would have it, the slowest is about as slow in any split, and nothing is gained; one
+that stands out is gained in full. A change needs LEAST_GAIN, by ERRORS times these errors, still so when another window has gone
+into the mean. σ is by how much windows with one split differ; what all ranks have in common moves no split, and is not counted. A
+rank that differs by far more has another speed now, and what was known of it is forgotten.
 """
 
 from __future__ import annotations
@@ -16,15 +21,16 @@ from trainwright.estimator.curves import Affine
 from trainwright.tasks.allocate.split import split_batch
 from trainwright.tasks.train.batches import shares
 
-LEAST_GAIN = 0.02
-"""And twice the noise beyond it."""
+LEAST_GAIN, ERRORS = 0.02, 2.0
 MOST_WINDOWS = 8
 """of those that a mean is of: slow changes are followed"""
-FIRST_NOISE, NOISE_SMOOTHING = 0.02, 0.7
+FIRST_NOISE, NOISE_SMOOTHING = 0.02, 0.9
 OTHER_SPEED, OTHER_SPEED_NOISES = 0.10, 4.0
 """A window says so if it differs by this, and by so many times the noise."""
 MOST_CHANGES = 8
 """At the same speeds: by then, what is measured does not lead to a better split."""
+_TAIL_ERRORS, _POINTS = 5.0, 64
+"""How far from a mean, in errors, the expectation of the largest is integrated, and at how many points."""
 
 
 @dataclass
@@ -38,7 +44,7 @@ class Rebalancer:
     changes: int = 0
     asked_before: bool = False
     noise: float = FIRST_NOISE
-    """by how much a window's times differ from those before it with the same split: smoothed, of the rank that differs most"""
+    """σ: the relative standard deviation of one window's times"""
     windows: int = 0
     """with the present split and speeds, MOST_WINDOWS at most"""
     since_other_speed: int = 0
@@ -56,31 +62,35 @@ class Rebalancer:
         if better is None:
             return None
         present = [known[batch] for known, batch in zip(self.seen, self.split, strict=True)]
-        now, then = max(present), max(curve(batch) for curve, batch in zip(curves, better, strict=True))
-        pays = now / then - 1 >= LEAST_GAIN + 2 * self.noise / math.sqrt(self.windows)
+        expected = [curve(batch) for curve, batch in zip(curves, better, strict=True)]
+        error = ERRORS * self.noise / math.sqrt(self.windows)
+        pays = expected_largest(present, error) / expected_largest(expected, error) - 1 >= LEAST_GAIN
         twice, self.asked_before = pays and self.asked_before, pays
         if not twice:
             return None
-        reason = f"slowest rank took {now * 1e3:.1f} ms, {then * 1e3:.1f} ms expected"
+        reason = f"slowest rank took {max(present) * 1e3:.1f} ms, {max(expected) * 1e3:.1f} ms expected"
         self.split = better
         self.changes, self.since_other_speed = self.changes + 1, self.since_other_speed + 1
         self.asked_before, self.windows = False, 0
         return better, reason
 
     def _learn(self, medians: Sequence[float]) -> None:
-        differences = []
+        differences, before = [], self.windows
         self.windows = min(self.windows + 1, MOST_WINDOWS)
         for number, (known, batch, median) in enumerate(zip(self.seen, self.split, medians, strict=True)):
-            difference = abs(median / known[batch] - 1) if known.get(batch) else 0.0
-            if difference > max(OTHER_SPEED, OTHER_SPEED_NOISES * self.noise):
+            difference = median / known[batch] - 1 if known.get(batch) else 0.0
+            if abs(difference) > max(OTHER_SPEED, OTHER_SPEED_NOISES * self.noise):
                 self.seen[number] = {batch: median}
                 self.since_other_speed, self.windows = 0, 1
                 continue
-            if batch in known:
+            if batch in known and before:
                 differences.append(difference)
             known[batch] = known[batch] + (median - known[batch]) / self.windows if batch in known else median
-        if differences:
-            self.noise = NOISE_SMOOTHING * self.noise + (1 - NOISE_SMOOTHING) * max(differences)
+        if len(differences) > 1:
+            common = sum(differences) / len(differences)
+            squares = sum((one - common) ** 2 for one in differences) / (len(differences) - 1)
+            square = squares / (1 + 1 / before)  # of a window against the mean of those before it
+            self.noise = math.sqrt(NOISE_SMOOTHING * self.noise**2 + (1 - NOISE_SMOOTHING) * square)
 
     def _curves(self) -> list[Affine]:
         return [_fit(known, batch) for known, batch in zip(self.seen, self.split, strict=True)]
@@ -91,6 +101,21 @@ class Rebalancer:
         self.split = found or shares(total, self.split)
         self.asked_before, self.windows = False, 0
         return list(self.split)
+
+
+def expected_largest(times: Sequence[float], error: float) -> float:
+    """The expectation of the largest of independent normal times (s), each with this relative standard deviation.
+
+    E[max] = h - ∫ Π_r Φ((x - t_r) / (error · t_r)) dx up to an h that none exceeds, by the midpoint rule.
+    """
+    if error <= 0 or len(times) == 1:
+        return max(times)
+    low, high = max(times) * max(0.0, 1 - _TAIL_ERRORS * error), max(times) * (1 + _TAIL_ERRORS * error)
+    width, below = (high - low) / _POINTS, 0.0
+    for point in range(_POINTS):
+        at = low + (point + 0.5) * width
+        below += math.prod(0.5 * math.erfc((time - at) / (math.sqrt(2) * error * time)) for time in times)
+    return high - below * width
 
 
 def _fit(known: dict[int, float], batch: int) -> Affine:
