@@ -38,11 +38,8 @@ settings.load_profile("ci")
 
 
 def pytest_configure() -> None:
-    """Ctrl-C means something to the processes that tests start, also where a shell has started us in the background. An example
-    may take as long as it does: that a machine is busy is no defect."""
+    """Ctrl-C means something to the processes that tests start, also where a shell has started us in the background."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    settings.register_profile("unhurried", settings(), deadline=None)
-    settings.load_profile("unhurried")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
