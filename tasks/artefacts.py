@@ -355,7 +355,7 @@ class DeviceResult(Value):
         default=None, description="spent in sums over ranks beyond that; None: in wait_s (an earlier version's)"
     )
     peak_memory_bytes: float
-    cpu_s: float
+    cpu_s: float = Field(description="of its processes since the run was last begun or resumed")
     share: str = Field(description="how it was held to its share of the CPU")
 
 

@@ -180,7 +180,7 @@ def row_of(run: Run) -> RunRow | None:
         if status is None:
             return None
         result = run.find(Result)
-        plan = run.find(Plan) if result is None and status.state == "running" else None
+        plan = run.find(Plan) if result is None else None
     except CorruptArtefact:
         return RunRow(run=run.uri, id=run.id, job=run.job_name, state="damaged")
     row = RunRow(

@@ -196,8 +196,8 @@ def show_run(document: dict[str, Any]) -> None:
         command = "trainwright" if shutil.which("trainwright") else sys.argv[0]
         lines.append(("report", f"{command} show {document['run'].rsplit('/', 1)[-1]} --report report.html"))
     facts(document["job"], lines)
-    predicted, measured = document["predicted"], document["measured"]
-    if predicted and measured:
+    predicted, measured = document["predicted"], document["measured"] or {}
+    if predicted:
         rows = []
         for label, field, show in (
             ("step time", "step_time_s", seconds),

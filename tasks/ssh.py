@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 from trainwright.tasks.documents import validated
-from trainwright.tasks.errors import ServiceUnreachable
+from trainwright.tasks.errors import BadInput, ServiceUnreachable
 from trainwright.tasks.pool import Ssh
 from trainwright.tasks.settings import settings
 
@@ -52,6 +53,8 @@ def _login_options(login: Ssh | None) -> dict[str, str]:
     if login.known_hosts is not None:
         options["UserKnownHostsFile"] = f'"{login.known_hosts}"'
     if login.identity is not None:
+        if not Path(login.identity).expanduser().is_file():
+            raise BadInput(f"ssh identity: got {login.identity}; there is no such file")
         options.update({"IdentityFile": f'"{login.identity}"', "IdentitiesOnly": "yes"})
     if login.user is not None:
         options["User"] = login.user

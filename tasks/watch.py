@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
+from trainwright.tasks.errors import Interrupted
 from trainwright.tasks.screen import amount, err, seconds, size
 from trainwright.tasks.train_view import TrainView
 
@@ -66,7 +67,7 @@ class Watch:
                 for name in ("train_loss", "loss", "accuracy")
                 if event.get(name) is not None
             )
-            self._line(f"           epoch {event['epoch']:>3}  {figures}")
+            self._line(f"           epoch {event['epoch'] + 1:>3}  {figures}")
         elif kind == "split":
             self._line(
                 f"           split {event.get('batch_sizes')} from step {event.get('step')}: {event.get('reason', '')}"
@@ -84,7 +85,7 @@ class Watch:
             return
         self._end()
         if event["state"] == "failed":
-            self._line(f"{name:<10} failed")
+            self._line(f"{name:<10} {'stopped' if event['error']['kind'] == Interrupted.kind else 'failed'}")
         elif name != "release":
             self._line(f"{name:<10} {event['seconds']:6.1f} s  {_summary(name, event['summary'])}")
 

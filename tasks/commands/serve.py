@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,7 +53,7 @@ def serve(
         ("--queue", queue, 0),
         ("--timeout", timeout, 1),
     ):
-        if value < least:
+        if not least <= value < math.inf:
             raise BadInput(f"{name}: got {value:g}; allowed: {least} or more")
     for folder in allow or ():
         if not folder.is_dir():

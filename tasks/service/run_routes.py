@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import Depends, FastAPI, Path, Query, Request, Response
+from fastapi.responses import RedirectResponse
 
 from trainwright.estimator.structure import Structure
 from trainwright.tasks.listing import ID_PATTERN, JOB_PATTERN, MOST_ROWS, RunPage
@@ -116,6 +117,11 @@ def add_page_routes(app: FastAPI, login: Login, client: Any) -> None:
         return page_file(request, name, login)
 
     shown = page if login == "token" else guarded
+
+    async def start() -> Response:
+        return RedirectResponse("page/")
+
+    app.add_api_route("/", start, include_in_schema=False)
     app.add_api_route("/page", shown, include_in_schema=False)
     app.add_api_route("/page/{name:path}", shown, include_in_schema=False)
 

@@ -133,6 +133,8 @@ def _restore(right: Fence, work: Path, policy: CheckpointPolicy) -> tuple[str | 
     state = checkpoint.fetch_latest(right.store, folder)
     right.forget(after=state.step if state is not None else -1)
     drop_from(right.store, state.step if state is not None else 0)
+    where = f"goes on from the checkpoint of step {state.step}" if state is not None else "begins anew"
+    progress.emit("notice", message=f"no rank that had the training's state is left: it {where}")
     return (str(folder), state.step) if state is not None else (None, 0)
 
 

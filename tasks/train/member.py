@@ -65,7 +65,8 @@ def main(order_path: Path, place: str) -> int:
         training = Training(rank, channel, order)
         _take_part(training, peers, channel, order)
     except TrainwrightError as error:
-        traceback.print_exc()
+        if alone is None:  # of use in the rank's log
+            traceback.print_exc()
         channel.send("error", error=error.document(), step=training and training.finished)
         return 1
     except Exception as error:  # noqa: BLE001 - a boundary: logged whole, and told to the launcher

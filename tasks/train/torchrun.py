@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.tasks.allocate.ledger import Heartbeat, Holder, Ledger
+from trainwright.tasks.artefacts import Status
 from trainwright.tasks.errors import BadInput, RunHeld, TrainingFailed, TrainwrightError, from_document
 from trainwright.tasks.launching import own_name, resource
 from trainwright.tasks.run import Run
@@ -89,12 +90,15 @@ class AloneChannel:
         """Become the one who trains the run, until `close`; its checkpoint's folder, and what all ranks' orders are to say."""
         store, folder = request.store(), Path(request.work_folder) / "resume"
         ledger, name, uri = Ledger(settings().ledger_url), own_name(), request.run_uri or store.uri
-        holds = [resource(uri)]
+        holds, run = [resource(uri)], None
         with contextlib.suppress(BadInput):  # a folder that is no run of a store
-            holds.append(Run(uri).hold)
+            run = Run(uri)
+            holds.append(run.hold)
         ledger.take(holds, Holder(name, os.getpid()), uri)
         self._held.callback(ledger.release, uri, holds, holder=name)
         self._beat = self._held.enter_context(Heartbeat(ledger, uri, holds, holder=name))
+        if run is not None and run.has(Status) and not run.finished():
+            run.note(state="running", step="train", error=None, holder=name)
         right = fence.claim(store, None)
         state = checkpoint.fetch_latest(store, folder) if request.resume else None
         right.forget(after=state.step if state is not None else -1)

@@ -26,7 +26,12 @@ def main(order: Path, place: str) -> int:
 
 
 if __name__ == "__main__":
-    code = main(Path(sys.argv[1]), os.environ["RANK"] if is_launcher() else sys.argv[2])
+    given = [*sys.argv[1:], *([os.environ["RANK"]] if is_launcher() else [])]
+    if len(given) != 2 or not Path(given[0]).is_file():
+        shown = " ".join(sys.argv[1:]) or "nothing"
+        sys.stderr.write(f"ORDER.json: got {shown}; allowed: the file that a training left in its work folder\n")
+        sys.exit(2)
+    code = main(Path(given[0]), given[1])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # Horovod's threads may hang at the interpreter's exit after a peer has gone

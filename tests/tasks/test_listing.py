@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from finished_run import begin_run, finished_training
+from plans import TWO, plan
 
 from trainwright.tasks import listing, step
 from trainwright.tasks.allocate.ledger import Holder
@@ -61,6 +62,19 @@ def test_rows_are_read_with_the_settings_of_who_asks(tmp_path: Path, home: Path)
     found = Listing(tmp_path.as_uri())
     assert [row.state for row in found.page(10).runs] == ["interrupted"]
     found.close()
+
+
+def test_a_run_that_was_stopped_keeps_what_was_predicted(tmp_path: Path) -> None:
+    run = begin_run(tmp_path.as_uri(), "small", 1)
+    run.note(state="interrupted", step="train")
+    planned = plan(TWO)
+    run.write(planned)
+    found = Listing(tmp_path.as_uri())
+    row = found.page(10).runs[0]
+    found.close()
+    assert planned.predicted is not None
+    assert (row.state, row.predicted_duration_s) == ("interrupted", planned.predicted.duration_s)
+    assert row.devices == len(planned.devices)
 
 
 def test_runs_of_one_moment_in_several_jobs_are_each_listed_once(tmp_path: Path) -> None:

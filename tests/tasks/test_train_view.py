@@ -118,11 +118,15 @@ with Watch() as watch:
 """
 
 
-def test_lost_ranks_are_told_at_once_and_a_notice_of_every_rank_once() -> None:
+def test_lost_ranks_are_told_at_once_a_notice_of_every_rank_once_and_how_a_step_ended() -> None:
     lost = {"event": "rank", "rank": 1, "device": "a/cpu1", "state": "was killed by SIGKILL"}
     waits = {"event": "notice", "message": "waits for the store"}
     world = {"event": "world", "generation": 2, "ranks": [0, 1], "reason": "rank 1 is back"}
-    events = json.dumps([lost | {"state": "loaded"}, lost, waits, waits, world])
+    ends = [
+        {"event": "step", "name": "train", "state": "failed", "error": {"kind": kind, "message": ""}}
+        for kind in ("interrupted", "training_failed")
+    ]
+    events = json.dumps([lost | {"state": "loaded"}, lost, waits, waits, world, *ends])
     done = subprocess.run(
         [sys.executable, "-c", SHOW, events], stderr=subprocess.PIPE, text=True, check=True, timeout=120
     )
@@ -130,6 +134,8 @@ def test_lost_ranks_are_told_at_once_and_a_notice_of_every_rank_once() -> None:
         "lost       rank 1 (a/cpu1) was killed by SIGKILL",
         "note       waits for the store",
         "ranks      training goes on with 2",
+        "train      stopped",
+        "train      failed",
     ]
 
 
@@ -144,7 +150,7 @@ def test_a_terminal_is_updated_in_place_and_a_file_gets_plain_lines(tmp_path: Pa
     environment = os.environ | {"COLUMNS": "80", "LINES": "30", "TERM": "xterm-256color"}
     plain = subprocess.run(command, stderr=subprocess.PIPE, env=environment, check=True, timeout=120).stderr.decode()
     assert "\x1b" not in plain
-    assert [line.split()[:2] for line in plain.splitlines()] == [["step", "1/4"], ["epoch", "0"]]
+    assert [line.split()[:2] for line in plain.splitlines()] == [["step", "1/4"], ["epoch", "1"]]
     ours, theirs = pty.openpty()
     process = subprocess.Popen(command, stderr=theirs, env=environment)
     os.close(theirs)

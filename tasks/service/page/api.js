@@ -14,9 +14,12 @@ export class Refused extends Error {
 
 export const login = document.documentElement.dataset.login;
 
+// Keep this token, or none. Whether there was one before.
 export function keep(token) {
+  const before = sessionStorage.getItem(KEY) !== null;
   if (token) sessionStorage.setItem(KEY, token);
   else sessionStorage.removeItem(KEY);
+  return before;
 }
 
 async function ask(path, options = {}) {

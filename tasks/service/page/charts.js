@@ -31,7 +31,7 @@ function axis(title, side) {
   return {
     stroke: () => colour("muted"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { stroke: () => colour("line"), width: 1 },
     label: side ? undefined : title, labelSize: 20, labelFont: "12px system-ui, sans-serif", font: "12px system-ui, sans-serif",
-    size: side ? 62 : 34, values: (_, splits) => splits.map((value) => (value === null ? "" : short(value))),
+    size: side ? (_, values) => 24 + 7 * Math.max(4, ...(values ?? []).map((value) => value.length)) : 34, values: (_, splits) => splits.map((value) => (value === null ? "" : short(value))),
   };
 }
 
@@ -57,7 +57,8 @@ function mount(options, data, plot, figure) {
 }
 
 // Lines over a shared x. `set(data, names)`: data as uPlot takes it, a name for each line; `band`: predicted {low, median, high}.
-export function lines(root, title, { unit = "", x = "step", points = false, log = false, cursor = "run" } = {}) {
+// `gaps`: where a line has no value it is broken; else what is known is joined.
+export function lines(root, title, { unit = "", x = "step", points = false, log = false, cursor = "run", gaps = false } = {}) {
   const { plot, figure } = room(title, unit);
   root.append(figure);
   let chart = null;
@@ -89,7 +90,7 @@ export function lines(root, title, { unit = "", x = "step", points = false, log 
         const series = labels.map((label, index) => {
           const guess = index >= count;
           return {
-            label, stroke: guess ? () => colour("muted") : hue(index), width: guess ? 1 : 1.5, spanGaps: true,
+            label, stroke: guess ? () => colour("muted") : hue(index), width: guess ? 1 : 1.5, spanGaps: !gaps,
             dash: guess ? [4, 4] : undefined, value: (_, value) => (value === null ? "" : short(value)),
             class: guess && index !== count + 1 ? "bound" : undefined,
             points: { show: !guess && (points || dots.includes(index)), size: 6, fill: guess ? undefined : hue(index) },
@@ -147,9 +148,9 @@ export function front(root, title, { xTitle, yTitle, show, showY }, points) {
   const data = [sorted.map((one) => one.x), ...labels.map((_, group) => sorted.map((one) => (one.group === group ? one.y : null)))];
   const x = axis(xTitle);
   x.values = (_, splits) => splits.map((value) => show(value));
+  x.space = 90; // as wide as "12 min 30 s"
   const y = axis("", true);
   y.values = (_, splits) => splits.map((value) => showY(value));
-  y.size = 76;
   mount({
     scales: {
       x: { time: false, range: () => widened(least(["x", "low"]), most(["x", "high"])) },

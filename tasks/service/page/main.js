@@ -34,14 +34,15 @@ function askToken() {
     main.replaceChildren(alertOf({ message: "Airflow's login has ended; log in to Airflow again." }));
     return;
   }
-  keep(null);
+  const refused = keep(null);
   const given = h("input", { type: "password", name: "token", autocomplete: "off", required: true });
   const form = h("form", { class: "fields", onsubmit: (event) => {
     event.preventDefault();
     keep(given.value.trim());
     open();
   } },
-  h("label", {}, "Token", given, h("span", { class: "hint" }, "`trainwright serve` says which file holds it")),
+  h("label", {}, "Token", given, h("span", { class: "hint" }, "What trainwright serve prints says which file holds it")),
+  refused ? h("p", { class: "wide", role: "alert" }, "This token is not the service's.") : null,
   h("div", { class: "wide" }, h("button", { class: "first", type: "submit" }, "Log in")));
   main.replaceChildren(h("section", { class: "card", "aria-label": "Log in" }, h("h1", {}, "Log in"), form));
   given.focus();

@@ -345,8 +345,7 @@ def test_without_a_token_the_page_asks_for_it_and_shows_nothing_before(chromium:
     assert page.locator("table").count() == 0
     page.fill("input[name=token]", "wrong-token-for-tests")
     page.keyboard.press("Enter")
-    page.wait_for_selector("input[name=token]:not([value])")
-    page.wait_for_timeout(500)
+    page.wait_for_selector("[role=alert] >> text=not the service's")
     page.fill("input[name=token]", READ)
     page.keyboard.press("Enter")
     page.wait_for_selector('table[aria-label="Runs"]')

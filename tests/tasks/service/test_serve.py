@@ -412,10 +412,17 @@ def test_a_token_file_that_will_not_do_ends_with_2(tmp_path: Path, prepare: Any,
     assert len(ended.stderr.splitlines()) == 1
 
 
-def test_a_service_without_a_worker_is_refused() -> None:
-    command = [sys.executable, "-m", "trainwright.tasks.cli", "serve", "--workers", "0"]
+@pytest.mark.parametrize(("option", "value"), [("--workers", "0"), ("--timeout", "nan")])
+def test_a_service_without_a_worker_or_a_limit_is_refused(option: str, value: str) -> None:
+    command = [sys.executable, "-m", "trainwright.tasks.cli", "serve", option, value]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert (refused.returncode, refused.stderr) == (2, "trainwright: --workers: got 0; allowed: 1 or more\n")
+    assert (refused.returncode, refused.stderr) == (2, f"trainwright: {option}: got {value}; allowed: 1 or more\n")
+
+
+def test_the_address_that_is_told_leads_to_the_page(address: str) -> None:
+    found = httpx.get(address, follow_redirects=True)
+    assert found.status_code == 200
+    assert str(found.url) == f"{address}/page/"
 
 
 def test_answers_are_sent_at_once() -> None:

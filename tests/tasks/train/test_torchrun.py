@@ -59,6 +59,19 @@ def test_torchrun_starts_the_same_worker(tmp_path: Path, home: Path) -> None:
     assert "WORLD_SIZE: got 1; allowed: 2" in refused.stdout
 
 
+@pytest.mark.parametrize("words", [[], ["nowhere/order.json"]])
+def test_without_an_order_the_worker_says_what_it_needs(words: list[str]) -> None:
+    environment = os.environ | {"TORCHELASTIC_RUN_ID": "none", "RANK": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "trainwright.tasks.train.worker", *words],
+        capture_output=True, text=True, check=False, timeout=300, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        f"ORDER.json: got {''.join(words) or 'nothing'}; allowed: the file that a training left in its work folder"
+    ]
+
+
 @pytest.mark.parametrize("what", ["launcher", pytest.param("hold", marks=pytest.mark.slow)])
 def test_torchrun_leaves_a_run_alone_that_another_trains_or_holds(what: str, tmp_path: Path, home: Path) -> None:
     uri = (tmp_path / "runs" / "case" / "20260101T000001Z-abcdef").as_uri()
@@ -73,6 +86,7 @@ def test_torchrun_leaves_a_run_alone_that_another_trains_or_holds(what: str, tmp
     assert done.returncode == 1
     told: dict[str, Any] = next(json.loads(line) for line in done.stdout.splitlines() if '"error"' in line)
     assert told["error"]["kind"] == "held"
+    assert "RunHeld" not in done.stderr
     assert f"{held} is held by another" in told["error"]["message"]
     assert read_index(asked.store())[0].owner == mine.owner
     assert journal.read_text() == "{}\n"

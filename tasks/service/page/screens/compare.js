@@ -66,7 +66,7 @@ async function sideBySide(root, names, signal) {
   overlay(charts, "Learning rate", "step", runs, ({ series }) => series.joint((rows) => rows[0].learning_rate));
   const metric = [...new Set(runs.flatMap(({ run }) => Object.keys(run.metrics)))].find((one) => one !== "loss") ?? "loss";
   overlay(charts, `Validation ${metric}`, "epoch", runs,
-    ({ series }) => [series.epochs.map((row) => row.epoch), series.epochs.map((row) => row[metric] ?? null)], "", true);
+    ({ series }) => [series.epochs.map((row) => row.epoch + 1), series.epochs.map((row) => row[metric] ?? null)], "", true);
 }
 
 // Job and run below each other, so that a column is as wide as its figures need.

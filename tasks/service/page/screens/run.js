@@ -139,8 +139,8 @@ function facts(run, series) {
 function curves(room) {
   const loss = lines(room, "Loss");
   const rateChart = lines(room, "Learning rate");
-  const time = lines(room, "Step time by rank", { unit: "s" });
-  const batch = lines(room, "Batch size by rank", { unit: "samples" });
+  const time = lines(room, "Step time by rank", { unit: "s", gaps: true });
+  const batch = lines(room, "Batch size by rank", { unit: "samples", gaps: true });
   const speed = lines(room, "Throughput", { unit: "samples/s" });
   const quality = lines(room, "Validation by epoch", { x: "epoch", points: true, cursor: "epochs" });
   return (run, series) => {
@@ -154,7 +154,7 @@ function curves(room) {
     speed.set(series.joint(throughput), ["all ranks"]);
     const metrics = [...new Set(series.epochs.flatMap((row) => Object.keys(row)))].filter(
       (name) => !["step", "epoch", "loss", "train_loss", "duration_s"].includes(name));
-    quality.set([series.epochs.map((row) => row.epoch), ...metrics.map((name) => series.epochs.map((row) => row[name] ?? null))], metrics);
+    quality.set([series.epochs.map((row) => row.epoch + 1), ...metrics.map((name) => series.epochs.map((row) => row[name] ?? null))], metrics);
   };
 }
 
@@ -204,8 +204,8 @@ function said(event) {
     case "rank": return `rank ${rest.rank} (${rest.device}) ${rest.state}`;
     case "world": return rest.reason;
     case "split": return split(rest);
-    case "epoch": return Object.entries(rest).filter(([name]) => !["epochs", "step"].includes(name))
-      .map(([name, value]) => `${name} ${typeof value === "number" ? number(value).text : value}`).join(", ");
+    case "epoch": return [`epoch ${rest.epoch + 1}`, ...Object.entries(rest).filter(([name]) => !["epoch", "epochs", "step"].includes(name))
+      .map(([name, value]) => (name === "duration_s" ? `took ${seconds(value).text}` : `${name.replaceAll("_", " ")} ${plain(value).text}`))].join(", ");
     case "checkpoint": return `step ${rest.step} (${rest.path})`;
     case "back": return `back to step ${rest.step}`;
     case "notice": return rest.message;
