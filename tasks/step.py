@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec
 
 from trainwright.tasks import progress
@@ -22,6 +25,7 @@ stop = threading.Event()
 """Set by whoever wants the running step to end (a signal handler, Airflow's on_kill)."""
 _LOOK = ("allocate", "search_lr", "train")
 """Steps that end in their own way when it is set."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _running: str | None = None
 
 
@@ -77,7 +81,7 @@ def step(name: str, *, last: bool = False) -> Callable[[Step[P]], Step[P]]:
                 _running = name
                 if stop.is_set():
                     raise Interrupted(f"{name}: stopped before it began")
-                with Heartbeat(ledger(), run.uri, [run.hold], holder=me.name) as beat:
+                with _disk_told(name, run), Heartbeat(ledger(), run.uri, [run.hold], holder=me.name) as beat:
                     reference = work(run, *args, **kwargs)
                 if not (beat.still_held() and _may_speak()):
                     raise RunHeld(f"{run.uri}: the hold on this run was lost while {name} ran")
@@ -103,6 +107,20 @@ def step(name: str, *, last: bool = False) -> Callable[[Step[P]], Step[P]]:
     return decorate
 
 
+@contextlib.contextmanager
+def _disk_told(name: str, run: Run) -> Iterator[None]:
+    """A disk of this machine that takes no more is one line that says which."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        where = error.filename or f"{run.work_path} or {tempfile.gettempdir()}"  # a file that was open tells no name
+        raise TrainwrightError(
+            f"{name}: {where} can't be written ({error.strerror}); free space there and start again: it goes on where it was"
+        ) from error
+
+
 def _may_speak() -> bool:
     return _right is None or _right()
 
@@ -125,9 +143,12 @@ def _note_failure(run: Run, name: str, error: BaseException, seconds: float) -> 
         ours = Interrupted(f"{name}: interrupted")
     progress.emit("step", name=name, state="failed", error=ours.document())
     me = holder(run)
-    if not (_may_speak() and ledger().renew(run.uri, [run.hold], holder=me.name)):
-        return  # another has the run by now: its status is not ours to write
     try:
-        run.note(state=final_state(ours), step=name, error=ours.document(), steps=_with(run, name, seconds))
-    finally:
-        ledger().release(run.uri, [run.hold], holder=me.name)
+        if not (_may_speak() and ledger().renew(run.uri, [run.hold], holder=me.name)):
+            return  # another has the run by now: its status is not ours to write
+        try:
+            run.note(state=final_state(ours), step=name, error=ours.document(), steps=_with(run, name, seconds))
+        finally:
+            ledger().release(run.uri, [run.hold], holder=me.name)
+    except (OSError, TrainwrightError) as why:  # the step's own error is what the caller hears
+        progress.emit("notice", message=f"how {name} ended could not be noted: {why}")

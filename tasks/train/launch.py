@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import shutil
 import threading
 import time
@@ -28,7 +27,6 @@ from trainwright.tasks.train.request import Order, RampPoint, Searched, TrainReq
 from trainwright.tasks.train.spill import recover
 
 RESUME = "resume"
-_log = logging.getLogger(__name__)
 
 
 def train(
@@ -103,8 +101,8 @@ def train(
             if not isinstance(error, ServiceUnreachable):  # else it comes with the next start
                 _bring_what_is_here(store, work, request.job.train.checkpoint)
             _keep_files(store, work)
-        except (OSError, TrainwrightError):
-            _log.warning("logs, events or the last checkpoint could not be kept", exc_info=True)
+        except (OSError, TrainwrightError) as why:
+            progress.emit("notice", message=f"logs, events or the last checkpoint could not be kept: {why}")
         raise
     kept.forget(work, right.owner)
     _keep_files(store, work)

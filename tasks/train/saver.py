@@ -188,10 +188,10 @@ class Saver:
         Raises ServiceUnreachable: what the store lacks is in the spill folder then.
         """
         stopped, began, told = self._rank.stop_asked, time.monotonic(), time.monotonic()
-        patience_s = STOPPED_PATIENCE_S if stopped else self._end_patience_s
         with self._changed:
             while self._waiting or self._writing or self._writer.spill.waiting:
                 now = time.monotonic()
+                patience_s = STOPPED_PATIENCE_S if self._rank.stop_asked else self._end_patience_s
                 if not (self._waiting or self._writing) and now - began > patience_s:
                     break
                 if now - told > TELL_EVERY_S:

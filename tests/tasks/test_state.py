@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from trainwright.tasks import step, steps
+from trainwright.tasks import progress, step, steps
 from trainwright.tasks.allocate.ledger import Holder
+from trainwright.tasks.errors import TrainingFailed, TrainwrightError
 from trainwright.tasks.job import Job
 from trainwright.tasks.listing import Listing
 from trainwright.tasks.run import Run, open_run
@@ -70,6 +74,37 @@ def test_a_step_took_what_its_work_says_that_killed_processes_took_too(home: Pat
     run.note(steps={"train": 300.0})  # with what failed in between
     work(run)
     assert 300.0 <= run.status().steps["train"] < 400.0
+
+
+def test_a_step_fails_with_its_own_error_also_where_that_can_not_be_noted(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[dict[str, Any]] = []
+    monkeypatch.setattr(progress, "_listeners", [heard.append])
+    run = opened(tmp_path, step.act_as(Holder("one")))
+
+    def work(run: Run) -> dict[str, Any]:
+        shutil.rmtree(tmp_path / "store")
+        raise TrainingFailed("a cable came loose")
+
+    with pytest.raises(TrainingFailed, match="a cable came loose"):
+        step.step("train")(work)(run)
+    assert heard[-1]["message"].startswith("how train ended could not be noted: ")
+    assert ledger().held() == []
+
+
+@pytest.mark.parametrize(("file", "where"), [("/x/full", "/x/full"), (None, "work/alone/.* or /")])
+def test_a_disk_of_this_machine_that_is_full_is_one_line(
+    home: Path, tmp_path: Path, file: str | None, where: str
+) -> None:
+    run = opened(tmp_path, step.act_as(Holder("one")))
+
+    def work(run: Run) -> dict[str, Any]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)
+
+    with pytest.raises(TrainwrightError, match=f"train: .*{where}.* can't be written .No space left.*; free space"):
+        step.step("train")(work)(run)
+    assert run.status().state == "failed"
 
 
 def test_a_run_that_no_further_step_came_to_is_left(home: Path, tmp_path: Path) -> None:

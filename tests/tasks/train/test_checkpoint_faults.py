@@ -143,15 +143,25 @@ def test_a_store_that_is_away_in_mid_run_costs_no_step_and_gets_its_checkpoints_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ended_by", ["patience", "a stop"])
 def test_a_store_that_is_away_at_the_end_is_said_and_the_next_start_brings_what_it_lacks(
-    server: Path, tmp_path: Path, events: list[dict[str, Any]]
+    server: Path, tmp_path: Path, events: list[dict[str, Any]], ended_by: str
 ) -> None:
     settings: dict[str, Any] = {"devices": SLOW, "epochs": 3, "checkpoint": {"every_steps": 6, "keep_last": 2}}
     asked, store = in_s3(request(tmp_path / "case", [40, 20], **settings), "end")
-    asked = asked.model_copy(update={"store_patience_s": 1.0})
+    halt = threading.Event()
+    if ended_by == "patience":
+        asked = asked.model_copy(update={"store_patience_s": 1.0})
+
+    def stop_waiting(event: dict[str, Any]) -> None:
+        if "waits for the store" in event.get("message", ""):
+            halt.set()
+
     progress.listen(at_step(20, lambda: stop([s3_service(server)], grace_s=0)))
+    progress.listen(stop_waiting)
     with pytest.raises(ServiceUnreachable, match=r"can't be reached.*kept in .*/spill: start again on this machine"):
-        train(asked)
+        train(asked, stop=halt)
+    assert halt.is_set() == (ended_by == "a stop")
     assert ranks() == {}
     with pytest.raises(ServiceUnreachable):
         train(asked)
