@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from trainwright.estimator import source as model_source
 from trainwright.estimator.structure import Structure
+from trainwright.tasks import progress
 from trainwright.tasks.allocate.ledger import Holder, Ledger
 from trainwright.tasks.artefacts import Manifest, Result, RunJob, Status
 from trainwright.tasks.documents import one_line, validated
@@ -216,16 +217,23 @@ def _new_id() -> str:
 def _unfinished(
     job: Job, store_uri: str, source_sha256: str, worker: str | None, lacking: type[BaseModel] | None
 ) -> Run | None:
+    other: str | None = None
     for run in list_runs(store_uri, job.name):
         stored = run.find(RunJob)
         if stored is None:
             continue  # killed while it was created
         if run.finished() and run.status().state == "success":
-            return None  # only the newest finished run's successors count; one that is sealed may still lack its report
+            break  # only the newest finished run's successors count; one that is sealed may still lack its report
         if worker not in (None, run.status().holder):
             continue
-        if _same(stored, job) and _source_sha256(run) == source_sha256:
+        if not _same(stored, job):
+            other = other or f"{run.uri} is unfinished, and its job was another"
+        elif _source_sha256(run) != source_sha256:
+            other = other or f"{run.uri} is unfinished, and a module in its model's folder was another"
+        else:
             return None if lacking is not None and run.has(lacking) else run
+    if other is not None:
+        progress.emit("notice", message=f"{other}: a new run begins")
     return None
 
 

@@ -35,7 +35,7 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Do the whole chain for a job, through Airflow: validate, size, train, store, analyse."""
-    from trainwright.tasks import screen
+    from trainwright.tasks import progress, screen
     from trainwright.tasks.job import load_job
     from trainwright.tasks.launch_dag import ensure_store, run_job
     from trainwright.tasks.run import resolve
@@ -52,6 +52,7 @@ def run(
         ensure_store(settings().store)
         replay = resolve(replay).uri
     with Watch() as watch:
+        progress.listen(watch)
         done = run_job(chosen, new=new, replay=replay, watch=watch)
     document = summary(done)
     print_json(document) if as_json else screen.show_run(document)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from trainwright.tasks import progress
 from trainwright.tasks.allocate.ledger import Holder, Ledger
 from trainwright.tasks.artefacts import Manifest, Plan, Status
 from trainwright.tasks.errors import BadInput, CorruptArtefact, RunHeld
@@ -61,7 +63,9 @@ def test_an_unfinished_run_nobody_holds_goes_on_and_a_finished_one_does_not(job:
     assert open_run(job, store, ME).uri != first.uri
 
 
-def test_a_changed_job_or_source_or_new_starts_afresh(job: Job, store: str) -> None:
+def test_a_changed_job_or_source_or_new_starts_afresh(job: Job, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[dict[str, Any]] = []
+    monkeypatch.setattr(progress, "_listeners", [heard.append])
     first = open_run(job, store, ME)
     freed()
     changed = job.model_copy(update={"train": job.train.model_copy(update={"epochs": 99})})
@@ -73,6 +77,10 @@ def test_a_changed_job_or_source_or_new_starts_afresh(job: Job, store: str) -> N
     freed()
     fourth = open_run(changed, store, ME, new=True)
     assert len({first.uri, second.uri, third.uri, fourth.uri}) == 4
+    assert [event["message"] for event in heard] == [
+        f"{first.uri} is unfinished, and its job was another: a new run begins",
+        f"{second.uri} is unfinished, and a module in its model's folder was another: a new run begins",
+    ]
 
 
 def test_a_worker_goes_on_only_with_what_it_worked_on_itself_and_never_past_what_is_done(job: Job, store: str) -> None:
