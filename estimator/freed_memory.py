@@ -4,6 +4,9 @@ A step frees its activations from the last to the first. glibc gives the top of 
 `M_TRIM_THRESHOLD` of it is free, and the next step touches every page for the first time again. Whether that happens depends on
 what else lies on the heap: the same step may take half as long again in one process as in another. Blocks from
 `MOST_HEAP_BLOCK_BYTES` on are mapped, and given back, each time.
+
+What stays for the whole training (parameters, the optimizer's state) is made before the end of the first step. Where it lies on
+the heap, what comes and goes finds no room beside it: a process may hold twice what it needs. So until then blocks are mapped.
 """
 
 from __future__ import annotations
@@ -17,7 +20,18 @@ MOST_HEAP_BLOCK_BYTES = 32 * 2**20
 """glibc's DEFAULT_MMAP_THRESHOLD_MAX: what its own adjustment ends at."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # malloc.h
 _NEVER = -1
+_LEAST_MAPPED_BYTES = 256 * 2**10
 _TOUCHED_BYTES, _READINGS = 16 * 2**20, 9
+
+
+def map_blocks() -> None:
+    """From now on, until `keep_freed_memory`, blocks are mapped, each by itself, and given back.
+
+    No effect where the C library has no `mallopt`.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LEAST_MAPPED_BYTES)
 
 
 def keep_freed_memory(*, large_blocks: bool = False) -> None:

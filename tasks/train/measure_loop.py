@@ -24,7 +24,7 @@ import torch  # noqa: TID253
 
 from trainwright.estimator import source as model_source
 from trainwright.estimator.curves import Interval
-from trainwright.estimator.freed_memory import keep_freed_memory
+from trainwright.estimator.freed_memory import map_blocks
 from trainwright.estimator.loop_cost import LoopCost, LoopWork, fit_loop, loop_work
 from trainwright.estimator.source import BatchSpec
 from trainwright.estimator.trace import trace
@@ -227,7 +227,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budget", type=float, default=3.0, help="seconds to measure")
     given = parser.parse_args()
-    keep_freed_memory()
+    map_blocks()
     with tempfile.TemporaryDirectory(prefix="trainwright-loop-") as name:
         given.out.write_text(measure_loop(given.budget, Path(name)).model_dump_json())
     return 0

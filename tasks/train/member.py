@@ -17,7 +17,7 @@ from typing import Any
 import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.estimator.devices import number_of
-from trainwright.estimator.freed_memory import keep_freed_memory
+from trainwright.estimator.freed_memory import map_blocks
 from trainwright.tasks import data
 from trainwright.tasks.artefacts import PlannedDevice
 from trainwright.tasks.errors import BadInput, TrainwrightError
@@ -39,7 +39,7 @@ from trainwright.tasks.train.world import World
 def main(order_path: Path, place: str) -> int:
     """Do what the order says; every failure is said to the launcher in one line."""
     faulthandler.enable()
-    keep_freed_memory()
+    map_blocks()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to decide on
     alone = AloneChannel() if is_launcher() else None
     channel: Channel = alone or RankChannel()

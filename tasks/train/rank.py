@@ -17,6 +17,7 @@ import numpy as np  # noqa: TID253 - only ranks import this
 import torch  # noqa: TID253
 
 from trainwright.estimator.devices import EMULATED_SAMPLE_S, half_precision
+from trainwright.estimator.freed_memory import keep_freed_memory
 from trainwright.estimator.precision import autocast, for_loss
 from trainwright.tasks import data
 from trainwright.tasks.errors import BadInput, TrainingFailed, TrainwrightError
@@ -69,7 +70,7 @@ class Rank(Replica):
         self._speed = request.plan.devices[number].speed
         self.rest_s = 0.0
         """what the rank's own work takes besides `StepFigures.own_s`, by the step before"""
-        self._proven = self._skip = False
+        self._proven = self._skip = self._updated = False
         self._batch_size = 0
         halves = [half_precision(device.type) for device in request.plan.devices]
         self._half = torch.float16 if halves[number] == "fp16" else torch.bfloat16
@@ -257,6 +258,9 @@ class Rank(Replica):
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self.optimizer.step()
+            if not self._updated:  # what stays for the whole training is there now
+                keep_freed_memory()
+            self._updated = True
         if self._scales:
             self.loss_scale.after_step(overflowed=self._skip)
         self._before_step = None
