@@ -1,12 +1,12 @@
 """The memory that real training processes hold: `python resident.py` prints one JSON line for each line that it reads.
 
-A line names a case: FAMILY SEED NUMBER BATCH_SIZE. Each is a process of its own, forked from this one once torch is imported:
-it trains a tiny model, so that torch's own start is over, and the resident memory then read is the baseline. Then the model is
-built and steps; what the kernel says was the most resident since (VmHWM, reset by /proc/self/clear_refs) less the baseline is
-what the model's training takes: after three steps, and after six (20 hold some 3 % more). Of a later step the page faults are
-counted.
+A line names a case: FAMILY SEED NUMBER BATCH_SIZE, and, where it shall map and keep memory as our ranks do, `rank`. Each is a
+process of its own, forked from this one once torch is imported: it trains a tiny model, so that torch's own start is over, and
+the resident memory then read is the baseline. Then the model is built and steps; what the kernel says was the most resident since
+(VmHWM, reset by /proc/self/clear_refs) less the baseline is what the model's training takes: after three steps, and after six (20
+hold some 3 % more). Of a later step the page faults are counted.
 
-`python resident.py FAMILY SEED NUMBER BATCH_SIZE` measures that one in this process, not forked.
+`python resident.py FAMILY SEED NUMBER BATCH_SIZE [rank]` measures that one in this process, not forked.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch._dynamo  # what the first optimizer of a process imports
 from zoo import Case, cases
 
 from trainwright.estimator.benchmark import networks
+from trainwright.estimator.freed_memory import keep_freed_memory, map_blocks
 from trainwright.estimator.source import ModelDefinition
 from trainwright.estimator.training_step import StepSpec, TrainingStep, prepare
 
@@ -52,25 +53,30 @@ def warm_up() -> None:
     optimizer.step()
 
 
-def train(case: Case, batch_size: int) -> TrainingStep:
-    """Build the case's model and do the first steps."""
+def train(case: Case, batch_size: int, *, rank: bool = False) -> TrainingStep:
+    """Build the case's model and do the first steps; `rank`: from the second on, freed memory is kept."""
     torch.manual_seed(0)
     definition = ModelDefinition(case.build, case.example_batch, case.loss)
     step = prepare(StepSpec(definition, {}, None, {"name": case.optimizer}), case.build(), batch_size)
-    for _ in range(STEPS):
+    step()
+    if rank:
+        keep_freed_memory()
+    for _ in range(STEPS - 1):
         step()
     return step
 
 
-def measured(family: str, seed: int, number: int, batch_size: int) -> dict[str, int]:
-    """Bytes of one case, in this process."""
+def measured(family: str, seed: int, number: int, batch_size: int, *, rank: bool = False) -> dict[str, int]:
+    """Bytes of one case, in this process; `rank`: it maps and keeps memory as our ranks do."""
+    if rank:
+        map_blocks()
     case = case_of(family, seed, number)
     torch.set_num_threads(1)
     warm_up()
     gc.collect()
     baseline, files = status("VmRSS"), status("RssFile")
     Path("/proc/self/clear_refs").write_text("5")
-    kept = train(case, batch_size)
+    kept = train(case, batch_size, rank=rank)
     found = {"high_bytes": status("VmHWM") - baseline}
     for _ in range(MORE_STEPS - STEPS):
         kept()
@@ -80,9 +86,10 @@ def measured(family: str, seed: int, number: int, batch_size: int) -> dict[str, 
     return {**found, "faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before}
 
 
-def show(family: str, *numbers: str) -> None:
+def show(family: str, seed: str, number: str, batch_size: str, process: str = "plain") -> None:
     """Measure one case in this process, and print it."""
-    print(json.dumps(measured(family, *map(int, numbers))), flush=True)
+    found = measured(family, int(seed), int(number), int(batch_size), rank=process == "rank")
+    print(json.dumps(found), flush=True)
 
 
 def main() -> None:

@@ -69,8 +69,8 @@ class Processes:
     def __init__(self) -> None:
         self._left, self._parent = 0, None
 
-    def measure(self, which: str, seed: int, number: int, batch_size: int) -> dict[str, int]:
-        """What `resident` says of the case."""
+    def measure(self, which: str, seed: int, number: int, batch_size: int, process: str = "plain") -> dict[str, int]:
+        """What `resident` says of the case; `process` is plain, or a rank's."""
         if self._parent is None or not self._left:
             self.close()
             self._parent = subprocess.Popen(
@@ -80,7 +80,7 @@ class Processes:
         self._left -= 1
         assert self._parent.stdin
         assert self._parent.stdout
-        print(which, seed, number, batch_size, file=self._parent.stdin, flush=True)
+        print(which, seed, number, batch_size, process, file=self._parent.stdin, flush=True)
         line = self._parent.stdout.readline()
         if not line:
             raise RuntimeError(f"{which} {seed} {number} at batch size {batch_size}: its process failed")
@@ -142,7 +142,9 @@ def report(seen: Sequence[Seen]) -> str:
     return table(rows)
 
 
-def compare(count: int, seed: int, most: float, which: str = "zoo", out: Path | None = None) -> list[Seen]:
+def compare(
+    count: int, seed: int, most: float, which: str = "zoo", out: Path | None = None, process: str = "plain"
+) -> list[Seen]:
     """Measure this many cases, printing each, and adding it to a file, so that a session that is cut short keeps what it has."""
     seen: list[Seen] = []
     processes = Processes()
@@ -153,7 +155,7 @@ def compare(count: int, seed: int, most: float, which: str = "zoo", out: Path | 
         if drawn is None:
             continue
         case, structure, batch_size = drawn
-        measured = processes.measure(which, seed, number, batch_size)
+        measured = processes.measure(which, seed, number, batch_size, process)
         high = measured["high_bytes"]
         expected = structure.peak_bytes(batch_size)
         safe = safe_bytes(structure, batch_size, expected)
@@ -183,6 +185,9 @@ def main() -> None:
     parser.add_argument("--networks", type=int, default=0, help="those that calibration trains, in place of the zoo")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--most", type=float, default=MOST_BYTES, help="bytes")
+    parser.add_argument(
+        "--process", choices=("plain", "rank"), default="plain", help="as our ranks treat memory, or not"
+    )
     parser.add_argument("--out", type=Path, help="the cases are added to it, a line of JSON each")
     parser.add_argument("--report", type=Path, help="measure nothing: put together the cases in this file")
     parser.add_argument("--fit", action="store_true", help="fit the constants of estimator.memory")
@@ -192,7 +197,7 @@ def main() -> None:
     else:
         print("case, expected, safe, measured")
         which = "networks" if given.networks else "zoo"
-        seen = compare(given.networks or given.cases, given.seed, given.most, which, given.out)
+        seen = compare(given.networks or given.cases, given.seed, given.most, which, given.out, given.process)
     print("\n" + report(seen))
     if given.fit:
         deep = [one for one in seen if one.held_bytes and one.blocks >= _LEAST_BLOCKS]
