@@ -27,11 +27,9 @@ _TOUCHED_BYTES, _READINGS = 16 * 2**20, 9
 def map_blocks() -> None:
     """From now on, until `keep_freed_memory`, blocks are mapped, each by itself, and given back.
 
-    No effect where the C library has no `mallopt`.
+    No effect where the C library has no `mallopt`, or does not know these words.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _LEAST_MAPPED_BYTES)
+    _tell_malloc((_M_MMAP_THRESHOLD, _LEAST_MAPPED_BYTES), (_M_TRIM_THRESHOLD, _NEVER))
 
 
 def keep_freed_memory(*, large_blocks: bool = False) -> None:
@@ -39,12 +37,16 @@ def keep_freed_memory(*, large_blocks: bool = False) -> None:
 
     No effect where the C library has no `mallopt`, or does not know these words.
     """
+    _tell_malloc((_M_MMAP_THRESHOLD, MOST_HEAP_BLOCK_BYTES), (_M_TRIM_THRESHOLD, _NEVER))
+    if large_blocks:
+        _tell_malloc((_M_MMAP_MAX, 0))
+
+
+def _tell_malloc(*settings: tuple[int, int]) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, MOST_HEAP_BLOCK_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _NEVER)
-        if large_blocks:
-            mallopt(_M_MMAP_MAX, 0)
+        for name, value in settings:
+            mallopt(name, value)
 
 
 def first_touch_s_per_byte() -> float:
