@@ -254,9 +254,9 @@ def _alike(operations: Sequence[Operation], taken: Sequence[Sequence[float]]) ->
 
 def setting(threads: int, seed: int = 0) -> str:
     """What samples must share to be put together."""
-    from trainwright.estimator import benchmark, blocks, recorder, single_layers
+    from trainwright.estimator import benchmark, blocks, operations, recorder, single_layers
 
-    files = (__file__, *(one.__file__ for one in (benchmark, blocks, recorder, single_layers)))
+    files = (__file__, *(one.__file__ for one in (benchmark, blocks, operations, recorder, single_layers)))
     code = b"".join(Path(str(one)).read_bytes() for one in files)
     facts = f"{processor()} {importlib.metadata.version('torch')} {threads} {seed}".encode()
     return hashlib.sha256(code + facts).hexdigest()[:16]

@@ -84,7 +84,9 @@ def describe(func: Any, args: Any, kwargs: Any, out: Any) -> Operation:
         return Operation(kind, "view", "", 0.0, 0.0, {})
     name = kind.partition(".")[2]
     family = "elementwise" if kind.partition(".")[0] != "aten" else family_of(name)
-    moved = float(sum(one.numel() * one.element_size() for one in (*inputs, *results)))
+    # Not what a recurrent layer keeps for its backward pass: fake tensors do not know how much that is (`hidden_bytes`).
+    kept = torch.uint8 if family == "rnn" else None
+    moved = float(sum(one.numel() * one.element_size() for one in (*inputs, *results) if one.dtype != kept))
     if family == "rnn":
         flops = _rnn_flops(name, args)
     else:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
+import pytest
 import torch
 
 from trainwright.estimator.benchmark import Network, networks
+from trainwright.estimator.blocks import FAMILIES
 from trainwright.estimator.calibration import op_count
-from trainwright.estimator.measure import Sentinel, measure_network
+from trainwright.estimator.measure import Sentinel, measure_network, ready
 from trainwright.estimator.recorder import Clock, Recorder
 from trainwright.estimator.source import ModelDefinition
 from trainwright.estimator.trace import trace
@@ -36,6 +39,27 @@ def test_a_sample_holds_the_operations_of_the_traced_step() -> None:
         assert seen == kinds
         assert seen.total() == op_count(traced)
         assert all(one.seconds > 0 for one in sample.ops)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_operations_are_as_large_when_they_are_measured_as_when_they_are_traced(family: str) -> None:
+    build, inputs = FAMILIES[family](random.Random(1))
+    network = Network(family, build, inputs, 2, "adamw")
+    step, recorder = ready(network, 2), Recorder()
+    step()
+    with recorder, recorder.record() as recording:
+        step()
+    measured = Counter(
+        (one.kind, one.family, one.dtype, round(one.flops), round(one.bytes), tuple(one.dims.items()))
+        for one in recording.operations
+        if one.kind != "aten._local_scalar_dense"
+    )
+    definition = ModelDefinition(build, network.example_batch, network.loss)
+    traced = Counter[tuple[object, ...]]()
+    for each in trace(StepSpec(definition, {}, None, {"name": "adamw"}), 2).trace:
+        dims = tuple((name, float(round(line(2), 6))) for name, line in each.dims.items())
+        traced[each.kind, each.family, each.dtype, round(each.flops(2)), round(each.bytes(2)), dims] += each.count
+    assert measured == traced
 
 
 def test_the_clock_times_what_the_recorder_records_and_forgets_what_it_told() -> None:
