@@ -83,9 +83,10 @@ def stop_s3(home: Path) -> None:
     """Stop the server. Its data stays."""
     if (home / "s3").exists():
         with alone(home / "s3"):
+            ran = s3_service(home).pid() is not None  # else another server may have its ports by now
             stop([s3_service(home)], grace_s=20)
-            with suppress(FileNotFoundError):  # it never was started
-                for socket in inner_sockets(s3_access(home).port):
+            with suppress(OSError):
+                for socket in inner_sockets(s3_access(home).port) if ran else ():
                     socket.unlink(missing_ok=True)
 
 

@@ -6,6 +6,7 @@ while, and the rest only where that has changed, so that a store of a thousand r
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -180,9 +181,11 @@ def row_of(run: Run) -> RunRow | None:
         if status is None:
             return None
         result = run.find(Result)
-        plan = run.find(Plan) if result is None else None
     except CorruptArtefact:
         return RunRow(run=run.uri, id=run.id, job=run.job_name, state="damaged")
+    plan = None
+    with contextlib.suppress(CorruptArtefact):  # the state counts all the same
+        plan = run.find(Plan) if result is None else None
     row = RunRow(
         run=run.uri, id=run.id, job=run.job_name, state=shown_state(run, status), step=status.step, holder=status.holder,
         started_at=status.started_at, updated_at=status.updated_at, seconds=sum(status.steps.values()),

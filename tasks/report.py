@@ -234,7 +234,7 @@ def _epochs(epochs: list[dict[str, float | None]]) -> Any:
     from bokeh.models import BasicTicker, LinearAxis, Range1d
 
     shown = _figure("Loss and accuracy by epoch", x_axis_label="epoch", y_axis_label="loss")
-    x = [row["epoch"] for row in epochs]
+    x = [None if (epoch := row["epoch"]) is None else epoch + 1 for row in epochs]
     shown.xaxis.ticker = BasicTicker(min_interval=1)
     for name, colour in (("train_loss", _COLOURS[5]), ("loss", _COLOURS[0])):
         shown.line(x, [row.get(name) for row in epochs], color=colour, width=2, legend_label=name.replace("_", " "))

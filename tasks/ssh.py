@@ -53,7 +53,8 @@ def _login_options(login: Ssh | None) -> dict[str, str]:
     if login.known_hosts is not None:
         options["UserKnownHostsFile"] = f'"{login.known_hosts}"'
     if login.identity is not None:
-        if not Path(login.identity).expanduser().is_file():
+        ours = Path(login.identity).expanduser()
+        if not re.search(r"%|\$", login.identity) and not ours.is_file():  # ssh knows more words than a shell does
             raise BadInput(f"ssh identity: got {login.identity}; there is no such file")
         options.update({"IdentityFile": f'"{login.identity}"', "IdentitiesOnly": "yes"})
     if login.user is not None:

@@ -25,7 +25,7 @@ stop = threading.Event()
 """Set by whoever wants the running step to end (a signal handler, Airflow's on_kill)."""
 _LOOK = ("allocate", "search_lr", "train")
 """Steps that end in their own way when it is set."""
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _running: str | None = None
 
 

@@ -118,10 +118,13 @@ def add_page_routes(app: FastAPI, login: Login, client: Any) -> None:
 
     shown = page if login == "token" else guarded
 
-    async def start() -> Response:
+    async def start(request: Request) -> Response:
         return RedirectResponse("page/")
 
-    app.add_api_route("/", start, include_in_schema=False)
+    async def guarded_start(request: Request, client: client) -> Response:
+        return RedirectResponse("page/")
+
+    app.add_api_route("/", start if login == "token" else guarded_start, include_in_schema=False)
     app.add_api_route("/page", shown, include_in_schema=False)
     app.add_api_route("/page/{name:path}", shown, include_in_schema=False)
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from trainwright.tasks.train.rank import Rank
     from trainwright.tasks.train.world import World
 
-WINDOW_STEPS, WINDOW_S = 10, 1.5
-"""of each rank, at least; shorter windows measure the machine's noise"""
+WINDOW_STEPS, WINDOW_S = 20, 1.5
+"""at least, at the ranks' mean; shorter windows measure the machine's noise"""
 
 
 class BatchSplit:

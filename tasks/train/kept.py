@@ -66,22 +66,28 @@ def prepare(work: Path) -> None:
         work.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=SHARED_MEMORY))
         (work / FOLDER).symlink_to(folder)
-        (folder / _OF).write_text(f"{_namespace()} {work.absolute()}")  # last: where it stands, the link is there
+        (folder / _OF).write_bytes(
+            _namespace() + b" " + os.fsencode(work.absolute())
+        )  # last: where it stands, the link is there
 
 
 def _is_left(folder: Path) -> bool:
-    """Whether nobody comes back for it: its work folder is gone or has another by now, or nothing changed there for a day."""
-    with contextlib.suppress(FileNotFoundError):  # begun just now, or an earlier version's
-        namespace, _, work = (folder / _OF).read_text().partition(" ")
-        link = Path(work) / FOLDER
-        if namespace == _namespace() and not (link.is_symlink() and link.readlink() == folder):
+    """Whether nobody comes back for it: its work folder is gone or has another by now, or nothing changed there for a day.
+
+    A work folder whose parent is not there either may be on a disk that comes back.
+    """
+    with contextlib.suppress(FileNotFoundError, ValueError):  # begun just now, or an earlier version's; no path
+        namespace, _, work = (folder / _OF).read_bytes().partition(b" ")
+        link = Path(os.fsdecode(work)) / FOLDER
+        ours = namespace == _namespace() and link.parent.parent.is_dir()
+        if ours and not (link.is_symlink() and link.readlink() == folder):
             return True
     return time.time() - max(path.stat().st_mtime for path in (folder, *folder.rglob("*"))) > _LEFT_S
 
 
-def _namespace() -> str:
+def _namespace() -> bytes:
     """What paths mean to this process: containers may share their memory, and not their files."""
-    return str(os.stat("/proc/self/ns/mnt").st_ino)
+    return str(os.stat("/proc/self/ns/mnt").st_ino).encode()
 
 
 def drop(work: Path) -> None:

@@ -65,7 +65,7 @@ def main(order_path: Path, place: str) -> int:
         training = Training(rank, channel, order)
         _take_part(training, peers, channel, order)
     except TrainwrightError as error:
-        if alone is None:  # of use in the rank's log
+        if alone is None or error.__cause__ is not None:  # of use in the rank's log
             traceback.print_exc()
         channel.send("error", error=error.document(), step=training and training.finished)
         return 1

@@ -21,10 +21,10 @@ from trainwright.estimator.curves import Affine
 from trainwright.tasks.allocate.split import split_batch
 from trainwright.tasks.train.batches import shares
 
-LEAST_GAIN, ERRORS = 0.02, 2.0
+LEAST_GAIN, ERRORS = 0.02, 3.0
 MOST_WINDOWS = 8
 """of those that a mean is of: slow changes are followed"""
-FIRST_NOISE, NOISE_SMOOTHING = 0.02, 0.9
+FIRST_NOISE, NOISE_SMOOTHING = 0.05, 0.9
 OTHER_SPEED, OTHER_SPEED_NOISES = 0.10, 4.0
 """A window says so if it differs by this, and by so many times the noise."""
 MOST_CHANGES = 8
@@ -54,8 +54,10 @@ class Rebalancer:
         """Take in each rank's median own-work time (s) with the present split; a better split and the reason, or None."""
         if not self.seen:
             self.seen = [{} for _ in self.split]
+        if len(self.split) < 2 or min(medians) <= 0:
+            return None
         self._learn(medians)
-        if self.since_other_speed >= MOST_CHANGES or len(self.split) < 2 or min(medians) <= 0:
+        if self.since_other_speed >= MOST_CHANGES:
             return None
         curves = self._curves()
         better = split_batch(sum(self.split), curves, self.limits)
@@ -75,17 +77,18 @@ class Rebalancer:
         return better, reason
 
     def _learn(self, medians: Sequence[float]) -> None:
-        differences, before = [], self.windows
-        self.windows = min(self.windows + 1, MOST_WINDOWS)
+        differences, before, is_other = [], self.windows, False
+        self.windows = min(before + 1, MOST_WINDOWS)
         for number, (known, batch, median) in enumerate(zip(self.seen, self.split, medians, strict=True)):
-            difference = median / known[batch] - 1 if known.get(batch) else 0.0
+            difference = median / known[batch] - 1 if batch in known else 0.0
             if abs(difference) > max(OTHER_SPEED, OTHER_SPEED_NOISES * self.noise):
-                self.seen[number] = {batch: median}
-                self.since_other_speed, self.windows = 0, 1
+                self.seen[number], is_other = {batch: median}, True
                 continue
             if batch in known and before:
                 differences.append(difference)
             known[batch] = known[batch] + (median - known[batch]) / self.windows if batch in known else median
+        if is_other:
+            self.since_other_speed, self.windows = 0, 1
         if len(differences) > 1:
             common = sum(differences) / len(differences)
             squares = sum((one - common) ** 2 for one in differences) / (len(differences) - 1)

@@ -72,7 +72,7 @@ class Replica:
         )
         self.model = self._newly_built()
         for name, parameter in self.model.named_parameters():
-            if parameter.is_complex():
+            if parameter.is_complex() and parameter.requires_grad:
                 raise BadInput(
                     f"model: the parameter {name} is {str(parameter.dtype).removeprefix('torch.')}, and gradients are summed as "
                     "real numbers; hold its real and imaginary parts, and join them by torch.view_as_complex"

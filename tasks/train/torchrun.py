@@ -98,7 +98,7 @@ class AloneChannel:
         self._held.callback(ledger.release, uri, holds, holder=name)
         self._beat = self._held.enter_context(Heartbeat(ledger, uri, holds, holder=name))
         if run is not None and run.has(Status) and not run.finished():
-            run.note(state="running", step="train", error=None, holder=name)
+            run.note(state="running", step="train", error=None)
         right = fence.claim(store, None)
         state = checkpoint.fetch_latest(store, folder) if request.resume else None
         right.forget(after=state.step if state is not None else -1)

@@ -33,8 +33,10 @@ print(Ledger(sys.argv[1]).database.serialised(work))
 BEGIN = """
 import sys, time
 from trainwright.tasks.allocate.ledger import Ledger
+print("loaded", flush=True)
+start = float(sys.stdin.readline())
 for n in range(60):
-    time.sleep(max(0, float(sys.argv[2]) + 0.05 * n - time.time()))
+    time.sleep(max(0, start + 0.05 * n - time.time()))
     assert Ledger(f"sqlite:///{sys.argv[1]}/{n}.sqlite").held() == []
 """
 
@@ -73,9 +75,13 @@ def test_a_client_stopped_in_a_transaction_does_not_hold_up_the_others_for_long(
 
 
 def test_several_begin_new_ledgers_at_once(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", BEGIN, str(tmp_path), str(time.time() + 2)]
-    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(6)]
-    assert [process.communicate(timeout=60)[1][-300:] for process in processes] == [""] * 6
+    command, pipe = [sys.executable, "-c", BEGIN, str(tmp_path)], subprocess.PIPE
+    processes = [subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for _ in range(6)]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loaded\n"
+    start = f"{time.time() + 0.5}\n"
+    assert [process.communicate(start, timeout=300)[1][-300:] for process in processes] == [""] * 6
 
 
 def test_tokens_of_a_ledger_begun_anew_are_larger_than_those_of_the_one_that_was_lost(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,8 +76,17 @@ def test_noise_on_a_good_split_moves_little_and_that_seldom(seed: int) -> None:
     assert changes <= 3
 
 
-def test_of_many_trainings_with_a_good_split_noise_moves_few() -> None:
-    assert sum(settle([80, 40], [0.0, 0.0], [1e-3, 2e-3], 0.04, seed)[1] for seed in range(200)) <= 10
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_of_many_trainings_with_a_good_split_noise_moves_few(ranks: int) -> None:
+    """Windows are off by 4 % (one standard deviation), as medians of 20 steps are that are off by 14 % each."""
+    moved, speeds = 0, [1 + number % 3 for number in range(ranks)]
+    for seed in range(100):
+        source, balance = random.Random(seed), Rebalancer([30 * speed for speed in speeds])
+        for _ in range(20):
+            took = [1e-3 * share / speed for share, speed in zip(balance.split, speeds, strict=True)]
+            balance.observe([one * source.gauss(1, 0.04) for one in took])
+        moved += balance.changes > 0
+    assert moved <= 5
 
 
 @given(seed=st.integers(0, 1000))
