@@ -34,10 +34,11 @@ from trainwright.estimator.speed import Speed
 from trainwright.estimator.structure import Structure
 from trainwright.estimator.work import StepWork, Work
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 # 3 has no `loop`; before 5 what memory costs is in the operations; before 6 what a step costs by itself is; before 7 no cost
-# depends on zeros or `step_bytes`; 7 has `zeros` instead of `zeros_in_ten`.
-_READ = (3, 4, 5, 6, 7, SCHEMA_VERSION)
+# depends on zeros or `step_bytes`; 7 has `zeros` instead of `zeros_in_ten`; before 9 a recurrent layer's workspace is among the
+# bytes it moves.
+_READ = (3, 4, 5, 6, 7, 8, SCHEMA_VERSION)
 _MOST_DEVIATION, _MOST_QUANTILE = 10.0, 1e3
 _MOST_WIDTH = 100.0  # of an interval's logarithm: e^100 times is as good as not known
 _FLOPS_FACTOR = {"fp64": 2.0}  # what is measured is fp32; fp64 has half the lanes (its bytes are counted double)
