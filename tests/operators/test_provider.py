@@ -183,17 +183,20 @@ def test_a_host_that_would_be_an_option_of_ssh_is_refused(monkeypatch: pytest.Mo
         HostHook("evil").get_conn()
 
 
-def test_a_hosts_connection_is_how_ssh_logs_in_where_the_pool_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hosts_connection_is_how_ssh_logs_in_where_the_pool_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "ann").touch()
     connection = {
         "conn_type": "trainwright_ssh", "host": "10.0.0.9", "login": "ann", "port": 2222,
-        "extra": {"identity": "/keys/ann", "known_hosts": "/keys/known"},
+        "extra": {"identity": str(tmp_path / "ann"), "known_hosts": "/keys/known"},
     }  # fmt: skip
     monkeypatch.setenv("AIRFLOW_CONN_HOSTS", json.dumps(connection))
     command = HostHook("hosts").get_conn()
     for option in (
         "User=ann",
         "Port=2222",
-        'IdentityFile="/keys/ann"',
+        f'IdentityFile="{tmp_path}/ann"',
         'UserKnownHostsFile="/keys/known"',
         "BatchMode=yes",
     ):

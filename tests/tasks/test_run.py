@@ -77,9 +77,22 @@ def test_a_changed_job_or_source_or_new_starts_afresh(job: Job, store: str, monk
     freed()
     fourth = open_run(changed, store, ME, new=True)
     assert len({first.uri, second.uri, third.uri, fourth.uri}) == 4
+    assert len(heard) == 2
+    assert heard[0]["message"] == f"{first.uri} is unfinished, and its job was another: a new run begins"
+
+
+def test_why_a_new_run_begins_is_told_where_a_module_has_changed(
+    job: Job, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[dict[str, Any]] = []
+    monkeypatch.setattr(progress, "_listeners", [heard.append])
+    first = open_run(job, store, ME)
+    freed()
+    assert job.model is not None
+    Path(job.model.source).write_text("def build_model():\n    return 1\n")
+    assert open_run(job, store, ME).uri != first.uri
     assert [event["message"] for event in heard] == [
-        f"{first.uri} is unfinished, and its job was another: a new run begins",
-        f"{second.uri} is unfinished, and a module in its model's folder was another: a new run begins",
+        f"{first.uri} is unfinished, and a module in its model's folder was another: a new run begins"
     ]
 
 
