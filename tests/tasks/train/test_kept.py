@@ -241,20 +241,25 @@ def test_what_a_work_folder_that_is_gone_had_goes_with_the_next_training(
     monkeypatch.setattr(kept, "SHARED_MEMORY", shared)
     shared.mkdir()
     places = {}
-    for name in ("there", "deleted", "elsewhere", "replaced"):
+    for name in ("there", "deleted", "elsewhere", "replaced", "disk/away"):
         with monkeypatch.context() as there:
             if name == "elsewhere":  # a container that shares this one's memory, not its files
-                there.setattr(kept, "_namespace", lambda: "1")
+                there.setattr(kept, "_namespace", lambda: b"1")
             kept.prepare(tmp_path / name)
         keep(tmp_path / name, "mine", 0, 7)
         places[name] = (tmp_path / name / kept.FOLDER).readlink()
     for name in ("deleted", "elsewhere"):
         shutil.rmtree(tmp_path / name)
+    (tmp_path / "disk").rename(tmp_path / "unmounted")
+    foreign = shared / "trainwright-kept-foreign"
+    foreign.mkdir()
+    (foreign / "of").write_bytes(b"\xff\0 \xff\0/work")
     (tmp_path / "replaced" / kept.FOLDER).unlink()
     (tmp_path / "replaced" / kept.FOLDER).mkdir()
     kept.prepare(tmp_path / "next")
     next_one = (tmp_path / "next" / kept.FOLDER).readlink()
-    assert sorted(shared.iterdir()) == sorted([places["there"], places["elsewhere"], next_one])
+    stay = [places["there"], places["elsewhere"], places["disk/away"], foreign, next_one]
+    assert sorted(shared.iterdir()) == sorted(stay)
 
 
 def test_without_shared_memory_it_lies_in_the_work_folder(
