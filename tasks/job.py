@@ -278,8 +278,10 @@ def load_job(source: str | Path | dict[str, Any], pool: str | Path | None = None
 def require_share(job: Job, name: str) -> None:
     """Raise BadInput where an accuracy to reach is no share; stored jobs of earlier versions may hold such a one."""
     target = job.train.target
-    if target is not None and target.metric == "accuracy" and not 0 <= target.value <= 1:
-        raise BadInput(f"{name}: train.target.value: got {target.value:g}; allowed: a share, such as 0.97 for 97 %")
+    if target is not None and target.metric == "accuracy" and not 0 < target.value <= 1:
+        raise BadInput(
+            f"{name}: train.target.value: got {target.value:g}; allowed: a share above 0, up to 1, such as 0.97 for 97 %"
+        )
 
 
 def _absolute(uri: str, base: Path) -> str:

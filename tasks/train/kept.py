@@ -66,9 +66,8 @@ def prepare(work: Path) -> None:
         work.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=SHARED_MEMORY))
         (work / FOLDER).symlink_to(folder)
-        (folder / _OF).write_bytes(
-            _namespace() + b" " + os.fsencode(work.absolute())
-        )  # last: where it stands, the link is there
+        # Last: where it stands, the link is there.
+        (folder / _OF).write_bytes(_namespace() + b" " + os.fsencode(work.absolute()))
 
 
 def _is_left(folder: Path) -> bool:

@@ -52,10 +52,10 @@ class Rebalancer:
 
     def observe(self, medians: Sequence[float]) -> tuple[list[int], str] | None:
         """Take in each rank's median own-work time (s) with the present split; a better split and the reason, or None."""
-        if not self.seen:
-            self.seen = [{} for _ in self.split]
         if len(self.split) < 2 or min(medians) <= 0:
             return None
+        if not self.seen:
+            self.seen = [{} for _ in self.split]
         self._learn(medians)
         if self.since_other_speed >= MOST_CHANGES:
             return None
@@ -100,7 +100,8 @@ class Rebalancer:
 
     def resized(self, total: int) -> list[int]:
         """The split of another global batch, from now on; in the present proportions where no times are known yet."""
-        found = split_batch(total, self._curves(), self.limits) if self.seen and min(self.split) > 0 else None
+        known = bool(self.seen) and all(batch in times for times, batch in zip(self.seen, self.split, strict=True))
+        found = split_batch(total, self._curves(), self.limits) if known and min(self.split) > 0 else None
         self.split = found or shares(total, self.split)
         self.asked_before, self.windows = False, 0
         return list(self.split)

@@ -188,7 +188,7 @@ def test_an_accuracy_in_percent_is_told_as_no_share(address: str, structure: Any
     asked = JOB | {"structure": structure, "rows": 1000, "train": {"target": {"value": 97}}}
     with client(address, READ) as reader:
         message = _refusal(reader.post("/plans", json=asked), 422, "bad_input")
-    assert message == "request: train.target.value: got 97; allowed: a share, such as 0.97 for 97 %"
+    assert message == "request: train.target.value: got 97; allowed: a share above 0, up to 1, such as 0.97 for 97 %"
 
 
 def test_a_structure_that_was_extracted_with_another_optimizer_or_precision_is_the_clients_error(

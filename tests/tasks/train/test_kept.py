@@ -405,5 +405,8 @@ def test_ranks_that_are_all_killed_at_once_cost_no_more_than_an_interval(
     train(asked)
     watcher.join()
     (message,) = [event["message"] for event in heard if "kept on this machine arrived" in event.get("message", "")]
-    assert int(message.split("[")[1].rstrip("]")) >= begun[0]
+    newest = int(message.split("[")[1].rstrip("]"))
+    assert newest >= begun[0]
+    told = f"no rank that had the training's state is left: it goes on from the checkpoint of step {newest}"
+    assert told in [event.get("message") for event in heard]
     assert_every_sample_once(asked, 2, 2)

@@ -117,6 +117,16 @@ def test_a_fixed_cost_that_the_first_change_shows_is_counted_in_the_next(seed: i
     assert balance.changes <= 3
 
 
+def test_a_batch_grows_in_the_present_proportions_where_no_times_are_known() -> None:
+    balance = Rebalancer([40, 20])
+    assert balance.observe([0.0, 0.1]) is None  # a rank that has timed no step yet
+    assert balance.resized(120) == [80, 40]
+    balance.observe([0.08, 0.08])
+    assert balance.resized(60) == [40, 20]
+    assert balance.observe([0.0, 0.1]) is None
+    assert balance.resized(120) == [80, 40]
+
+
 @given(seed=st.integers(0, 1000))
 def test_what_all_ranks_have_in_common_hides_no_imbalance(seed: int) -> None:
     source, balance = random.Random(seed), Rebalancer([129, 77, 34])
