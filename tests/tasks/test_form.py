@@ -31,7 +31,7 @@ jobs = st.fixed_dictionaries(
                 "global_batch_size": st.one_of(st.just("auto"), st.integers(1, 10**6)),
                 "learning_rate": st.one_of(st.just("auto"), st.floats(1e-6, 10.0)),
                 "adaptive_split": st.booleans(),
-                "target": st.fixed_dictionaries({"value": st.floats(0, 1)}),
+                "target": st.fixed_dictionaries({"value": st.floats(0, 1, exclude_min=True)}),
                 "optimizer": st.fixed_dictionaries({"name": st.sampled_from(["sgd", "adam"])}),
             },
         ),
