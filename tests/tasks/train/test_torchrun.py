@@ -14,8 +14,11 @@ import pytest
 from training_case import once, request, rows
 
 from trainwright.tasks.allocate.ledger import Holder, Ledger
+from trainwright.tasks.artefacts import Status
 from trainwright.tasks.launching import resource
+from trainwright.tasks.run import Run
 from trainwright.tasks.settings import settings
+from trainwright.tasks.state import shown_state
 from trainwright.tasks.train import TrainRequest, train
 from trainwright.tasks.train.fence import claim, read_index
 
@@ -93,18 +96,24 @@ def test_torchrun_leaves_a_run_alone_that_another_trains_or_holds(what: str, tmp
 
 
 def test_torchrun_holds_the_run_while_it_trains_and_stops_when_that_is_taken_away(tmp_path: Path, home: Path) -> None:
-    asked = request(tmp_path, [40], backend="torch", devices=[SLOW], epochs=400)
-    assert asked.run_uri is not None
-    ledger, uri = Ledger(settings().ledger_url), asked.run_uri
-    seen = []
+    trained = Run((tmp_path / "runs" / "case" / "20260101T000001Z-abcdef").as_uri())
+    times = dict.fromkeys(("started_at", "updated_at"), "2026-01-01")
+    trained.write(Status(state="interrupted", step="train", holder="me", **times))
+    places = {"run_uri": trained.uri, "work_folder": str(trained.work_folder())}
+    asked = request(tmp_path, [40], backend="torch", devices=[SLOW], epochs=400).model_copy(update=places)
+    ledger, holders, states = Ledger(settings().ledger_url), list[str](), list[str]()
 
     def take_away() -> None:
-        seen.extend(lease.holder for lease in ledger.held(resource(uri)))
-        ledger.release(uri)
+        holders.extend(lease.holder for lease in ledger.held(resource(trained.uri)))
+        states.append(shown_state(trained, trained.status()))
+        ledger.release(trained.uri)
 
-    watcher = once(lambda: bool(list(tmp_path.glob("run/checkpoints/*/state.json"))), take_away)
+    watcher = once(lambda: bool(list(tmp_path.glob("runs/case/*/checkpoints/*/state.json"))), take_away)
     done = run(asked, 1)
     watcher.join()
-    assert [holder.split()[0] for holder in seen] == ["launcher"]
+    states.append(shown_state(trained, trained.status()))
+    assert states == ["running", "interrupted"]
+    assert trained.status().holder == "me"
+    assert [holder.split()[0] for holder in holders] == ["launcher"]
     assert done.returncode == 1
     assert "the right to train this run was taken away" in done.stdout
