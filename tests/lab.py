@@ -238,7 +238,8 @@ def _set_quota(group: Path, cores: float) -> None:
 
 
 def _wait_for_sshd(host: LabHost, folder: Path) -> None:
-    for _ in range(500):
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
         with contextlib.suppress(OSError), socket.create_connection((host.address, 22), timeout=1):
             return
         if host.sshd.poll() is not None:

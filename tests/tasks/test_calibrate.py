@@ -49,7 +49,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Resumed:
         _wait_for_samples(samples, 3)
         children = psutil.Process(first.pid).children(recursive=True)
         os.kill(first.pid, signal.SIGKILL)
-        _, alive = psutil.wait_procs(children, timeout=10)
+        _, alive = psutil.wait_procs(children, timeout=60)
     kept = samples.read_bytes()
     kept = kept[: kept.rindex(b"\n") + 1]
     samples.write_bytes(kept + kept[:300])

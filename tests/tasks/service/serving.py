@@ -59,7 +59,7 @@ def serving(home: Path, *options: str) -> Iterator[str]:
             yield json.loads(text)["address"]
         finally:
             process.terminate()
-            code = process.wait(30)
+            code = process.wait(120)
         assert code == 130  # it closed what it had open
 
 

@@ -101,9 +101,9 @@ def test_without_a_token_or_with_a_wrong_one_nothing_is_answered(address: str) -
     for method, path in (("GET", "/devices"), ("GET", "/pool"), ("GET", "/openapi.json"), ("POST", "/plans"),
                          ("POST", "/estimates"), ("POST", "/structures")):  # fmt: skip
         for header in ("", "Bearer wrong", f"Basic {RUN}", f"Bearer {RUN}x"):
-            answer = httpx.request(
-                method, address + path, headers={"Authorization": header}, content=b"{" if method == "POST" else None
-            )
+            content = b"{" if method == "POST" else None
+            headers = {"Authorization": header}
+            answer = httpx.request(method, address + path, headers=headers, content=content, timeout=60)
             _refusal(answer, 401, "unauthorized")
             assert answer.headers["WWW-Authenticate"] == "Bearer"
 
@@ -325,7 +325,7 @@ def test_one_request_can_not_take_longer_than_allowed(tmp_path: Path) -> None:
         server = max(psutil.Process().children(), key=lambda one: one.create_time())
         children = server.children(recursive=True)
         assert any("fork_server" in " ".join(one.cmdline()) for one in children)
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive  # the fork servers end with the server
 
 
@@ -370,7 +370,7 @@ def test_a_field_of_the_query_that_no_route_knows_is_refused_once_who_asks_is_kn
         assert "more than once" in _refusal(reader.get("/pool?name=a&name=two-cpus"), 422, "bad_input")
         long = _refusal(reader.get("/pool", params={"name": "x" * 201}), 422, "bad_input")
         assert "at most 200 character(s)" in long
-    _refusal(httpx.get(f"{address}/pool?nme=x"), 401, "unauthorized")
+    _refusal(httpx.get(f"{address}/pool?nme=x", timeout=60), 401, "unauthorized")
 
 
 def test_the_openapi_document_describes_the_requests_and_refers_to_nothing_that_is_missing(address: str) -> None:
@@ -420,7 +420,7 @@ def test_a_service_without_a_worker_or_a_limit_is_refused(option: str, value: st
 
 
 def test_the_address_that_is_told_leads_to_the_page(address: str) -> None:
-    found = httpx.get(address, follow_redirects=True)
+    found = httpx.get(address, follow_redirects=True, timeout=60)
     assert found.status_code == 200
     assert str(found.url) == f"{address}/page/"
 

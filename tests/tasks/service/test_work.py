@@ -96,6 +96,8 @@ def test_alike_work_is_done_once_and_the_rest_is_bounded() -> None:
 
         same = [asyncio.create_task(work.do("a", lambda: slow("a"))) for _ in range(5)]
         other = asyncio.create_task(work.do("b", lambda: slow("b")))
+        while not begun:
+            await asyncio.sleep(0.01)
         await asyncio.sleep(0.01)
         assert begun == ["a"]
         with pytest.raises(TooBusy):
@@ -110,9 +112,10 @@ def test_alike_work_is_done_once_and_the_rest_is_bounded() -> None:
 
 def test_work_is_cancelled_when_the_last_who_waits_has_gone_and_not_before() -> None:
     async def scenario() -> None:
-        work, ended = Work(1, 0), list[str]()
+        work, begun, ended = Work(1, 0), list[str](), list[str]()
 
         async def endless() -> bytes:
+            begun.append("a")
             try:
                 await asyncio.sleep(1000)
             except asyncio.CancelledError:
@@ -121,12 +124,16 @@ def test_work_is_cancelled_when_the_last_who_waits_has_gone_and_not_before() -> 
             return b""
 
         first, second = (asyncio.create_task(work.do("a", endless)) for _ in range(2))
-        await asyncio.sleep(0.01)
+        while not begun:
+            await asyncio.sleep(0.01)
         first.cancel()
+        await asyncio.wait([first])
         await asyncio.sleep(0.01)
         assert ended == []
         second.cancel()
-        await asyncio.sleep(0.01)
+        while not ended:
+            await asyncio.sleep(0.01)
+        await asyncio.wait([second])
         assert ended == ["cancelled"]
 
         async def quick() -> bytes:

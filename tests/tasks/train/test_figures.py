@@ -27,13 +27,13 @@ class Place:
     start_sum = finish = shutdown = sum_  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("in_sums_s", [0.0, 0.5, 30.0])
+@pytest.mark.parametrize("in_sums_s", [0.0, 150.0, 30000.0])
 def test_ranks_hear_of_each_other_and_split_their_time_in_sums(in_sums_s: float) -> None:
     places = [Place(rank) for rank in range(3)]
     ranks = [Figures(place, torch.device("cpu"), None) for place in places]  # type: ignore[arg-type]
     for place, figures in zip(places, ranks, strict=True):
         figures.begin()
-        place.wait_s -= 0.1 * place.rank  # as if it had been at work for so much longer
+        place.wait_s -= 100.0 * place.rank  # as if it had been at work for so much longer
     summed = sum(figures.arrive(0.1 * rank) for rank, figures in enumerate(ranks))
     assert isinstance(summed, torch.Tensor)
     for place, figures in zip(places, ranks, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -93,7 +94,7 @@ def test_ranks_die_with_a_killed_launcher(tmp_path: Path) -> None:
     when_checkpoint(tmp_path, 5, kill).join()
     launcher.wait()
     assert {0, 1} <= set(seen)
-    _, alive = psutil.wait_procs(list(seen.values()), timeout=10)
+    _, alive = psutil.wait_procs(list(seen.values()), timeout=60)
     assert alive == []
 
 
@@ -189,18 +190,24 @@ def test_ranks_of_fractions_of_a_core_are_held_to_them_and_leave_no_cgroup(tmp_p
         epochs=3,
         **NO_SPARE,
     )
-    seen: list[str] = []
+    own, seen, ended = f"trainwright-{os.getpid()}-1", threading.Event(), threading.Event()
 
     def look() -> None:
-        lines = Path(f"/proc/{ranks()[1].pid}/task").glob("*/cgroup")
-        seen.extend(line.read_text() for line in lines)
+        while not (seen.is_set() or ended.wait(0.02)):
+            with contextlib.suppress(KeyError, OSError):  # the rank, or a thread of it, comes or goes
+                for line in Path(f"/proc/{ranks()[1].pid}/task").glob("*/cgroup"):
+                    if own in line.read_text():
+                        seen.set()
 
-    watcher = when_checkpoint(tmp_path, 5, look)
-    result = train(asked)
-    watcher.join()
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        result = train(asked)
+    finally:
+        ended.set()
+        watcher.join()
     assert result.devices[1].share in ("cgroup", "duty cycle")
-    if result.devices[1].share == "cgroup":
-        assert any(f"trainwright-{os.getpid()}-1" in text for text in seen)
+    assert seen.is_set() == (result.devices[1].share == "cgroup")
     left = [*Path("/sys/fs/cgroup").glob(f"trainwright-{os.getpid()}-*")]
     left += Path("/sys/fs/cgroup").glob(f"cpu/trainwright-{os.getpid()}-*")
     assert left == []
@@ -214,7 +221,7 @@ def test_a_duty_cycle_stops_and_continues_a_process_and_lets_it_go_at_the_end() 
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
         try:
             cycle, watched, seen = DutyCycle(process.pid, 0.5), psutil.Process(process.pid), set()
-            for _ in range(500):
+            for _ in range(20_000):
                 seen.add(watched.status() == psutil.STATUS_STOPPED)
                 time.sleep(0.003)
                 if len(seen) == 2:

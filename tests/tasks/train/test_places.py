@@ -50,8 +50,8 @@ def test_only_the_machines_of_the_launch_are_told_where_its_ranks_are() -> None:
         host, port = server.server_address
         assert host == "127.0.0.1"
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"http://{host}:{port}/global/0", timeout=10)
-        with socket.create_connection((host, port), timeout=10, source_address=("127.0.0.9", 0)) as stranger:
+            urllib.request.urlopen(f"http://{host}:{port}/global/0", timeout=60)
+        with socket.create_connection((host, port), timeout=60, source_address=("127.0.0.9", 0)) as stranger:
             stranger.sendall(b"GET /global/0 HTTP/1.0\r\n\r\n")
             assert stranger.recv(100) == b""
     finally:

@@ -103,7 +103,7 @@ def test_strangers_who_call_while_ranks_meet_are_none_of_them() -> None:
         """A store whose words somebody else hears, too."""
 
         def set(self, key: str, value: str) -> None:
-            for said in (b"", b"GET / HTTP/1.0\r\n\r\n", secrets.token_bytes(20)):
+            for said in (b"", b"GET / HTTP/1.0\r\nHost: here\r\n\r\n", secrets.token_bytes(20)):
                 stranger = socket.create_connection(("127.0.0.1", int(value.split(" ")[1])))
                 stranger.sendall(said)
                 strangers.append(stranger)
@@ -111,7 +111,7 @@ def test_strangers_who_call_while_ranks_meet_are_none_of_them() -> None:
 
     store = Overheard()
     with ThreadPoolExecutor(3) as threads:
-        made = [threads.submit(Mesh, rank, 3, store, "127.0.0.1", 4.0, 4.0) for rank in range(3)]
+        made = [threads.submit(Mesh, rank, 3, store, "127.0.0.1", 8.0, 60.0) for rank in range(3)]
         meshes = [one.result() for one in made]
         tensors = [given(rank, 9, torch.float64) for rank in range(3)]
         list(threads.map(lambda mesh, tensor: mesh.finish(mesh.begin(tensor)), meshes, tensors))
@@ -127,7 +127,7 @@ def test_all_that_may_be_begun_has_room_while_nobody_takes_any_of_it(ranks: int,
 
     store = HashStore()
     with ThreadPoolExecutor(ranks) as threads:
-        made = [threads.submit(Mesh, rank, ranks, store, "127.0.0.1", 4.0, 4.0) for rank in range(ranks)]
+        made = [threads.submit(Mesh, rank, ranks, store, "127.0.0.1", 60.0, 60.0) for rank in range(ranks)]
         meshes = [one.result() for one in made]
         count = SMALL_BYTES // 8 // ranks // parts
         begun: list[list[Any]] = [[] for _ in meshes]

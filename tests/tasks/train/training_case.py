@@ -184,17 +184,11 @@ def ranks() -> dict[int, psutil.Process]:
 def when_checkpoint(folder: Path, step: int, then: Callable[[], object]) -> threading.Thread:
     """Do something as soon as a checkpoint of this step, or a later one, lies in the run's folder."""
 
-    def wait() -> None:
-        for _ in range(3000):
-            states = folder.glob("run/checkpoints/step-*/state.json")
-            if any(int(state.parent.name.removeprefix("step-")) >= step for state in states):
-                then()
-                return
-            time.sleep(0.02)
+    def there() -> bool:
+        states = folder.glob("run/checkpoints/step-*/state.json")
+        return any(int(state.parent.name.removeprefix("step-")) >= step for state in states)
 
-    thread = threading.Thread(target=wait)
-    thread.start()
-    return thread
+    return once(there, then)
 
 
 def rows(asked: TrainRequest, kind: str) -> list[dict[str, Any]]:
@@ -210,7 +204,8 @@ def once(condition: Callable[[], bool], then: Callable[[], object]) -> threading
     """Do something as soon as a condition holds."""
 
     def wait() -> None:
-        for _ in range(12000):
+        until = time.monotonic() + 400  # ranks may take a minute to start on a busy machine
+        while time.monotonic() < until:
             if condition():
                 then()
                 return
