@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import io
+import random
 import socket
 import subprocess
 import sys
@@ -121,6 +122,19 @@ def test_no_port_gives_or_takes_data_without_the_keys(own_home: Path) -> None:
                 connection.close()
     assert load(access, "secret.txt") == b"the-secret-content"
     assert [item.object_name for item in client(access).list_objects("bucket")] == ["secret.txt"]
+
+
+def test_an_object_of_many_pieces_comes_back_whole_and_in_part(own_home: Path) -> None:
+    access, data = s3_access(own_home), random.Random(0).randbytes((5 << 20) + 3)
+    store(access, "large", data)
+    assert load(access, "large") == data
+    begin, length = (2 << 20) - 7, (1 << 20) + 14
+    response = client(access).get_object("bucket", "large", offset=begin, length=length)
+    try:
+        assert response.read() == data[begin : begin + length]
+    finally:
+        response.close()
+        response.release_conn()
 
 
 def test_grpc_ports_want_the_servers_own_certificate(own_home: Path, tmp_path: Path) -> None:
