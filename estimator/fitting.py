@@ -91,7 +91,7 @@ def _fit(samples: Sequence[StepSample], facts: dict[str, Any]) -> Calibration:
     families = [[one for one in whole if one.family == family] for family in sorted({one.family for one in whole})]
     far = [one for left in families for one in _left_out(left, steps, lessons, step_deviation)]
     relative = np.abs([math.exp(-error) - 1 for error, _ in far])
-    parts = [whole[number::_FOLDS] for number in range(min(_FOLDS, len(whole)))]
+    parts = folds(whole)
     slower = {id(step): math.log(one.seconds / step.seconds) for one, step in zip(samples, steps, strict=True)}
     scores = [
         abs(error + slower[id(step)]) / deviation
@@ -110,6 +110,12 @@ def _fit(samples: Sequence[StepSample], facts: dict[str, Any]) -> Calibration:
         interval_quantile=conformal_quantile(scores, _INSIDE),
         **facts,
     )
+
+
+def folds(steps: Sequence[StepSample]) -> list[list[StepSample]]:
+    """Parts of the steps, each with its share of every family: so that of none much is left out at once."""
+    ordered = sorted(steps, key=lambda one: one.family)
+    return [ordered[number::_FOLDS] for number in range(min(_FOLDS, len(ordered)))]
 
 
 def _correction(steps: Sequence[StepSample]) -> tuple[StepCorrection, float]:

@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from trainwright.estimator.calibration import Calibration, load, op_count, save
 from trainwright.estimator.curves import Affine
 from trainwright.estimator.errors import BadInput
-from trainwright.estimator.fitting import StepSample, fit
+from trainwright.estimator.fitting import StepSample, fit, folds
 from trainwright.estimator.op_cost import OpSample, Roofline
 from trainwright.estimator.speed import Speed
 from trainwright.estimator.structure import Lifetimes, Operation, Structure
@@ -160,6 +161,14 @@ def test_the_interval_holds_nine_tenths_of_networks_that_were_not_measured() -> 
             inside += about.low_factor <= one.seconds / predicted <= about.high_factor
             cases += 1
     assert inside / cases == pytest.approx(0.9, abs=0.07)
+
+
+def test_no_fold_leaves_out_much_of_a_family_though_families_come_in_turn() -> None:
+    in_turn = [_samples()[number % 4 * 8 + number // 4] for number in range(32)]
+    parts = folds(in_turn)
+    assert sorted(one.seconds for part in parts for one in part) == sorted(one.seconds for one in in_turn)
+    assert all(Counter(one.family for one in part) == Counter(f"conv{size}" for size in (1, 2, 4, 8)) for part in parts)
+    assert folds(in_turn[:3]) == [[one] for one in sorted(in_turn[:3], key=lambda one: one.family)]
 
 
 def test_the_interval_is_of_wall_clock_on_a_machine_that_others_disturb_as_in_calibration(
