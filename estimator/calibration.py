@@ -211,7 +211,7 @@ def parse(data: bytes, where: str, torch_version: str | None = None) -> Calibrat
             raise BadInput(f"calibration: {where}: is not a calibration: it has no schema_version; calibrate again")
         if (version := document["schema_version"]) not in _READ:
             raise BadInput(
-                f"calibration: {where}: has schema version {version}; allowed: {' or '.join(map(str, _READ))}; calibrate again"
+                f"calibration: {where}: has schema version {version}; allowed: {min(_READ)} to {max(_READ)}; calibrate again"
             )
         found = Calibration.model_validate(document)
     except ValidationError as error:

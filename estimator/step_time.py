@@ -24,7 +24,6 @@ from trainwright.estimator.work import cost_family
 
 # 90 % interval of the datasheet's guess: the widths of its priors, and that they err together.
 _DATASHEET_FACTOR = math.exp(NINETY * RATE_WIDTH)
-_NAMED = 5  # unknown operations
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -63,7 +62,7 @@ def predict_curve(
         slower = max(1.0, calibration.threads / cores) if cores is not None else 1.0
         known, about = calibration.step(structure, sizes, at)
         times = [slower * seconds for seconds in known]
-        coverage, low, high, unknown = about.coverage, about.low_factor, about.high_factor, about.unknown[:_NAMED]
+        coverage, low, high, unknown = about.coverage, about.low_factor, about.high_factor, about.unknown
         basis = Basis(
             model=structure.fingerprint(),
             shares=about.shares,

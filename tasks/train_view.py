@@ -28,6 +28,7 @@ class TrainView:
         self._devices: list[str] = []
         self._states: dict[int, str] = {}
         self._latest: dict[str, Any] | None = None
+        self._latest_at = 0.0
         self._began: tuple[int, float] | None = None
         self._line_at = -math.inf
 
@@ -47,17 +48,17 @@ class TrainView:
         elif kind == "train" and event.get("steps"):
             if self._began is None or event["step"] < self._began[0]:
                 self._began = event["step"], self._now()
-            self._latest = event
+            self._latest, self._latest_at = event, self._now()
         elif kind == "step" and event["name"] == "train" and event["state"] != "started":
             self._latest = None
 
     def left_s(self) -> float | None:
-        """Seconds to the last step, at the pace since the first that was seen; None where that says nothing yet."""
+        """Seconds to the last step, at the pace from the first to the newest that was seen; None where that says nothing yet."""
         if self._latest is None or self._began is None:
             return None
         done, began = self._latest["step"] - self._began[0], self._began[1]
         left = self._latest["steps"] - self._latest["step"]
-        return left * (self._now() - began) / done if done > 0 else None
+        return left * (self._latest_at - began) / done if done > 0 else None
 
     def headline(self) -> str:
         """How far it is, in one line."""

@@ -129,7 +129,8 @@ def _summary(name: str, event: dict[str, Any]) -> str:
         return f"global batch {event['global_batch_size']} ({split}), about {seconds(event['predicted_duration_s'])}"
     if name == "search_lr":
         low, high = event["interval"]
-        return f"learning rate {event['learning_rate']:.3g} ({low:.2g} to {high:.2g}, {event['source']})"
+        between = f"{low:.2g} to {high:.2g}, " if low < high else ""
+        return f"learning rate {event['learning_rate']:.3g} ({between}{event['source']})"
     if name == "train":
         return ", ".join(f"{metric} {value:.4f}" for metric, value in event["metrics"].items())
     if name == "store":

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trainwright.estimator.calibration import Calibration
     from trainwright.estimator.structure import Structure
 
+_NAMED = 5  # operations
 _MORE = 1.25  # times the width that steps have: what operations add is worth a word
 
 
@@ -188,6 +189,7 @@ def estimate(
     memory = document["peak_memory_bytes"]
     facts = [
         ("mode", f"{document['mode']}, coverage {100 * document['coverage']:.0f} %"),
+        *_never_met(document),
         *(_measured_on(measured) if measured is not None else []),
         *([("corrected by", f"{document['learned_from']} finished run(s)")] if store is not None else []),
         ("step time", screen.interval(document["step_time_s"], screen.seconds)),
@@ -205,6 +207,13 @@ def _measured_on(calibration: Calibration) -> list[tuple[str, str]]:
     other = calibration.device_type == "cpu" and calibration.processor != processor()
     here = f"; this machine has {processor()}" if other else ""
     return [("measured on", f"{calibration.processor}, {threads}{here}")]
+
+
+def _never_met(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """The operations that calibration has not seen, dearest first."""
+    names = document["unknown_operations"]
+    more = f" and {len(names) - _NAMED} more (--json names all)" if len(names) > _NAMED else ""
+    return [("never measured", ", ".join(names[:_NAMED]) + more)] if names else []
 
 
 def _doubts(measured: Calibration, structure: Structure, document: dict[str, Any]) -> list[tuple[str, str]]:

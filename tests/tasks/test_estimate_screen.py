@@ -41,17 +41,19 @@ def _calibration(tmp_path: Path, *, family_sigma: float, drift: float = 0.1) -> 
     return ["--calibration", str(path)]
 
 
-def _estimated(tmp_path: Path, options: list[str], live_bytes: float = 1e6) -> str:
+def _estimated(tmp_path: Path, options: list[str], live_bytes: float = 1e6, strange: int = 0) -> str:
+    """What is said of a product, and of so many kinds of operations that no calibration holds."""
     file = tmp_path / "structure.json"
     none = Affine(fixed=0, per_sample=0)
     one = Operation(
         kind="aten.mm", family="matmul", count=1, flops=Affine(fixed=0, per_sample=1e9),
         bytes=Affine(fixed=1e6, per_sample=1e6), live_bytes=Affine(fixed=live_bytes, per_sample=0),
     )  # fmt: skip
+    odd = [one.model_copy(update={"kind": f"odd.{number}", "family": "other"}) for number in range(strange)]
     structure = Structure(
         batch_size=8, optimizer="sgd", precision="fp32", method="fake tensors", parameters=10, parameter_bytes=40,
         forward_flops_per_sample=1.0, activation_bytes_per_sample=1.0, peak_memory_bytes=none, layers=[], features={},
-        operations={}, trace=[one],
+        operations={}, trace=[one, *odd],
     )  # fmt: skip
     file.write_text(structure.model_dump_json())
     done = CliRunner().invoke(app, ["estimate", str(file), "--batch-size", "8", *options])
@@ -82,6 +84,18 @@ def test_an_interval_however_wide_is_of_numbers(tmp_path: Path, sigma: float) ->
     options = _calibration(tmp_path, family_sigma=sigma)
     save(load(tmp_path / "cpu.json").model_copy(update={"interval_quantile": 1e3}), tmp_path / "cpu.json")
     assert "step time" in _estimated(tmp_path, options)
+
+
+@pytest.mark.parametrize(
+    ("strange", "names"),
+    [(2, "odd.0, odd.1\n"), (7, "odd.0, odd.1, odd.2, odd.3, odd.4 and 2 more (--json names all)\n")],
+)
+def test_operations_that_calibration_has_never_met_are_named(tmp_path: Path, strange: int, names: str) -> None:
+    options = _calibration(tmp_path, family_sigma=0.01)
+    assert "never measured" not in _estimated(tmp_path, options)
+    assert names in _estimated(tmp_path, options, strange=strange)
+    document = json.loads(_estimated(tmp_path, [*options, "--json"], strange=strange))
+    assert document["unknown_operations"] == [f"odd.{number}" for number in range(strange)]
 
 
 def test_a_datasheet_has_no_such_line(tmp_path: Path) -> None:

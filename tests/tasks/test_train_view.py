@@ -90,6 +90,8 @@ def test_the_end_is_foretold_by_the_pace_so_far(done: int, left: int, step_s: fl
     now[0] = done * step_s
     view.take(event(5 + done, 5 + done + left, [0]))
     assert view.left_s() == pytest.approx(left * step_s)
+    now[0] += step_s
+    assert view.left_s() == pytest.approx(left * step_s)  # it does not count upwards where nothing comes
     view.take(event(3, 5 + done + left, [0]))  # it went back to a checkpoint: the pace is taken anew
     assert view.left_s() is None
 
