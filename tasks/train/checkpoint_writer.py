@@ -39,6 +39,8 @@ class PendingCheckpoint:
     required: bool
     generation: int
     first: bool
+    digests: kept.Files | None = None
+    """once they are known"""
 
 
 class CheckpointWriter:
@@ -75,14 +77,22 @@ class CheckpointWriter:
         """Whether something waits for the store, and it is time to try again."""
         return bool(self.spill.waiting) and time.monotonic() >= self._retry_at
 
+    def mark(self, job: PendingCheckpoint) -> kept.Files:
+        """Digests of this rank's part; where its copies outlive the process, it counts as kept from now on.
+
+        Any thread may call it: rows on their way from one list to the other are in the store if they are found in neither.
+        """
+        files = {name: {"sha256": sha256(data), "size_bytes": len(data)} for name, data in job.files.items()}
+        if job.copies.place is not None and job.copies.lasts:
+            unstored = {part.key: part.rows for part in [*self._kept_here.values(), *self._owed, *job.rows]}
+            kept.mark(job.copies.place, self._rank, job.generation, job.state, files, unstored)
+        return files
+
     def write(self, job: PendingCheckpoint, release: Callable[[], None]) -> None:
         """Bring this rank's part into the store, or into the spill folder; `release` is called when its copies are free."""
         step, said = job.state.step, {"where": STORED}
+        files = self.mark(job) if job.digests is None else job.digests
         self.owe(job.rows)
-        files = {name: {"sha256": sha256(data), "size_bytes": len(data)} for name, data in job.files.items()}
-        if job.copies.place is not None and job.copies.lasts:
-            unstored = {part.key: part.rows for part in [*self._kept_here.values(), *self._owed]}
-            kept.mark(job.copies.place, self._rank, job.generation, job.state, files, unstored)
         self._channel.ask("write")  # a holder that lost its lease does not begin
         try:
             while self._owed:

@@ -2,9 +2,9 @@
 
 <work folder>/kept/<claim>/rank-N/{0,1}/: the files of a rank's part, which are mapped into its memory and so outlive it, and
 mark.json, which says what of, with their digests. A launch writes below its own claim (`fence`) alone. A mark is written when its
-files are hashed, and goes before they are changed; the two places are used in turn. Files that differ from their mark are no
-checkpoint. `bring` puts the newest one that is whole into the store. GPUs' copies lie in memory that the driver pins, and are not
-kept.
+files are hashed, and goes before they are changed; the two places are for what is being written and for what waits. Files that
+differ from their mark are no checkpoint. `bring` puts the newest one that is whole into the store. GPUs' copies lie in memory
+that the driver pins, and are not kept.
 
 `kept` is a link into the machine's shared memory (tmpfs), where there is one: that outlives processes as a disk does, and the
 kernel does not write it back. It holds twice the state, as copies in the ranks' own memory would. The next training drops what

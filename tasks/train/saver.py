@@ -1,9 +1,10 @@
 """Writes checkpoints while training goes on: a thread of each rank, which gets copies of the tensors.
 
-The step waits for the copy alone. One checkpoint is being written, one may wait; a newer one takes the place of one that waits,
-which is skipped, and said; those that are the best, the last or kept for good are not skipped. Each rank writes its rows of
-metrics and, of a large checkpoint, its shard; rank 0 makes the checkpoint of them when the launcher has heard that all parts are
-safe. How they get into the store is `checkpoint_writer`.
+The step waits for the copy alone; where the one before is still being written, for its digests, too, so that what waits is kept.
+One checkpoint is being written, one may wait; a newer one takes the place of one that waits, which is skipped, and said; those
+that are the best, the last or kept for good are not skipped. Each rank writes its rows of metrics and, of a large checkpoint, its
+shard; rank 0 makes the checkpoint of them when the launcher has heard that all parts are safe. How they get into the store is
+`checkpoint_writer`.
 
 The thread outlives worlds. What was in flight when a world ended is made if every part of it was or gets safe, and fails where
 a rank was lost before its part was in the store; the next world then writes another.
@@ -165,11 +166,11 @@ class Saver:
         rows = [part for one in [*self._own, *(self._common if self._first else ())] for part in one.take()]
         own_state = copy.deepcopy(state)
         own_state.owner, own_state.token = self._owner, self._token
+        job = PendingCheckpoint(own_state, taken, copies, [*self._left, *rows], required, self._generation, self._first)
+        if self._writing is not None or self._writer.spill.waiting:  # a slow store: it is kept while it waits
+            job.digests = self._writer.mark(job)
         with self._changed:
-            self._waiting = PendingCheckpoint(
-                own_state, taken, copies, [*self._left, *rows], required, self._generation, self._first
-            )
-            self._left = []
+            self._waiting, self._left = job, []
             self._changed.notify_all()
 
     def _wait(self, seconds: float) -> None:

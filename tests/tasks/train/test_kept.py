@@ -353,6 +353,26 @@ def killed_with_a_checkpoint_on_its_way(folder: Path, step: Callable[[], int], k
     return began + EVERY
 
 
+def killed_while_the_store_is_slow(folder: Path, processes: Callable[[], dict[int, Any]], began: list[int]) -> None:
+    """Kill all ranks when the store is three checkpoints behind what they keep; what they keep then goes to `began`."""
+    run, work = folder / "run", folder / "work"
+    while stored(run) < EVERY:
+        time.sleep(0.01)
+    with held_back(run):
+        late, until = stored(run) + 3 * EVERY, time.monotonic() + 300
+        while time.monotonic() < until:
+            for process in processes().values():
+                process.send_signal(signal.SIGSTOP)  # so that none is about to keep a newer one
+            if kept_now := [step for step in range(late, late + 20 * EVERY, EVERY) if marked(work, step)]:
+                began.append(kept_now[-1])
+                break
+            for process in processes().values():
+                process.send_signal(signal.SIGCONT)
+            time.sleep(0.05)
+        for process in processes().values():
+            process.send_signal(signal.SIGKILL)
+
+
 def test_a_launcher_that_is_killed_costs_no_more_than_an_interval(tmp_path: Path) -> None:
     spec: dict[str, Any] = {"epochs": 4, "backend": "torch", "checkpoint": CHECKPOINTS, **NO_SPARE}
     asked = request(tmp_path / "a", [40, 20], devices=SLOW, **spec)
@@ -384,12 +404,14 @@ def test_a_launcher_that_is_killed_costs_no_more_than_an_interval(tmp_path: Path
     assert not os.path.lexists(tmp_path / "a" / "work" / kept.FOLDER)
 
 
+@pytest.mark.parametrize("store", ["as it is", "slow"])
 def test_ranks_that_are_all_killed_at_once_cost_no_more_than_an_interval(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str
 ) -> None:
     heard: list[dict[str, Any]] = []
     monkeypatch.setattr(progress, "_listeners", [heard.append])
-    asked = request(tmp_path, [40, 20], devices=SLOW, epochs=4, backend="torch", checkpoint=CHECKPOINTS)
+    epochs = 8 if store == "slow" else 4
+    asked = request(tmp_path, [40, 20], devices=SLOW, epochs=epochs, backend="torch", checkpoint=CHECKPOINTS)
     begun: list[int] = []
 
     def kill() -> None:
@@ -399,7 +421,13 @@ def test_ranks_that_are_all_killed_at_once_cost_no_more_than_an_interval(
     def step() -> int:
         return max((event["step"] for event in heard if event["event"] == "train"), default=0)
 
-    watcher = once(lambda: True, lambda: begun.append(killed_with_a_checkpoint_on_its_way(tmp_path, step, kill)))
+    def kill_all() -> None:
+        if store == "slow":
+            killed_while_the_store_is_slow(tmp_path, ranks, begun)
+        else:
+            begun.append(killed_with_a_checkpoint_on_its_way(tmp_path, step, kill))
+
+    watcher = once(lambda: True, kill_all)
     train(asked)
     watcher.join()
     (message,) = [event["message"] for event in heard if "kept on this machine arrived" in event.get("message", "")]
@@ -407,4 +435,4 @@ def test_ranks_that_are_all_killed_at_once_cost_no_more_than_an_interval(
     assert newest >= begun[0]
     told = f"no rank that had the training's state is left: it goes on from the checkpoint of step {newest}"
     assert told in [event.get("message") for event in heard]
-    assert_every_sample_once(asked, 2, 4)
+    assert_every_sample_once(asked, 2, epochs)
