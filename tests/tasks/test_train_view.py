@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from trainwright.tasks.train_view import LINE_EVERY_S, TrainView
+from trainwright.tasks.watch import Watch
 
 FIGURES = st.floats(0, 1e5, allow_nan=False)
 
@@ -139,6 +140,21 @@ def test_lost_ranks_are_told_at_once_a_notice_of_every_rank_once_and_how_a_step_
         "train      stopped",
         "train      failed",
     ]
+
+
+@pytest.mark.parametrize(
+    ("source", "interval", "line"),
+    [
+        ("given", [0.01, 0.01], "search_lr     0.2 s  learning rate 0.01 (given)"),
+        ("searched", [0.0025, 0.04], "search_lr     0.2 s  learning rate 0.01 (0.0025 to 0.04, searched)"),
+    ],
+)
+def test_a_searched_learning_rate_is_told_with_its_interval_and_a_given_one_has_none(
+    source: str, interval: list[float], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = {"learning_rate": 0.01, "interval": interval, "source": source}
+    Watch()({"event": "step", "name": "search_lr", "state": "done", "seconds": 0.2, "summary": summary})
+    assert capsys.readouterr().err.splitlines() == [line]
 
 
 def test_a_terminal_is_updated_in_place_and_a_file_gets_plain_lines(tmp_path: Path) -> None:
