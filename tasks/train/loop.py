@@ -93,7 +93,7 @@ class Training:
                 self.writer.close()
             self.writer = None
         elif self.writer is None:
-            self.writer = Events(self.work / "events", self._state.step or None)
+            self.writer = Events(self.work / "events", self._state.step)
 
     def _run(self, stopped: bool) -> dict[str, Any] | None:
         rank, spec = self.rank, self.rank.spec

@@ -10,12 +10,12 @@ WRITTEN_EVERY_S = 1.0
 
 
 class Events:
-    """Scalars by step, under `folder`; `purge_step`: forget what was written of this step and later ones."""
+    """Scalars by step, the first of which is 1, under `folder`; what was written of steps after `done` is forgotten."""
 
-    def __init__(self, folder: Path, purge_step: int | None) -> None:
+    def __init__(self, folder: Path, done: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=5)
+        self._writer: Any = SummaryWriter(str(folder), purge_step=done + 1, flush_secs=5)
         self._waiting: list[tuple[dict[str, float], int, float]] = []
         self._written_at = 0.0
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from training_case import NO_SPARE, ranks, request, rows, when_checkpoint
+from training_case import NO_SPARE, ranks, request, rows, scalars, when_checkpoint
 
 from trainwright.tasks.artefacts import SplitEvent
 from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, TrainingFailed
@@ -75,6 +75,26 @@ def test_a_stopped_training_goes_on_from_its_last_whole_checkpoint_to_the_last_d
     assert [device.samples for device in result.devices] == [device.samples for device in expected.devices]
     assert [one.step for one in result.checkpoints][-1] == 48
     assert sum(one.best for one in result.checkpoints) == 1
+    assert_tensorboard_shows_the_metrics(stopped)
+
+
+def assert_tensorboard_shows_the_metrics(asked: Any) -> None:
+    """Every step and epoch once, also where training went on from a checkpoint; of ranks those steps that were written."""
+    shown = scalars(asked)
+    by_rank = [{row["step"] + 1: row for row in rows(asked, f"steps-rank{rank}")} for rank in (0, 1)]
+    for tag, name in (("loss/train", "loss"), ("learning_rate", "learning_rate")):
+        assert shown[tag] == [(step, pytest.approx(row[name])) for step, row in by_rank[0].items()]
+    for name in ("loss", "accuracy"):
+        expected = [(row["step"] + 1, pytest.approx(row[name])) for row in rows(asked, "epochs")]
+        assert shown[f"{name}/validation"] == expected
+    for rank, (own, device) in enumerate(zip(by_rank, SLOW, strict=True)):
+        for name in ("batch_size", "memory_bytes"):
+            found = shown[f"rank-{rank}/{name}"]
+            assert found == [(step, pytest.approx(own[step][name])) for step, _ in found]
+        times = shown[f"rank-{rank}/compute_s"]
+        assert times[0][0] == 1  # the first step is always written
+        # Emulated: no sample takes less than a millisecond at full speed.
+        assert all(taken_s >= 0.999e-3 * own[step]["batch_size"] / device["speed"] for step, taken_s in times)
 
 
 def test_ranks_die_with_a_killed_launcher(tmp_path: Path) -> None:

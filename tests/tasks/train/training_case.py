@@ -200,6 +200,16 @@ def rows(asked: TrainRequest, kind: str) -> list[dict[str, Any]]:
     return [row for part in parts for row in pq.read_table(part).to_pylist()]
 
 
+def scalars(asked: TrainRequest) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard shows of a training: by tag (step, value), in fp32; a step's number counts from 1."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = Path(asked.work_folder).parent / "run" / "events"
+    found = EventAccumulator(str(folder), size_guidance={"scalars": 0})  # all of them
+    found.Reload()
+    return {tag: [(one.step, one.value) for one in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
 def once(condition: Callable[[], bool], then: Callable[[], object]) -> threading.Thread:
     """Do something as soon as a condition holds."""
 
