@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_case import NO_SPARE, alone, request
+from training_case import NO_SPARE, ROWS, alone, request, rows, scalars
 
 from trainwright.tasks.train import TrainRequest, train
 
@@ -74,6 +74,27 @@ def test_unlike_ranks_equal_one_process_after_50_steps(
     result = train(asked)
     assert (result.steps, result.backend.split(".")[0]) == (50, backend)
     assert largest_difference(tmp_path / "run", 50, alone(asked)) <= BOUNDS[precision]
+
+
+def test_metrics_are_those_of_all_rows_however_they_are_split(tmp_path: Path) -> None:
+    # 2:1 of 60, but 39 and 19 of an epoch's last 58 rows, and 239 and 120 of the 359 held-out ones: none is a mean of the ranks'.
+    asked = request(tmp_path, [40, 20], epochs=2, backend="torch", precision="fp64", **NO_SPARE)
+    assert train(asked).steps == 48
+    expected: list[dict[str, float]] = []
+    alone(asked, metrics=expected)
+    steps = [one for one in expected if "epoch" not in one]
+    exactly = {"rel": 1e-12, "abs": 0.0}
+    for rank in (0, 1):
+        found = [row["loss"] for row in rows(asked, f"steps-rank{rank}")]
+        assert found == pytest.approx([one["loss"] for one in steps], **exactly)
+    shown = [value for _, value in scalars(asked)["accuracy/train"]]
+    assert shown == pytest.approx([one["accuracy"] for one in steps], rel=1e-6)  # in fp32
+    epochs = [one for one in expected if "epoch" in one]
+    for own, batches, one in zip(rows(asked, "epochs"), (steps[:24], steps[24:]), epochs, strict=True):
+        total = sum(batch["loss"] * count for batch, count in zip(batches, [60] * 23 + [58], strict=True))
+        assert own["train_loss"] == pytest.approx(total / ROWS, **exactly)
+        assert own["loss"] == pytest.approx(one["loss"], **exactly)
+        assert (own["epoch"], own["accuracy"]) == (one["epoch"], one["accuracy"])
 
 
 @pytest.mark.parametrize("backend", ["horovod", pytest.param("torch", marks=pytest.mark.slow)])

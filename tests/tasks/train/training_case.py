@@ -114,11 +114,17 @@ def request(
     )
 
 
-def alone(asked: TrainRequest, parts: list[int] | None = None, reordered: int | None = None) -> dict[str, Any]:
+def alone(
+    asked: TrainRequest,
+    parts: list[int] | None = None,
+    reordered: int | None = None,
+    metrics: list[dict[str, float]] | None = None,
+) -> dict[str, Any]:
     """The parameters and buffers after the same training in one process that takes the joint batches, by plain torch.
 
     With `parts`, it takes this many samples of each batch after another, and sums their gradients in fp32. With `reordered`, the
-    samples of each batch stand in another order, drawn with this seed.
+    samples of each batch stand in another order, drawn with this seed. To `metrics` is added what each joint batch has before its
+    update, and the held-out rows after each epoch (with its number): loss and accuracy, each of all these rows at once.
     """
     import torch
 
@@ -144,7 +150,20 @@ def alone(asked: TrainRequest, parts: list[int] | None = None, reordered: int | 
     }
     optimizer = make[spec.optimizer.name](model.parameters())
     dataset = data.load(asked.job.data)
-    rows, _ = data.split_rows(len(dataset.targets), asked.job.data.validation_fraction, spec.seed)
+    rows, held_out = data.split_rows(len(dataset.targets), asked.job.data.validation_fraction, spec.seed)
+    inputs, labels = torch.from_numpy(dataset.inputs["inputs"]), torch.from_numpy(dataset.targets)
+
+    def judged(these: Any) -> dict[str, float]:
+        model.eval()
+        with torch.no_grad():
+            outputs = model(inputs[these].to(dtype))
+        model.train()
+        right = outputs.argmax(1) == labels[these]
+        return {
+            "loss": float(torch.nn.functional.cross_entropy(outputs, labels[these])),
+            "accuracy": int(right.sum()) / len(these),
+        }
+
     size = asked.plan.global_batch_size
     for epoch in range(spec.epochs):
         order = epoch_order(rows, spec.seed, epoch)
@@ -152,12 +171,14 @@ def alone(asked: TrainRequest, parts: list[int] | None = None, reordered: int | 
             batch = torch.as_tensor(order[at : at + size])
             if reordered is not None:
                 batch = batch[torch.randperm(len(batch), generator=torch.Generator().manual_seed(reordered + at))]
+            if metrics is not None:
+                metrics.append(judged(batch))
             used = [one for name, one in model.named_parameters() if not name.startswith("unused")]
             sums = [torch.zeros_like(one, dtype=precision.wide(dtype)) for one in used]
             for part in batch.split(parts) if parts is not None else [batch]:
                 with torch.autocast("cpu", dtype=torch.bfloat16, enabled=spec.precision == "amp"):
-                    outputs = model(torch.from_numpy(dataset.inputs["inputs"])[part].to(dtype))
-                targets = torch.from_numpy(dataset.targets)[part]
+                    outputs = model(inputs[part].to(dtype))
+                targets = labels[part]
                 loss = torch.nn.functional.cross_entropy(outputs.to(precision.wide(outputs.dtype)), targets)
                 for total, own in zip(sums, torch.autograd.grad(loss * (len(part) / len(batch)), used), strict=True):
                     total += own
@@ -166,6 +187,8 @@ def alone(asked: TrainRequest, parts: list[int] | None = None, reordered: int | 
             if spec.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), spec.clip_norm)
             optimizer.step()
+        if metrics is not None:
+            metrics.append({"epoch": epoch, **judged(torch.as_tensor(held_out))})
     return dict(model.state_dict())
 
 
