@@ -11,6 +11,7 @@ import yaml
 from airflow_client import AirflowClient, until
 
 from trainwright.infra import local
+from trainwright.infra.airflow import stop_airflow
 from trainwright.tasks.run import Run, list_runs
 from trainwright.tasks.settings import settings
 
@@ -38,7 +39,7 @@ def whole_airflow(home: Path) -> Iterator[AirflowClient]:
         api("PATCH", "/api/v2/dags/retrain", {"is_paused": False})
         yield api
     finally:
-        local.down(home)
+        stop_airflow(home)  # not the S3 server: it is the whole session's
 
 
 def write_pool(folder: Path) -> Path:

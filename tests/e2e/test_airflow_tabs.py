@@ -71,7 +71,7 @@ def airflow(_apart: Path, _server: Any, tmp_path_factory: pytest.TempPathFactory
             api("PATCH", "/api/v2/dags/tabs", {"is_paused": False})
             yield api
         finally:
-            local.down(_apart)
+            embedded.stop_airflow(_apart)  # not the S3 server: it is the whole session's
 
 
 def password(user: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from trainwright.infra import local
-from trainwright.infra.airflow import airflow_address, password_file
+from trainwright.infra.airflow import airflow_address, password_file, stop_airflow
 from trainwright.tasks.allocate.ledger import Ledger
 from trainwright.tasks.run import list_runs
 from trainwright.tasks.settings import settings
@@ -41,7 +41,7 @@ def api(stack: Path) -> Iterator[Any]:
     password = json.loads(password_file(stack).read_text())["admin"]
     token = call("POST", "/auth/token", {"username": "admin", "password": password})["access_token"]
     yield lambda method, path, body=None: call(method, path, body, token)
-    local.down(stack)
+    stop_airflow(stack)  # not the S3 server: it is the whole session's
 
 
 @pytest.mark.slow
