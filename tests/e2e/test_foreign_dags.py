@@ -104,9 +104,8 @@ def test_three_models_are_trained_on_data_that_another_task_made(stack: Path, tm
     ]
     runs = [next(iter(list_runs(settings().store, f"width-{width}"))) for width in (2, 4, 8)]
     assert all(Run(run.uri).read(Result).state == "success" and detached.launcher(run) is None for run in runs)
-    mine = {
-        run.uri for run in runs
-    }  # the run of another test, which ended before its training, is held a little longer
+    mine = {run.uri for run in runs}
+    # The run of another test, which ended before its training, is held a little longer.
     assert [one for one in step.ledger().held() if one.run in mine or one.resource.startswith("device ")] == []
 
 
