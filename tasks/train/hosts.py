@@ -1,8 +1,8 @@
 """The hosts of one launch other than this machine: made sure of, given the model and the data, and told to start ranks.
 
 Before the first rank starts, every host has answered with the key that is known of it, runs the same versions and sources, has
-the model's source and the data with the content that was validated, and reaches the launcher. How a host is spoken to:
-`session`; what runs there: `node`. Loads no torch.
+the model's source and the data with the content that was validated, and reaches the launcher. One that is lost in the training is
+made sure of in the same way when it answers again. How a host is spoken to: `session`; what runs there: `node`. Loads no torch.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from trainwright.tasks.train.own_name import ADDRESS
 from trainwright.tasks.train.preloading import Preloading
 from trainwright.tasks.train.remote import RemoteChannel, RemoteRank, RemoteShare
 from trainwright.tasks.train.request import Order
+from trainwright.tasks.train.returning import Returning, Shares
 from trainwright.tasks.train.session import Session
 from trainwright.tasks.train.world import INTERFACE
 
@@ -47,9 +48,11 @@ class Hosts:
         """`heed` is called twice a second meanwhile, and raises what is to end it."""
         self._order, self._folder, self._heed = order, folder, heed
         self._devices = order.request.plan.devices
+        self._pool = load_pool(order.request.job.pool)
         self._sessions: dict[str, Session] = {}
         self._ways: dict[str, dict[str, str]] = {}
         self._data: dict[str, str] = {}
+        self._returning: Returning | None = None
         self.peers: set[str] = set()
         """The addresses that ranks come from."""
         try:
@@ -63,15 +66,16 @@ class Hosts:
             raise
 
     def _connect(self) -> None:
-        pool = load_pool(self._order.request.job.pool)
-        pythons = {host.name: host.python for host in pool.hosts}
         (self._folder / "logs").mkdir(parents=True, exist_ok=True)
         for device in self._devices:
             if not device.local and device.address not in self._sessions:
-                python = pythons.get(device.host) or sys.executable
-                session = Session(device.host, device.address, python, pool.ssh, self._folder)
-                self._sessions[device.address] = session
+                self._sessions[device.address] = self._session_with(device.address)
         self._came_by: list[str] = self._each(self._check)
+
+    def _session_with(self, address: str) -> Session:
+        name = next(device.host for device in self._devices if device.address == address)
+        python = next((host.python for host in self._pool.hosts if host.name == name), None) or sys.executable
+        return Session(name, address, python, self._pool.ssh, self._folder)
 
     def _each(self, action: Callable[[Session], Any]) -> list[Any]:
         """Do it on all hosts at once. Raises what went wrong on the first of them."""
@@ -118,12 +122,12 @@ class Hosts:
 
     def _reach(self) -> None:
         """Make sure that every host reaches this machine, and note by which interface. Raises ServiceUnreachable."""
+        self._each(self._reach_from)
+
+    def _reach_from(self, session: Session) -> None:
         with socket.create_server((self.address, 0)) as listening:
             port = listening.getsockname()[1]
-            self._each(lambda session: self._reach_from(session, port))
-
-    def _reach_from(self, session: Session, port: int) -> None:
-        reply = session.ask("reach", address=self.address, port=port)
+            reply = session.ask("reach", address=self.address, port=port)
         if "error" in reply:
             raise ServiceUnreachable(
                 f"{session}: can't connect to this machine at {self.address}, port {port}: {reply['error']}; "
@@ -143,10 +147,44 @@ class Hosts:
         return RemoteShare(self._session(rank), str(rank), self._devices[rank].cores)
 
     def give_order(self, order: Order) -> None:
-        """Put what the ranks are to do on every host."""
+        """Put what the ranks are to do on every host. From now on, one that is lost while it trains is tried again."""
+        self._order = order
         for session in self._sessions.values():
-            text = self._order_there(order, session).model_dump_json(by_alias=True)
-            session.put(_ORDER, text.encode())
+            self._give_order(order, session)
+        if order.mode == "train":
+            self._returning = Returning(self._lost, self._session_with, self._admit)
+
+    def _give_order(self, order: Order, session: Session) -> None:
+        text = self._order_there(order, session).model_dump_json(by_alias=True)
+        session.put(_ORDER, text.encode())
+
+    def _lost(self) -> list[str]:
+        return [address for address, session in self._sessions.items() if session.gone]
+
+    def _admit(self, session: Session) -> Shares:
+        """Make sure of a host that was lost, and give it what its ranks need; their shares of its CPU."""
+        self._check(session)
+        self._reach_from(session)
+        self._give(session)
+        shares = {
+            rank: RemoteShare(session, str(rank), device.cores)
+            for rank, device in enumerate(self._devices)
+            if not device.local and device.address == session.address
+        }
+        groups = [shares[rank].group if rank in shares else group for rank, group in enumerate(self._order.cgroups)]
+        self._give_order(self._order.model_copy(update={"cgroups": groups}), session)
+        return shares
+
+    def returned(self) -> Shares:
+        """The ranks whose hosts answer again since it was asked last, and their new shares of the CPU there."""
+        ranks: Shares = {}
+        found = self._returning.back if self._returning is not None else {}
+        for address, (session, shares) in list(found.items()):
+            self._sessions[address].close(_END_GRACE_S)  # it has ended long since
+            self._sessions[address] = session
+            del found[address]
+            ranks |= shares
+        return ranks
 
     def start(self, rank: int, environment: dict[str, str], log: Path) -> tuple[RemoteRank, RemoteChannel]:
         """Start a rank on its host; its process, and how to speak with it."""
@@ -182,9 +220,13 @@ class Hosts:
 
     def close(self) -> None:
         """End everything on the hosts."""
+        if self._returning is not None:
+            self._returning.settle()
         if self._sessions:
             with ThreadPoolExecutor(max_workers=len(self._sessions)) as pool:
                 list(pool.map(lambda session: session.close(_END_GRACE_S), self._sessions.values()))
+        if self._returning is not None:
+            self._returning.close()
 
 
 def _way(interface: str, address: str) -> dict[str, str]:

@@ -140,7 +140,7 @@ class Membership:
         if self._inside():
             return False
         able = self._able()
-        coming = [number for number, worker in self._workers.items() if worker.state == "starting"]
+        coming = any(worker.state == "starting" for worker in self._workers.values())
         if coming and (self.generation == 0 or self._searches):
             return False
         state = [number for number in able if self._workers[number].step is not None]
@@ -154,6 +154,7 @@ class Membership:
             return self._meet(able)
         now = time.monotonic()
         self._short_since = self._short_since or now
+        coming = coming or self._processes.may_return(self.fleet.may_restart)
         if coming and now - self._short_since < self._patience_s:
             return False
         waited = f" and none came back in {now - self._short_since:.0f} s" if coming else ""

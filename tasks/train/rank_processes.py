@@ -99,6 +99,9 @@ class RankProcesses:
 
     def replace_lost(self, may_restart: Callable[[int], bool], *, lasts: bool) -> None:
         """A process for each device without one that may have it; a spare one where the training `lasts`."""
+        if self._hosts is not None:
+            for number, share in self._hosts.returned().items():
+                self.shares[number] = share
         for number in range(len(self.devices)):
             if number not in self.by_number and may_restart(number) and not self._is_gone(number):
                 self.by_number[number] = self._appointed(number) or self._start(number)
@@ -112,6 +115,10 @@ class RankProcesses:
     def _is_gone(self, number: int) -> bool:
         """Whether a device's host is lost."""
         return self._hosts is not None and self._hosts.is_gone(number)
+
+    def may_return(self, may_restart: Callable[[int], bool]) -> bool:
+        """Whether a device is waited for whose host is lost, and tried again."""
+        return any(may_restart(number) and self._is_gone(number) for number in range(len(self.devices)))
 
     def _appointed(self, number: int) -> Worker | None:
         """The spare process, now this device's; it is on this machine."""

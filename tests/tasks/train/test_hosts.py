@@ -21,15 +21,19 @@ from training_case import assert_every_sample_once, once, request, rows, scalars
 
 from trainwright.infra.s3 import s3_service, start_s3
 from trainwright.infra.service import stop as stop_service
-from trainwright.tasks.errors import Interrupted
+from trainwright.tasks.errors import Interrupted, TrainingFailed
 from trainwright.tasks.objects import open_store
-from trainwright.tasks.train import TrainRequest, train
+from trainwright.tasks.train import TrainRequest, returning, train
 from trainwright.tasks.train.checkpoint import list_states
 from trainwright.tasks.train.metrics import read_rows
 
 
 def losses(asked: TrainRequest, rank: int = 0) -> list[float]:
     return [row["loss"] for row in rows(asked, f"steps-rank{rank}")]
+
+
+def notices(heard: list[dict[str, Any]]) -> list[str]:
+    return [event["message"] for event in heard if event["event"] == "notice"]
 
 
 @pytest.mark.parametrize("backend", ["horovod", pytest.param("torch", marks=pytest.mark.slow)])
@@ -90,6 +94,15 @@ def kill_rank(made: Lab, number: int, signal_number: int = signal.SIGKILL) -> No
                 os.kill(pid, signal_number)
 
 
+def crash(made: Lab, number: int) -> None:
+    """End all that runs on a host, and with it the connection to it; its sshd takes new ones."""
+    host = made.hosts[number]
+    for pid in host.pids():
+        if pid != host.sshd.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
 @pytest.mark.parametrize(
     ("backend", "victim", "here"),
     [
@@ -129,8 +142,9 @@ def test_the_others_go_on_when_a_rank_on_a_host_is_killed_and_it_comes_back(
 
 @pytest.mark.slow
 def test_the_others_go_on_without_a_host_that_falls_silent(
-    tmp_path: Path, lab: Callable[..., Lab], heard: list[dict[str, Any]]
+    tmp_path: Path, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(returning, "TRY_EVERY_S", 0.5)  # it is being tried when the training ends
     made = lab(cores=[None, None])
     asked = on_hosts(tmp_path, made, [40, 20], SLOW, epochs=3)
     watcher = when_checkpoint(tmp_path, 5, lambda: made.cut("h2"))
@@ -189,9 +203,8 @@ def test_a_store_that_is_away_costs_hosts_no_step_and_gets_their_checkpoints_aft
     watcher = once(reached(20), break_and_mend)
     assert train(asked).steps == 96
     watcher.join()
-    notices = [event["message"] for event in heard if event["event"] == "notice"]
-    assert any(f"checkpoints are kept in {tmp_path / 'work' / 'spill'}" in one for one in notices)
-    assert any("the store is back" in one for one in notices)
+    assert any(f"checkpoints are kept in {tmp_path / 'work' / 'spill'}" in one for one in notices(heard))
+    assert any("the store is back" in one for one in notices(heard))
     store = open_store("s3://hosts/away")
     assert [state.step for state in list_states(store)] == [90, 96]
     for rank in (0, 1):
@@ -218,3 +231,85 @@ def test_a_stop_reaches_the_hosts_and_leaves_a_checkpoint(tmp_path: Path, lab: C
         train(asked, stop=stop)
     watcher.join()
     assert until(lambda: [host.words() for host in made.hosts] == [[], []])
+
+
+def test_a_host_that_was_lost_takes_part_again(
+    tmp_path: Path, lab: Callable[..., Lab], heard: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(returning, "TRY_EVERY_S", 0.5)
+    made = lab(cores=[None, None])
+    asked = on_hosts(tmp_path, made, [40, 20], SLOW, epochs=400)
+    first = when_checkpoint(tmp_path, 5, lambda: crash(made, 1))
+    stop = threading.Event()
+    second = once(lambda: any("goes on with 2 of 2" in event.get("reason", "") for event in heard), stop.set)
+    with pytest.raises(Interrupted, match=r"stopped after step \d+; its checkpoint is kept"):
+        train(asked, stop=stop)
+    first.join()
+    second.join()
+    reasons = [event["reason"] for event in heard if event["event"] == "split"]
+    assert re.fullmatch(r"rank 1 \(h2/cpu\) is lost: .*host h2.*; goes on with 1 of 2", reasons[0])
+    assert reasons[1] == "rank 1 (h2/cpu) is back; goes on with 2 of 2"
+    assert f"host h2 ({made.hosts[1].address}) answers again" in notices(heard)
+    taken: Counter[int] = Counter()
+    for row in [row for rank in (0, 1) for row in rows(asked, f"steps-rank{rank}")]:
+        taken[row["step"]] += row["batch_size"]
+    assert sorted(taken) == list(range(len(taken)))
+    assert {taken[step] for step in range(len(taken)) if (step + 1) % 24} == {60}
+    assert until(lambda: [host.words() for host in made.hosts] == [[], []])
+
+
+def test_a_lost_host_that_answers_with_other_sources_is_told_of_and_left_out(
+    tmp_path: Path, lab: Callable[..., Lab], heard: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(returning, "TRY_EVERY_S", 0.5)
+    made = lab(cores=[None, None])
+    asked = on_hosts(tmp_path, made, [40, 20], SLOW, epochs=400)
+
+    def change() -> None:
+        made.hosts[1].python.write_text('#!/bin/sh\nexec /nowhere/python "$@"\n')
+        crash(made, 1)
+
+    first = when_checkpoint(tmp_path, 5, change)
+    stop = threading.Event()
+    second = once(lambda: any("tried again" in message for message in notices(heard)), stop.set)
+    with pytest.raises(Interrupted, match=r"stopped after step \d+; its checkpoint is kept"):
+        train(asked, stop=stop)
+    first.join()
+    second.join()
+    told = [message for message in notices(heard) if "tried again" in message]
+    assert len(told) == 1  # however often it was tried
+    assert re.fullmatch(r"a lost host is tried again every 0.5 s: host h2 \(.*can't be run there.*", told[0])
+
+
+@pytest.mark.slow
+def test_when_all_hosts_are_lost_they_are_waited_for(
+    tmp_path: Path, lab: Callable[..., Lab], heard: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(returning, "TRY_EVERY_S", 0.5)
+    made = lab(cores=[None, None])
+    asked = on_hosts(tmp_path, made, [40, 20], SLOW, epochs=8, checkpoint={"every_steps": 20})
+    watcher = when_checkpoint(tmp_path, 20, lambda: [crash(made, number) for number in (0, 1)])
+    assert train(asked).steps == 192
+    watcher.join()
+    assert_every_sample_once(asked, 2, 8)
+    assert any("goes on from the checkpoint of step" in message for message in notices(heard))
+
+
+@pytest.mark.slow
+def test_when_no_lost_host_comes_back_in_time_training_fails_and_says_so(
+    tmp_path: Path, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(returning, "TRY_EVERY_S", 0.5)
+    made = lab(cores=[None])
+    asked = on_hosts(tmp_path, made, [40], SLOW, epochs=400, faults={"wait_for_devices": "3s"})
+
+    def change() -> None:
+        made.hosts[0].python.write_text('#!/bin/sh\nexec /nowhere/python "$@"\n')
+        crash(made, 0)
+
+    watcher = when_checkpoint(tmp_path, 5, change)
+    with pytest.raises(
+        TrainingFailed, match=r"none of 1 devices is left and none came back in \d+ s.*checkpoint is kept"
+    ):
+        train(asked)
+    watcher.join()
