@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -78,8 +79,13 @@ def _rows_of(run: Run, prefix: str) -> pd.DataFrame:
     if sum(size for _, size in parts) > _LOCAL_CLUSTER_BYTES:
         from distributed import Client, LocalCluster
 
-        with LocalCluster(dashboard_address=None) as cluster, Client(cluster):
-            frames = dask.compute(*tasks)
+        before = set(os.environ)
+        try:
+            with LocalCluster(dashboard_address=None) as cluster, Client(cluster):
+                frames = dask.compute(*tasks)
+        finally:  # it gives its processes variables (threads, malloc's thresholds) by way of ours, and leaves them there
+            for name in set(os.environ) - before:
+                del os.environ[name]
     else:
         frames = dask.compute(*tasks, scheduler="threads")
     return pd.concat(frames, ignore_index=True).sort_values(["rank", "step"], ignore_index=True)

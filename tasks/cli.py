@@ -44,7 +44,7 @@ app = typer.Typer(
 
 for command in (
     runs.run, planning.validate, models.extract, models.calibrate, models.estimate, planning.plan, runs.search_lr, runs.train,
-    runs.analyze, runs.runs, runs.show, planning.pool, planning.pool_probe, stack.up, stack.status, stack.down,
+    runs.replan, runs.analyze, runs.runs, runs.show, planning.pool, planning.pool_probe, stack.up, stack.status, stack.down,
     serve.serve,
 ):  # fmt: skip
     app.command(_NAMES.get(command.__name__) or command.__name__.replace("_", "-"))(command)

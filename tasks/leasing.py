@@ -19,7 +19,7 @@ from trainwright.tasks.allocate.ledger import TTL_S, Heartbeat, Holder
 from trainwright.tasks.allocate.queue import Queue, Turn
 from trainwright.tasks.allocate.restrictions import usable
 from trainwright.tasks.artefacts import Plan
-from trainwright.tasks.errors import Infeasible, Interrupted, MustWait, RunHeld
+from trainwright.tasks.errors import BadInput, Infeasible, Interrupted, MustWait, RunHeld
 from trainwright.tasks.job import Job
 from trainwright.tasks.pool import Device, load_pool
 from trainwright.tasks.run import Run
@@ -48,16 +48,19 @@ def lease(
 ) -> tuple[Plan, int]:
     """Take the devices of a plan, or of the plan that a planner makes of what is free; the plan, and the lease's token.
 
-    `again` plans anew where the pool no longer has the devices of the plan; without it that is not looked at.
+    `again` plans anew where the pool no longer has the devices of the plan, or where the run was asked to; without it neither is
+    looked at.
 
     Raises Infeasible where no plan meets the limits, whoever holds what; RunHeld after the job's `queue_timeout`; Interrupted;
     MustWait.
     """
     job, me, queue = run.job(), holder(run), Queue(ledger())
-    if ledger().revoked_by(run.uri) is not None:  # nothing of this run works on them now
-        ledger().release(
-            run.uri, [one.resource for one in ledger().held("device ") if one.run == run.uri], holder=me.name
-        )
+    asked_by = ledger().revoked_by(run.uri)
+    if asked_by == run.uri:  # it keeps what the new plan has, too
+        ledger().heard(run.uri)
+        plan = _or_stay(again, plan, job) if again is not None and isinstance(plan, Plan) else plan
+    elif asked_by is not None:  # nothing of this run works on them now
+        ledger().release(run.uri, _own(run), holder=me.name)
     told = 0
     least = job.devices.min_count
     try:
@@ -75,6 +78,7 @@ def lease(
                     continue  # what is free does not do: ask for more
                 token = queue.take(run.uri, me, chosen.resources, priority=job.priority)
                 if token is not None:
+                    ledger().release(run.uri, _own(run) - set(chosen.resources), holder=me.name)
                     return chosen, token
             elif not told and not isinstance(plan, Plan):
                 plan(devices)  # Infeasible, whoever holds what: that need not wait
@@ -100,6 +104,25 @@ def lease(
     except BaseException:
         queue.leave(run.uri)
         raise
+
+
+def _own(run: Run) -> set[str]:
+    return {one.resource for one in ledger().held("device ") if one.run == run.uri}
+
+
+def _or_stay(again: Planner, plan: Plan, job: Job) -> Planner:
+    """Plans anew; what worked so far goes on by its own plan where no other meets the limits."""
+
+    def chosen(devices: list[Device]) -> Plan:
+        try:
+            return again(devices)
+        except (Infeasible, BadInput) as error:  # BadInput: limits that the pool no longer says enough for
+            if gone(plan, job):
+                raise
+            progress.emit("notice", message=f"plan: stays as it was: {error}")
+            return plan
+
+    return chosen
 
 
 def gone(plan: Plan, job: Job) -> list[str]:
@@ -152,7 +175,8 @@ def on_devices(
     """Work on the devices of the run's plan: with an event that ends it, and the claim to them.
 
     A run of a higher priority may ask for them: the work is ended, the devices are given back, and this waits for its turn to
-    go on. Raises RunHeld where the devices were lost, and what `lease` raises.
+    go on. Where the run was asked to plan anew, the work is ended and goes on by the new plan. Raises RunHeld where the devices
+    were lost, and what `lease` raises.
     """
     me = holder(run)
     while True:
@@ -178,6 +202,9 @@ def on_devices(
                 if stop.is_set() or not beat.revoked.is_set():
                     raise
                 claimant = ledger().revoked_by(run.uri)
+                if claimant == run.uri:
+                    progress.emit("notice", message=f"asked to plan anew; {error}")
+                    continue
                 note = Interrupted(
                     f"{claimant} has a higher priority and asked for the devices; {error}; waits to go on"
                 )

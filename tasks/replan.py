@@ -1,4 +1,4 @@
-"""Planning for a run, and planning anew where the pool no longer has the devices of its plan.
+"""Planning for a run, and planning anew where the pool no longer has the devices of its plan, or the run was asked to.
 
 What the training has reached holds for its global batch: the learning rate that was found, and the checkpoint. So a new plan
 keeps that, and may change all else.
@@ -45,7 +45,7 @@ def _kinds(estimate: Estimate) -> set[tuple[str, float | None, float | None]]:
 
 
 def replanner(run: Run, data: DataSchema, plan: Plan) -> Planner:
-    """Makes another plan for the same global batch, estimated anew. Raises Infeasible, naming the devices that are gone."""
+    """Makes another plan for the same global batch, estimated anew. Raises Infeasible, naming devices that are gone."""
     job = run.job()
     train = job.train.model_copy(update={"global_batch_size": plan.global_batch_size})
     same_batch = job.model_copy(update={"train": train})
@@ -55,14 +55,15 @@ def replanner(run: Run, data: DataSchema, plan: Plan) -> Planner:
         lost = ", ".join(gone(plan, job))
         pool = load_pool(job.pool)
         if not estimated:
-            progress.emit("notice", message=f"plan: pool {pool.name} no longer has {lost}; planned anew")
+            why = f"pool {pool.name} no longer has {lost}; " if lost else ""
+            progress.emit("notice", message=f"plan: {why}planned anew")
             estimated.append(predicted(run))
         try:
             return make_plan(same_batch, pool, estimated[0], data, devices, now=datetime.now(UTC))
         except Infeasible as error:
+            why = f"pool {pool.name} no longer has {lost}, and without, " if lost else ""
             raise Infeasible(
-                f"plan: pool {pool.name} no longer has {lost}, and without, for the same global batch of "
-                f"{plan.global_batch_size}: {error}",
+                f"plan: {why}for the same global batch of {plan.global_batch_size}: {error}",
                 **error.details,
             ) from error
 

@@ -28,7 +28,7 @@ _TOKENS_FROM_S = 1_700_000_000
 
 @dataclass(frozen=True)
 class Lease:
-    """A resource that is held. `revoked_by` is the run of a higher priority that asks for it."""
+    """A resource that is held. `revoked_by` is the run that asks for it: of a higher priority, or the same, to plan anew."""
 
     resource: str
     holder: str
@@ -117,9 +117,28 @@ class Ledger:
         return self.database.autocommit(work)
 
     def revoked_by(self, run: str) -> str | None:
-        """The run that asks for a device of this one; None where nobody does."""
+        """The run that asks for a device of this one, another before itself; None where nobody does."""
         statement = sql.select(leases.c.revoked_by).where(leases.c.run == run, leases.c.revoked_by.is_not(None))
-        return self.database.autocommit(lambda connection: connection.execute(statement).scalars().first())
+        asked = self.database.autocommit(lambda connection: connection.execute(statement).scalars().all())
+        return next((one for one in asked if one != run), run if asked else None)
+
+    def ask_to_plan_anew(self, run: str, prefix: str = "device ") -> int:
+        """Ask a run for its own devices. Returns how many it holds."""
+
+        def work(connection: Connection) -> int:
+            now = clock(connection)
+            rows = connection.execute(sql.select(leases).where(leases.c.run == run)).all()
+            names = [row.resource for row in rows if row.resource.startswith(prefix) and alive(row, now)]
+            mine = (leases.c.run == run, leases.c.resource.in_(names))
+            connection.execute(sql.update(leases).where(*mine, leases.c.revoked_by.is_(None)).values(revoked_by=run))
+            return len(names)
+
+        return self.database.serialised(work)
+
+    def heard(self, run: str) -> None:
+        """The run knows that it is to plan anew."""
+        statement = sql.update(leases).where(leases.c.run == run, leases.c.revoked_by == run).values(revoked_by=None)
+        self.database.autocommit(lambda connection: connection.execute(statement))
 
 
 def insert_leases(
@@ -155,8 +174,8 @@ class Heartbeat:
 
     Entering raises ServiceUnreachable where the ledger can't be asked: nobody knows how old the lease is by then.
 
-    `revoked` is set when a run of a higher priority asks for one: save, and release. With a `token`, a later lease of the same
-    run and holder is another's too.
+    `revoked` is set when a run asks for one: save, and release (or plan anew, where it is the same run). With a `token`, a later
+    lease of the same run and holder is another's too.
     """
 
     def __init__(

@@ -140,6 +140,29 @@ def train(
     print_json(document) if as_json else screen.show_run(document)
 
 
+def replan(
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="a run that trains")],
+    store: Store = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Have a run that trains plan anew with its pool as it is now: a checkpoint, then on with a new device."""
+    from trainwright.tasks import screen
+    from trainwright.tasks.pool import load_pool
+    from trainwright.tasks.run import resolve
+    from trainwright.tasks.step import ledger
+
+    chosen = resolve(run_id, store)
+    load_pool(chosen.job().pool)  # one that can't be read would end the training
+    devices = ledger().ask_to_plan_anew(chosen.uri)
+    if not devices:
+        raise BadInput(f"replan: {chosen.uri} holds no devices; allowed: a run that trains")
+    if as_json:
+        print_json({"run": chosen.uri, "devices": devices})
+        return
+    screen.facts("replan", [("run", chosen.uri), ("trains on", f"{devices} device(s)"), ("plans anew", "within 15 s")])
+
+
 def analyze(
     run_id: Annotated[
         str | None, typer.Argument(metavar="[RUN]", help="a run; default: the newest finished one")

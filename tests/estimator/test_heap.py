@@ -130,5 +130,6 @@ def test_the_model_takes_about_what_malloc_itself_takes(seed: int) -> None:
         else:
             chunks[number] = heap.memalign(size) if what == "block" else heap.malloc(size)
     command = [sys.executable, "-c", _REAL]
-    real = int(subprocess.run(command, input=json.dumps(plan), capture_output=True, text=True, check=True).stdout)
+    done = subprocess.run(command, input=json.dumps(plan), capture_output=True, text=True, check=True, env={})
+    real = int(done.stdout)  # by no environment's thresholds
     assert heap.high_bytes == pytest.approx(real, rel=0.2)

@@ -265,7 +265,9 @@ def test_large_rows_are_read_by_a_clusters_processes(store: str, monkeypatch: py
     run = finished_training(store)
     threads = analyze(run, store)
     monkeypatch.setattr(step, "_LOCAL_CLUSTER_BYTES", 0)
+    before = dict(os.environ)
     assert analyze(run, store).devices == threads.devices
+    assert dict(os.environ) == before
 
 
 def test_what_goes_to_a_clusters_processes_can_be_sent_there_from_an_s3_store(monkeypatch: pytest.MonkeyPatch) -> None:

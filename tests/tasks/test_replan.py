@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import pytest
 from pydantic import BaseModel
 
 from trainwright.estimator.structure import Structure
-from trainwright.tasks import step, steps
+from trainwright.tasks import leasing, progress, step, steps
 from trainwright.tasks.allocate.ledger import Holder
 from trainwright.tasks.allocate.queue import Queue
 from trainwright.tasks.artefacts import Estimate, Plan, Result, Validation
@@ -22,6 +25,7 @@ from trainwright.tasks.job import Job
 from trainwright.tasks.pool import load_pool
 from trainwright.tasks.run import Run
 from trainwright.tasks.train import checkpoint
+from trainwright.tasks.train.metrics import read_rows
 
 ME = Holder("me")
 MODEL = """
@@ -40,11 +44,12 @@ def _nobody_stops() -> Iterator[None]:
     step.stop.clear()
 
 
-def write_pool(folder: Path, *cores: float) -> Path:
+def write_pool(folder: Path, *cores: float, **more: Any) -> Path:
     """A pool of one host; device 0 is always the first of the given."""
     devices = [{"type": "emulated", "speed": 100.0 * value} for value in cores]
     path = folder / "pool.json"
-    path.write_text(json.dumps({"name": "p", "hosts": [{"name": "here", "address": "localhost", "devices": devices}]}))
+    hosts = [{"name": "here", "address": "localhost", "devices": devices}]
+    path.write_text(json.dumps({"name": "p", "hosts": hosts, **more}))
     return path
 
 
@@ -116,6 +121,62 @@ def test_a_training_goes_on_without_the_device_that_is_gone(
     assert result.resumed_from_step
     assert {device.id for device in result.devices} == {device.id for device in second.devices}
     step.ledger().release(again.uri)  # or the next test waits for the lease's end
+
+
+def ask_to_plan_anew(run: Run) -> dict[str, Any]:
+    command = [sys.executable, "-m", "trainwright.tasks.cli", "replan", run.id, "--store", run.store_uri, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("affordable", [True, False])
+def test_a_training_that_is_asked_to_plan_anew_takes_a_new_device_where_it_may(
+    stack: Path, tmp_path: Path, known: list[BaseModel], monkeypatch: pytest.MonkeyPatch, affordable: bool
+) -> None:
+    monkeypatch.setattr(leasing, "TTL_S", 6.0)
+    job = make(tmp_path, devices={"min_count": 1}, objective={"minimize": "time", "budget": 1000.0})
+    job = job.model_copy(update={"train": job.train.model_copy(update={"epochs": 4000})})
+    write_pool(tmp_path, 0.02, prices={"emulated": "1/h"})
+    run = opened(job, tmp_path, known)
+    steps.do(run, "allocate")
+    heard: list[dict[str, Any]] = []
+
+    def hear(event: dict[str, Any]) -> None:
+        """Two devices are there from the first checkpoint on; the end comes at the first one of the second plan."""
+        heard.append(event)
+        launches = [one["event"] for one in heard].count("ranks")
+        if event["event"] == "checkpoint" and launches == 1 and not asked.is_alive() and asked.ident is None:
+            asked.start()
+        if event["event"] == "checkpoint" and launches == 2:
+            step.stop.set()
+
+    def ask() -> None:
+        write_pool(tmp_path, 0.02, 0.02, prices={"emulated": "1/h" if affordable else "1000000/h"})
+        answers.append(ask_to_plan_anew(run))
+
+    answers: list[dict[str, Any]] = []
+    asked = threading.Thread(target=ask)
+    with progress.heard_by(hear), pytest.raises(Interrupted):
+        steps.do(run, "train")
+    asked.join()
+    assert answers == [{"run": run.uri, "devices": 1}]
+    plan = run.read(Plan)
+    assert len(plan.devices) == (2 if affordable else 1)
+    assert plan.global_batch_size == 64
+    assert {one.resource for one in step.ledger().held("device ")} == set(plan.resources)
+    taken: Counter[int] = Counter()
+    for rank in range(len(plan.devices)):
+        for row in read_rows(run.objects, f"steps-rank{rank}"):
+            taken[row["step"]] += row["batch_size"]
+    assert sorted(taken) == list(range(len(taken)))
+    assert {taken[step] for step in taken if (step + 1) % plan.steps_per_epoch} == {
+        64
+    }  # the last of an epoch takes what is left
+    said = [str(event.get("message", "")) for event in heard]
+    assert any(line.startswith("asked to plan anew; stopped after step") for line in said)
+    stays = any(line.startswith("plan: stays as it was: plan: for the same global batch of 64") for line in said)
+    assert stays is not affordable
+    step.ledger().release(run.uri)
 
 
 @pytest.mark.parametrize("stays", [True, False])
