@@ -71,7 +71,8 @@ def _finding(
         return None
     if result.versions.get("torch") != curve.basis.torch:  # continued elsewhere
         return None
-    largest = max(device.batch_size, planned.batch_size, *(one.batch_sizes[device.rank] for one in result.split_events))
+    of_this_plan = [one for one in result.split_events if len(one.batch_sizes) == len(result.devices)]
+    largest = max(device.batch_size, planned.batch_size, *(one.batch_sizes[device.rank] for one in of_this_plan))
     size, largest = math.ceil(device.batch_size / pieces), math.ceil(largest / pieces)
     predicted_s, predicted_bytes = time_knots(size), curve.memory_bytes(largest)
     measured_bytes = device.peak_memory_bytes - (predicted.gradient_bytes if pieces > 1 else 0.0)

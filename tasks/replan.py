@@ -34,8 +34,7 @@ def planner(run: Run, data: DataSchema) -> Planner:
             progress.emit("notice", message=f"plan: pool {pool} has other kinds of devices by now; estimated anew")
             found = predicted(run)
             run.write(found)
-        sized = [device for device in devices if device.variant in _kinds(found)]  # the pool may have changed again
-        return make_plan(job, load_pool(job.pool), found, data, sized, now=datetime.now(UTC))
+        return make_plan(job, load_pool(job.pool), found, data, _known(devices, found), now=datetime.now(UTC))
 
     return plan
 
@@ -44,26 +43,31 @@ def _kinds(estimate: Estimate) -> set[tuple[str, float | None, float | None]]:
     return {(curve.device_type, curve.cores, curve.speed) for curve in estimate.curves}
 
 
-def replanner(run: Run, data: DataSchema, plan: Plan) -> Planner:
+def _known(devices: list[Device], estimate: Estimate) -> list[Device]:
+    return [device for device in devices if device.variant in _kinds(estimate)]  # the pool may have changed again
+
+
+def replanner(run: Run, data: DataSchema) -> Planner:
     """Makes another plan for the same global batch, estimated anew. Raises Infeasible, naming devices that are gone."""
     job = run.job()
-    train = job.train.model_copy(update={"global_batch_size": plan.global_batch_size})
-    same_batch = job.model_copy(update={"train": train})
     estimated: list[Estimate] = []
 
     def again(devices: list[Device]) -> Plan:
-        lost = ", ".join(gone(plan, job))
-        pool = load_pool(job.pool)
-        if not estimated:
+        before = run.read(Plan)
+        train = job.train.model_copy(update={"global_batch_size": before.global_batch_size})
+        lost, pool = ", ".join(gone(before, job)), load_pool(job.pool)
+        if not estimated or not all(device.variant in _kinds(estimated[-1]) for device in devices):
             why = f"pool {pool.name} no longer has {lost}; " if lost else ""
             progress.emit("notice", message=f"plan: {why}planned anew")
             estimated.append(predicted(run))
+            run.write(estimated[-1])
+        same_batch, found = job.model_copy(update={"train": train}), estimated[-1]
         try:
-            return make_plan(same_batch, pool, estimated[0], data, devices, now=datetime.now(UTC))
+            return make_plan(same_batch, pool, found, data, _known(devices, found), now=datetime.now(UTC))
         except Infeasible as error:
             why = f"pool {pool.name} no longer has {lost}, and without, " if lost else ""
             raise Infeasible(
-                f"plan: {why}for the same global batch of {plan.global_batch_size}: {error}",
+                f"plan: {why}for the same global batch of {before.global_batch_size}: {error}",
                 **error.details,
             ) from error
 

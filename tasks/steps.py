@@ -196,7 +196,7 @@ def _replanner(run: Run, plan: Plan, replay: str | None) -> Planner | None:
     if replay is not None:
         require_devices(plan, run.job())
         return None
-    return replanner(run, checked_data(run), plan)
+    return replanner(run, checked_data(run))
 
 
 def release(run: Run) -> Reference:

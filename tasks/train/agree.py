@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.tasks.train import checkpoint
-from trainwright.tasks.train.batches import samples_after
+from trainwright.tasks.train.batches import samples_after, shares
 from trainwright.tasks.train.collective import take_document
 from trainwright.tasks.train.launcher_store import journal_of
 from trainwright.tasks.train.metrics import NOT_MEASURED, Part, Rows
@@ -76,8 +76,11 @@ def begin(training: Training, folder: str | None) -> None:
     training.batch.take_up(training.state.adaptive)
     rank.load_state(model)
     load_optimizer(rank.optimizer, optimizer)
-    if len(training.state.split) != len(training.batch.weights):  # of other devices
-        training.state.split, training.state.members = [planned.batch_size for planned in plan.devices], None
+    if len(training.state.split) != len(
+        training.batch.weights
+    ):  # of another plan's devices: `enter` shares the same batch
+        planned = [device.batch_size for device in plan.devices]
+        training.state.split, training.state.members = shares(sum(training.state.split), planned), []
     training.saved = training.state.step
     training.batch.rows.replace([event for event in training.state.events if event["step"] >= training.state.step])
 

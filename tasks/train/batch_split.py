@@ -72,7 +72,9 @@ class BatchSplit:
         if _members_of(state) != world.members and self.growth is not None:
             self.growth.forget_times()
         if not stays:
-            self._change(state, self._among(state, world.members), world.reason)
+            of_another_plan = state.members == []
+            reason = f"another plan; {world.reason}" if of_another_plan else world.reason
+            self._change(state, self._among(state, world.members), reason)
         elif world.generation > 1 and not world.end:
             self._tell(state, world.reason)
         state.members = world.members
@@ -130,6 +132,8 @@ class BatchSplit:
         if event is None or event.model_dump() in state.events:
             return
         split, members = list(event.batch_sizes), state.members or []
+        if len(split) != len(self.weights):  # of an earlier plan's devices
+            split = shares(sum(split), self._rank.split)
         if any(size > 0 and number not in members for number, size in enumerate(split)):
             weights = [float(size) for size in split]
             split = split_among(sum(split), members, weights, self._limits) or self._rank.split

@@ -172,6 +172,8 @@ def test_a_training_that_is_asked_to_plan_anew_takes_a_new_device_where_it_may(
     assert {taken[step] for step in taken if (step + 1) % plan.steps_per_epoch} == {
         64
     }  # the last of an epoch takes what is left
+    splits = [(event["batch_sizes"], event["reason"]) for event in heard if event["event"] == "split"]
+    assert splits == ([([32, 32], "another plan; begins with 2 of 2")] if affordable else [])
     said = [str(event.get("message", "")) for event in heard]
     assert any(line.startswith("asked to plan anew; stopped after step") for line in said)
     stays = any(line.startswith("plan: stays as it was: plan: for the same global batch of 64") for line in said)

@@ -59,6 +59,31 @@ def test_a_stopped_training_with_a_grown_batch_goes_on_to_the_last_digit(tmp_pat
     assert [losses(stopped, rank) for rank in (0, 1)] == [losses(whole, rank) for rank in (0, 1)]
 
 
+def test_a_batch_that_has_grown_is_shared_among_the_devices_of_another_plan(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "epochs": 3, "adaptive_batch": True, "checkpoint": {"every_steps": 5}, "batch_bounds": [32, 90], **NO_SPARE
+    }  # fmt: skip
+    stop = threading.Event()
+    watcher = when_checkpoint(tmp_path, 20, stop.set)
+    with pytest.raises(Interrupted, match="checkpoint"):
+        train(
+            request(tmp_path, [40, 20], devices=SLOW, **settings).model_copy(update={"replay_events": GROWN[:1]}),
+            stop=stop,
+        )
+    watcher.join()
+    again = request(tmp_path, [20, 20, 20], **settings)
+    result = train(again)
+    since = result.resumed_from_step
+    assert since
+    assert result.split_events[1] == SplitEvent(
+        step=since, batch_sizes=[30, 30, 30], reason="another plan; begins with 3 of 3"
+    )
+    recorded = [row for rank in range(3) for row in rows(again, f"steps-rank{rank}")]
+    assert sum(row["batch_size"] for row in recorded if row["step"] == since) == 90
+    for epoch in range(3):
+        assert sum(row["batch_size"] for row in recorded if row["epoch"] == epoch) == 1438
+
+
 def test_a_checkpoint_that_began_with_another_batch_is_refused(tmp_path: Path) -> None:
     asked = request(tmp_path, [40, 20], adaptive_batch=True, validation_fraction=0.9)
     grown = [SplitEvent(step=1, batch_sizes=[60, 60], reason="so it is told")]
