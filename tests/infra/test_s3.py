@@ -7,6 +7,7 @@ import http.client
 import io
 import random
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,6 +44,12 @@ def load(access: S3Access, key: str) -> bytes:
     finally:
         response.close()
         response.release_conn()
+
+
+def piece_sizes(home: Path) -> list[int]:
+    """The bytes of each piece of objects on disk, by the indexes of SeaweedFS's volumes: id (8 bytes), offset (5), size (4)."""
+    indexes = [path.read_bytes() for path in (home / "s3" / "data").glob("bucket_*.idx")]
+    return [struct.unpack(">8x5xi", index[at : at + 17])[0] for index in indexes for at in range(0, len(index), 17)]
 
 
 def listening(pid: int) -> dict[int, str]:
@@ -127,6 +134,9 @@ def test_no_port_gives_or_takes_data_without_the_keys(own_home: Path) -> None:
 def test_an_object_of_many_pieces_comes_back_whole_and_in_part(own_home: Path) -> None:
     access, data = s3_access(own_home), random.Random(0).randbytes((5 << 20) + 3)
     store(access, "large", data)
+    sizes = piece_sizes(own_home)
+    assert len([size for size in sizes if size >= 1 << 20]) == 5
+    assert max(sizes) < (1 << 20) + 100  # and what SeaweedFS notes with a piece
     assert load(access, "large") == data
     begin, length = (2 << 20) - 7, (1 << 20) + 14
     response = client(access).get_object("bucket", "large", offset=begin, length=length)

@@ -340,15 +340,20 @@ def marked(work: Path, step: int) -> bool:
     return {(step, 0), (step, 1)} <= found
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < until, "did not come about in five minutes"
+        time.sleep(0.01)
+
+
 def killed_with_a_checkpoint_on_its_way(folder: Path, step: Callable[[], int], kill: Callable[[], object]) -> int:
     """Kill when the checkpoint after the newest one that counts is on its way, and the next about to begin; the former's step."""
     run, work = folder / "run", folder / "work"
-    while stored(run) < 2 * EVERY:
-        time.sleep(0.01)
+    wait_until(lambda: stored(run) >= 2 * EVERY)
     with held_back(run):
         began = stored(run)
-        while step() < began + 2 * EVERY - 1 or not marked(work, began + EVERY):
-            time.sleep(0.01)
+        wait_until(lambda: step() >= began + 2 * EVERY - 1 and marked(work, began + EVERY))
         kill()
     return began + EVERY
 
@@ -356,8 +361,7 @@ def killed_with_a_checkpoint_on_its_way(folder: Path, step: Callable[[], int], k
 def killed_while_the_store_is_slow(folder: Path, processes: Callable[[], dict[int, Any]], began: list[int]) -> None:
     """Kill all ranks when the store is three checkpoints behind what they keep; what they keep then goes to `began`."""
     run, work = folder / "run", folder / "work"
-    while stored(run) < EVERY:
-        time.sleep(0.01)
+    wait_until(lambda: stored(run) >= EVERY)
     with held_back(run):
         late, until = stored(run) + 3 * EVERY, time.monotonic() + 300
         while time.monotonic() < until:
@@ -392,8 +396,11 @@ def test_a_launcher_that_is_killed_costs_no_more_than_an_interval(tmp_path: Path
         events = [json.loads(line) for line in said.read_text().splitlines() if line.endswith("}")]
         return max((event["step"] for event in events if event["event"] == "train"), default=0)
 
-    begun = killed_with_a_checkpoint_on_its_way(tmp_path / "a", step, launcher.kill)
-    launcher.wait()
+    try:
+        begun = killed_with_a_checkpoint_on_its_way(tmp_path / "a", step, launcher.kill)
+    finally:
+        launcher.kill()
+        launcher.wait()
     assert (tmp_path / "a" / "work" / kept.FOLDER).readlink().parent == kept.SHARED_MEMORY
     result = train(asked)
     assert result.resumed_from_step is not None
