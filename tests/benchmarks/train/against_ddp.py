@@ -1,6 +1,6 @@
 """Overhead against bare torch.nn.parallel.DistributedDataParallel: the same job at an even split on two ranks, by both.
 
-    python tests/benchmarks/train/against_ddp.py [--width 512] [--batch 64] [--steps 150] [--rounds 4] [--backend torch]
+    python tests/benchmarks/train/against_ddp.py [--width 512] [--batch 64] [--steps 150] [--rounds 5] [--backend torch]
 
 Same model, rows in the same order, batch, optimizer, Gloo, one thread a rank. DDP's loop does nothing but train; ours also
 records, shows, watches over its ranks, and validates 18 rows after each epoch. Each round runs ours once and DDP's twice, in
@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--batch", type=int, default=64, help="of each rank")
     parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--backend", default="torch")
     asked = parser.parse_args()
     found: dict[str, list[float]] = {"ours": [], "ddp": [], "again": []}

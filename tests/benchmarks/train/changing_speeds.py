@@ -1,6 +1,6 @@
 """The adaptive split while devices change their speed, and while they only waver.
 
-    python tests/benchmarks/train/changing_speeds.py [--case "2:1>1:2" ...] [--rounds 3] [--noise 0.15] [--seed 0] [--no-change]
+    python tests/benchmarks/train/changing_speeds.py [--case "2:1>1:2" ...] [--rounds 5] [--noise 0.15] [--seed 0] [--no-change]
         [--no-noise]
 
 Ranks are real; the model sleeps SAMPLE_S / speed for a sample, at the speeds that a file holds, which this program rewrites in
@@ -129,7 +129,7 @@ def main() -> None:
     """Measure, and print a line for each case."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--case", action="append")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--noise", type=float, default=0.15)
     parser.add_argument("--steps", type=int, default=200, help="of each training that wavers")
     parser.add_argument(

@@ -1,7 +1,7 @@
 """What checkpoints cost, as a part of 50 steps: steps with one against steps without, within one training on two ranks.
 
     python tests/benchmarks/train/checkpoint.py [--model small|medium|long|wide|large] [--store s3|idle|file]
-    [--checkpoints 40] [--window 5] [--every 50] [--backend torch|horovod]
+    [--apart] [--checkpoints 40] [--window 5] [--every 50] [--backend torch|horovod]
 
 A checkpoint takes CPU time that does not depend on the step, so there are several models: `small` is a network of some kB, whose
 steps take some ms; `medium` and `long` have 1 MB of parameters and go through their layers so often that a step takes some 30
@@ -9,7 +9,10 @@ and 100 ms; `wide` has 17 MB of parameters, 50 MB with Adam's state, and steps o
 
 The store is a real S3 server, which shares this machine's cores with both ranks and takes more CPU time for a checkpoint than
 they do (`s3`); the same with the least priority, so that it has what the ranks leave (`idle`); or a folder (`file`). What they
-differ by is the store's cost on a shared machine, not training's.
+differ by is the store's cost on a shared machine, not training's. With `--apart` the server has one core for itself, and the
+training, of one rank with its launcher, another: what a store on a machine of its own leaves to pay. That shows what hashing,
+copying and sending cost whoever trains, all on the rank's own core; it does not show ranks that wait for each other, nor a
+network; the server's CPU time is not counted then.
 
 Each cycle of four windows (of 5 steps; of `small`, 50) begins with a checkpoint, which is written while the first two are taken.
 These are compared with the mean of the two windows before and the two after them, in which nothing is written: on a machine that
@@ -29,6 +32,7 @@ import itertools
 import math
 import os
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -70,6 +74,7 @@ def build_model(width, passes):
     return Net(width, passes)
 """
 BATCHES = [32, 32]
+"""of the ranks; apart, there is but the first"""
 VALIDATED = 0.01
 """of the rows: what an epoch's end takes would be more than what is measured"""
 TRAIN_ROWS = 1779
@@ -136,11 +141,12 @@ def windows_s(
     from trainwright.tasks import progress
     from trainwright.tasks.train import train
 
+    batches = BATCHES[:1] if asked_for.apart else BATCHES
     windows, cycle = WINDOWS * (asked_for.checkpoints + 2), WINDOWS * steps
     with tempfile.TemporaryDirectory() as folder, Watch(others) as watch, progress.heard_by(watch.hear):
         asked = request(
-            Path(folder), BATCHES, devices=[{"type": "cpu"}] * len(BATCHES), model=model, validation_fraction=VALIDATED,
-            epochs=math.ceil(windows * steps * sum(BATCHES) / TRAIN_ROWS), optimizer={"name": "adamw"},
+            Path(folder), batches, devices=[{"type": "cpu"}] * len(batches), model=model, validation_fraction=VALIDATED,
+            epochs=math.ceil(windows * steps * sum(batches) / TRAIN_ROWS), optimizer={"name": "adamw"},
             backend=asked_for.backend,
             checkpoint={"every_steps": cycle if with_ else NEVER, "keep_last": 1, "keep_best": False}, **NO_SPARE,
         )  # fmt: skip
@@ -171,6 +177,14 @@ def stand_back(server: psutil.Process) -> None:
     session = Path(f"/proc/{server.pid}/autogroup")
     if session.exists():  # where the kernel shares the cores among sessions first
         session.write_text("19")
+
+
+def set_apart(server: psutil.Process) -> None:
+    """From now on the server has the last core for itself; this process, and what it starts, the first."""
+    first, *_, last = sorted(os.sched_getaffinity(0))
+    for thread in server.threads():
+        os.sched_setaffinity(thread.id, {last})  # threads that they start inherit it
+    os.sched_setaffinity(0, {first})
 
 
 def costs_s(windows: list[float]) -> list[float]:
@@ -217,13 +231,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=list(MODELS), action="append")
     parser.add_argument("--store", choices=["s3", "idle", "file"], default="s3")
+    parser.add_argument("--apart", action="store_true", help="the server and one rank, each on a core of its own")
     parser.add_argument("--backend", choices=["torch", "horovod"], default="torch")
     parser.add_argument("--checkpoints", type=int, default=40)
     parser.add_argument("--window", type=int, default=5, help="steps")
     parser.add_argument("--every", type=int, default=50)
     asked = parser.parse_args()
+    if asked.apart and (asked.store != "s3" or len(os.sched_getaffinity(0)) < 2):
+        parser.error("--apart takes a server (--store s3) and two cores")
     from trainwright.infra.s3 import s3_service, start_s3, stop_s3
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server is stopped then, too
     with tempfile.TemporaryDirectory() as home:
         os.environ["TRAINWRIGHT_HOME"] = home
         server = None
@@ -232,17 +250,24 @@ def main() -> None:
             server = psutil.Process(s3_service(Path(home)).pid())
         if server is not None and asked.store == "idle":
             stand_back(server)
+        if server is not None and asked.apart:
+            set_apart(server)
         try:
             for model in asked.model or MODELS:
                 before = sum(server.cpu_times()[:2]) if server else 0.0
                 steps = STEPS.get(model, asked.window)
+                counted = [server.pid] if server is not None and not asked.apart else []
                 found, asked.late = {}, 0
                 for with_ in random.sample([True, False], 2):
-                    found[with_] = windows_s(
-                        f"{model}-{with_}", MODELS[model], asked, steps, [server.pid] if server else [], with_=with_
-                    )
+                    found[with_] = windows_s(f"{model}-{with_}", MODELS[model], asked, steps, counted, with_=with_)
                 served = sum(server.cpu_times()[:2]) - before if server else 0.0
-                report(f"{model}, {asked.store}", asked, steps, found, served / (asked.checkpoints + 2))
+                report(
+                    f"{model}, {asked.store}{' apart' if asked.apart else ''}",
+                    asked,
+                    steps,
+                    found,
+                    served / (asked.checkpoints + 2),
+                )
         finally:
             if server is not None:
                 stop_s3(Path(home))

@@ -1,19 +1,27 @@
 """How training bears kills: `python tests/benchmarks/train/recovery.py [KILLS] [RANKS] [BACKEND ...] [--seed N] [--seeds N]
-[--epochs-per-kill E]`.
+[--epochs-per-kill E] [--between LOW HIGH] [--hosts Q ...]`.
 
 For each library, a training on RANKS emulated devices (default 3) of which random ranks are killed by SIGKILL, KILLS times
 (default 20), some seconds apart, the first rank as often as the others. Each kill has its line when training goes on, so that a
 run which is cut short has said something; it takes about 6 s a kill with the default epochs, longer where steps are slower
-(Horovod). At the end: seconds from a kill until two steps more are finished than before (the step at hand may still end by
-itself), steps lost, the longest pause between two steps when a rank came back; beside it the longest pause in the second before
-each kill (the noise). Then the accuracy on held-out rows beside that of undisturbed trainings with `--seeds` seeds.
+(Horovod). With `--hosts`, each rank computes on a host of its own in a lab, reached by ssh and held to that quota of cores from
+the first step on (`hosts`; needs root): a process that takes a rank's place loads torch with that quota, so kills should be
+further apart (`--between`, seconds); the network is a larger one.
+
+At the end: seconds from a kill until two steps more are finished than before (the step at hand may still end by itself), steps
+lost, the longest pause between two steps when a rank came back; beside it the longest pause in the second before each kill (the
+noise). Then the accuracy on held-out rows beside that of undisturbed trainings with `--seeds` seeds (not with `--hosts`), and
+each bar with its figure, met or missed. Within seed noise is an accuracy that is no further below the mean of the undisturbed
+than a next seed would be with 95 % (Student's t, one-sided), or than one held-out row.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
+import math
 import os
 import random
 import signal
@@ -27,16 +35,23 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tasks" / "train"))
 
+import lab
+from hosts import FREELY, held
+from hosts import on_hosts as on_quota_hosts
+from scipy.stats import t
 from training_case import request
 
 from trainwright.tasks import progress
 from trainwright.tasks.train import train
 
 SEEDS = 5
-QUIET_S = (2.0, 7.0)
-"""Between training going on and the next kill."""
+BATCH, EVERY = 60, 25
+TRAIN_ROWS, HELD_OUT = 1438, 359
+HOST_MODEL = {"channels": 64, "passes": 6}
+MEDIAN_S, WORST_S = 5.0, 10.0
 
 
 class Watch:
@@ -45,13 +60,14 @@ class Watch:
     def __init__(self, folder: Path) -> None:
         self.journals = folder / "work" / "journal"
         self.pids: dict[int, int] = {}
+        self.loaded: dict[int, bool] = {}
         self.worlds: list[tuple[float, str]] = []
         self.seen: list[tuple[float, int]] = [(time.monotonic(), -1)]
         self.over = threading.Event()
 
     def hear(self, event: dict[str, Any]) -> None:
         if event["event"] == "rank":
-            self.pids[event["rank"]] = event["pid"] if event["state"] == "loaded" else 0
+            self.pids[event["rank"]], self.loaded[event["rank"]] = event["pid"], event["state"] == "loaded"
         elif event["event"] == "world":
             self.worlds.append((time.monotonic(), event["reason"]))
 
@@ -79,26 +95,34 @@ class Watch:
         return max(inside, default=0.0)
 
 
-def disturbed(backend: str, ranks: int, kills: int, epochs: int, seed: int) -> None:
+def disturbed(backend: str, epochs: int, given: argparse.Namespace, made: lab.Lab | None) -> tuple[float, list[str]]:
+    """The accuracy at the end, and a verdict by each bar."""
+    ranks, kills, seed = given.ranks, given.kills, given.seed
     draw, recovered, lost, quiet = random.Random(seed), [], [], []
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         watch = Watch(folder)
         progress._listeners[:] = [watch.hear]
-        asked = case(folder, backend, ranks, epochs, 1.0, seed)
+        if made is None:
+            asked = case(folder, backend, ranks, epochs, 1.0, seed)
+        else:
+            stack.enter_context(held(made, given.hosts))
+            spec = {"backend": backend, "epochs": epochs, "seed": seed, "schedule": "cosine", "model": HOST_MODEL}
+            checkpoint = {"every_steps": EVERY, "keep_best": False}
+            asked = on_quota_hosts(folder, made, shares(ranks), checkpoint=checkpoint, **spec)
 
         def torment() -> None:
             wait_for(lambda: watch.step >= 10, watch)
             for _ in range(kills):
-                pause_s = draw.uniform(*QUIET_S)
-                watch.over.wait(pause_s)
-                alive = [number for number, pid in watch.pids.items() if pid]
+                watch.over.wait(draw.uniform(*given.between))
+                alive = sorted(number for number, there in watch.loaded.items() if there)
                 if watch.over.is_set() or not alive:
                     return
                 now, step = time.monotonic(), watch.step
                 quiet.append(watch.pauses(now - 1.0, now))
                 victim = draw.choice(alive)
-                os.kill(watch.pids[victim], signal.SIGKILL)
+                (pid,) = [watch.pids[victim]] if made is None else pids_on(made, victim)
+                os.kill(pid, signal.SIGKILL)
                 wait_for(lambda step=step, now=now: watch.step >= step + 2 and watch.seen[-1][0] > now, watch)
                 after = [one for moment, one in watch.seen if moment > now]
                 recovered.append(next(m for m, one in watch.seen if m > now and one >= step + 2) - now)
@@ -123,24 +147,62 @@ def disturbed(backend: str, ranks: int, kills: int, epochs: int, seed: int) -> N
             for moment, reason in watch.worlds
             if "is back" in reason and "killed" not in reason
         ]
-    print(f"\n{backend}, {ranks} ranks, {len(recovered)} kills, seed {seed}; checkpoint every 25 steps")
+    on = f"; hosts of {given.hosts} cores" if made else ""
+    print(f"\n{backend}, {ranks} ranks, {len(recovered)} kills, seed {seed}; checkpoint every {EVERY} steps{on}")
     print(f"kill to two steps more: {line(recovered)}; longest pause before kills: {line(quiet)}")
     print(f"steps lost: at most {max(lost, default=0)}")
     print(f"longest pause as a rank came back: {line(grown)}")
     samples = sum(device.samples for device in result.devices)
     print(
         f"accuracy {result.metrics['accuracy']:.4f}, loss {result.metrics['loss']:.4f}; "
-        f"samples {samples}, of {epochs * 1438}",
+        f"samples {samples}, of {epochs * TRAIN_ROWS}",
         flush=True,
     )
+    few = len(recovered) < kills
+    middle, worst = (statistics.median(recovered), max(recovered)) if recovered else (math.inf, math.inf)
+    return result.metrics["accuracy"], [
+        verdict(f"{len(recovered)} kills of {kills} in a row, and the training ended", not few),
+        verdict(f"trains again after {middle:.2f} s at the median, bar {MEDIAN_S:g} s", middle <= MEDIAN_S),
+        verdict(f"worst {worst:.2f} s, bar {WORST_S:g} s", worst <= WORST_S),
+        verdict(f"at most {max(lost, default=0)} steps lost, bar {EVERY}", max(lost, default=0) <= EVERY),
+        verdict(f"each sample counted once: {samples} of {epochs * TRAIN_ROWS}", samples == epochs * TRAIN_ROWS),
+        verdict(f"a rank's return stalls others {max(grown, default=math.inf):.2f} s at most, bar {WORST_S:g} s",
+                max(grown, default=math.inf) <= WORST_S and statistics.median(grown) <= MEDIAN_S),
+    ]  # fmt: skip
+
+
+def verdict(what: str, met: bool) -> str:
+    return f"{what}: {'met' if met else 'missed'}"
+
+
+def seed_noise(accuracy: float, others: list[float]) -> str:
+    """Whether an accuracy is that of an undisturbed training, within what seeds make it differ by."""
+    mean, number = statistics.mean(others), len(others)
+    allowed = max(t.ppf(0.95, number - 1) * statistics.stdev(others) * math.sqrt(1 + 1 / number), 1 / HELD_OUT)
+    said = f"accuracy {accuracy:.4f}, undisturbed {mean:.4f} at the mean of {number} seeds, allowed {allowed:.4f} less"
+    return verdict(said, accuracy >= mean - allowed)
+
+
+def shares(ranks: int) -> list[int]:
+    return [BATCH // ranks + (BATCH % ranks if rank == 0 else 0) for rank in range(ranks)]
+
+
+def pids_on(made: lab.Lab, number: int) -> list[int]:
+    """The process of this rank, on its host."""
+    found = []
+    for pid in made.hosts[number].pids():
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if b"trainwright.tasks.train.worker" in words and words[-2] == str(number).encode():
+                found.append(pid)
+    return found
 
 
 def case(folder: Path, backend: str, ranks: int, epochs: int, speed: float, seed: int) -> Any:
-    batches = [60 // ranks + (60 % ranks if rank == 0 else 0) for rank in range(ranks)]
     devices = [{"type": "emulated", "speed": speed}] * ranks
     asked = request(
-        folder, batches, devices=devices, backend=backend, epochs=epochs, model={"norm": True}, schedule="cosine",
-        checkpoint={"every_steps": 25, "keep_best": False}, seed=seed,
+        folder, shares(ranks), devices=devices, backend=backend, epochs=epochs, model={"norm": True}, schedule="cosine",
+        checkpoint={"every_steps": EVERY, "keep_best": False}, seed=seed,
     )  # fmt: skip
     return asked
 
@@ -154,7 +216,7 @@ def wait_for(condition: Callable[[], bool], watch: Watch) -> None:
         time.sleep(0.004)
 
 
-def undisturbed(epochs: int, seeds: list[int]) -> None:
+def undisturbed(epochs: int, seeds: list[int]) -> list[float]:
     progress._listeners[:] = [lambda event: None]
     found = []
     for seed in seeds:
@@ -165,9 +227,10 @@ def undisturbed(epochs: int, seeds: list[int]) -> None:
         f"\nundisturbed, seeds {seeds}: accuracy {' '.join(f'{one:.4f}' for one in accuracies)}; loss "
         + " ".join(f"{one['loss']:.4f}" for one in found)
     )
+    return accuracies
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("kills", type=int, nargs="?", default=20)
     parser.add_argument("ranks", type=int, nargs="?", default=3)
@@ -177,9 +240,25 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=SEEDS, help="of undisturbed trainings")
     parser.add_argument("--epochs-per-kill", type=float, default=9, help="5 are enough for steps of 50 ms")
+    parser.add_argument(
+        "--between", type=float, nargs=2, default=[2.0, 7.0], help="seconds from training going on to the next kill"
+    )
+    parser.add_argument("--hosts", type=float, nargs="+", metavar="Q", help="quotas of cores, of a host for each rank")
     given = parser.parse_args()
-    epochs = round(given.epochs_per_kill * given.kills)
+    if given.hosts and (len(given.hosts) != given.ranks or lab.why_not() is not None):
+        parser.error(lab.why_not() or f"--hosts takes {given.ranks} quotas")
+    if given.seeds == 1:
+        parser.error("--seeds takes 0 or at least 2")
+    epochs, ends = round(given.epochs_per_kill * given.kills), {}
     for backend in given.backends:
-        disturbed(backend, given.ranks, given.kills, epochs, given.seed)
-    if given.seeds:
-        undisturbed(epochs, [given.seed + one for one in range(given.seeds)])
+        with lab.running(cores=[FREELY] * given.ranks) if given.hosts else contextlib.nullcontext() as made:
+            ends[backend] = disturbed(backend, epochs, given, made)
+    others = undisturbed(epochs, [given.seed + one for one in range(given.seeds)]) if not given.hosts else []
+    for backend, (accuracy, verdicts) in ends.items():
+        print()
+        for said in [*verdicts, seed_noise(accuracy, others) if others else "accuracy: not compared"]:
+            print(f"{backend}: {said}")
+
+
+if __name__ == "__main__":
+    main()

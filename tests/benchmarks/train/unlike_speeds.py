@@ -1,6 +1,6 @@
 """Throughput on devices of unlike speeds against the ideal, by split: in proportion to the speeds, and even.
 
-    python tests/benchmarks/train/unlike_speeds.py [--speeds 2:1 --speeds 4:2:1:1] [--ms 64 --ms 256] [--seconds 7] [--rounds 3]
+    python tests/benchmarks/train/unlike_speeds.py [--speeds 2:1 --speeds 4:2:1:1] [--ms 64 --ms 256] [--seconds 7] [--rounds 5]
 
 Emulated devices take EMULATED_SAMPLE_S / speed for a sample; collectives, the optimizer and the loop are real. Ideal: every
 device always at its speed, and nothing else. What is lost is about the same in every step, so a step of the ideal takes each of
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--speeds", action="append")
     parser.add_argument("--ms", type=int, action="append")
     parser.add_argument("--seconds", type=float, default=7.0, help="of the ideal, for each training")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--backend", default="torch")
     asked = parser.parse_args()
     for text in asked.speeds or ["2:1", "4:2:1:1"]:
