@@ -192,8 +192,6 @@ def on_devices(
                 raise RunHeld(f"the lease on the devices was lost before {what}")
             if plan != stored:
                 run.write(plan)
-                shares = ", ".join(f"{device.id} {device.batch_size}" for device in plan.devices)
-                progress.emit("notice", message=f"plan: goes on with {shares}")
             run.note(state="running", error=None)
             try:
                 done = work(Either(stop, beat.revoked), claim)

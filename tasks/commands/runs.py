@@ -260,7 +260,7 @@ def show(
         try:
             chosen.objects.get_file("report/report.html", report)
         except FileNotFoundError:
-            raise BadInput(f"{chosen.uri}: has no report yet") from None
+            raise BadInput(f"{chosen.uri}: has no report yet; `trainwright analyze RUN` writes one") from None
         except OSError as error:
             raise BadInput(f"--report: {report}: can't be written ({error.strerror})") from None
         screen.err.print(f"saved to {report}")

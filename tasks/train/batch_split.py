@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 WINDOW_STEPS, WINDOW_S = 20, 1.5
 """at least, at the ranks' mean; shorter windows measure the machine's noise"""
+EARLY_WINDOW = 0.1
+"""of the time so far is enough for the batch to grow: a training that is soon over would else be so before the batch has grown"""
 
 
 class BatchSplit:
@@ -40,6 +42,8 @@ class BatchSplit:
         """where the job lets the global batch grow"""
         self._recent_s: list[float] = []
         self._recent_steps_s: list[float] = []
+        self._worked_s = 0.0
+        """by all ranks together, in windows so far"""
 
     def document(self) -> dict[str, Any]:
         """The noise scale, and the batch's growth where the job lets it grow: for a checkpoint, and for other ranks."""
@@ -150,10 +154,12 @@ class BatchSplit:
         figures[-2] = statistics.median(self._recent_steps_s) if self._recent_steps_s and rank.first else 0.0
         figures[-1] = sum(self._recent_s)
         *medians_s, step_time_s, worked_s = peers.sum_(figures, "medians").tolist()
-        if worked_s < WINDOW_S * peers.size:  # by all ranks together
+        whole = worked_s >= WINDOW_S * peers.size  # by all ranks together
+        if not whole and not (grows and worked_s >= EARLY_WINDOW * (self._worked_s + worked_s)):
             return
+        self._worked_s += worked_s
         self._recent_s, self._recent_steps_s = [], []
-        better = self._rebalancer.observe(medians_s) if self._rebalancer is not None else None
+        better = self._rebalancer.observe(medians_s) if self._rebalancer is not None and whole else None
         if better is None and grows:
             better = self._grown(members, step_time_s)
         if better is not None:

@@ -91,7 +91,9 @@ def train(
             ) as ranks,
         ):
             if state is not None:
-                progress.emit("notice", message=f"training goes on from the checkpoint of step {state.step}")
+                devices = ", ".join(device.id for device in request.plan.devices)
+                message = f"training goes on from the checkpoint of step {state.step}, on {devices}"
+                progress.emit("notice", message=message)
             done = ranks.watch()
     except RunHeld:
         kept.forget(work, right.owner)

@@ -115,10 +115,15 @@ class Ranks:
         if self._order.mode != "ramp" and self._stop_asked_at is None and self._membership.given_up is None:
             self._processes.replace_lost(self._membership.fleet.may_restart, lasts=self._membership.lasts)
 
+    def _stopped_early(self) -> Interrupted:
+        step = self._membership.committed
+        kept = f"another step; the checkpoint of step {step} is kept" if step else "the first step; nothing was changed"
+        return Interrupted(f"stopped before {kept}")
+
     def _heed(self) -> None:
         """While hosts are waited for. Raises Interrupted and RunHeld."""
         if self._stop.is_set():
-            raise Interrupted("stopped before the first step; nothing was changed")
+            raise self._stopped_early()
         self._require_mine()
 
     def _obey(self) -> None:
@@ -128,7 +133,7 @@ class Ranks:
             self._require_mine()
         if self._stop.is_set() and self._stop_asked_at is None:
             if self._membership.generation == 0:
-                raise Interrupted("stopped before the first step; nothing was changed")
+                raise self._stopped_early()
             self._stop_asked_at = now
             for number in self._membership.members:
                 if number in self._processes.by_number:
