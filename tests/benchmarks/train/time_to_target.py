@@ -1,0 +1,122 @@
+"""Wall time to a target by real ranks: a batch that grows by itself against a sweep of five fixed batches.
+
+    python tests/benchmarks/train/time_to_target.py [--rounds 5] [--seed 0] [--learning-rate 1e-3]
+
+The digits by a small network (`models/small.py`) on two emulated devices, which take 0.1 and 0.2 ms for a sample; what a step
+costs besides is what processes, sums and recording really take (`adaptive_batch.py` has device times of a formula instead, and
+one process). A fixed batch gets the learning rate of the smallest one by the rule that the growing batch follows. A training
+counts from its first step to the moment at which the mean of held-out accuracies, with half as much weight for the epoch before,
+reaches TARGET: between the ends of two epochs by the line through both. Validation counts, as it does for a user; that processes
+start does not. With the default learning rate that takes some seconds; a lower `--learning-rate` makes the way longer.
+
+Each round takes all ways in random order, with one seed; the growing batch twice, and by how much its two times differ is the
+noise. Printed: each way's seconds; of the growing batch, what it takes of the best fixed batch's time, which is the one with the
+least median over all rounds: median, least and greatest of the rounds. The bar is 1.1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tasks" / "train"))
+
+from one_process import MODELS
+from pace import NEVER, middle
+from training_case import NO_SPARE, request
+
+from trainwright.tasks import progress
+from trainwright.tasks.errors import Interrupted
+from trainwright.tasks.train import train
+from trainwright.tasks.train.adaptive_batch import rate_factor, rule_for
+
+SWEEP = (16, 32, 64, 128, 256)
+SPEEDS = (10.0, 5.0)
+OPTIMIZER = {"name": "adamw", "weight_decay": 0.01}
+TARGET, WEIGHT, MOST_EPOCHS = 0.94, 0.5, 400
+VALIDATED = 0.4
+"""of the rows: epochs are short then, and their accuracies steady"""
+GROWS = ("grows", "again")
+BAR = 1.1
+
+
+class Watch:
+    """Hears a training's epochs; `stop` is set when the target is reached."""
+
+    def __init__(self) -> None:
+        self.stop, self.seconds, self.batches = threading.Event(), math.inf, list[int]()
+        self._began: float | None = None
+        self._mean = self._weights = 0.0
+        self._before = (0.0, 0.0)
+
+    def hear(self, event: dict[str, Any]) -> None:
+        if event["event"] == "train":
+            self._began = self._began or time.perf_counter()
+            if (size := sum(event["batch_sizes"])) not in self.batches:
+                self.batches.append(size)
+        if event["event"] != "epoch" or self._began is None or self.stop.is_set():
+            return
+        now = time.perf_counter() - self._began
+        self._mean = WEIGHT * self._mean + event["accuracy"]
+        self._weights = WEIGHT * self._weights + 1
+        then, before = self._before
+        self._before = now, (reached := self._mean / self._weights)
+        if reached >= TARGET:
+            self.seconds = then + (now - then) * (TARGET - before) / (reached - before)
+            self.stop.set()
+
+
+def taken(fixed: int | None, seed: int, learning_rate: float) -> Watch:
+    """A training until the target; `fixed`: None lets the batch grow from the smallest, whose learning rate is given."""
+    batch, (fast, slow) = fixed or SWEEP[0], SPEEDS
+    own = round(batch * fast / (fast + slow))
+    grows: dict[str, Any] = {} if fixed else {"adaptive_batch": True, "batch_bounds": [SWEEP[0], SWEEP[-1]]}
+    watch = Watch()
+    with tempfile.TemporaryDirectory() as folder:
+        asked = request(
+            Path(folder), [own, batch - own], devices=[{"type": "emulated", "speed": speed} for speed in SPEEDS],
+            model={"kind": "mlp"}, validation_fraction=VALIDATED, epochs=MOST_EPOCHS, optimizer=OPTIMIZER, seed=seed,
+            checkpoint={"every_steps": NEVER, "keep_last": 1, "keep_best": False}, **grows, **NO_SPARE,
+        )  # fmt: skip
+        rate = learning_rate * rate_factor(rule_for("auto", OPTIMIZER["name"]), batch, SWEEP[0], None)
+        asked = asked.model_copy(update={"learning_rate": rate, "source_folder": str(MODELS), "entry": "small.py"})
+        with progress.heard_by(watch.hear), contextlib.suppress(Interrupted):  # it ends when the target is reached
+            train(asked, stop=watch.stop)
+    return watch
+
+
+def main() -> None:
+    """Measure, and print a line for each way and the verdict."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0, help="of the first round; the next one takes the next")
+    parser.add_argument("--learning-rate", type=float, default=1e-3, help="of the smallest batch")
+    asked = parser.parse_args()
+    ways: dict[str, int | None] = {**{f"fixed {size}": size for size in SWEEP}, **dict.fromkeys(GROWS)}
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    for seed in range(asked.seed, asked.seed + asked.rounds):
+        for way in random.sample(sorted(ways), len(ways)):
+            watch = taken(ways[way], seed, asked.learning_rate)
+            found[way].append(watch.seconds)
+            print(f"seed {seed}, {way}: {watch.seconds:.2f} s, batches {watch.batches}", flush=True)
+    for way, seconds in found.items():
+        print(f"{way:10} {middle(seconds)} s to {TARGET:.0%}")
+    best = min((way for way in ways if way not in GROWS), key=lambda way: statistics.median(found[way]))
+    pairs = list(zip(*(found[way] for way in GROWS), strict=True))
+    ratios = [statistics.mean(pair) / fixed for pair, fixed in zip(pairs, found[best], strict=True)]
+    floor = statistics.median(abs(one / other - 1) for one, other in pairs)
+    met = "met" if statistics.median(ratios) <= BAR else "missed"
+    print(f"the growing batch takes {middle(ratios)} of {best}'s time (bar {BAR}: {met}), noise {floor:.3f}")
+
+
+if __name__ == "__main__":
+    main()
