@@ -73,6 +73,8 @@ class BatchGrowth:
     """the batch before, as long as the present one has not been measured"""
     changed_at: int = 0
     factor_before: float = 1.0
+    worked_s: float = 0.0
+    """by all ranks together, in the windows that were observed"""
 
     def __post_init__(self) -> None:
         self.batch = self.batch or self.base

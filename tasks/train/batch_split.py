@@ -42,8 +42,6 @@ class BatchSplit:
         """where the job lets the global batch grow"""
         self._recent_s: list[float] = []
         self._recent_steps_s: list[float] = []
-        self._worked_s = 0.0
-        """by all ranks together, in windows so far"""
 
     def document(self) -> dict[str, Any]:
         """The noise scale, and the batch's growth where the job lets it grow: for a checkpoint, and for other ranks."""
@@ -155,9 +153,11 @@ class BatchSplit:
         figures[-1] = sum(self._recent_s)
         *medians_s, step_time_s, worked_s = peers.sum_(figures, "medians").tolist()
         whole = worked_s >= WINDOW_S * peers.size  # by all ranks together
-        if not whole and not (grows and worked_s >= EARLY_WINDOW * (self._worked_s + worked_s)):
+        early = grows and self.growth is not None and worked_s >= EARLY_WINDOW * (self.growth.worked_s + worked_s)
+        if not whole and not early:
             return
-        self._worked_s += worked_s
+        if self.growth is not None:
+            self.growth.worked_s += worked_s
         self._recent_s, self._recent_steps_s = [], []
         better = self._rebalancer.observe(medians_s) if self._rebalancer is not None and whole else None
         if better is None and grows:
