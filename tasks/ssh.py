@@ -75,12 +75,14 @@ def why_ended(stderr: str, code: int | None) -> str:
     return lines[-1].strip() if lines else f"ssh ended with {code}"
 
 
-def unreachable(address: str, why: str, name: str | None = None, login: Ssh | None = None) -> ServiceUnreachable:
+def unreachable(
+    address: str, why: str, name: str | None = None, login: Ssh | None = None, python: str = "python3"
+) -> ServiceUnreachable:
     """The error of a host that can't be worked on, with the command that must work."""
     host = f"host {name} ({address})" if name else f"host {address}"
     options = {"BatchMode": "yes", "StrictHostKeyChecking": "yes"} | _login_options(login)
     words = [word for option, value in options.items() for word in ("-o", f"{option}={value}")]
     return ServiceUnreachable(
-        f"{host}: {why}; `{shlex.join(['ssh', *words, address, 'python3', '-V'])}` must work",
+        f"{host}: {why}; `{shlex.join(['ssh', *words, address, python, '-V'])}` must work",
         service="ssh", address=address,
     )  # fmt: skip

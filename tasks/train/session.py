@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainwright.infra.process import dying_with_parent
-from trainwright.tasks.errors import TrainingFailed
+from trainwright.tasks.errors import ServiceUnreachable, TrainingFailed
 from trainwright.tasks.pool import Ssh
 from trainwright.tasks.ssh import ssh_command, unreachable, why_ended
 from trainwright.tasks.train import equality
@@ -113,14 +113,15 @@ class Session:
         finally:
             timer.cancel()
         if not line:
-            raise unreachable(self.address, self._why_ended(), self.name, self._login)
+            raise self._unreachable(self._why_ended())
         try:
             found = json.loads(line)
         except ValueError:
-            raise unreachable(
-                self.address, f"answered {line[:80]!r}; nothing may print there on login", self.name, self._login
-            ) from None
+            raise self._unreachable(f"answered {line[:80]!r}; nothing may print there on login") from None
         return dict(found)
+
+    def _unreachable(self, why: str) -> ServiceUnreachable:
+        return unreachable(self.address, why, self.name, self._login, self.python)
 
     def _why_ended(self) -> str:
         code = self._ssh.wait()
@@ -156,7 +157,7 @@ class Session:
             raise TrainingFailed(f"{self}: no answer in {ANSWER_TIMEOUT_S:g} s; its log is {self._log}") from None
         if reply is None:
             self._replies.put(None)
-            raise unreachable(self.address, self._lost(), self.name, self._login)
+            raise self._unreachable(self._lost())
         if reply["kind"] == "failed":
             raise TrainingFailed(f"{self}: {reply['what']}: {reply['why']}")
         return reply

@@ -57,7 +57,7 @@ def test_a_host_that_runs_other_sources_is_told(tmp_path: Path, lab: Callable[..
     with pytest.raises(BadInput, match=r"host h2 \(.*\): trainwright's sources: sha256 \w+… here, \w+… there"):
         train(asked)
     python.write_text('#!/bin/sh\nexec /nowhere/python "$@"\n')
-    with pytest.raises(ServiceUnreachable, match=r"host h2 \(.*\): .*can't be run there"):
+    with pytest.raises(ServiceUnreachable, match=r"host h2 \(.*\): .*can't be run there.*python-h2 -V` must work"):
         train(asked)
 
 
