@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
-import itertools
 import os
 import tempfile
 import time
@@ -16,7 +14,6 @@ from trainwright.tasks.errors import CorruptArtefact, ServiceUnreachable
 from trainwright.tasks.objects import Content, ObjectInfo, checked_key, sha256
 
 LOCK_TIMEOUT_S = 10.0
-_TRIES = 100
 
 
 class FolderStore:
@@ -72,7 +69,8 @@ class FolderStore:
         target = self._path(key)
         name = ""
         try:
-            descriptor, name = _new_file(target.parent)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(prefix=".part-", dir=target.parent)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
                 file.flush()
@@ -94,34 +92,18 @@ class FolderStore:
         path.write_bytes(self.get(key))
 
     def delete(self, key: str) -> None:
-        path = self._path(key)
-        path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not empty, or gone
-            for folder in itertools.takewhile(lambda folder: folder != self.root, path.parents):
-                folder.rmdir()
+        self._path(key).unlink(missing_ok=True)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        walked = os.walk(self.root)  # which passes over folders that are removed meanwhile
-        files = [Path(folder, name) for folder, _, names in walked for name in names if not name.startswith(".part-")]
+        files = (path for path in self.root.rglob("*") if path.is_file() and not path.name.startswith(".part-"))
         for key, path in sorted((path.relative_to(self.root).as_posix(), path) for path in files):
             if key.startswith(prefix):
-                with contextlib.suppress(FileNotFoundError):  # the same
-                    yield ObjectInfo(key, path.stat().st_size)
+                yield ObjectInfo(key, path.stat().st_size)
 
     def folders(self, prefix: str = "") -> Iterator[str]:
         base = self.root / checked_key(prefix.rstrip("/")) if prefix else self.root
         if base.is_dir():
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                yield from sorted(path.name for path in base.iterdir() if path.is_dir())
-
-
-def _new_file(folder: Path) -> tuple[int, str]:
-    """A part in a folder, which another process may remove as empty before it is there."""
-    for _ in range(_TRIES):
-        with contextlib.suppress(FileNotFoundError):
-            folder.mkdir(parents=True, exist_ok=True)
-            return tempfile.mkstemp(prefix=".part-", dir=folder)
-    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            yield from sorted(path.name for path in base.iterdir() if path.is_dir())
 
 
 @contextlib.contextmanager

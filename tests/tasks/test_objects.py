@@ -145,32 +145,6 @@ def test_a_verified_read_refuses_what_changed_or_went(store: ObjectStore) -> Non
         get_verified(store, "gone", sha256(b""))
 
 
-def test_a_folder_goes_with_the_last_object_in_it(tmp_path: Path) -> None:
-    store = open_store((tmp_path / "store").as_uri())
-    for key in ("runs/a/1.json", "runs/a/b/2.json", "runs/3.json"):
-        store.put(key, b"x")
-    for key in ("runs/a/1.json", "runs/a/b/2.json"):
-        store.delete(key)
-        assert (tmp_path / "store/runs/a").exists() is (key != "runs/a/b/2.json")
-    store.delete("runs/3.json")
-    assert list((tmp_path / "store").iterdir()) == []
-
-
-def test_writing_listing_and_removing_folders_get_along(tmp_path: Path) -> None:
-    store = open_store((tmp_path / "store").as_uri())
-
-    def turns(number: int) -> None:
-        for _ in range(100):
-            store.put(f"a/b/{number}", b"x")
-            found = [one.key for one in store.list("a/")]
-            assert f"a/b/{number}" in found
-            assert list(store.folders("a/")) == ["b"]
-            store.delete(f"a/b/{number}")
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(turns, range(4)))  # raises what they raise
-
-
 def test_a_folder_shows_no_half_written_file(tmp_path: Path) -> None:
     store = open_store(tmp_path.as_uri())
     store.put("a/b", b"whole")
