@@ -258,7 +258,7 @@ def test_a_host_that_was_lost_takes_part_again(
     assert until(lambda: [host.words() for host in made.hosts] == [[], []])
 
 
-def test_a_lost_host_that_answers_with_other_sources_is_told_of_and_left_out(
+def test_a_lost_host_whose_python_is_gone_is_told_of_and_left_out(
     tmp_path: Path, lab: Callable[..., Lab], heard: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(returning, "TRY_EVERY_S", 0.5)
