@@ -60,7 +60,7 @@ def lease(
         ledger().heard(run.uri)
         plan = _or_stay(again, plan, job) if again is not None and isinstance(plan, Plan) else plan
     elif asked_by is not None:  # nothing of this run works on them now
-        ledger().release(run.uri, _own(run), holder=me.name)
+        ledger().release(run.uri, devices_of(run), holder=me.name)
     told = 0
     least = job.devices.min_count
     try:
@@ -78,7 +78,8 @@ def lease(
                     continue  # what is free does not do: ask for more
                 token = queue.take(run.uri, me, chosen.resources, priority=job.priority)
                 if token is not None:
-                    ledger().release(run.uri, _own(run) - set(chosen.resources), holder=me.name)
+                    if left := devices_of(run) - set(chosen.resources):  # of the plan before
+                        ledger().release(run.uri, left, holder=me.name)
                     return chosen, token
             elif not told and not isinstance(plan, Plan):
                 plan(devices)  # Infeasible, whoever holds what: that need not wait
@@ -106,7 +107,8 @@ def lease(
         raise
 
 
-def _own(run: Run) -> set[str]:
+def devices_of(run: Run) -> set[str]:
+    """The devices that are leased to a run now, by their names in the ledger."""
     return {one.resource for one in ledger().held("device ") if one.run == run.uri}
 
 

@@ -174,7 +174,7 @@ def allocate(run: Run, replay: str | None = None) -> Reference:
     if stored is not None:
         plan = stored
         if not run.has(Result):  # what is trained needs no devices
-            plan, _ = lease(run, stored, again=_replanner(run, stored, replay))
+            plan, _ = lease(run, stored, again=_replanner(run, replay))
     else:
         replayed = Run(replay).read(Plan) if replay is not None else None
         if replayed is not None:
@@ -191,10 +191,10 @@ def allocate(run: Run, replay: str | None = None) -> Reference:
     }
 
 
-def _replanner(run: Run, plan: Plan, replay: str | None) -> Planner | None:
-    """What plans anew where the plan's devices are gone; a replay must not."""
+def _replanner(run: Run, replay: str | None) -> Planner | None:
+    """What plans anew where the devices of the run's plan are gone; a replay must not."""
     if replay is not None:
-        require_devices(plan, run.job())
+        require_devices(run.read(Plan), run.job())
         return None
     return replanner(run, checked_data(run))
 
@@ -245,7 +245,7 @@ def search_lr(run: Run, replay: str | None = None) -> Reference:
                 run,
                 lambda halt, _: search_learning_rate(_request(run), stop=halt),
                 "the learning rate was searched",
-                again=_replanner(run, run.read(Plan), replay),
+                again=_replanner(run, replay),
             )
             run.objects.put("lr_search.html", plot(search).encode())
         run.write(search)
@@ -270,7 +270,7 @@ def train(run: Run, replay: str | None = None) -> Reference:
             request = _request(run).model_copy(update={"replay_events": events})
             return run_training(request, stop=halt, still_mine=claim, token=claim.token)
 
-        result = on_devices(run, work, "training ended", again=_replanner(run, run.read(Plan), replay))
+        result = on_devices(run, work, "training ended", again=_replanner(run, replay))
         run.write(result)
     return {
         "artefact": Result.FILE,

@@ -122,16 +122,13 @@ class Ledger:
         asked = self.database.autocommit(lambda connection: connection.execute(statement).scalars().all())
         return next((one for one in asked if one != run), run if asked else None)
 
-    def ask_to_plan_anew(self, run: str, prefix: str = "device ") -> int:
-        """Ask a run for its own devices. Returns how many it holds."""
+    def ask_to_plan_anew(self, run: str, resources: Iterable[str]) -> int:
+        """Ask a run for its own devices, these. Returns how many of them it holds; whom another asks for them keeps that."""
+        mine = (leases.c.run == run, leases.c.resource.in_(sorted(set(resources))))
 
         def work(connection: Connection) -> int:
-            now = clock(connection)
-            rows = connection.execute(sql.select(leases).where(leases.c.run == run)).all()
-            names = [row.resource for row in rows if row.resource.startswith(prefix) and alive(row, now)]
-            mine = (leases.c.run == run, leases.c.resource.in_(names))
             connection.execute(sql.update(leases).where(*mine, leases.c.revoked_by.is_(None)).values(revoked_by=run))
-            return len(names)
+            return len(connection.execute(sql.select(leases.c.resource).where(*mine)).all())
 
         return self.database.serialised(work)
 

@@ -148,13 +148,14 @@ def replan(
 ) -> None:
     """Have a run that trains plan anew with its pool as it is now: a checkpoint, then on with a new device."""
     from trainwright.tasks import screen
+    from trainwright.tasks.leasing import devices_of
     from trainwright.tasks.pool import load_pool
     from trainwright.tasks.run import resolve
     from trainwright.tasks.step import ledger
 
     chosen = resolve(run_id, store)
     load_pool(chosen.job().pool)  # one that can't be read would end the training
-    devices = ledger().ask_to_plan_anew(chosen.uri)
+    devices = ledger().ask_to_plan_anew(chosen.uri, devices_of(chosen))
     if not devices:
         raise BadInput(f"replan: {chosen.uri} holds no devices; allowed: a run that trains")
     if as_json:
