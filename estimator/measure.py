@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 import torch  # noqa: TID253 - this is a process of its own
 
@@ -45,6 +46,7 @@ _SETTLING, _SETTLED_FAULTS = 4, 16  # steps before any is timed, at most; new pa
 _CLOCKED_S, _MOST_CLOCKED = 0.05, 12  # of steps whose operations are timed, at least three
 _FIT_SHARE = 0.15  # of the budget, for fitting
 _READ_COUNT = "aten._local_scalar_dense"  # by which an optimizer reads its step count: no operation of a traced step
+Found = TypeVar("Found")
 Say = Callable[[str, float], None]
 """What is told meanwhile: a message, and the seconds used so far."""
 
@@ -52,7 +54,8 @@ Say = Callable[[str, float], None]
 class Sentinel:
     """Kernels that are always the same: their times say how fast the machine is at the moment.
 
-    The least of some is told: the first find the caches as the network before has left them.
+    The least of some is told: the first find the caches as the network before has left them. Of the sum, which finds none of
+    its arrays in a cache and takes the longest, fewer do.
     """
 
     def __init__(self) -> None:
@@ -62,8 +65,10 @@ class Sentinel:
         self()
 
     def __call__(self) -> Speed:
-        """The least of five of each."""
-        return Speed(compute_s=_least_s(self._multiply), memory_s=_least_s(self._add), calls_s=_least_s(self._chain))
+        """The least of five of each, of the sum of three."""
+        return Speed(
+            compute_s=_least_s(self._multiply, 5), memory_s=_least_s(self._add, 3), calls_s=_least_s(self._chain, 5)
+        )
 
     def _multiply(self) -> None:
         for _ in range(3):
@@ -77,9 +82,9 @@ class Sentinel:
             self._small.view(16).view(4, 4).mul(2)
 
 
-def _least_s(kernel: Callable[[], None]) -> float:
+def _least_s(kernel: Callable[[], None], times: int) -> float:
     seen = []
-    for _ in range(5):
+    for _ in range(times):
         started = time.perf_counter()
         kernel()
         seen.append(time.perf_counter() - started)
@@ -136,17 +141,19 @@ def measure_network(network: Network, sentinel: Sentinel) -> StepSample:
     batch = _affordable(network)
     step = ready(network, batch)
     _settle(step)
-    whole = None if network.single else _Whole(step, sentinel)
     operations = _recorded(step)
-    before = sentinel()
-    taken = _clocked(step)
-    after = sentinel()
-    ops_speed = Speed.median([before, after])
-    ops = _alike(operations, taken)
-    if whole is not None:
-        seconds, noise, speed = whole.seconds(operations, after)
-    else:
+    timed = _Timed(sentinel)
+    if network.single:
+        taken, ops_speed = timed(lambda: _clocked(step))
+        ops = _alike(operations, taken)
         seconds, noise, speed = sum(one.count * one.seconds for one in ops), 0.0, ops_speed
+    else:
+        first_s, speed = timed(lambda: time_steps(step))
+        taken, ops_speed = timed(lambda: _clocked(step))
+        again_s, later = timed(lambda: time_steps(step))
+        ops = _alike(operations, taken)
+        again_s /= later.slower(speed, again_s, sum(one.flops for one in operations), len(operations))
+        seconds, noise = math.sqrt(first_s * again_s), abs(math.log(first_s / again_s)) / 2
     return StepSample(
         family=network.family,
         single=network.single,
@@ -159,21 +166,17 @@ def measure_network(network: Network, sentinel: Sentinel) -> StepSample:
     )
 
 
-class _Whole:
-    """Times whole steps, before their operations are timed and after."""
+class _Timed:
+    """Times one thing after another, and says how fast the machine was meanwhile: by the sentinel before and after."""
 
-    def __init__(self, step: Callable[[], None], sentinel: Sentinel) -> None:
-        self._step, self._sentinel = step, sentinel
-        before = sentinel()
-        self._first_s = time_steps(step)
-        self._speed = Speed.median([before, sentinel()])
+    def __init__(self, sentinel: Sentinel) -> None:
+        self._sentinel, self._before = sentinel, sentinel()
 
-    def seconds(self, operations: Sequence[Operation], before: Speed) -> tuple[float, float, Speed]:
-        """Time again: seconds of a step, what their logarithm is off by, and the speed at which they are told."""
-        again = time_steps(self._step)
-        between = Speed.median([before, self._sentinel()])
-        again /= between.slower(self._speed, again, sum(one.flops for one in operations), len(operations))
-        return math.sqrt(self._first_s * again), abs(math.log(self._first_s / again)) / 2, self._speed
+    def __call__(self, work: Callable[[], Found]) -> tuple[Found, Speed]:
+        """What the work found, and the speed."""
+        found, after = work(), self._sentinel()
+        speed, self._before = Speed.median([self._before, after]), after
+        return found, speed
 
 
 def _affordable(network: Network) -> int:
