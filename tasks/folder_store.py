@@ -36,7 +36,7 @@ class FolderStore:
         part = self._part(key, data)
         part.replace(self._path(key))
 
-    def create(self, key: str, data: Content) -> bool:
+    def create(self, key: str, data: Content, digest: str | None = None) -> bool:
         part = self._part(key, data)
         try:
             os.link(part, self._path(key))
@@ -50,20 +50,21 @@ class FolderStore:
         data = self.get(key)
         return data, sha256(data)
 
-    def swap(self, key: str, data: Content, version: str | None) -> bool:
+    def swap(self, key: str, data: Content, version: str | None, digest: str | None = None) -> str | None:
+        written = digest or sha256(data)
         if version is None:
-            return self.create(key, data)
+            return written if self.create(key, data) else None
         part = self._part(key, data)
         try:
             with _locked(part.parent):  # among those that swap
                 if self.get_versioned(key)[1] != version:
-                    return False
+                    return None
                 part.replace(self._path(key))
         except FileNotFoundError:
-            return False
+            return None
         finally:
             part.unlink(missing_ok=True)
-        return True
+        return written
 
     def _part(self, key: str, data: Content) -> Path:
         target = self._path(key)
@@ -91,8 +92,9 @@ class FolderStore:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(self.get(key))
 
-    def delete(self, key: str) -> None:
-        self._path(key).unlink(missing_ok=True)
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            self._path(key).unlink(missing_ok=True)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         files = (path for path in self.root.rglob("*") if path.is_file() and not path.name.startswith(".part-"))

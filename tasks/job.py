@@ -160,11 +160,14 @@ class TrainSpec(Document):
     faults: FaultPolicy = FaultPolicy()
     target: Target | None = None
 
-    @field_validator("batch_bounds")
+    @field_validator("batch_bounds", mode="before")
     @classmethod
-    def _ordered(cls, bounds: tuple[int, int]) -> tuple[int, int]:
-        if not 1 <= bounds[0] <= bounds[1]:
-            raise ValueError("[least, greatest] with 1 <= least <= greatest")
+    def _ordered(cls, bounds: Any) -> Any:
+        """All of it in one message, whichever part is wrong."""
+        given = list(bounds) if isinstance(bounds, list | tuple) else []
+        whole = all(type(one) is int or (type(one) is float and one.is_integer()) for one in given)
+        if len(given) != 2 or not whole or not 1 <= given[0] <= given[1]:
+            raise ValueError("[least, greatest] with 1 <= least <= greatest, both whole numbers")
         return bounds
 
     @field_validator("global_batch_size", "learning_rate")

@@ -45,21 +45,30 @@ class ObjectStore(Protocol):
 
     def get(self, key: str) -> bytes: ...
     def put(self, key: str, data: Content) -> None: ...
-    def create(self, key: str, data: Content) -> bool:
-        """Write only where nothing lies: True for the one writer that did."""
+    def create(self, key: str, data: Content, digest: str | None = None) -> bool:
+        """Write only where nothing lies: True for the one writer that did.
+
+        `digest` is the SHA-256 of the data where the caller knows it, so that it is not computed again.
+        """
         ...
 
     def get_versioned(self, key: str) -> tuple[bytes, str]:
         """What lies there, and the mark of this version of it."""
         ...
 
-    def swap(self, key: str, data: Content, version: str | None) -> bool:
-        """Write only where that version still lies (None: nothing): True for the one writer that did."""
+    def swap(self, key: str, data: Content, version: str | None, digest: str | None = None) -> str | None:
+        """Write only where that version still lies (None: nothing): the mark of what lies there now, for the one writer that did.
+
+        `digest` as in `create`.
+        """
         ...
 
     def put_file(self, key: str, path: Path) -> None: ...
     def get_file(self, key: str, path: Path) -> None: ...
-    def delete(self, key: str) -> None: ...
+    def delete(self, *keys: str) -> None:
+        """Take these away; what is not there is no error."""
+        ...
+
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Every object whose key begins with the prefix, in the order of the keys."""
         ...

@@ -20,7 +20,8 @@ class S3Store:
         patience_s: float | None = None,
     ) -> None:  # fmt: skip
         import urllib3
-        from minio import Minio
+
+        from trainwright.tasks.s3_client import Client
 
         self.bucket, self.prefix, self.endpoint = bucket, f"{prefix}/" if prefix else "", endpoint
         self.uri = f"s3://{bucket}/{prefix}".rstrip("/")
@@ -35,7 +36,7 @@ class S3Store:
             ),
         )
         split = urlsplit(endpoint)
-        self.client = Minio(
+        self.client = Client(
             split.netloc, access_key=access, secret_key=secret, region=region, secure=split.scheme == "https",
             http_client=pool,
         )  # fmt: skip
@@ -58,25 +59,29 @@ class S3Store:
             self._ensure_bucket()
             self.client.put_object(self.bucket, self.prefix + checked_key(key), io.BytesIO(data), len(data))
 
-    def create(self, key: str, data: Content) -> bool:
-        return self.swap(key, data, None)
+    def create(self, key: str, data: Content, digest: str | None = None) -> bool:
+        return self.swap(key, data, None, digest) is not None
 
-    def swap(self, key: str, data: Content, version: str | None) -> bool:
+    def swap(self, key: str, data: Content, version: str | None, digest: str | None = None) -> str | None:
         from minio.error import S3Error
+
+        from trainwright.tasks.s3_client import DIGEST
 
         with self._errors(key):
             self._ensure_bucket()
             try:
                 # The SDK's public put_object turns If-None-Match into user metadata and overwrites; a test holds this.
                 headers: dict[str, Any] = {"If-None-Match": "*"} if version is None else {"If-Match": version}
-                self.client._put_object(self.bucket, self.prefix + checked_key(key), data, headers)
+                if digest is not None:
+                    headers[DIGEST] = digest
+                written = self.client._put_object(self.bucket, self.prefix + checked_key(key), data, headers)
             except S3Error as error:
                 if error.code in ("PreconditionFailed", "ConditionalRequestConflict"):
-                    return False
+                    return None
                 if version is not None and error.code in ("NoSuchKey", "NoSuchObject"):
-                    return False  # it was deleted meanwhile
+                    return None  # it was deleted meanwhile
                 raise
-        return True
+        return str(written.http_headers["etag"])
 
     def put_file(self, key: str, path: Path) -> None:
         with self._errors(key):
@@ -87,9 +92,24 @@ class S3Store:
         with self._errors(key):
             self.client.fget_object(self.bucket, self.prefix + checked_key(key), str(path))
 
-    def delete(self, key: str) -> None:
-        with self._errors(key):
-            self.client.remove_object(self.bucket, self.prefix + checked_key(key))
+    def delete(self, *keys: str) -> None:
+        names = [self.prefix + checked_key(key) for key in keys]
+        with self._errors(keys[0] if keys else ""):
+            if len(names) == 1:
+                self.client.remove_object(self.bucket, names[0])
+            else:
+                self._delete_together(names)
+
+    def _delete_together(self, names: Sequence[str]) -> None:
+        """By one request."""
+        from minio.deleteobjects import DeleteObject
+
+        for error in self.client.remove_objects(self.bucket, map(DeleteObject, names)):
+            if error.code != "NoSuchKey":
+                raise ServiceUnreachable(
+                    f"S3 server at {self.endpoint}: {self.bucket}/{error.name} can't be deleted: {error.code}: {error.message}",
+                    service="s3", address=self.endpoint,
+                )  # fmt: skip
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         for item in self._listed(prefix, recursive=True):

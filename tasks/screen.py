@@ -183,10 +183,18 @@ def show_run(document: dict[str, Any]) -> None:
     out.print()
     lines = [("state", document["state"])]
     lines += [(name.replace("_", " "), f"{value:.4f}") for name, value in document["metrics"].items()]
+    if target := document["target"]:
+        reached = {True: "reached", False: "not reached", None: "not known yet"}[document["target_reached"]]
+        lines.append(("target", f"{target['metric']} {target['value']:g}: {reached}"))
     if document["learning_rate"] is not None:
         lines.append(("learning rate", f"{document['learning_rate']:.3g}"))
+        lines.append(("because", document["learning_rate_reason"]))
+        if document["learning_rate_plot"] is not None:
+            lines.append(("its plot", document["learning_rate_plot"]))
     if document["global_batch_size"] is not None:
         lines.append(("global batch", str(document["global_batch_size"])))
+    if document["measured"] is None and document["checkpoints"]:
+        lines.append(("newest checkpoint", f"of step {document['trained_steps']}: {document['checkpoints'][-1]}"))
     if document["learned_from"]:
         lines.append(("predicted from", f"calibration and {document['learned_from']} earlier run(s)"))
     if document.get("error"):

@@ -261,6 +261,7 @@ def search_lr(run: Run, replay: str | None = None) -> Reference:
 def train(run: Run, replay: str | None = None) -> Reference:
     """Train on the leased devices, from the newest checkpoint where there is one."""
     from trainwright.tasks.train import train as run_training
+    from trainwright.tasks.train.events import recording
 
     result = run.find(Result)
     if result is None:
@@ -270,7 +271,8 @@ def train(run: Run, replay: str | None = None) -> Reference:
             request = _request(run).model_copy(update={"replay_events": events})
             return run_training(request, stop=halt, still_mine=claim, token=claim.token)
 
-        result = on_devices(run, work, "training ended", again=_replanner(run, replay))
+        with recording(run.work_folder()):  # between two launches, too: why there is another
+            result = on_devices(run, work, "training ended", again=_replanner(run, replay))
         run.write(result)
     return {
         "artefact": Result.FILE,

@@ -7,12 +7,14 @@ from typing import Any
 from trainwright.tasks.artefacts import Estimate, LearningRateSearch, Plan, Result
 from trainwright.tasks.run import Run
 from trainwright.tasks.state import shown_state
+from trainwright.tasks.train import fence
 
 
 def summary(run: Run) -> dict[str, Any]:
     """What `run` and `show` print of a run: state, metrics, predicted and measured side by side, where things are."""
     status, result, plan, search = run.status(), run.find(Result), run.find(Plan), run.find(LearningRateSearch)
-    estimate = run.find(Estimate)
+    estimate, target = run.find(Estimate), run.job().train.target
+    kept = _checkpoints(run, result)
     files = {item.key for item in run.objects.list("report/")}
     document: dict[str, Any] = {
         "run": run.uri,
@@ -28,13 +30,25 @@ def summary(run: Run) -> dict[str, Any]:
         "devices": [device.model_dump(mode="json") for device in result.devices] if result else [],
         "planned": [device.model_dump(mode="json") for device in plan.devices] if plan else [],
         "learning_rate": search.learning_rate if search else None,
+        "learning_rate_reason": search.reason if search else None,
+        "learning_rate_plot": f"{run.uri}/{search.plot}" if search and search.plot else None,
         "global_batch_size": plan.global_batch_size if plan else None,
+        "target": target.model_dump(mode="json") if target else None,
         "target_reached": result.target_reached if result else None,
         "split_events": [event.model_dump(mode="json") for event in result.split_events] if result else [],
-        "checkpoints": [f"{run.uri}/{checkpoint.path}" for checkpoint in result.checkpoints] if result else [],
+        "trained_steps": result.steps if result else max(kept, default=None),
+        "checkpoints": [f"{run.uri}/{path}" for path in kept.values()],
         "report": f"{run.uri}/report/report.html" if "report/report.html" in files else None,
         "manifest": f"{run.uri}/manifest.json" if run.finished() else None,
     }
     if status.error is not None:
         document["error"] = status.error
     return document
+
+
+def _checkpoints(run: Run, result: Result | None) -> dict[int, str]:
+    """The checkpoints by step; of a training that has no result (yet), those that the next one would go on from."""
+    if result is not None:
+        return {checkpoint.step: checkpoint.path for checkpoint in result.checkpoints}
+    index, _ = fence.read_index(run.objects)
+    return {entry.step: fence.folder_name(entry.step) for entry in index.checkpoints}

@@ -126,7 +126,7 @@ def _summary(name: str, event: dict[str, Any]) -> str:
         return f"{event['device_kinds']} kind(s) of device, {event['mode']}{learned}"
     if name == "allocate":
         split = ", ".join(f"{device} {batch}" for device, batch in event["devices"].items())
-        return f"global batch {event['global_batch_size']} ({split}), about {seconds(event['predicted_duration_s'])}"
+        return f"global batch {event['global_batch_size']} ({split}), about {seconds(event['predicted_duration_s'])} of training"
     if name == "search_lr":
         low, high = event["interval"]
         between = f"{low:.2g} to {high:.2g}, " if low < high else ""

@@ -10,7 +10,7 @@ import json
 import logging
 import re
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +74,7 @@ class State:
 
     def encoded(self) -> bytes:
         """As it is stored."""
-        return json.dumps(asdict(self), indent=1).encode()
+        return json.dumps(vars(self), indent=1).encode()
 
 
 def initial_batch(state: State) -> int:
@@ -100,17 +100,17 @@ def save(
     fence = Fence(store, read_index(store)[0].owner)
     copies = HostCopy().take({MODEL: model, OPTIMIZER: optimizer_tensors(optimizer)})
     for name, data in copies.items():
-        fence.put(f"{folder_name(state.step)}/{name}", data)
         state.sha256[name], state.size_bytes[name] = sha256(data), len(data)
+        fence.put(f"{folder_name(state.step)}/{name}", data, state.sha256[name])
     write_state(fence, state, policy)
 
 
 def write_state(fence: Fence, state: State, policy: CheckpointPolicy) -> None:
     """Make a checkpoint of files that are all in the store. Raises RunHeld where it is another's to make."""
-    fence.require()  # so that a stale launch does not even leave a state behind
     data = state.encoded()
-    fence.put(f"{folder_name(state.step)}/{STATE}", data)
-    fence.commit(Entry(state.step, sha256(data), state.best), state.sha256, policy)
+    digest = sha256(data)
+    fence.put(f"{folder_name(state.step)}/{STATE}", data, digest)
+    fence.commit(Entry(state.step, digest, state.best), state.sha256, policy)
 
 
 def parsed(data: bytes) -> State:

@@ -101,7 +101,7 @@ class CheckpointWriter:
                 self._put(part.key, metrics.encode(part.rows), job)
                 self._owed.remove(part)
             for name, data in job.files.items():
-                self._put(f"{folder_name(step)}/{name}", data, job)
+                self._put(f"{folder_name(step)}/{name}", data, job, files[name]["sha256"])
             if any(one.step == step for one in self.spill.waiting):
                 said = {"where": SPILLED}
         except ServiceUnreachable as error:  # neither the store nor this machine's disk takes it
@@ -123,10 +123,10 @@ class CheckpointWriter:
         if (part := self._kept_here.pop(key, None)) is not None:
             part.of.stored(part)
 
-    def _put(self, key: str, data: Content, job: PendingCheckpoint) -> None:
+    def _put(self, key: str, data: Content, job: PendingCheckpoint, digest: str | None = None) -> None:
         if not self.spill.waiting:  # else it has to wait its turn
             try:
-                self._fence.put(key, data)
+                self._fence.put(key, data, digest)
             except ServiceUnreachable as error:
                 self._is_away(error)
             else:
@@ -176,8 +176,7 @@ class CheckpointWriter:
         self._fence.look_again()
         self.spill.drop({step})
         try:
-            for name in names:
-                self._fence.store.delete(f"{folder_name(step)}/{name}")
+            self._fence.store.delete(*(f"{folder_name(step)}/{name}" for name in names))
         except (ServiceUnreachable, OSError):
             traceback.print_exc()  # it counts for nothing, and goes with the next checkpoint
 
@@ -205,7 +204,7 @@ class CheckpointWriter:
                     self._commit(parsed(self.spill.read(one)))
                 else:
                     self._channel.ask("write")
-                    self._fence.put(one.key, self.spill.read(one))
+                    self._fence.put(one.key, self.spill.read(one), one.sha256)
                     self._is_stored(one.key)
             except ServiceUnreachable as error:
                 self._is_away(error)

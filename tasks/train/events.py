@@ -4,12 +4,14 @@ run folder has it. Ranks that start, are lost or come back, worlds, splits, epoc
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from trainwright.tasks import progress
 from trainwright.tasks.objects import ObjectStore
 
 KEY = "logs/events.jsonl"
@@ -30,6 +32,24 @@ def recorder(work: Path) -> Callable[[dict[str, Any]], None]:
                 file.write(json.dumps({"at": at, **event}, default=str) + "\n")
 
     return record
+
+
+_recorded: set[Path] = set()
+"""work folders"""
+
+
+@contextlib.contextmanager
+def recording(work: Path) -> Iterator[None]:
+    """While the block runs, the work folder's file gets what happens: once, where blocks are nested."""
+    if work in _recorded:
+        yield
+        return
+    _recorded.add(work)
+    try:
+        with progress.heard_by(recorder(work)):
+            yield
+    finally:
+        _recorded.remove(work)
 
 
 def fetch(store: ObjectStore, work: Path) -> None:

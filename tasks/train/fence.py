@@ -71,14 +71,18 @@ def read_index(store: ObjectStore) -> tuple[Index, str | None]:
 
 
 def _of_what_is_there(store: ObjectStore) -> Index:
-    entries = []
+    entries, newest = [], 0
     for step, names in sorted(_folders(store).items()):
         if STATE in names:
             data = store.get(f"{folder_name(step)}/{STATE}")
             try:
-                best = json.loads(data).get("best") is True
-            except (ValueError, AttributeError):
-                best = False  # whoever reads it says that it is damaged
+                state = json.loads(data)
+                best, token = state.get("best") is True, int(state.get("token") or newest)
+            except (ValueError, TypeError, AttributeError):
+                best, token = False, newest  # whoever reads it says that it is damaged
+            if token < newest:
+                continue  # of a launch that another had taken over from at an earlier step
+            newest = token
             entries.append(Entry(step, sha256(data), best))
     return Index(checkpoints=entries)
 
@@ -107,17 +111,16 @@ class Fence:
 
     def __init__(self, store: ObjectStore, owner: str) -> None:
         self.store, self.owner = store, owner
-        self._seen: tuple[Index, str | None] | None = None
-        """what `require` read last, for the change that follows"""
+        self._known: tuple[Index, str] | None = None
+        """the index and the mark of its version, as this launch wrote it last: as long as nobody else writes it"""
         self._there: dict[int, list[str]] = {}
         """the files of each checkpoint in the store, so that not every commit has to list them"""
         self._unsure = True
 
     def require(self) -> Index:
-        """The index. Raises RunHeld where it is another's."""
-        index, version = read_index(self.store)
+        """The index as it is now. Raises RunHeld where it is another's."""
+        index, _ = read_index(self.store)
         self._check(index)
-        self._seen = index, version
         return index
 
     def _check(self, index: Index) -> None:
@@ -127,10 +130,13 @@ class Fence:
                 "one did since does not count"
             )
 
-    def put(self, key: str, data: Content) -> None:
-        """Write a file that counts for nothing until it is listed. Raises RunHeld rather than replace a successor's."""
+    def put(self, key: str, data: Content, digest: str | None = None) -> None:
+        """Write a file that counts for nothing until it is listed. Raises RunHeld rather than replace a successor's.
+
+        `digest` as in `ObjectStore.create`.
+        """
         for _ in range(_TRIES):
-            if self.store.create(key, data):
+            if self.store.create(key, data, digest):
                 return
             try:
                 there, version = self.store.get_versioned(key)
@@ -139,7 +145,7 @@ class Fence:
             if there == data:
                 return
             self.require()  # after the version was read: what a successor writes from now on has another
-            if self.store.swap(key, data, version):
+            if self.store.swap(key, data, version, digest):
                 return
         raise ServiceUnreachable(f"{self.store.uri}/{key}: is being written by others", service="store")
 
@@ -164,21 +170,23 @@ class Fence:
         self._sweep(_folders(self.store), lambda step: step not in kept)
 
     def _change(self, entries: Callable[[Index], list[Entry]]) -> Index:
-        seen, self._seen = self._seen, None
         for _ in range(_TRIES):
-            index, version = seen or read_index(self.store)
-            seen = None
+            known, self._known = self._known, None  # of use once: where the swap fails, it is out of date
+            index, version = known or read_index(self.store)
             self._check(index)
             wanted = Index(index.owner, index.token, entries(index))
-            if (version and wanted == index) or self.store.swap(INDEX, wanted.encoded(), version):
+            if version and wanted == index and known is None:
+                return wanted
+            if written := self.store.swap(INDEX, wanted.encoded(), version):
+                self._known = wanted, written
                 return wanted
         raise ServiceUnreachable(f"{self.store.uri}/{INDEX}: can't be written", service="store")
 
     def _sweep(self, there: dict[int, list[str]], gone: Callable[[int], bool]) -> None:
         for step in [step for step in there if gone(step)]:
             # The state first: half a checkpoint is none.
-            for name in sorted(there[step], key=lambda name: name != STATE):
-                self.store.delete(f"{folder_name(step)}/{name}")
+            names = sorted(there[step], key=lambda name: name != STATE)
+            self.store.delete(*(f"{folder_name(step)}/{name}" for name in names))
             del there[step]
 
 

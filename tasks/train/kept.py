@@ -21,7 +21,7 @@ import shutil
 import tempfile
 import time
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,7 @@ def unmark(place: Path | None) -> None:
 
 def mark(place: Path, rank: int, generation: int, state: State, files: Files, rows: dict[str, list[Row]]) -> None:
     """The files there are this rank's part of a checkpoint. Where the disk does not take the mark, there is none."""
-    said = {"rank": rank, "generation": generation, "files": files, "rows": rows, "state": asdict(state)}
+    said = {"rank": rank, "generation": generation, "files": files, "rows": rows, "state": vars(state)}
     part = place / f"{MARK}.part"
     with contextlib.suppress(OSError):
         place.mkdir(parents=True, exist_ok=True)
@@ -178,7 +178,7 @@ def _bring(fence: Fence, parts: list[Part], policy: CheckpointPolicy) -> None:
             data = (part.place / name).read_bytes()
             if sha256(data) != state.sha256[name]:
                 raise CorruptArtefact(f"{part.place / name}: changed since it was marked (sha256 differs)")
-            fence.put(f"{folder_name(state.step)}/{name}", data)
+            fence.put(f"{folder_name(state.step)}/{name}", data, state.sha256[name])
     for part in parts:
         for key, rows in part.rows.items():
             fence.store.create(key, encode(rows))  # what is there was written later

@@ -80,7 +80,7 @@ def train(
     events.fetch(store, work)
     try:
         with (
-            progress.heard_by(events.recorder(work)),
+            events.recording(work),
             Ranks(
                 order,
                 stop,

@@ -10,7 +10,7 @@ import base64
 import itertools
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -80,11 +80,12 @@ class LauncherStore:
     def put(self, key: str, data: Content) -> None:
         self._call("put", key=key, part=self._upload(data))
 
-    def create(self, key: str, data: Content) -> bool:
-        return bool(self._call("create", key=key, part=self._upload(data)))
+    def create(self, key: str, data: Content, digest: str | None = None) -> bool:
+        return bool(self._call("create", key=key, part=self._upload(data), digest=digest))
 
-    def swap(self, key: str, data: Content, version: str | None) -> bool:
-        return bool(self._call("swap", key=key, part=self._upload(data), version=version))
+    def swap(self, key: str, data: Content, version: str | None, digest: str | None = None) -> str | None:
+        mark: str | None = self._call("swap", key=key, part=self._upload(data), version=version, digest=digest)
+        return mark
 
     def _upload(self, data: Content) -> str:
         part = f"up-{self._area}-{threading.get_ident()}-{next(self._uploads)}"
@@ -98,8 +99,8 @@ class LauncherStore:
     def get_file(self, key: str, path: Path) -> None:
         path.write_bytes(self.get(key))
 
-    def delete(self, key: str) -> None:
-        self._call("delete", key=key)
+    def delete(self, *keys: str) -> None:
+        self._call("delete", keys=keys)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         yield from (ObjectInfo(**item) for item in self._call("list", key=prefix))
@@ -179,7 +180,7 @@ class StoreServer:
 
     def _do(
         self, do: str, area: str = "", patience_s: float | None = None, key: str = "", part: str = "", data: str = "",
-        at: int = 0, version: str | None = None, rank: int = -1,
+        at: int = 0, version: str | None = None, digest: str | None = None, keys: Sequence[str] = (), rank: int = -1,
     ) -> Any:  # fmt: skip
         if do == JOURNAL:
             return self._journal(rank).read()
@@ -195,8 +196,8 @@ class StoreServer:
         if do in ("put", "create", "swap"):
             whole = bytes(self._parts.pop(part, b""))
             if do == "swap":
-                return store.swap(key, whole, version)
-            return store.put(key, whole) if do == "put" else store.create(key, whole)
+                return store.swap(key, whole, version, digest)
+            return store.put(key, whole) if do == "put" else store.create(key, whole, digest)
         if do == "get":
             try:
                 found, mark = store.get_versioned(key)
@@ -206,7 +207,7 @@ class StoreServer:
             self._parts[part] = bytearray(found)
             return {"part": part, "version": mark}
         if do == "delete":
-            return store.delete(key)
+            return store.delete(*keys)
         if do == "list":
             return [{"key": one.key, "size": one.size, "etag": one.etag} for one in store.list(key)]
         return list(store.folders(key))

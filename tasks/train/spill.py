@@ -92,7 +92,7 @@ def recover(store: ObjectStore, work: Path, policy: CheckpointPolicy) -> list[in
             for name, digest in state.sha256.items():
                 key = f"{folder_name(state.step)}/{name}"
                 if key in where:
-                    fence.put(key, get_verified(where[key], key, digest))
+                    fence.put(key, get_verified(where[key], key, digest), digest)
                 elif not any(item.key == key for item in store.list(key)):
                     raise CorruptArtefact(f"{key}: missing here and in the store")
         except CorruptArtefact as error:

@@ -43,7 +43,7 @@ from trainwright.tasks.allocate.queue import Queue
 from trainwright.tasks.errors import RunHeld, ServiceUnreachable
 from trainwright.tasks.folder_store import FolderStore
 from trainwright.tasks.job import CheckpointPolicy
-from trainwright.tasks.objects import sha256
+from trainwright.tasks.objects import Content, sha256
 from trainwright.tasks.train import fence
 
 FORK = multiprocessing.get_context("fork")  # so that a birth costs milliseconds
@@ -82,15 +82,15 @@ class DeviceFolder(FolderStore):
         super().__init__(root)
         self.doze: Any = None
 
-    def create(self, key: str, data: bytes) -> bool:
+    def create(self, key: str, data: Content, digest: str | None = None) -> bool:
         """Write, perhaps after a sleep."""
         self._sleep()
-        return super().create(key, data)
+        return super().create(key, data, digest)
 
-    def swap(self, key: str, data: bytes, version: str | None) -> bool:
+    def swap(self, key: str, data: Content, version: str | None, digest: str | None = None) -> str | None:
         """The same."""
         self._sleep()
-        return super().swap(key, data, version)
+        return super().swap(key, data, version, digest)
 
     def _sleep(self) -> None:
         doze, self.doze = self.doze, None

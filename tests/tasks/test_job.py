@@ -69,7 +69,10 @@ def test_a_job_survives_the_run_folder(tmp_path: Path) -> None:
         ({"train": {"epochs": True}}, "train.epochs: got True; allowed: a number"),
         ({"train": {"epochs": "5"}}, "train.epochs: got '5'; allowed: a number"),
         ({"train": {"global_batch_size": True}}, "train.global_batch_size: got True; allowed: a number or auto"),
-        ({"train": {"batch_bounds": [True, True]}}, "train.batch_bounds: got [True, True]; allowed: a number"),
+        (
+            {"train": {"batch_bounds": [True, True]}},
+            "train.batch_bounds: got [True, True]; allowed: [least, greatest] with",
+        ),
         ({"train": {"checkpoint": {"keep_best": "yes"}}}, "keep_best: got 'yes'; allowed: true or false"),
         ({"train": {"target": {"value": 97}}}, "train.target.value: got 97; allowed: a share above 0, up to 1"),
         ({"train": {"target": {"value": 0}}}, "train.target.value: got 0; allowed: a share above 0, up to 1"),
@@ -120,3 +123,20 @@ def test_every_field_has_help_for_the_form() -> None:
         return missing
 
     assert bare(Job) == []
+
+
+@pytest.mark.parametrize(
+    "bounds", [["a", 3], [True, 3], [64.5, 128], [0, 5], [9, 5], [1, 2, 3], [5], 64, "64", None, [1, float("inf")]]
+)
+def test_whatever_is_wrong_with_batch_bounds_the_message_says_all_that_is_allowed(
+    tmp_path: Path, bounds: object
+) -> None:
+    with pytest.raises(
+        BadInput, match=r"train\.batch_bounds: got .*; allowed: \[least, greatest\] with 1 <= .*, both whole"
+    ):
+        load_job(write(tmp_path, train={"batch_bounds": bounds}))
+
+
+def test_batch_bounds_may_be_whole_numbers_in_any_writing() -> None:
+    job = Job.model_validate({"name": "j", "data": {"uri": "builtin:digits"}, "train": {"batch_bounds": (16.0, 64)}})
+    assert job.train.batch_bounds == (16, 64)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -55,11 +58,13 @@ def test_a_missing_key_is_file_not_found(store: ObjectStore, tmp_path: Path) -> 
 
 
 def test_deleting_takes_one_away_and_deleting_nothing_is_no_error(store: ObjectStore) -> None:
-    store.put("a", b"1")
-    store.put("b", b"2")
+    for name in "abcd":
+        store.put(name, b"1")
     store.delete("a")
     store.delete("a")
-    assert keys(store) == ["b"]
+    store.delete("a", "b", "d")
+    store.delete()
+    assert keys(store) == ["c"]
 
 
 def test_list_gives_keys_below_a_prefix_in_order_with_their_sizes(store: ObjectStore) -> None:
@@ -86,10 +91,10 @@ def test_a_version_is_swapped_for_another_only_where_it_still_lies(store: Object
         return store.get_versioned("swapped")[1]
 
     assert not store.swap("swapped", b"x", "0123456789abcdef0123456789abcdef")  # nothing lies there
-    assert store.swap("swapped", b"first", None)
+    first = store.swap("swapped", b"first", None)
+    assert first == lies()
     assert not store.swap("swapped", b"x", None)
-    first = lies()
-    assert store.swap("swapped", b"second", first)
+    assert store.swap("swapped", b"second", first) == lies()
     assert not store.swap("swapped", b"x", first)
     store.put("swapped", b"third")
     assert lies() != first
@@ -100,9 +105,10 @@ def test_of_many_who_swap_a_version_at_once_one_wins(store: ObjectStore) -> None
     store.put("raced", b"before")
     _, version = store.get_versioned("raced")
     with ThreadPoolExecutor(8) as pool:
-        won = list(pool.map(lambda n: store.swap("raced", f"writer {n}".encode(), version), range(8)))
-    assert won.count(True) == 1
-    assert store.get("raced") == f"writer {won.index(True)}".encode()
+        marks = list(pool.map(lambda n: store.swap("raced", f"writer {n}".encode(), version), range(8)))
+    winners = [number for number, mark in enumerate(marks) if mark is not None]
+    assert len(winners) == 1
+    assert store.get("raced") == f"writer {winners[0]}".encode()
 
 
 def test_of_many_who_create_a_key_at_once_one_wins_and_its_content_stays(store: ObjectStore) -> None:
@@ -163,10 +169,72 @@ def test_the_sdks_public_put_object_overwrites_in_spite_of_if_none_match(s3: S3A
     assert store.get("key") == b"2nd"
 
 
+class Told(BaseHTTPRequestHandler):
+    """Takes whatever it is sent, and notes what the client says of it."""
+
+    said: ClassVar[list[tuple[str, bytes]]] = []
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def do_PUT(self) -> None:
+        self.said.append((self.headers["x-amz-content-sha256"], self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(200)
+        self.send_header("ETag", '"mark"')
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        kept = b"<Error><Key>b</Key><Code>AccessDenied</Code><Message>kept for good</Message></Error>"
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<DeleteResult>" + kept + b"</DeleteResult>")
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@pytest.fixture
+def told() -> Iterator[S3Store]:
+    """A store whose server is `Told`."""
+    with HTTPServer(("127.0.0.1", 0), Told) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield S3Store("bucket", "", f"http://127.0.0.1:{server.server_port}", "key", "secret", "us-east-1")
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_an_s3_server_is_told_the_digest_that_the_caller_knows_and_else_the_right_one(told: S3Store) -> None:
+    Told.said.clear()
+    assert told.swap("a", memoryview(b"data"), None, "5" * 64) == '"mark"'
+    assert told.create("a", b"", "6" * 64)
+    assert told.create("a", b"data")
+    assert told.swap("a", b"data", '"mark"') == '"mark"'
+    right = sha256(b"data")
+    assert Told.said == [("5" * 64, b"data"), ("6" * 64, b""), (right, b"data"), (right, b"data")]
+
+
+def test_what_an_s3_server_does_not_delete_of_many_is_said(told: S3Store) -> None:
+    assert_unreachable(lambda: told.delete("a", "b"), "bucket/b can't be deleted: AccessDenied: kept for good")
+
+
+def test_a_digest_that_the_caller_knows_is_taken_by_the_embedded_server(s3: S3Access) -> None:
+    store = open_store("s3://objects/known")
+    for key, data in (("empty", b""), ("large", b"data" * 1_000_000)):
+        assert store.create(key, data, sha256(data))
+        assert store.get(key) == data
+
+
 def each_call(store: ObjectStore) -> list[Callable[[], object]]:
     return [
         lambda: store.get("key"), lambda: store.put("key", b""), lambda: store.create("key", b""),
-        lambda: store.delete("key"), lambda: list(store.list()), lambda: list(store.folders()),
+        lambda: store.delete("key"), lambda: store.delete("key", "other"), lambda: list(store.list()),
+        lambda: list(store.folders()),
     ]  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from trainwright.tasks.allocate.queue import Queue
 from trainwright.tasks.artefacts import Estimate, Plan, Result, Validation
 from trainwright.tasks.errors import BadInput, Infeasible, Interrupted
 from trainwright.tasks.job import Job
+from trainwright.tasks.live import happened
 from trainwright.tasks.pool import load_pool
 from trainwright.tasks.run import Run
 from trainwright.tasks.train import checkpoint
@@ -178,6 +179,12 @@ def test_a_training_that_is_asked_to_plan_anew_takes_a_new_device_where_it_may(
     assert any(line.startswith("asked to plan anew; stopped after step") for line in said)
     stays = any(line.startswith("plan: stays as it was: plan: for the same global batch of 64") for line in said)
     assert stays is not affordable
+    noted = happened(run, running=False)
+    assert [str(event.get("message", "")).startswith("asked to plan anew; stopped after") for event in noted].count(
+        True
+    ) == 1
+    saved = [[event["step"] for event in of if event["event"] == "checkpoint"] for of in (noted, heard)]
+    assert saved[0] == saved[1]
     step.ledger().release(run.uri)
 
 

@@ -115,8 +115,9 @@ def test_a_stale_holder_can_neither_add_nor_replace_a_checkpoint(store: ObjectSt
         write(stale, 20, b"of the stale one")
     with pytest.raises(RunHeld):
         write(stale, 30, b"of the stale one")
-    with pytest.raises(RunHeld):
-        stale.forget(after=0)
+    for step in (0, 10):  # of the second, its own list lacks nothing
+        with pytest.raises(RunHeld):
+            stale.forget(after=step)
     assert [state.step for state in checkpoint.list_states(store)] == [10, 20]
     assert checkpoint.whole_model(store, checkpoint.list_states(store)[-1]) == b"of the new one"
     write(newer, 30, b"of the new one")  # over what the stale one left there
@@ -124,26 +125,35 @@ def test_a_stale_holder_can_neither_add_nor_replace_a_checkpoint(store: ObjectSt
     assert checkpoint.whole_model(store, checkpoint.list_states(store)[-1]) == b"of the new one"
 
 
-class Listed(FolderStore):
-    """A folder that counts how often it is listed."""
+class Noted(FolderStore):
+    """A folder that notes what is read, and how often something is taken away."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self.times = 0
+        self.done = list[str]()
+
+    def get(self, key: str) -> bytes:
+        self.done.append("get")
+        return super().get(key)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        self.times += 1
+        self.done.append("list")
         return super().list(prefix)
 
+    def delete(self, *keys: str) -> None:
+        self.done.append("delete")
+        super().delete(*keys)
 
-def test_only_the_first_checkpoint_of_a_launch_lists_what_is_there(tmp_path: Path) -> None:
-    store = Listed(tmp_path)
+
+def test_only_the_first_checkpoint_of_a_launch_looks_at_what_is_there(tmp_path: Path) -> None:
+    store = Noted(tmp_path)
     right = fence.claim(store, 1)
     write(right, 10)
-    before = store.times
+    store.done.clear()
     for step in (20, 30, 40):
         write(right, step)
-    assert store.times == before
+    # A swap reads, below its lock, what it is about to replace.
+    assert store.done == ["get", "get", "get", "delete"]
     assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*/*")) == sorted(
         ["model.safetensors", "state.json"] * 3
     )
@@ -213,9 +223,10 @@ def test_a_version_is_swapped_by_one_of_many(store: ObjectStore) -> None:
     for number in range(1, 4):
         _, version = store.get_versioned("key")
         with ThreadPoolExecutor(6) as pool:
-            won = list(pool.map(lambda n, v=version, k=number: store.swap("key", b"%d-%d" % (k, n), v), range(6)))  # type: ignore[misc]
-        assert sum(won) == 1
-        assert store.get("key") == b"%d-%d" % (number, won.index(True))
+            marks = pool.map(lambda n, v=version, k=number: store.swap("key", b"%d-%d" % (k, n), v), range(6))  # type: ignore[misc]
+            winners = [writer for writer, mark in enumerate(marks) if mark is not None]
+        assert len(winners) == 1
+        assert store.get("key") == b"%d-%d" % (number, winners[0])
         assert not store.swap("key", b"stale", version)
     store.delete("key")
     assert not store.swap("key", b"gone", version)
@@ -225,6 +236,17 @@ def test_a_damaged_index_does_not_lose_the_checkpoints(store: ObjectStore) -> No
     write(fence.claim(store, 7), 10, best=True)
     store.put(fence.INDEX, b'{"checkpoints": [')
     assert [(one.step, one.best) for one in fence.claim(store, 8).require().checkpoints] == [(10, True)]
+
+
+def test_without_an_index_what_a_stale_holder_left_does_not_count(store: ObjectStore) -> None:
+    stale = fence.claim(store, 5)
+    write(stale, 10, token=5)
+    newer = fence.claim(store, 7)
+    write(newer, 20, token=7)
+    with pytest.raises(RunHeld):
+        write(stale, 30, token=5)
+    store.delete(fence.INDEX)
+    assert [state.step for state in checkpoint.list_states(store)] == [10, 20]
 
 
 def spilled(work: Path, right: fence.Fence, step: int, content: bytes) -> None:

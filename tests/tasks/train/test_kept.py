@@ -191,10 +191,10 @@ def test_a_launch_that_another_takes_over_from_meanwhile_brings_nothing(run: Run
     keep_both(work, owner, 7)
 
     class TakenOver(FolderStore):
-        def create(self, key: str, data: Content) -> bool:
+        def create(self, key: str, data: Content, digest: str | None = None) -> bool:
             if key.endswith("model.safetensors"):
                 claim(store, None)
-            return super().create(key, data)
+            return super().create(key, data, digest)
 
     with pytest.raises(RunHeld):
         kept.bring(TakenOver(store.root), work, POLICY)
