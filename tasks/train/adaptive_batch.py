@@ -5,14 +5,15 @@ What counts is progress per second, Pollux's goodput (Qiao et al. 2021, equation
     goodput(B) = throughput(B) · efficiency(B) = B / T(B) · (φ + B0) / (φ + B)
 
 with φ the gradient noise scale, B0 the batch that the training began with, and T(B) = a + s·B the step time, measured. The batch
-grows to at most twice itself where that gains LEAST_GAIN, and goes back where the step time then measured says that it lost. As
-long as one batch is all that was measured, a step is taken to cost the same for twice the batch, the most that growing can gain:
-so a batch that may pay is tried.
+grows to at most twice itself where that gains LEAST_GAIN, and goes back where by the step time then measured it has lost as much:
+less is within the noise of both, and φ rises while a network learns. As long as one batch is all that was measured, a step is
+taken to cost the same for twice the batch, the most that growing can gain: so a batch that may pay is tried.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -21,6 +22,7 @@ Rule = Literal["auto", "constant", "linear", "sqrt", "adascale"]
 
 LEAST_GAIN = 0.05
 MOST_CHANGES = 16
+MOST_OF_MEDIAN = 4.0
 WARM_UP_STEPS = 50
 _GRID = 2**0.25
 
@@ -80,7 +82,7 @@ class BatchGrowth:
         self.batch = self.batch or self.base
 
     def observe(self, step_time_s: float, noise_scale: float | None) -> tuple[int, str] | None:
-        """Take in a window's median step time; a better global batch and the reason, or None."""
+        """Take in a window's mean step time; a better global batch and the reason, or None."""
         known = self.times_s.get(self.batch)
         self.times_s[self.batch] = step_time_s if known is None else (known + step_time_s) / 2
         if noise_scale is None or self.changes >= MOST_CHANGES or step_time_s <= 0:
@@ -89,7 +91,7 @@ class BatchGrowth:
         if self.came_from is not None:
             before, worth = self.came_from, self._goodput(self.came_from, noise_scale)
             self.came_from = None
-            if worth > now:
+            if worth / now - 1 >= LEAST_GAIN:
                 return self._propose(before, noise_scale, now, worth, "was")
         sizes = self._larger()
         if not sizes:
@@ -157,6 +159,13 @@ def restored(document: dict[str, Any]) -> BatchGrowth:
     """What `BatchGrowth.document` wrote down (JSON's keys are text)."""
     times_s = {int(size): time for size, time in document["times_s"].items()}
     return BatchGrowth(**{**document, "times_s": times_s})
+
+
+def mean_step_time_s(steps_s: Sequence[float]) -> float:
+    """A window's T(B). Not the median: what a step waits now and then costs a small batch's steps as much as a large one's, which
+    are fewer. A long stall of the machine has nothing to do with the batch, and counts as MOST_OF_MEDIAN medians at most."""
+    most_s = MOST_OF_MEDIAN * statistics.median(steps_s)
+    return statistics.fmean(min(one, most_s) for one in steps_s)
 
 
 def largest_batch(split: Sequence[int], limits: Sequence[int | None], bound: int, *, follows_speed: bool) -> int:

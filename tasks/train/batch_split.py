@@ -9,7 +9,7 @@ import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.tasks.artefacts import SplitEvent
 from trainwright.tasks.errors import TrainingFailed
-from trainwright.tasks.train.adaptive_batch import BatchGrowth, largest_batch, restored, rule_for
+from trainwright.tasks.train.adaptive_batch import BatchGrowth, largest_batch, mean_step_time_s, restored, rule_for
 from trainwright.tasks.train.batches import shares, split_among
 from trainwright.tasks.train.metrics import Rows
 from trainwright.tasks.train.rebalance import Rebalancer
@@ -149,7 +149,7 @@ class BatchSplit:
             return
         figures = torch.zeros(peers.size + 2, dtype=torch.float64)
         figures[peers.rank] = statistics.median(self._recent_s) if self._recent_s else 0.0
-        figures[-2] = statistics.median(self._recent_steps_s) if self._recent_steps_s and rank.first else 0.0
+        figures[-2] = mean_step_time_s(self._recent_steps_s) if self._recent_steps_s and rank.first else 0.0
         figures[-1] = sum(self._recent_s)
         *medians_s, step_time_s, worked_s = peers.sum_(figures, "medians").tolist()
         whole = worked_s >= WINDOW_S * peers.size  # by all ranks together

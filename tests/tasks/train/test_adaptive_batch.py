@@ -11,12 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.tasks.train.adaptive_batch import (
+    LEAST_GAIN,
     MOST_CHANGES,
+    MOST_OF_MEDIAN,
     WARM_UP_STEPS,
     BatchGrowth,
     efficiency,
     goodput,
     largest_batch,
+    mean_step_time_s,
     rate_factor,
     restored,
     rule_for,
@@ -57,13 +60,27 @@ def test_where_it_settles_nothing_up_to_twice_as_large_is_better_by_much(
     def worth(size: int) -> float:
         return goodput(size, fixed + per_sample * size, 32, noise)
 
-    assert worth(batch) >= worth(32) * 0.999
+    assert worth(batch) * (1 + LEAST_GAIN) >= worth(32) * 0.999
     assert all(worth(size) <= worth(batch) * 1.06 for size in range(batch, min(4096, 2 * batch)))
 
 
 def test_a_machine_without_fixed_cost_tries_a_larger_batch_once_and_goes_back() -> None:
     assert settled(0.0, 1e-3, 100.0)[-1] == 32
     assert max(settled(0.0, 1e-3, 100.0)) == 64
+
+
+@pytest.mark.parametrize(("loses", "after"), [(0.04, 64), (0.06, 32)])
+def test_it_goes_back_where_growing_has_lost_as_much_as_it_has_to_gain(loses: float, after: int) -> None:
+    growth = BatchGrowth(32, 64, "sqrt")
+    assert growth.observe(0.1, math.inf) is not None
+    growth.change(64, 20, math.inf)
+    found = growth.observe(0.2 * (1 + loses), math.inf)
+    assert (found[0] if found is not None else growth.batch) == after
+
+
+def test_a_windows_step_time_counts_what_steps_wait_now_and_then_and_little_of_a_stall() -> None:
+    assert mean_step_time_s([1.0] * 18 + [2.0] * 2) == pytest.approx(1.1)
+    assert mean_step_time_s([1.0] * 19 + [100.0]) == pytest.approx((19 + MOST_OF_MEDIAN) / 20)
 
 
 def test_a_gradient_with_little_noise_never_tries() -> None:
