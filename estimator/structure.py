@@ -194,10 +194,10 @@ class Structure(_Value):
     operations: dict[str, int] = Field(description="count by kind, for a whole training step")
     trace: list[Operation]
     lifetimes: Lifetimes | None = Field(default=None, description="None where steps differ by more than their sizes")
-    held_bytes: Knots | None = Field(
+    most_held_bytes: Knots | None = Field(
         default=None,
-        description="what a model of the heap holds at most over the batch size, as several plays of the lifetimes found; None: "
-        "not played",
+        description="what a model of the heap holds at most over the batch size, the most of several plays of the lifetimes; "
+        "None: not played, or by an older version, which kept their mean (`held_bytes`)",
     )
 
     @model_validator(mode="after")

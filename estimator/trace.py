@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves  # noqa: TID253
 
 from trainwright.estimator import source as model_source
 from trainwright.estimator.errors import BadInput, TrainwrightError
-from trainwright.estimator.memory import held_bytes
+from trainwright.estimator.memory import most_held_bytes
 from trainwright.estimator.precision import PARAMETER_DTYPES
 from trainwright.estimator.recorder import LayerSeen, Lives, Recorder, Recording
 from trainwright.estimator.source import BatchSpec
@@ -181,7 +181,7 @@ def _structure(what: StepSpec, batch_size: int, size: int, first: _Traced, secon
         trace=operations,
         lifetimes=lifetimes(first.lives, second.lives, size, operations, ran),
     )
-    return made.model_copy(update={"held_bytes": held_bytes(made)})
+    return made.model_copy(update={"most_held_bytes": most_held_bytes(made)})
 
 
 def _of_batch(shape: tuple[int, ...], size: int, batch_size: int) -> tuple[int, ...]:

@@ -77,10 +77,10 @@ def test_an_operation_that_can_not_be_is_bad_input(file: str, change: dict[str, 
     ids=["no values", "sizes that do not rise", "a huge size", "less than nothing"],
 )  # fmt: skip
 def test_what_is_held_must_be_a_curve(file: str, held: dict[str, Any]) -> None:
-    Path(file).write_text(json.dumps(json.loads(Path(file).read_text()) | {"held_bytes": held}))
+    Path(file).write_text(json.dumps(json.loads(Path(file).read_text()) | {"most_held_bytes": held}))
     done = CliRunner().invoke(app, ["estimate", file, *ESTIMATE])
     assert isinstance(done.exception, BadInput)
-    assert "held_bytes" in str(done.exception)
+    assert "most_held_bytes" in str(done.exception)
 
 
 def test_a_batch_size_that_no_model_is_traced_at_is_bad_input(file: str) -> None:

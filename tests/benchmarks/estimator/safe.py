@@ -160,8 +160,8 @@ def compare(
         expected = structure.peak_bytes(batch_size)
         safe = safe_bytes(structure, batch_size, expected)
         held, blocks = 0.0, 0
-        if structure.lifetimes is not None and structure.held_bytes is not None:
-            held = max(expected, structure.held_bytes(batch_size))
+        if structure.lifetimes is not None and structure.most_held_bytes is not None:
+            held = max(expected, structure.most_held_bytes(batch_size))
             blocks = int((structure.lifetimes.events()[2] >= 0).sum())
         one = Seen(
             f"{case.label} at b{batch_size}", high, measured["later_high_bytes"], expected, safe, code_bytes(structure), held,
