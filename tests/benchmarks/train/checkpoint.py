@@ -245,14 +245,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         os.environ["TRAINWRIGHT_HOME"] = home
         server = None
-        if asked.store != "file":
-            start_s3(Path(home))
-            server = psutil.Process(s3_service(Path(home)).pid())
-        if server is not None and asked.store == "idle":
-            stand_back(server)
-        if server is not None and asked.apart:
-            set_apart(server)
         try:
+            if asked.store != "file":
+                start_s3(Path(home))
+                server = psutil.Process(s3_service(Path(home)).pid())
+            if server is not None and asked.store == "idle":
+                stand_back(server)
+            if server is not None and asked.apart:
+                set_apart(server)
             for model in asked.model or MODELS:
                 before = sum(server.cpu_times()[:2]) if server else 0.0
                 steps = STEPS.get(model, asked.window)
@@ -269,8 +269,7 @@ def main() -> None:
                     served / (asked.checkpoints + 2),
                 )
         finally:
-            if server is not None:
-                stop_s3(Path(home))
+            stop_s3(Path(home))  # also one that was still starting
 
 
 if __name__ == "__main__":

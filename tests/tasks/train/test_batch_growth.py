@@ -11,6 +11,7 @@ from training_case import LEARNING_RATE, NO_SPARE, ranks, request, rows, when_ch
 
 from trainwright.tasks.artefacts import SplitEvent
 from trainwright.tasks.errors import BadInput, Interrupted
+from trainwright.tasks.search_lr import choose, ladder
 from trainwright.tasks.train import search, train
 from trainwright.tasks.train.optimization import learning_rate_at
 
@@ -140,3 +141,25 @@ def test_a_search_leaves_parameters_optimizer_and_random_numbers_as_they_were(tm
     assert [losses(searched, rank) for rank in (0, 1)] == [losses(plain, rank) for rank in (0, 1)]
     name = "run/checkpoints/step-00000012/model.safetensors"
     assert (tmp_path / "searched" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.slow)])
+def test_a_search_on_unlike_ranks_finds_what_one_process_finds_with_the_joint_batch(
+    tmp_path: Path, backend: str
+) -> None:
+    """In fp64: where the loss runs away, what sums round grows with it."""
+    settings: dict[str, Any] = {
+        "model": {"norm": True}, "precision": "fp64", "optimizer": {"name": "adamw"}, "backend": backend, **NO_SPARE
+    }  # fmt: skip
+    rates = ladder(1e-4, 10.0, 30)
+    joint = search(request(tmp_path / "joint", [60], **settings), rates, 4)
+    unlike = search(request(tmp_path / "unlike", [40, 15, 5], **settings), rates, 4)
+    for found, expected in ((unlike.points, joint.points), (unlike.trials, joint.trials)):
+        assert [one.loss for one in found] == pytest.approx([one.loss for one in expected], rel=1e-5)
+        assert [one.learning_rate for one in found] == pytest.approx([one.learning_rate for one in expected], rel=1e-5)
+    assert len(joint.trials) > 1
+    assert [one.accuracy for one in unlike.points] == pytest.approx([one.accuracy for one in joint.points])
+    chosen = [
+        choose([(one.learning_rate, one.loss, one.accuracy) for one in found.points]) for found in (unlike, joint)
+    ]
+    assert chosen[0].learning_rate == pytest.approx(chosen[1].learning_rate, rel=1e-5)
