@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
 import threading
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from training_case import LEARNING_RATE, NO_SPARE, ranks, request, rows, when_checkpoint
+from training_case import LEARNING_RATE, NO_SPARE, once, pids, ranks, request, rows, when_checkpoint
 
 from trainwright.tasks.artefacts import SplitEvent
 from trainwright.tasks.errors import BadInput, Interrupted
 from trainwright.tasks.search_lr import choose, ladder
 from trainwright.tasks.train import search, train
+from trainwright.tasks.train.checkpoint import list_states
 from trainwright.tasks.train.optimization import learning_rate_at
 
 SLOW = [{"type": "emulated", "speed": 1.0}, {"type": "emulated", "speed": 0.5}]
@@ -109,6 +114,48 @@ def test_the_batch_grows_by_itself_where_steps_cost_the_same_and_says_why(tmp_pa
     recorded = rows(asked, "steps-rank0") + rows(asked, "steps-rank1")
     for epoch in range(12):
         assert sum(row["batch_size"] for row in recorded if row["epoch"] == epoch) == 1438
+
+
+def test_a_batch_that_grows_stays_as_it_is_when_a_rank_is_lost_and_when_it_comes_back(
+    tmp_path: Path, heard: list[dict[str, Any]]
+) -> None:
+    """The first rank is lost, so that what the last checkpoint holds is what its replacement was told by the others."""
+    asked = request(
+        tmp_path, [6, 2], epochs=10_000, adaptive_batch=True, batch_bounds=[8, 64], schedule="constant",
+        backend="torch", checkpoint={"every_steps": 100},
+    )  # fmt: skip
+
+    def split_for(word: str) -> bool:
+        return any(event["event"] == "split" and word in event["reason"] for event in heard)
+
+    stop = threading.Event()
+    first = once(lambda: split_for("global batch"), lambda: os.kill(pids(heard)[0], signal.SIGKILL))
+    second = once(lambda: split_for("is back"), stop.set)
+    with pytest.raises(Interrupted, match="its checkpoint is kept"):
+        train(asked, stop=stop)
+    first.join()
+    second.join()
+    state = list_states(asked.store())[-1]
+    events = [SplitEvent.model_validate(event) for event in state.events]
+    batches = [8, *(sum(event.batch_sizes) for event in events)]
+    for before, after, event in zip(batches[:-1], batches[1:], events, strict=True):
+        assert (before != after) == event.reason.startswith(f"global batch {before} to {after}")
+    growth = state.adaptive["growth"]
+    assert growth["base"] == 8
+    assert growth["batch"] == batches[-1] == sum(state.split)
+    assert growth["changes"] == sum(before != after for before, after in itertools.pairwise(batches))
+    assert min(state.split) > 0
+    by_step: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows(asked, "steps-rank0") + rows(asked, "steps-rank1"):
+        by_step[row["step"]].append(row)
+    assert sorted(by_step) == list(range(state.step))
+    for own in by_step.values():
+        assert len({row["learning_rate"] for row in own}) == 1
+        assert len({row["rank"] for row in own}) == len(own)
+    changed_at = [0, *(event.step for event in events), state.step]
+    for batch, (begin, end) in zip(batches, itertools.pairwise(changed_at), strict=True):
+        taken = {sum(row["batch_size"] for row in by_step[step]) for step in range(begin, end)}
+        assert max(taken, default=batch) == batch  # the last of an epoch takes what is left
 
 
 @pytest.mark.slow

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hosts_case import act, on_hosts, until
+from hosts_case import act, no_python, on_hosts, other_sources, until
 from lab import Lab
 
 from trainwright.tasks.errors import BadInput, ServiceUnreachable, TrainingFailed
@@ -46,17 +45,10 @@ def test_a_host_with_another_key_or_an_unknown_one_is_refused(tmp_path: Path, la
 def test_a_host_that_runs_other_sources_is_told(tmp_path: Path, lab: Callable[..., Lab]) -> None:
     made = lab(cores=[None, None])
     asked = on_hosts(tmp_path, made, [40, 20])
-    here = Path(train.__code__.co_filename).parents[2]
-    there = tmp_path / "there" / "trainwright"
-    for package in ("tasks", "estimator", "infra"):
-        shutil.copytree(here / package, there / package, ignore=shutil.ignore_patterns("__pycache__"))
-    with (there / "tasks" / "train" / "batches.py").open("a") as file:
-        file.write("# another\n")
-    python = made.hosts[1].python
-    python.write_text(python.read_text().replace("exec ", f"export PYTHONPATH={there.parent}\nexec "))
+    other_sources(made, 1, tmp_path)
     with pytest.raises(BadInput, match=r"host h2 \(.*\): trainwright's sources: sha256 \w+… here, \w+… there"):
         train(asked)
-    python.write_text('#!/bin/sh\nexec /nowhere/python "$@"\n')
+    no_python(made, 1)
     with pytest.raises(ServiceUnreachable, match=r"host h2 \(.*\): .*can't be run there.*python-h2 -V` must work"):
         train(asked)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hosts_case import SLOW, on_hosts, until
+from hosts_case import SLOW, no_python, on_hosts, other_sources, until
 from lab import Lab
 from training_case import assert_every_sample_once, once, request, rows, scalars, when_checkpoint
 
@@ -258,27 +258,47 @@ def test_a_host_that_was_lost_takes_part_again(
     assert until(lambda: [host.words() for host in made.hosts] == [[], []])
 
 
-def test_a_lost_host_whose_python_is_gone_is_told_of_and_left_out(
-    tmp_path: Path, lab: Callable[..., Lab], heard: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("mishap", "why"),
+    [
+        (lambda made, _: no_python(made, 1), ".*can't be run there.*"),
+        (
+            lambda made, folder: other_sources(made, 1, folder),
+            r"trainwright's sources: sha256 \w+… here, \w+… there; allowed: the same on all hosts",
+        ),
+    ],
+    ids=["python is gone", "other sources"],
+)
+def test_a_lost_host_that_can_not_take_part_again_is_told_of_once_and_the_training_goes_on_without_it(
+    mishap: Callable[[Lab, Path], None], why: str, tmp_path: Path, lab: Callable[..., Lab], heard: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     monkeypatch.setattr(returning, "TRY_EVERY_S", 0.5)
     made = lab(cores=[None, None])
     asked = on_hosts(tmp_path, made, [40, 20], SLOW, epochs=400)
 
     def change() -> None:
-        made.hosts[1].python.write_text('#!/bin/sh\nexec /nowhere/python "$@"\n')
+        mishap(made, tmp_path)
         crash(made, 1)
+
+    def trained_on() -> bool:
+        told = [at for at, event in enumerate(heard) if "tried again" in str(event.get("message"))]
+        return bool(told) and sum(event["event"] == "train" for event in heard[told[0] :]) > 3
 
     first = when_checkpoint(tmp_path, 5, change)
     stop = threading.Event()
-    second = once(lambda: any("tried again" in message for message in notices(heard)), stop.set)
+    second = once(trained_on, stop.set)
     with pytest.raises(Interrupted, match=r"stopped after step \d+; its checkpoint is kept"):
         train(asked, stop=stop)
     first.join()
     second.join()
     told = [message for message in notices(heard) if "tried again" in message]
     assert len(told) == 1  # however often it was tried
-    assert re.fullmatch(r"a lost host is tried again every 0.5 s: host h2 \(.*can't be run there.*", told[0])
+    assert re.fullmatch(rf"a lost host is tried again every 0.5 s: host h2 \([0-9.]+\): {why}", told[0])
+    splits = [event["batch_sizes"] for event in heard if event["event"] == "split"]
+    assert splits == [[60, 0]]
+    steps = [row["step"] for row in rows(asked, "steps-rank0")]
+    assert steps == list(range(len(steps)))
 
 
 @pytest.mark.slow
@@ -304,7 +324,7 @@ def test_when_no_lost_host_comes_back_in_time_training_fails_and_says_so(
     asked = on_hosts(tmp_path, made, [40], SLOW, epochs=400, faults={"wait_for_devices": "3s"})
 
     def change() -> None:
-        made.hosts[0].python.write_text('#!/bin/sh\nexec /nowhere/python "$@"\n')
+        no_python(made, 0)
         crash(made, 0)
 
     watcher = when_checkpoint(tmp_path, 5, change)
