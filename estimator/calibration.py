@@ -98,6 +98,9 @@ class Calibration(_Value):
         ge=0, description="spread of a sentinel kernel's time over the session, the most: (p90 - p10) / median"
     )
     families: dict[str, FamilyCost] = Field(min_length=1)
+    reference: str | None = Field(
+        default=None, description="the processor whose costs these are told by (`reference`); None: they are its own"
+    )
     kinds: tuple[str, ...] = Field(description="the operations that were seen")
     correction: StepCorrection
     cross_validated_error: ErrorSummary

@@ -7,6 +7,9 @@ q is the 90 % quantile of |ln(measured / predicted)| / σ on networks that the f
 (`_left_out` says what of it had), measured by wall-clock as it was: it holds what the machine did meanwhile, and what it does
 later only as far as it is like that. The error that is told is of networks whose whole family the fit had not seen, at the
 machine's median speed.
+
+With a reference (`reference`) all this is done without it and with it, and that stays which predicts networks that were left out
+better. The reference's networks are others, of the same families: none of those is left out of it.
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ from trainwright.estimator.calibration import (
     StepCorrection,
     deviation_of,
 )
+from trainwright.estimator.cost_fit import LIKELIHOOD_POINTS, Told, fit_families
 from trainwright.estimator.errors import BusyMachine
-from trainwright.estimator.op_cost import FamilyCost, OpSample, fit_families, times
+from trainwright.estimator.op_cost import FamilyCost, OpSample, times
 from trainwright.estimator.quantiles import conformal_quantile, quantile
 from trainwright.estimator.speed import Speed
 from trainwright.estimator.whole_steps import WholeSteps
@@ -71,36 +75,52 @@ def refuse_busy(found: float, most_drift: float) -> None:
         )
 
 
-def fit(samples: Sequence[StepSample], **facts: Any) -> Calibration:
-    """The calibration that these measurements give; `facts` are the device's and the session's."""
+def fit(
+    samples: Sequence[StepSample],
+    reference: Calibration | None = None,
+    likelihood_points: int = LIKELIHOOD_POINTS,
+    **facts: Any,
+) -> Calibration:
+    """The calibration that these measurements give, told by a reference where that helps.
+
+    `facts` are the device's and the session's.
+    """
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(limits=1, user_api="blas"):  # the matrices are small: more threads only wait for one another
-        return _fit(samples, facts)
+        return _fit(samples, reference, likelihood_points, facts)
 
 
-def _fit(samples: Sequence[StepSample], facts: dict[str, Any]) -> Calibration:
+def _fit(
+    samples: Sequence[StepSample], reference: Calibration | None, likelihood_points: int, facts: dict[str, Any]
+) -> Calibration:
     import numpy as np
 
     unit = Speed.median([one.speed for one in samples])
     steps = [_at_median_speed(one, unit) for one in samples]
-    costs = fit_families([op for step in steps for op in step.ops])
     whole = [one for one in steps if not one.single]
     correction, step_deviation = _correction(whole)
-    lessons = _Lessons(whole, costs, correction)
-    families = [[one for one in whole if one.family == family] for family in sorted({one.family for one in whole})]
-    far = [one for left in families for one in _left_out(left, steps, lessons, step_deviation)]
-    relative = np.abs([math.exp(-error) - 1 for error, _ in far])
+    ops = [op for step in steps for op in step.ops]
+    each = [_Lessons(whole, fit_families(ops, likelihood_points=likelihood_points), correction)]
+    if reference is not None:
+        told = Told(reference.families, ops)
+        each.append(_Lessons(whole, fit_families(ops, told=told), correction, told))
     parts = folds(whole)
+    in_order = [step for left in parts for step in left]
+    found = [[one for left in parts for one in _left_out(left, steps, by, step_deviation)] for by in each]
+    best = min(range(len(each)), key=lambda number: np.mean([abs(error) for error, _ in found[number]]))
     slower = {id(step): math.log(one.seconds / step.seconds) for one, step in zip(samples, steps, strict=True)}
     scores = [
         abs(error + slower[id(step)]) / deviation
-        for left in parts
-        for step, (error, deviation) in zip(left, _left_out(left, steps, lessons, step_deviation), strict=True)
+        for step, (error, deviation) in zip(in_order, found[best], strict=True)
     ]
+    families = [[one for one in whole if one.family == family] for family in sorted({one.family for one in whole})]
+    far = [one for left in families for one in _left_out(left, steps, each[best], step_deviation)]
+    relative = np.abs([math.exp(-error) - 1 for error, _ in far])
     return Calibration(
-        families=lessons.taught(),
-        kinds=tuple(sorted({op.kind for step in steps for op in step.ops})),
+        families=each[best].taught(),
+        reference=reference.processor if reference is not None and best > 0 else None,
+        kinds=tuple(sorted({op.kind for op in ops})),
         correction=correction,
         measurements=sum(len(one.ops) for one in samples) + len(whole),
         speed=unit,
@@ -139,10 +159,16 @@ def _correction(steps: Sequence[StepSample]) -> tuple[StepCorrection, float]:
 class _Lessons:
     """Steps beside what costs and correction make of them, and what `WholeSteps` learns of that."""
 
-    def __init__(self, steps: Sequence[StepSample], costs: dict[str, FamilyCost], correction: StepCorrection) -> None:
+    def __init__(
+        self,
+        steps: Sequence[StepSample],
+        costs: dict[str, FamilyCost],
+        correction: StepCorrection,
+        told: Told | None = None,
+    ) -> None:
         import numpy as np
 
-        self.costs, self.correction = costs, correction
+        self.costs, self.correction, self.told = costs, correction, told
         self._learning = WholeSteps(costs)
         self._noise = np.array([one.noise for one in steps])
         self._numbers = {id(one): number for number, one in enumerate(steps)}
@@ -179,7 +205,7 @@ def _left_out(
     """
     names = {id(one) for one in left}
     others = [step for step in steps if id(step) not in names]
-    without = fit_families([op for step in others for op in step.ops], like=lessons.costs)
+    without = fit_families([op for step in others for op in step.ops], like=lessons.costs, told=lessons.told)
     correction = lessons.correction
     if correction != StepCorrection():
         correction = _Sums([step for step in others if not step.single]).fit()

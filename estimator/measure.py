@@ -35,6 +35,7 @@ from trainwright.estimator.measure_power import device_power
 from trainwright.estimator.op_cost import OpSample
 from trainwright.estimator.operations import Operation
 from trainwright.estimator.recorder import Clock, Recorder
+from trainwright.estimator.reference import reference
 from trainwright.estimator.samples import KeptSamples
 from trainwright.estimator.source import ModelDefinition
 from trainwright.estimator.speed import Speed
@@ -43,7 +44,8 @@ from trainwright.estimator.training_step import StepSpec, TrainingStep, prepare
 
 _LONGEST_STEP_S, _LONGEST_SINGLE_S = 0.15, 0.08
 _SETTLING, _SETTLED_FAULTS = 4, 16  # steps before any is timed, at most; new pages of one whose memory has settled
-_CLOCKED_S, _MOST_CLOCKED = 0.05, 12  # of steps whose operations are timed, at least three
+_TIMED_S, _MOST_TIMED = 0.02, 50  # of steps timed at once: a longer one says as much as many short ones
+_CLOCKED_S, _MOST_CLOCKED = 0.04, 12  # of steps whose operations are timed, at least two
 _FIT_SHARE = 0.15  # of the budget, for fitting
 _READ_COUNT = "aten._local_scalar_dense"  # by which an optimizer reads its step count: no operation of a traced step
 Found = TypeVar("Found")
@@ -123,8 +125,9 @@ def measure(
     refuse_busy(drift(done.samples), most_drift)
     count = sum(len(one.ops) for one in done.samples)
     say(f"fitting {count} operations of {len(done.samples)} steps", done.elapsed_s)
-    return fit(
+    made = fit(
         done.samples,
+        reference(),
         device_type="cpu",
         threads=threads,
         dtype="float32",
@@ -132,14 +135,16 @@ def measure(
         processor=processor(),
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         first_touch_s_per_byte=first_touch_s_per_byte(),
-        duration_s=spent + time.monotonic() - started,
+        duration_s=0.0,
     )
+    return made.model_copy(update={"duration_s": spent + time.monotonic() - started})
 
 
 def measure_network(network: Network, sentinel: Sentinel) -> StepSample:
     """Time steps of a network, then its operations; its batch is smaller where a step would be too long to be timed often."""
-    batch = _affordable(network)
-    step = ready(network, batch)
+    model = network.build()
+    batch = _affordable(network, model)
+    step = ready(network, batch, model)
     _settle(step)
     operations = _recorded(step)
     timed = _Timed(sentinel)
@@ -149,10 +154,9 @@ def measure_network(network: Network, sentinel: Sentinel) -> StepSample:
         seconds, noise, speed = sum(one.count * one.seconds for one in ops), 0.0, ops_speed
     else:
         first_s, speed = timed(lambda: time_steps(step))
-        taken, ops_speed = timed(lambda: _clocked(step))
-        again_s, later = timed(lambda: time_steps(step))
+        (taken, again_s), ops_speed = timed(lambda: (_clocked(step), time_steps(step)))
         ops = _alike(operations, taken)
-        again_s /= later.slower(speed, again_s, sum(one.flops for one in operations), len(operations))
+        again_s /= ops_speed.slower(speed, again_s, sum(one.flops for one in operations), len(operations))
         seconds, noise = math.sqrt(first_s * again_s), abs(math.log(first_s / again_s)) / 2
     return StepSample(
         family=network.family,
@@ -179,11 +183,11 @@ class _Timed:
         return found, speed
 
 
-def _affordable(network: Network) -> int:
+def _affordable(network: Network, model: torch.nn.Module) -> int:
     """The network's batch size, or the largest power of two whose step is surely short enough to be timed often."""
     least = min(2, network.batch_size)
     longest_s = _LONGEST_SINGLE_S if network.single else _LONGEST_STEP_S
-    step = ready(network, least)
+    step = ready(network, least, model)
     for _ in range(2):  # the first step prepares much: where even by that the batch is small enough, it will do
         started = time.perf_counter()
         step()
@@ -202,16 +206,17 @@ def _settle(step: Callable[[], None]) -> None:
             break
 
 
-def ready(network: Network, batch_size: int) -> TrainingStep:
-    """A step of a network, built."""
+def ready(network: Network, batch_size: int, model: torch.nn.Module | None = None) -> TrainingStep:
+    """A step of a network, of a `model` that has been built or of one that is built now, with an optimizer of its own."""
+    built = network.build() if model is None else model
     definition = ModelDefinition(network.build, network.example_batch, network.loss)
-    return prepare(StepSpec(definition, {}, None, {"name": network.optimizer}), network.build(), batch_size)
+    return prepare(StepSpec(definition, {}, None, {"name": network.optimizer}), built, batch_size)
 
 
-def time_steps(step: Callable[[], None], least_s: float = 0.03) -> float:
-    """Seconds of a step: the median of several, each timed alone."""
+def time_steps(step: Callable[[], None], least_s: float = _TIMED_S) -> float:
+    """Seconds of a step: the median of as many as take `least_s` together, each timed alone."""
     seen: list[float] = []
-    while len(seen) < 3 or (sum(seen) < least_s and len(seen) < 50):
+    while not seen or (sum(seen) < least_s and len(seen) < _MOST_TIMED):
         started = time.perf_counter()
         step()
         seen.append(time.perf_counter() - started)
@@ -227,14 +232,14 @@ def _recorded(step: Callable[[], None]) -> list[Operation]:
 
 
 def _clocked(step: Callable[[], None]) -> list[tuple[float, ...]]:
-    """Seconds of each operation of a step, in their order, in several steps; the first, which is cold, is left out."""
+    """Seconds of each operation of a step, in their order, in two steps or more; of more the first, a cold one, is left out."""
     clock, rounds = Clock(), list[list[float]]()
     started = time.perf_counter()
-    while len(rounds) < 3 or (time.perf_counter() - started < _CLOCKED_S and len(rounds) < _MOST_CLOCKED):
+    while len(rounds) < 2 or (time.perf_counter() - started < _CLOCKED_S and len(rounds) < _MOST_CLOCKED):
         with clock:
             step()
         rounds.append(clock.seconds())
-    return list(zip(*rounds[1:], strict=True))
+    return list(zip(*(rounds[1:] if len(rounds) > 2 else rounds), strict=True))
 
 
 def _alike(operations: Sequence[Operation], taken: Sequence[Sequence[float]]) -> tuple[OpSample, ...]:

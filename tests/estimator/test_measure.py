@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import time
 from collections import Counter
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 from trainwright.estimator.benchmark import Network, networks
 from trainwright.estimator.blocks import FAMILIES
 from trainwright.estimator.calibration import op_count
-from trainwright.estimator.measure import Sentinel, measure_network, ready
+from trainwright.estimator.measure import Sentinel, measure_network, ready, time_steps
 from trainwright.estimator.recorder import Clock, Recorder
 from trainwright.estimator.source import ModelDefinition
 from trainwright.estimator.trace import trace
@@ -84,3 +86,29 @@ def test_of_a_single_layer_the_operations_alone_are_timed() -> None:
     assert sample.single
     assert sample.seconds == sum(one.count * one.seconds for one in sample.ops)
     assert (sample.noise, sample.speed) == (0.0, sample.ops_speed)
+
+
+def test_a_long_step_is_timed_once_and_a_short_one_often() -> None:
+    calls = Counter[str]()
+
+    def long() -> None:
+        calls["long"] += 1
+        time.sleep(0.03)
+
+    def short() -> None:
+        calls["short"] += 1
+
+    assert time_steps(long) >= 0.03
+    assert time_steps(short, least_s=math.inf) >= 0
+    assert calls == {"long": 1, "short": 50}
+
+
+def test_a_step_of_a_built_model_begins_with_an_optimizer_of_its_own() -> None:
+    network = _network("adam")
+    model = network.build()
+    first = ready(network, 2, model)
+    first()
+    second = ready(network, 4, model)
+    assert second.model is first.model
+    assert first.optimizer.state
+    assert not second.optimizer.state

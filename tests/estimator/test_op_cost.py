@@ -11,16 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from trainwright.estimator.op_cost import (
-    FamilyCost,
-    Kernel,
-    OpSample,
-    Roofline,
-    fit_families,
-    fit_family,
-    fit_roofline,
-    times,
-)
+from trainwright.estimator.cost_fit import fit_families, fit_family, fit_roofline
+from trainwright.estimator.op_cost import FamilyCost, Kernel, OpSample, Roofline, times
 from trainwright.estimator.work import by_family, cost_family
 
 TRUTH = Roofline(latency_s=2e-6, flops_per_s=1e11, bytes_per_s=1e10)

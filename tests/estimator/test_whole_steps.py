@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from trainwright.estimator.op_cost import FamilyCost, OpSample, Roofline, fit_families, times
+from trainwright.estimator.cost_fit import fit_families
+from trainwright.estimator.op_cost import FamilyCost, OpSample, Roofline, times
 from trainwright.estimator.whole_steps import WholeSteps
 from trainwright.estimator.work import Work, by_family
 
