@@ -112,7 +112,9 @@ class FaultPolicy(Document):
     """What is done about devices that are lost while training."""
 
     stall_timeout: Duration = Field(
-        default=60.0, description="a rank for which the others wait this long without a sign of progress is lost"
+        default=60.0,
+        ge=1.0,
+        description="a rank for which the others wait this long without a sign of progress is lost",
     )
     wait_for_devices: Wait = Field(
         default=60.0, description="with fewer devices than devices.min_count: how long to wait for one to come back"
@@ -169,6 +171,13 @@ class TrainSpec(Document):
         if len(given) != 2 or not whole or not 1 <= given[0] <= given[1]:
             raise ValueError("[least, greatest] with 1 <= least <= greatest, both whole numbers")
         return bounds
+
+    @model_validator(mode="after")
+    def _grows_within_its_bounds(self) -> TrainSpec:
+        size, most = self.global_batch_size, self.batch_bounds[1]
+        if self.adaptive_batch and size != "auto" and size > most:
+            raise ValueError(f"global_batch_size of at most {most}, the greatest of batch_bounds, not {size}")
+        return self
 
     @field_validator("global_batch_size", "learning_rate")
     @classmethod

@@ -2,7 +2,8 @@
 
 The ramp says at which rate the loss runs away, but little about what is best below it: at each rate it takes one step, of a
 model that the steps before have made. So a few short trainings, each from the same start over the same batches, are compared: at
-a third, a ninth and a 27th of the runaway rate, and on by thirds as long as the best lies at an end.
+a third, a ninth and a 27th of the runaway rate, and on by thirds, downwards or upwards, as long as the best lies at an end. From
+the same start the rate at which the ramp ran away may hold: what runs away there has no score.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def replanner(run: Run, data: DataSchema) -> Planner:
         train = job.train.model_copy(update={"global_batch_size": before.global_batch_size})
         lost, pool = ", ".join(gone(before, job)), load_pool(job.pool)
         if not estimated or not all(device.variant in _kinds(estimated[-1]) for device in devices):
-            why = f"pool {pool.name} no longer has {lost}; " if lost else ""
+            why = f"pool {pool.name} no longer has {lost} as planned; " if lost else ""
             progress.emit("notice", message=f"plan: {why}planned anew")
             estimated.append(predicted(run))
             run.write(estimated[-1])
@@ -65,7 +65,7 @@ def replanner(run: Run, data: DataSchema) -> Planner:
         try:
             return make_plan(same_batch, pool, found, data, _known(devices, found), now=datetime.now(UTC))
         except Infeasible as error:
-            why = f"pool {pool.name} no longer has {lost}, and without, " if lost else ""
+            why = f"pool {pool.name} no longer has {lost} as planned, and without, " if lost else ""
             raise Infeasible(
                 f"plan: {why}for the same global batch of {before.global_batch_size}: {error}",
                 **error.details,

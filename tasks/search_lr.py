@@ -187,10 +187,12 @@ def with_trials(ramp: LearningRateSearch, trials: Sequence[LearningRateTrial]) -
         return ramp.model_copy(update={"trials": list(trials)})
     value, (low, high) = settled
     best = min(trials, key=lambda one: one.loss)
-    edge = f"below {ramp.diverged_at:.2g}, where the loss runs away" if ramp.diverged_at is not None else "of the ramp"
+    rates = sorted(one.learning_rate for one in trials)
+    ran_away = f" (the ramp's loss ran away at {ramp.diverged_at:.2g})" if ramp.diverged_at is not None else ""
+    between = f"; the parabola through it and its neighbours is least at {value:.2g}"
     reason = (
-        f"of {len(trials)} trainings of {best.steps} steps at rates {edge}, {best.learning_rate:.2g} reached the least loss "
-        f"({best.loss:.3g}); the parabola through it and its neighbours is least at {value:.2g}"
+        f"of {len(trials)} trainings of {best.steps} steps at rates from {rates[0]:.2g} to {rates[-1]:.2g}{ran_away}, "
+        f"{best.learning_rate:.2g} reached the least loss ({best.loss:.3g}){between if value != best.learning_rate else ''}"
     )
     return ramp.model_copy(
         update={"learning_rate": value, "interval": (low, high), "reason": reason, "trials": list(trials)}

@@ -51,17 +51,23 @@ def _login_options(login: Ssh | None) -> dict[str, str]:
     given = login.model_dump(exclude_none=True) if login is not None else {}
     login, options = validated(Ssh, settings().ssh_login() | given, "TRAINWRIGHT_SSH"), {}
     if login.known_hosts is not None:
+        _require_file("known_hosts", login.known_hosts)
         options["UserKnownHostsFile"] = f'"{login.known_hosts}"'
     if login.identity is not None:
-        ours = Path(login.identity).expanduser()
-        if not re.search(r"%|\$", login.identity) and not ours.is_file():  # ssh knows more words than a shell does
-            raise BadInput(f"ssh identity: got {login.identity}; there is no such file")
+        _require_file("identity", login.identity)
         options.update({"IdentityFile": f'"{login.identity}"', "IdentitiesOnly": "yes"})
     if login.user is not None:
         options["User"] = login.user
     if login.port is not None:
         options["Port"] = str(login.port)
     return options
+
+
+def _require_file(field: str, path: str) -> None:
+    """Raises BadInput; of a path with words that ssh knows, and a shell does not, nothing is known."""
+    there = Path(path).expanduser()
+    if not re.search(r"%|\$", path) and (there.is_dir() or not there.exists()):
+        raise BadInput(f"ssh {field}: got {path}; there is no such file")
 
 
 def why_ended(stderr: str, code: int | None) -> str:

@@ -137,6 +137,10 @@ def calibrate(
         ("dtype", result.dtype),
         ("torch", result.torch),
         ("measurements", f"{result.measurements:,} of {len(result.kinds)} kinds of operation"),
+        (
+            "told by",
+            f"these and the reference, of {result.reference}" if result.reference else "these alone",
+        ),
         ("drift of the machine", f"{100 * result.sentinel_drift:.0f} % (allowed: {100 * most_drift:.0f} %)"),
         ("cross-validated error", f"median {100 * error.median:.0f} %, p90 {100 * error.p90:.0f} %"),
         ("power", f"{result.power.idle_w:.1f} W idle, {result.power.load_w:.1f} W" if result.power else "no meter"),

@@ -175,12 +175,14 @@ def whole_model(store: ObjectStore, state: State) -> bytes:
 
 def fetch_latest(store: ObjectStore, into: Path) -> State | None:
     """Bring the newest checkpoint that is whole into a folder; None where there is none."""
-    for state in reversed(list_states(store)):
+    states = list_states(store)
+    for place, state in reversed(list(enumerate(states))):
         try:
             for name in (MODEL, OPTIMIZER):
                 fetch(store, state, name, into)
         except CorruptArtefact as error:
-            progress.emit("notice", message=f"{error}; the checkpoint before is used")
+            instead = "the checkpoint before is used" if place else "there is none before it: training begins anew"
+            progress.emit("notice", message=f"{error}; {instead}")
             continue
         (into / STATE).write_bytes(state.encoded())
         return state

@@ -126,6 +126,11 @@ def mark(place: Path, rank: int, generation: int, state: State, files: Files, ro
 def forget(work: Path, claim: str) -> None:
     """What this launch has kept is of no use any more."""
     shutil.rmtree(work / FOLDER / claim, ignore_errors=True)
+    drop_empty(work)
+
+
+def drop_empty(work: Path) -> None:
+    """Leave no place behind in which nothing is kept."""
     if not any(path.is_dir() for path in (work / FOLDER).glob("*")):  # else another launch's is there
         drop(work)
 

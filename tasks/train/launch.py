@@ -100,7 +100,9 @@ def train(
         raise  # the run folder is another's by now
     except BaseException as error:
         try:
-            if not isinstance(error, ServiceUnreachable):  # else it comes with the next start
+            if isinstance(error, ServiceUnreachable):  # what is here comes with the next start
+                kept.drop_empty(work)
+            else:
                 _bring_what_is_here(store, work, request.job.train.checkpoint)
             _keep_files(store, work)
         except (OSError, TrainwrightError) as why:

@@ -65,6 +65,7 @@ class Membership:
         self._broken_at: float | None = None
         self._leaving_at: float | None = None
         self._short_since: float | None = None
+        self._told_short = False
 
     @property
     def leaving(self) -> bool:
@@ -114,9 +115,8 @@ class Membership:
         if self._broken_at is not None:
             for worker in stuck(self._inside(), now - self._broken_at):
                 worker.give_up("did not come out of a sum that a lost rank had broken")
-        if not self._searches:
-            for worker, why in hung(self._inside(), time.monotonic(), self._stall_s):
-                worker.give_up(why)
+        for worker, why in hung(self._inside(), time.monotonic(), self._stall_s):
+            worker.give_up(why)
 
     def grow(self) -> None:
         """Ask all to leave between two steps where somebody waits to join."""
@@ -150,12 +150,15 @@ class Membership:
             return self._meet(able, stopping=True, end=True)
         why = self.fleet.why_not(able)
         if why is None:
-            self._short_since = None
+            self._short_since, self._told_short = None, False
             return self._meet(able)
         now = time.monotonic()
         self._short_since = self._short_since or now
         coming = coming or self._processes.may_return(self.fleet.may_restart)
         if coming and now - self._short_since < self._patience_s:
+            if not self._told_short:
+                self._told_short = True
+                progress.emit("notice", message=f"{why}: training waits up to {self._patience_s:.0f} s for others")
             return False
         waited = f" and none came back in {now - self._short_since:.0f} s" if coming else ""
         self.given_up = f"{why}{waited}" + (f" ({self.last_cause})" if self.last_cause else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from trainwright.tasks.train.session import Session
 
 TRY_EVERY_S = 10.0
 _END_GRACE_S = 5.0
+_log = logging.getLogger(__name__)
 Shares = dict[int, RemoteShare]
 
 
@@ -59,6 +61,10 @@ class Returning:
             if self._told.get(address) != str(why) and not self._ending.is_set():
                 self._told[address] = str(why)
                 progress.emit("notice", message=f"a lost host is tried again every {TRY_EVERY_S:g} s: {why}")
+        except Exception:  # noqa: BLE001 - logged with its traceback; the others are to be tried all the same
+            _log.exception("host %s can't be taken back", address)
+            if session is not None:
+                session.close(_END_GRACE_S)
         finally:
             self._trying = None
 

@@ -79,7 +79,8 @@ class Session:
         boot = _BOOT.format(facts=Path(equality.__file__).read_text())
         one_line = f"import base64; exec(base64.b64decode('{base64.b64encode(boot.encode()).decode()}'))"
         command = [*ssh_command(address, login), shlex.join([python, "-P", "-c", one_line])]
-        with self._log.open("wb") as log:
+        with self._log.open("ab") as log:
+            self._log_begins = log.tell()  # what an earlier connection wrote is before
             self._ssh = subprocess.Popen(
                 dying_with_parent(command),
                 stdin=subprocess.PIPE,
@@ -129,7 +130,7 @@ class Session:
             return self._hung_up
         if code == -signal.SIGKILL:
             return f"no answer in {HELLO_TIMEOUT_S:g} s"
-        text = self._log.read_text(errors="replace")
+        text = self._log.read_bytes()[self._log_begins :].decode(errors="replace")
         if code in (126, 127):
             return (
                 f"{self.python} can't be run there ({why_ended(text, code)}); the pool file's `python` says where it is"

@@ -187,9 +187,10 @@ def test_a_hosts_connection_is_how_ssh_logs_in_where_the_pool_says_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "ann").touch()
+    (tmp_path / "known").touch()
     connection = {
         "conn_type": "trainwright_ssh", "host": "10.0.0.9", "login": "ann", "port": 2222,
-        "extra": {"identity": str(tmp_path / "ann"), "known_hosts": "/keys/known"},
+        "extra": {"identity": str(tmp_path / "ann"), "known_hosts": str(tmp_path / "known")},
     }  # fmt: skip
     monkeypatch.setenv("AIRFLOW_CONN_HOSTS", json.dumps(connection))
     command = HostHook("hosts").get_conn()
@@ -197,7 +198,7 @@ def test_a_hosts_connection_is_how_ssh_logs_in_where_the_pool_says_nothing(
         "User=ann",
         "Port=2222",
         f'IdentityFile="{tmp_path}/ann"',
-        'UserKnownHostsFile="/keys/known"',
+        f'UserKnownHostsFile="{tmp_path}/known"',
         "BatchMode=yes",
     ):
         assert option in command

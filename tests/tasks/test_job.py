@@ -79,6 +79,11 @@ def test_a_job_survives_the_run_folder(tmp_path: Path) -> None:
         ({"train": {"epochs": 0}}, "train.epochs: got 0; allowed: greater than or equal to 1"),
         ({"train": {"global_batch_size": -4}}, "train.global_batch_size: got -4; allowed: more than zero, or auto"),
         ({"train": {"batch_bounds": [9, 3]}}, "train.batch_bounds: got [9, 3]; allowed: [least, greatest] with"),
+        (
+            {"train": {"adaptive_batch": True, "global_batch_size": 512, "batch_bounds": [64, 128]}},
+            "global_batch_size of at most 128, the greatest of batch_bounds, not 512",
+        ),
+        ({"train": {"faults": {"stall_timeout": "1ms"}}}, "train.faults.stall_timeout: got "),
         ({"train": {"learning_rate": -1.0}}, "train.learning_rate: got -1.0; allowed: more than zero, or auto"),
         ({"train": {"learning_rate": ".nan"}}, "train.learning_rate: got '.nan'; allowed: a finite number or auto"),
         ({"train": {"clip_norm": "-.Inf"}}, "train.clip_norm: got '-.Inf'; allowed: a finite number"),

@@ -86,6 +86,17 @@ def test_the_trials_decide_and_the_reason_and_the_plot_show_them() -> None:
     assert "trials" in plot(search)
 
 
+def test_where_the_best_trial_is_the_highest_it_is_taken_and_the_reason_says_no_more() -> None:
+    trials = [
+        LearningRateTrial(learning_rate=rate, loss=loss, steps=50)
+        for rate, loss in ((0.1, 0.6), (0.3, 0.5), (0.9, 0.4), (2.7, math.inf))
+    ]
+    search = with_trials(falling(), trials)
+    assert search.learning_rate == 0.9
+    assert "rates from 0.1 to 2.7 (the ramp's loss ran away at" in search.reason
+    assert search.reason.endswith("0.9 reached the least loss (0.4)")
+
+
 def test_without_a_trial_that_held_the_ramps_choice_stays() -> None:
     ramp = falling()
     ran_away = [LearningRateTrial(learning_rate=0.1, loss=math.inf, steps=3)]

@@ -44,9 +44,10 @@ def test_probe_has_help_of_its_own_and_its_options_are_not_the_pools() -> None:
     assert CliRunner().invoke(app, ["pool", "probe", "pool.yaml"]).exit_code == 2
 
 
-def test_a_key_file_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRAINWRIGHT_SSH_IDENTITY", str(tmp_path / "none.key"))
-    with pytest.raises(BadInput, match=r"^ssh identity: got .*none.key; there is no such file$"):
+@pytest.mark.parametrize("field", ["identity", "known_hosts"])
+def test_a_key_file_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str) -> None:
+    monkeypatch.setenv(f"TRAINWRIGHT_SSH_{field.upper()}", str(tmp_path / "none.key"))
+    with pytest.raises(BadInput, match=rf"^ssh {field}: got .*none.key; there is no such file$"):
         probe(["127.0.0.9"])
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from trainwright.tasks import progress
 from trainwright.tasks.folder_store import FolderStore
 from trainwright.tasks.job import CheckpointPolicy
 from trainwright.tasks.objects import sha256
@@ -55,6 +56,18 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, 
     assert (tmp_path / "here/model.safetensors").read_bytes() == store.get(
         "checkpoints/step-00000010/model.safetensors"
     )
+
+
+def test_where_all_checkpoints_are_damaged_it_is_said_that_training_begins_anew(tmp_path: Path) -> None:
+    store, said = FolderStore(tmp_path / "run"), list[str]()
+    saved(store, {10: False, 20: False}, CheckpointPolicy())
+    for step in (10, 20):
+        store.put(f"checkpoints/step-{step:08d}/model.safetensors", b"!")
+    with progress.heard_by(lambda event: said.append(event["message"])):
+        assert checkpoint.fetch_latest(store, tmp_path / "here") is None
+    assert ["step-00000020" in said[0], "step-00000010" in said[1]] == [True, True]
+    assert said[0].endswith("; the checkpoint before is used")
+    assert said[1].endswith("; there is none before it: training begins anew")
 
 
 def test_where_there_is_no_checkpoint_there_is_none(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -26,7 +27,7 @@ from training_case import (
 
 from trainwright.tasks.artefacts import SplitEvent
 from trainwright.tasks.errors import TrainingFailed
-from trainwright.tasks.train import ramp, train
+from trainwright.tasks.train import membership, ramp, train
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,10 @@ def test_a_replacement_joins_between_two_steps(tmp_path: Path, heard: list[dict[
 
 
 @pytest.mark.slow
-def test_with_a_minimum_of_all_the_others_wait_for_the_replacement(tmp_path: Path, heard: list[dict[str, Any]]) -> None:
+def test_with_a_minimum_of_all_the_others_wait_for_the_replacement(
+    tmp_path: Path, heard: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "SPARE_AFTER_S", math.inf)  # so that the replacement has yet to load
     asked = with_min_count(request(tmp_path, [40, 20], devices=SLOW, epochs=1, backend="torch"), 2)
     watcher = when_checkpoint(tmp_path, 5, lambda: os.kill(pids(heard)[0], signal.SIGKILL))
     result = train(asked)
@@ -103,6 +107,8 @@ def test_with_a_minimum_of_all_the_others_wait_for_the_replacement(tmp_path: Pat
     told = [event.reason for event in result.split_events if event.batch_sizes == [40, 20] and event.step > 0]
     assert any("rank 0 (here/0) was killed by SIGKILL" in reason for reason in told)  # though the split stays
     assert all(0 not in event.batch_sizes for event in result.split_events)
+    waits = "1 of 2 devices left, and devices.min_count is 2: training waits up to 60 s for others"
+    assert [event["message"] for event in heard if event["event"] == "notice"].count(waits) == 1
     assert_every_sample_once(asked, 2, 1)
 
 
@@ -207,6 +213,20 @@ def test_a_rank_that_is_killed_ends_the_ramp_by_name(tmp_path: Path, heard: list
         lambda: any(event["event"] == "ramp" for event in heard), lambda: os.kill(pids(heard)[1], signal.SIGKILL)
     )
     with pytest.raises(TrainingFailed, match=r"rank 1 \(here/1\) was killed by SIGKILL.*rank-1\.log"):
+        ramp(asked, [1e-5] * 2000)
+    watcher.join()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["torch", "horovod"])
+def test_a_rank_that_stops_ends_the_ramp_after_the_stall_timeout(
+    tmp_path: Path, heard: list[dict[str, Any]], backend: str
+) -> None:
+    asked = request(tmp_path, [40, 20], devices=SLOW, backend=backend, faults={"stall_timeout": "2s"})
+    watcher = once(
+        lambda: any(event["event"] == "ramp" for event in heard), lambda: os.kill(pids(heard)[1], signal.SIGSTOP)
+    )
+    with pytest.raises(TrainingFailed, match=r"rank 1 \(here/1\) gave no sign of life for 2 s and was killed"):
         ramp(asked, [1e-5] * 2000)
     watcher.join()
 

@@ -11,7 +11,7 @@ from hosts_case import act, no_python, on_hosts, other_sources, until
 from lab import Lab
 
 from trainwright.tasks.errors import BadInput, ServiceUnreachable, TrainingFailed
-from trainwright.tasks.train import session, train
+from trainwright.tasks.train import kept, session, train
 from trainwright.tasks.train.node import BEAT_S
 
 
@@ -26,7 +26,12 @@ def test_a_host_that_does_not_answer_is_named(tmp_path: Path, lab: Callable[...,
     assert not list(tmp_path.glob("run/metrics/*"))
 
 
-def test_a_host_with_another_key_or_an_unknown_one_is_refused(tmp_path: Path, lab: Callable[..., Lab]) -> None:
+def test_a_host_with_another_key_or_an_unknown_one_is_refused(
+    tmp_path: Path, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    monkeypatch.setattr(kept, "SHARED_MEMORY", shared)
     made = lab(cores=[None, None])
     asked = on_hosts(tmp_path, made, [40, 20])
     first, second = made.known_hosts.read_text().splitlines()
@@ -39,6 +44,7 @@ def test_a_host_with_another_key_or_an_unknown_one_is_refused(tmp_path: Path, la
     with pytest.raises(ServiceUnreachable, match=r"host h2 \(.*\): its host key is not in known_hosts"):
         train(asked)
     assert made.known_hosts.read_text() == first + "\n"
+    assert list(shared.iterdir()) == []
     assert until(lambda: [host.words() for host in made.hosts] == [[], []])
 
 

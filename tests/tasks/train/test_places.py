@@ -77,6 +77,7 @@ def test_a_pool_says_how_to_log_in(tmp_path: Path) -> None:
     hosts = "hosts: [{name: a, address: 10.0.0.1, devices: [{type: cpu}]}]"
     text = f"name: p\n{hosts}\nssh: {{known_hosts: keys, user: train, port: 2222}}\n"
     pool.write_text(text)
+    (tmp_path / "keys").touch()
     login = load_pool(pool).ssh
     assert login.known_hosts == str(tmp_path / "keys")
     words = ssh_command("10.0.0.1", login)
