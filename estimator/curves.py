@@ -118,6 +118,9 @@ class DeviceCurve(_Value):
     )
     process_bytes: float = Field(default=0.0, description="what a rank takes besides its step")
     memory_limit_bytes: float | None = Field(default=None, description="what the device has; None: not known")
+    most_batch_size: int | None = Field(
+        default=None, ge=0, description="samples at once that one was seen to hold, where one ran out of memory"
+    )
     idle_w: float | None = None
     load_w: float | None = None
     power_spread: float = Field(default=0.0, ge=0, description="relative half width of the 90 % interval of the power")

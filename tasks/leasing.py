@@ -14,12 +14,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeVar
 
-from trainwright.tasks import progress
+from trainwright.tasks import progress, seen_memory
 from trainwright.tasks.allocate.ledger import TTL_S, Heartbeat, Holder
 from trainwright.tasks.allocate.queue import Queue, Turn
 from trainwright.tasks.allocate.restrictions import usable
 from trainwright.tasks.artefacts import Plan
-from trainwright.tasks.errors import BadInput, Infeasible, Interrupted, MustWait, RunHeld
+from trainwright.tasks.errors import BadInput, Infeasible, Interrupted, MustWait, RunHeld, TrainingFailed
 from trainwright.tasks.job import Job
 from trainwright.tasks.pool import Device, load_pool
 from trainwright.tasks.run import Run
@@ -177,13 +177,19 @@ def on_devices(
     """Work on the devices of the run's plan: with an event that ends it, and the claim to them.
 
     A run of a higher priority may ask for them: the work is ended, the devices are given back, and this waits for its turn to
-    go on. Where the run was asked to plan anew, the work is ended and goes on by the new plan. Raises RunHeld where the devices
-    were lost, and what `lease` raises.
+    go on. Where the run was asked to plan anew, the work is ended and goes on by the new plan; so it does where it failed since
+    the devices do not hold the plan's batches. Raises RunHeld where the devices were lost, and what `lease` raises.
     """
-    me = holder(run)
+    me, failed = holder(run), None
     while True:
         stored = run.read(Plan)
-        plan, token = lease(run, stored, again=again)
+        try:
+            plan, token = lease(run, stored if failed is None or again is None else again, again=again)
+        except Infeasible as error:
+            if failed is None:
+                raise
+            raise TrainingFailed(f"{failed}; planned anew, there is {error}", **failed.details) from error
+        failed = None
         names = plan.resources
         with (
             Heartbeat(ledger(), run.uri, names, TTL_S, holder=me.name, token=token) as beat,
@@ -200,6 +206,12 @@ def on_devices(
                 if not claim():
                     raise RunHeld(f"the lease on the devices was lost while {what}")
                 return done
+            except TrainingFailed as error:
+                if again is None or "most_batch_sizes" not in error.details:
+                    raise
+                seen_memory.note(run, plan, error.details["most_batch_sizes"])
+                progress.emit("notice", message=f"{error}; planned anew with what fits")
+                failed = error
             except Interrupted as error:
                 if stop.is_set() or not beat.revoked.is_set():
                     raise

@@ -50,18 +50,19 @@ def _known(devices: list[Device], estimate: Estimate) -> list[Device]:
 def replanner(run: Run, data: DataSchema) -> Planner:
     """Makes another plan for the same global batch, estimated anew. Raises Infeasible, naming devices that are gone."""
     job = run.job()
-    estimated: list[Estimate] = []
+    estimated = False
 
     def again(devices: list[Device]) -> Plan:
+        nonlocal estimated
         before = run.read(Plan)
         train = job.train.model_copy(update={"global_batch_size": before.global_batch_size})
         lost, pool = ", ".join(gone(before, job)), load_pool(job.pool)
-        if not estimated or not all(device.variant in _kinds(estimated[-1]) for device in devices):
+        if not estimated or not all(device.variant in _kinds(run.read(Estimate)) for device in devices):
             why = f"pool {pool.name} no longer has {lost} as planned; " if lost else ""
             progress.emit("notice", message=f"plan: {why}planned anew")
-            estimated.append(predicted(run))
-            run.write(estimated[-1])
-        same_batch, found = job.model_copy(update={"train": train}), estimated[-1]
+            estimated = True
+            run.write(predicted(run))
+        same_batch, found = job.model_copy(update={"train": train}), run.read(Estimate)
         try:
             return make_plan(same_batch, pool, found, data, _known(devices, found), now=datetime.now(UTC))
         except Infeasible as error:
@@ -75,17 +76,18 @@ def replanner(run: Run, data: DataSchema) -> Planner:
 
 
 def predicted(run: Run) -> Estimate:
-    """Time, memory and energy on each kind of device that the pool has now, by what earlier runs taught too."""
-    from trainwright.tasks import calibration_set
+    """Time, memory and energy on each kind of device that the pool has now, by what earlier runs taught too, and this one."""
+    from trainwright.tasks import calibration_set, seen_memory
     from trainwright.tasks.estimate import estimate
 
     job = run.job()
     pool = load_pool(job.pool)
     devices = usable(pool, job.devices)
     earlier = calibration_set.read(run.store_uri, {device.type for device in devices})
-    return estimate(
+    found = estimate(
         run.read(Structure), devices, power=pool.power, backend=job.train.backend, finished=earlier, store=run.store_uri
     )
+    return seen_memory.carried_over(found, run.find(Estimate))
 
 
 def require_devices(plan: Plan, job: Job) -> None:

@@ -225,7 +225,9 @@ def deviations(confidence: float) -> float:
 def largest_batch(curve: DeviceCurve, most: int, kept_bytes: float = 0.0) -> int:
     """The largest batch, up to `most`, that stays within the device's memory; 0 where one sample does not."""
     limit = curve.memory_limit_bytes
-    if limit is None:
+    if curve.most_batch_size is not None:
+        most = min(most, curve.most_batch_size)
+    if limit is None or most == 0:
         return most
     low, high = 0, 1
     while curve.device_memory_bytes(high) + kept_bytes <= limit:

@@ -123,9 +123,11 @@ def _memory(planner: Planner) -> str:
     need = roomiest.device_memory_bytes(1) / 2**30
     have = (roomiest.memory_limit_bytes or 0) / 2**30
     shared = ", which its ranks share" if any(kind.shares_memory for kind in planner.layout.kinds) else ""
+    seen = [kind.curve for kind in planner.layout.kinds if kind.curve.most_batch_size is not None]
+    held = "".join(f"; {one.device_type} was seen to hold {one.most_batch_size} at once" for one in seen)
     return (
         f"no feasible plan: memory binds: a global batch of {least} does not fit; one sample takes {need:.2f} GiB, "
-        f"{roomiest.device_type} has {have:.2f} GiB{shared}"
+        f"{roomiest.device_type} has {have:.2f} GiB{shared}{held}"
     )
 
 

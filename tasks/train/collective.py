@@ -7,6 +7,7 @@ A rank's place among the others while they change is `peers`.
 from __future__ import annotations
 
 import json
+import os
 import time
 import zlib
 from collections.abc import Callable
@@ -20,8 +21,10 @@ from trainwright.tasks.errors import TrainingFailed
 from trainwright.tasks.train.mesh import Mesh
 from trainwright.tasks.train.own_name import own_address, stand_for_address
 
+TORCHRUN = "env://"
+"""where the ranks meet that torchrun has started"""
 MEET_S, SUM_S = 10.0, 1800.0
-"""torch's time-outs. The launcher notices sooner who dies or hangs."""
+"""torch's time-outs, where a launcher notices sooner who dies or hangs."""
 LATE, LEAST_PAUSE_S, MOST_PAUSE_S = 0.05, 50e-6, 1e-3
 """How late the end of a Horovod sum may be noticed, as a part of what it took, and within which bounds."""
 
@@ -100,17 +103,18 @@ class HorovodCollective:
 
 
 class TorchCollective:
-    """torch.distributed with Gloo. The ranks meet through a file, a store at `tcp://address:port/prefix`, or as
-    `env://` says.
+    """torch.distributed with Gloo. The ranks meet through a file, a store at `tcp://address:port/prefix`, or
+    torchrun's.
 
     Sums are matched by their order, not by name. Those begun early have connections of their own, so that a rank may begin
     them at another moment between the blocking ones. The groups are made directly: `init_process_group` counts them in
     the process, and the processes of one world may have lived through other numbers of worlds.
 
     A large tensor goes round the ring of ranks, in 2(n - 1) messages that wait for each other; a small one, to all at once.
+    A sum may take `sum_s`.
     """
 
-    def __init__(self, rank: int, size: int, meeting: str) -> None:
+    def __init__(self, rank: int, size: int, meeting: str, sum_s: float = SUM_S) -> None:
         import torch.distributed as dist
         from torch._C._distributed_c10d import PrefixStore
 
@@ -122,12 +126,12 @@ class TorchCollective:
                 self._groups[early] = dist.ProcessGroupGloo(
                     PrefixStore(name, store), rank, size, timedelta(seconds=MEET_S)
                 )
-                self._meshes[early] = Mesh(rank, size, PrefixStore(f"{name}-small", store), address, MEET_S, SUM_S)
+                self._meshes[early] = Mesh(rank, size, PrefixStore(f"{name}-small", store), address, MEET_S, sum_s)
         except (RuntimeError, OSError) as error:
             self.shutdown()
             raise PeersLost(f"torch.distributed: {error}") from error
         self._options = dist.AllreduceOptions()  # whose default is to sum
-        self._options.timeout = timedelta(seconds=SUM_S)
+        self._options.timeout = timedelta(seconds=sum_s)
         self.rank, self.size, self.wait_s = rank, size, 0.0
 
     def sum_(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -165,10 +169,8 @@ def _store_at(meeting: str, size: int) -> Any:
     from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
 
     patience = timedelta(seconds=MEET_S)
-    if meeting == "env://":
-        from torch.distributed.rendezvous import rendezvous
-
-        return PrefixStore("sums", next(iter(rendezvous(meeting)))[0])
+    if meeting == TORCHRUN:
+        return torchrun_store("sums")
     if not meeting.startswith("tcp://"):
         store = FileStore(meeting, size)
         store.set_timeout(patience)
@@ -176,6 +178,15 @@ def _store_at(meeting: str, size: int) -> Any:
     place, _, prefix = meeting.removeprefix("tcp://").partition("/")
     address, _, port = place.rpartition(":")
     return PrefixStore(prefix, TCPStore(address, int(port), is_master=False, wait_for_workers=False, timeout=patience))
+
+
+def torchrun_store(use: str) -> Any:
+    """What the ranks that torchrun has started share, of a use of its own. torchrun keeps it when it starts them again."""
+    from torch._C._distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"{use}-{attempt}", next(iter(rendezvous(TORCHRUN)))[0])
 
 
 def take_from_first(collective: Collective, tensors: list[torch.Tensor], name: str, source: int = 0) -> None:

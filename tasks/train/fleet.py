@@ -54,6 +54,11 @@ class Fleet:
         self.limits[number] = min(batch_size - 1, max(guess, fits))
         return self.limits[number]
 
+    def lacks_memory(self, present: Collection[int]) -> bool:
+        """Whether these could train by themselves, had they the memory."""
+        able = [number for number in present if self.limits.get(number) != 0]
+        return len(present) >= self.min_count and self.why_not(able) is not None
+
     def why_not(self, members: Collection[int]) -> str | None:
         """Why these can't train by themselves; None where they can."""
         total, count = sum(self.batch_sizes), len(self.batch_sizes)

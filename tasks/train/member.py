@@ -22,7 +22,7 @@ from trainwright.tasks import data
 from trainwright.tasks.artefacts import PlannedDevice
 from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.train.channel import Channel, RankChannel
-from trainwright.tasks.train.collective import PeersLost
+from trainwright.tasks.train.collective import SUM_S, PeersLost
 from trainwright.tasks.train.cpu_share import join_cgroup
 from trainwright.tasks.train.loop import Training
 from trainwright.tasks.train.metrics import warm_up
@@ -33,6 +33,7 @@ from trainwright.tasks.train.rank import OutOfMemory, Rank
 from trainwright.tasks.train.request import Order
 from trainwright.tasks.train.stand_back import standing_back
 from trainwright.tasks.train.torchrun import AloneChannel, is_launcher
+from trainwright.tasks.train.watchdog import stall_s
 from trainwright.tasks.train.world import World
 
 
@@ -49,7 +50,7 @@ def main(order_path: Path, place: str) -> int:
         if alone is not None:
             order = alone.begin(order)
         dataset = standing_back(_load, order) if place == SPARE else _load(order)
-        peers = Peers(order.backend)
+        peers = Peers(order.backend, SUM_S if alone is None else stall_s(order.request))
         channel.attend(peers)
         if place == SPARE:
             channel.send("spare")

@@ -2,6 +2,7 @@
 
 a process dies, hangs, or its sums fail   -> all others are called out of the world, and meet in a smaller one at once
 its replacement is loaded                 -> all leave between two steps, and meet in a larger one
+the learning rate is searched             -> what is left of a broken world waits for replacements, and searches anew
 too few are left, or too little memory    -> wait for replacements; then a last checkpoint, and a clear failure
 """
 
@@ -17,7 +18,7 @@ from trainwright.tasks.train.fleet import Fleet
 from trainwright.tasks.train.processes import Worker
 from trainwright.tasks.train.rank_processes import SPARE_AFTER_S, RankProcesses
 from trainwright.tasks.train.request import Order
-from trainwright.tasks.train.watchdog import LONG_STEPS, OUT_S, hung, stuck
+from trainwright.tasks.train.watchdog import OUT_S, hung, stall_s, stuck
 from trainwright.tasks.train.world import World
 
 FRUITLESS = 3
@@ -40,10 +41,7 @@ class Membership:
         self._restore, self._checkpoint, self.committed = restore, checkpoint, committed
         self._searches = order.mode == "ramp"
         devices, policy = order.request.plan.devices, order.request.job.train.faults
-        self._patience_s = policy.wait_for_devices
-        self._stall_s = max(
-            policy.stall_timeout, LONG_STEPS * max((device.step_time_s.high for device in devices), default=0.0)
-        )
+        self._patience_s, self._stall_s = policy.wait_for_devices, stall_s(order.request)
         self.fleet = Fleet(
             [device.batch_size for device in devices],
             min_count=order.request.job.devices.min_count, restarts=policy.restarts,
@@ -53,6 +51,8 @@ class Membership:
         """of the present world, whoever of them is still in it"""
         self.given_up: str | None = None
         """why the training ends with the present world"""
+        self.held: dict[str, dict[str, int]] = {}
+        """`most_batch_sizes`: samples that devices were seen to hold, by id, where it ends for want of memory"""
         self.reasons: list[str] = []
         """what is said when the next world begins"""
         self.last_cause: TrainwrightError | None = None
@@ -75,7 +75,7 @@ class Membership:
     @property
     def lasts(self) -> bool:
         """Whether the training has gone on so long that a spare process pays."""
-        return self._formed_at is not None and time.monotonic() - self._formed_at > SPARE_AFTER_S
+        return not self._searches and self._formed_at is not None and time.monotonic() - self._formed_at > SPARE_AFTER_S
 
     def is_done(self, number: int) -> bool:
         """Whether a device's process has said its last words."""
@@ -91,12 +91,13 @@ class Membership:
     def _inside(self) -> list[Worker]:
         return [worker for worker in self._present() if worker.state in ("joining", "in")]
 
+    def _free(self) -> list[int]:
+        """Devices whose processes wait for a world."""
+        return sorted(number for number, worker in self._workers.items() if worker.state == "free")
+
     def _able(self) -> list[int]:
-        """Devices whose processes wait for a world, and that have memory for at least one sample."""
-        return sorted(
-            number for number, worker in self._workers.items()
-            if worker.state == "free" and self.fleet.limits.get(number) != 0
-        )  # fmt: skip
+        """Those of them that have memory for at least one sample."""
+        return [number for number in self._free() if self.fleet.limits.get(number) != 0]
 
     # -- out of one world --------------------------------------------------------------------------------------------
 
@@ -121,7 +122,13 @@ class Membership:
     def grow(self) -> None:
         """Ask all to leave between two steps where somebody waits to join."""
         inside = self._inside()
-        if not inside or self._leaving_at is not None or self._broken_at is not None or self.given_up is not None:
+        if (
+            self._searches
+            or not inside
+            or self._leaving_at is not None
+            or self._broken_at is not None
+            or self.given_up is not None
+        ):
             return
         if any(worker.state == "joining" or worker.done is not None for worker in inside):
             return
@@ -145,6 +152,8 @@ class Membership:
             return False
         state = [number for number in able if self._workers[number].step is not None]
         if stopping:
+            if self._searches:
+                raise Interrupted("stopped while the learning rate was searched")
             if not state:
                 raise Interrupted("stopped while the ranks were being replaced; the last checkpoint is what is kept")
             return self._meet(able, stopping=True, end=True)
@@ -162,8 +171,12 @@ class Membership:
             return False
         waited = f" and none came back in {now - self._short_since:.0f} s" if coming else ""
         self.given_up = f"{why}{waited}" + (f" ({self.last_cause})" if self.last_cause else "")
+        if self.fleet.lacks_memory(self._free()):
+            ids = [device.id for device in self._processes.devices]
+            self.held = {"most_batch_sizes": {ids[number]: limit for number, limit in self.fleet.limits.items()}}
         if not state:
-            raise TrainingFailed(f"{self.given_up}; the last checkpoint is kept")
+            kept = "" if self._searches or not self.committed else "; the last checkpoint is kept"
+            raise TrainingFailed(f"{self.given_up}{kept}", **self.held)
         return self._meet(state, end=True)
 
     def went_back(self, step: int) -> None:

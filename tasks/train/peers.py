@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.tasks.errors import TrainingFailed
-from trainwright.tasks.train.collective import Collective, HorovodCollective, TorchCollective
+from trainwright.tasks.train.collective import SUM_S, Collective, HorovodCollective, TorchCollective
 from trainwright.tasks.train.world import World, horovod_environment
 
 SUMMED = (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)
@@ -23,10 +23,11 @@ SUMMED = (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)
 class Peers:
     """The members of the present world; alone where there is no other, and then nothing waits."""
 
-    def __init__(self, backend: Literal["horovod", "torch"]) -> None:
+    def __init__(self, backend: Literal["horovod", "torch"], sum_s: float = SUM_S) -> None:
+        """A sum by torch.distributed may take `sum_s`; Horovod's has a time-out of its own (`world`)."""
         if backend == "horovod":
             import horovod.torch  # noqa: F401 - before it is needed: that takes a while
-        self._backend = backend
+        self._backend, self._sum_s = backend, sum_s
         self._group: Collective | None = None
         self._lock = threading.Lock()
         self._before: set[int] | None = None
@@ -53,7 +54,7 @@ class Peers:
         if self._backend == "horovod":
             os.environ.update(horovod_environment(world, number))
             return HorovodCollective()
-        return TorchCollective(world.members.index(number), len(world.members), world.meeting)
+        return TorchCollective(world.members.index(number), len(world.members), world.meeting, self._sum_s)
 
     def leave(self) -> None:
         """Leave the world: when it returns, no sum of it touches a tensor any more."""

@@ -21,8 +21,9 @@ _BEGIN = 5
 
 
 def begin_search(rank: Rank, world: World) -> None:
-    """The members of a world share the batch, each with the model of the first."""
-    rank.split = split_among(sum(rank.split), world.members, rank.split, world.limits) or rank.split
+    """The members of a world share the batch as the plan has it, each with the model of the first."""
+    planned = [device.batch_size for device in rank.request.plan.devices]
+    rank.split = split_among(sum(planned), world.members, planned, world.limits) or planned
     rank.begin_anew()
     rank.take_state_from_first()
 

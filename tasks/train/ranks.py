@@ -98,10 +98,11 @@ class Ranks:
         members, workers = self._membership.members, self._processes.by_number
         if self._membership.given_up is not None:
             step = workers[members[0]].done or {}
+            again = "" if self._membership.held else ": run it again to go on from there"
             raise TrainingFailed(
-                f"{self._membership.given_up}; the checkpoint of step {step.get('step')} is kept: "
-                "run it again to go on from there",
+                f"{self._membership.given_up}; the checkpoint of step {step.get('step')} is kept{again}",
                 step=step.get("step"),
+                **self._membership.held,
             )
         said = {number: workers[number].done or {} for number in members}
         for number in range(len(self._devices)):  # with what killed processes had used
@@ -112,7 +113,7 @@ class Ranks:
         return said
 
     def _replace_lost(self) -> None:
-        if self._order.mode != "ramp" and self._stop_asked_at is None and self._membership.given_up is None:
+        if self._stop_asked_at is None and self._membership.given_up is None:
             self._processes.replace_lost(self._membership.fleet.may_restart, lasts=self._membership.lasts)
 
     def _stopped_early(self) -> Interrupted:
@@ -266,8 +267,6 @@ class Ranks:
             how = f"failed ({worker.error['message']})"
         else:
             self._membership.last_cause = TrainingFailed(f"{name} {how}; its log is {worker.log}", rank=number)
-            if self._order.mode == "ramp":
-                raise self._membership.last_cause
         self._membership.fleet.died(number)
         self._membership.reasons.append(f"{name} {how}")
         if worker.starved(kills) and worker.state == "in" and self._split[number] > 0:

@@ -1,8 +1,9 @@
 """A rank under torchrun (`torchrun … -m trainwright.tasks.train.worker ORDER.json`): it has no launcher of ours.
 
 Its number and the others come from the environment, sums go by torch.distributed whatever the order says, and what it has to say
-is printed. All ranks make one world. Where one is lost, all end: torchrun starts them again (`--max-restarts`), from the newest
-checkpoint. Rank 0 has the right to train the run meanwhile, as a launcher has, and stops where that is taken away.
+is printed. All ranks make one world. Where one is lost, or keeps a sum waiting for the job's `stall_timeout`, all end: torchrun
+starts them again (`--max-restarts`), from the newest checkpoint. Rank 0 has the right to train the run meanwhile, as a launcher
+has, and stops where that is taken away.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from trainwright.tasks.run import Run
 from trainwright.tasks.settings import settings
 from trainwright.tasks.train import checkpoint, fence
 from trainwright.tasks.train.channel import Message, Waits
+from trainwright.tasks.train.collective import TORCHRUN, torchrun_store
 from trainwright.tasks.train.confirmations import Confirmations
 from trainwright.tasks.train.journal import FOLDER
 from trainwright.tasks.train.metrics import drop_from
 from trainwright.tasks.train.request import Order, TrainRequest
 from trainwright.tasks.train.world import World
 
-MEETING = "env://"
 _LEAST_PAUSE_S, _LOOK_S = 0.25, 0.05
 
 
@@ -75,7 +76,7 @@ class AloneChannel:
             raise from_document(said["error"])
         (work / FOLDER / f"steps-rank{self.number}.jsonl").unlink(missing_ok=True)
         self._world = World(
-            generation=1, members=list(range(self.size)), meeting=MEETING, checkpoint=folder, reason="torchrun"
+            generation=1, members=list(range(self.size)), meeting=TORCHRUN, checkpoint=folder, reason="torchrun"
         )
         here = {
             "backend": "torch",
@@ -162,8 +163,5 @@ class AloneChannel:
 
     def _shared(self) -> Any:
         if self._store is None:
-            from torch._C._distributed_c10d import PrefixStore
-            from torch.distributed.rendezvous import rendezvous
-
-            self._store = PrefixStore("parts", next(iter(rendezvous(MEETING)))[0])
+            self._store = torchrun_store("parts")
         return self._store

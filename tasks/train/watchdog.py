@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trainwright.tasks.train.processes import Worker
+    from trainwright.tasks.train.request import TrainRequest
 
 LONG_STEPS, WRITING_S = 20, 1800.0
 """No rank counts as hung before it took so many times its planned step, or, while one waits for the store, so long."""
 OUT_S = 2.0
 """Who is called out of a broken world has this long: after it, it is stuck where no word reaches it."""
+
+
+def stall_s(request: TrainRequest) -> float:
+    """How long a rank may keep the others waiting, in seconds: as the job says, and never less than its steps need."""
+    longest_s = max((device.step_time_s.high for device in request.plan.devices), default=0.0)
+    return max(request.job.train.faults.stall_timeout, LONG_STEPS * longest_s)
 
 
 def hung(ranks: Sequence[Worker], now: float, stall_s: float) -> list[tuple[Worker, str]]:

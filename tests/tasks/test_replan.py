@@ -21,7 +21,7 @@ from trainwright.tasks import leasing, progress, step, steps
 from trainwright.tasks.allocate.ledger import Holder
 from trainwright.tasks.allocate.queue import Queue
 from trainwright.tasks.artefacts import Estimate, Plan, Result, Validation
-from trainwright.tasks.errors import BadInput, Infeasible, Interrupted
+from trainwright.tasks.errors import BadInput, Infeasible, Interrupted, TrainingFailed
 from trainwright.tasks.job import Job
 from trainwright.tasks.live import happened
 from trainwright.tasks.pool import load_pool
@@ -221,6 +221,62 @@ def test_a_run_that_waits_takes_another_kind_of_device_that_the_pool_gets(
         step.stop.set()
         step.ledger().release("other", token=token)
         step.ledger().release(run.uri)
+
+
+NARROW = """
+import torch
+
+
+class Net(torch.nn.Sequential):
+    def forward(self, images):
+        if self.training and len(images) > MOST:
+            raise MemoryError
+        return super().forward(images)
+
+
+def build_model():
+    return Net(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+"""
+
+
+def test_where_the_devices_do_not_hold_the_planned_batches_they_take_them_in_parts(
+    stack: Path, tmp_path: Path, known: list[BaseModel]
+) -> None:
+    job = make(tmp_path)
+    job = job.model_copy(update={"train": job.train.model_copy(update={"epochs": 1})})
+    (tmp_path / "net.py").write_text(NARROW.replace("MOST", "20"))
+    run, heard = opened(job, tmp_path, known), list[dict[str, Any]]()
+    with progress.heard_by(heard.append):
+        steps.do(run, "allocate")
+        steps.do(run, "train")
+    step.ledger().release(run.uri)
+    told = [
+        event["message"] for event in heard if event["event"] == "notice" and "planned anew with" in event["message"]
+    ]
+    assert len(told) == 1
+    assert "the global batch of 64 does not fit into the memory of 2 of 2 devices" in told[0]
+    plan, result = run.read(Plan), run.read(Result)
+    assert plan.accumulation == 2
+    assert plan.global_batch_size == 64
+    assert {curve.most_batch_size for curve in run.read(Estimate).curves} == {16}
+    assert result.steps == plan.steps_per_epoch
+    assert sum(device.samples for device in result.devices) == run.read(Validation).data.train_rows
+
+
+def test_where_no_device_holds_a_sample_it_says_which_and_that_no_plan_does(
+    stack: Path, tmp_path: Path, known: list[BaseModel]
+) -> None:
+    job = make(tmp_path)
+    job = job.model_copy(update={"train": job.train.model_copy(update={"global_batch_size": 4})})
+    (tmp_path / "net.py").write_text(NARROW.replace("MOST", "0"))
+    run = opened(job, tmp_path, known)
+    steps.do(run, "allocate")
+    said = (
+        r"rank \d \(here/emulated-\d\) has no memory for a batch of 2; .*no feasible plan: memory binds.*hold 0 at once"
+    )
+    with pytest.raises(TrainingFailed, match=said):
+        steps.do(run, "train")
+    step.ledger().release(run.uri)
 
 
 def test_where_nothing_else_will_do_it_says_what_is_gone_and_why(

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from training_case import (
+    NO_SPARE,
     ROWS,
     SLOW,
     assert_every_sample_once,
@@ -206,27 +207,61 @@ def _alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.slow
-def test_a_rank_that_is_killed_ends_the_ramp_by_name(tmp_path: Path, heard: list[dict[str, Any]]) -> None:
-    asked = request(tmp_path, [40, 20], devices=SLOW)
-    watcher = once(
-        lambda: any(event["event"] == "ramp" for event in heard), lambda: os.kill(pids(heard)[1], signal.SIGKILL)
-    )
-    with pytest.raises(TrainingFailed, match=r"rank 1 \(here/1\) was killed by SIGKILL.*rank-1\.log"):
-        ramp(asked, [1e-5] * 2000)
-    watcher.join()
+RATES = [1e-4 * 1.05**number for number in range(60)]
+"""of a ramp that takes some seconds on slow devices"""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["torch", "horovod"])
-def test_a_rank_that_stops_ends_the_ramp_after_the_stall_timeout(
-    tmp_path: Path, heard: list[dict[str, Any]], backend: str
+@pytest.mark.parametrize(
+    ("backend", "victim", "by"),
+    [
+        ("torch", 0, signal.SIGKILL),
+        pytest.param("horovod", 1, signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("torch", 1, signal.SIGSTOP, marks=pytest.mark.slow),
+        pytest.param("horovod", 0, signal.SIGSTOP, marks=pytest.mark.slow),
+    ],
+)
+def test_a_lost_rank_is_replaced_and_the_ramp_begins_anew_and_finds_the_same(
+    tmp_path: Path, heard: list[dict[str, Any]], backend: str, victim: int, by: signal.Signals
 ) -> None:
     asked = request(tmp_path, [40, 20], devices=SLOW, backend=backend, faults={"stall_timeout": "2s"})
     watcher = once(
-        lambda: any(event["event"] == "ramp" for event in heard), lambda: os.kill(pids(heard)[1], signal.SIGSTOP)
+        lambda: any(event["event"] == "ramp" and event["step"] > 5 for event in heard),
+        lambda: os.kill(pids(heard)[victim], by),
     )
-    with pytest.raises(TrainingFailed, match=r"rank 1 \(here/1\) gave no sign of life for 2 s and was killed"):
+    found = ramp(asked, RATES)
+    watcher.join()
+    (said,) = [event["reason"] for event in heard if event["event"] == "world"]
+    how = "was killed by SIGKILL" if by == signal.SIGKILL else "gave no sign of life for 2 s and was killed"
+    assert f"rank {victim} (here/{victim}) {how}" in said
+    assert said.endswith("goes on with 2 of 2")
+    assert found == ramp(request(tmp_path / "undisturbed", [40, 20], backend=backend), RATES)
+
+
+@pytest.mark.slow
+def test_the_ramp_goes_on_with_the_rest_where_a_lost_rank_is_not_replaced(
+    tmp_path: Path, heard: list[dict[str, Any]]
+) -> None:
+    asked = request(tmp_path, [20] * 3, devices=[SLOW[1]] * 3, backend="torch", **NO_SPARE)
+    watcher = once(
+        lambda: any(event["event"] == "ramp" for event in heard), lambda: os.kill(pids(heard)[2], signal.SIGKILL)
+    )
+    found = ramp(asked, RATES)
+    watcher.join()
+    assert [event["ranks"] for event in heard if event["event"] == "world"] == [[0, 1]]
+    alone = ramp(request(tmp_path / "two", [30, 30], backend="torch"), RATES)
+    assert [one.loss for one in found] == pytest.approx([one.loss for one in alone], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_the_ramp_ends_by_name_where_too_few_are_left(tmp_path: Path, heard: list[dict[str, Any]]) -> None:
+    asked = with_min_count(request(tmp_path, [40, 20], devices=SLOW, **NO_SPARE), 2)
+    watcher = once(
+        lambda: any(event["event"] == "ramp" for event in heard), lambda: os.kill(pids(heard)[1], signal.SIGKILL)
+    )
+    told = (
+        r"^1 of 2 devices left, and devices.min_count is 2 \(rank 1 \(here/1\) was killed by SIGKILL; .*rank-1\.log\)$"
+    )
+    with pytest.raises(TrainingFailed, match=told):
         ramp(asked, [1e-5] * 2000)
     watcher.join()
 

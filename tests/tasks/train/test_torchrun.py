@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from training_case import once, request, rows
 
@@ -60,6 +61,31 @@ def test_torchrun_starts_the_same_worker(tmp_path: Path, home: Path) -> None:
     refused = run(asked, 1)
     assert refused.returncode != 0
     assert "WORLD_SIZE: got 1; allowed: 2" in refused.stdout
+
+
+@pytest.mark.slow
+def test_under_torchrun_a_rank_that_hangs_ends_all_after_the_stall_timeout_and_they_go_on_from_the_checkpoint(
+    tmp_path: Path, home: Path
+) -> None:
+    faults = {"stall_timeout": "2s"}
+    asked = request(tmp_path, [40, 20], backend="torch", devices=[SLOW] * 2, epochs=4, faults=faults)
+    asked = asked.model_copy(update={"resume": True})
+
+    def hang() -> None:
+        ours = [
+            one for one in psutil.process_iter(["cmdline", "environ"]) if asked.work_folder in str(one.info["cmdline"])
+        ]
+        next(one for one in ours if (one.info["environ"] or {}).get("RANK") == "1").suspend()
+
+    watcher = once(lambda: bool(list(tmp_path.glob("run/checkpoints/*/state.json"))), hang)
+    words = command(asked, 2)
+    words.insert(words.index("--standalone"), "--max-restarts=1")
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+    watcher.join()
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[:1500]
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert "other ranks were lost" in next(one["error"]["message"] for one in said if one["kind"] == "error")
+    assert [row["step"] for row in rows(asked, "steps-rank0")] == list(range(96))
 
 
 @pytest.mark.parametrize("words", [[], ["nowhere/order.json"]])
