@@ -11,6 +11,7 @@ BUILD_TOOLS := torch setuptools packaging cloudpickle psutil pyyaml cffi
 BESIDE := -n 2 --dist loadfile --no-loadscope-reorder
 # Debian packages that tests need; `make setup-system` installs them.
 SYSTEM_PACKAGES := postgresql redis-server openssh-server chromium openssh-client iproute2
+RETRIES := -o Acquire::Retries=3
 
 .PHONY: help setup setup-system run test test-all lint bench clean
 
@@ -38,8 +39,8 @@ $(READY): infra/requirements.lock pyproject.toml infra/horovod.py
 	@touch $@
 
 setup-system: ## the Debian packages that test-all needs
-	@dpkg -s $(SYSTEM_PACKAGES) >/dev/null 2>&1 || { apt-get update -q && apt-get install -y -q --no-install-recommends \
-	$(SYSTEM_PACKAGES); }
+	@dpkg -s $(SYSTEM_PACKAGES) >/dev/null 2>&1 || { apt-get $(RETRIES) update -q \
+	&& apt-get $(RETRIES) install -y -q --no-install-recommends $(SYSTEM_PACKAGES); }
 
 run: setup ## train the digits job, all steps, through Airflow
 	$(BIN)/trainwright run dags/jobs/digits.yaml

@@ -8,8 +8,8 @@ q is the 90 % quantile of |ln(measured / predicted)| / σ on networks that the f
 later only as far as it is like that. The error that is told is of networks whose whole family the fit had not seen, at the
 machine's median speed.
 
-With a reference (`reference`) all this is done without it and with it, and that stays which predicts networks that were left out
-better. The reference's networks are others, of the same families: none of those is left out of it.
+All this is done without a reference (`reference`) and with each, and that stays which predicts networks that were left out best.
+A reference's networks are others, of the same families: none of those is left out of it.
 """
 
 from __future__ import annotations
@@ -77,22 +77,22 @@ def refuse_busy(found: float, most_drift: float) -> None:
 
 def fit(
     samples: Sequence[StepSample],
-    reference: Calibration | None = None,
+    references: Sequence[Calibration] = (),
     likelihood_points: int = LIKELIHOOD_POINTS,
     **facts: Any,
 ) -> Calibration:
-    """The calibration that these measurements give, told by a reference where that helps.
+    """The calibration that these measurements give, told by that of the references which helps most, if any.
 
     `facts` are the device's and the session's.
     """
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(limits=1, user_api="blas"):  # the matrices are small: more threads only wait for one another
-        return _fit(samples, reference, likelihood_points, facts)
+        return _fit(samples, references, likelihood_points, facts)
 
 
 def _fit(
-    samples: Sequence[StepSample], reference: Calibration | None, likelihood_points: int, facts: dict[str, Any]
+    samples: Sequence[StepSample], references: Sequence[Calibration], likelihood_points: int, facts: dict[str, Any]
 ) -> Calibration:
     import numpy as np
 
@@ -102,7 +102,7 @@ def _fit(
     correction, step_deviation = _correction(whole)
     ops = [op for step in steps for op in step.ops]
     each = [_Lessons(whole, fit_families(ops, likelihood_points=likelihood_points), correction)]
-    if reference is not None:
+    for reference in references:
         told = Told(reference.families, ops)
         each.append(_Lessons(whole, fit_families(ops, told=told), correction, told))
     parts = folds(whole)
@@ -119,7 +119,7 @@ def _fit(
     relative = np.abs([math.exp(-error) - 1 for error, _ in far])
     return Calibration(
         families=each[best].taught(),
-        reference=reference.processor if reference is not None and best > 0 else None,
+        reference=references[best - 1].processor if best > 0 else None,
         kinds=tuple(sorted({op.kind for op in ops})),
         correction=correction,
         measurements=sum(len(one.ops) for one in samples) + len(whole),

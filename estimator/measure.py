@@ -35,7 +35,7 @@ from trainwright.estimator.measure_power import device_power
 from trainwright.estimator.op_cost import OpSample
 from trainwright.estimator.operations import Operation
 from trainwright.estimator.recorder import Clock, Recorder
-from trainwright.estimator.reference import reference
+from trainwright.estimator.reference import references
 from trainwright.estimator.samples import KeptSamples
 from trainwright.estimator.source import ModelDefinition
 from trainwright.estimator.speed import Speed
@@ -127,7 +127,7 @@ def measure(
     say(f"fitting {count} operations of {len(done.samples)} steps", done.elapsed_s)
     made = fit(
         done.samples,
-        reference(),
+        references(),
         device_type="cpu",
         threads=threads,
         dtype="float32",

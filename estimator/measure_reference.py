@@ -1,7 +1,7 @@
 """Measures this machine as the reference of others (`reference`): `python -m trainwright.estimator.measure_reference --out FILE`.
 
 Other networks than a calibration's own, of so many seeds, one after another; of all of them one calibration, told by nothing
-else. Samples are kept beside FILE: one that was cut short goes on. Heavy: torch. The file in the package is of
+else. Samples are kept beside FILE: one that was cut short goes on. Heavy: torch. The files in the package are each of
 
     --seeds 11 12 13 --seconds 200          one thread; alone on the machine
 """

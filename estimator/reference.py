@@ -1,10 +1,10 @@
-"""What operations cost on a machine that was measured for longer than a calibration lasts. Loads no torch.
+"""What operations cost on machines that were measured for longer than a calibration lasts. Loads no torch.
 
-The more different networks a calibration holds, the less it errs on others: in its own 90 s there is room for some 150. Those of
-the reference are many more, on another machine, in the file that comes with the package (`measure_reference` made it). A
-calibration of a CPU can therefore tell its costs by the reference's: what differs is a factor for each family of operations, and
-what its own steps teach beyond that (`whole_steps`). Where that predicts its own networks, each left out, no better than what was
-measured here alone, the reference is not used (`fitting`).
+The more different networks a calibration holds, the less it errs on others: in its own 90 s there is room for some 200 to 500.
+Those of a reference are many more, on another machine; its file comes with the package (`measure_reference` made it). So a
+calibration of a CPU can tell its costs by a reference's: what differs is a factor for each family of operations, and what its own
+steps teach beyond that (`whole_steps`). Which reference, or none, is said by what predicts its own networks best, each left out
+(`fitting`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from pathlib import Path
 
 from trainwright.estimator.calibration import Calibration, parse
 
-FILE = Path(__file__).parent / "data" / "reference-cpu.json.gz"
+FOLDER = Path(__file__).parent / "data"
 
 
 @cache
-def reference() -> Calibration:
-    """The reference of CPUs: one thread, fp32; `processor` says whose."""
-    return parse(gzip.decompress(FILE.read_bytes()), FILE.name)
+def references() -> tuple[Calibration, ...]:
+    """Those of CPUs: one thread, fp32; `processor` says whose."""
+    return tuple(
+        parse(gzip.decompress(file.read_bytes()), file.name) for file in sorted(FOLDER.glob("reference-*.json.gz"))
+    )

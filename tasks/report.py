@@ -7,9 +7,9 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from trainwright.tasks.artefacts import LearningRateSearch, Report, Result, Validation
+from trainwright.tasks.lr_plot import chart as ramp_chart
 from trainwright.tasks.run import Run
 from trainwright.tasks.screen import amount, seconds, size
-from trainwright.tasks.search_lr import chart as ramp_chart
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -229,7 +229,8 @@ def _request(run: Run) -> Any:
 @step("search_lr")
 def search_lr(run: Run, replay: str | None = None) -> Reference:
     """Find the learning rate on the real model and data, on the leased devices."""
-    from trainwright.tasks.search_lr import plot, search_learning_rate
+    from trainwright.tasks.lr_plot import plot
+    from trainwright.tasks.search_lr import search_learning_rate
 
     search = run.find(LearningRateSearch)
     if search is None:

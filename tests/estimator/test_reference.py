@@ -20,7 +20,7 @@ from trainwright.estimator.measure import Sentinel, ready
 from trainwright.estimator.measure_reference import measured
 from trainwright.estimator.op_cost import FamilyCost, OpSample
 from trainwright.estimator.recorder import Recorder
-from trainwright.estimator.reference import reference
+from trainwright.estimator.reference import references
 from trainwright.estimator.samples import KeptSamples
 from trainwright.estimator.speed import Speed
 from trainwright.estimator.work import cost_family
@@ -63,7 +63,7 @@ def _steps(seed: int, count: int, takes: Callable[[str, float, float], float]) -
     return made
 
 
-def _fit(samples: list[StepSample], known: Calibration | None = None, processor: str = "here") -> Calibration:
+def _fit(samples: list[StepSample], *known: Calibration, processor: str = "here") -> Calibration:
     return fit(
         samples, known, device_type="cpu", threads=1, dtype="float32", torch="2.0.0", processor=processor,
         created_at="2026-01-01T00:00:00+00:00", duration_s=1.0,
@@ -125,8 +125,15 @@ def test_one_operation_that_something_disturbed_does_not_make_a_family_slower() 
     assert disturbed.roofline.latency_s == pytest.approx(calm.roofline.latency_s, rel=0.05)
 
 
-def test_the_reference_that_comes_with_the_package_knows_what_calibration_measures() -> None:
-    found = reference()
+def test_of_several_references_that_is_used_which_tells_most(known: Calibration) -> None:
+    unlike, few = _fit(_steps(3, 150, _other), processor="another's"), _steps(2, 16, _seconds)
+    beside = _fit(few, known)
+    assert beside.reference == "the reference's"
+    assert _fit(few, known, unlike) == _fit(few, unlike, known) == beside
+
+
+@pytest.mark.parametrize("found", references(), ids=lambda one: one.processor)
+def test_a_reference_that_comes_with_the_package_knows_what_calibration_measures(found: Calibration) -> None:
     assert (found.mode, found.device_type, found.threads, found.dtype) == ("calibrated", "cpu", 1, "float32")
     assert found.reference is None
     for _, network in zip(turn(), networks(0), strict=False):

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.tasks.artefacts import LearningRateSearch, LearningRateTrial
+from trainwright.tasks.lr_plot import plot
 from trainwright.tasks.lr_trials import FIRST, MOST, best_of, next_trial, score, settle, trial_steps
-from trainwright.tasks.search_lr import choose, ladder, plot, runaway_rate, with_trials
+from trainwright.tasks.search_lr import choose, ladder, runaway_rate, with_trials
 
 
 def tried(edge: float, loss: object) -> dict[float, float]:

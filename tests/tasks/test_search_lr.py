@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from trainwright.tasks.artefacts import LearningRateSearch
 from trainwright.tasks.errors import TrainingFailed
-from trainwright.tasks.search_lr import LADDERS, SMOOTHING, STEPS, choose, ladder, plot, smooth
+from trainwright.tasks.lr_plot import plot
+from trainwright.tasks.search_lr import LADDERS, SMOOTHING, STEPS, choose, ladder, smooth
 
 RATES = ladder(1e-5, 1.0, STEPS)
 Points = list[tuple[float, float, float | None]]

@@ -31,7 +31,8 @@ GRID_POINTS = 12
 HERE = Path(__file__).parent
 GRID = HERE / "lr_grid.json"
 _MADE_BY = (
-    "tasks/data.py", "tasks/train/rank.py", "tasks/train/gradients.py", "tasks/train/batches.py", "tasks/train/optimization.py",
+    "tasks/data.py", "tasks/train/replica.py", "tasks/train/rank.py", "tasks/train/gradients.py", "tasks/train/batches.py",
+    "tasks/train/optimization.py",
     "tests/benchmarks/train/lr_tasks.py", "tests/benchmarks/train/one_process.py", "tests/benchmarks/train/models/small.py",
 )  # fmt: skip
 
