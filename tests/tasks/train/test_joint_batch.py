@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "adamw": {"optimizer": {"name": "adamw", "weight_decay": 0.1}},
     "clipped": {"optimizer": {"name": "momentum"}, "clip_norm": 0.5},
     "accumulated": {"optimizer": {"name": "adam"}},
+    "accumulated, clipped": {"optimizer": {"name": "momentum"}, "clip_norm": 0.5},
 }
 BOUNDS = {"fp64": 1e-12, "fp32": 1e-6}
 QUICK = {
@@ -69,7 +71,7 @@ def test_unlike_ranks_equal_one_process_after_50_steps(
         tmp_path, SPLITS[split], validation_fraction=297 / 1797, epochs=2, backend=backend, precision=precision,
         **WAYS[way], **NO_SPARE,
     )  # fmt: skip
-    if way == "accumulated":
+    if "accumulated" in way:
         asked = asked.model_copy(update={"plan": asked.plan.model_copy(update={"accumulation": 3})})
     result = train(asked)
     assert (result.steps, result.backend.split(".")[0]) == (50, backend)
@@ -151,7 +153,7 @@ def test_batch_norm_in_single_precision_differs_as_another_order_of_samples_does
     assert train(asked).steps == 50
     expected = alone(asked)
     by_order = [relative_difference(alone(asked, reordered=seed), expected) for seed in range(3)]
-    assert largest_difference(tmp_path / "run", 50, expected) <= 2 * max(by_order)
+    assert largest_difference(tmp_path / "run", 50, expected) <= 2 * statistics.median(by_order)
 
 
 def test_batch_norm_sees_the_joint_batch_in_single_precision_for_one_step(tmp_path: Path) -> None:
@@ -168,7 +170,7 @@ def test_micro_batches_add_up_to_the_joint_batch(tmp_path: Path, backend: str) -
     )
     asked = asked.model_copy(update={"plan": asked.plan.model_copy(update={"accumulation": 4})})
     assert train(asked).steps == 21
-    assert largest_difference(tmp_path / "run", 21, alone(asked)) <= 1e-10
+    assert largest_difference(tmp_path / "run", 21, alone(asked)) <= 1e-12
 
 
 def test_batch_norm_takes_the_statistics_of_each_micro_batch_over_all_ranks(tmp_path: Path) -> None:
