@@ -143,6 +143,39 @@ def test_a_store_that_is_away_in_mid_run_costs_no_step_and_gets_its_checkpoints_
 
 
 @pytest.mark.slow
+def test_training_goes_on_through_a_minute_without_the_store(
+    server: Path, tmp_path: Path, events: list[dict[str, Any]]
+) -> None:
+    settings: dict[str, Any] = {"epochs": 120, "checkpoint": {"every_steps": 50, "keep_last": 2}}
+    asked, store = in_s3(request(tmp_path / "case", [40, 20], devices=SLOW, **settings), "minute")
+    reached = list[int]()
+
+    def trained() -> int:
+        return max(event["step"] for event in events if event["event"] == "train")
+
+    def back() -> None:
+        reached.append(trained())
+        start_s3(server)
+
+    def away() -> None:
+        reached.append(trained())
+        stop([s3_service(server)], grace_s=0)
+        threading.Timer(60, back).start()
+
+    progress.listen(at_step(100, away))
+    assert train(asked).steps == 120 * 24
+    before, after = reached
+    assert after > before + 2 * 50  # checkpoints were due meanwhile
+    assert notices(events, "until it is back")
+    assert notices(events, "the store is back")
+    _, expected = undisturbed(tmp_path / "undisturbed", **settings)
+    for rank in (0, 1):
+        assert losses(store, rank) == losses(expected, rank)
+    last, wanted = checkpoint.list_states(store)[-1], checkpoint.list_states(expected)[-1]
+    assert checkpoint.whole_model(store, last) == checkpoint.whole_model(expected, wanted)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("ended_by", ["patience", "a stop"])
 def test_a_store_that_is_away_at_the_end_is_said_and_the_next_start_brings_what_it_lacks(
     server: Path, tmp_path: Path, events: list[dict[str, Any]], ended_by: str
