@@ -36,7 +36,9 @@ class PendingCheckpoint:
     files: dict[str, memoryview]
     copies: HostCopy
     rows: list[metrics.Part]
-    required: bool
+    best: bool
+    """so far, and kept as that"""
+    for_good: bool
     generation: int
     first: bool
     digests: kept.Files | None = None

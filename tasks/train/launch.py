@@ -27,6 +27,8 @@ from trainwright.tasks.train.request import Order, RampPoint, Searched, TrainReq
 from trainwright.tasks.train.spill import recover
 
 RESUME = "resume"
+LOGS_PATIENCE_S = 10.0
+"""for logs and events, where the store was away at the end"""
 
 
 def train(
@@ -102,6 +104,7 @@ def train(
         try:
             if isinstance(error, ServiceUnreachable):  # what is here comes with the next start
                 kept.drop_empty(work)
+                store = request.store(patience_s=LOGS_PATIENCE_S)  # ranks have waited for it
             else:
                 _bring_what_is_here(store, work, request.job.train.checkpoint)
             _keep_files(store, work)

@@ -1,10 +1,10 @@
 """Writes checkpoints while training goes on: a thread of each rank, which gets copies of the tensors.
 
 The step waits for the copy alone; where the one before is still being written, for its digests, too, so that what waits is kept.
-One checkpoint is being written, one may wait; a newer one takes the place of one that waits, which is skipped, and said; those
-that are the best, the last or kept for good are not skipped. Each rank writes its rows of metrics and, of a large checkpoint, its
-shard; rank 0 makes the checkpoint of them when the launcher has heard that all parts are safe. How they get into the store is
-`checkpoint_writer`.
+One checkpoint is being written, one may wait; a newer one takes the place of one that waits, which is skipped, and said. The last
+and those kept for good are not skipped, and the best only for one that is better. Each rank writes its rows of metrics and, of a
+large checkpoint, its shard; rank 0 makes the checkpoint of them when the launcher has heard that all parts are safe. How they get
+into the store is `checkpoint_writer`.
 
 The thread outlives worlds. What was in flight when a world ended is made if every part of it was or gets safe, and fails where
 a rank was lost before its part was in the store; the next world then writes another.
@@ -101,13 +101,13 @@ class Saver:
         """
         policy, collective = self._policy, self._rank.collective
         for_good = policy.keep_every is not None and state.step % policy.keep_every == 0
-        required = last or for_good or (state.best and policy.keep_best)
-        own = float(self._choose(required, state.step)) if self._first else 0.0
+        best = state.best and policy.keep_best
+        own = float(self._choose(state.step, best, required=last or for_good or best)) if self._first else 0.0
         # torch's default is the type of the model's parameters, and Horovod sums no bf16.
         chosen = torch.tensor([own], dtype=torch.float64)
         choice = int(collective.sum_(chosen, "checkpoint"))
         if choice != SKIP:
-            self._enqueue(state, required, replace=choice == REPLACE)
+            self._enqueue(state, best, for_good, replace=choice == REPLACE)
         if last:
             self.settle()
             if self._first and self._writer.lost is not None:
@@ -121,11 +121,11 @@ class Saver:
             for copies in self._free:
                 kept.unmark(copies.place)
 
-    def _choose(self, required: bool, step: int) -> int:
+    def _choose(self, step: int, best: bool, *, required: bool) -> int:
         """Rank 0 says for all what becomes of this checkpoint: two at a time, and each rank is as far as rank 0."""
         with self._changed:
-            while self._waiting is not None:
-                if not self._waiting.required:
+            while (other := self._waiting) is not None:
+                if not other.for_good and (best or not other.best):
                     return REPLACE
                 if not required:
                     self._writer.notice(
@@ -146,7 +146,7 @@ class Saver:
         self._writer.say_part(job.state.step, job.generation, where=FAILED, why=why, files={})
         return job.state.step
 
-    def _enqueue(self, state: State, required: bool, *, replace: bool) -> None:
+    def _enqueue(self, state: State, best: bool, for_good: bool, *, replace: bool) -> None:
         files = {MODEL: self._rank.model.state_dict(), OPTIMIZER: optimizer_tensors(self._rank.optimizer)}
         number, size = self._rank.collective.rank, self._rank.collective.size
         if sum(map(size_bytes, files.values())) <= SHARDED_ABOVE_BYTES:
@@ -166,7 +166,8 @@ class Saver:
         rows = [part for one in [*self._own, *(self._common if self._first else ())] for part in one.take()]
         own_state = copy.deepcopy(state)
         own_state.owner, own_state.token = self._owner, self._token
-        job = PendingCheckpoint(own_state, taken, copies, [*self._left, *rows], required, self._generation, self._first)
+        rows = [*self._left, *rows]
+        job = PendingCheckpoint(own_state, taken, copies, rows, best, for_good, self._generation, self._first)
         if self._writing is not None or self._writer.spill.waiting:  # a slow store: it is kept while it waits
             job.digests = self._writer.mark(job)
         with self._changed:

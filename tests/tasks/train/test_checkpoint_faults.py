@@ -142,24 +142,37 @@ def test_a_store_that_is_away_in_mid_run_costs_no_step_and_gets_its_checkpoints_
     assert not list((tmp_path / "case/work/spill").rglob("*.safetensors"))
 
 
+def without_store(server: Path, how: str) -> Callable[[], object]:
+    """The server is killed, so that it refuses, or stopped, so that it hangs; what brings it back."""
+    if how == "killed":
+        stop([s3_service(server)], grace_s=0)
+        return lambda: start_s3(server)
+    processes = s3_service(server).processes()
+    for process in processes:
+        process.suspend()
+    return lambda: [process.resume() for process in processes]
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_training_goes_on_through_a_minute_without_the_store(
-    server: Path, tmp_path: Path, events: list[dict[str, Any]]
+    server: Path, tmp_path: Path, events: list[dict[str, Any]], how: str
 ) -> None:
     settings: dict[str, Any] = {"epochs": 120, "checkpoint": {"every_steps": 50, "keep_last": 2}}
-    asked, store = in_s3(request(tmp_path / "case", [40, 20], devices=SLOW, **settings), "minute")
+    asked, store = in_s3(request(tmp_path / "case", [40, 20], devices=SLOW, **settings), f"minute-{how}")
     reached = list[int]()
 
     def trained() -> int:
         return max(event["step"] for event in events if event["event"] == "train")
 
-    def back() -> None:
-        reached.append(trained())
-        start_s3(server)
-
     def away() -> None:
         reached.append(trained())
-        stop([s3_service(server)], grace_s=0)
+        bring_back = without_store(server, how)
+
+        def back() -> None:
+            reached.append(trained())
+            bring_back()
+
         threading.Timer(60, back).start()
 
     progress.listen(at_step(100, away))
@@ -173,6 +186,26 @@ def test_training_goes_on_through_a_minute_without_the_store(
         assert losses(store, rank) == losses(expected, rank)
     last, wanted = checkpoint.list_states(store)[-1], checkpoint.list_states(expected)[-1]
     assert checkpoint.whole_model(store, last) == checkpoint.whole_model(expected, wanted)
+
+
+@pytest.mark.slow
+def test_while_the_store_hangs_a_better_checkpoint_takes_the_place_of_the_best_that_waits(
+    server: Path, tmp_path: Path, events: list[dict[str, Any]]
+) -> None:
+    settings: dict[str, Any] = {
+        "devices": SLOW, "epochs": 8, "target": {"metric": "loss", "value": 0.1},  # each epoch is the best so far
+        "checkpoint": {"every_steps": 500, "keep_last": 1},
+    }  # fmt: skip
+    asked, store = in_s3(request(tmp_path / "case", [40, 20], **settings), "best")
+    bring_back = list[Callable[[], object]]()
+    progress.listen(at_step(60, lambda: bring_back.append(without_store(server, "stopped"))))
+    progress.listen(at_step(150, lambda: bring_back[0]()))
+    train(asked)
+    assert notices(events, "the checkpoint of step 96 is skipped for that of 120")
+    _, expected = undisturbed(tmp_path / "undisturbed", **settings)
+    assert [(one.step, one.best) for one in checkpoint.list_states(store)] == [
+        (one.step, one.best) for one in checkpoint.list_states(expected)
+    ]
 
 
 @pytest.mark.slow
@@ -208,6 +241,26 @@ def test_a_store_that_is_away_at_the_end_is_said_and_the_next_start_brings_what_
         assert losses(store, rank) == losses(expected, rank)
     newest, wanted = checkpoint.list_states(store)[-1], checkpoint.list_states(expected)[-1]
     assert checkpoint.whole_model(store, newest) == checkpoint.whole_model(expected, wanted)
+
+
+@pytest.mark.slow
+def test_a_store_that_hangs_at_the_end_is_waited_for_once(
+    server: Path, tmp_path: Path, events: list[dict[str, Any]]
+) -> None:
+    settings: dict[str, Any] = {"devices": SLOW, "epochs": 3, "checkpoint": {"every_steps": 6}, **NO_SPARE}
+    asked, _ = in_s3(request(tmp_path / "case", [40, 20], **settings), "hangs")
+    asked = asked.model_copy(update={"store_patience_s": 1.0})
+    timers = list[threading.Timer]()
+
+    def away() -> None:  # back so late that who waits for it a second time finds it
+        timers.append(threading.Timer(90, without_store(server, "stopped")))
+        timers[0].start()
+
+    progress.listen(at_step(20, away))
+    with pytest.raises(ServiceUnreachable, match="start again on this machine"):
+        train(asked)
+    timers[0].cancel()
+    assert notices(events, "logs, events or the last checkpoint could not be kept")
 
 
 @pytest.mark.slow
