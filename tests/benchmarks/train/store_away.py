@@ -1,0 +1,222 @@
+"""What a training loses whose store is away for a minute in mid-run: `python tests/benchmarks/train/store_away.py
+[--way killed|stopped] [--away 60] [--every 50] [--target accuracy|loss]`.
+
+Two real ranks, whose devices are emulated and take 40 ms for a step, train on the digits and keep their checkpoints on a real S3
+server, which goes away for so many seconds: `killed`, by SIGKILL, so that it refuses, and is started again on the same data; or
+`stopped`, by SIGSTOP, so that it hangs, and goes on. Before it goes, training has had as long undisturbed: with the steps of that
+time, and the longest pause between two of them, the same are compared that were trained meanwhile; what the halves of that time
+differ by is the noise. Moments are those at which the first rank noted a step. With `--target loss` almost every epoch is the
+best so far, and its checkpoint gives way only to that of a better one.
+
+No step is lost where each rank has the row of every step once in the store's metrics, with the loss that it has in the same
+training undisturbed. Checkpoints count as arrived where the launcher hears that they are in the store; of those that were begun
+meanwhile, the newest are kept (twenty, with those begun until the store is tried again), and the best. At the end, metrics and
+the last checkpoint are compared with the undisturbed training's, bit by bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tasks" / "train"))
+
+from training_case import NO_SPARE, ROWS, SLOW, request
+
+from trainwright.infra.s3 import s3_service, start_s3, stop_s3
+from trainwright.infra.service import stop
+from trainwright.tasks import progress
+from trainwright.tasks.objects import ObjectStore
+from trainwright.tasks.train import TrainRequest, checkpoint, train
+from trainwright.tasks.train.metrics import read_rows
+
+SPLIT, STEP_S = [40, 20], 0.045
+BEGIN_S, END_S = 5.0, 35.0
+"""that it trains besides: before what is compared, and when the store is back"""
+KEEP = 20
+"""more than become due until a store that is back is tried again (15 s): the newest that were begun without it are kept"""
+
+
+def killed(home: Path) -> Callable[[], object]:
+    stop([s3_service(home)], grace_s=0)
+    return lambda: start_s3(home)
+
+
+def stopped(home: Path) -> Callable[[], object]:
+    processes = s3_service(home).processes()
+    for process in processes:
+        process.suspend()
+    return lambda: [process.resume() for process in processes]
+
+
+WAYS = {"killed": killed, "stopped": stopped}
+
+
+@dataclass
+class Outage:
+    """Takes the store away, brings it back, and hears what arrives; times are seconds since 1970."""
+
+    home: Path
+    way: Callable[[Path], Callable[[], object]]
+    away_s: float
+    left: float = 0.0
+    called: float = 0.0
+    """when the server was started again, or continued"""
+    back: float = 0.0
+    """when it answered again"""
+    arrived: dict[int, float] = field(default_factory=dict)
+    skipped: int = 0
+
+    def __post_init__(self) -> None:
+        self._thread = threading.Thread(target=self._run)
+        self._over = threading.Event()
+
+    def hear(self, event: dict[str, Any]) -> None:
+        if event["event"] == "train" and self._thread.ident is None:
+            self._thread.start()
+        elif event["event"] == "checkpoint":
+            self.arrived[event["step"]] = time.time()
+        elif event["event"] == "notice":
+            self.skipped += "is skipped" in event["message"]
+
+    def _run(self) -> None:
+        self._over.wait(BEGIN_S + self.away_s)
+        bring_back = self.way(self.home)
+        self.left = time.time()
+        try:
+            self._over.wait(self.away_s)
+        finally:
+            self.called = time.time()
+            bring_back()
+            self.back = time.time()
+
+    @contextmanager
+    def heard(self) -> Any:
+        with progress.heard_by(self.hear):
+            try:
+                yield
+            finally:
+                self._over.set()
+                if self._thread.ident is not None:
+                    self._thread.join()
+
+
+def asked_for(folder: Path, given: argparse.Namespace, speeds: list[dict[str, Any]]) -> TrainRequest:
+    steps = (BEGIN_S + 2 * given.away + END_S) / STEP_S
+    return request(
+        folder, SPLIT, devices=speeds, epochs=round(steps * sum(SPLIT) / ROWS), model={"norm": True}, schedule="cosine",
+        checkpoint={"every_steps": given.every, "keep_last": KEEP}, target={"metric": given.target, "value": 0.99}, **NO_SPARE,
+    )  # fmt: skip
+
+
+def ended(asked: TrainRequest) -> dict[int, float]:
+    """When the first rank had noted each step."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    return {
+        event.step: event.wall_time
+        for path in sorted((Path(asked.work_folder) / "events").glob("*"))
+        for event in EventFileLoader(str(path)).Load()
+        if any(value.tag == "loss/train" for value in event.summary.value)
+    }
+
+
+def window(moments: dict[int, float], begin: float, seconds: float) -> tuple[int, float]:
+    """Steps, and the longest pause between two of which one lies within."""
+    times = sorted(moments.values())
+    pauses = [after - one for one, after in pairwise(times) if one <= begin + seconds and after >= begin]
+    return sum(begin < one <= begin + seconds for one in times), max(pauses)
+
+
+def rows_of(store: ObjectStore) -> list[list[tuple[int, float]]]:
+    return [[(row["step"], row["loss"]) for row in read_rows(store, f"steps-rank{rank}")] for rank in range(len(SPLIT))]
+
+
+def end_of(store: ObjectStore) -> tuple[int, bytes]:
+    """The newest checkpoint."""
+    newest = checkpoint.list_states(store)[-1]
+    return newest.step, checkpoint.whole_model(store, newest)
+
+
+def report(way: str, asked: TrainRequest, result: Any, outage: Outage, undisturbed: tuple[ObjectStore, Any]) -> None:
+    """Print a way's lines."""
+    store, (expected, wanted) = asked.store(), undisturbed
+    moments, away_s = ended(asked), outage.away_s
+    if outage.back > max(moments.values()):
+        raise SystemExit(f"{way}: the training ended before the store was back")
+    before, floor = window(moments, outage.left - away_s, away_s)
+    meanwhile, pause = window(moments, outage.left, away_s)
+    _, afterwards = window(moments, outage.called, END_S)
+    halves = [window(moments, outage.left - one * away_s / 2, away_s / 2)[0] for one in (2, 1)]
+    print(
+        f"{way}: {meanwhile} steps in {away_s:g} s without the store, {before} in {away_s:g} s before: "
+        f"{meanwhile / before:.3f}, noise {abs(halves[1] / halves[0] - 1):.3f}; longest pause {1e3 * pause:.0f} ms, "
+        f"{1e3 * floor:.0f} ms before, {1e3 * afterwards:.0f} ms afterwards"
+    )
+    begun = [step for step, moment in moments.items() if outage.left < moment <= outage.called]
+    due = [step for step in begun if step % asked.job.train.checkpoint.every_steps == 0]
+    arrived = {step: at - outage.back for step, at in outage.arrived.items() if step in begun and at > outage.called}
+    first, last = (f"{one(arrived.values(), default=math.nan):.1f}" for one in (min, max))
+    print(
+        f"{way}: {len(due)} checkpoints due meanwhile and those of best epochs, {outage.skipped} skipped; {len(arrived)} "
+        f"arrived {first} to {last} s after the store answered again: steps {sorted(arrived)}"
+    )
+    rows, rows_wanted = rows_of(store), rows_of(expected)
+    steps = [Counter(step for step, _ in own) for own in rows]
+    lost = sum(count[step] == 0 for count in steps for step in range(result.steps))
+    twice = sum(count[step] > 1 for count in steps for step in count)
+    figures = ", ".join(f"{name} {value!r}" for name, value in sorted(result.metrics.items()))
+    print(f"{way}: {result.steps} steps; {figures}")
+    bars = {
+        f"{lost} steps lost, {twice} twice, of {result.steps} on {len(SPLIT)} ranks (bar 0)": lost == twice == 0,
+        "each step's loss, by each rank, that of the undisturbed training": rows == rows_wanted,
+        "metrics and last checkpoint those of the undisturbed training": result.metrics == wanted.metrics
+        and end_of(store) == end_of(expected),
+        "the newest checkpoint that was due meanwhile has arrived": bool(due) and due[-1] in arrived,
+        "nothing left that waits for the store": not any((Path(asked.work_folder) / "spill").rglob("*.*")),
+    }
+    for what, met in bars.items():
+        print(f"{way}: {what}: {'met' if met else 'missed'}", flush=True)
+
+
+def main() -> None:
+    """Measure, and print each way's lines."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--way", choices=list(WAYS), action="append")
+    parser.add_argument("--away", type=float, default=60.0, help="seconds")
+    parser.add_argument("--every", type=int, default=50, help="steps between checkpoints")
+    parser.add_argument("--target", choices=["accuracy", "loss"], default="accuracy", help="tells the best epoch")
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server is stopped then, too
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name) / "home"
+        os.environ["TRAINWRIGHT_HOME"] = str(home)
+        fast = asked_for(Path(name) / "undisturbed", given, [{"type": "emulated", "speed": 1e6}] * len(SPLIT))
+        undisturbed = fast.store(), train(fast)
+        try:
+            start_s3(home)
+            for way in given.way or WAYS:
+                asked = asked_for(Path(name) / way, given, SLOW).model_copy(update={"run_uri": f"s3://benchmark/{way}"})
+                outage = Outage(home, WAYS[way], given.away)
+                with outage.heard():
+                    result = train(asked)
+                report(way, asked, result, outage, undisturbed)
+        finally:
+            stop_s3(home)  # also one that was still starting
+
+
+if __name__ == "__main__":
+    main()
