@@ -67,7 +67,8 @@ bench: setup ## the figures that are quoted, measured anew
 	tests/benchmarks/train/adaptive_batch.py tests/benchmarks/train/hosts.py \
 	"tests/benchmarks/train/against_ddp.py --rounds 2" "tests/benchmarks/train/changing_speeds.py --rounds 1" \
 	"tests/benchmarks/train/recording.py --blocks 6" "tests/benchmarks/train/unlike_speeds.py --rounds 2" \
-	"tests/benchmarks/train/recovery.py 5" "tests/benchmarks/train/recovery.py 4 3 torch --hosts 0.5 0.5 0.5" \
+	tests/benchmarks/train/joint_batch.py "tests/benchmarks/train/recovery.py 5" \
+	"tests/benchmarks/train/recovery.py 4 3 torch --hosts 0.5 0.5 0.5" \
 	"tests/benchmarks/train/checkpoint.py --checkpoints 8" "tests/benchmarks/train/checkpoint.py --store s3 --apart" \
 	tests/benchmarks/train/store_away.py "tests/benchmarks/train/launcher_killed.py 3" \
 	"tests/benchmarks/train/changing_quotas.py 2" "tests/benchmarks/train/time_to_target.py --rounds 2"; do \

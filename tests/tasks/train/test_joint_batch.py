@@ -5,49 +5,24 @@ from __future__ import annotations
 import itertools
 import statistics
 from pathlib import Path
-from typing import Any
 
 import pytest
+from joint_batch_case import (
+    BOUNDS,
+    SPLITS,
+    WAYS,
+    flat,
+    joint,
+    largest_difference,
+    normalized,
+    normalized_single,
+    relative_difference,
+    trained,
+)
 from training_case import NO_SPARE, ROWS, alone, request, rows, scalars
 
-from trainwright.tasks.train import TrainRequest, train
+from trainwright.tasks.train import train
 
-
-def largest_difference(run: Path, step: int, expected: dict[str, Any]) -> float:
-    """Of a checkpoint's model to the expected one."""
-    return relative_difference(trained(run, step), expected)
-
-
-def trained(run: Path, step: int) -> dict[str, Any]:
-    """The model of a checkpoint."""
-    from safetensors.torch import load_file
-
-    return dict(load_file(run / f"checkpoints/step-{step:08d}/model.safetensors"))
-
-
-def relative_difference(found: dict[str, Any], expected: dict[str, Any]) -> float:
-    """The greatest difference of a tensor, relative to its own norm."""
-    import torch
-
-    assert found.keys() == expected.keys()
-    return max(
-        float(torch.linalg.vector_norm(found[name].double() - value.double()))
-        / max(1e-12, float(torch.linalg.vector_norm(value.double())))
-        for name, value in expected.items()
-    )
-
-
-SPLITS = {"3:1": [45, 15], "5:3:1:1": [30, 18, 6, 6], "2:1:0": [40, 20, 0]}
-WAYS: dict[str, dict[str, Any]] = {
-    "sgd": {"optimizer": {"name": "sgd"}},
-    "momentum": {"optimizer": {"name": "momentum"}},
-    "adam": {"optimizer": {"name": "adam"}},
-    "adamw": {"optimizer": {"name": "adamw", "weight_decay": 0.1}},
-    "clipped": {"optimizer": {"name": "momentum"}, "clip_norm": 0.5},
-    "accumulated": {"optimizer": {"name": "adam"}},
-    "accumulated, clipped": {"optimizer": {"name": "momentum"}, "clip_norm": 0.5},
-}
-BOUNDS = {"fp64": 1e-12, "fp32": 1e-6}
 QUICK = {
     ("horovod", "3:1", "adamw", "fp64"),
     ("horovod", "2:1:0", "clipped", "fp32"),
@@ -67,12 +42,7 @@ QUICK = {
 def test_unlike_ranks_equal_one_process_after_50_steps(
     tmp_path: Path, backend: str, split: str, way: str, precision: str
 ) -> None:
-    asked = request(
-        tmp_path, SPLITS[split], validation_fraction=297 / 1797, epochs=2, backend=backend, precision=precision,
-        **WAYS[way], **NO_SPARE,
-    )  # fmt: skip
-    if "accumulated" in way:
-        asked = asked.model_copy(update={"plan": asked.plan.model_copy(update={"accumulation": 3})})
+    asked = joint(tmp_path, backend, split, way, precision)
     result = train(asked)
     assert (result.steps, result.backend.split(".")[0]) == (50, backend)
     assert largest_difference(tmp_path / "run", 50, alone(asked)) <= BOUNDS[precision]
@@ -123,33 +93,10 @@ def test_batch_norm_after_a_bias_differs_by_the_noise_that_adam_makes_of_its_gra
     assert relative_difference(found, expected) <= 2 * by_order
 
 
-def normalized(folder: Path, backend: str, norm: bool | str) -> TrainRequest:
-    """50 steps of Adam over three ranks; the last of an epoch's 25 takes 1 row: two ranks have none, and yet take part."""
-    return request(
-        folder, [30, 15, 5], validation_fraction=596 / 1797, epochs=2, model={"norm": norm}, backend=backend,
-        precision="fp64", optimizer={"name": "adam"}, **NO_SPARE,
-    )  # fmt: skip
-
-
-def flat(tensors: dict[str, Any]) -> Any:
-    """All numbers of a model, one after another."""
-    import torch
-
-    return torch.cat([tensors[name].double().flatten() for name in sorted(tensors)])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch", "horovod"])
 def test_batch_norm_in_single_precision_differs_as_another_order_of_samples_does(tmp_path: Path, backend: str) -> None:
-    asked = request(
-        tmp_path,
-        [30, 18, 6, 6],
-        validation_fraction=297 / 1797,
-        epochs=2,
-        model={"norm": True},
-        backend=backend,
-        **NO_SPARE,
-    )
+    asked = normalized_single(tmp_path, backend)
     assert train(asked).steps == 50
     expected = alone(asked)
     by_order = [relative_difference(alone(asked, reordered=seed), expected) for seed in range(3)]
