@@ -42,7 +42,10 @@ class Affine(_Value):
 
 
 class Knots(_Value):
-    """A curve through points, straight between them and beyond: what is known exactly at some batch sizes."""
+    """A curve through points, straight between them and beyond: what is known exactly at some batch sizes.
+
+    Before the first it stays above what is in proportion to the batch size: no step of fewer samples takes less for each.
+    """
 
     sizes: tuple[Annotated[int, Field(ge=1, le=2**63)], ...] = Field(min_length=2)
     values: tuple[Annotated[float, Field(ge=0)], ...]
@@ -57,7 +60,8 @@ class Knots(_Value):
         place = min(max(bisect.bisect_right(self.sizes, batch_size) - 1, 0), len(self.sizes) - 2)
         left, right = self.sizes[place], self.sizes[place + 1]
         low, high = self.values[place], self.values[place + 1]
-        return max(0.0, low + (high - low) * (batch_size - left) / (right - left))
+        least = self.values[0] * batch_size / self.sizes[0] if batch_size < self.sizes[0] else 0.0
+        return max(least, low + (high - low) * (batch_size - left) / (right - left))
 
     def bends(self, by: float = 0.25) -> list[int]:
         """The batch sizes where the slope changes by more than this share."""

@@ -42,13 +42,16 @@ PROBES_S = 20.0
 LEAST_BUDGET_S = 1.0
 MOST_PROBES_S = 30.0
 LOOP_S = 3.0
+BUSY_KEPT_S = 600.0
+"""for so long a calibration of a machine that was too busy is of use, so that not every step of a run measures anew"""
 _LOADING_S = 5.0
 
 
 def calibration_for(threads: int, store: str | None = None) -> Calibration:
     """This machine's calibration for a number of CPU threads: from the cache, from the store, or measured now (a minute).
 
-    `store` is a URI; default: the settings'. A busy machine is measured all the same, and its calibration names the drift.
+    `store` is a URI; default: the settings'. A busy machine is measured all the same; its calibration names the drift, and is of
+    use for BUSY_KEPT_S only.
     """
     path = cached(threads)
     if (known := _from_cache(path)) is not None and known.loop is not None:
@@ -64,7 +67,9 @@ def calibration_for(threads: int, store: str | None = None) -> Calibration:
         progress.emit(
             "notice", message=f"measuring this machine ({threads} thread(s)), once, for about {about_s:.0f} s"
         )
-        return _measured(path, FIRST_USE_S, threads, math.inf, lock)
+        made = _measured(path, FIRST_USE_S, threads, math.inf, lock)
+        _tell_if_busy(made)
+        return made
 
 
 def calibrate(
@@ -192,10 +197,24 @@ def _from_cache(path: Path) -> Calibration | None:
     if not path.exists():
         return None
     try:
-        return load(path, importlib.metadata.version("torch"))
+        known = load(path, importlib.metadata.version("torch"))
     except BadInput as error:
         progress.emit("notice", message=f"{error}: measuring again")
         return None
+    if known.sentinel_drift > MOST_DRIFT and time.time() - path.stat().st_mtime > BUSY_KEPT_S:
+        progress.emit("notice", message=f"{path}: the machine was busy when it was measured: measuring again")
+        return None
+    _tell_if_busy(known)
+    return known
+
+
+def _tell_if_busy(calibration: Calibration) -> None:
+    if calibration.sentinel_drift > MOST_DRIFT:
+        progress.emit(
+            "notice",
+            message=f"this machine's speed spread by {100 * calibration.sentinel_drift:.0f} % while it was measured: predictions "
+            f"are rough; it is measured again after {BUSY_KEPT_S / 60:.0f} minutes",
+        )
 
 
 def _make_folder(path: Path) -> None:

@@ -13,7 +13,9 @@ from hypothesis import settings
 from lab import lab  # noqa: F401 - a fixture
 
 from trainwright.estimator.calibration import save
+from trainwright.estimator.machine import MOST_DRIFT
 from trainwright.infra.airflow import airflow_services, ensure_airflow_db, training_service
+from trainwright.infra.lock import locked
 from trainwright.infra.s3 import S3Access, s3_service, start_s3
 from trainwright.infra.service import stop
 from trainwright.tasks import calibrate, link, step
@@ -112,9 +114,11 @@ def _made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(calibrate, "FIRST_USE_S", 1.0)
         patch.setattr(link, "LINK_S", 0.3)
         made = calibrate.calibration_for(1)
-        for kind in load_pool(None).kinds():  # figures of one core stand for those of all
-            if not calibrate.cached(kind["threads"]).exists():
-                save(made.model_copy(update={"threads": kind["threads"]}), calibrate.cached(kind["threads"]))
+        # Tests keep the machine busy: it is not to be measured anew for that. Figures of one core stand for those of all.
+        calm = made.model_copy(update={"sentinel_drift": min(made.sentinel_drift, MOST_DRIFT)})
+        with locked(folder / "calm.lock", wait=True):
+            for threads in {1, *(kind["threads"] for kind in load_pool(None).kinds())}:
+                save(calm.model_copy(update={"threads": threads}), calibrate.cached(threads))
         link.link_for_this_machine()
     return folder
 

@@ -250,7 +250,8 @@ def _medians(curve: DeviceCurve, sizes: Any) -> Any:
     at, value = np.array(knots.sizes), np.array(knots.values)
     place = np.clip(np.searchsorted(at, sizes, "right") - 1, 0, len(at) - 2)
     left, right, low, high = at[place], at[place + 1], value[place], value[place + 1]
-    return np.maximum(0.0, low + (high - low) * (sizes - left) / (right - left))
+    least = np.where(sizes < at[0], value[0] * sizes / at[0], 0.0)
+    return np.maximum(least, low + (high - low) * (sizes - left) / (right - left))
 
 
 def _check(curve: DeviceCurve) -> None:

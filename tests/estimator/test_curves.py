@@ -26,6 +26,16 @@ def test_a_curve_goes_through_its_knots_and_stays_between_neighbours(points: dic
         assert low * (1 - 1e-9) <= curve((left + right) / 2) <= high * (1 + 1e-9)
 
 
+@given(_points, st.integers(1, 5000))
+def test_before_its_first_knot_a_curve_is_at_least_in_proportion_to_the_batch(
+    points: dict[int, float], size: int
+) -> None:
+    sizes = sorted(points)
+    curve = Knots(sizes=tuple(sizes), values=tuple(points[one] for one in sizes))
+    size = min(size, sizes[0])
+    assert curve(size) >= curve(sizes[0]) * size / sizes[0] * (1 - 1e-9) > 0
+
+
 @given(st.floats(0, 10), st.floats(0.001, 10), st.integers(1, 10_000))
 def test_a_curve_through_a_line_is_that_line_everywhere(fixed: float, slope: float, size: int) -> None:
     curve = Knots(sizes=(8, 16, 64), values=tuple(fixed + slope * at for at in (8, 16, 64)))

@@ -161,6 +161,19 @@ def test_a_machine_like_another_takes_its_calibration_from_the_store(
     assert step.calibration_for(1) == calibration
 
 
+def test_what_was_measured_on_a_busy_machine_is_told_and_soon_of_no_use(
+    calibration: Calibration, shared: str, home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    busy = calibration.model_copy(update={"sentinel_drift": 245.3})
+    save(busy, step.cached(1))
+    with caplog.at_level("INFO", "trainwright"):
+        assert step.calibration_for(1, shared) == busy
+    assert "speed spread by 24530 % while it was measured: predictions are rough" in caplog.text
+    long_ago = time.time() - step.BUSY_KEPT_S - 1
+    os.utime(step.cached(1), (long_ago, long_ago))
+    assert step.calibration_for(1, shared) == calibration
+
+
 @pytest.mark.parametrize(
     "changes", [{"processor": "another"}, {"torch": "1.0.0"}, {"threads": 2}, {"schema_version": 99}, None]
 )
