@@ -92,7 +92,7 @@ def small_cases(draw: Any) -> Case:
         if draw(st.booleans()):
             rises = [draw(number(0.0, 0.01, 0.2)) for _ in range(4)]
             values = [fixed + sum(rises[: place + 1]) for place in range(4)]
-            knots = Knots(sizes=(1, 4, 8, 32), values=tuple(values))
+            knots = Knots(sizes=draw(st.sampled_from([(1, 4, 8, 32), (4, 8, 16, 32)])), values=tuple(values))
         curves.append(
             DeviceCurve(
                 device_type=one, cores=1.0 if one == "cpu" else None, mode="datasheet", coverage=1.0,

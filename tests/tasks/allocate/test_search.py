@@ -31,6 +31,17 @@ def test_no_configuration_is_better_than_the_plan(case: Case, pick: float) -> No
 
 
 @QUIET
+@given(small_cases(), st.integers(1, 8))
+def test_the_times_that_are_searched_are_those_of_the_curves(case: Case, accumulation: int) -> None:
+    model = CostModel(case.job, case.pool, case.estimate, case.data, NOW)
+    for device in usable(case.pool, case.job.devices):
+        kind = model.kind(device)
+        found = model.times(kind, 40, accumulation)
+        expected = [kind.curve.median_s(batch, accumulation) for batch in range(1, len(found) + 1)]
+        assert found.tolist() == pytest.approx(expected, rel=1e-12)
+
+
+@QUIET
 @given(small_cases())
 def test_a_plan_gives_out_the_whole_batch_on_as_many_devices_as_it_says_and_within_their_memory(case: Case) -> None:
     model = CostModel(case.job, case.pool, case.estimate, case.data, NOW)
