@@ -16,8 +16,10 @@ import psutil
 from trainwright.estimator.curves import Interval
 from trainwright.tasks import data
 from trainwright.tasks.artefacts import Plan, PlannedDevice
+from trainwright.tasks.folder_store import FolderStore
 from trainwright.tasks.job import Job
 from trainwright.tasks.train import TrainRequest
+from trainwright.tasks.train.fence import read_index
 
 LEARNING_RATE = 0.01
 NO_SPARE: dict[str, Any] = {"faults": {"restarts": 0}}
@@ -205,11 +207,11 @@ def ranks() -> dict[int, psutil.Process]:
 
 
 def when_checkpoint(folder: Path, step: int, then: Callable[[], object]) -> threading.Thread:
-    """Do something as soon as a checkpoint of this step, or a later one, lies in the run's folder."""
+    """Do something as soon as a checkpoint of this step, or a later one, counts in the run's folder."""
 
     def there() -> bool:
-        states = folder.glob("run/checkpoints/step-*/state.json")
-        return any(int(state.parent.name.removeprefix("step-")) >= step for state in states)
+        index, _ = read_index(FolderStore(folder / "run"))
+        return any(one.step >= step for one in index.checkpoints)
 
     return once(there, then)
 
