@@ -94,8 +94,8 @@ class DeviceCurve(_Value):
     say it exactly. The 90 % interval of the time is the median times `low_factor` and `high_factor`.
 
     Memory is the step's own: expected of tensors alive at once, safe of resident memory above what the process held before the
-    model was built. `process_bytes` is the rest of a rank: interpreter, torch, Horovod, readers of data, and the buffer in which
-    gradients are summed. `device_memory_bytes` is all of it: what is compared with the device's memory.
+    model was built. `process_bytes` is the rest of a rank: interpreter, torch, Horovod, readers of data, the buffer in which
+    gradients are summed, copies for checkpoints. `device_memory_bytes` is all of it: what is compared with the device's memory.
     """
 
     device_type: str

@@ -3,7 +3,8 @@
 Three figures, each with its meaning:
 - expected: the most bytes of torch's CPU allocator alive at once, `Structure.peak_bytes`;
 - safe: what the resident memory of the process stays below, above what it held before the model was built;
-- the process itself: interpreter, torch, Horovod, readers of data, and the buffer in which gradients are summed. A plan adds it.
+- the process itself: interpreter, torch, Horovod, readers of data, the buffer in which gradients are summed, and copies for
+  checkpoints. A plan adds it.
 
 Resident memory exceeds live bytes because glibc keeps what is freed: `play` plays a step on a model of its malloc. Kernels that
 oneDNN compiles, and code that is read for the first time, come on top.
@@ -27,6 +28,7 @@ import math
 from collections.abc import Sequence
 
 from trainwright.estimator.curves import Knots
+from trainwright.estimator.devices import HOST_MEMORY_TYPES
 from trainwright.estimator.freed_memory import MOST_HEAP_BLOCK_BYTES
 from trainwright.estimator.play import high_water_bytes
 from trainwright.estimator.structure import Operation, Structure
@@ -52,9 +54,14 @@ _PROCESS_BYTES = 420 * 2**20
 """Of a rank before its model: torch, oneDNN, Horovod, TensorBoard, the readers of data (measured)."""
 
 
-def process_bytes(structure: Structure) -> float:
-    """What a rank holds beside its step: the process, and the buffer in which gradients are summed."""
-    return _PROCESS_BYTES + float(structure.parameter_bytes)
+def process_bytes(structure: Structure, device_type: str) -> float:
+    """What a rank holds beside its step: the process, the buffer in which gradients are summed, and, where it computes in the
+    host's memory, two copies of parameters and optimizer state on their way into checkpoints (one rank's; where they are large,
+    the ranks share them).
+    """
+    held = _PROCESS_BYTES + float(structure.parameter_bytes)
+    state = max(0.0, structure.idle_bytes(0) - structure.parameter_bytes)  # idle, but for gradients
+    return held + 2 * state if device_type in HOST_MEMORY_TYPES else held
 
 
 def safe_bytes(structure: Structure, batch_size: int, expected: float) -> float:

@@ -90,7 +90,7 @@ def predict_curve(
         peak_memory_bytes=line_above(sizes, memory),
         memory_knots=Knots(sizes=tuple(sizes), values=tuple(memory)),
         safe_memory_knots=Knots(sizes=tuple(sizes), values=tuple(safe)),
-        process_bytes=process_bytes(structure),
+        process_bytes=process_bytes(structure, device_type),
         memory_limit_bytes=device.memory_bytes,
         idle_w=power.idle_w,
         load_w=power.load_w,

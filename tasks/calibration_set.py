@@ -65,6 +65,8 @@ def _finding(
         curve = predicted.curve(planned)
     except KeyError:  # a replayed plan, made for other devices
         return None
+    if planned.type == "cpu" and not planned.local:  # of a processor that may be another
+        return None
     time_knots = curve.calibrated_time_knots or curve.time_knots
     took = device.step_time_s
     if curve.basis is None or time_knots is None or took is None or took.median <= 0:

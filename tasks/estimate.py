@@ -38,7 +38,8 @@ def estimate(
     A curve is of a step of training: with what the loop adds to the model's own, where the calibration has measured that.
 
     Without one, CPUs are measured, and GPUs are predicted by their datasheet. The memory of this machine's CPUs is limited by
-    its own and by the container's; of other hosts none is known, which a notice says.
+    its own and by the container's, and so is that of alike CPUs of other hosts; else none of theirs is known. They are predicted
+    as this machine's are. Notices say so.
 
     Where two devices or more are on this machine, its link between ranks is measured too. `backend` is the collectives'
     library, as the job names it. `finished` runs correct the curves of their devices' types. `store`
@@ -46,9 +47,11 @@ def estimate(
     """
     if far := sorted({one.host for one in devices if one.type in HOST_MEMORY_TYPES and not one.local}):
         progress.emit("notice", message=f"memory of {', '.join(far)}: not known; no limit of theirs is planned for")
+    if unlike := sorted({one.host for one in devices if one.type == "cpu" and not one.local}):
+        progress.emit("notice", message=f"CPUs of {', '.join(unlike)}: predicted as this machine's are")
     known = {_measured_as(one.device_type, one.threads): one for one in calibrations}
     curves, sources = [], {}
-    for device in {device.variant: device for device in devices}.values():
+    for device in {device.variant: device for device in sorted(devices, key=lambda one: one.local)}.values():
         threads = device.threads
         name = _measured_as(device.type, threads)
         calibration = known.get(name)

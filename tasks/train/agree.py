@@ -14,6 +14,7 @@ import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.tasks.train import checkpoint
 from trainwright.tasks.train.batches import samples_after, shares
+from trainwright.tasks.train.channel import busy_with_store
 from trainwright.tasks.train.collective import take_document
 from trainwright.tasks.train.launcher_store import journal_of
 from trainwright.tasks.train.metrics import NOT_MEASURED, Part, Rows
@@ -52,9 +53,8 @@ def _here(training: Training, folder: str | None) -> str | None:
     """The folder of the checkpoint, fetched by a first rank that is not on the launcher's machine."""
     if folder is None or training.order.launcher_work is None or not training.rank.first:
         return folder
-    training.channel.writing = True  # the others wait meanwhile
-    found = checkpoint.fetch_latest(training.store, training.work / "resume")
-    training.channel.writing = False
+    with busy_with_store(training.channel):
+        found = checkpoint.fetch_latest(training.store, training.work / "resume")
     return str(training.work / "resume") if found is not None else None
 
 
@@ -117,6 +117,7 @@ def _order_rows(training: Training, rows: Rows, number: int, step: int) -> None:
         and number in last["members"]
         and max(rows.newest, training.committed - 1) < last["row"]["step"]
     ):
-        rows.add(**last["row"], rank=number, batch_size=last["parts"][number], **NOT_MEASURED)
+        device = training.rank.request.plan.devices[number].id
+        rows.add(**last["row"], rank=number, device=device, batch_size=last["parts"][number], **NOT_MEASURED)
     if fresh:
         rows.seal()

@@ -9,6 +9,7 @@ world, leave (at the end of the step), out (now), answer, end. Several threads o
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -18,6 +19,7 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 VARIABLE = "TRAINWRIGHT_CHANNEL"
@@ -60,6 +62,16 @@ class Channel(Protocol):
     def progress(self, kind: str, **fields: Any) -> None:
         """Say how far we are, a few times a second at most."""
         ...
+
+
+@contextlib.contextmanager
+def busy_with_store(channel: Channel) -> Iterator[None]:
+    """Within the block this rank reads or writes the store while the others wait: it does not count as hung for that."""
+    channel.writing = True
+    try:
+        yield
+    finally:
+        channel.writing = False
 
 
 class Waits(Protocol):

@@ -189,11 +189,15 @@ def torchrun_store(use: str) -> Any:
     return PrefixStore(f"{use}-{attempt}", next(iter(rendezvous(TORCHRUN)))[0])
 
 
+PIECE_BYTES = 1 << 26
+"""of a state, in one sum: who waits for longer than the job's stall timeout counts as hung"""
+
+
 def take_from_first(collective: Collective, tensors: list[torch.Tensor], name: str, source: int = 0) -> None:
     """Give every rank the tensors of the first (or of `source`), in place and to the last bit.
 
-    A sum of integers in which the others add zero. Ranks on like devices have the same already; a checksum of each rank's shows
-    that, and costs less than the sum.
+    Sums of integers in which the others add zero, so much at a time that none takes long; nothing is changed before the last.
+    Ranks on like devices have the same already; a checksum of each rank's shows that, and costs less than the sums.
     """
     if collective.size == 1 or not tensors:
         return
@@ -204,7 +208,9 @@ def take_from_first(collective: Collective, tensors: list[torch.Tensor], name: s
     whole = torch.cat([*parts, padding]).view(torch.int32)  # Horovod does not sum bytes
     if collective.rank != source:
         whole.zero_()
-    received = collective.sum_(whole, name).view(torch.uint8).split([one.numel() for one in (*parts, padding)])
+    for place, piece in enumerate(whole.split(PIECE_BYTES // 4)):
+        collective.sum_(piece, f"{name}-{place}")
+    received = whole.view(torch.uint8).split([one.numel() for one in (*parts, padding)])
     for tensor, part in zip(tensors, received, strict=False):
         tensor.detach().copy_(part.clone().view(tensor.dtype).reshape(tensor.shape))
 

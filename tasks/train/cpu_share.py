@@ -6,6 +6,7 @@ The share begins when a rank has loaded its libraries and data.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
@@ -27,6 +28,12 @@ def _parents() -> tuple[Path, ...]:
     return _ROOTS
 
 
+def quota_us(cores: float) -> tuple[int, int]:
+    """Quota and period in µs: the kernel takes a quota of 1 ms or more, so less than a tenth of a core needs a longer period."""
+    period = min(1_000_000, max(PERIOD_US, math.ceil(1000 / cores)))
+    return max(1000, round(cores * period)), period
+
+
 def make_cgroup(name: str, cores: float) -> Path | None:
     """A cgroup with a quota of this many cores; None where that can't be had."""
     for root in _parents():
@@ -37,11 +44,12 @@ def make_cgroup(name: str, cores: float) -> Path | None:
             continue
         try:
             if (group / "cpu.cfs_quota_us").exists():
-                (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-                (group / "cpu.cfs_quota_us").write_text(str(max(1000, round(cores * PERIOD_US))))
+                quota, period = quota_us(cores)
+                (group / "cpu.cfs_period_us").write_text(str(period))
+                (group / "cpu.cfs_quota_us").write_text(str(quota))
                 return group
             if (group / "cpu.max").exists():
-                (group / "cpu.max").write_text(f"{max(1000, round(cores * PERIOD_US))} {PERIOD_US}")
+                (group / "cpu.max").write_text("{} {}".format(*quota_us(cores)))
                 return group
         except OSError:
             pass  # no right to set it: fall through to removing it

@@ -14,7 +14,7 @@ from trainwright.tasks.train import checkpoint
 from trainwright.tasks.train.agree import agree, begin, take_all
 from trainwright.tasks.train.batch_split import BatchSplit
 from trainwright.tasks.train.batches import epoch_order, shares, steps_left
-from trainwright.tasks.train.channel import Channel, usage_of_this_process
+from trainwright.tasks.train.channel import Channel, busy_with_store, usage_of_this_process
 from trainwright.tasks.train.divergence import RanAway, judge, require_finite
 from trainwright.tasks.train.fence import Fence
 from trainwright.tasks.train.figures import RankFigures
@@ -40,7 +40,7 @@ class Training:
         # Every rank has these and the splits', in case the first is lost.
         self.epochs = Rows(self.store, "epochs", by_step=True)
         self.batch = BatchSplit(rank, channel, self.store)
-        self.rows = len(rank.train_rows)
+        self.rows, self.device = len(rank.train_rows), rank.request.plan.devices[rank.number].id
         self.total_samples = self.rows * rank.spec.epochs
         self.state: checkpoint.State | None = None
         self.last: dict[str, Any] | None = None
@@ -162,7 +162,7 @@ class Training:
         }  # fmt: skip
         self.last = {"row": common, "parts": parts, "members": self._members}
         self.steps.add(
-            **common, rank=rank.number, batch_size=parts[rank.number], compute_s=own_s, wait_s=own.wait_s,
+            **common, rank=rank.number, device=self.device, batch_size=parts[rank.number], compute_s=own_s, wait_s=own.wait_s,
             communication_s=own.communication_s, step_time_s=taken_s, samples_per_s=parts[rank.number] / taken_s,
             memory_bytes=own.memory_bytes, energy_j=None if math.isnan(own.energy_j) else own.energy_j,
         )  # fmt: skip
@@ -193,7 +193,8 @@ class Training:
         self.saver.settle()
         rank.collective.sum_(torch.zeros(1, dtype=torch.float64), "settled")
         if rank.first:
-            read = checkpoint.fetch_latest(self.store, folder)
+            with busy_with_store(self.channel):
+                read = checkpoint.fetch_latest(self.store, folder)
         begin(self, str(folder) if read is not None else None)
         take_all(self, 0)
         state = self._state

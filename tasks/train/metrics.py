@@ -172,6 +172,12 @@ def read_rows(store: ObjectStore, kind: str) -> list[dict[str, Any]]:
     return rows
 
 
+def read_steps(store: ObjectStore) -> dict[int, list[dict[str, Any]]]:
+    """The rows of steps by rank, of ranks that only an earlier plan had, too."""
+    found = (re.match(r"metrics/steps-rank(\d+)-", item.key) for item in store.list("metrics/steps-rank"))
+    return {rank: read_rows(store, f"steps-rank{rank}") for rank in sorted({int(one[1]) for one in found if one})}
+
+
 def drop_from(store: ObjectStore, step: int) -> None:
     """Drop the parts that begin at a step or later: they belong to work that is done again."""
     for item in list(store.list("metrics/")):

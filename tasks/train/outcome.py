@@ -20,10 +20,10 @@ from trainwright.tasks.artefacts import (
 )
 from trainwright.tasks.job import Target
 from trainwright.tasks.objects import ObjectStore
-from trainwright.tasks.pool import load_pool
+from trainwright.tasks.pool import Device, load_pool
 from trainwright.tasks.train import checkpoint
 from trainwright.tasks.train.fence import folder_name
-from trainwright.tasks.train.metrics import read_rows
+from trainwright.tasks.train.metrics import read_steps
 from trainwright.tasks.train.request import Order
 
 Message = dict[str, Any]
@@ -35,15 +35,23 @@ def result_of(
     """The result of a training that has reached its end. Rows of earlier launches count, those of lost steps do not."""
     request, first = order.request, next(said for said in done.values() if "events" in said)
     plan, job = request.plan, request.job
-    rows = [read_rows(store, f"steps-rank{rank}") for rank in range(len(plan.devices))]
+    by_device = _rows_by_device(store, plan.devices)
+    rows = [by_device.pop(device.id, []) for device in plan.devices]
     events = [SplitEvent.model_validate(event) for event in first["events"]]
     since = split_since(events, [device.batch_size for device in plan.devices])
     devices = [
         _device_result(rank, device, done[rank], rows[rank], first["split"][rank], since, shares[rank])
         for rank, device in enumerate(plan.devices)
     ]
-    busy_s = [sum(row["compute_s"] for row in own) for own in rows]
-    energy_j, cost = energy_and_cost(job.pool, plan.devices, busy_s, first["duration_s"])
+    others = [device for device in load_pool(job.pool).devices() if device.id in by_device]  # of a plan before this one
+    used: list[tuple[Device, list[Message]]] = list(zip(plan.devices, rows, strict=True))
+    used += [(device, by_device[device.id]) for device in others]
+    energy_j, cost = energy_and_cost(
+        job.pool,
+        [device for device, _ in used],
+        [sum(row["compute_s"] for row in own) for _, own in used],
+        [first["duration_s"] * _part(own, first["step"], to_the_end=device not in others) for device, own in used],
+    )
     states = checkpoint.list_states(store)
     best = checkpoint.best_of(states)
     return Result(
@@ -74,6 +82,25 @@ def result_of(
         backend=order.backend,
         versions=_versions(order.backend),
     )
+
+
+def _rows_by_device(store: ObjectStore, devices: Sequence[Device]) -> dict[str, list[Message]]:
+    """Each device's rows, by step; those that name none were recorded by an earlier version, and are of the rank's device."""
+    found: dict[str, list[Message]] = {}
+    for rank, rows in read_steps(store).items():
+        for row in rows:
+            name = row.get("device") or (devices[rank].id if rank < len(devices) else None)
+            if name is not None:
+                found.setdefault(name, []).append(row)
+    return {name: sorted(rows, key=lambda row: int(row["step"])) for name, rows in found.items()}
+
+
+def _part(rows: Sequence[Message], steps: int, *, to_the_end: bool) -> float:
+    """Of a training's steps, those from a device's first on: to its last, or to the end."""
+    if not rows or not steps:
+        return 1.0
+    last = steps - 1 if to_the_end else rows[-1]["step"]
+    return float(min(1.0, max(0.0, (last - rows[0]["step"] + 1) / steps)))
 
 
 def _longest(rows: list[list[Message]]) -> list[Message]:
@@ -109,19 +136,20 @@ def percentiles(values: Sequence[float]) -> Interval | None:
 
 
 def energy_and_cost(
-    pool_file: str | None, devices: Sequence[PlannedDevice], busy_s: Sequence[float], duration_s: float
+    pool_file: str | None, devices: Sequence[Device], busy_s: Sequence[float], held_s: Sequence[float]
 ) -> tuple[float, float | None]:
-    """Joule and money: measured times by power, load while busy, idle while not.
+    """Joule and money: measured times by power, load while busy, idle while a device is held and not busy.
 
     Power is the plan's (the pool file's, else as measured, else the datasheet's); where it holds none, the pool file's or the
     datasheet's.
     """
     pool = load_pool(pool_file)
     energy_j = rent = 0.0
-    for device, busy in zip(devices, busy_s, strict=True):
-        power = device.power or pool.power.get(device.type) or datasheet_power(device.type, device.cores)
-        energy_j += power.load_w * busy + power.idle_w * max(0.0, duration_s - busy)
-        rent += pool.prices.get(device.type, 0.0) * duration_s / 3600
+    for device, busy, held in zip(devices, busy_s, held_s, strict=True):
+        planned = device.power if isinstance(device, PlannedDevice) else None
+        power = planned or pool.power.get(device.type) or datasheet_power(device.type, device.cores)
+        energy_j += power.load_w * busy + power.idle_w * max(0.0, held - busy)
+        rent += pool.prices.get(device.type, 0.0) * held / 3600
     return energy_j, rent + pool.prices.get("energy", 0.0) * energy_j / 3.6e6 if pool.prices else None
 
 

@@ -129,8 +129,9 @@ class Rank(Replica):
         self._gradients.begin()
         self._gradients.loss_scale = self.loss_scale.value if self._scales else 1.0
         try:
-            loss, correct = self._forward_backward_all(self._micro_batches(rows, total), order, total)
-            passes = 1 + self._measure_alone(rows, step)
+            parts = self._micro_batches(rows, total)
+            loss, correct = self._forward_backward_all(parts, order, total)
+            passes = 1 + self._measure_alone(parts, step)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -167,11 +168,13 @@ class Rank(Replica):
         """What each member's last step took, in the order of their ranks."""
         return self._figures.all
 
-    def _measure_alone(self, rows: Any, step: int) -> int:
+    def _measure_alone(self, parts: list[Any], step: int) -> float:
         """The only device of a plan measures the noise from halves of its batch now and then; how many more passes that took.
 
-        One that is left of several does not: in a replay, where all are there again, it would have to do so too.
+        Where its batch is in several parts, since it does not fit at once, two of them are the halves. One that is left of
+        several does not: in a replay, where all are there again, it would have to do so too.
         """
+        rows, first = np.concatenate(parts[:2]), len(parts[0]) if len(parts) > 1 else None
         wanted = len(self.request.plan.devices) == 1 and self.spec.adaptive_batch and len(rows) >= 4
         if not wanted or not due(step, self.noise_scale.estimates):
             return 0
@@ -179,8 +182,8 @@ class Rank(Replica):
         def loss_of(part: Any) -> torch.Tensor:
             return self._forward(*self._batch(part))[1]
 
-        self.noise_scale.add(*noise_and_signal(*half_squares(self.model, loss_of, rows)))
-        return 1
+        self.noise_scale.add(*noise_and_signal(*half_squares(self.model, loss_of, rows, first)))
+        return len(rows) / sum(map(len, parts))
 
     def noise_document(self) -> dict[str, Any]:
         """What the noise scale is made of, and the loss scale where there is one, for a checkpoint."""

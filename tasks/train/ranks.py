@@ -105,11 +105,9 @@ class Ranks:
                 **self._membership.held,
             )
         said = {number: workers[number].done or {} for number in members}
-        for number in range(len(self._devices)):  # with what killed processes had used
-            used = self._used.get(number, {})
-            if number in said:
-                used = together(used, said[number])
-            said[number] = said.get(number, {}) | used
+        for number in range(len(self._devices)):  # with what killed processes had used, and those that are left out
+            used, own = self._used.get(number, {}), said.get(number, {})
+            said[number] = own | together(used, own or used.get("now", {}))
         return said
 
     def _replace_lost(self) -> None:

@@ -23,6 +23,7 @@ import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.tasks.errors import ServiceUnreachable, TrainingFailed, TrainwrightError
 from trainwright.tasks.train import kept, metrics
+from trainwright.tasks.train.channel import Channel, busy_with_store
 from trainwright.tasks.train.checkpoint import (
     MODEL,
     OPTIMIZER,
@@ -38,7 +39,6 @@ from trainwright.tasks.train.launcher_store import spill_of, store_of
 from trainwright.tasks.train.tensors import HostCopy, optimizer_tensors, own_part, size_bytes
 
 if TYPE_CHECKING:
-    from trainwright.tasks.train.channel import Channel
     from trainwright.tasks.train.rank import Rank
     from trainwright.tasks.train.request import Order
     from trainwright.tasks.train.world import World
@@ -97,8 +97,10 @@ class Saver:
     def save(self, state: State, *, last: bool) -> None:
         """Take a copy of what is to be kept; with `last`, wait until the store has it.
 
-        Raises ServiceUnreachable where the store is away at the end: what it lacks is in the spill folder then.
+        Raises ServiceUnreachable where the store is away at the end: what it lacks is in the spill folder then; TrainingFailed
+        where the thread has ended.
         """
+        self._check()
         policy, collective = self._policy, self._rank.collective
         for_good = policy.keep_every is not None and state.step % policy.keep_every == 0
         best = state.best and policy.keep_best
@@ -176,13 +178,15 @@ class Saver:
 
     def _wait(self, seconds: float) -> None:
         """Until something changes. Raises PeersLost where the launcher calls this rank out of its world meanwhile."""
-        if self._error is not None:
-            raise TrainingFailed("checkpoints can't be written") from self._error
+        self._check()
         if self._channel.out_asked == self._generation:
             raise PeersLost("called out of the world while waiting for a checkpoint")
-        self._channel.writing = True
-        self._changed.wait(min(seconds, 0.2))
-        self._channel.writing = False
+        with busy_with_store(self._channel):
+            self._changed.wait(min(seconds, 0.2))
+
+    def _check(self) -> None:
+        if self._error is not None:  # a launcher has ended the training for it; under torchrun there is none
+            raise TrainingFailed("checkpoints can't be written") from self._error
 
     def settle(self) -> None:
         """Wait until nothing is on its way to the store; when that is away, as long as is sensible.

@@ -30,6 +30,7 @@ from trainwright.tasks.train.confirmations import Confirmations
 from trainwright.tasks.train.journal import FOLDER
 from trainwright.tasks.train.metrics import drop_from
 from trainwright.tasks.train.request import Order, TrainRequest
+from trainwright.tasks.train.spill import recover
 from trainwright.tasks.train.world import World
 
 _LEAST_PAUSE_S, _LOOK_S = 0.25, 0.05
@@ -100,6 +101,8 @@ class AloneChannel:
         self._beat = self._held.enter_context(Heartbeat(ledger, uri, holds, holder=name))
         if run is not None and run.has(Status) and not run.finished():
             run.note(state="running", step="train", error=None)
+        if request.resume:
+            recover(store, Path(request.work_folder), request.job.train.checkpoint)  # what waited here for the store
         right = fence.claim(store, None)
         state = checkpoint.fetch_latest(store, folder) if request.resume else None
         right.forget(after=state.step if state is not None else -1)

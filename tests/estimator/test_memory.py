@@ -57,9 +57,15 @@ def test_a_plan_counts_no_less_memory_for_a_larger_batch(structure: Structure, s
 
 @settings(deadline=None)
 @given(_structures(), st.integers(1, 64))
-def test_a_rank_takes_its_process_and_its_gradients_sum_besides(structure: Structure, batch_size: int) -> None:
+def test_a_rank_takes_its_process_its_gradients_sum_and_copies_for_checkpoints_besides(
+    structure: Structure, batch_size: int
+) -> None:
     curve = predict_curve(structure, None, device_type="cpu")
-    assert curve.process_bytes == process_bytes(structure) > structure.parameter_bytes
+    assert curve.process_bytes == process_bytes(structure, "cpu") > structure.parameter_bytes
+    state = max(0.0, structure.idle_bytes(0) - structure.parameter_bytes)  # parameters, buffers, the optimizer's
+    assert (
+        process_bytes(structure, "cpu") == process_bytes(structure, "nvidia-t4") + 2 * state
+    )  # a GPU's are the host's
     assert curve.device_memory_bytes(batch_size) == curve.safe_memory_bytes(batch_size) + curve.process_bytes
 
 

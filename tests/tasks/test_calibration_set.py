@@ -88,6 +88,15 @@ def test_what_a_run_measured_stands_beside_what_its_calibration_said(store: str)
     assert learn(_curve(), [found]).step_time(32).median > 0.01
 
 
+def test_nothing_is_learned_of_the_cpus_of_other_hosts_whose_processor_may_be_another(store: str) -> None:
+    run = _trained(store)
+    plan = run.read(Plan)
+    run.write(
+        plan.model_copy(update={"devices": [one.model_copy(update={"address": "10.0.0.7"}) for one in plan.devices]})
+    )
+    assert calibration_set.append(run) == []
+
+
 def test_a_corrected_run_tells_what_its_calibration_alone_said(store: str) -> None:
     corrected = {
         "calibrated_time_knots": Knots(sizes=SIZES, values=(0.02,) * 3),

@@ -123,6 +123,9 @@ def test_the_memory_of_this_machine_is_a_limit_and_that_nothing_is_known_of_othe
     assert estimate(structure, [here, far, gpu]).curve(far).memory_limit_bytes is None
     [said] = [json.loads(line)["message"] for line in (tmp_path / "progress").read_text().splitlines()]
     assert said.startswith("memory of there: not known")
+    alike = far.model_copy(update={"speed": 2.0})
+    for order in ([here, alike], [alike, here]):
+        assert estimate(structure, order).curve(here).memory_limit_bytes == usable_memory_bytes()
 
 
 def test_only_calibrated_devices_make_a_calibrated_estimate(calibration: Calibration, structure: Structure) -> None:

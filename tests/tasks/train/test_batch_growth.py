@@ -210,3 +210,32 @@ def test_a_search_on_unlike_ranks_finds_what_one_process_finds_with_the_joint_ba
         choose([(one.learning_rate, one.loss, one.accuracy) for one in found.points]) for found in (unlike, joint)
     ]
     assert chosen[0].learning_rate == pytest.approx(chosen[1].learning_rate, rel=1e-5)
+
+
+COUNTED = """
+import torch
+
+
+class Net(torch.nn.Sequential):
+    def forward(self, images):
+        if self.training:
+            with open({path!r}, "a") as file:
+                file.write(f"{{len(images)}}\\n")
+        return super().forward(images)
+
+
+def build_model():
+    return Net(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+"""
+
+
+def test_a_lone_device_that_accumulates_measures_the_noise_in_passes_no_larger_than_its_micro_batches(
+    tmp_path: Path,
+) -> None:
+    asked = request(tmp_path, [64], backend="torch", adaptive_batch=True, batch_bounds=[64, 64], **NO_SPARE)
+    asked = asked.model_copy(update={"plan": asked.plan.model_copy(update={"accumulation": 4})})
+    (tmp_path / "source" / "net.py").write_text(COUNTED.format(path=str(tmp_path / "passes")))
+    result = train(asked)
+    passes = [int(one) for one in (tmp_path / "passes").read_text().split()]
+    assert max(passes) == 16
+    assert len(passes) > 4 * result.steps

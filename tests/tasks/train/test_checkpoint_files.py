@@ -74,7 +74,7 @@ def test_rows_that_no_disk_took_are_forgotten_with_the_steps_that_are_done_again
         copies = tensors.HostCopy(tmp_path / "place")
         files = copies.take({"model.safetensors": {"w": torch.ones(1)}})
         state = checkpoint.State(step=step, epoch=0, split=[1, 1], members=[0, 1])
-        writer.write(PendingCheckpoint(state, files, copies, rows.take(), False, 1, False), lambda: None)
+        writer.write(PendingCheckpoint(state, files, copies, rows.take(), False, False, 1, False), lambda: None)
         assert told.parts[-1]["where"] == FAILED
         writer.forget_from(0)
 

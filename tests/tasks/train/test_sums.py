@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from trainwright.tasks.train.collective import PeersLost, TorchCollective
+from trainwright.tasks.train import collective
+from trainwright.tasks.train.collective import PeersLost, TorchCollective, take_from_first
 from trainwright.tasks.train.mesh import SMALL_BYTES, Mesh
 
 SIZES = [0, 1, 7, SMALL_BYTES // 8 // 3, SMALL_BYTES // 8 // 3 + 1, 5 * SMALL_BYTES // 8]
@@ -46,6 +47,25 @@ def test_every_rank_has_the_sum_of_all_whatever_its_size(tmp_path: Path, count: 
     for found in on_ranks(tmp_path, count, work):
         for size, one in zip(SIZES, found, strict=True):
             assert torch.equal(one, sum(given(rank, size, dtype) for rank in range(count)))
+
+
+@pytest.mark.parametrize("piece_bytes", [8, 64, 1 << 26])
+def test_every_rank_has_the_tensors_of_one_in_however_many_pieces(
+    tmp_path: Path, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collective, "PIECE_BYTES", piece_bytes)
+
+    def work(rank: TorchCollective) -> list[torch.Tensor]:
+        chance = torch.Generator().manual_seed(rank.rank)
+        own = [torch.randn(5, 7, generator=chance), torch.tensor(rank.rank), torch.randn(3, generator=chance).double()]
+        own.append(torch.full((11,), rank.rank, dtype=torch.uint8))
+        take_from_first(rank, own, "state", source=1)
+        return own
+
+    first, source, last = on_ranks(tmp_path, 3, work)
+    assert int(source[1]) == 1
+    for found in (first, last):
+        assert all(torch.equal(one, other) for one, other in zip(found, source, strict=True))
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,12 +17,13 @@ from training_case import once, request, rows
 
 from trainwright.tasks.allocate.ledger import Holder, Ledger
 from trainwright.tasks.artefacts import Status
+from trainwright.tasks.folder_store import FolderStore
 from trainwright.tasks.launching import resource
 from trainwright.tasks.run import Run
 from trainwright.tasks.settings import settings
 from trainwright.tasks.state import shown_state
 from trainwright.tasks.train import TrainRequest, train
-from trainwright.tasks.train.fence import claim, read_index
+from trainwright.tasks.train.fence import claim, folder_name, read_index
 
 SLOW = {"type": "emulated", "speed": 1.0}
 
@@ -86,6 +88,25 @@ def test_under_torchrun_a_rank_that_hangs_ends_all_after_the_stall_timeout_and_t
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert "other ranks were lost" in next(one["error"]["message"] for one in said if one["kind"] == "error")
     assert [row["step"] for row in rows(asked, "steps-rank0")] == list(range(96))
+
+
+def test_torchrun_brings_what_waits_here_for_the_store_and_goes_on_from_there(tmp_path: Path, home: Path) -> None:
+    train(request(tmp_path, [40], backend="torch"))
+    store = FolderStore(tmp_path / "run")
+    index = json.loads(store.get("checkpoints.json"))
+    newest = folder_name(index["checkpoints"].pop()["step"])
+    spilled = tmp_path / "work/spill/rank-0" / newest
+    spilled.parent.mkdir(parents=True)
+    shutil.move(tmp_path / "run" / newest, spilled)
+    store.put("checkpoints.json", json.dumps(index).encode())
+    asked = request(tmp_path, [40], backend="torch", epochs=2)
+    before = [row["compute_s"] for row in rows(asked, "steps-rank0")]  # so that what is trained anew is seen
+    done = run(asked, 1)
+    assert done.returncode == 0, done.stderr[-2000:]
+    after = rows(asked, "steps-rank0")
+    assert [row["step"] for row in after] == list(range(72))
+    assert [row["compute_s"] for row in after[: len(before)]] == before
+    assert not list((tmp_path / "work/spill").rglob("*.safetensors"))
 
 
 @pytest.mark.parametrize("words", [[], ["nowhere/order.json"]])
