@@ -31,6 +31,8 @@ MAX_CELLS = 5_000_000
 """A table of more cells is judged by a sample of rows, of which those with missing or extreme values and each label are part."""
 MAX_VALUES = 50
 MAX_LABELS = 1_000
+_ROUNDING = 1e-9
+"""No range is narrower than this share of its values, of which a sum of many of them is less exact than a float is."""
 
 Config = dict[str, Any]
 
@@ -188,12 +190,18 @@ def _column_expectations(column: pd.Series[Any], name: str) -> list[Config]:
     finite = column[np.isfinite(column.to_numpy(dtype=np.float64, na_value=np.nan))].astype(np.float64)
     if finite.empty:
         return []
-    low, high, mean, deviation = finite.min(), finite.max(), finite.mean(), finite.std(ddof=0)
-    slack = (high - low) or max(abs(high), 1.0)
-    drift = deviation * max(0.5, 4 * (2 / len(finite)) ** 0.5) or slack
+    with np.errstate(over="ignore"):
+        low, high, mean, deviation = map(float, (finite.min(), finite.max(), finite.mean(), finite.std(ddof=0)))
+    rounding = _ROUNDING * max(abs(low), abs(high))
+    slack = max(high - low, rounding) if high > low else max(abs(high), 1.0)
+    drift = max(deviation * max(0.5, 4 * (2 / len(finite)) ** 0.5), rounding) if deviation > rounding else slack
     return [
-        _config("expect_column_values_to_be_between", column=name, **_bounds(low - slack, high + slack)),
-        _config("expect_column_mean_to_be_between", column=name, **_bounds(mean - drift, mean + drift)),
+        _config(expectation, column=name, **_bounds(least, most))
+        for expectation, least, most in (
+            ("expect_column_values_to_be_between", low - slack, high + slack),
+            ("expect_column_mean_to_be_between", mean - drift, mean + drift),
+        )
+        if math.isfinite(least) and math.isfinite(most)
     ]
 
 
@@ -207,7 +215,14 @@ def _order(value: Any) -> tuple[str, Any]:
 
 
 def _bounds(low: float, high: float) -> dict[str, float]:
-    return {"min_value": float(f"{low:.6g}"), "max_value": float(f"{high:.6g}")}
+    """The ends, rounded outwards to a thousandth of what lies between them, where that is a number."""
+    width = high - low
+    if not 1e-300 < width < 1e300:
+        return {"min_value": low, "max_value": high}
+    unit = 10.0 ** math.floor(math.log10(width / 1000))
+    digits = max(0, -round(math.log10(unit)))
+    least, most = (round(way(end / unit) * unit, digits) for way, end in ((math.floor, low), (math.ceil, high)))
+    return {"min_value": min(least, low), "max_value": max(most, high)}
 
 
 def _config(expectation: str, **kwargs: Any) -> Config:

@@ -43,8 +43,8 @@ class Channel(Protocol):
         """Whether `progress` would say something now."""
         ...
 
-    def attend(self, peers: Waits) -> None:
-        """From now on, tell whether this rank waits for these."""
+    def attend(self, peers: Waits, rank: Computes | None = None) -> None:
+        """From now on, tell whether this rank waits for these, and how long it has been at its part of a step."""
         ...
 
     def send(self, kind: str, **fields: Any) -> None:
@@ -78,20 +78,28 @@ class Waits(Protocol):
     """What the channel's thread needs to know of the rank's peers."""
 
     waiting_since: float | None
+    waited_until: float
 
     def break_off(self) -> None:
         """Make what waits for the others fail."""
         ...
 
 
+class Computes(Protocol):
+    """What it needs to know of the rank."""
+
+    computing_since: float | None
+
+
 class RankChannel:
-    """The rank's end. A thread of its own listens, and says twice a second that the rank is alive, and whether it waits."""
+    """The rank's end. A thread of its own listens, and says twice a second that the rank is alive, and if it waits or computes."""
 
     def __init__(self, peers: Waits | None = None) -> None:
         self._socket = socket.socket(fileno=int(os.environ.pop(VARIABLE)))
         self._socket.set_inheritable(False)
         self._last = 0.0
         self._peers = peers
+        self._rank: Computes | None = None
         self._sending = threading.Lock()
         self._questions = itertools.count()
         self._answers: dict[int, queue.SimpleQueue[Message]] = {}
@@ -100,8 +108,8 @@ class RankChannel:
         self.writing = False
         threading.Thread(target=self._listen, name="channel", daemon=True).start()
 
-    def attend(self, peers: Waits) -> None:
-        self._peers = peers
+    def attend(self, peers: Waits, rank: Computes | None = None) -> None:
+        self._peers, self._rank = peers, rank
 
     def _listen(self) -> None:
         partial = b""
@@ -130,12 +138,19 @@ class RankChannel:
                     self._inbox.put(message)
 
     def _say_alive(self) -> None:
-        since = self._peers.waiting_since if self._peers is not None else None
-        usage = usage_of_this_process()
         try:
-            self.send("alive", waits_s=time.monotonic() - since if since else None, writing=self.writing, **usage)
+            self.send("alive", **self._occupation(), writing=self.writing, **usage_of_this_process())
         except OSError:
             os._exit(1)
+
+    def _occupation(self) -> dict[str, float | None]:
+        """How long it has waited for others, or computed since it waited last."""
+        now = time.monotonic()
+        waits = self._peers.waiting_since if self._peers is not None else None
+        begun = self._rank.computing_since if self._rank is not None else None
+        if waits is not None or begun is None or self._peers is None:
+            return {"waits_s": waits and now - waits, "computes_s": None}
+        return {"waits_s": None, "computes_s": now - max(begun, self._peers.waited_until)}
 
     def send(self, kind: str, **fields: Any) -> None:
         line = (json.dumps({"kind": kind, **fields}) + "\n").encode()

@@ -63,6 +63,7 @@ def main(order_path: Path, place: str) -> int:
             join_cgroup(Path(group))
         rank = Rank(order.request, dataset, peers, _device(planned), number)
         rank.stop_on(signal.SIGTERM)
+        channel.attend(peers, rank)
         training = Training(rank, channel, order)
         _take_part(training, peers, channel, order)
     except TrainwrightError as error:

@@ -116,7 +116,7 @@ class Membership:
         if self._broken_at is not None:
             for worker in stuck(self._inside(), now - self._broken_at):
                 worker.give_up("did not come out of a sum that a lost rank had broken")
-        for worker, why in hung(self._inside(), time.monotonic(), self._stall_s):
+        for worker, why in hung(self._inside(), now, self._stall_s, broken=self._broken_at is not None):
             worker.give_up(why)
 
     def grow(self) -> None:
@@ -229,7 +229,8 @@ class Membership:
         self._formed_at = self._formed_at or time.monotonic()
         for number in members:
             worker = self._workers[number]
-            worker.state, worker.waits_s, worker.done, worker.heard_at = "joining", None, None, time.monotonic()
+            worker.state, worker.done, worker.heard_at = "joining", None, time.monotonic()
+            worker.waits_s = worker.computes_s = None
             worker.channel.send("world", **world.model_dump())
             if stopping:
                 worker.process.send_signal(signal.SIGTERM)

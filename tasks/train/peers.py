@@ -38,6 +38,8 @@ class Peers:
         self.rank, self.size, self.wait_s = 0, 1, 0.0
         self.waiting_since: float | None = None
         """since when this rank waits for others (time.monotonic)"""
+        self.waited_until = 0.0
+        """when it did last"""
 
     def join(self, world: World, number: int) -> None:
         """Meet the other members. Raises PeersLost where one of them does not come."""
@@ -107,7 +109,7 @@ class Peers:
         try:
             return act()
         finally:
-            self.waiting_since = None
+            self.waited_until, self.waiting_since = time.monotonic(), None
             self.wait_s += time.perf_counter() - started
 
     def shutdown(self) -> None:

@@ -43,13 +43,15 @@ class Worker:
     heard_at: float = field(default_factory=time.monotonic)
     waits_s: float | None = None
     """how long it has waited for others, by its last sign of life"""
+    computes_s: float | None = None
+    """how long it has been at its part of a step, likewise"""
     writing: bool = False
     lost_because: str | None = None
     """why the launcher has killed it"""
 
     def heard(self, message: dict[str, Any]) -> None:
         """Take note of a sign of life."""
-        self.waits_s, self.writing = message["waits_s"], message["writing"]
+        self.waits_s, self.computes_s, self.writing = message["waits_s"], message["computes_s"], message["writing"]
 
     def kill(self) -> None:
         """End it, with what the model's code has started."""

@@ -81,6 +81,8 @@ class Rank(Replica):
         self._before_step: list[tuple[torch.nn.Module, str, torch.Tensor]] | None = None
         self.fits = 0
         """the largest batch that a step was finished with"""
+        self.computing_since: float | None = None
+        """since when it is at its part of a step (time.monotonic); not of its first one, in which much is prepared"""
         devices = request.plan.devices
         self._figures = Figures(collective, device, own_meter(devices[number], devices))
 
@@ -110,7 +112,7 @@ class Rank(Replica):
         if self._before_step is not None:
             for module, name, value in self._before_step:
                 module._buffers[name].copy_(value)  # type: ignore[union-attr]
-        self._before_step = None
+        self._before_step = self.computing_since = None
         self._gradients.begin()
         self.model.train()
 
@@ -122,6 +124,7 @@ class Rank(Replica):
         """
         rows, total = own_part(order, begin, self.split, self.number)
         started, waited = time.perf_counter(), self.collective.wait_s
+        self.computing_since = time.monotonic() if self._updated else None
         self._figures.begin()
         self._seed(step)
         self._batch_size = len(rows)
@@ -266,7 +269,7 @@ class Rank(Replica):
             self._updated = True
         if self._scales:
             self.loss_scale.after_step(overflowed=self._skip)
-        self._before_step = None
+        self._before_step = self.computing_since = None
         self.fits = max(self.fits, self._batch_size)
 
     @torch.no_grad()

@@ -217,7 +217,8 @@ class Ranks:
         number = worker.number
         assert number is not None
         first_time = worker.state == "starting"
-        worker.state, worker.step, worker.waits_s = "free", message["step"], None
+        worker.state, worker.step = "free", message["step"]
+        worker.waits_s = worker.computes_s = None
         if first_time:
             self._processes.shares[number].hold(worker.process.pid)
             progress.emit("rank", rank=number, device=self._devices[number].id, pid=worker.process.pid, state="loaded")

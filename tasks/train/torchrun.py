@@ -24,7 +24,7 @@ from trainwright.tasks.launching import own_name, resource
 from trainwright.tasks.run import Run
 from trainwright.tasks.settings import settings
 from trainwright.tasks.train import checkpoint, fence
-from trainwright.tasks.train.channel import Message, Waits
+from trainwright.tasks.train.channel import Computes, Message, Waits
 from trainwright.tasks.train.collective import TORCHRUN, torchrun_store
 from trainwright.tasks.train.confirmations import Confirmations
 from trainwright.tasks.train.journal import FOLDER
@@ -114,7 +114,7 @@ class AloneChannel:
         """Give the run up."""
         self._held.close()
 
-    def attend(self, peers: Waits) -> None:
+    def attend(self, peers: Waits, rank: Computes | None = None) -> None:
         return
 
     def send(self, kind: str, **fields: Any) -> None:

@@ -1,7 +1,8 @@
 """Which ranks hang, by what their signs of life say. Pure.
 
-A rank that is stopped, or whose machine is, gives no sign. One that hangs in the model's code does, but it does not wait: the
-others do. Where all wait, the connection between them hangs, and one is given up so that the others come out.
+A rank that is stopped, or whose machine is, gives no sign. One that hangs in the model's code does, but it does not come to the
+end of its step, and the others wait. Where all wait, the connection between them hangs, and one is given up so that the others
+come out.
 """
 
 from __future__ import annotations
@@ -25,16 +26,19 @@ def stall_s(request: TrainRequest) -> float:
     return max(request.job.train.faults.stall_timeout, LONG_STEPS * longest_s)
 
 
-def hung(ranks: Sequence[Worker], now: float, stall_s: float) -> list[tuple[Worker, str]]:
-    """Who hangs in a world, and why it is thought so."""
+def hung(ranks: Sequence[Worker], now: float, stall_s: float, *, broken: bool = False) -> list[tuple[Worker, str]]:
+    """Who hangs in a world, and why it is thought so. Of one that is broken, how long its ranks wait tells nothing of them."""
     found = [
         (rank, f"gave no sign of life for {stall_s:.0f} s and was killed")
         for rank in ranks if now - rank.heard_at > stall_s
+    ] + [
+        (rank, f"computed for {stall_s:.0f} s without coming to the end of a step and was killed")
+        for rank in ranks if now - rank.heard_at <= stall_s and (rank.computes_s or 0.0) > stall_s
     ]  # fmt: skip
     limit_s = max(stall_s, WRITING_S) if any(rank.writing for rank in ranks) else stall_s
     waiting = [rank for rank in ranks if rank.waits_s is not None]
     long = [rank for rank in waiting if (rank.waits_s or 0.0) > limit_s]
-    if found or not long:
+    if found or broken or not long:
         return found
     culprits = [rank for rank in ranks if rank.waits_s is None] or (waiting[-1:] if long == waiting else [])
     return [(rank, f"let the others wait for {limit_s:.0f} s and was killed") for rank in culprits]

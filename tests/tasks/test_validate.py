@@ -51,6 +51,28 @@ def test_the_digits_meet_the_suite_that_they_suggest(digits: Validation) -> None
     assert digits.great_expectations["statistics"]["evaluated_expectations"] == len(digits.suite)
 
 
+@pytest.mark.parametrize(
+    "column",
+    [
+        [1763900000.0 + place for place in range(40)], [1763900000 + place for place in range(40)], [0.1] * 40, [1 / 3] * 40,
+        [1234567.891 + 1e-9 * place for place in range(40)], [-5e-324, *[0.0] * 39], [1e38, -1e38] * 20, [3e38] * 40,
+    ],
+)  # fmt: skip
+def test_data_meets_the_suite_that_it_suggests_whatever_its_numbers(tmp_path: Path, column: list[float]) -> None:
+    lines = [f"{value!r},{'ab'[place % 2]}" for place, value in enumerate(column)]
+    (tmp_path / "data.csv").write_text("\n".join(["x,label", *lines]) + "\n")
+    found = validate(DataSpec(uri=str(tmp_path / "data.csv")))
+    assert found.success, failed(found)
+
+
+@pytest.mark.parametrize("value", [1e300, 1.7e308])
+def test_numbers_too_large_to_train_on_are_found_unusable_without_an_error(tmp_path: Path, value: float) -> None:
+    lines = [f"{value * (-1) ** place!r},{'ab'[place % 3 % 2]}" for place in range(40)]
+    (tmp_path / "data.csv").write_text("\n".join(["x,label", *lines]) + "\n")
+    found = validate(DataSpec(uri=str(tmp_path / "data.csv")))
+    assert list(failed(found)) == [("data_to_be_usable_for_training", None)]
+
+
 def test_a_validation_is_json(digits: Validation) -> None:
     assert Validation.model_validate(json.loads(json.dumps(digits.model_dump(mode="json"), allow_nan=False))) == digits
 

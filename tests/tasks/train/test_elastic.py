@@ -162,6 +162,53 @@ def test_a_stopped_rank_counts_as_lost_after_the_stall_timeout(
     assert_every_sample_once(asked, 2, 1)
 
 
+HANGING = """
+import os, time, torch
+
+
+class Net(torch.nn.Sequential):
+    passes = 0
+
+    def forward(self, images):
+        self.passes += 1
+        if self.passes == 14 and os.environ["HOROVOD_RANK"] in {ranks}:
+            try:
+                os.close(os.open({once!r} + os.environ["HOROVOD_RANK"], os.O_CREAT | os.O_EXCL))
+                time.sleep(600)
+            except FileExistsError:
+                pass
+        return super().forward(images)
+
+
+def build_model():
+    return Net(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+"""
+"""A model that hangs in its 14th pass, once on each of these ranks."""
+
+
+@pytest.mark.parametrize(
+    ("backend", "batches", "hanging"),
+    [
+        ("torch", [40, 20], [1]),
+        ("horovod", [60], [0]),
+        pytest.param("horovod", [40, 20], [1], marks=pytest.mark.slow),
+        pytest.param("torch", [30, 20, 10], [0], marks=pytest.mark.slow),
+        pytest.param("torch", [40, 20], [0, 1], marks=pytest.mark.slow),
+    ],
+)
+def test_only_the_ranks_that_hang_in_the_model_count_as_lost_even_where_no_other_waits(
+    tmp_path: Path, heard: list[dict[str, Any]], backend: str, batches: list[int], hanging: list[int]
+) -> None:
+    asked = request(tmp_path, batches, epochs=2, backend=backend, faults={"stall_timeout": "2s"})
+    model = HANGING.format(ranks=[str(number) for number in hanging], once=str(tmp_path / "once-"))
+    (Path(asked.source_folder) / "net.py").write_text(model)
+    result = train(asked)
+    assert result.steps == 48
+    lost = [event["rank"] for event in heard if event["event"] == "rank" and "2 s" in event["state"]]
+    assert sorted(lost) == hanging
+    assert_every_sample_once(asked, len(batches), 2)
+
+
 @pytest.mark.slow
 def test_a_launcher_that_is_killed_leaves_no_rank_and_what_follows_is_the_same(tmp_path: Path) -> None:
     spec: dict[str, Any] = {"backend": "torch", "model": {"norm": True, "dropout": 0.2}}

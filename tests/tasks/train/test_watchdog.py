@@ -44,6 +44,23 @@ def test_where_all_wait_too_long_one_is_given_up_and_where_some_began_late_none(
     assert hung([member(0, waits_s=61.0), member(1, waits_s=5.0)], NOW, 60.0) == []
 
 
+def test_who_waits_in_a_world_that_a_lost_rank_has_broken_is_not_the_one_that_hangs() -> None:
+    assert hung([member(0, waits_s=61.0)], NOW, 60.0, broken=True) == []
+    assert [rank.number for rank, _ in hung([member(0, heard_s_ago=65.0)], NOW, 60.0, broken=True)] == [0]
+
+
+def test_who_does_not_come_to_the_end_of_a_step_hangs_whether_others_wait_or_none_does() -> None:
+    alone = [member(0, computes_s=61.0)]
+    assert [(rank.number, why) for rank, why in hung(alone, NOW, 60.0)] == [
+        (0, "computed for 60 s without coming to the end of a step and was killed")
+    ]
+    assert hung([member(0, computes_s=59.0)], NOW, 60.0) == []
+    both = [member(0, waits_s=62.0), member(1, computes_s=62.0)]
+    assert [rank.number for rank, _ in hung(both, NOW, 60.0)] == [1]
+    silent = [member(0, computes_s=61.0, heard_s_ago=61.0)]
+    assert [why for _, why in hung(silent, NOW, 60.0)] == ["gave no sign of life for 60 s and was killed"]
+
+
 def test_a_rank_that_writes_a_checkpoint_has_longer() -> None:
     ranks = [member(0, writing=True), member(1, waits_s=61.0)]
     assert hung(ranks, NOW, 60.0) == []
