@@ -92,7 +92,7 @@ class Computes(Protocol):
 
 
 class RankChannel:
-    """The rank's end. A thread of its own listens, and says twice a second that the rank is alive, and if it waits or computes."""
+    """The rank's end. Its thread listens, and says twice a second that the rank lives, and whether it waits or computes."""
 
     def __init__(self, peers: Waits | None = None) -> None:
         self._socket = socket.socket(fileno=int(os.environ.pop(VARIABLE)))
