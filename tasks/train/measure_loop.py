@@ -34,7 +34,7 @@ from trainwright.tasks.artefacts import DataSchema, Plan, PlannedDevice
 from trainwright.tasks.job import Job
 from trainwright.tasks.pool import load_pool
 from trainwright.tasks.train.batches import epoch_order
-from trainwright.tasks.train.channel import Message, Waits
+from trainwright.tasks.train.channel import Computes, Message, Waits
 from trainwright.tasks.train.loop import Training
 from trainwright.tasks.train.peers import Peers
 from trainwright.tasks.train.rank import Rank
@@ -85,7 +85,7 @@ class _Unheard:
     leave_asked = out_asked = -1
     writing = due = False
 
-    def attend(self, peers: Waits) -> None:
+    def attend(self, peers: Waits, rank: Computes | None = None) -> None:
         return
 
     def send(self, kind: str, **fields: Any) -> None:
