@@ -28,7 +28,7 @@ from trainwright.estimator.energy import Power
 from trainwright.estimator.errors import BadInput
 from trainwright.estimator.freed_memory import MOST_HEAP_BLOCK_BYTES
 from trainwright.estimator.loop_cost import LoopCost
-from trainwright.estimator.named_file import read_named
+from trainwright.estimator.named_file import read_named, write_named
 from trainwright.estimator.op_cost import FamilyCost, times
 from trainwright.estimator.speed import Speed
 from trainwright.estimator.structure import Structure
@@ -185,11 +185,8 @@ def deviation_of(families: Iterable[tuple[Any, Any]], step: float) -> float:
 
 
 def save(calibration: Calibration, path: Path) -> None:
-    """Write a calibration, at once or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(calibration.model_dump_json())
-    part.replace(path)
+    """Write a calibration, at once or not at all. Raises BadInput where that can't be."""
+    write_named(path, calibration.model_dump_json().encode(), "calibration")
 
 
 def is_calibration(content: bytes) -> bool:

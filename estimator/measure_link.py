@@ -18,13 +18,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from trainwright.estimator.communication import Link, fit_link
 from trainwright.estimator.errors import BadInput, BusyMachine, TrainwrightError
+from trainwright.estimator.named_file import require_space, write_named
 
 LEAST_BUDGET_S, MOST_BUDGET_S = 0.2, 60.0
 SIZES_BYTES = tuple(1 << power for power in range(10, 26))  # 1 KiB to 32 MiB
@@ -93,24 +94,7 @@ def _last_line(path: Path) -> str:
 
 def save(link: Link, path: Path) -> None:
     """Write a link as JSON, at once or not at all. Raises BadInput where that can't be."""
-    with _writable(path) as part:
-        part.write_text(link.model_dump_json(indent=1))
-        part.replace(path)
-
-
-@contextmanager
-def _writable(path: Path) -> Iterator[Path]:
-    """An empty file beside the path, to be moved there; it is gone after the block."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.touch()
-        yield part
-    except OSError as error:
-        raise BadInput(f"link: {path}: can't be written ({error.strerror})") from None
-    finally:
-        with suppress(OSError):
-            part.unlink()
+    write_named(path, link.model_dump_json(indent=1).encode(), "link")
 
 
 def interface_of(address: str) -> str:
@@ -231,8 +215,7 @@ def main() -> int:
     if given.out is None:
         parser.error("--out: missing")
     try:
-        with _writable(given.out):
-            pass  # or nothing is measured
+        require_space(given.out, 1 << 12, "link")  # or nothing is measured
         save(measure_link(given.address, given.budget, given.seed), given.out)
     except TrainwrightError as error:
         sys.stderr.write(f"{error}\n")

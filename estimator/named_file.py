@@ -1,9 +1,11 @@
-"""Files that people name (jobs, pools, structures, calibrations, plans): read whole; regular files of a bounded size only."""
+"""Files that people name (jobs, pools, structures, calibrations, plans), read or written whole: regular, of a bounded size."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 from trainwright.estimator.errors import BadInput
@@ -35,6 +37,36 @@ def read_named(path: str | Path, field: str = "", most_bytes: int = MOST_BYTES) 
     if max(state.st_size, len(content)) > most_bytes:
         raise BadInput(f"{named}: larger than {most_bytes} bytes, the most allowed")
     return content
+
+
+def write_named(path: Path, content: bytes, field: str = "") -> None:
+    """Write a file at once or not at all, its folder too. Raises BadInput where that can't be: no right, no space."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(content)
+        part.replace(path)
+    except OSError as error:
+        raise _unwritable(path, field, error) from None
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
+
+
+def require_space(path: Path, size: int, field: str = "") -> None:
+    """Raise BadInput, as `write_named` would, where a file of this size can't be written there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent) as file:
+            file.write(bytes(size))
+            file.flush()
+    except OSError as error:
+        raise _unwritable(path, field, error) from None
+
+
+def _unwritable(path: Path, field: str, error: OSError) -> BadInput:
+    named = f"{field}: {path}" if field else f"{path}"
+    return BadInput(f"{named}: can't be written ({error.strerror})")
 
 
 def _without_waiting(path: str, flags: int) -> int:

@@ -165,11 +165,11 @@ def main() -> int:
     keep_freed_memory(large_blocks=True)
     try:
         made = probe(given.budget, given.device, given.threads, say, most_drift=given.most_drift)
+        power = device_power(made.device_type, torch.device(given.device), given.threads, given.powercap)
+        save(made.model_copy(update={"power": power}), given.out)
     except TrainwrightError as error:
         tell(error=error.document())
         return error.exit_code
-    power = device_power(made.device_type, torch.device(given.device), given.threads, given.powercap)
-    save(made.model_copy(update={"power": power}), given.out)
     return 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from trainwright.estimator.errors import BadInput
 from trainwright.estimator.fitting import StepSample
 
 
@@ -43,13 +44,16 @@ class KeptSamples:
             file.truncate(whole)
 
     def append(self, sample: StepSample, elapsed_s: float) -> None:
-        """Add a sample; `elapsed_s` is what all of them took together, seconds."""
+        """Add a sample; `elapsed_s` is what all of them took together, seconds. Raises BadInput where it can't be kept."""
         self.samples.append(sample)
         self.elapsed_s = elapsed_s
         if self._path is not None:
             line = {"setting": self._setting, "elapsed_s": elapsed_s, "sample": sample.model_dump(mode="json")}
-            with self._path.open("ab") as file:
-                file.write(json.dumps(line).encode() + b"\n")
+            try:
+                with self._path.open("ab") as file:
+                    file.write(json.dumps(line).encode() + b"\n")
+            except OSError as error:
+                raise BadInput(f"{self._path}: can't be written ({error.strerror})") from None
 
     def discard(self) -> None:
         """Delete the file: its samples are in a calibration now, or of no use."""

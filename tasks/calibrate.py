@@ -27,6 +27,7 @@ from trainwright.estimator.devices import DEVICE_TYPES, EMULATED
 from trainwright.estimator.energy import RAPL_ROOT
 from trainwright.estimator.loop_cost import LoopCost
 from trainwright.estimator.machine import MOST_DRIFT, machine_key, processor
+from trainwright.estimator.named_file import require_space
 from trainwright.infra.lock import locked
 from trainwright.infra.process import dying_with_parent
 from trainwright.tasks import progress
@@ -45,6 +46,8 @@ LOOP_S = 3.0
 BUSY_KEPT_S = 600.0
 """for so long a calibration of a machine that was too busy is of use, so that not every step of a run measures anew"""
 _LOADING_S = 5.0
+_MOST_BYTES = 1 << 20
+"""of a calibration, and of the samples that it is made of"""
 
 
 def calibration_for(threads: int, store: str | None = None) -> Calibration:
@@ -56,12 +59,12 @@ def calibration_for(threads: int, store: str | None = None) -> Calibration:
     path = cached(threads)
     if (known := _from_cache(path)) is not None and known.loop is not None:
         return known
-    _make_folder(path)
+    require_space(path, _MOST_BYTES, "--out")
     with _lock(path, wait=True) as lock:  # another process may be measuring the same: its result is ours too
-        if (known := _from_cache(path)) is not None:
+        if (known := _from_cache(path, tell=True)) is not None:
             return known if known.loop is not None else _with_loop(path, known)
         if (known := from_store(store or settings().store, "cpu", threads)) is not None:
-            _write(path, known)
+            save(known, path)
             return known if known.loop is not None else _with_loop(path, known)
         about_s = FIRST_USE_S + LOOP_S + _LOADING_S
         progress.emit(
@@ -102,7 +105,7 @@ def calibrate(
         raise BadInput(f"--most-drift: got {most_drift:g}; allowed: 0 or more")
     if out.exists() and not out.is_file():  # a folder, a device: it would be replaced
         raise BadInput(f"--out: {out}: is a folder or a device; allowed: a regular file")
-    _make_folder(out)
+    require_space(out, _MOST_BYTES, "--out")
     with _lock(out, wait=False) as lock:
         if probes:
             more = ("--device", device, "--most-drift", str(most_drift), "--powercap", str(powercap))
@@ -193,16 +196,20 @@ def cached(threads: int) -> Path:
     return settings().home / "calibrations" / f"cpu-{key(threads)}.json"
 
 
-def _from_cache(path: Path) -> Calibration | None:
+def _from_cache(path: Path, *, tell: bool = False) -> Calibration | None:
+    """What is there and of use; with `tell`, why what is there is not."""
     if not path.exists():
         return None
+    why = None
     try:
         known = load(path, importlib.metadata.version("torch"))
+        if known.sentinel_drift > MOST_DRIFT and time.time() - path.stat().st_mtime > BUSY_KEPT_S:
+            why = f"{path}: the machine was busy when it was measured"
     except BadInput as error:
-        progress.emit("notice", message=f"{error}: measuring again")
-        return None
-    if known.sentinel_drift > MOST_DRIFT and time.time() - path.stat().st_mtime > BUSY_KEPT_S:
-        progress.emit("notice", message=f"{path}: the machine was busy when it was measured: measuring again")
+        why = str(error)
+    if why is not None:
+        if tell:
+            progress.emit("notice", message=f"{why}: measuring again")
         return None
     _tell_if_busy(known)
     return known
@@ -215,20 +222,6 @@ def _tell_if_busy(calibration: Calibration) -> None:
             message=f"this machine's speed spread by {100 * calibration.sentinel_drift:.0f} % while it was measured: predictions "
             f"are rough; it is measured again after {BUSY_KEPT_S / 60:.0f} minutes",
         )
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"--out: {path}: can't be written ({error.strerror})") from None
-
-
-def _write(path: Path, calibration: Calibration) -> None:
-    try:
-        save(calibration, path)
-    except OSError as error:
-        raise BadInput(f"--out: {path}: can't be written ({error.strerror})") from None
 
 
 @contextlib.contextmanager
@@ -275,7 +268,7 @@ def _with_loop(out: Path, calibration: Calibration) -> Calibration:
         loop = LoopCost.model_validate_json(found.read_bytes())
     duration_s = calibration.duration_s + time.monotonic() - started
     made = calibration.model_copy(update={"loop": loop, "duration_s": duration_s})
-    _write(out, made)
+    save(made, out)
     return made
 
 

@@ -58,6 +58,7 @@ def main() -> None:
         code = app(standalone_mode=False)
         if code == INTERRUPTED:  # so typer tells of Ctrl-C
             raise KeyboardInterrupt
+        sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
     except TrainwrightError as error:
         _fail(error, wants_json, debug)
@@ -66,7 +67,7 @@ def main() -> None:
 
         _fail(Interrupted("interrupted"), wants_json, debug)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read us has gone
+        _drop_stdout()  # whoever read us has gone
         sys.exit(1)
     except typer.Exit as error:
         sys.exit(error.exit_code)
@@ -76,6 +77,10 @@ def main() -> None:
             BadInput(usage()) if usage else TrainwrightError(f"{type(error).__name__}: {error} (--debug shows where)")
         )
         _fail(known, wants_json, debug)
+
+
+def _drop_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(error: TrainwrightError, wants_json: bool, debug: bool) -> None:
@@ -89,7 +94,13 @@ def _fail(error: TrainwrightError, wants_json: bool, debug: bool) -> None:
             document["feasible"] = False
         if error.run is not None:
             document |= {"run": error.run, "state": final_state(error)}
-        print_json(document)
+        try:
+            print_json(document)
+        except (
+            TrainwrightError,
+            BrokenPipeError,
+        ):  # standard output can't be written: the line below says what happened
+            _drop_stdout()
     line = "".join(one if one.isprintable() else " " if one.isspace() else "?" for one in str(error))
     print("trainwright:", line, file=sys.stderr)  # noqa: T201 - one line, whatever a file is called or a model's code says
     sys.exit(error.exit_code)

@@ -26,6 +26,10 @@ class FolderStore:
     def _path(self, key: str) -> Path:
         return self.root / checked_key(key)
 
+    def missing(self) -> str | None:
+        """What it lies in, in words, where that is not there yet; the first write makes it."""
+        return None if self.root.is_dir() else f"folder {self.root}"
+
     def get(self, key: str) -> bytes:
         try:
             return self._path(key).read_bytes()

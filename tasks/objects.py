@@ -12,12 +12,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote, urlsplit
 
 from trainwright.infra.local import s3_access
 from trainwright.tasks.errors import BadInput, CorruptArtefact, ServiceUnreachable
 from trainwright.tasks.settings import Settings, settings
+
+if TYPE_CHECKING:
+    from trainwright.tasks.folder_store import FolderStore
+    from trainwright.tasks.s3_store import S3Store
 
 _ENDPOINT = re.compile(
     r"https?://([A-Za-z0-9._-]+|\[[0-9a-fA-F:]+\])(:([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5]))?/?"
@@ -85,7 +89,7 @@ def checked_key(key: str) -> str:
     return key
 
 
-def open_store(uri: str, config: Settings | None = None, *, patience_s: float | None = None) -> ObjectStore:
+def open_store(uri: str, config: Settings | None = None, *, patience_s: float | None = None) -> FolderStore | S3Store:
     """The store at `s3://bucket/prefix` or `file:///folder`. Connects at the first use, not here.
 
     `patience_s` is for who has something better to do than wait: after so long without an answer, and without another try, the

@@ -29,6 +29,12 @@ from trainwright.tasks.settings import settings
 _URI = re.compile(r"^(?P<store>(s3|file)://.+)/runs/(?P<job>[a-z0-9-]{1,63})/(?P<id>[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6})/?$")
 
 
+_SOURCE = "source/source.json"
+_AFRESH = "; where the run is unfinished, --new begins another"
+MOST_CHANGES = 3
+"""So many of the differences between two jobs are named."""
+
+
 class _File(Protocol):
     FILE: str
 
@@ -58,7 +64,7 @@ class Run:
         try:
             return kind.model_validate_json(self.objects.get(file), extra="ignore")  # a later version's fields
         except ValidationError as error:
-            raise CorruptArtefact(f"{self.uri}/{file}: {one_line(error)}") from error
+            raise CorruptArtefact(f"{self.uri}/{file}: {one_line(error)}{_AFRESH}") from error
 
     def find(self, kind: type[AnyArtefact]) -> AnyArtefact | None:
         """An artefact, or None where it is not there yet."""
@@ -108,20 +114,36 @@ class Run:
         return folder
 
     def source(self) -> tuple[Path, str]:
-        """A local copy of the model's source, verified, and its entry point."""
-        try:
-            listing = json.loads(self.objects.get("source/source.json"))
-        except FileNotFoundError:
-            raise BadInput("model: missing in the job, and needed by this step") from None
+        """A local copy of the model's source, verified, and its entry point. Raises BadInput where the job has no model."""
+        entry, files = self.stored_source()
+        if not files:
+            raise BadInput("model: missing in the job, and needed by this step")
         folder = self.work_folder() / "source"
-        files = {name: self.objects.get(f"source/{name}") for name in listing["files"]}
-        if model_source.digest(files) != listing["sha256"]:
-            raise CorruptArtefact(f"{self.uri}/source: changed since the run was created (sha256 differs)")
         for name, data in files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-        return folder, str(listing["entry"])
+        return folder, entry
+
+    def stored_source(self) -> tuple[str, dict[str, bytes]]:
+        """The model's entry point and its files, as `estimator.source.snapshot` found them; none where there is no model.
+
+        Raises CorruptArtefact where they are not what was stored.
+        """
+        try:
+            listing = json.loads(self.objects.get(_SOURCE))
+        except FileNotFoundError:
+            return "", {}
+        except ValueError:
+            raise CorruptArtefact(f"{self.uri}/{_SOURCE}: not JSON{_AFRESH}") from None
+        try:
+            files = {name: self.objects.get(f"source/{name}") for name in listing["files"]}
+            whole = model_source.digest(files) == listing["sha256"]
+        except (FileNotFoundError, KeyError, TypeError):
+            whole = False
+        if not whole:
+            raise CorruptArtefact(f"{self.uri}/source: changed since the run was created (sha256 differs){_AFRESH}")
+        return str(listing["entry"]), files
 
     def status(self) -> Status:
         """How far the run is."""
@@ -186,7 +208,7 @@ def open_run(
     ledger.take([fresh.hold], holder, fresh.uri)
     try:
         entry, files = model_source.snapshot(job.model.source) if job.model else ("", {})
-        run = fresh if new else _unfinished(job, store.uri, model_source.digest(files), worker, lacking) or fresh
+        run = fresh if new else _unfinished(job, store.uri, files, worker, lacking) or fresh
         if run is not fresh:
             ledger.release(fresh.uri, [fresh.hold])
             ledger.take([run.hold], holder, run.uri)  # RunHeld where another was quicker
@@ -200,7 +222,7 @@ def open_run(
             for name, data in files.items():
                 run.objects.put(f"source/{name}", data)
             listing = {"entry": entry, "sha256": model_source.digest(files), "files": sorted(files)}
-            run.objects.put("source/source.json", json.dumps(listing, indent=1).encode())
+            run.objects.put(_SOURCE, json.dumps(listing, indent=1).encode())
         moment = now()
         run.write(Status(state="running", holder=holder.name, started_at=moment, updated_at=moment))
         run.write(RunJob.model_validate(job.model_dump(mode="json")))
@@ -215,7 +237,7 @@ def _new_id() -> str:
 
 
 def _unfinished(
-    job: Job, store_uri: str, source_sha256: str, worker: str | None, lacking: type[BaseModel] | None
+    job: Job, store_uri: str, files: dict[str, bytes], worker: str | None, lacking: type[BaseModel] | None
 ) -> Run | None:
     other: str | None = None
     for run in list_runs(store_uri, job.name):
@@ -226,26 +248,30 @@ def _unfinished(
             break  # only the newest finished run's successors count; one that is sealed may still lack its report
         if worker not in (None, run.status().holder):
             continue
-        if not _same(stored, job):
-            other = other or f"{run.uri} is unfinished, and its job was another"
-        elif _source_sha256(run) != source_sha256:
-            other = other or f"{run.uri} is unfinished, and a module in its model's folder was another"
-        else:
+        changed = _changed_fields(stored.model_dump(exclude={"schema_version"}), job.model_dump())
+        changed = changed or _changed_files(run.stored_source()[1], files)
+        if not changed:
             return None if lacking is not None and run.has(lacking) else run
+        shown = ", ".join(changed[:MOST_CHANGES]) + (
+            f" and {more} more" if (more := len(changed) - MOST_CHANGES) > 0 else ""
+        )
+        other = other or f"{run.uri} is unfinished, and was begun with other {shown}: a new run begins"
     if other is not None:
-        progress.emit("notice", message=f"{other}: a new run begins")
+        progress.emit("notice", message=other)
     return None
 
 
-def _same(stored: RunJob, job: Job) -> bool:
-    return stored.model_dump(exclude={"schema_version"}) == job.model_dump()
+def _changed_fields(before: Any, now: Any, name: str = "") -> list[str]:
+    """The fields of a document that are other than before."""
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        return [] if before == now else [name]
+    changed = [_changed_fields(before.get(key), now.get(key), f"{name}.{key}".strip(".")) for key in {**before, **now}]
+    return [field for fields in changed for field in fields]
 
 
-def _source_sha256(run: Run) -> str:
-    try:
-        return str(json.loads(run.objects.get("source/source.json"))["sha256"])
-    except FileNotFoundError:
-        return model_source.digest({})
+def _changed_files(before: dict[str, bytes], now: dict[str, bytes]) -> list[str]:
+    """The modules of the model's folder that are other than before, new or gone."""
+    return sorted(f"source/{name}" for name in {**before, **now} if before.get(name) != now.get(name))
 
 
 def replayed(run_uri: str, job: Job) -> str:

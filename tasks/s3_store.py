@@ -42,6 +42,11 @@ class S3Store:
         )  # fmt: skip
         self._bucket_known = False
 
+    def missing(self) -> str | None:
+        """What it lies in, in words, where that is not there yet; the first write makes it."""
+        with self._errors(""):
+            return None if self.client.bucket_exists(self.bucket) else f"bucket {self.bucket} at {self.endpoint}"
+
     def get(self, key: str) -> bytes:
         return self.get_versioned(key)[0]
 

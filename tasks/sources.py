@@ -108,6 +108,12 @@ def content_sha256(spec: DataSpec) -> str:
     return formats.file_sha256(files_of(spec))
 
 
+def require_content(spec: DataSpec, found: str, validated: str) -> None:
+    """Raise BadInput where the content that was found, by its SHA-256, is not what was validated."""
+    if found != validated:
+        raise BadInput(f"data.uri: {spec.uri} has changed since it was validated; --new starts afresh with it")
+
+
 def files_of(spec: DataSpec) -> list[Path]:
     """The files on this machine that the data lies in, in the order of its checksum; what lies in S3 is fetched."""
     local = localized(spec).uri

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from trainwright.estimator import source as model_source
 from trainwright.tasks.artefacts import LearningRateSearch, Manifest, Plan, Result, SealedFile, Status, Validation
 from trainwright.tasks.errors import BadInput, CorruptArtefact
 from trainwright.tasks.objects import ObjectStore, get_verified, sha256
@@ -36,16 +37,16 @@ def save_model(run: Run) -> None:
     best = [state for state in states if state.best]
     chosen = best[-1] if best and job.train.checkpoint.keep_best else states[-1]
     weights = checkpoint.whole_model(run.objects, chosen)
-    listing = json.loads(run.objects.get("source/source.json"))
+    entry, source = run.stored_source()
     validation = run.read(Validation)
     search = run.find(LearningRateSearch)
     assert validation.data is not None  # a rejected run has no result
     data = validation.data
     signature = {
         "schema_version": 1,
-        "entry": listing["entry"],
+        "entry": entry,
         "config": job.model.config if job.model else {},
-        "source_sha256": listing["sha256"],
+        "source_sha256": model_source.digest(source),
         "weights_sha256": sha256(weights),
         "checkpoint_step": chosen.step,
         "metrics": chosen.metrics,
@@ -59,8 +60,8 @@ def save_model(run: Run) -> None:
         },
         "how_to_load": "trainwright.tasks.store.load_model(run_uri): verifies, imports the source, loads the safetensors",
     }  # fmt: skip
-    for name in listing["files"]:
-        run.objects.put(f"model/source/{name}", run.objects.get(f"source/{name}"))
+    for name, content in source.items():
+        run.objects.put(f"model/source/{name}", content)
     run.objects.put("model/model.safetensors", weights)
     run.objects.put(_SIGNATURE, json.dumps(signature, indent=1).encode())
 
@@ -141,7 +142,6 @@ def load_model(run_uri: str, folder: Path) -> torch.nn.Module:
     """The trained model of a finished run, verified, its source laid in `folder`. Runs the source; loads no pickle."""
     from safetensors.torch import load
 
-    from trainwright.estimator import source as model_source
     from trainwright.estimator.precision import cast
 
     run = Run(run_uri)

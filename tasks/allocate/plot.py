@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
+from trainwright.estimator.named_file import write_named
 from trainwright.tasks.artefacts import FrontPoint, Plan
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.output import check_output
@@ -32,10 +33,7 @@ def write_front(plan: Plan, path: Path) -> None:
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Time against energy and cost</title></head>'
             f"<body>{drawing}</body></html>\n"
         )
-    try:
-        path.write_text(drawing, encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"--plot: {path} can't be written ({error.strerror})") from None
+    write_named(path, drawing.encode(), "--plot")
 
 
 def front_svg(points: Sequence[FrontPoint]) -> str:

@@ -23,19 +23,26 @@ Store = Annotated[
 
 
 def require_there(store: str | None) -> None:
-    """Raise BadInput where a store is named to be read, and is a folder that is not there."""
+    """Raise BadInput where a store is named to be read, and its folder or bucket is not there."""
     from trainwright.estimator.errors import BadInput
-    from trainwright.tasks.folder_store import FolderStore
     from trainwright.tasks.objects import open_store
 
-    if store is not None and isinstance(found := open_store(store), FolderStore) and not found.root.is_dir():
-        raise BadInput(f"--store: got {store}; there is no folder {found.root}")
+    if store is not None and (missing := open_store(store).missing()) is not None:
+        raise BadInput(f"--store: got {store}; there is no {missing}")
 
 
 def print_json(document: Any) -> None:
-    """The document, alone on stdout."""
-    sys.stdout.write(json.dumps(document, indent=2, allow_nan=False, default=str) + "\n")
-    sys.stdout.flush()
+    """The document, alone on stdout. Raises TrainwrightError where that can't be written, BrokenPipeError where nobody reads."""
+    from trainwright.estimator.errors import TrainwrightError
+
+    text = json.dumps(document, indent=2, allow_nan=False, default=str) + "\n"
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise TrainwrightError(f"standard output: can't be written ({error.strerror})") from error
 
 
 def print_model(model: BaseModel, **options: Any) -> None:

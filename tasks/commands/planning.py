@@ -169,8 +169,8 @@ def pool_probe(
     """Find devices, and print a pool file of them, or write it."""
     import yaml
 
+    from trainwright.estimator.named_file import write_named
     from trainwright.tasks import screen
-    from trainwright.tasks.errors import BadInput
     from trainwright.tasks.output import check_output
     from trainwright.tasks.pool import is_pool
     from trainwright.tasks.probe import probe
@@ -188,10 +188,7 @@ def pool_probe(
     }  # fmt: skip
     text = yaml.safe_dump(document, sort_keys=False)
     if out is not None:
-        try:
-            out.write_text(text)
-        except OSError as error:
-            raise BadInput(f"--out: {out}: can't be written ({error.strerror})") from None
+        write_named(out, text.encode(), "--out")
     if as_json:
         print_json(document)
     elif out is None:

@@ -254,16 +254,15 @@ def show(
 
     chosen = resolve(run_id, store)
     if report is not None:
+        from trainwright.estimator.named_file import write_named
         from trainwright.tasks.output import check_output
         from trainwright.tasks.report import is_report
 
         check_output(report, "--report", "run's report", is_report)
         try:
-            chosen.objects.get_file("report/report.html", report)
+            write_named(report, chosen.objects.get("report/report.html"), "--report")
         except FileNotFoundError:
             raise BadInput(f"{chosen.uri}: has no report yet; `trainwright analyze RUN` writes one") from None
-        except OSError as error:
-            raise BadInput(f"--report: {report}: can't be written ({error.strerror})") from None
         screen.err.print(f"saved to {report}")
     document = summary(chosen)
     print_json(document) if as_json else screen.show_run(document)

@@ -17,6 +17,7 @@ from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, ServiceUnre
 from trainwright.tasks.folder_store import FolderStore
 from trainwright.tasks.job import CheckpointPolicy
 from trainwright.tasks.objects import ObjectStore
+from trainwright.tasks.sources import content_sha256, require_content
 from trainwright.tasks.train import checkpoint, events, fence, kept
 from trainwright.tasks.train.fence import Fence
 from trainwright.tasks.train.journal import FOLDER as JOURNAL
@@ -192,6 +193,8 @@ def _check_plan(request: TrainRequest) -> None:
         raise BadInput("plan: has no device; allowed: one or more")
     if (name := request.plan.strategy.get("name", DATA_PARALLEL)) != DATA_PARALLEL:
         raise BadInput(f"plan.strategy: got {name!r}; allowed where trainwright trains: {DATA_PARALLEL}")
+    if any(device.local for device in request.plan.devices):  # hosts look for themselves
+        require_content(request.job.data, content_sha256(request.job.data), request.schema_.sha256)
 
 
 def _keep_files(store: ObjectStore, work: Path) -> None:

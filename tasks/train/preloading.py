@@ -14,7 +14,7 @@ from trainwright.tasks.errors import BadInput, TrainingFailed, from_document
 from trainwright.tasks.job import DataSpec
 from trainwright.tasks.pool import LOCAL_ADDRESSES
 from trainwright.tasks.settings import settings
-from trainwright.tasks.sources import content_sha256, files_of, localized
+from trainwright.tasks.sources import content_sha256, files_of, localized, require_content
 from trainwright.tasks.train.request import Order
 from trainwright.tasks.train.session import Session
 
@@ -45,8 +45,7 @@ class Preloading:
     def _copy(self, spec: DataSpec) -> str:
         """Copy our files there; the data's path on the host, below its cache's folder."""
         root, files = Path(spec.uri), files_of(spec)
-        if content_sha256(spec) != self._sha256:
-            raise TrainingFailed(f"data.uri: {self._spec.uri} has changed since it was validated")
+        require_content(self._spec, content_sha256(spec), self._sha256)
         below = root if root.is_dir() else root.parent
         done, total = 0, sum(path.stat().st_size for path in files)
 

@@ -12,6 +12,7 @@ from trainwright.estimator import source as model_source
 from trainwright.estimator.precision import PARAMETER_DTYPES, cast, wide
 from trainwright.tasks import data
 from trainwright.tasks.errors import BadInput, TrainingFailed
+from trainwright.tasks.sources import require_content
 from trainwright.tasks.train.batch_norm import join_batch_norms
 from trainwright.tasks.train.collective import Collective, take_from_first
 from trainwright.tasks.train.optimization import make_optimizer
@@ -51,8 +52,7 @@ class Replica:
 
     def _take(self, dataset: data.Dataset) -> None:
         request = self.request
-        if dataset.schema.sha256 != request.schema_.sha256:
-            raise TrainingFailed(f"data.uri: {request.job.data.uri} has changed since it was validated")
+        require_content(request.job.data, dataset.schema.sha256, request.schema_.sha256)
         self._inputs = {name: self._tensor(array, self._dtype) for name, array in dataset.inputs.items()}
         self._targets = self._tensor(dataset.targets, wide(self._dtype))
         self.train_rows, self.validation_rows = data.split_rows(

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from command_line import little_memory, process, run
+from command_line import TRAINWRIGHT, little_memory, process, run
 from finished_run import finished_training, local_path
 
 from trainwright.infra.s3 import S3Access
@@ -89,6 +89,22 @@ def test_a_wrong_job_file(home: Path, tmp_path: Path, text: str | None, says: st
 )
 def test_wrong_arguments(home: Path, args: list[str], says: str) -> None:
     one_line(run(*args, "--json"), 2, says)
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [(("pool",), 1, "standard output: can't be written (No space left on device)"), (("show", "x"), 2, "run: got 'x'")],
+)
+def test_a_full_disk_behind_standard_output(tmp_path: Path, args: tuple[str, ...], code: int, says: str) -> None:
+    (tmp_path / "pool.yaml").write_text("{name: p, hosts: [{name: here, devices: [{type: cpu}]}]}")
+    more = [str(tmp_path / "pool.yaml")] if args == ("pool",) else ["--store", (tmp_path / "store").as_uri()]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*TRAINWRIGHT, *args, *more, "--json"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == code
+    assert done.stderr.splitlines() == [f"trainwright: {done.stderr.removeprefix('trainwright: ').strip()}"]
+    assert says in done.stderr
 
 
 @pytest.fixture(scope="module")

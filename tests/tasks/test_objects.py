@@ -40,6 +40,21 @@ def test_what_was_put_is_got_whole_and_a_second_put_replaces_it(store: ObjectSto
         assert store.get("a/b.bin") == data
 
 
+def test_what_a_store_lies_in_is_missing_until_the_first_write(tmp_path: Path, s3: S3Access) -> None:
+    bucket = f"b-{sha256(str(tmp_path).encode())[:16]}"
+    for uri, what in (
+        ((tmp_path / "objects").as_uri(), f"folder {tmp_path}/objects"),
+        (f"s3://{bucket}/x", f"bucket {bucket}"),
+    ):
+        store = open_store(uri)
+        missing = store.missing()
+        assert missing is not None
+        assert what in missing
+        assert keys(store) == []
+        store.put("a", b"")
+        assert store.missing() is None
+
+
 def test_files_go_there_and_back(store: ObjectStore, tmp_path: Path) -> None:
     (tmp_path / "here").write_bytes(b"content" * 1_000_000)
     store.put_file("a/file", tmp_path / "here")

@@ -78,7 +78,7 @@ def test_a_changed_job_or_source_or_new_starts_afresh(job: Job, store: str, monk
     fourth = open_run(changed, store, ME, new=True)
     assert len({first.uri, second.uri, third.uri, fourth.uri}) == 4
     assert len(heard) == 2
-    assert heard[0]["message"] == f"{first.uri} is unfinished, and its job was another: a new run begins"
+    assert heard[0]["message"] == f"{first.uri} is unfinished, and was begun with other train.epochs: a new run begins"
 
 
 def test_why_a_new_run_begins_is_told_where_a_module_has_changed(
@@ -89,11 +89,30 @@ def test_why_a_new_run_begins_is_told_where_a_module_has_changed(
     first = open_run(job, store, ME)
     freed()
     assert job.model is not None
-    Path(job.model.source).write_text("def build_model():\n    return 1\n")
+    source = Path(job.model.source)
+    whole = source.read_text()
+    source.write_text("def build_model():\n    return 1\n")
+    (source.parent / "added.py").touch()
     assert open_run(job, store, ME).uri != first.uri
     assert [event["message"] for event in heard] == [
-        f"{first.uri} is unfinished, and a module in its model's folder was another: a new run begins"
+        f"{first.uri} is unfinished, and was begun with other source/added.py, source/{source.name}: a new run begins"
     ]
+    freed()
+    source.write_text(whole)
+    (source.parent / "added.py").unlink()
+    assert open_run(job, store, ME).uri == first.uri
+
+
+def test_what_is_damaged_in_an_unfinished_run_is_told_with_the_way_out(job: Job, store: str) -> None:
+    first = open_run(job, store, ME)
+    freed()
+    for file, whole in ((f, first.objects.get(f)) for f in ("source/source.json", "job.json")):
+        for damaged in (b"{", b"{}", b""):
+            first.objects.put(file, damaged)
+            with pytest.raises(CorruptArtefact, match="--new begins another"):
+                open_run(job, store, ME)
+        first.objects.put(file, whole)
+    assert open_run(job, store, ME).uri == first.uri
 
 
 def test_a_worker_goes_on_only_with_what_it_worked_on_itself_and_never_past_what_is_done(job: Job, store: str) -> None:

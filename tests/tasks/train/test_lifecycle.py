@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import psutil
 import pytest
 from training_case import NO_SPARE, ranks, request, rows, scalars, when_checkpoint
 
+from trainwright.tasks import data
 from trainwright.tasks.artefacts import SplitEvent
 from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, TrainingFailed
 from trainwright.tasks.train import ramp, train
@@ -176,6 +178,22 @@ def test_a_loss_that_is_no_number_fails_at_a_named_step(tmp_path: Path) -> None:
 def test_a_device_that_is_not_here_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"here/0: .*no such GPU"):
         train(request(tmp_path, [60], devices=[{"type": "nvidia-t4"}]))
+
+
+@pytest.mark.parametrize("act", [train, lambda asked: ramp(asked, [0.1])])
+def test_data_that_changed_since_it_was_validated_is_bad_input_before_a_rank_starts(
+    tmp_path: Path, heard: list[dict[str, Any]], act: Callable[[Any], object]
+) -> None:
+    table = tmp_path / "data.csv"
+    table.write_text("x,label\n" + "".join(f"{place},{'ab'[place % 2]}\n" for place in range(40)))
+    asked = request(tmp_path, [20])
+    spec = asked.job.data.model_copy(update={"uri": str(table)})
+    changed = {"job": asked.job.model_copy(update={"data": spec}), "schema_": data.describe(spec)}
+    table.write_text(table.read_text() + "7,a\n")
+    with pytest.raises(BadInput, match=r"data\.csv has changed since it was validated; --new starts afresh"):
+        act(asked.model_copy(update=changed))
+    assert heard == []
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_plan_of_a_strategy_that_is_not_ours_is_bad_input(tmp_path: Path) -> None:
