@@ -217,8 +217,9 @@ def show_run(document: dict[str, Any]) -> None:
             if isinstance(value, dict):
                 value = value["median"]
             inside = ""
-            if predicted.get(field) and value is not None:
-                inside = "inside" if predicted[field]["low"] <= value <= predicted[field]["high"] else "outside"
+            ends = predicted.get(field) or {"low": 0.0, "high": 0.0}
+            if ends["low"] < ends["high"] and value is not None:  # an emulated device's time is set
+                inside = "inside" if ends["low"] <= value <= ends["high"] else "outside"
             by = " by datasheet" if field in _OF_POWER and measured.get("energy_source") == "datasheet" else ""
             shown = show(value) + by if value is not None else "-"
             rows.append((label, interval(predicted.get(field), show), shown, inside))

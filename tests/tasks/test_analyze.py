@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from finished_run import begin_run, finished_training, local_path, write_metrics, write_outcome
 
-from trainwright.estimator.curves import Affine
+from trainwright.estimator.curves import Affine, Interval
 from trainwright.tasks import analyze as step
 from trainwright.tasks.analyze import analyze, device_use, history, predicted_and_measured
 from trainwright.tasks.artefacts import Estimate, Plan, Report, Result
@@ -117,6 +117,16 @@ def test_predicted_stands_beside_measured_with_error_and_whether_the_interval_he
     assert "cost" not in rows
     assert rows["memory of here/cpu-0"]["inside"] is True
     assert rows["own step time of here/cpu-1"]["predicted"] == pytest.approx(0.016)
+
+
+def test_a_time_that_is_set_and_not_predicted_has_no_interval_to_be_outside_of(store: str) -> None:
+    run = finished_training(store)
+    result = run.read(Result)
+    assert result.predicted is not None
+    exact = result.predicted.model_copy(update={"duration_s": Interval(median=25.0, low=25.0, high=25.0)})
+    rows = predicted_and_measured(result.model_copy(update={"predicted": exact}), run.find(Estimate), run.find(Plan))
+    duration = next(row for row in rows if row["quantity"] == "duration")
+    assert (duration["error"], duration["inside"]) == (pytest.approx(0.25), None)
 
 
 def test_the_memory_of_a_step_in_micro_batches_is_compared_with_one_of_them_and_the_kept_sum(store: str) -> None:
