@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.energy import Power
@@ -32,6 +32,7 @@ from trainwright.estimator.named_file import read_named, write_named
 from trainwright.estimator.op_cost import FamilyCost, times
 from trainwright.estimator.speed import Speed
 from trainwright.estimator.structure import Structure
+from trainwright.estimator.value import Value
 from trainwright.estimator.work import StepWork, Work
 
 SCHEMA_VERSION = 9
@@ -44,18 +45,14 @@ _MOST_WIDTH = 100.0  # of an interval's logarithm: e^100 times is as good as not
 _FLOPS_FACTOR = {"fp64": 2.0}  # what is measured is fp32; fp64 has half the lanes (its bytes are counted double)
 
 
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-
-class ErrorSummary(_Value):
+class ErrorSummary(Value):
     """Relative errors, 0.1 for 10 %."""
 
     median: float
     p90: float
 
 
-class StepCorrection(_Value):
+class StepCorrection(Value):
     """t = fixed_s + scale · Σ t + per_op_s · operations, and never below half of Σ t."""
 
     scale: float = 1.0
@@ -69,7 +66,7 @@ class StepCorrection(_Value):
         return np.maximum(self.fixed_s + self.scale * ops_s + self.per_op_s * count, 0.5 * ops_s)
 
 
-class About(_Value):
+class About(Value):
     """What is to know of a predicted step beside its median."""
 
     coverage: float = Field(description="the share of its time in kinds of operations that were measured")
@@ -80,7 +77,7 @@ class About(_Value):
     shares: dict[str, float] = Field(description="of its operations' time, by family of cost; they sum to one")
 
 
-class Calibration(_Value):
+class Calibration(Value):
     """The file that `trainwright calibrate` writes."""
 
     schema_version: int = SCHEMA_VERSION

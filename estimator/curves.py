@@ -10,16 +10,14 @@ import itertools
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from trainwright.estimator.value import Value
 
 Mode = Literal["calibrated", "few-shot", "datasheet"]
 
 
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-
-class Interval(_Value):
+class Interval(Value):
     """A prediction with its 90 % interval, low <= median <= high."""
 
     median: float
@@ -31,7 +29,7 @@ class Interval(_Value):
         return Interval(median=self.median * factor, low=self.low * factor, high=self.high * factor)
 
 
-class Affine(_Value):
+class Affine(Value):
     """fixed + per_sample · batch size."""
 
     fixed: float
@@ -41,7 +39,7 @@ class Affine(_Value):
         return self.fixed + self.per_sample * batch_size
 
 
-class Knots(_Value):
+class Knots(Value):
     """A curve through points, straight between them and beyond: what is known exactly at some batch sizes.
 
     Before the first it stays above what is in proportion to the batch size: no step of fewer samples takes less for each.
@@ -77,7 +75,7 @@ class Knots(_Value):
         ]
 
 
-class Basis(_Value):
+class Basis(Value):
     """What a calibration's prediction was made of: by it, finished runs are told apart (`estimator.experience`)."""
 
     model: str = Field(description="the structure's fingerprint")
@@ -87,7 +85,7 @@ class Basis(_Value):
     torch: str
 
 
-class DeviceCurve(_Value):
+class DeviceCurve(Value):
     """A model's training step on one kind of device (type, cores, speed).
 
     `step_time_s` and `peak_memory_bytes` are lines over the batch size; where `time_knots` and `memory_knots` are known they

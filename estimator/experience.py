@@ -31,10 +31,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from trainwright.estimator.curves import Basis, DeviceCurve, Interval, Knots, line_through
 from trainwright.estimator.quantiles import NINETY
+from trainwright.estimator.value import Value
 
 SCHEMA_VERSION = 1
 _DEVICE, _FAMILIES, _SAME_MODEL = 0.3, 0.2, 0.5
@@ -50,11 +51,7 @@ _FREEDOM = 4.0  # ν
 _ROUNDS = 8
 
 
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-
-class Finding(_Value):
+class Finding(Value):
     """What one device of a run was predicted to do, by its calibration alone, and what it did."""
 
     basis: Basis
@@ -71,7 +68,7 @@ class Finding(_Value):
     measured_peak_memory_bytes: float = Field(gt=0, description="of the rank, its process included")
 
 
-class FinishedRun(_Value):
+class FinishedRun(Value):
     """`<store>/calibrations/<device type>/runs/<run id>.json`: what a run found out about a device type.
 
     Runs are ordered by the last part of `run`, their id: it begins with the time at which they were made.

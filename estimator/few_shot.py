@@ -20,13 +20,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from trainwright.estimator import datasheet
 from trainwright.estimator.calibration import Calibration, ErrorSummary, StepCorrection
 from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.op_cost import FamilyCost, Kernel, Roofline, log_point, times
 from trainwright.estimator.quantiles import NINETY, quantile
+from trainwright.estimator.value import Value
 from trainwright.estimator.work import by_family, cost_family
 
 GENERAL_WIDTH = (datasheet.RATE_WIDTH, datasheet.RATE_WIDTH, datasheet.LATENCY_WIDTH)
@@ -42,11 +43,7 @@ LENGTH, FAMILY_SIGMA, KIND_SIGMA = 2.0, 0.4, 0.3
 """Of the process: it forgets over a factor of e² in any size, and goes as far as such logarithms from the rooflines."""
 
 
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-
-class ProbeOp(_Value):
+class ProbeOp(Value):
     """Alike operations of a probe."""
 
     kind: str
@@ -54,10 +51,10 @@ class ProbeOp(_Value):
     count: int
     flops: float
     bytes: float
-    dims: dict[str, float] = {}
+    dims: dict[str, float] = Field(default_factory=dict)
 
 
-class Probe(_Value):
+class Probe(Value):
     """A few operations that were timed together: a template at one of its sizes.
 
     `step` where it is a whole training step: it tells what a step takes beyond its operations.

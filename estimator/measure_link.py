@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import random
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from typing import Any
 
 from trainwright.estimator.communication import Link, fit_link
 from trainwright.estimator.errors import BadInput, BusyMachine, TrainwrightError
+from trainwright.estimator.interfaces import interface_of
 from trainwright.estimator.named_file import require_space, write_named
 
 LEAST_BUDGET_S, MOST_BUDGET_S = 0.2, 60.0
@@ -52,7 +54,7 @@ def measure_samples(address: str = "127.0.0.1", budget_s: float = 5.0, seed: int
     """What `measure_link` fits: (bytes, ranks, seconds), in the order in which they were measured. Raises as it does."""
     if not LEAST_BUDGET_S <= budget_s <= MOST_BUDGET_S:
         raise BadInput(f"--budget: got {budget_s:g}; allowed: {LEAST_BUDGET_S:g} to {MOST_BUDGET_S:g} s")
-    interface = interface_of(address)
+    interface = _interface_of(address)
     with tempfile.TemporaryDirectory(prefix="trainwright-link-") as name, ExitStack() as ranks:
         folder = Path(name)
         order = ["--folder", name, "--interface", interface, "--budget", str(budget_s), "--seed", str(seed)]
@@ -97,24 +99,14 @@ def save(link: Link, path: Path) -> None:
     write_named(path, link.model_dump_json(indent=1).encode(), "link")
 
 
-def interface_of(address: str) -> str:
-    """The network interface that has this address or host name. Raises BadInput where none has."""
-    import socket
-
-    import psutil
-
+def _interface_of(address: str) -> str:
     try:
-        wanted = {str(found[4][0]) for found in socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)}
-    except (OSError, UnicodeError):
+        return interface_of(address)
+    except UnicodeError:
         raise BadInput(f"--address: got {address!r}; no such address or host name") from None
-    here = {}
-    for interface, addresses in psutil.net_if_addrs().items():
-        for entry in addresses:
-            if entry.family in (socket.AF_INET, socket.AF_INET6):
-                here[entry.address.partition("%")[0]] = interface
-    for name in sorted(wanted & set(here)):
-        return here[name]
-    raise BadInput(f"--address: got {address!r}; not of this machine, which has {', '.join(sorted(here))}")
+    except OSError as error:
+        why = "no such address or host name" if isinstance(error, socket.gaierror) else error
+        raise BadInput(f"--address: got {address!r}; {why}") from None
 
 
 def _rounds(budget_s: float, seed: int) -> list[Sample]:

@@ -20,19 +20,16 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
+from trainwright.estimator.value import Value
 from trainwright.estimator.work import Work
 
 _MOST_S, _LEAST_RATE, _MOST_DEVIATION = 1e6, 1e-6, 1e3  # far beyond any device
 _FURTHEST = 2.5  # of r: a cost is never told to be more than e^2.5 off its roofline
 
 
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-
-class OpSample(_Value):
+class OpSample(Value):
     """An operation as it was timed within a step: seconds of one call, the mean of `count` alike calls."""
 
     kind: str
@@ -51,7 +48,7 @@ class OpSample(_Value):
         return tuple(round(4 * math.log1p(size)) for size in sizes)
 
 
-class Roofline(_Value):
+class Roofline(Value):
     """t = latency_s + max(flops / flops_per_s, bytes / bytes_per_s)."""
 
     latency_s: float
@@ -65,7 +62,7 @@ class Roofline(_Value):
         return self.latency_s + np.maximum(flops / self.flops_per_s, moved / self.bytes_per_s)
 
 
-class Kernel(_Value):
+class Kernel(Value):
     """The process's parameters: a length for each coordinate (None: it does not vary), two amplitudes, the noise."""
 
     lengths: tuple[float | None, ...]
@@ -94,7 +91,7 @@ class Kernel(_Value):
         return near
 
 
-class FamilyCost(_Value):
+class FamilyCost(Value):
     """The cost of a family's operations. `weights` are those of the process at its `points`, K⁻¹ r."""
 
     roofline: Roofline

@@ -7,9 +7,10 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from trainwright.estimator.curves import Affine, Knots
+from trainwright.estimator.value import Value
 from trainwright.estimator.workspace import WITH_WORKSPACE, workspace_bytes
 
 if TYPE_CHECKING:
@@ -19,11 +20,7 @@ Precision = Literal["fp32", "fp64", "bf16", "amp"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
-class _Value(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class Module(_Value):
+class Module(Value):
     """A module, named by its place in the model (the model itself: by its class). No shape: it did not run, or gave no tensor."""
 
     name: str
@@ -31,7 +28,7 @@ class Module(_Value):
     output_shape: tuple[int, ...]
 
 
-class Layer(_Value):
+class Layer(Value):
     """A module that has no children, or parameters or arithmetic of its own beside theirs.
 
     Counts are its own, for one forward pass of the traced batch: they add up to the model's.
@@ -48,7 +45,7 @@ _MOST = 1e24
 """FLOPs or bytes of an operation: far more than anybody has."""
 
 
-class Operation(_Value):
+class Operation(Value):
     """Alike operations of the training step: how many, and what each costs over the batch size."""
 
     kind: str = Field(description="the operator's name, such as aten.convolution")
@@ -91,7 +88,7 @@ class Operation(_Value):
         return workspace_bytes(self.family, self.kind, self.dtype, sizes)
 
 
-class Lifetimes(_Value):
+class Lifetimes(Value):
     """Storages in the order in which a first step and later ones make and end them.
 
     A number n >= 0 makes a storage of `sizes[n]` bytes, or, from len(sizes) on, the workspace of an operation of the trace, which
@@ -162,7 +159,7 @@ class Lifetimes(_Value):
         return {one: left[of[one]].pop() for one in sorted(ended) if one < found and left.get(of[one])}
 
 
-class Structure(_Value):
+class Structure(Value):
     """structure.json"""
 
     FILE: ClassVar[str] = "structure.json"

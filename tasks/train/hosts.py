@@ -15,12 +15,12 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+from trainwright.estimator.interfaces import interface_of
 from trainwright.tasks.artefacts import PlannedDevice
 from trainwright.tasks.errors import BadInput, ServiceUnreachable
 from trainwright.tasks.pool import load_pool
 from trainwright.tasks.train import equality
 from trainwright.tasks.train.launcher_store import StoreServer
-from trainwright.tasks.train.node import interface_of
 from trainwright.tasks.train.own_name import ADDRESS
 from trainwright.tasks.train.preloading import Preloading
 from trainwright.tasks.train.remote import RemoteChannel, RemoteRank, RemoteShare

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch  # noqa: TID253 - only ranks import this
 
-from trainwright.estimator.devices import number_of
+from trainwright.estimator.devices import number_of, threads_of
 from trainwright.estimator.freed_memory import map_blocks
 from trainwright.tasks import data
 from trainwright.tasks.artefacts import PlannedDevice
@@ -58,7 +58,7 @@ def main(order_path: Path, place: str) -> int:
         else:
             number = int(place)
         planned = order.request.plan.devices[number]
-        torch.set_num_threads(max(1, int(planned.cores or 1)))
+        torch.set_num_threads(threads_of(planned.cores))
         if (group := order.cgroups[number]) is not None:
             join_cgroup(Path(group))
         rank = Rank(order.request, dataset, peers, _device(planned), number)

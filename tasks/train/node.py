@@ -36,6 +36,7 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from trainwright.estimator.interfaces import interface_of
 from trainwright.infra.memory import kernel_oom_kills
 from trainwright.infra.process import dying_with_parent
 from trainwright.tasks.settings import settings
@@ -230,16 +231,6 @@ def reach(address: str, port: int) -> Message:
     except OSError as error:
         return {"error": error.strerror or str(error)}
     return {"interface": interface_of(own), "address": own}
-
-
-def interface_of(address: str) -> str:
-    """The network interface that has an address of this machine. Raises OSError where none has."""
-    import psutil
-
-    for name, entries in psutil.net_if_addrs().items():
-        if any(entry.address.partition("%")[0] == address for entry in entries):
-            return name
-    raise OSError(f"no interface has the address {address}")
 
 
 def _remove_stale(folder: Path) -> None:

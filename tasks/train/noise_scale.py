@@ -49,8 +49,6 @@ class NoiseScale:
 
     noise: float = 0.0
     signal: float = 0.0
-    weight: float = 0.0
-    """1 − SMOOTHING^k after k estimates: what both means are divided by"""
     estimates: int = 0
     spread: float = 0.0
     """Σ_r b_r |g_r|² of the step whose |g|² is not known to all ranks yet"""
@@ -63,7 +61,6 @@ class NoiseScale:
             return
         self.noise = SMOOTHING * self.noise + (1 - SMOOTHING) * noise
         self.signal = SMOOTHING * self.signal + (1 - SMOOTHING) * signal
-        self.weight = SMOOTHING * self.weight + (1 - SMOOTHING)
         self.estimates += 1
 
     def begin(self, spread: float, total: int, ranks: int) -> None:

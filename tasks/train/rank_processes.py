@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from trainwright.estimator.devices import threads_of
 from trainwright.tasks.train import cpu_share
 from trainwright.tasks.train.cpu_share import CpuShare
 from trainwright.tasks.train.hosts import LOOPBACK_WAY, Hosts, machine
@@ -69,7 +70,7 @@ class RankProcesses:
     def _start(self, number: int | None) -> Worker:
         """The one place where a process is started: a device's, here or on its host, or a spare one."""
         name = f"rank-{number}" if number is not None else "spare"
-        threads = max(1, int(self.devices[number].cores or 1)) if number is not None else 1
+        threads = threads_of(self.devices[number].cores) if number is not None else 1
         slot = number if number is not None else len(self.devices) + self._spares
         log = self._work / "logs" / f"{name}.log"
         if self._hosts is not None and number is not None and not self.devices[number].local:

@@ -15,7 +15,8 @@ import pytest
 
 from trainwright.estimator.communication import Link, all_reduce
 from trainwright.estimator.errors import BadInput, BusyMachine
-from trainwright.estimator.measure_link import interface_of, measure_link
+from trainwright.estimator.interfaces import interface_of
+from trainwright.estimator.measure_link import measure_link
 
 COMMAND = [sys.executable, "-m", "trainwright.estimator.measure_link"]
 

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_case import planned
 
+from trainwright.estimator.interfaces import interface_of
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.pool import Ssh, load_pool
 from trainwright.tasks.ssh import ssh_command
 from trainwright.tasks.train.equality import differences, facts
 from trainwright.tasks.train.hosts import machine
-from trainwright.tasks.train.node import interface_of
 from trainwright.tasks.train.own_name import ADDRESS, own_address
 from trainwright.tasks.train.rendezvous import place_among, rendezvous
 from trainwright.tasks.train.world import INTERFACE
