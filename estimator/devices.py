@@ -151,6 +151,13 @@ def recognise(name: str, memory_bytes: float) -> str | None:
     return None
 
 
+def other_board(name: str, device_type: str) -> bool:
+    """Whether a GPU, by its driver's name, is a PCIe board of a device type whose datasheet is of an SXM board."""
+    words = name.lower().replace("-", " ").split()
+    on_sxm = any("(SXM" in source for source in DEVICE_TYPES[device_type].sources.values())
+    return on_sxm and ("pcie" in words or "nvl" in words)
+
+
 def number_of(device_type: str, index: int, gpus: Sequence[tuple[str, float]]) -> int | None:
     """Where the index-th GPU of a type stands among all of a machine's, by (name, memory in bytes); None if there are fewer."""
     alike = [number for number, (name, memory) in enumerate(gpus) if recognise(name, memory) == device_type]

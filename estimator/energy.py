@@ -97,16 +97,16 @@ class NvmlMeter:
             raise OSError(f"NVML: the energy counter can't be read ({error})") from error
 
 
-def meter_for(device_type: str, index: int = 0, *, rapl_root: Path = RAPL_ROOT) -> EnergyMeter | None:
+def meter_for(device_type: str, uuid: str | None = None, *, rapl_root: Path = RAPL_ROOT) -> EnergyMeter | None:
     """The meter of a device of this machine; None where it has none that can be read.
 
-    `index` counts NVIDIA's devices, as NVML does. RAPL's counters are often readable by root only. Raises BadInput for an
-    unknown device type.
+    `uuid` names one of NVIDIA's devices ("GPU-…"): torch and NVML number them each in an order of its own. RAPL's counters are
+    often readable by root only. Raises BadInput for an unknown device type.
     """
     _known(device_type)
     if device_type == "cpu":
         return _rapl_meter(rapl_root)
-    return _nvml_meter(index) if device_type.startswith("nvidia-") else None
+    return _nvml_meter(uuid) if device_type.startswith("nvidia-") and uuid is not None else None
 
 
 def _rapl_meter(root: Path) -> RaplMeter | None:
@@ -123,14 +123,14 @@ def _rapl_meter(root: Path) -> RaplMeter | None:
         return None
 
 
-def _nvml_meter(index: int) -> NvmlMeter | None:
+def _nvml_meter(uuid: str) -> NvmlMeter | None:
     try:
         import pynvml  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
         return None
     try:
         pynvml.nvmlInit()
-        meter = NvmlMeter(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index))
+        meter = NvmlMeter(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid))
         meter.read_j()
     except (pynvml.NVMLError, OSError):  # no driver, no such device, or one that counts no energy
         return None

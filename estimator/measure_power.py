@@ -18,7 +18,7 @@ def device_power(device_type: str, device: torch.device, threads: int = 1, rapl_
 
     A socket's idle power is shared by its cores, of which `threads` are taken.
     """
-    meter = meter_for(device_type, device.index or 0, rapl_root=rapl_root)
+    meter = meter_for(device_type, uuid_of(device), rapl_root=rapl_root)
     if meter is None:
         return None
     share = min(1.0, threads / (os.cpu_count() or 1)) if device_type == "cpu" else 1.0
@@ -26,6 +26,11 @@ def device_power(device_type: str, device: torch.device, threads: int = 1, rapl_
         return power_over(meter, _works(device), duration_s=_EACH_S, idle_share=share)
     except OSError:  # the meter went away: what it counted so far says nothing of either
         return None
+
+
+def uuid_of(device: torch.device) -> str | None:
+    """What NVML calls a GPU of torch's; None for a CPU."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None
 
 
 def _works(device: torch.device) -> list[Callable[[], None]]:

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from typing import Any
 
-from trainwright.estimator.devices import recognise
+from trainwright.estimator.devices import other_board, recognise
 from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.pool import DeviceEntry, Host, Pool
@@ -88,4 +88,10 @@ def _entries(found: dict[str, Any], address: str) -> list[DeviceEntry]:
             progress.emit("notice", message=f"host {address}: {gpu['name']} is no device type known here; left out")
         else:
             kinds[kind] += 1
+            if other_board(gpu["name"], kind):
+                progress.emit(
+                    "notice",
+                    message=f"host {address}: {gpu['name']} counts as {kind}, whose datasheet is of an SXM board, a faster "
+                    "one; `trainwright calibrate --probes` there corrects its times",
+                )
     return entries + [DeviceEntry(type=kind, count=count) for kind, count in kinds.items()]

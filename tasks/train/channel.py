@@ -90,6 +90,10 @@ class Computes(Protocol):
 
     computing_since: float | None
 
+    def used(self) -> dict[str, float]:
+        """As `usage_of_this_process`, with the memory of its device."""
+        ...
+
 
 class RankChannel:
     """The rank's end. Its thread listens, and says twice a second that the rank lives, and whether it waits or computes."""
@@ -139,7 +143,8 @@ class RankChannel:
 
     def _say_alive(self) -> None:
         try:
-            self.send("alive", **self._occupation(), writing=self.writing, **usage_of_this_process())
+            used = usage_of_this_process() if self._rank is None else self._rank.used()
+            self.send("alive", **self._occupation(), writing=self.writing, **used)
         except OSError:
             os._exit(1)
 
@@ -182,7 +187,7 @@ class RankChannel:
 def usage_of_this_process() -> dict[str, float]:
     """Its largest memory so far and the CPU time it took."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    return {"peak_memory_bytes": usage.ru_maxrss * 1024, "cpu_s": usage.ru_utime + usage.ru_stime}
+    return {"peak_memory_bytes": usage.ru_maxrss * 1024.0, "cpu_s": usage.ru_utime + usage.ru_stime}
 
 
 class LauncherChannel:

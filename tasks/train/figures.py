@@ -21,6 +21,7 @@ from dataclasses import dataclass, fields, replace
 import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.estimator.energy import EnergyMeter, meter_for
+from trainwright.estimator.measure_power import uuid_of
 from trainwright.tasks.artefacts import PlannedDevice
 from trainwright.tasks.train.collective import Collective
 
@@ -103,14 +104,14 @@ class Figures:
         return self._counted_j - before
 
 
-def own_meter(device: PlannedDevice, devices: Sequence[PlannedDevice]) -> EnergyMeter | None:
+def own_meter(planned: PlannedDevice, devices: Sequence[PlannedDevice], device: torch.device) -> EnergyMeter | None:
     """What counts the energy of one device of a plan alone; None where nothing does.
 
     A GPU has a counter of its own. Those of a CPU are of the machine's sockets, so that a rank can have them only where it is the
     only one of its host; they count what else runs there, too.
     """
-    alone = sum(one.host == device.host for one in devices) == 1
-    return meter_for(device.type, device.index) if device.type != "cpu" or alone else None
+    alone = sum(one.host == planned.host for one in devices) == 1
+    return meter_for(planned.type, uuid_of(device)) if planned.type != "cpu" or alone else None
 
 
 def memory_bytes(device: torch.device) -> float:

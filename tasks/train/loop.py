@@ -14,7 +14,7 @@ from trainwright.tasks.train import checkpoint
 from trainwright.tasks.train.agree import agree, begin, take_all
 from trainwright.tasks.train.batch_split import BatchSplit
 from trainwright.tasks.train.batches import epoch_order, shares, steps_left
-from trainwright.tasks.train.channel import Channel, busy_with_store, usage_of_this_process
+from trainwright.tasks.train.channel import Channel, busy_with_store
 from trainwright.tasks.train.divergence import RanAway, judge, require_finite
 from trainwright.tasks.train.fence import Fence
 from trainwright.tasks.train.figures import RankFigures
@@ -125,7 +125,7 @@ class Training:
         return {
             "stopped": stopped and state.samples < self.total_samples, "step": state.step, "metrics": state.metrics,
             "events": state.events, "split": rank.split, "duration_s": state.duration_s,
-            "noise_scale": rank.noise_scale.value, **usage_of_this_process(),
+            "noise_scale": rank.noise_scale.value, **rank.used(),
         }  # fmt: skip
 
     def _finish_step(self, stopped: bool, epoch_s: float) -> None:

@@ -22,6 +22,7 @@ from trainwright.estimator.precision import autocast, for_loss
 from trainwright.tasks import data
 from trainwright.tasks.errors import BadInput, TrainingFailed, TrainwrightError
 from trainwright.tasks.train.batches import own_part, shares
+from trainwright.tasks.train.channel import usage_of_this_process
 from trainwright.tasks.train.collective import Collective, PeersLost
 from trainwright.tasks.train.figures import Figures, RankFigures, own_meter
 from trainwright.tasks.train.gradients import GradientSum
@@ -84,7 +85,13 @@ class Rank(Replica):
         self.computing_since: float | None = None
         """since when it is at its part of a step (time.monotonic); not of its first one, in which much is prepared"""
         devices = request.plan.devices
-        self._figures = Figures(collective, device, own_meter(devices[number], devices))
+        self._figures = Figures(collective, device, own_meter(devices[number], devices, device))
+
+    def used(self) -> dict[str, float]:
+        """The most memory that it has held, of its device, and the CPU time that its process took."""
+        on_gpu = self.device.type == "cuda"
+        peak = {"peak_memory_bytes": float(torch.cuda.max_memory_reserved(self.device))} if on_gpu else {}
+        return usage_of_this_process() | peak
 
     def stop_on(self, number: signal.Signals) -> None:
         """From now on, this signal asks for a stop at the end of the step."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainwright.estimator.datasheet import FAMILIES, reached
-from trainwright.estimator.devices import DEVICE_TYPES, number_of, recognise
+from trainwright.estimator.devices import DEVICE_TYPES, number_of, other_board, recognise
 
 PROMISED = (
     "nvidia-m40-12gb", "nvidia-p100-16gb", "nvidia-v100-16gb", "nvidia-v100-32gb", "nvidia-t4", "nvidia-a10",
@@ -76,6 +76,13 @@ def test_arithmetic_goes_by_the_type_that_it_computes_in() -> None:
 )
 def test_a_driver_s_name_for_a_device_is_recognised(name: str, gib: float, found: str | None) -> None:
     assert recognise(name, gib * 2**30) == found
+
+
+def test_a_pcie_board_of_a_type_whose_figures_are_of_an_sxm_board_is_told() -> None:
+    assert other_board("NVIDIA A100-PCIE-40GB", "nvidia-a100-40gb")
+    assert other_board("NVIDIA H200 NVL", "nvidia-h200")
+    assert not other_board("NVIDIA A100-SXM4-40GB", "nvidia-a100-40gb")
+    assert not other_board("NVIDIA L4", "nvidia-l4")
 
 
 def test_a_gpu_is_counted_among_those_of_its_type() -> None:

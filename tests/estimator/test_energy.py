@@ -94,7 +94,8 @@ def fake_nvml(monkeypatch: pytest.MonkeyPatch, energy_mj: dict[int, int | None])
     """A stand-in for pynvml with these devices; None counts no energy."""
     module = ModuleType("pynvml")
 
-    def handle(index: int) -> int:
+    def handle(uuid: str) -> int:
+        index = int(uuid.removeprefix("GPU-"))
         if index not in energy_mj:
             raise NVMLError("Invalid Argument")
         return index
@@ -108,7 +109,7 @@ def fake_nvml(monkeypatch: pytest.MonkeyPatch, energy_mj: dict[int, int | None])
     vars(module).update(
         NVMLError=NVMLError,
         nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByIndex=handle,
+        nvmlDeviceGetHandleByUUID=handle,
         nvmlDeviceGetTotalEnergyConsumption=energy,
     )
     monkeypatch.setitem(sys.modules, "pynvml", module)
@@ -117,13 +118,13 @@ def fake_nvml(monkeypatch: pytest.MonkeyPatch, energy_mj: dict[int, int | None])
 def test_nvml_counts_joules_of_the_device_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     counts: dict[int, int | None] = {0: 5_000_000, 1: 70_000, 2: None}
     fake_nvml(monkeypatch, counts)
-    meter = meter_for("nvidia-t4", 1)
+    meter = meter_for("nvidia-t4", "GPU-1")
     assert meter is not None
     assert (meter.source, meter.read_j()) == ("nvml", 70.0)
     counts[1] = 71_500
     assert meter.read_j() == 71.5
-    assert meter_for("nvidia-m40-12gb", 2) is None
-    assert meter_for("nvidia-t4", 3) is None
+    assert meter_for("nvidia-m40-12gb", "GPU-2") is None
+    assert meter_for("nvidia-t4", "GPU-3") is None
     counts[1] = None
     with pytest.raises(OSError, match="NVML"):
         meter.read_j()
@@ -131,7 +132,7 @@ def test_nvml_counts_joules_of_the_device_asked_for(monkeypatch: pytest.MonkeyPa
 
 def test_without_nvml_there_is_no_meter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert meter_for("nvidia-h200") is None
+    assert meter_for("nvidia-h200", "GPU-0") is None
 
 
 @pytest.mark.parametrize("device_type", ["emulated", "amd-mi300x"])
