@@ -93,7 +93,12 @@ def _structure(
 def calibrate(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="where the calibration is written")],
     budget: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="to measure for", show_default="90, with --probes 20")
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="to measure for; what stands around takes some 25 s more",
+            show_default="90, with --probes 20",
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu; with --probes also cuda:0 and its like")] = "cpu",
     threads: Annotated[int, typer.Option(help="CPU threads")] = 1,
