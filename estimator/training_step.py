@@ -72,12 +72,17 @@ class TrainingStep:
             if recorder is not None:
                 recorder.forward = False
                 self.activation_bytes = max(0.0, recorder.live_bytes - before)
-            self._check_outputs(outputs)
+            self._check_outputs(outputs, targets)
             with _user_code("loss", "it"):
                 loss = loss_of(for_loss(outputs), targets)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise BadInput(f"loss: gave {shape}; allowed: a scalar tensor, the mean over the batch")
+        if not loss.requires_grad:
+            dtype = str(loss.dtype).removeprefix("torch.")
+            raise BadInput(
+                f"loss: gave a tensor ({dtype}) from which no gradient comes; allowed: one that depends on the model's parameters"
+            )
         if recorder is not None:
             recorder.graph_goes_on()
         with _user_code("model", "its backward pass"):
@@ -85,13 +90,17 @@ class TrainingStep:
         if recorder is not None:
             recorder.graph_goes_on()
 
-    def _check_outputs(self, outputs: Any) -> None:
+    def _check_outputs(self, outputs: Any, targets: Any) -> None:
         """Fake labels are never out of range, so the width of the output is compared with the number of classes."""
-        classes = self.what.spec.classes if self.what.spec else None
-        if self.what.definition.loss is None and classes is not None and isinstance(outputs, torch.Tensor):
+        if self.what.definition.loss is not None or self.what.spec is None or not isinstance(outputs, torch.Tensor):
+            return
+        classes = self.what.spec.classes
+        if classes is not None:
             width = outputs.shape[1] if outputs.dim() > 1 else 1
             if width < classes:
                 raise BadInput(f"model: gives {width} outputs, the data has {classes} classes")
+        elif isinstance(targets, torch.Tensor) and outputs.numel() != targets.numel():
+            raise BadInput(f"model: gives {tuple(outputs.shape)}, the data's targets are {tuple(targets.shape)}")
 
 
 def prepare(what: StepSpec, model: torch.nn.Module, batch_size: int) -> TrainingStep:

@@ -145,10 +145,10 @@ def kind_of(value: object) -> str:
     return {list: "a list", str: "text", bool: str(value).lower(), type(None): "null"}.get(type(value), "a number")
 
 
-def read_mapping(path: Path) -> dict[str, Any]:
-    """The mapping that a YAML or JSON file holds. Raises BadInput where there is none."""
+def read_mapping(path: Path, field: str = "") -> dict[str, Any]:
+    """The mapping that a YAML or JSON file holds; `field` is what names it. Raises BadInput where there is none."""
     try:
-        text = read_named(path, most_bytes=MAX_BYTES).decode()
+        text = read_named(path, field, MAX_BYTES).decode()
     except UnicodeDecodeError:
         raise BadInput(f"{path}: can't be read as text (not UTF-8)") from None
     return parse_text(text, str(path))

@@ -279,7 +279,7 @@ def load_pool(path: str | Path | None) -> Pool:
     if path is None:
         cores = float(len(os.sched_getaffinity(0)))
         return Pool(name="local", hosts=[Host(name="localhost", devices=[DeviceEntry(type="cpu", cores=cores)])])
-    pool = validated(Pool, read_mapping(Path(path)), str(path))
+    pool = validated(Pool, read_mapping(Path(path), "pool"), str(path))
     files = {"identity": pool.ssh.identity, "known_hosts": pool.ssh.known_hosts}
     beside = {name: str(Path(path).absolute().parent / Path(file).expanduser()) for name, file in files.items() if file}
     return pool.model_copy(update={"ssh": pool.ssh.model_copy(update=beside)})

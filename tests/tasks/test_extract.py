@@ -105,6 +105,8 @@ def test_the_process_gets_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("def build_model(): return nn.Sequential(nn.Flatten(), nn.Linear(63, 10))", "its forward pass raised"),
         (GOOD + "def loss(outputs, targets): return outputs.sum(1)", "loss: gave (32,); allowed: a scalar"),
         (GOOD + "def loss(outputs, targets): return 1 / 0", "loss: it raised ZeroDivisionError"),
+        (GOOD + "def loss(outputs, targets): return torch.tensor(3)", "a tensor (int64) from which no gradient comes"),
+        (GOOD + "def loss(outputs, targets): return outputs.detach().mean()", "(float32) from which no gradient comes"),
         ("def build_model(): return nn.Sequential(nn.Flatten(), nn.LazyLinear(10))", "lazy modules without shapes"),
         ("import os\ndef build_model(): os._exit(7)", "ended the process with 7"),
         (
@@ -115,6 +117,19 @@ def test_the_process_gets_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyP
 )
 def test_a_model_that_can_not_be_trained_gives_one_line(code: str, says: str, tmp_path: Path) -> None:
     assert says in _refusal(tmp_path, code)
+
+
+def test_outputs_that_are_not_as_many_as_the_numbers_to_be_learnt_are_told_with_both_shapes(tmp_path: Path) -> None:
+    numbers = BatchSpec(
+        inputs={"x": [2]}, input_dtypes={"x": "float32"}, target_dtype="float32", task="tabular-regression"
+    )
+    code = "def build_model(): return nn.Linear(2, 3)"
+    says = _refusal(tmp_path, code, batch_spec=numbers, batch_size=4)
+    assert "gives (4, 3), the data's targets are (4,)" in says
+    assert (
+        _extract(tmp_path, "def build_model(): return nn.Linear(2, 1)", batch_spec=numbers, batch_size=4).parameters
+        == 3
+    )
 
 
 def test_a_wrong_argument_of_build_model_is_named(tmp_path: Path) -> None:

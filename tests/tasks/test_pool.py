@@ -141,6 +141,11 @@ def test_a_wrong_pool_gives_one_line(tmp_path: Path, text: str, says: str) -> No
     assert len(str(caught.value)) < 700 + len(str(path))
 
 
+def test_a_pool_file_that_is_not_there_is_told_as_one(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"^pool: .*none\.yaml: no such file$"):
+        load_pool(tmp_path / "none.yaml")
+
+
 @given(
     st.recursive(
         st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=300),
