@@ -83,7 +83,7 @@ class Rank(Replica):
         self.fits = 0
         """the largest batch that a step was finished with"""
         self.computing_since: float | None = None
-        """since when it is at its part of a step (time.monotonic); not of its first one, in which much is prepared"""
+        """since when it is at its passes and sums of a step (time.monotonic); not of its first one, in which much is prepared"""
         devices = request.plan.devices
         self._figures = Figures(collective, device, own_meter(devices[number], devices, device))
 
@@ -171,6 +171,7 @@ class Rank(Replica):
         self._joint_square = self._gradients.joint_square() if ranks > 1 else 0.0
         if self._skip:
             self.noise_scale.ranks, self._joint_square = 0, 0.0
+        self.computing_since = None
         return StepFigures(loss, correct, total, stops > 0, leaves > 0, own, self._figures.own)
 
     @property
@@ -276,7 +277,7 @@ class Rank(Replica):
             self._updated = True
         if self._scales:
             self.loss_scale.after_step(overflowed=self._skip)
-        self._before_step = self.computing_since = None
+        self._before_step = None
         self.fits = max(self.fits, self._batch_size)
 
     @torch.no_grad()
