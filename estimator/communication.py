@@ -12,11 +12,12 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from trainwright.estimator.curves import Interval
 from trainwright.estimator.errors import BadInput
 from trainwright.estimator.quantiles import quantile
+from trainwright.estimator.value import Value
 
 HOROVOD_CYCLE_S = 1e-3
 """HOROVOD_CYCLE_TIME where nobody sets it (Horovod 0.28, operations.cc)."""
@@ -30,13 +31,11 @@ _FASTEST_BYTES_PER_S = 1e13  # beyond any link: times that do not grow with the 
 _SHORTEST_S = 1e-9
 
 
-class Link(BaseModel):
+class Link(Value):
     """A link between two ranks: latency in s, bandwidth in bytes/s, and how far off a prediction made of them is.
 
     `spread` is the relative half width of the 90 % interval: a time t is predicted as t / (1 + spread) to t · (1 + spread).
     """
-
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     bandwidth_bytes_per_s: float = Field(gt=0)
     latency_s: float = Field(ge=0)

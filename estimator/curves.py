@@ -119,6 +119,9 @@ class DeviceCurve(Value):
         default=1.0, ge=1, description="where `safe_memory_knots` is not known: `safe` = expected times this"
     )
     process_bytes: float = Field(default=0.0, description="what a rank takes besides its step")
+    kept_bytes: float = Field(
+        default=0.0, description="of that, what the model's size says: summed gradients, copies for checkpoints"
+    )
     memory_limit_bytes: float | None = Field(default=None, description="what the device has; None: not known")
     most_batch_size: int | None = Field(
         default=None, ge=0, description="samples at once that one was seen to hold, where one ran out of memory"

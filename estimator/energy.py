@@ -13,24 +13,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from trainwright.estimator.curves import DeviceCurve, Interval
 from trainwright.estimator.devices import DEVICE_TYPES, cores_used
 from trainwright.estimator.errors import BadInput
+from trainwright.estimator.value import Value
 
 RAPL_ROOT = Path("/sys/class/powercap")
 _DATASHEET_SPREAD = 0.5
 """An assumption, not a measurement: boards are stated at their limit, and what training draws of that depends on the model."""
 
 
-class Power(BaseModel):
+class Power(Value):
     """What a device draws, W: `idle_w` leased but waiting, `load_w` computing; and who says so.
 
     `spread` is the relative half width of the 90 % interval: a power p is predicted as p / (1 + spread) to p · (1 + spread).
     """
-
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     idle_w: float = Field(ge=0)
     load_w: float = Field(ge=0)

@@ -65,6 +65,7 @@ class Finding(Value):
     measured_step_time_s: Interval = Field(description="of its own work: median, 5th and 95th percentile")
     memory_batch_size: int = Field(ge=1, description="the largest that it had")
     predicted_peak_memory_bytes: float = Field(gt=0, description="of the step alone")
+    kept_bytes: float = Field(default=0.0, ge=0, description="predicted besides it, by the model's size")
     measured_peak_memory_bytes: float = Field(gt=0, description="of the rank, its process included")
 
 
@@ -141,14 +142,17 @@ def _with_time(curve: DeviceCurve, basis: Basis, findings: Sequence[Finding], or
 
 
 def _with_memory(curve: DeviceCurve, basis: Basis, findings: Sequence[Finding]) -> DeviceCurve:
-    """What a rank takes besides its step is the median of what was seen, and all of it is above what the same model took."""
-    besides = [one.measured_peak_memory_bytes - one.predicted_peak_memory_bytes for one in findings]
+    """A rank takes besides what its model's size says and the median of what others were seen to take besides theirs; all of it
+    is above what the same model took.
+    """
+    besides = [one.measured_peak_memory_bytes - one.predicted_peak_memory_bytes - one.kept_bytes for one in findings]
     same = [
         one.measured_peak_memory_bytes - curve.safe_memory_bytes(one.memory_batch_size)
         for one in findings
         if one.basis.model == basis.model
     ]
-    return curve.model_copy(update={"process_bytes": max(0.0, statistics.median(besides), *same)})
+    found = max([curve.kept_bytes + max(0.0, statistics.median(besides)), *same])
+    return curve.model_copy(update={"process_bytes": found})
 
 
 def _own_noise(finding: Finding) -> float:

@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from trainwright.estimator.calibration import (
     Calibration,
@@ -31,6 +31,7 @@ from trainwright.estimator.errors import BusyMachine
 from trainwright.estimator.op_cost import FamilyCost, OpSample, times
 from trainwright.estimator.quantiles import conformal_quantile, quantile
 from trainwright.estimator.speed import Speed
+from trainwright.estimator.value import Value
 from trainwright.estimator.whole_steps import WholeSteps
 from trainwright.estimator.work import InStep, Work, by_family
 
@@ -39,10 +40,8 @@ _FOLDS = 8
 _LEAST_DEVIATION = 0.02
 
 
-class StepSample(BaseModel):
+class StepSample(Value):
     """Seconds that one training step of a network took, and each of its operations where it stood in it."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     family: str
     single: bool = Field(default=False, description="one layer only: it tells of operations, not of steps")

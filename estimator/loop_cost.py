@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from trainwright.estimator.curves import Affine, DeviceCurve, Knots, line_through
 from trainwright.estimator.structure import Structure
+from trainwright.estimator.value import Value
 
 _TENSORS_PER_LAYER = 2  # weight and bias, where nobody has counted
 _BATCH_NORM = "aten.native_batch_norm"
@@ -32,10 +33,8 @@ class LoopWork(NamedTuple):
     norm_bytes: float
 
 
-class LoopCost(BaseModel):
+class LoopCost(Value):
     """Seconds for each part of `LoopWork`, on a whole device."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     step_s: float = Field(ge=0)
     tensor_s: float = Field(ge=0)

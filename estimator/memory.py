@@ -50,18 +50,18 @@ _KIND_CODE_MIB = {
 _UNPLAYED_FIXED_BYTES, _UNPLAYED_BYTES_PER_KIND, _UNPLAYED_HEAP_SHARE = 5.0 * 2**20, 0.081 * 2**20, 1.41
 _PLAYED_SIZES, _PLAYS = tuple(2**power for power in range(13)), 8
 
-_PROCESS_BYTES = 420 * 2**20
+PROCESS_BYTES = 420 * 2**20
 """Of a rank before its model: torch, oneDNN, Horovod, TensorBoard, the readers of data (measured)."""
 
 
-def process_bytes(structure: Structure, device_type: str) -> float:
-    """What a rank holds beside its step: the process, the buffer in which gradients are summed, and, where it computes in the
-    host's memory, two copies of parameters and optimizer state on their way into checkpoints (one rank's; where they are large,
-    the ranks share them).
+def kept_bytes(structure: Structure, device_type: str) -> float:
+    """What a rank holds beside its step for a model of this size.
+
+    The buffer in which gradients are summed, and, where it computes in the host's memory, two copies of parameters and optimizer
+    state on their way into checkpoints (one rank's; where they are large, the ranks share them).
     """
-    held = _PROCESS_BYTES + float(structure.parameter_bytes)
     state = max(0.0, structure.idle_bytes(0) - structure.parameter_bytes)  # idle, but for gradients
-    return held + 2 * state if device_type in HOST_MEMORY_TYPES else held
+    return structure.parameter_bytes + (2 * state if device_type in HOST_MEMORY_TYPES else 0.0)
 
 
 def safe_bytes(structure: Structure, batch_size: int, expected: float) -> float:

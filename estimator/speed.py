@@ -5,19 +5,19 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from trainwright.estimator.value import Value
 
 SENTINEL_FLOPS = 3 * 2 * 160**3
 SENTINEL_CALLS = 90
 
 
-class Speed(BaseModel):
+class Speed(Value):
     """Seconds that three kernels took, which are always the same: how fast the machine was at the moment.
 
     Neighbours on a machine take caches, memory and turns of the cores from a program: not all it does is as much slower.
     """
-
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     compute_s: float = Field(gt=0, description="matrix products that fit in the caches, of `SENTINEL_FLOPS` together")
     memory_s: float = Field(gt=0, description="a sum of arrays that do not")

@@ -16,7 +16,7 @@ from trainwright.estimator.datasheet import RATE_WIDTH, reached
 from trainwright.estimator.devices import DEVICE_TYPES, EMULATED, EMULATED_SAMPLE_S, DeviceType, cores_used
 from trainwright.estimator.energy import Power, datasheet_power, power_of, step_energy
 from trainwright.estimator.errors import BadInput
-from trainwright.estimator.memory import process_bytes, rising, safe_bytes
+from trainwright.estimator.memory import PROCESS_BYTES, kept_bytes, rising, safe_bytes
 from trainwright.estimator.op_cost import Roofline
 from trainwright.estimator.quantiles import NINETY
 from trainwright.estimator.structure import Structure
@@ -90,7 +90,8 @@ def predict_curve(
         peak_memory_bytes=line_above(sizes, memory),
         memory_knots=Knots(sizes=tuple(sizes), values=tuple(memory)),
         safe_memory_knots=Knots(sizes=tuple(sizes), values=tuple(safe)),
-        process_bytes=process_bytes(structure, device_type),
+        process_bytes=PROCESS_BYTES + kept_bytes(structure, device_type),
+        kept_bytes=kept_bytes(structure, device_type),
         memory_limit_bytes=device.memory_bytes,
         idle_w=power.idle_w,
         load_w=power.load_w,

@@ -127,14 +127,16 @@ _SPENT = {"computing": "compute_s", "waiting": "wait_s", "communicating": "commu
 
 def device_use(table: pd.DataFrame, result: Result, engine: Engine) -> list[dict[str, Any]]:
     """What each device did: samples, samples/s, share of its time computing, waiting and communicating, peak memory, CPU time."""
-    sums: dict[int, dict[str, float]] = {}
+    sums: dict[Any, dict[str, float]] = {}
+    # By device: a rank's may have been another's before a new plan. Rows of earlier versions do not say whose.
+    key = "device" if "device" in table and table["device"].notna().all() else "rank"
     if len(table):
         columns = [name for name in ("batch_size", "step_time_s", *_SPENT.values()) if name in table]
-        grouped = frame(table, engine).groupby("rank")[columns].sum()
+        grouped = frame(table, engine).groupby(key)[columns].sum()
         sums = computed(grouped).to_dict("index")
     found = []
     for device in result.devices:
-        mine = sums.get(device.rank, {})
+        mine = sums.get(device.id if key == "device" else device.rank, {})
         spent = mine.get("step_time_s", 0.0)
         found.append(
             {

@@ -46,7 +46,7 @@ LOOP_S = 3.0
 BUSY_KEPT_S = 600.0
 """for so long a calibration of a machine that was too busy is of use, so that not every step of a run measures anew"""
 _LOADING_S = 5.0
-_MOST_BYTES = 1 << 20
+_MOST_BYTES = 8 << 20
 """of a calibration, and of the samples that it is made of"""
 
 

@@ -90,6 +90,7 @@ def _finding(
         measured_step_time_s=took * (1 / pieces),
         memory_batch_size=largest,
         predicted_peak_memory_bytes=predicted_bytes,
+        kept_bytes=curve.kept_bytes,
         measured_peak_memory_bytes=measured_bytes,
     )
 

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 the work failed, 2 bad input, 3 no feasible plan, 4 a serv
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -72,6 +73,12 @@ def main() -> None:
     except typer.Exit as error:
         sys.exit(error.exit_code)
     except Exception as error:  # noqa: BLE001 - the outermost boundary: reports, with the traceback on request
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+            _drop_stdout()
+            error = TrainwrightError(
+                f"standard output, or a file that has no name here: can't be written ({error.strerror})"
+            )
+            _fail(error, False, debug)
         usage = getattr(error, "format_message", None)  # click's usage errors
         known = (
             BadInput(usage()) if usage else TrainwrightError(f"{type(error).__name__}: {error} (--debug shows where)")

@@ -45,7 +45,8 @@ def estimate(
     library, as the job names it. `finished` runs correct the curves of their devices' types. `store`
     is the URI of the store in which other machines leave their calibrations.
     """
-    if far := sorted({one.host for one in devices if one.type in HOST_MEMORY_TYPES and not one.local}):
+    here = {one.variant for one in devices if one.local}
+    if far := sorted({one.host for one in devices if one.type in HOST_MEMORY_TYPES and one.variant not in here}):
         progress.emit("notice", message=f"memory of {', '.join(far)}: not known; no limit of theirs is planned for")
     if unlike := sorted({one.host for one in devices if one.type == "cpu" and not one.local}):
         progress.emit("notice", message=f"CPUs of {', '.join(unlike)}: predicted as this machine's are")

@@ -114,7 +114,7 @@ class FaultPolicy(Document):
     stall_timeout: Duration = Field(
         default=60.0,
         ge=1.0,
-        description="a rank for which the others wait this long without a sign of progress is lost",
+        description="a rank that gives no sign, keeps the others waiting or is at one step for this long is lost",
     )
     wait_for_devices: Wait = Field(
         default=60.0, description="with fewer devices than devices.min_count: how long to wait for one to come back"

@@ -265,7 +265,11 @@ def _changed_fields(before: Any, now: Any, name: str = "") -> list[str]:
     """The fields of a document that are other than before."""
     if not (isinstance(before, dict) and isinstance(now, dict)):
         return [] if before == now else [name]
-    changed = [_changed_fields(before.get(key), now.get(key), f"{name}.{key}".strip(".")) for key in {**before, **now}]
+    lacks = object()
+    changed = [
+        _changed_fields(before.get(key, lacks), now.get(key, lacks), f"{name}.{key}".strip("."))
+        for key in {**before, **now}
+    ]
     return [field for fields in changed for field in fields]
 
 

@@ -50,7 +50,7 @@ def main(order_path: Path, place: str) -> int:
         if alone is not None:
             order = alone.begin(order)
         dataset = standing_back(_load, order) if place == SPARE else _load(order)
-        peers = Peers(order.backend, SUM_S if alone is None else stall_s(order.request))
+        peers = Peers(order.backend, SUM_S if alone is None else stall_s(order.request, _planned(order)))
         channel.attend(peers)
         if place == SPARE:
             channel.send("spare")
@@ -81,6 +81,10 @@ def main(order_path: Path, place: str) -> int:
         if alone is not None:
             alone.close()
     return 0
+
+
+def _planned(order: Order) -> list[int]:
+    return [device.batch_size for device in order.request.plan.devices]
 
 
 def _load(order: Order) -> data.Dataset:
@@ -127,7 +131,6 @@ def _take_part(training: Training, peers: Peers, channel: Channel, order: Order)
             else:
                 raise
             rank.abandon_step()
-            channel.writing = False
             if "no_memory_for" in says:
                 gc.collect()  # what the step that failed still holds
         peers.leave()

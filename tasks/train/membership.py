@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from trainwright.tasks import progress
 from trainwright.tasks.errors import Interrupted, TrainingFailed, TrainwrightError
@@ -39,9 +39,9 @@ class Membership:
     ) -> None:  # fmt: skip
         self._processes, self._workers = processes, processes.by_number
         self._restore, self._checkpoint, self.committed = restore, checkpoint, committed
-        self._searches = order.mode == "ramp"
+        self._request, self._searches = order.request, order.mode == "ramp"
         devices, policy = order.request.plan.devices, order.request.job.train.faults
-        self._patience_s, self._stall_s = policy.wait_for_devices, stall_s(order.request)
+        self._patience_s = policy.wait_for_devices
         self.fleet = Fleet(
             [device.batch_size for device in devices],
             min_count=order.request.job.devices.min_count, restarts=policy.restarts,
@@ -108,15 +108,16 @@ class Membership:
             for worker in self._inside():
                 worker.channel.send("out", generation=self.generation)
 
-    def kill_stuck(self) -> None:
-        """Kill who does not come out of a world that has ended, and who hangs in one that has not."""
+    def kill_stuck(self, split: Sequence[int]) -> None:
+        """Kill who does not come out of a world that has ended, and who hangs in one that has not, with these batches."""
         now, leaving_at = time.monotonic(), self._leaving_at
         if leaving_at is not None and now - leaving_at > OUT_S and any(one.state == "free" for one in self._present()):
             self.end_world()
         if self._broken_at is not None:
             for worker in stuck(self._inside(), now - self._broken_at):
                 worker.give_up("did not come out of a sum that a lost rank had broken")
-        for worker, why in hung(self._inside(), now, self._stall_s, broken=self._broken_at is not None):
+        limit_s = stall_s(self._request, split)
+        for worker, why in hung(self._inside(), now, limit_s, broken=self._broken_at is not None):
             worker.give_up(why)
 
     def grow(self) -> None:

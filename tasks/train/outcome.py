@@ -9,6 +9,7 @@ from typing import Any, Literal
 from trainwright.estimator.curves import Interval
 from trainwright.estimator.energy import datasheet_power
 from trainwright.estimator.quantiles import quantile
+from trainwright.tasks import progress
 from trainwright.tasks.artefacts import (
     Checkpoint,
     DeviceResult,
@@ -44,6 +45,8 @@ def result_of(
         for rank, device in enumerate(plan.devices)
     ]
     others = [device for device in load_pool(job.pool).devices() if device.id in by_device]  # of a plan before this one
+    if gone := sorted(by_device.keys() - {device.id for device in others}):
+        progress.emit("notice", message=f"energy and cost leave out {', '.join(gone)}: no longer in the pool")
     used: list[tuple[Device, list[Message]]] = list(zip(plan.devices, rows, strict=True))
     used += [(device, by_device[device.id]) for device in others]
     energy_j, cost = energy_and_cost(
@@ -64,7 +67,7 @@ def result_of(
             duration_s=first["duration_s"],
             peak_memory_bytes=max(device.peak_memory_bytes for device in devices),
             energy_j=energy_j,
-            energy_source=energy_source(plan.devices),
+            energy_source=energy_source([*plan.devices, *others]),
             cost=cost,
         ),
         devices=devices,
@@ -153,9 +156,10 @@ def energy_and_cost(
     return energy_j, rent + pool.prices.get("energy", 0.0) * energy_j / 3.6e6 if pool.prices else None
 
 
-def energy_source(devices: Sequence[PlannedDevice]) -> Literal["measured", "datasheet"]:
+def energy_source(devices: Sequence[Device]) -> Literal["measured", "datasheet"]:
     """`measured` where the power of every device was."""
-    measured = all(device.power is not None and device.power.energy_source == "measured" for device in devices)
+    powers = [device.power if isinstance(device, PlannedDevice) else None for device in devices]
+    measured = all(power is not None and power.energy_source == "measured" for power in powers)
     return "measured" if measured else "datasheet"
 
 

@@ -83,7 +83,7 @@ class Ranks:
                 self._obey()
                 for worker in self._processes.speaking(0.05):
                     self._hear(worker)
-                self._membership.kill_stuck()
+                self._membership.kill_stuck(self._split)
                 if self._membership.all_done():
                     return self._last_words()
                 self._replace_lost()

@@ -234,10 +234,12 @@ class Saver:
         except BaseException as error:  # noqa: BLE001 - a thread's boundary: told to the launcher, which ends the training
             traceback.print_exc()
             ours = error if isinstance(error, TrainwrightError) else TrainingFailed(f"checkpoint: {error!r}")
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
-            self._channel.send("error", error=ours.document(), step=None, final=True)
+            try:  # before anyone else says that checkpoints can't be written
+                self._channel.send("error", error=ours.document(), step=None, final=True)
+            finally:
+                with self._changed:
+                    self._error = error
+                    self._changed.notify_all()
 
     def _release(self, copies: HostCopy) -> None:
         with self._changed:

@@ -20,9 +20,18 @@ OUT_S = 2.0
 """Who is called out of a broken world has this long: after it, it is stuck where no word reaches it."""
 
 
-def stall_s(request: TrainRequest) -> float:
-    """How long a rank may keep the others waiting, in seconds: as the job says, and never less than its steps need."""
-    longest_s = max((device.step_time_s.high for device in request.plan.devices), default=0.0)
+def stall_s(request: TrainRequest, split: Sequence[int]) -> float:
+    """How long a rank may keep the others waiting, in seconds: as the job says, and never less than its steps need.
+
+    `split` is the batch of each device by now, which may be many times the planned one where others are lost.
+    """
+    longest_s = max(
+        (
+            device.step_time_s.high * max(1.0, batch / max(1, device.batch_size))
+            for device, batch in zip(request.plan.devices, split, strict=True)
+        ),
+        default=0.0,
+    )
     return max(request.job.train.faults.stall_timeout, LONG_STEPS * longest_s)
 
 

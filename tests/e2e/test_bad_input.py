@@ -93,14 +93,17 @@ def test_wrong_arguments(home: Path, args: list[str], says: str) -> None:
 
 @pytest.mark.parametrize(
     ("args", "code", "says"),
-    [(("pool",), 1, "standard output: can't be written (No space left on device)"), (("show", "x"), 2, "run: got 'x'")],
+    [
+        (("pool", "pool.yaml", "--json"), 1, "standard output: can't be written (No space left on device)"),
+        (("pool", "pool.yaml"), 1, "standard output, or a file that has no name here: can't be written (No space left"),
+        (("show", "x", "--store", "file:///nowhere", "--json"), 2, "run: got 'x'"),
+    ],
 )
 def test_a_full_disk_behind_standard_output(tmp_path: Path, args: tuple[str, ...], code: int, says: str) -> None:
     (tmp_path / "pool.yaml").write_text("{name: p, hosts: [{name: here, devices: [{type: cpu}]}]}")
-    more = [str(tmp_path / "pool.yaml")] if args == ("pool",) else ["--store", (tmp_path / "store").as_uri()]
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [*TRAINWRIGHT, *args, *more, "--json"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            [*TRAINWRIGHT, *args], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert done.returncode == code
     assert done.stderr.splitlines() == [f"trainwright: {done.stderr.removeprefix('trainwright: ').strip()}"]

@@ -225,6 +225,14 @@ def test_a_ranks_memory_is_never_below_what_the_model_was_seen_to_take(seen: lis
         assert safe >= factor * _curve(kind).memory_bytes(size) * (1 - 1e-9)
 
 
+def test_what_the_models_size_says_stays_where_other_models_were_seen_to_take_less() -> None:
+    took = 1 + 4e8 / _curve().memory_bytes(32)
+    large = _curve("lstm").model_copy(update={"process_bytes": 7.4e9, "kept_bytes": 7e9})
+    assert learn(large, [_run(1, 1.0, memory=took)]).process_bytes == pytest.approx(7.4e9)
+    kept = 1 + 5e8 / _curve().memory_bytes(32)
+    assert learn(large, [_run(1, 1.0, memory=kept, kept_bytes=1e8)]).process_bytes == pytest.approx(7.4e9)
+
+
 def test_what_a_rank_takes_besides_its_step_is_what_it_was_seen_to() -> None:
     process = 3e8
     took = [1 + process / _curve().memory_bytes(32)] * 3

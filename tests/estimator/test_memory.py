@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from trainwright.estimator.curves import Affine, DeviceCurve, Knots
 from trainwright.estimator.memory import (
+    PROCESS_BYTES,
     block_bytes,
     code_bytes,
     excess_terms,
+    kept_bytes,
     most_held_bytes,
-    process_bytes,
     rising,
     safe_bytes,
 )
@@ -61,11 +62,10 @@ def test_a_rank_takes_its_process_its_gradients_sum_and_copies_for_checkpoints_b
     structure: Structure, batch_size: int
 ) -> None:
     curve = predict_curve(structure, None, device_type="cpu")
-    assert curve.process_bytes == process_bytes(structure, "cpu") > structure.parameter_bytes
+    assert curve.process_bytes == PROCESS_BYTES + curve.kept_bytes
     state = max(0.0, structure.idle_bytes(0) - structure.parameter_bytes)  # parameters, buffers, the optimizer's
-    assert (
-        process_bytes(structure, "cpu") == process_bytes(structure, "nvidia-t4") + 2 * state
-    )  # a GPU's are the host's
+    assert curve.kept_bytes == kept_bytes(structure, "cpu") == structure.parameter_bytes + 2 * state
+    assert kept_bytes(structure, "nvidia-t4") == structure.parameter_bytes  # copies of a GPU's are the host's
     assert curve.device_memory_bytes(batch_size) == curve.safe_memory_bytes(batch_size) + curve.process_bytes
 
 

@@ -126,6 +126,7 @@ def test_the_memory_of_this_machine_is_a_limit_and_that_nothing_is_known_of_othe
     alike = far.model_copy(update={"speed": 2.0})
     for order in ([here, alike], [alike, here]):
         assert estimate(structure, order).curve(here).memory_limit_bytes == usable_memory_bytes()
+    assert len((tmp_path / "progress").read_text().splitlines()) == 1  # of one like ours, ours is planned for
 
 
 def test_only_calibrated_devices_make_a_calibrated_estimate(calibration: Calibration, structure: Structure) -> None:

@@ -81,6 +81,14 @@ def test_a_changed_job_or_source_or_new_starts_afresh(job: Job, store: str, monk
     assert heard[0]["message"] == f"{first.uri} is unfinished, and was begun with other train.epochs: a new run begins"
 
 
+def test_a_field_that_is_left_out_is_another_than_one_that_is_null(job: Job, store: str) -> None:
+    assert job.model is not None
+    null = job.model_copy(update={"model": job.model.model_copy(update={"config": {"dropout": None}})})
+    first = open_run(job, store, ME)
+    freed()
+    assert open_run(null, store, ME).uri != first.uri
+
+
 def test_why_a_new_run_begins_is_told_where_a_module_has_changed(
     job: Job, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ from training_case import (
     with_min_count,
 )
 
+from trainwright.estimator.curves import Interval
 from trainwright.tasks.artefacts import SplitEvent
 from trainwright.tasks.errors import TrainingFailed
 from trainwright.tasks.train import membership, ramp, train
@@ -159,6 +160,20 @@ def test_a_stopped_rank_counts_as_lost_after_the_stall_timeout(
     result = train(asked)
     watcher.join()
     assert "2 s and was killed; goes on with 1 of 2" in result.split_events[0].reason
+    assert_every_sample_once(asked, 2, 1)
+
+
+def test_a_rank_that_is_left_with_many_times_its_planned_batch_does_not_count_as_hanging(
+    tmp_path: Path, heard: list[dict[str, Any]]
+) -> None:
+    planned = Interval(median=0.08, low=0.08, high=0.081)  # alone, the slow one's step takes 2.5 s
+    devices = [{"type": "emulated", "speed": speed, "step_time_s": planned} for speed in (3.0, 0.1)]
+    faults = {"restarts": 0, "stall_timeout": "2s"}
+    asked = request(tmp_path, [240, 8], devices=devices, backend="torch", checkpoint={"every_steps": 2}, faults=faults)
+    watcher = when_checkpoint(tmp_path, 2, lambda: os.kill(pids(heard)[0], signal.SIGKILL))
+    result = train(asked)
+    watcher.join()
+    assert [device.batch_size for device in result.devices] == [0, 248]
     assert_every_sample_once(asked, 2, 1)
 
 

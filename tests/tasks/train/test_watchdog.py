@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from training_case import request
 
 from trainwright.infra.memory import kernel_oom_kills
 from trainwright.tasks.train.channel import LauncherChannel
 from trainwright.tasks.train.processes import Worker
-from trainwright.tasks.train.watchdog import WRITING_S, hung, stuck
+from trainwright.tasks.train.watchdog import WRITING_S, hung, stall_s, stuck
 
 NOW = 1000.0
 
@@ -59,6 +60,13 @@ def test_who_does_not_come_to_the_end_of_a_step_hangs_whether_others_wait_or_non
     assert [rank.number for rank, _ in hung(both, NOW, 60.0)] == [1]
     silent = [member(0, computes_s=61.0, heard_s_ago=61.0)]
     assert [why for _, why in hung(silent, NOW, 60.0)] == ["gave no sign of life for 60 s and was killed"]
+
+
+def test_how_long_a_rank_may_take_follows_its_batch_by_now(tmp_path: Path) -> None:
+    asked = request(tmp_path, [240, 8], faults={"stall_timeout": "1s"})  # of 10 ms, at most 20, a step
+    assert stall_s(asked, [240, 8]) == 1.0
+    assert stall_s(asked, [0, 248]) == pytest.approx(20 * 0.02 * 248 / 8)
+    assert stall_s(asked, [120, 0]) == 1.0
 
 
 def test_a_rank_that_writes_a_checkpoint_has_longer() -> None:
