@@ -41,7 +41,7 @@ def analyze(run: Run, store_uri: str, engine: Engine = "dask") -> Report:
     others = sorted(earlier, key=lambda one: one.job_name != run.job_name)[:_SHOWN_RUNS]  # this job's first
     compared = history([run, *others], engine)
     compared[0]["state"] = result.state  # its status says `running` until this step is done
-    table = _rows_of(run, "metrics/steps-rank")
+    table = with_devices(_rows_of(run, "metrics/steps-rank"), result)
     report = Report(
         run=run.uri,
         runs_compared=len(others),
@@ -125,18 +125,30 @@ _SPENT = {"computing": "compute_s", "waiting": "wait_s", "communicating": "commu
 """The last is not in the rows of earlier versions, where it is part of waiting."""
 
 
+def with_devices(table: pd.DataFrame, result: Result) -> pd.DataFrame:
+    """Steps' rows, each with its `device`: a rank's may have been another's before a new plan.
+
+    Rows of earlier versions name none: they are of the device that the rank has in the result.
+    """
+    if not len(table):
+        return table
+    names = table["rank"].map({device.rank: device.id for device in result.devices}).fillna(table["rank"].astype(str))
+    return table.assign(device=table["device"].fillna(names) if "device" in table else names)
+
+
 def device_use(table: pd.DataFrame, result: Result, engine: Engine) -> list[dict[str, Any]]:
-    """What each device did: samples, samples/s, share of its time computing, waiting and communicating, peak memory, CPU time."""
+    """What each device did: samples, samples/s, share of its time computing, waiting and communicating, peak memory, CPU time.
+
+    `table`: of `with_devices`.
+    """
     sums: dict[Any, dict[str, float]] = {}
-    # By device: a rank's may have been another's before a new plan. Rows of earlier versions do not say whose.
-    key = "device" if "device" in table and table["device"].notna().all() else "rank"
     if len(table):
         columns = [name for name in ("batch_size", "step_time_s", *_SPENT.values()) if name in table]
-        grouped = frame(table, engine).groupby(key)[columns].sum()
+        grouped = frame(table, engine).groupby("device")[columns].sum()
         sums = computed(grouped).to_dict("index")
     found = []
     for device in result.devices:
-        mine = sums.get(device.id if key == "device" else device.rank, {})
+        mine = sums.get(device.id, {})
         spent = mine.get("step_time_s", 0.0)
         found.append(
             {

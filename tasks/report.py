@@ -51,7 +51,7 @@ def page(
     if report.epochs:
         charts["epochs"] = _epochs(report.epochs)
     if len(steps):
-        charts["steps"] = _step_times(steps, {device.rank: device.id for device in result.devices})
+        charts["steps"] = _step_times(steps)
     if search is not None and search.points:
         charts["ramp"] = ramp_chart(search, "loss")
     history = [row for row in report.history if row["accuracy"] is not None and row["job"] == run.job_name]
@@ -264,22 +264,15 @@ def _ratios(rows: list[dict[str, Any]]) -> Any:
     return shown
 
 
-def _step_times(steps: pd.DataFrame, names: dict[int, str]) -> Any:
-    shown = _figure("Own work of each rank in a step, without waiting", x_axis_label="step", y_axis_label="ms")
+def _step_times(steps: pd.DataFrame) -> Any:
+    shown = _figure("Own work of each device in a step, without waiting", x_axis_label="step", y_axis_label="ms")
     highest = 0.0
-    for place, (rank, rows) in enumerate(steps.groupby("rank")):
+    for place, (device, rows) in enumerate(steps.groupby("device", sort=False)):
         thin = rows.iloc[:: max(1, len(rows) // _MOST_POINTS)]
         times = (thin["compute_s"] * 1e3).tolist()
         highest = max(highest, float((rows["compute_s"] * 1e3).quantile(0.98)))
         colour = _COLOURS[place % len(_COLOURS)]
-        shown.scatter(
-            thin["step"].tolist(),
-            times,
-            size=3,
-            color=colour,
-            alpha=0.6,
-            legend_label=names.get(int(str(rank)), str(rank)),
-        )
+        shown.scatter(thin["step"].tolist(), times, size=3, color=colour, alpha=0.6, legend_label=str(device))
     shown.y_range.start, shown.y_range.end = 0, highest * 1.3
     return shown
 

@@ -17,7 +17,7 @@ from finished_run import begin_run, finished_training, local_path, write_metrics
 
 from trainwright.estimator.curves import Affine, Interval
 from trainwright.tasks import analyze as step
-from trainwright.tasks.analyze import analyze, device_use, history, predicted_and_measured
+from trainwright.tasks.analyze import analyze, device_use, history, predicted_and_measured, with_devices
 from trainwright.tasks.artefacts import Estimate, Plan, Report, Result
 from trainwright.tasks.run import Run, list_runs
 from trainwright.tasks.store import save_model, seal, verify
@@ -65,7 +65,7 @@ def _no_nan(rows: list[dict[str, object]]) -> list[dict[str, object]]:
 
 
 def test_dask_and_pandas_give_the_same_device_use(store: str) -> None:
-    run = finished_training(store)
+    result = finished_training(store).read(Result)
     chance = random.Random(0)
     table = pd.DataFrame(
         {
@@ -75,7 +75,7 @@ def test_dask_and_pandas_give_the_same_device_use(store: str) -> None:
         }
     )  # fmt: skip
     table["step_time_s"] = table["compute_s"] + table["wait_s"]
-    dask, plain = (device_use(table, run.read(Result), engine) for engine in ("dask", "pandas"))
+    dask, plain = (device_use(with_devices(table, result), result, engine) for engine in ("dask", "pandas"))
     assert dask == _no_nan(plain)
 
 
@@ -96,6 +96,23 @@ def test_device_use_is_what_the_rows_add_up_to(store: str) -> None:
         assert found["samples_per_s"] == pytest.approx(found["samples"] / total)
         assert found["computing"] == pytest.approx(sum(row["compute_s"] for row in own) / total)
         assert found["computing"] + found["waiting"] == pytest.approx(1.0)
+
+
+def test_steps_of_a_rank_are_of_the_device_that_it_had_then(store: str) -> None:
+    result = finished_training(store).read(Result)
+    first, second = (device.id for device in result.devices)
+    rows = pd.DataFrame(
+        [
+            {"step": step, "rank": rank, "batch_size": 10 + rank, "compute_s": 0.01, "step_time_s": 0.02}
+            for rank in (0, 1)
+            for step in range(4)
+        ]
+    )
+    earlier = with_devices(rows, result)
+    assert earlier["device"].tolist() == 4 * [first] + 4 * [second]
+    of_the_other = rows.assign(device=4 * ["gone"] + 2 * [first] + 2 * [None])
+    found = {one["device"]: one for one in device_use(with_devices(of_the_other, result), result, "pandas")}
+    assert (found[first]["samples"], found[second]["samples"]) == (22, 22)
 
 
 def test_epochs_come_in_their_order_from_all_parts(store: str) -> None:

@@ -186,8 +186,9 @@ def test_curves_move_while_training_runs_and_events_appear(tab: Watched, home: P
         step = 0
         while not ended.is_set():
             for rank, rows in enumerate(ranks):
-                rows.add(step=step, epoch=0, rank=rank, batch_size=32 - 16 * rank, loss=1 / (1 + step), learning_rate=0.01,
-                         compute_s=0.01, wait_s=0.001, step_time_s=0.011)  # fmt: skip
+                device = "there/cpu-7" if rank and step >= 10 else f"here/cpu-{rank}"  # planned anew
+                rows.add(step=step, epoch=0, rank=rank, device=device, batch_size=32 - 16 * rank, loss=1 / (1 + step),
+                         learning_rate=0.01, compute_s=0.01, wait_s=0.001, step_time_s=0.011)  # fmt: skip
                 if step % 20 == 19:
                     rows.write()
             step += 1
@@ -206,6 +207,7 @@ def test_curves_move_while_training_runs_and_events_appear(tab: Watched, home: P
         until(page, f"{last} > {first + 25}")
         assert page.evaluate("document.querySelector('figure canvas').mark === window.mark")  # drawn on, not made anew
         page.wait_for_selector("text=rank 1 (here/cpu-1) was lost")
+        page.wait_for_selector("figure[aria-label*='rank 1 (here/cpu-1, then there/cpu-7)']")
         tab.picture("live-light")
         run.note(state="failed", error={"kind": "training_failed", "message": "rank 0 ended"})
         page.wait_for_selector("text=rank 0 ended")

@@ -144,7 +144,7 @@ function curves(room) {
   const speed = lines(room, "Throughput", { unit: "samples/s" });
   const quality = lines(room, "Validation by epoch", { x: "epoch", points: true, cursor: "epochs" });
   return (run, series) => {
-    const names = series.ranks().map((rank) => `rank ${rank}${device(run, rank)}`);
+    const names = series.ranks().map((rank) => `rank ${rank}${named(series.devices(rank), run.plan?.devices[rank])}`);
     const training = series.joint((rows) => rows[0].loss);
     const validation = [series.epochs.map((row) => row.step), series.epochs.map((row) => row.loss ?? null)];
     loss.set(merged(training, validation), ["training", "validation"], null, [1]);
@@ -158,7 +158,11 @@ function curves(room) {
   };
 }
 
-const device = (run, rank) => (run.plan?.devices[rank] ? ` (${run.plan.devices[rank].id})` : "");
+// Rows of earlier versions name no device: they are of the planned one.
+function named(devices, planned) {
+  const names = devices.length ? devices : planned ? [planned.id] : [];
+  return names.length ? ` (${names.join(", then ")})` : "";
+}
 
 function predictions(run) {
   if (!run.predicted_and_measured.length) return card("Predicted and measured", h("p", { class: "note" },

@@ -50,6 +50,12 @@ export class Series {
     return [...new Set([...this.steps.values()].flatMap((rows) => [...rows.keys()]))].sort((one, other) => one - other);
   }
 
+  // Whose rows a rank's are: after a new plan another device's.
+  devices(rank) {
+    const names = [...this.steps.entries()].sort(([one], [other]) => one - other).map(([, rows]) => rows.get(rank)?.device);
+    return [...new Set(names.filter((name) => name))];
+  }
+
   sorted() {
     return [...this.steps.keys()].sort((one, other) => one - other);
   }
