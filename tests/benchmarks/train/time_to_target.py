@@ -1,13 +1,14 @@
 """Wall time to a target by real ranks: a batch that grows by itself against a sweep of five fixed batches.
 
-    python tests/benchmarks/train/time_to_target.py [--rounds 5] [--seed 0] [--learning-rate 1e-3]
+    python tests/benchmarks/train/time_to_target.py [--task digits|rings] [--rounds 5] [--seed 0] [--learning-rate LR]
 
-The digits by a small network (`models/small.py`) on two emulated devices, which take 0.1 and 0.2 ms for a sample; what a step
-costs besides is what processes, sums and recording really take (`adaptive_batch.py` has device times of a formula instead, and
-one process). A fixed batch gets the learning rate of the smallest one by the rule that the growing batch follows. A training
-counts from its first step to the moment at which the mean of held-out accuracies, with half as much weight for the epoch before,
-reaches TARGET: between the ends of two epochs by the line through both. Validation counts, as it does for a user; that processes
-start does not. With the default learning rate that takes some seconds; a lower `--learning-rate` makes the way longer.
+The tasks of `adaptive_batch.py` (digits by AdamW, a table by SGD) on two emulated devices, which take 0.1 and 0.2 ms for a
+sample; what a step costs besides is what processes, sums and recording really take (`adaptive_batch.py` has device times of a
+formula instead, and one process). A fixed batch gets the learning rate of the smallest one times what is usual for its size: the
+square root by AdamW, all of it by SGD. A training counts from its first step to the moment at which the mean of held-out
+accuracies, with half as much weight for the epoch before, reaches the task's target: between the ends of two epochs by the line
+through both. Validation counts, as it does for a user; that processes start does not. A lower `--learning-rate` makes the way
+longer.
 
 Each round takes all ways in random order, with one seed; the growing batch twice, and by how much its two times differ is the
 noise. Printed: each way's seconds; of the growing batch, what it takes of the best fixed batch's time, which is the one with the
@@ -30,19 +31,20 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tasks" / "train"))
 
+from adaptive_batch import CASES, SWEEP, Case
+from lr_tasks import ADAMW
 from one_process import MODELS
 from pace import NEVER, middle
 from training_case import NO_SPARE, request
 
-from trainwright.tasks import progress
+from trainwright.tasks import data, progress
 from trainwright.tasks.errors import Interrupted
 from trainwright.tasks.train import train
-from trainwright.tasks.train.adaptive_batch import rate_factor, rule_for
+from trainwright.tasks.train.adaptive_batch import rate_factor
 
-SWEEP = (16, 32, 64, 128, 256)
+TASKS = dict(zip(("digits", "rings"), CASES, strict=True))
 SPEEDS = (10.0, 5.0)
-OPTIMIZER = {"name": "adamw", "weight_decay": 0.01}
-TARGET, WEIGHT, MOST_EPOCHS = 0.94, 0.5, 400
+WEIGHT, MOST_EPOCHS = 0.5, 1000
 VALIDATED = 0.4
 """of the rows: epochs are short then, and their accuracies steady"""
 GROWS = ("grows", "again")
@@ -52,7 +54,8 @@ BAR = 1.1
 class Watch:
     """Hears a training's epochs; `stop` is set when the target is reached."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: float) -> None:
+        self._target = target
         self.stop, self.seconds, self.batches = threading.Event(), math.inf, list[int]()
         self._began: float | None = None
         self._mean = self._weights = 0.0
@@ -70,25 +73,30 @@ class Watch:
         self._weights = WEIGHT * self._weights + 1
         then, before = self._before
         self._before = now, (reached := self._mean / self._weights)
-        if reached >= TARGET:
-            self.seconds = then + (now - then) * (TARGET - before) / (reached - before)
+        if reached >= self._target:
+            self.seconds = then + (now - then) * (self._target - before) / (reached - before)
             self.stop.set()
 
 
-def taken(fixed: int | None, seed: int, learning_rate: float) -> Watch:
+def taken(case: Case, fixed: int | None, seed: int, learning_rate: float) -> Watch:
     """A training until the target; `fixed`: None lets the batch grow from the smallest, whose learning rate is given."""
     batch, (fast, slow) = fixed or SWEEP[0], SPEEDS
     own = round(batch * fast / (fast + slow))
     grows: dict[str, Any] = {} if fixed else {"adaptive_batch": True, "batch_bounds": [SWEEP[0], SWEEP[-1]]}
-    watch = Watch()
+    task, watch = case.task, Watch(case.target / 100)
     with tempfile.TemporaryDirectory() as folder:
         asked = request(
             Path(folder), [own, batch - own], devices=[{"type": "emulated", "speed": speed} for speed in SPEEDS],
-            model={"kind": "mlp"}, validation_fraction=VALIDATED, epochs=MOST_EPOCHS, optimizer=OPTIMIZER, seed=seed,
+            model=task.model, validation_fraction=VALIDATED, epochs=MOST_EPOCHS, optimizer=task.optimizer, seed=seed,
             checkpoint={"every_steps": NEVER, "keep_last": 1, "keep_best": False}, **grows, **NO_SPARE,
         )  # fmt: skip
-        rate = learning_rate * rate_factor(rule_for("auto", OPTIMIZER["name"]), batch, SWEEP[0], None)
+        rate = learning_rate * rate_factor("sqrt" if task.optimizer == ADAMW else "linear", batch, SWEEP[0], None)
         asked = asked.model_copy(update={"learning_rate": rate, "source_folder": str(MODELS), "entry": "small.py"})
+        if task.data is not None:
+            task.data(path := Path(folder) / "data.npz")
+            rows = asked.job.data.model_copy(update={"uri": str(path), "target": "label", "task": task.task})
+            job = asked.job.model_copy(update={"data": rows})
+            asked = asked.model_copy(update={"job": job, "schema_": data.describe(rows)})
         with progress.heard_by(watch.hear), contextlib.suppress(Interrupted):  # it ends when the target is reached
             train(asked, stop=watch.stop)
     return watch
@@ -97,19 +105,21 @@ def taken(fixed: int | None, seed: int, learning_rate: float) -> Watch:
 def main() -> None:
     """Measure, and print a line for each way and the verdict."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--task", choices=list(TASKS), default="digits")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0, help="of the first round; the next one takes the next")
-    parser.add_argument("--learning-rate", type=float, default=1e-3, help="of the smallest batch")
+    parser.add_argument("--learning-rate", type=float, help="of the smallest batch (default: the task's)")
     asked = parser.parse_args()
+    case = TASKS[asked.task]
     ways: dict[str, int | None] = {**{f"fixed {size}": size for size in SWEEP}, **dict.fromkeys(GROWS)}
     found: dict[str, list[float]] = {way: [] for way in ways}
     for seed in range(asked.seed, asked.seed + asked.rounds):
         for way in random.sample(sorted(ways), len(ways)):
-            watch = taken(ways[way], seed, asked.learning_rate)
+            watch = taken(case, ways[way], seed, asked.learning_rate or case.learning_rate)
             found[way].append(watch.seconds)
             print(f"seed {seed}, {way}: {watch.seconds:.2f} s, batches {watch.batches}", flush=True)
     for way, seconds in found.items():
-        print(f"{way:10} {middle(seconds)} s to {TARGET:.0%}")
+        print(f"{way:10} {middle(seconds)} s to {case.target:g} %")
     best = min((way for way in ways if way not in GROWS), key=lambda way: statistics.median(found[way]))
     pairs = list(zip(*(found[way] for way in GROWS), strict=True))
     ratios = [statistics.mean(pair) / fixed for pair, fixed in zip(pairs, found[best], strict=True)]
