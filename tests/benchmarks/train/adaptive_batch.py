@@ -1,4 +1,4 @@
-"""Time to a target metric: a batch that grows by itself against a sweep of five fixed batches, on two tasks.
+"""Time to a target metric: a batch that grows by itself against a sweep of five fixed batches, on three tasks.
 
     python tests/benchmarks/train/adaptive_batch.py [--seeds 3] [--rules]
 
@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from lr_tasks import ADAMW, IMAGES, SGD, TABLE, LrTask, _rings, _save
+from lr_tasks import ADAMW, IMAGES, SGD, TABLE, LrTask, _rings, _save, _stripes
 from one_process import OneProcess
 
 from trainwright.estimator.curves import Affine
@@ -48,9 +48,11 @@ class Case:
 
 
 RINGS = {"kind": "mlp", "inputs": 12, "classes": 4}
+STRIPES = {"kind": "cnn", "width": 8, "classes": 6}
 CASES = (
     Case(LrTask("digits MLP, AdamW", None, {"kind": "mlp"}, ADAMW, 60, SWEEP[0], IMAGES), 1e-3, 94.0),
     Case(LrTask("rings MLP, SGD", _save(_rings, 9), RINGS, SGD, 200, SWEEP[0], TABLE), 0.1, 80.0),
+    Case(LrTask("stripes CNN, AdamW", _save(_stripes, 9), STRIPES, ADAMW, 60, SWEEP[0], IMAGES), 1e-3, 84.0),
 )  # fmt: skip
 
 

@@ -1,11 +1,11 @@
 """Wall time to a target by real ranks: a batch that grows by itself against a sweep of five fixed batches.
 
-    python tests/benchmarks/train/time_to_target.py [--task digits|rings] [--rounds 5] [--seed 0] [--learning-rate LR]
+    python tests/benchmarks/train/time_to_target.py [--task digits|rings|stripes] [--rounds 5] [--seed 0] [--learning-rate LR]
 
-The tasks of `adaptive_batch.py` (digits by AdamW, a table by SGD) on two emulated devices, which take 0.1 and 0.2 ms for a
-sample; what a step costs besides is what processes, sums and recording really take (`adaptive_batch.py` has device times of a
-formula instead, and one process). A fixed batch gets the learning rate of the smallest one times what is usual for its size: the
-square root by AdamW, all of it by SGD. A training counts from its first step to the moment at which the mean of held-out
+The tasks of `adaptive_batch.py` (digits and stripes by AdamW, a table by SGD) on two emulated devices, which take 0.1 and 0.2 ms
+for a sample; what a step costs besides is what processes, sums and recording really take (`adaptive_batch.py` has device times of
+a formula instead, and one process). A fixed batch gets the learning rate of the smallest one times what is usual for its size:
+the square root by AdamW, all of it by SGD. A training counts from its first step to the moment at which the mean of held-out
 accuracies, with half as much weight for the epoch before, reaches the task's target: between the ends of two epochs by the line
 through both. Validation counts, as it does for a user; that processes start does not. A lower `--learning-rate` makes the way
 longer.
@@ -42,7 +42,7 @@ from trainwright.tasks.errors import Interrupted
 from trainwright.tasks.train import train
 from trainwright.tasks.train.adaptive_batch import rate_factor
 
-TASKS = dict(zip(("digits", "rings"), CASES, strict=True))
+TASKS = dict(zip(("digits", "rings", "stripes"), CASES, strict=True))
 SPEEDS = (10.0, 5.0)
 WEIGHT, MOST_EPOCHS = 0.5, 1000
 VALIDATED = 0.4
