@@ -37,18 +37,19 @@ _OF_TENSOR = _chunks(176, 96, 24)
 _OF_NODE, _NODE_SHARE = _chunks(16, 24, 24, 32, 8, 312, 16, 32), 0.8
 _PASSING, _PASSING_COUNT = _chunks(16, 24, 32, 48, 64, 96, 128, 200), 3
 _OUTLASTING_SHARE, _OUTLASTED_BLOCKS = 0.4, 3.0
-_STAYING, _STAYING_SHARE = _chunks(24, 32, 64, 96, 104, 176, 410), 0.1
+_LASTING = _chunks(200, 400, 1000, 2000, 3000)
 
 _Event = tuple[int, int, float, int]
 """Its place among the codes of lifetimes; the storage's number; bytes; 1 where it is made, -1 where it ends, 0: both at once."""
 
 
 def high_water_bytes(
-    lifetimes: Lifetimes, batch_size: int, workspaces: Sequence[float], seeds: Sequence[int]
+    lifetimes: Lifetimes, batch_size: int, workspaces: Sequence[float], seeds: Sequence[int], lasting_bytes: float = 0.0
 ) -> list[float]:
     """The most that is resident at once in a first step and the next ones, above what the process held before; by seed.
 
-    `workspaces` are those of the trace's operations, in bytes; a seed draws what differs between processes.
+    `workspaces` are those of the trace's operations, in bytes; a seed draws what differs between processes. `lasting_bytes` are
+    those of small things that the first step makes, and that stay.
     """
     import numpy as np
 
@@ -70,11 +71,12 @@ def high_water_bytes(
         [(place, phase) for graph in graphs if (graph[0] < first) == started for phase, place in enumerate(graph)]
         for started in (True, False)
     )
+    lasting = lasting_bytes / (sum(_LASTING) / len(_LASTING)) / max(1, sum(event[3] >= 0 for event in events[:split]))
     found_bytes = []
     for seed in seeds:
-        process = _Played(random.Random(seed))
+        process = _Played(random.Random(seed), lasting)
         process.play(events[:split], in_start)
-        process.first = False
+        process.lasting = 0.0
         for step in steps:
             process.play(step, in_step)
         found_bytes.append(process.heap.high_bytes + besides)
@@ -111,18 +113,24 @@ def _moved(events: list[_Event], successors: dict[int, int], found: int, each: i
 class _Played:
     """A heap with the blocks of a step, and the small things around them."""
 
-    def __init__(self, draw: random.Random) -> None:
+    def __init__(self, draw: random.Random, lasting: float) -> None:
         self.heap = Heap()
+        self.lasting, self._due = lasting, 0.0
+        """so many things that stay are made with each block"""
         self._random, self._expovariate = draw.random, draw.expovariate
         self._blocks: dict[int, list[Chunk]] = {}  # each block, and its tensor
         self._graph: list[Chunk] = []
         self._passing: list[tuple[float, Chunk]] = []
         self._made = 0
-        self._forward, self.first = False, True
+        self._forward = False
 
     def make(self, number: int, size: float) -> None:
         """A block is made; number -1: a workspace, which ends at once."""
         random, take, free = self._random, self.heap.take, self.heap.free
+        self._due += self.lasting
+        while self._due >= 1:
+            take(_LASTING[int(random() * len(_LASTING))])
+            self._due -= 1
         if size > MOST_HEAP_BLOCK_BYTES:  # mapped, and given back
             self._blocks[number] = [self.heap.memalign(size)]
             return
@@ -134,8 +142,6 @@ class _Played:
         self._blocks[number] = [self.heap.memalign(size), *tensor]
         if self._forward:
             self._graph += [take(one) for one in _OF_NODE if random() < _NODE_SHARE]
-        if self.first and random() < _STAYING_SHARE:
-            take(_STAYING[int(random() * len(_STAYING))])
         for one in passing:
             if random() < _OUTLASTING_SHARE:
                 heapq.heappush(self._passing, (self._made + self._expovariate(1 / _OUTLASTED_BLOCKS), one))

@@ -13,6 +13,7 @@ from trainwright.estimator.memory import (
     code_bytes,
     excess_terms,
     kept_bytes,
+    lasting_bytes,
     most_held_bytes,
     rising,
     safe_bytes,
@@ -171,3 +172,10 @@ def test_a_structure_that_was_not_played_has_a_bound_by_its_operations_sizes() -
     expected = stored.peak_bytes(8)
     assert safe_bytes(stored, 8, expected) > expected
     assert most_held_bytes(stored.model_copy(update={"lifetimes": None})) is None
+
+
+@given(_structures(), st.sampled_from(["conv", "conv_backward", "matmul"]))
+def test_each_operation_that_is_prepared_leaves_something_for_good(structure: Structure, family: str) -> None:
+    one = structure.trace[0].model_copy(update={"family": family})
+    more = structure.model_copy(update={"trace": [*structure.trace, one]})
+    assert lasting_bytes(more) > lasting_bytes(structure) > 0

@@ -75,6 +75,14 @@ def test_what_autograd_keeps_for_the_backward_pass_keeps_holes_from_being_joined
     assert kept > 1.5 * plain
 
 
+@pytest.mark.parametrize("size", [65_536, 40 * _MIB], ids=["on the heap", "mapped"])
+def test_what_the_first_step_leaves_for_good_is_resident(size: int) -> None:
+    start = tuple([0] * 50)
+    lifetimes = Lifetimes(sizes=_fixed([size]), start=start, step=())
+    (without,), (beside,) = (high_water_bytes(lifetimes, 1, [], [0], lasting) for lasting in (0.0, 8.0 * _MIB))
+    assert 6 * _MIB < beside - without < 9 * _MIB  # a part finds holes that were there before
+
+
 @pytest.mark.parametrize("start", [(0,), (0, 0)], ids=["all ends", "one stays"])
 def test_what_only_the_first_step_found_ends_once(start: tuple[int, ...]) -> None:
     lifetimes = Lifetimes(sizes=_fixed([_MIB]), start=start, step=(-1,))  # as a cache that the second pass empties

@@ -108,7 +108,7 @@ def draw(which: str, seed: int, number: int, most: float) -> tuple[Case, Structu
 
 
 def fit(seen: Sequence[Seen], quantile: float = _QUANTILE) -> Any:
-    """Quantile regression of what more steps took on (code, held, largest block), none negative; errors relative."""
+    """Quantile regression of what more steps took on (code, held, largest block), none negative, all code; errors relative."""
     from scipy.optimize import linprog
 
     count = len(seen)
@@ -116,7 +116,8 @@ def fit(seen: Sequence[Seen], quantile: float = _QUANTILE) -> Any:
     terms /= np.array([[one.later_high_bytes] for one in seen])
     costs = [0.0, 0.0, 0.0, *[quantile] * count, *[1 - quantile] * count]
     equal = np.hstack([terms, np.eye(count), -np.eye(count)])
-    return linprog(costs, A_eq=equal, b_eq=np.ones(count), bounds=[(0, None)] * len(costs), method="highs").x[:3]
+    bounds = [(1, None), *[(0, None)] * (len(costs) - 1)]
+    return linprog(costs, A_eq=equal, b_eq=np.ones(count), bounds=bounds, method="highs").x[:3]
 
 
 def fit_code(seen: Sequence[Seen]) -> dict[str, float]:
