@@ -48,7 +48,7 @@ _KIND_CODE_MIB = {
     "aten.native_group_norm": 1.2, "aten.native_layer_norm": 1.5, "aten.nll_loss_backward": 0.3, "aten.sigmoid": 0.5,
     "aten.tanh": 0.6,
 }  # fmt: skip
-# In use on the heap after a first step and not before, beyond tensors (mallinfo2): least squares, none negative, of 90 of them.
+# In use on the heap after some steps and not before, beyond tensors (mallinfo2): least squares, none negative, of 90 of them.
 _LASTING_MIB, _CONVOLUTION_MIB, _PRODUCT_MIB = 0.51, 0.071, 0.054
 # Of a structure that was not played: the excess over live bytes, by the kinds and by what comes and goes in small blocks.
 _UNPLAYED_FIXED_BYTES, _UNPLAYED_BYTES_PER_KIND, _UNPLAYED_HEAP_SHARE = 5.0 * 2**20, 0.081 * 2**20, 1.41
@@ -88,10 +88,15 @@ def code_bytes(structure: Structure) -> float:
 
 
 def lasting_bytes(structure: Structure) -> float:
-    """Small things on the heap that a first step leaves for good: what oneDNN prepares for each operation, caches, modules."""
-    prepared = Counter(one.family for one in structure.trace)
-    convolutions = prepared["conv"] + prepared["conv_backward"]
-    return 2**20 * (_LASTING_MIB + _CONVOLUTION_MIB * convolutions + _PRODUCT_MIB * prepared["matmul"])
+    """Small things on the heap that a first step leaves for good: what is prepared for each operation, caches, modules."""
+    convolutions, products = prepared(structure)
+    return 2**20 * (_LASTING_MIB + _CONVOLUTION_MIB * convolutions + _PRODUCT_MIB * products)
+
+
+def prepared(structure: Structure) -> tuple[int, int]:
+    """The operations for which libraries keep what they prepared: convolutions, backward ones on their own, and products."""
+    of = Counter(one.family for one in structure.trace)
+    return of["conv"] + of["conv_backward"], of["matmul"]
 
 
 def block_bytes(structure: Structure, batch_size: int) -> float:

@@ -4,13 +4,15 @@ A line names a case: FAMILY SEED NUMBER BATCH_SIZE, and, where it shall map and 
 process of its own, forked from this one once torch is imported: it trains a tiny model, so that torch's own start is over, and
 the resident memory then read is the baseline. Then the model is built and steps; what the kernel says was the most resident since
 (VmHWM, reset by /proc/self/clear_refs) less the baseline is what the model's training takes: after three steps, and after six (20
-hold some 3 % more). Of a later step the page faults are counted.
+hold some 3 % more). Then: how much more malloc says is in use between steps, tensors and all. Of a later step the page faults are
+counted.
 
 `python resident.py FAMILY SEED NUMBER BATCH_SIZE [rank]` measures that one in this process, not forked.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import multiprocessing
@@ -45,6 +47,34 @@ def status(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
+class Mallinfo2(ctypes.Structure):
+    """malloc.h's `struct mallinfo2`."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in [
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        ]
+    ]
+
+
+def in_use() -> int:
+    """Bytes that malloc has given out, on the heap and mapped."""
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = Mallinfo2
+    said = mallinfo2()
+    return int(said.uordblks + said.hblkhd)
+
+
 def warm_up() -> None:
     """Train a tiny model once, so that torch's own start is over."""
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 2))
@@ -74,13 +104,15 @@ def measured(family: str, seed: int, number: int, batch_size: int, *, rank: bool
     torch.set_num_threads(1)
     warm_up()
     gc.collect()
-    baseline, files = status("VmRSS"), status("RssFile")
+    baseline, files, used = status("VmRSS"), status("RssFile"), in_use()
     Path("/proc/self/clear_refs").write_text("5")
     kept = train(case, batch_size, rank=rank)
     found = {"high_bytes": status("VmHWM") - baseline}
     for _ in range(MORE_STEPS - STEPS):
         kept()
     found |= {"later_high_bytes": status("VmHWM") - baseline, "file_bytes": status("RssFile") - files}
+    gc.collect()
+    found["in_use_bytes"] = in_use() - used
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     kept()
     return {**found, "faults": resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before}

@@ -24,10 +24,11 @@ from typing import Any
 
 import numpy as np
 from resident import MORE_STEPS, STEPS, case_of
+from scipy.optimize import linprog, nnls
 from zoo import Case
 
 from trainwright.estimator.accuracy import percent, table
-from trainwright.estimator.memory import block_bytes, code_bytes, safe_bytes
+from trainwright.estimator.memory import block_bytes, code_bytes, prepared, safe_bytes
 from trainwright.estimator.single_layers import SINGLES
 from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace import trace
@@ -55,6 +56,8 @@ class Seen:
     block_bytes: float
     blocks: int
     file_bytes: float
+    lasting_bytes: float
+    prepared: tuple[int, int]
     kinds: list[str]
 
     @property
@@ -108,9 +111,7 @@ def draw(which: str, seed: int, number: int, most: float) -> tuple[Case, Structu
 
 
 def fit(seen: Sequence[Seen], quantile: float = _QUANTILE) -> Any:
-    """Quantile regression of what more steps took on (code, held, largest block), none negative, all code; errors relative."""
-    from scipy.optimize import linprog
-
+    """Quantile regression of what more steps took on (code, held, largest block); errors relative, shares from 1, 0 and 0 on."""
     count = len(seen)
     terms = np.array([[one.code_bytes, one.held_bytes, one.block_bytes] for one in seen])
     terms /= np.array([[one.later_high_bytes] for one in seen])
@@ -122,12 +123,18 @@ def fit(seen: Sequence[Seen], quantile: float = _QUANTILE) -> Any:
 
 def fit_code(seen: Sequence[Seen]) -> dict[str, float]:
     """Least squares of resident pages of files, in MiB, on the kinds of operations, none negative; "" is for all."""
-    from scipy.optimize import nnls
-
     kinds = ["", *sorted({one for each in seen for one in each.kinds})]
     terms = np.array([[float(not kind or kind in one.kinds) for kind in kinds] for one in seen])
     found, _ = nnls(terms, np.array([one.file_bytes / 2**20 for one in seen]))
     return {kind: round(float(size), 1) for kind, size in zip(kinds, found, strict=True) if size >= 0.05}
+
+
+def fit_lasting(seen: Sequence[Seen]) -> list[float]:
+    """Least squares of what stays on the heap beside tensors, in MiB: for all, a convolution, a product; none negative."""
+    found, _ = nnls(
+        np.array([[1.0, *one.prepared] for one in seen]), np.array([one.lasting_bytes / 2**20 for one in seen])
+    )
+    return [round(float(size), 3) for size in found]
 
 
 def report(seen: Sequence[Seen]) -> str:
@@ -167,6 +174,7 @@ def compare(
         one = Seen(
             f"{case.label} at b{batch_size}", high, measured["later_high_bytes"], expected, safe, code_bytes(structure), held,
             block_bytes(structure, batch_size), blocks, measured["file_bytes"],
+            measured["in_use_bytes"] - structure.idle_bytes(batch_size), prepared(structure),
             sorted({one.kind for one in structure.trace}),
         )  # fmt: skip
         seen.append(one)
@@ -207,6 +215,7 @@ def main() -> None:
             f"\n{len(deep)} of them: {code:.2f} of the code, {held:.2f} of what is held, {block:.2f} of the largest block"
         )
         print("code in MiB, by kinds:", fit_code(deep))
+        print("what lasts in MiB, of all, a convolution, a product:", fit_lasting(seen))
 
 
 if __name__ == "__main__":
