@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trainwright.estimator.structure import Lifetimes
 
 _STEPS = 2  # after the first; later ones add little
-_LEAST_BYTES, MOST_BLOCKS = 256.0, 4000
+_LEAST_BYTES, MOST_BLOCKS = 256.0, 2000
 """Blocks that are played: not the smallest, and no more than so many of the start and a step, the largest. The others are counted
 as they are."""
 
