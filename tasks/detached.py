@@ -92,13 +92,16 @@ def stop(run: Run, owner: str) -> bool:
 
     It ends with a checkpoint where step and checkpoint take no longer than GRACE_S. On this machine it is gone when this returns,
     and keeps its right to launch until then: no other is started beside it, and whoever stops it too waits as long.
-    Elsewhere it learns within LOOK_EVERY_S that it lost its lease; its devices are freed when it has ended, or must have.
+    Elsewhere it learns within LOOK_EVERY_S that it lost its lease; its devices are freed when it has ended, or must have, whoever
+    of several told it to.
     """
     name = launcher(run)
-    if name is not None and host_of(name) != socket.gethostname():
+    if name is None:
+        _wait_for_another(run, owner)
+    elif host_of(name) != socket.gethostname():
         step.ledger().release(run.uri, [resource(run.uri)])
         _wait_for_devices(run, owner)
-    elif name is not None and (process := on_this_machine(name)) is not None:
+    elif (process := on_this_machine(name)) is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGTERM)
         until = time.monotonic() + GRACE_S + 2.0
@@ -125,10 +128,15 @@ def stop_unfollowed(run: Run, owner: str) -> bool:
         return False
     if launcher(run) is not None:
         return stop(run, owner)
-    status = run.status()
-    if (status.state, status.step) == ("running", "train") and not run.has(Result):
-        _wait_for_devices(run, owner)
+    _wait_for_another(run, owner)
     return False
+
+
+def _wait_for_another(run: Run, owner: str) -> None:
+    """Where nobody has the right to launch: it may have been taken, a moment ago, from a process elsewhere that still works."""
+    status = run.status()
+    if status.state == "running" and status.step in ("search_lr", "train") and not run.has(Result):
+        _wait_for_devices(run, owner)
 
 
 def _wait_for_devices(run: Run, owner: str) -> None:

@@ -151,6 +151,12 @@ def left_after(stops: list[Callable[[Run, str], bool]], run: Run) -> list[list[p
         return list(stoppers.map(left, stops))
 
 
+def stop_late(run: Run, owner: str) -> bool:
+    """Stop it when another has just taken its right to launch."""
+    until("another stops it", lambda: detached.launcher(run) is None)
+    return detached.stop(run, owner)
+
+
 def of_run(run: Run) -> dict[str, int]:
     return {lease.resource: lease.token for lease in step.ledger().held() if lease.run == run.uri}
 
@@ -191,7 +197,7 @@ def test_a_launcher_elsewhere_saves_a_checkpoint_and_ends_before_its_devices_are
     until("training", lambda: newest(run) >= EVERY, 500)
     with monkeypatch.context() as patch:
         patch.setattr(socket, "gethostname", lambda: "another-machine")  # nothing but the ledger leads from there
-        assert left_after([detached.stop, detached.stop_unfollowed], run) == [[], []]
+        assert left_after([detached.stop, detached.stop_unfollowed, stop_late], run) == [[], [], []]
     assert process.wait(60) == 130
     assert of_run(run) == {}
     status = run.status()
