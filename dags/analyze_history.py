@@ -15,24 +15,33 @@ def newest_runs(params: dict[str, Any] | None = None) -> list[str]:
     """The newest finished run of every job, or of the job named."""
     from trainwright.operators.base import airflow_errors, given
     from trainwright.operators.hooks import connected, connection_ids
-    from trainwright.tasks.run import newest_finished
+    from trainwright.tasks.runs.run import newest_finished
 
     with airflow_errors(), connected(connection_ids()):
         return [run.uri for run in newest_finished(given((params or {}).get("job")))]
 
 
-with DAG(
-    "analyze_history",
-    description="Compare each job's newest run with all earlier ones.",
-    schedule="0 5 * * 0",
-    catchup=False,  # nor is there a start date: the first run is the next one due, not one that was missed
-    max_active_runs=1,
-    is_paused_upon_creation=False,
-    default_args=RETRIES,
-    tags=["trainwright"],
-    doc_md=__doc__,
-    params={
-        "job": Param(None, type=["null", "string"], title="Job", description="a job's name; left empty: every job")
-    },
-) as analyze_history:
-    AnalyzeOperator.partial(task_id="analyze", map_index_template="{{ task.run }}").expand(run=newest_runs())
+with (
+    DAG(
+        "analyze_history",
+        description="Compare each job's newest run with all earlier ones.",
+        schedule="0 5 * * 0",
+        catchup=False,  # nor is there a start date: the first run is the next one due, not one that was missed
+        max_active_runs=1,
+        is_paused_upon_creation=False,
+        default_args=RETRIES,
+        tags=["trainwright"],
+        doc_md=__doc__,
+        params={
+            "job": Param(
+                None,
+                type=["null", "string"],
+                title="Job",
+                description="a job's name; left empty: every job",
+            )
+        },
+    ) as analyze_history
+):
+    AnalyzeOperator.partial(task_id="analyze", map_index_template="{{ task.run }}").expand(
+        run=newest_runs()
+    )

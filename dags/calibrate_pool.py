@@ -17,33 +17,45 @@ POOL_FILES = sorted(str(path) for path in (Path(__file__).parent / "pools").glob
 @task
 def device_types(pool: str) -> list[dict[str, Any]]:
     """Every device type of the pool, CPUs by their threads."""
-    from trainwright.tasks.pool import load_pool
+    from trainwright.tasks.spec.pool import load_pool
 
     return load_pool(pool).kinds()
 
 
-with DAG(
-    "calibrate_pool",
-    description="Measure every device type of a pool.",
-    schedule="0 4 * * 0",
-    catchup=False,  # nor is there a start date: the first run is the next one due, not one that was missed
-    max_active_runs=1,
-    is_paused_upon_creation=False,
-    tags=["trainwright"],
-    doc_md=__doc__,
-    params={
-        "pool": Param(POOL_FILES[0], type="string", minLength=1, title="Pool file", examples=POOL_FILES),
-        "budget_s": Param(90, type="number", minimum=1, title="Seconds", description="to measure each device type for"),
-        "most_drift": Param(
-            MOST_DRIFT,
-            type="number",
-            minimum=0,
-            title="Most drift",
-            description="of the machine's speed; beyond it, try again later",
-        ),
-        "store": Param(None, type=["null", "string"], title="Store", description="default: the settings'"),
-    },
-) as calibrate_pool:
+with (
+    DAG(
+        "calibrate_pool",
+        description="Measure every device type of a pool.",
+        schedule="0 4 * * 0",
+        catchup=False,  # nor is there a start date: the first run is the next one due, not one that was missed
+        max_active_runs=1,
+        is_paused_upon_creation=False,
+        tags=["trainwright"],
+        doc_md=__doc__,
+        params={
+            "pool": Param(
+                POOL_FILES[0], type="string", minLength=1, title="Pool file", examples=POOL_FILES
+            ),
+            "budget_s": Param(
+                90,
+                type="number",
+                minimum=1,
+                title="Seconds",
+                description="to measure each device type for",
+            ),
+            "most_drift": Param(
+                MOST_DRIFT,
+                type="number",
+                minimum=0,
+                title="Most drift",
+                description="of the machine's speed; beyond it, try again later",
+            ),
+            "store": Param(
+                None, type=["null", "string"], title="Store", description="default: the settings'"
+            ),
+        },
+    ) as calibrate_pool
+):
     CalibrateOperator.partial(
         task_id="calibrate",
         budget_s="{{ params.budget_s }}",

@@ -56,18 +56,36 @@ with DAG(
             description="job files on the workers, each with a name of its own and the same metric to compare by",
         ),
         "name": Param(
-            "candidates", type="string", pattern="^[a-z0-9-]+$", title="Name", description="whose alias it is"
+            "candidates",
+            type="string",
+            pattern="^[a-z0-9-]+$",
+            title="Name",
+            description="whose alias it is",
         ),
-        "alias": Param("best", type="string", pattern="^[a-z0-9-]+$", title="Alias", description="that names the best"),
+        "alias": Param(
+            "best",
+            type="string",
+            pattern="^[a-z0-9-]+$",
+            title="Alias",
+            description="that names the best",
+        ),
     },
 ) as candidates:
     runs = candidate.expand(job=candidate_jobs())
     winner = best(candidates.task_dict["candidate.store"].output)
     approve = ApprovePromotionOperator(
-        task_id="approve", run=winner, name="{{ params.name }}", alias="{{ params.alias }}",
-        response_timeout=APPROVAL_TIMEOUT, defaults="Reject",
-    )  # fmt: skip
+        task_id="approve",
+        run=winner,
+        name="{{ params.name }}",
+        alias="{{ params.alias }}",
+        response_timeout=APPROVAL_TIMEOUT,
+        defaults="Reject",
+    )
     PromoteOperator(
-        task_id="promote", run=winner, name="{{ params.name }}", alias="{{ params.alias }}", approved=approve.output,
+        task_id="promote",
+        run=winner,
+        name="{{ params.name }}",
+        alias="{{ params.alias }}",
+        approved=approve.output,
         outlets=[PROMOTED],
-    )  # fmt: skip
+    )

@@ -33,11 +33,17 @@ APPROVAL_TIMEOUT = timedelta(days=1)
 
 
 def chain(
-    job: Any, pool: str | None = None, new: str = "false", replay: str | None = None, run: str | None = None,
+    job: Any,
+    pool: str | None = None,
+    new: str = "false",
+    replay: str | None = None,
+    run: str | None = None,
     models: Asset | None = None,
-) -> StoreOperator:  # fmt: skip
+) -> StoreOperator:
     """Wire the steps of one run, within a DAG, to the sealed model and its report; the step that stores it."""
-    validate = ValidateOperator(task_id="validate", run=run, job=job, device_pool=pool, new=new, replay=replay)
+    validate = ValidateOperator(
+        task_id="validate", run=run, job=job, device_pool=pool, new=new, replay=replay
+    )
     reference = validate.output
     extract = ExtractOperator(task_id="extract", run=reference)
     estimate = EstimateOperator(task_id="estimate", run=reference)
@@ -57,5 +63,7 @@ def promotion(store: StoreOperator) -> None:
     approve = ApprovePromotionOperator(
         task_id="approve", run=store.output, response_timeout=APPROVAL_TIMEOUT, defaults="Reject"
     )
-    promote = PromoteOperator(task_id="promote", run=store.output, approved=approve.output, outlets=[PROMOTED])
+    promote = PromoteOperator(
+        task_id="promote", run=store.output, approved=approve.output, outlets=[PROMOTED]
+    )
     store >> approve >> promote

@@ -32,21 +32,27 @@ from trainwright.dags.chain import APPROVAL_TIMEOUT, RETRIES, chain, promotion
 from trainwright.operators.assets import data_asset, model_asset
 from trainwright.operators.hooks import configure
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.form import Form
-from trainwright.tasks.job import Job, load_job
 from trainwright.tasks.settings import settings
+from trainwright.tasks.spec.form import Form
+from trainwright.tasks.spec.job import Job, load_job
 
 configure()
-JOB_FILES = sorted(path for path in settings().jobs.glob("*") if path.suffix in (".yaml", ".yml", ".json"))
+JOB_FILES = sorted(
+    path for path in settings().jobs.glob("*") if path.suffix in (".yaml", ".yml", ".json")
+)
 JOBS: dict[str, Job | str] = {}
 NAMED: dict[str, Path] = {}
 for path in JOB_FILES:
     try:
         job = load_job(path)
         if (first := NAMED.setdefault(job.name, path)) != path:
-            raise BadInput(f"{path}: name: got '{job.name}'; {first} has that name already, give each job its own")
+            raise BadInput(
+                f"{path}: name: got '{job.name}'; {first} has that name already, give each job its own"
+            )
         JOBS[str(path)] = job
-    except BadInput as error:  # one bad file must not take the other DAGs away; its own DAG says what is wrong
+    except (
+        BadInput
+    ) as error:  # one bad file must not take the other DAGs away; its own DAG says what is wrong
         logging.getLogger(__name__).warning("%s", error)
         JOBS[str(path)] = str(error)
 FORM = Form(next((job for job in JOBS.values() if isinstance(job, Job)), None))
@@ -91,16 +97,28 @@ retrain.params = ParamsDict(
             description="path of a job file on the workers; left empty: the job is what the fields below say",
             examples=[str(path) for path in JOB_FILES],
         ),
-        "pool": Param(None, type=["null", "string"], title="Pool file", description="overrides the job's pool"),
-        "new": Param(False, type="boolean", title="Start afresh", description="do not continue an unfinished run"),
+        "pool": Param(
+            None, type=["null", "string"], title="Pool file", description="overrides the job's pool"
+        ),
+        "new": Param(
+            False,
+            type="boolean",
+            title="Start afresh",
+            description="do not continue an unfinished run",
+        ),
         "replay": Param(
             None,
             type=["null", "string"],
             title="Replay",
             description="URI of a run whose plan and learning rate to use",
         ),
-        "run": Param(None, type=["null", "string"], title="Run", description="URI of a run to continue"),
-        **{one.name: Param(one.default, description=one.description, schema=one.schema) for one in FORM.fields},
+        "run": Param(
+            None, type=["null", "string"], title="Run", description="URI of a run to continue"
+        ),
+        **{
+            one.name: Param(one.default, description=one.description, schema=one.schema)
+            for one in FORM.fields
+        },
     }
 )
 
@@ -114,7 +132,9 @@ def schedule_of(job: Job) -> Any:
     data = [data_asset(job.data.uri)]
     if job.schedule.cron is None:
         return data
-    return AssetOrTimeSchedule(timetable=CronTriggerTimetable(job.schedule.cron, timezone="UTC"), assets=data)
+    return AssetOrTimeSchedule(
+        timetable=CronTriggerTimetable(job.schedule.cron, timezone="UTC"), assets=data
+    )
 
 
 def deadline_of(job: Job) -> DeadlineAlert | None:
@@ -124,7 +144,11 @@ def deadline_of(job: Job) -> DeadlineAlert | None:
     within = timedelta(seconds=job.objective.deadline + job.queue_timeout)
     if job.needs_approval:
         within += APPROVAL_TIMEOUT
-    told = {"job": job.name, "deadline_s": job.objective.deadline, "within_s": within.total_seconds()}
+    told = {
+        "job": job.name,
+        "deadline_s": job.objective.deadline,
+        "within_s": within.total_seconds(),
+    }
     return DeadlineAlert(
         reference=DeadlineReference.DAGRUN_QUEUED_AT,
         interval=within,
@@ -138,18 +162,20 @@ for path in JOB_FILES:
     name = job.name if isinstance(job, Job) else re.sub(r"[^a-z0-9-]+", "-", path.stem.lower())
     if problem is not None and (name in NAMED or f"retrain_{name}" in globals()):
         name += f"-{path.suffix[1:]}"
-    with DAG(
-        f"retrain_{name}",
-        description=f"Retrain {name}." if problem is None else escape(problem, quote=False),
-        schedule=schedule_of(job) if isinstance(job, Job) else None,
-        deadline=deadline_of(job) if isinstance(job, Job) else None,
-        catchup=False,  # nor is there a start date: the first run is the next one due, not one that was missed
-        max_active_runs=1,
-        is_paused_upon_creation=False,
-        default_args=RETRIES,
-        tags=["trainwright", "job file is wrong"] if problem else ["trainwright"],
-        doc_md=escape(f"{path}: {problem or 'the whole chain for this job'}", quote=False),
-    ) as scheduled:
+    with (
+        DAG(
+            f"retrain_{name}",
+            description=f"Retrain {name}." if problem is None else escape(problem, quote=False),
+            schedule=schedule_of(job) if isinstance(job, Job) else None,
+            deadline=deadline_of(job) if isinstance(job, Job) else None,
+            catchup=False,  # nor is there a start date: the first run is the next one due, not one that was missed
+            max_active_runs=1,
+            is_paused_upon_creation=False,
+            default_args=RETRIES,
+            tags=["trainwright", "job file is wrong"] if problem else ["trainwright"],
+            doc_md=escape(f"{path}: {problem or 'the whole chain for this job'}", quote=False),
+        ) as scheduled
+    ):
         promotion(
             chain(
                 job=str(path),

@@ -21,7 +21,9 @@ HOST_MEMORY_TYPES = ("cpu", EMULATED)
 IDLE_SHARE = 0.15
 """Of board power, drawn by a device that holds a process and waits: an assumption, as makers state none. On H100, A100 and L40S a
 context was seen to add 26 to 66 W to what the bare board draws (arXiv:2605.23918)."""
-_IDLE_SOURCE = f"assumed: {IDLE_SHARE:.0%} of board power; size as in https://arxiv.org/abs/2605.23918"
+_IDLE_SOURCE = (
+    f"assumed: {IDLE_SHARE:.0%} of board power; size as in https://arxiv.org/abs/2605.23918"
+)
 
 
 @dataclass(frozen=True)
@@ -59,15 +61,23 @@ def _gpu(
     source: str,
     **other: str,
 ) -> DeviceType:
-    flops = {key: peak * 1e12 for key, peak in zip(("fp64", "fp32", "bf16", "tf32"), peaks, strict=True) if peak}
+    flops = {
+        key: peak * 1e12
+        for key, peak in zip(("fp64", "fp32", "bf16", "tf32"), peaks, strict=True)
+        if peak
+    }
     sources = {f"peak_flops.{key}": text for key, text in other.items()} | {"idle_w": _IDLE_SOURCE}
-    return DeviceType(name, flops, bandwidth * 1e9, memory * 2**30, IDLE_SHARE * load, load, source, sources)
+    return DeviceType(
+        name, flops, bandwidth * 1e9, memory * 2**30, IDLE_SHARE * load, load, source, sources
+    )
 
 
 _DOCS = "https://www.nvidia.com/content/dam/en-zz/Solutions"
 _V100 = "https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf (SXM2)"
 _A100 = f"{_DOCS}/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf (SXM)"
-_GA102 = "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"
+_GA102 = (
+    "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"
+)
 _ADA = "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"
 _NO_HALF = "its fp32, as the device has no faster half precision"
 _FP16 = "its fp16, as the device has no bf16 units"
@@ -80,39 +90,130 @@ _ASSUMED = "assumed, for each core"
 
 # (fp64, fp32, bf16, tf32) in TFLOP/s, GB/s, GiB, W
 _TYPES = (
-    _gpu("nvidia-m40-12gb", (0.21, 6.8, 6.8, None), 288, 12, 250,
-         "https://images.nvidia.com/content/tesla/pdf/78071_Tesla_M40_24GB_Print_Datasheet_LR.PDF (12 GB: its 2015 issue)",
-         fp64=_FP64_32ND, bf16=_NO_HALF),
-    _gpu("nvidia-p100-16gb", (5.3, 10.6, 21.2, None), 732, 16, 300,
-         "https://images.nvidia.com/content/tesla/pdf/nvidia-tesla-p100-datasheet.pdf (SXM2)", bf16=_FP16),
+    _gpu(
+        "nvidia-m40-12gb",
+        (0.21, 6.8, 6.8, None),
+        288,
+        12,
+        250,
+        "https://images.nvidia.com/content/tesla/pdf/78071_Tesla_M40_24GB_Print_Datasheet_LR.PDF (12 GB: its 2015 issue)",
+        fp64=_FP64_32ND,
+        bf16=_NO_HALF,
+    ),
+    _gpu(
+        "nvidia-p100-16gb",
+        (5.3, 10.6, 21.2, None),
+        732,
+        16,
+        300,
+        "https://images.nvidia.com/content/tesla/pdf/nvidia-tesla-p100-datasheet.pdf (SXM2)",
+        bf16=_FP16,
+    ),
     _gpu("nvidia-v100-16gb", (7.8, 15.7, 125, None), 900, 16, 300, _V100, bf16=_FP16),
     _gpu("nvidia-v100-32gb", (7.8, 15.7, 125, None), 900, 32, 300, _V100, bf16=_FP16),
-    _gpu("nvidia-t4", (0.25, 8.1, 65, None), 320, 16, 70,
-         f"{_DOCS}/Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf", fp64=_FP64_32ND, bf16=_FP16),
-    _gpu("nvidia-a10", (0.49, 31.2, 125, 62.5), 600, 24, 150,
-         f"{_DOCS}/Data-Center/a10/pdf/a10-datasheet.pdf", fp64=_FP64_64TH),
+    _gpu(
+        "nvidia-t4",
+        (0.25, 8.1, 65, None),
+        320,
+        16,
+        70,
+        f"{_DOCS}/Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf",
+        fp64=_FP64_32ND,
+        bf16=_FP16,
+    ),
+    _gpu(
+        "nvidia-a10",
+        (0.49, 31.2, 125, 62.5),
+        600,
+        24,
+        150,
+        f"{_DOCS}/Data-Center/a10/pdf/a10-datasheet.pdf",
+        fp64=_FP64_64TH,
+    ),
     _gpu("nvidia-a100-40gb", (9.7, 19.5, 312, 156), 1555, 40, 400, _A100),
     _gpu("nvidia-a100-80gb", (9.7, 19.5, 312, 156), 2039, 80, 400, _A100),
-    _gpu("nvidia-l4", (0.47, 30.3, 121, 60), 300, 24, 72,
-         "https://resources.nvidia.com/en-us-data-center-overview/l4-gpu-datasheet",
-         fp64=_FP64_64TH, bf16=_SPARSE, tf32=_SPARSE),
-    _gpu("nvidia-l40s", (1.4, 91.6, 362, 183), 864, 48, 350,
-         "https://resources.nvidia.com/en-us-l40s/l40s-datasheet-28413", fp64=_FP64_64TH),
-    _gpu("nvidia-rtx3090", (0.56, 35.6, 71, 35.6), 936, 24, 350, f"{_GA102}, table 9", fp64=_FP64_64TH),
-    _gpu("nvidia-rtx4090", (1.3, 82.6, 165, 82.6), 1008, 24, 450, f"{_ADA}, appendix A", fp64=_FP64_64TH),
-    _gpu("nvidia-h100-80gb", (34, 67, 989, 495), 3350, 80, 700,
-         "https://resources.nvidia.com/en-us-gpu-resources/h100-datasheet-24306 (SXM)", bf16=_SPARSE, tf32=_SPARSE),
-    _gpu("nvidia-h200", (34, 67, 989, 495), 4800, 141, 700,
-         "https://resources.nvidia.com/en-us-data-center-overview-mc/en-us-data-center-overview/hpc-datasheet-sc23-h200 (SXM)",
-         bf16=_SPARSE, tf32=_SPARSE),
-    _gpu("nvidia-b200", (37, 75, 2250, 1100), 8000, 180, 1000,
-         "https://www.nvidia.com/en-us/data-center/hgx/ (HGX B200, an eighth)", bf16=_SPARSE, tf32=_SPARSE),
-    _gpu("amd-mi300x", (81.7, 163.4, 1307, None), 5300, 192, 750,
-         "https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/amd-instinct-mi300x-data-sheet.pdf"),
+    _gpu(
+        "nvidia-l4",
+        (0.47, 30.3, 121, 60),
+        300,
+        24,
+        72,
+        "https://resources.nvidia.com/en-us-data-center-overview/l4-gpu-datasheet",
+        fp64=_FP64_64TH,
+        bf16=_SPARSE,
+        tf32=_SPARSE,
+    ),
+    _gpu(
+        "nvidia-l40s",
+        (1.4, 91.6, 362, 183),
+        864,
+        48,
+        350,
+        "https://resources.nvidia.com/en-us-l40s/l40s-datasheet-28413",
+        fp64=_FP64_64TH,
+    ),
+    _gpu(
+        "nvidia-rtx3090",
+        (0.56, 35.6, 71, 35.6),
+        936,
+        24,
+        350,
+        f"{_GA102}, table 9",
+        fp64=_FP64_64TH,
+    ),
+    _gpu(
+        "nvidia-rtx4090",
+        (1.3, 82.6, 165, 82.6),
+        1008,
+        24,
+        450,
+        f"{_ADA}, appendix A",
+        fp64=_FP64_64TH,
+    ),
+    _gpu(
+        "nvidia-h100-80gb",
+        (34, 67, 989, 495),
+        3350,
+        80,
+        700,
+        "https://resources.nvidia.com/en-us-gpu-resources/h100-datasheet-24306 (SXM)",
+        bf16=_SPARSE,
+        tf32=_SPARSE,
+    ),
+    _gpu(
+        "nvidia-h200",
+        (34, 67, 989, 495),
+        4800,
+        141,
+        700,
+        "https://resources.nvidia.com/en-us-data-center-overview-mc/en-us-data-center-overview/hpc-datasheet-sc23-h200 (SXM)",
+        bf16=_SPARSE,
+        tf32=_SPARSE,
+    ),
+    _gpu(
+        "nvidia-b200",
+        (37, 75, 2250, 1100),
+        8000,
+        180,
+        1000,
+        "https://www.nvidia.com/en-us/data-center/hgx/ (HGX B200, an eighth)",
+        bf16=_SPARSE,
+        tf32=_SPARSE,
+    ),
+    _gpu(
+        "amd-mi300x",
+        (81.7, 163.4, 1307, None),
+        5300,
+        192,
+        750,
+        "https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/amd-instinct-mi300x-data-sheet.pdf",
+    ),
     # A core of a recent server CPU: 8 fp32 lanes x 2 FMA x 2 FLOP x 3 GHz, its part of the socket's bandwidth and power.
     DeviceType("cpu", {"fp64": 48e9, "fp32": 96e9, "bf16": 96e9}, 10e9, None, 2.0, 8.0, _ASSUMED),
-    DeviceType(EMULATED, {"fp64": 48e9, "fp32": 96e9, "bf16": 96e9}, 10e9, None, 2.0, 8.0, _ASSUMED),
-)  # fmt: skip
+    DeviceType(
+        EMULATED, {"fp64": 48e9, "fp32": 96e9, "bf16": 96e9}, 10e9, None, 2.0, 8.0, _ASSUMED
+    ),
+)
 
 _OFF = 0.15  # of a device's memory
 
@@ -146,7 +247,12 @@ def recognise(name: str, memory_bytes: float) -> str | None:
         return None
     for one in _TYPES:
         model = one.name.split("-")[1:2]
-        if one.memory_bytes and model and model[0] in words and abs(memory_bytes / one.memory_bytes - 1) < _OFF:
+        if (
+            one.memory_bytes
+            and model
+            and model[0] in words
+            and abs(memory_bytes / one.memory_bytes - 1) < _OFF
+        ):
             return one.name
     return None
 
@@ -160,5 +266,9 @@ def other_board(name: str, device_type: str) -> bool:
 
 def number_of(device_type: str, index: int, gpus: Sequence[tuple[str, float]]) -> int | None:
     """Where the index-th GPU of a type stands among all of a machine's, by (name, memory in bytes); None if there are fewer."""
-    alike = [number for number, (name, memory) in enumerate(gpus) if recognise(name, memory) == device_type]
+    alike = [
+        number
+        for number, (name, memory) in enumerate(gpus)
+        if recognise(name, memory) == device_type
+    ]
     return alike[index] if index < len(alike) else None

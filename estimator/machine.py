@@ -26,4 +26,6 @@ def processor() -> str:
 
 def machine_key() -> str:
     """What machines must share for figures measured on one to hold on the other: the processor and torch's version."""
-    return hashlib.sha256(f"{processor()} torch {importlib.metadata.version('torch')}".encode()).hexdigest()[:12]
+    return hashlib.sha256(
+        f"{processor()} torch {importlib.metadata.version('torch')}".encode()
+    ).hexdigest()[:12]

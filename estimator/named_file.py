@@ -33,7 +33,9 @@ def read_named(path: str | Path, field: str = "", most_bytes: int = MOST_BYTES) 
     except IsADirectoryError:
         raise BadInput(f"{named}: is a folder; allowed: a regular file") from None
     except (OSError, ValueError) as error:  # a NUL in the name is a ValueError
-        raise BadInput(f"{named}: can't be read ({getattr(error, 'strerror', None) or error})") from None
+        raise BadInput(
+            f"{named}: can't be read ({getattr(error, 'strerror', None) or error})"
+        ) from None
     if max(state.st_size, len(content)) > most_bytes:
         raise BadInput(f"{named}: larger than {most_bytes} bytes, the most allowed")
     return content
@@ -75,5 +77,10 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def _kind(mode: int) -> str:
-    kinds = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
+    kinds = {
+        stat.S_IFIFO: "a pipe",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+        stat.S_IFSOCK: "a socket",
+    }
     return kinds.get(stat.S_IFMT(mode), "no file of bytes")

@@ -14,7 +14,12 @@ from typing import Any
 import torch  # noqa: TID253 - whoever makes a step is a process of its own
 from torch.utils._pytree import tree_map  # noqa: TID253
 
-PARAMETER_DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "amp": torch.float32}
+PARAMETER_DTYPES = {
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+    "bf16": torch.bfloat16,
+    "amp": torch.float32,
+}
 _HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -25,10 +30,14 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def for_loss(outputs: Any) -> Any:
     """A model's outputs, in any nesting, with half precision made fp32."""
-    return tree_map(lambda one: one.to(wide(one.dtype)) if isinstance(one, torch.Tensor) else one, outputs)
+    return tree_map(
+        lambda one: one.to(wide(one.dtype)) if isinstance(one, torch.Tensor) else one, outputs
+    )
 
 
-def autocast(precision: str, device: str = "cpu", *, half: torch.dtype = torch.bfloat16) -> torch.autocast:
+def autocast(
+    precision: str, device: str = "cpu", *, half: torch.dtype = torch.bfloat16
+) -> torch.autocast:
     """Around a forward pass and its loss: does nothing but with `amp`. `device` is "cpu" or "cuda"."""
     return torch.autocast(device, dtype=half, enabled=precision == "amp")
 
@@ -39,7 +48,11 @@ def cast(model: torch.nn.Module, precision: str) -> torch.nn.Module:
     In bf16, a running mean that takes a tenth of each batch's would stand still as soon as both differ by less than 4 %.
     """
     dtype = PARAMETER_DTYPES[precision]
-    model._apply(lambda one: one.to(dtype.to_complex() if one.is_complex() else dtype) if _is_inexact(one) else one)
+    model._apply(
+        lambda one: (
+            one.to(dtype.to_complex() if one.is_complex() else dtype) if _is_inexact(one) else one
+        )
+    )
     if precision == "bf16":
         for module in model.modules():
             if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):

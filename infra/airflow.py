@@ -17,7 +17,15 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from trainwright.infra.service import Service, alone, free_ports, private_folder, stop, wait_until, write_private
+from trainwright.infra.background import (
+    Service,
+    alone,
+    free_ports,
+    private_folder,
+    stop,
+    wait_until,
+    write_private,
+)
 
 USER = "admin"
 _FIRST_PORT = 8080
@@ -81,7 +89,9 @@ def airflow_environment(home: Path, dags_folder: Path) -> dict[str, str]:
         "api_auth": {"jwt_secret": _secrets_file(home, "jwt-secret").read_text()},
         "logging": {"base_log_folder": str(folder / "logs")},
         "scheduler": {"enable_health_check": "False"},
-        "workers": {"execution_api_timeout": "60"},  # while devices of this machine train, an answer may take its time
+        "workers": {
+            "execution_api_timeout": "60"
+        },  # while devices of this machine train, an answer may take its time
     }
     environment = {
         f"AIRFLOW__{section.upper()}__{name.upper()}": value
@@ -112,9 +122,14 @@ def ensure_airflow_db(home: Path, dags_folder: Path) -> None:
         with log_path.open("wb") as log:
             command = [sys.executable, "-m", "airflow", "db", "migrate"]
             ended = subprocess.run(
-                command, env=os.environ | environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=subprocess.STDOUT, check=False,
-            )  # fmt: skip
+                command,
+                env=os.environ | environment,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
         if ended.returncode != 0:
             raise OSError(f"airflow db migrate ended with {ended.returncode} (log: {log_path})")
         write_private(done, version)
@@ -181,6 +196,9 @@ def _set_up(home: Path) -> None:
     write_private(password_file(home), json.dumps({USER: secrets.token_urlsafe(15)}) + "\n")
     write_private(_secrets_file(home, "jwt-secret"), secrets.token_urlsafe(64))
     write_private(_secrets_file(home, "api-key"), secrets.token_urlsafe(32))
-    write_private(_secrets_file(home, "fernet-key"), base64.urlsafe_b64encode(secrets.token_bytes(32)).decode())
+    write_private(
+        _secrets_file(home, "fernet-key"),
+        base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
+    )
     with free_ports(1, _FIRST_PORT) as port:
         write_private(_secrets_file(home, "port"), str(port))

@@ -27,11 +27,15 @@ exec g++ "${args[@]}"
 
 def wheel_cache() -> Path:
     """The folder of built wheels for this Python, torch and machine. Raises OSError where there is no torch."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainwright" / "wheels"
+    root = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainwright" / "wheels"
+    )
     try:
         torch = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        raise OSError("Horovod is built for the torch that is installed, and there is none: install torch") from None
+        raise OSError(
+            "Horovod is built for the torch that is installed, and there is none: install torch"
+        ) from None
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     return root / f"horovod-{VERSION}-torch-{torch}-{python}-{platform.machine()}"
 
@@ -62,7 +66,9 @@ def build(into: Path) -> Path:
     """
     missing = [tool for tool in ("g++", "cmake", "make") if shutil.which(tool) is None]
     if missing:
-        raise OSError(f"Horovod's build needs {', '.join(missing)}: install them with the system's package manager")
+        raise OSError(
+            f"Horovod's build needs {', '.join(missing)}: install them with the system's package manager"
+        )
     into.mkdir(parents=True, exist_ok=True)
     log_path = into / "build.log"
     with tempfile.TemporaryDirectory(prefix="trainwright-horovod-") as folder:
@@ -75,16 +81,29 @@ def build(into: Path) -> Path:
             "HOROVOD_WITH_GLOO": "1",
             "HOROVOD_WITHOUT_MPI": "1",
         }
-        command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-cache-dir", "-v"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--no-build-isolation",
+            "--no-deps",
+            "--no-cache-dir",
+            "-v",
+        ]
         command += [f"horovod=={VERSION}", "-w", folder]
         started = time.monotonic()
         with log_path.open("wb") as log:
-            process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=subprocess.STDOUT
+            )
             while process.poll() is None:
                 try:
                     process.wait(timeout=10)
                 except subprocess.TimeoutExpired:
-                    _say(f"building Horovod {VERSION} (5 to 10 minutes, once): {time.monotonic() - started:4.0f} s")
+                    _say(
+                        f"building Horovod {VERSION} (5 to 10 minutes, once): {time.monotonic() - started:4.0f} s"
+                    )
         if process.returncode != 0:
             raise OSError(
                 f"Horovod did not build (pip exit {process.returncode}); the compiler's words are in {log_path}"
@@ -114,7 +133,16 @@ def main(arguments: list[str]) -> int:
     if "--wheel" in arguments:
         return 0
     _say(f"installing {path.name} from {path.parent}")
-    install = [sys.executable, "-m", "pip", "install", "-q", "--force-reinstall", "--no-deps", str(path)]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--force-reinstall",
+        "--no-deps",
+        str(path),
+    ]
     return subprocess.run(install, check=False).returncode
 
 

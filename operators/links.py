@@ -60,9 +60,9 @@ class TensorBoardLink(RunFolderLink):
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         """The address, once the task knows its run; else none."""
-        return str(conf.get("trainwright", "tensorboard_url", fallback="")) or RunFolderLink.get_link(
-            self, operator, ti_key=ti_key
-        )
+        return str(
+            conf.get("trainwright", "tensorboard_url", fallback="")
+        ) or RunFolderLink.get_link(self, operator, ti_key=ti_key)
 
 
 LINKS = (RunFolderLink(), PlanLink(), ReportLink(), TensorBoardLink())

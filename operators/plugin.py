@@ -21,7 +21,10 @@ class MountedService:
         self._app: Any = None
 
     async def __call__(
-        self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
+        self,
+        scope: Message,
+        receive: Callable[[], Awaitable[Message]],
+        send: Callable[[Message], Awaitable[None]],
     ) -> None:
         """Pass a request on."""
         if self._app is None:
@@ -36,10 +39,14 @@ _PAGE = "trainwright/page/"  # relative: Airflow may stand below a path
 
 def _view(destination: str, screen: str) -> dict[str, Any]:
     return {
-        "name": "trainwright", "destination": destination, "url_route": f"trainwright-{destination.replace('_', '-')}",
-        "href": f"{_PAGE}?screen={screen}", "nav_top_level": destination == "nav",
-        "icon": f"/{_PAGE}icon.svg", "icon_dark_mode": f"/{_PAGE}icon-dark.svg",
-    }  # fmt: skip
+        "name": "trainwright",
+        "destination": destination,
+        "url_route": f"trainwright-{destination.replace('_', '-')}",
+        "href": f"{_PAGE}?screen={screen}",
+        "nav_top_level": destination == "nav",
+        "icon": f"/{_PAGE}icon.svg",
+        "icon_dark_mode": f"/{_PAGE}icon-dark.svg",
+    }
 
 
 class TrainwrightPlugin(AirflowPlugin):

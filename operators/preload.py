@@ -13,12 +13,22 @@ from airflow.sdk.configuration import conf
 
 MODULES = (
     "minio",
-    "trainwright.operators.allocate", "trainwright.operators.analyze", "trainwright.operators.deadline",
-    "trainwright.operators.estimate", "trainwright.operators.extract", "trainwright.operators.promote",
-    "trainwright.operators.search_lr", "trainwright.operators.store", "trainwright.operators.train",
-    "trainwright.operators.triggers", "trainwright.operators.validate", "trainwright.tasks.detached",
-    "trainwright.tasks.form", "trainwright.tasks.promote", "trainwright.tasks.s3_store",
-)  # fmt: skip
+    "trainwright.operators.allocate",
+    "trainwright.operators.analyze",
+    "trainwright.operators.deadline",
+    "trainwright.operators.estimate",
+    "trainwright.operators.extract",
+    "trainwright.operators.promote",
+    "trainwright.operators.search_lr",
+    "trainwright.operators.store",
+    "trainwright.operators.train",
+    "trainwright.operators.triggers",
+    "trainwright.operators.validate",
+    "trainwright.tasks.train.launcher.background",
+    "trainwright.tasks.spec.form",
+    "trainwright.tasks.promote",
+    "trainwright.tasks.storage.s3",
+)
 
 
 def preload() -> None:
@@ -26,4 +36,4 @@ def preload() -> None:
     if sys.argv[1:2] == ["scheduler"] and "LocalExecutor" in conf.get("core", "executor"):
         for name in MODULES:
             importlib.import_module(name)
-        sys.modules["trainwright.tasks.form"].job_schema()
+        sys.modules["trainwright.tasks.spec.form"].job_schema()

@@ -61,8 +61,14 @@ class PromoteOperator(StepOperator):
         name = given(self.name)
         reference = promote(run, name, given(self.alias), approved=_says_yes(self.approved))
         if reference["promoted"] and reference["current"] != run.uri:
-            extra = {"run": run.uri, "metrics": model_metrics(run), "previous": reference["current"]}
-            announce(context, self.outlets, alias_asset(name or run.job_name, reference["alias"]), extra)
+            extra = {
+                "run": run.uri,
+                "metrics": model_metrics(run),
+                "previous": reference["current"],
+            }
+            announce(
+                context, self.outlets, alias_asset(name or run.job_name, reference["alias"]), extra
+            )
         return reference
 
 
@@ -94,8 +100,13 @@ class ApprovePromotionOperator(ApprovalOperator):
     """
 
     template_fields: Sequence[str] = (
-        *ApprovalOperator.template_fields, "run", "alias", "name", "store_conn_id", "ledger_conn_id",
-    )  # fmt: skip
+        *ApprovalOperator.template_fields,
+        "run",
+        "alias",
+        "name",
+        "store_conn_id",
+        "ledger_conn_id",
+    )
 
     def __init__(
         self,
@@ -116,16 +127,26 @@ class ApprovePromotionOperator(ApprovalOperator):
         from airflow.sdk.exceptions import AirflowSkipException
 
         from trainwright.tasks.promote import decide
-        from trainwright.tasks.run import Run
+        from trainwright.tasks.runs.run import Run
 
-        with airflow_errors(), connected(connection_ids(given(self.store_conn_id), given(self.ledger_conn_id))):
+        with (
+            airflow_errors(),
+            connected(connection_ids(given(self.store_conn_id), given(self.ledger_conn_id))),
+        ):
             run = Run(str(self.run.get("run") if isinstance(self.run, dict) else self.run))
-            needed, decision = run.job().needs_approval, decide(run, given(self.name), given(self.alias))[0]
+            needed, decision = (
+                run.job().needs_approval,
+                decide(run, given(self.name), given(self.alias))[0],
+            )
             alone = settings().holder is not None
         if not needed or not decision.promoted or decision.current == run.uri:
             return {"asked": False, "reason": decision.reason}
         if alone:
-            raise AirflowSkipException(f"{decision.alias}: needs a person's approval, which is given in Airflow's UI")
+            raise AirflowSkipException(
+                f"{decision.alias}: needs a person's approval, which is given in Airflow's UI"
+            )
         self.subject = f"Promote {run.job_name} {run.id} to {decision.alias}?"
-        self.body = f"{decision.reason}.\n\n- run: `{run.uri}`\n- now: `{decision.current or 'none'}`"
+        self.body = (
+            f"{decision.reason}.\n\n- run: `{run.uri}`\n- now: `{decision.current or 'none'}`"
+        )
         return super().execute(context)

@@ -11,24 +11,40 @@ def _field(label: str, description: str, **schema: Any) -> dict[str, Any]:
     return {"label": label, "description": description, "schema": {**_TEXT, **schema}}
 
 
-def _connection(kind: str, hook: str, name: str, fields: dict[str, Any], **form: Any) -> dict[str, Any]:
+def _connection(
+    kind: str, hook: str, name: str, fields: dict[str, Any], **form: Any
+) -> dict[str, Any]:
     return {
-        "connection-type": kind, "hook-class-name": f"trainwright.operators.hooks.{hook}", "hook-name": name,
-        "conn-fields": fields, "ui-field-behaviour": {key.replace("_", "-"): value for key, value in form.items()},
-    }  # fmt: skip
+        "connection-type": kind,
+        "hook-class-name": f"trainwright.operators.hooks.{hook}",
+        "hook-name": name,
+        "conn-fields": fields,
+        "ui-field-behaviour": {key.replace("_", "-"): value for key, value in form.items()},
+    }
 
 
-def _option(description: str, example: str | None = None, default: str | None = "") -> dict[str, Any]:
+def _option(
+    description: str, example: str | None = None, default: str | None = ""
+) -> dict[str, Any]:
     return {
-        "description": description, "version_added": "0.1.0", "type": "string", "example": example, "default": default,
-    }  # fmt: skip
+        "description": description,
+        "version_added": "0.1.0",
+        "type": "string",
+        "example": example,
+        "default": default,
+    }
 
 
 _CONNECTIONS = [
     _connection(
-        "trainwright_store", "StoreHook", "Trainwright object store",
+        "trainwright_store",
+        "StoreHook",
+        "Trainwright object store",
         {
-            "store": _field("Store", "s3://bucket/prefix, or file:///folder, where runs are kept; left out: as configured"),
+            "store": _field(
+                "Store",
+                "s3://bucket/prefix, or file:///folder, where runs are kept; left out: as configured",
+            ),
             "region": _field("Region", "of the S3 server", default="us-east-1"),
         },
         hidden_fields=["schema", "port", "extra"],
@@ -36,39 +52,71 @@ _CONNECTIONS = [
         placeholders={"host": "https://s3.example.com", "store": "s3://trainwright"},
     ),
     _connection(
-        "trainwright_ledger", "LedgerHook", "Trainwright pool ledger",
-        {"driver": _field("Driver", "SQLAlchemy's name of the database and its driver", default="postgresql+psycopg")},
+        "trainwright_ledger",
+        "LedgerHook",
+        "Trainwright pool ledger",
+        {
+            "driver": _field(
+                "Driver",
+                "SQLAlchemy's name of the database and its driver",
+                default="postgresql+psycopg",
+            )
+        },
         hidden_fields=["extra"],
         relabeling={"schema": "Database"},
         placeholders={"port": "5432", "schema": "trainwright"},
     ),
     _connection(
-        "trainwright_ssh", "HostHook", "Trainwright hosts (ssh)",
+        "trainwright_ssh",
+        "HostHook",
+        "Trainwright hosts (ssh)",
         {
             "identity": _field("Identity file", "the private key's path on the workers"),
-            "known_hosts": _field("Known hosts", "a file of the keys that hosts have; left out: the user's own"),
+            "known_hosts": _field(
+                "Known hosts", "a file of the keys that hosts have; left out: the user's own"
+            ),
         },
         hidden_fields=["schema", "password", "extra"],
         relabeling={"login": "User"},
         placeholders={"host": "10.0.0.11", "port": "22"},
     ),
-]  # fmt: skip
+]
 _CONFIG = {
     "trainwright": {
         "description": "Where trainwright keeps things. A variable of the environment (TRAINWRIGHT_STORE and so on) wins over "
         "an option of the same name, a connection over both.",
         "options": {
-            "home": _option("Folder of the embedded stack, the ledger and the calibrations.", "~/.trainwright"),
-            "store": _option("Where runs are kept: s3://bucket/prefix or file:///folder.", "s3://trainwright"),
-            "jobs": _option("Folder of the job files that become DAGs; empty: the shipped ones.", "/opt/jobs"),
-            "pools": _option("Folder of the pool files that are known by name; empty: the shipped ones.", "/opt/pools"),
-            "store_conn_id": _option("Connection to the object store of operators that name none.", "trainwright_store_default"),
-            "ssh_conn_id": _option("Connection to the hosts of pools, of operators that name none.", "trainwright_ssh_default"),
-            "ledger_conn_id": _option("Connection to the ledger of operators that name none.", "trainwright_ledger_default"),
-            "tensorboard_url": _option("Where a TensorBoard shows the store's runs; empty: link to event files.", None),
+            "home": _option(
+                "Folder of the embedded stack, the ledger and the calibrations.", "~/.trainwright"
+            ),
+            "store": _option(
+                "Where runs are kept: s3://bucket/prefix or file:///folder.", "s3://trainwright"
+            ),
+            "jobs": _option(
+                "Folder of the job files that become DAGs; empty: the shipped ones.", "/opt/jobs"
+            ),
+            "pools": _option(
+                "Folder of the pool files that are known by name; empty: the shipped ones.",
+                "/opt/pools",
+            ),
+            "store_conn_id": _option(
+                "Connection to the object store of operators that name none.",
+                "trainwright_store_default",
+            ),
+            "ssh_conn_id": _option(
+                "Connection to the hosts of pools, of operators that name none.",
+                "trainwright_ssh_default",
+            ),
+            "ledger_conn_id": _option(
+                "Connection to the ledger of operators that name none.",
+                "trainwright_ledger_default",
+            ),
+            "tensorboard_url": _option(
+                "Where a TensorBoard shows the store's runs; empty: link to event files.", None
+            ),
         },
     }
-}  # fmt: skip
+}
 
 
 def get_provider_info() -> dict[str, Any]:
@@ -84,8 +132,16 @@ def get_provider_info() -> dict[str, Any]:
             for name in ("RunFolderLink", "PlanLink", "ReportLink", "TensorBoardLink")
         ],
         "task-decorators": [
-            {"name": f"trainwright_{step}", "class-name": f"trainwright.operators.decorators.{step}_task"}
+            {
+                "name": f"trainwright_{step}",
+                "class-name": f"trainwright.operators.decorators.{step}_task",
+            }
             for step in ("train", "validate")
         ],
-        "triggers": [{"integration-name": "trainwright", "python-modules": ["trainwright.operators.triggers"]}],
+        "triggers": [
+            {
+                "integration-name": "trainwright",
+                "python-modules": ["trainwright.operators.triggers"],
+            }
+        ],
     }

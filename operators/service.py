@@ -23,7 +23,9 @@ _DAG = DagDetails(id="retrain")
 def airflow_client(user: Annotated[Any, Depends(get_user)]) -> Client:
     """The client that Airflow's user is. Raises Airflow's 401 for nobody, Forbidden for who may not even see the DAG."""
     manager = get_auth_manager()
-    if manager.is_authorized_dag(method="POST", access_entity=DagAccessEntity.RUN, details=_DAG, user=user):
+    if manager.is_authorized_dag(
+        method="POST", access_entity=DagAccessEntity.RUN, details=_DAG, user=user
+    ):
         return Client("run")
     if manager.is_authorized_dag(method="GET", details=_DAG, user=user):
         return Client("read")
@@ -38,7 +40,10 @@ class Connected:
         self._app, self._values = app, values_of(connection_ids())
 
     async def __call__(
-        self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
+        self,
+        scope: Message,
+        receive: Callable[[], Awaitable[Message]],
+        send: Callable[[Message], Awaitable[None]],
     ) -> None:
         """Pass a request on."""
         with overridden(self._values):

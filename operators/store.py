@@ -33,7 +33,7 @@ class StoreOperator(StepOperator):
     def work(self, context: Context) -> dict[str, Any]:
         """Store and seal; tell whoever follows the job's models."""
         from trainwright.tasks.promote import model_metrics
-        from trainwright.tasks.run import Run
+        from trainwright.tasks.runs.run import Run
 
         reference = super().work(context)
         if self.outlets:

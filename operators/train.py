@@ -12,7 +12,7 @@ from trainwright.operators.base import StepOperator, airflow_errors, given
 from trainwright.operators.hooks import connected
 
 if TYPE_CHECKING:
-    from trainwright.tasks.run import Run
+    from trainwright.tasks.runs.run import Run
 
 LOOK_EVERY_S = 2.0
 
@@ -67,24 +67,25 @@ class TrainOperator(ResumableJobMixin, StepOperator):
 
     def submit_job(self, context: Context) -> str:
         """Start the process, or find the one that is there; the run's URI."""
-        from trainwright.tasks import detached, step
-        from trainwright.tasks.artefacts import Result
+        from trainwright.tasks import step
+        from trainwright.tasks.runs.artefacts import Result
+        from trainwright.tasks.train.launcher import background
 
         run = self.open(context)
         owner = step.holder(run).name
         self._mine = (run.uri, owner)
         if not run.has(Result):
-            detached.start(run, owner, given(self.replay))
+            background.start(run, owner, given(self.replay))
         return run.uri
 
     def get_job_status(self, external_id: Any, context: Context) -> str:
         """`running`, `success`, or `failed`: then it is started again, from the newest checkpoint."""
-        from trainwright.tasks import detached
-        from trainwright.tasks.artefacts import Result
-        from trainwright.tasks.run import Run
+        from trainwright.tasks.runs.artefacts import Result
+        from trainwright.tasks.runs.run import Run
+        from trainwright.tasks.train.launcher import background
 
         run = Run(str(external_id))
-        return "running" if detached.launcher(run) else "success" if run.has(Result) else "failed"
+        return "running" if background.launcher(run) else "success" if run.has(Result) else "failed"
 
     def is_job_active(self, status: str) -> bool:
         """Whether there is a process to attach to."""
@@ -97,16 +98,20 @@ class TrainOperator(ResumableJobMixin, StepOperator):
     def poll_until_complete(self, external_id: Any, context: Context) -> dict[str, Any]:
         """Wait for the process: deferred, or here. The reference (on attaching again, Airflow takes this for the result)."""
         from trainwright.operators.triggers import TrainingTrigger
-        from trainwright.tasks import detached, step
+        from trainwright.tasks import step
+        from trainwright.tasks.train.launcher import background
 
         self._waited = str(external_id)
         run = self.open(context)
         owner = step.holder(run).name
         self._mine = (run.uri, owner)
-        if self.deferrable and detached.launcher(run):
-            self.defer(trigger=TrainingTrigger(run.uri, owner, connections=self.connections()), method_name="resume")
-        logs = detached.Logs(run)
-        while detached.launcher(run):
+        if self.deferrable and background.launcher(run):
+            self.defer(
+                trigger=TrainingTrigger(run.uri, owner, connections=self.connections()),
+                method_name="resume",
+            )
+        logs = background.Logs(run)
+        while background.launcher(run):
             self._tell(logs)
             time.sleep(LOOK_EVERY_S)
         self._tell(logs)
@@ -114,31 +119,34 @@ class TrainOperator(ResumableJobMixin, StepOperator):
 
     def get_job_result(self, external_id: Any, context: Context) -> dict[str, Any]:
         """The reference, or what training ended with."""
-        from trainwright.tasks import detached, step, steps
-        from trainwright.tasks.run import Run
+        from trainwright.tasks import step, steps
+        from trainwright.tasks.runs.run import Run
+        from trainwright.tasks.train.launcher import background
 
         run = Run(str(external_id))
         owner = step.holder(run).name
         try:
-            detached.raise_failure(run)
+            background.raise_failure(run)
             reference = steps.do(run, self.step, given(self.replay))
         except BaseException:
             self._free(run, owner)
             raise
         if not self.reference():
-            run.note(state="success", step=None)  # what was asked for is done: nothing works on the run any more
+            run.note(
+                state="success", step=None
+            )  # what was asked for is done: nothing works on the run any more
             self._free(run, owner)
         return reference
 
     def on_kill(self) -> None:
         """Stop the ranks with a checkpoint, and free the devices."""
-        from trainwright.tasks import detached
-        from trainwright.tasks.run import Run
+        from trainwright.tasks.runs.run import Run
+        from trainwright.tasks.train.launcher import background
 
         super().on_kill()
         if self._mine is not None:
             run_uri, owner = self._mine
-            detached.stop(Run(run_uri), owner)
+            background.stop(Run(run_uri), owner)
 
     def _tell(self, logs: Any) -> None:
         for line in logs.fresh():

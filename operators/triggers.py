@@ -19,7 +19,7 @@ POLL_SHARE = 0.02
 
 def _load() -> None:
     """Import what looking at a run takes, in a thread: the event loop serves many."""
-    from trainwright.tasks import detached, leasing, run  # noqa: F401
+    from trainwright.tasks.runs import run  # noqa: F401
 
 
 class RunTrigger(BaseTrigger):
@@ -34,7 +34,11 @@ class RunTrigger(BaseTrigger):
     look_every_s: float
 
     def __init__(
-        self, run: str, holder: str, look_every_s: float | None = None, connections: dict[str, str] | None = None
+        self,
+        run: str,
+        holder: str,
+        look_every_s: float | None = None,
+        connections: dict[str, str] | None = None,
     ) -> None:
         super().__init__()
         self.run_uri, self.holder, self.connections = run, holder, connections or {}
@@ -45,8 +49,11 @@ class RunTrigger(BaseTrigger):
         """The trigger as Airflow keeps it."""
         kind = type(self)
         return f"{kind.__module__}.{kind.__qualname__}", {
-            "run": self.run_uri, "holder": self.holder, "look_every_s": self.look_every_s, "connections": self.connections,
-        }  # fmt: skip
+            "run": self.run_uri,
+            "holder": self.holder,
+            "look_every_s": self.look_every_s,
+            "connections": self.connections,
+        }
 
 
 class DevicesTrigger(RunTrigger):
@@ -61,15 +68,15 @@ class DevicesTrigger(RunTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until there is something to do. A ledger out of reach is asked again: the run keeps waiting."""
         await asyncio.to_thread(_load)
-        from trainwright.tasks import leasing
+        from trainwright.tasks.allocate import acquire
         from trainwright.tasks.errors import ServiceUnreachable
-        from trainwright.tasks.run import Run
+        from trainwright.tasks.runs.run import Run
 
         with overridden(await settings_of(self.connections)):
             run = await asyncio.to_thread(Run, self.run_uri)
             while True:
                 try:
-                    if await asyncio.to_thread(leasing.look, run, self.holder):
+                    if await asyncio.to_thread(acquire.look, run, self.holder):
                         break
                 except ServiceUnreachable as error:
                     self.log.warning("%s", error)
@@ -78,12 +85,12 @@ class DevicesTrigger(RunTrigger):
 
     async def on_kill(self) -> None:
         """Leave the queue: somebody stopped the task."""
-        from trainwright.tasks import leasing
-        from trainwright.tasks.allocate.ledger import Holder
-        from trainwright.tasks.run import Run
+        from trainwright.tasks.allocate import acquire
+        from trainwright.tasks.leases.ledger import Holder
+        from trainwright.tasks.runs.run import Run
 
         with overridden(await settings_of(self.connections)):
-            await asyncio.to_thread(lambda: leasing.give_up(Run(self.run_uri), Holder(self.holder)))
+            await asyncio.to_thread(lambda: acquire.give_up(Run(self.run_uri), Holder(self.holder)))
 
 
 class TrainingTrigger(RunTrigger):
@@ -98,17 +105,17 @@ class TrainingTrigger(RunTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until the process has ended. A ledger out of reach is asked again: the run goes on."""
         await asyncio.to_thread(_load)
-        from trainwright.tasks import detached
         from trainwright.tasks.errors import ServiceUnreachable
-        from trainwright.tasks.run import Run
+        from trainwright.tasks.runs.run import Run
+        from trainwright.tasks.train.launcher import background
 
         with overridden(await settings_of(self.connections)):
             run = await asyncio.to_thread(Run, self.run_uri)
-            logs = await asyncio.to_thread(detached.Logs, run)
+            logs = await asyncio.to_thread(background.Logs, run)
             running, began = True, time.monotonic()
             while running:
                 try:
-                    running = await asyncio.to_thread(detached.launcher, run) is not None
+                    running = await asyncio.to_thread(background.launcher, run) is not None
                 except ServiceUnreachable as error:
                     self.log.warning("%s", error)
                 for line in await asyncio.to_thread(logs.fresh):
@@ -120,8 +127,8 @@ class TrainingTrigger(RunTrigger):
 
     async def on_kill(self) -> None:
         """Stop the ranks with a checkpoint, and free the devices: somebody stopped the task."""
-        from trainwright.tasks import detached
-        from trainwright.tasks.run import Run
+        from trainwright.tasks.runs.run import Run
+        from trainwright.tasks.train.launcher import background
 
         with overridden(await settings_of(self.connections)):
-            await asyncio.to_thread(lambda: detached.stop(Run(self.run_uri), self.holder))
+            await asyncio.to_thread(lambda: background.stop(Run(self.run_uri), self.holder))

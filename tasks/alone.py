@@ -11,28 +11,36 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainwright.estimator import source as model_source
-from trainwright.estimator.calibration import Calibration
 from trainwright.estimator.devices import DEVICE_TYPES
-from trainwright.estimator.experience import FinishedRun, learn
-from trainwright.estimator.source import BatchSpec
-from trainwright.estimator.step_time import estimate_step as step_document
-from trainwright.estimator.structure import PRECISIONS, Structure
-from trainwright.tasks import calibration_set, progress
+from trainwright.estimator.predict.calibration import Calibration
+from trainwright.estimator.predict.correction import FinishedRun, learn
+from trainwright.estimator.predict.step_time import estimate_step as step_document
+from trainwright.estimator.predict.structure import PRECISIONS, Structure
+from trainwright.estimator.trace import source as model_source
+from trainwright.estimator.trace.source import BatchSpec
+from trainwright.tasks import progress
+from trainwright.tasks.allocate.joint_planner import Pending, check, make_joint_plan
 from trainwright.tasks.allocate.planner import make_plan
-from trainwright.tasks.allocate.queue import Queue
-from trainwright.tasks.allocate.restrictions import require_possible, usable
-from trainwright.tasks.allocate.several import Pending, check, make_joint_plan
-from trainwright.tasks.artefacts import DataSchema, Estimate, HeldDevice, JointPlan, Plan, Validation
-from trainwright.tasks.documents import validated
 from trainwright.tasks.errors import BadInput, DataRejected, ServiceUnreachable
-from trainwright.tasks.job import DataSpec, Job, ModelSpec, Optimizer
-from trainwright.tasks.objects import open_store
-from trainwright.tasks.pool import Device, Pool, load_pool
+from trainwright.tasks.estimate import finished_runs
+from trainwright.tasks.leases.queue import Queue
+from trainwright.tasks.runs.artefacts import (
+    DataSchema,
+    Estimate,
+    HeldDevice,
+    JointPlan,
+    Plan,
+    Validation,
+)
 from trainwright.tasks.settings import settings
+from trainwright.tasks.spec.documents import validated
+from trainwright.tasks.spec.eligibility import require_possible, usable
+from trainwright.tasks.spec.job import DataSpec, Job, ModelSpec, Optimizer
+from trainwright.tasks.spec.pool import Device, Pool, load_pool
+from trainwright.tasks.spec.windows import next_change, seconds_left
 from trainwright.tasks.step import ledger
 from trainwright.tasks.steps import batch_spec, kept_suite
-from trainwright.tasks.windows import next_change, seconds_left
+from trainwright.tasks.storage.objects import open_store
 
 
 def extract_model(
@@ -90,7 +98,7 @@ def estimate_step(
 
     With `store`, the runs that finished there correct a calibrated prediction.
     """
-    from trainwright.estimator.step_time import predict_curve
+    from trainwright.estimator.predict.step_time import predict_curve
 
     _check_batch(batch_size)
     chosen = device_type_of(device_type, calibration)
@@ -103,23 +111,33 @@ def estimate_step(
         batch_size=batch_size,
     )
     if store is not None:
-        curve = learn(curve, calibration_set.read(store, [curve.device_type]))
+        curve = learn(curve, finished_runs.read(store, [curve.device_type]))
     return step_document(curve, batch_size)
 
 
 def device_type_of(device_type: str | None, calibration: Calibration | None) -> str:
     """The device type that is asked for. Raises BadInput where it is unknown, or not the calibration's."""
-    chosen = device_type if device_type is not None else calibration.device_type if calibration else "cpu"
+    chosen = (
+        device_type
+        if device_type is not None
+        else calibration.device_type
+        if calibration
+        else "cpu"
+    )
     if chosen not in DEVICE_TYPES:
-        raise BadInput(f"device type: got {chosen[:80]!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}")
+        raise BadInput(
+            f"device type: got {chosen[:80]!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}"
+        )
     if calibration is not None and calibration.device_type != chosen:
-        raise BadInput(f"device type: got {chosen!r}; the calibration is of {calibration.device_type}")
+        raise BadInput(
+            f"device type: got {chosen!r}; the calibration is of {calibration.device_type}"
+        )
     return chosen
 
 
 def validate_job(job: Job) -> Validation:
     """Check a job's data, against the suite that an earlier run of the job inferred where the store has one."""
-    from trainwright.tasks.validate import validate
+    from trainwright.tasks.validate.check import validate
 
     kept = None
     try:
@@ -131,12 +149,16 @@ def validate_job(job: Job) -> Validation:
 
 def validate_data(data: dict[str, Any]) -> dict[str, Any]:
     """Check data that is described as in a job file; a summary. Raises DataRejected where it does not pass."""
-    from trainwright.tasks.validate import failure_line, validate
+    from trainwright.tasks.validate.check import failure_line, validate
 
     validation = validate(validated(DataSpec, data, "data"))
     if not validation.success:
         raise DataRejected(failure_line(validation))
-    return {"success": True, "expectations": len(validation.expectations), "rows": validation.checked_rows}
+    return {
+        "success": True,
+        "expectations": len(validation.expectations),
+        "rows": validation.checked_rows,
+    }
 
 
 def plan_job(job: Job, calibrations: Sequence[Calibration] = ()) -> Plan:
@@ -164,9 +186,11 @@ def plan_jobs(jobs: Sequence[Job], calibrations: Sequence[Calibration] = ()) -> 
     return made.model_copy(update={"held": held_devices(list(devices.values()))})
 
 
-def predicted(job: Job, calibrations: Sequence[Calibration] = ()) -> tuple[Pool, Estimate, DataSchema]:
+def predicted(
+    job: Job, calibrations: Sequence[Calibration] = ()
+) -> tuple[Pool, Estimate, DataSchema]:
     """What a job is planned from: its pool, what a step costs on the devices, and its data."""
-    from trainwright.tasks import data
+    from trainwright.tasks.data import dataset
 
     if job.model is None:
         raise BadInput("model: missing in the job, and needed by this step")
@@ -175,27 +199,43 @@ def predicted(job: Job, calibrations: Sequence[Calibration] = ()) -> tuple[Pool,
         pool, job.devices
     )  # what is wrong is told before anything is read, and before anything is measured
     require_possible(job, pool, devices)
-    schema = data.describe(job.data)
+    schema = dataset.describe(job.data)
     require_possible(job, pool, devices, schema.train_rows)
     structure = extract_model(
-        job.model, spec=batch_spec(schema), optimizer=job.train.optimizer, precision=job.train.precision
+        job.model,
+        spec=batch_spec(schema),
+        optimizer=job.train.optimizer,
+        precision=job.train.precision,
     )
     return pool, _estimated(job, pool, structure, calibrations), schema
 
 
 def plan_structure(
-    job: Job, pool: Pool, schema: DataSchema, structure: Structure, calibrations: Sequence[Calibration] = ()
+    job: Job,
+    pool: Pool,
+    schema: DataSchema,
+    structure: Structure,
+    calibrations: Sequence[Calibration] = (),
 ) -> Plan:
     """The plan for a job whose model's structure is known already; reads neither its data nor its model's code."""
-    return make_plan(job, pool, _estimated(job, pool, structure, calibrations), schema, now=datetime.now(UTC))
+    return make_plan(
+        job, pool, _estimated(job, pool, structure, calibrations), schema, now=datetime.now(UTC)
+    )
 
 
-def _estimated(job: Job, pool: Pool, structure: Structure, calibrations: Sequence[Calibration]) -> Estimate:
-    from trainwright.tasks.estimate import estimate
+def _estimated(
+    job: Job, pool: Pool, structure: Structure, calibrations: Sequence[Calibration]
+) -> Estimate:
+    from trainwright.tasks.estimate.pool_estimate import estimate
 
     devices: list[Device] = usable(pool, job.devices)
     return estimate(
-        structure, devices, calibrations, power=pool.power, backend=job.train.backend, finished=_finished(devices)
+        structure,
+        devices,
+        calibrations,
+        power=pool.power,
+        backend=job.train.backend,
+        finished=_finished(devices),
     )
 
 
@@ -239,10 +279,18 @@ def pool_document(pool: Pool) -> dict[str, Any]:
         )
     names = {device.resource for device in pool.devices()}
     queue: list[dict[str, Any]] = [
-        {"place": place, "run": one.run, "holder": one.holder, "priority": one.priority, "waited_s": round(waited_s, 1),
-         "needed": one.needed, "wanted": sorted(one.wanted)}
-        for place, (one, waited_s) in enumerate(Queue(ledger()).waiting(), start=1) if one.wanted & names
-    ]  # fmt: skip
+        {
+            "place": place,
+            "run": one.run,
+            "holder": one.holder,
+            "priority": one.priority,
+            "waited_s": round(waited_s, 1),
+            "needed": one.needed,
+            "wanted": sorted(one.wanted),
+        }
+        for place, (one, waited_s) in enumerate(Queue(ledger()).waiting(), start=1)
+        if one.wanted & names
+    ]
     return {"pool": pool.name, "devices": documents, "queue": queue}
 
 
@@ -259,7 +307,7 @@ def _window(available: str | None, now: datetime) -> dict[str, Any]:
 def _finished(devices: Sequence[Device]) -> list[FinishedRun]:
     """What finished runs of the store taught about these devices; nothing where there is no store."""
     try:
-        return calibration_set.read(settings().store, {device.type for device in devices})
+        return finished_runs.read(settings().store, {device.type for device in devices})
     except (BadInput, ServiceUnreachable) as error:
         progress.emit("notice", message=f"finished runs do not correct the prediction: {error}")
         return []

@@ -88,16 +88,29 @@ class Interrupted(TrainwrightError):
 _KINDS: dict[str, type[TrainwrightError]] = {
     error.kind: error
     for error in (
-        TrainwrightError, BadInput, BusyMachine, DataRejected, TrainingFailed, CorruptArtefact, RunHeld, MustWait,
-        Infeasible, ServiceUnreachable, Unauthorized, Forbidden, Interrupted,
+        TrainwrightError,
+        BadInput,
+        BusyMachine,
+        DataRejected,
+        TrainingFailed,
+        CorruptArtefact,
+        RunHeld,
+        MustWait,
+        Infeasible,
+        ServiceUnreachable,
+        Unauthorized,
+        Forbidden,
+        Interrupted,
     )
-}  # fmt: skip
+}
 
 
 def from_document(document: dict[str, Any]) -> TrainwrightError:
     """The error that another process wrote down with `TrainwrightError.document`."""
     details = {key: value for key, value in document.items() if key not in ("kind", "message")}
-    return _KINDS.get(str(document.get("kind")), TrainwrightError)(str(document.get("message", "")), **details)
+    return _KINDS.get(str(document.get("kind")), TrainwrightError)(
+        str(document.get("message", "")), **details
+    )
 
 
 __all__ = [
@@ -121,4 +134,10 @@ __all__ = [
 def final_state(error: BaseException) -> Literal["failed", "infeasible", "interrupted"]:
     """The state of a run that ended with this error."""
     kind = getattr(error, "kind", "")
-    return "infeasible" if kind == "infeasible" else "interrupted" if kind == "interrupted" else "failed"
+    return (
+        "infeasible"
+        if kind == "infeasible"
+        else "interrupted"
+        if kind == "interrupted"
+        else "failed"
+    )

@@ -17,16 +17,16 @@ import threading
 from pathlib import Path
 from typing import IO, Any
 
-from trainwright.estimator.source import BatchSpec
-from trainwright.estimator.structure import Structure
+from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.trace.source import BatchSpec
 from trainwright.infra.process import dying_with_parent, kill_all_with
 from trainwright.tasks.errors import BadInput, from_document
-from trainwright.tasks.job import Optimizer
 from trainwright.tasks.settings import settings
+from trainwright.tasks.spec.job import Optimizer
 
 _MARK = "TRAINWRIGHT_TRACE"
 # While torch is imported, looking for garbage takes a tenth of the time, and finds nothing.
-_TRACE = "import gc; gc.disable(); from trainwright.estimator.trace import main; raise SystemExit(main())"
+_TRACE = "import gc; gc.disable(); from trainwright.estimator.trace.trace import main; raise SystemExit(main())"
 _SWEEPS = 5
 _KEPT_BYTES = 4096
 _JOIN_S = 5.0  # a process that hides from us may hold the pipe
@@ -57,22 +57,36 @@ def extract(
         request.write_text(
             json.dumps(
                 {
-                    "folder": str(source_folder.absolute()), "entry": entry, "config": config, "batch_size": batch_size,
+                    "folder": str(source_folder.absolute()),
+                    "entry": entry,
+                    "config": config,
+                    "batch_size": batch_size,
                     "spec": batch_spec.model_dump(mode="json") if batch_spec else None,
-                    "optimizer": (optimizer or Optimizer()).model_dump(), "precision": precision,
-                    "accumulation": accumulation, "memory_limit_bytes": memory_limit_bytes,
+                    "optimizer": (optimizer or Optimizer()).model_dump(),
+                    "precision": precision,
+                    "accumulation": accumulation,
+                    "memory_limit_bytes": memory_limit_bytes,
                 }
             )
-        )  # fmt: skip
+        )
         command = [sys.executable, "-c", _TRACE, str(request), str(result)]
         environment = {key: os.environ[key] for key in _PASSED_ON if key in os.environ}
-        environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment |= {
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         mark = secrets.token_hex(8)
         environment |= {_MARK: mark, "TMPDIR": name}  # what it leaves there goes with us
         process = subprocess.Popen(
-            dying_with_parent(command), env=environment, cwd=name, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            dying_with_parent(command),
+            env=environment,
+            cwd=name,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         assert process.stdout is not None
         left = 0
         try:
@@ -83,7 +97,9 @@ def extract(
         finally:
             process.kill()
             process.wait()
-            for _ in range(_SWEEPS):  # what the model's code started and left behind, and may start meanwhile
+            for _ in range(
+                _SWEEPS
+            ):  # what the model's code started and left behind, and may start meanwhile
                 if not (found := kill_all_with(_MARK, mark)):
                     break
                 left = max(left, found)
@@ -91,7 +107,9 @@ def extract(
         if code is None:
             raise BadInput(_late(entry, timeout_s, left, last, memory_limit_bytes))
         if code != 0 or not result.exists():
-            raise BadInput(f"model: tracing {entry} {_how_it_ended(code, last, memory_limit_bytes)}")
+            raise BadInput(
+                f"model: tracing {entry} {_how_it_ended(code, last, memory_limit_bytes)}"
+            )
         answer = json.loads(result.read_text())
     if "error" in answer:
         error = from_document(answer["error"])
@@ -138,13 +156,19 @@ def _late(entry: str, timeout_s: float, left: int, last: str, memory_limit_bytes
     if of_memory(last):
         allowed = _memory_allowed(memory_limit_bytes)
         return f"model: tracing {entry} took too much memory, and did not end within {timeout_s:g} s: {last}; {allowed}"
-    cause = f"it had started {left} process(es) that still ran: does it wait for them?" if left else "does it end?"
+    cause = (
+        f"it had started {left} process(es) that still ran: does it wait for them?"
+        if left
+        else "does it end?"
+    )
     return f"model: {entry} was not traced within {timeout_s:g} s; {cause} TRAINWRIGHT_EXTRACT_TIMEOUT_S allows more"
 
 
 def of_memory(words: str) -> bool:
     """Whether a process's last words are of memory that it did not get."""
-    return any(one in words for one in ("MemoryError", "bad_alloc", "allocate memory", "memory allocation"))
+    return any(
+        one in words for one in ("MemoryError", "bad_alloc", "allocate memory", "memory allocation")
+    )
 
 
 def _memory_allowed(limit_bytes: int) -> str:

@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from trainwright.tasks.artefacts import Artefact
-from trainwright.tasks.documents import one_line, validated
 from trainwright.tasks.errors import BadInput, CorruptArtefact, ServiceUnreachable
-from trainwright.tasks.job import Job, JobName, Promotion
-from trainwright.tasks.objects import ObjectStore
-from trainwright.tasks.run import Run, now
+from trainwright.tasks.runs.artefacts import Artefact
+from trainwright.tasks.runs.run import Run, now
+from trainwright.tasks.spec.documents import one_line, validated
+from trainwright.tasks.spec.job import Job, JobName, Promotion
+from trainwright.tasks.storage.objects import ObjectStore
 from trainwright.tasks.store import verify
 
 _LESS_IS_BETTER = ("loss", "error", "mae", "mse", "rmse", "mape", "perplexity")
@@ -46,7 +46,9 @@ class Decision(Artefact):
     reason: str
     metric: str | None = None
     value: float | None = None
-    current: str | None = Field(default=None, description="the run that the alias named when this was decided")
+    current: str | None = Field(
+        default=None, description="the run that the alias named when this was decided"
+    )
     current_value: float | None = None
 
 
@@ -91,7 +93,9 @@ def model_metrics(run: Run) -> dict[str, float]:
         raise CorruptArtefact(f"{run.uri}/model/signature.json: is damaged") from None
 
 
-def decide(run: Run, name: str | None = None, alias: str | None = None) -> tuple[Decision, str | None]:
+def decide(
+    run: Run, name: str | None = None, alias: str | None = None
+) -> tuple[Decision, str | None]:
     """Whether the run's model would take the alias now, and the mark of the version that it would replace.
 
     Alias and metric are the job's; `name` and `alias` stand for others than its own. Raises BadInput, CorruptArtefact.
@@ -110,7 +114,9 @@ def checked_name(name: str | None, job: Job) -> str:
     return job.name if name is None else validated(JobName, {"name": name}, "promotion").name
 
 
-def compare(run: str, alias: str, metric: str | None, metrics: dict[str, float], current: Alias | None) -> Decision:
+def compare(
+    run: str, alias: str, metric: str | None, metrics: dict[str, float], current: Alias | None
+) -> Decision:
     """The decision, from what is known of both. A value that is no number is never better; equal is not better."""
     if metric is not None and metric not in metrics:
         raise BadInput(
@@ -131,15 +137,25 @@ def compare(run: str, alias: str, metric: str | None, metrics: dict[str, float],
     if current.run == run:
         return Decision(promoted=True, reason=f"{alias} names this run already", **known)
     if value is None or before is None:
-        why = "the job names no metric to compare by" if value is None else f"the present model has no {metric}"
+        why = (
+            "the job names no metric to compare by"
+            if value is None
+            else f"the present model has no {metric}"
+        )
         return Decision(promoted=True, reason=why, **known)
     less = better_is(str(metric)) == "less"
     if value < before if less else value > before:
-        return Decision(promoted=True, reason=f"{metric} {value:.6g} is better than {before:.6g}", **known)
-    return Decision(promoted=False, reason=f"{metric} {value:.6g} is not better than {before:.6g}", **known)
+        return Decision(
+            promoted=True, reason=f"{metric} {value:.6g} is better than {before:.6g}", **known
+        )
+    return Decision(
+        promoted=False, reason=f"{metric} {value:.6g} is not better than {before:.6g}", **known
+    )
 
 
-def promote(run: Run, name: str | None = None, alias: str | None = None, *, approved: bool = False) -> dict[str, Any]:
+def promote(
+    run: Run, name: str | None = None, alias: str | None = None, *, approved: bool = False
+) -> dict[str, Any]:
     """Let the alias (`decide`) name this run's model, where it is better; the reference: whether, and why.
 
     Raises CorruptArtefact where the run is not sealed, or not what was sealed; BadInput where it lacks the metric, or would be
@@ -157,13 +173,21 @@ def promote(run: Run, name: str | None = None, alias: str | None = None, *, appr
                 f"promotion.require_approval: {run.uri} is not approved for {decision.alias}; allowed: a person's approval"
             )
         taken = Alias(
-            alias=decision.alias, job=run.job_name, run=run.uri, metrics=model_metrics(run), promoted_at=now(),
+            alias=decision.alias,
+            job=run.job_name,
+            run=run.uri,
+            metrics=model_metrics(run),
+            promoted_at=now(),
             previous=decision.current,
-        )  # fmt: skip
-        if root.swap(alias_key(name, taken.alias), taken.model_dump_json(indent=1).encode(), version):
+        )
+        if root.swap(
+            alias_key(name, taken.alias), taken.model_dump_json(indent=1).encode(), version
+        ):
             return _reference(run, name, decision)
         decision, version = decide(run, name, alias)  # another was quicker: is this still better?
-    raise ServiceUnreachable(f"{root.uri}/{alias_key(name, str(decision.alias))}: others write it all the time")
+    raise ServiceUnreachable(
+        f"{root.uri}/{alias_key(name, str(decision.alias))}: others write it all the time"
+    )
 
 
 def best_of(runs: Iterable[str]) -> dict[str, Any]:
@@ -180,13 +204,21 @@ def best_of(runs: Iterable[str]) -> dict[str, Any]:
     values = {run.uri: model_metrics(run).get(metric) for run in found}
     lacking = [uri for uri, value in values.items() if value is None]
     if lacking:
-        raise BadInput(f"candidates: {lacking[0]} has no {metric}; allowed: runs that were measured by it")
+        raise BadInput(
+            f"candidates: {lacking[0]} has no {metric}; allowed: runs that were measured by it"
+        )
     sign = 1.0 if better_is(metric) == "less" else -1.0
-    ranks = sorted(values, key=lambda uri: (not math.isfinite(values[uri] or 0.0), sign * (values[uri] or 0.0)))
+    ranks = sorted(
+        values, key=lambda uri: (not math.isfinite(values[uri] or 0.0), sign * (values[uri] or 0.0))
+    )
     ranking = [{"run": uri, "value": values[uri]} for uri in ranks]
     return {"run": ranks[0], "metric": metric, "value": values[ranks[0]], "ranking": ranking}
 
 
 def _reference(run: Run, name: str, decision: Decision) -> dict[str, Any]:
     where = alias_key(name, decision.alias) if decision.alias else None
-    return {"run": run.uri, "artefact": where, **decision.model_dump(mode="json", exclude={"schema_version"})}
+    return {
+        "run": run.uri,
+        "artefact": where,
+        **decision.model_dump(mode="json", exclude={"schema_version"}),
+    }

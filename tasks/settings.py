@@ -22,6 +22,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
@@ -77,22 +78,30 @@ class Settings:
 
     def s3_credentials(self) -> tuple[str, str] | None:
         """Access and secret key from the environment; None where the embedded server's own are to be used."""
-        access, secret = _variable("TRAINWRIGHT_S3_ACCESS_KEY"), _variable("TRAINWRIGHT_S3_SECRET_KEY")
+        access, secret = (
+            _variable("TRAINWRIGHT_S3_ACCESS_KEY"),
+            _variable("TRAINWRIGHT_S3_SECRET_KEY"),
+        )
         return (access, secret) if access and secret else None
 
     def ssh_login(self) -> dict[str, str | int]:
         """How to log in to hosts: the fields of a pool file's `ssh` that are set."""
         given = {
-            name: _variable(f"TRAINWRIGHT_SSH_{name.upper()}") for name in ("user", "port", "identity", "known_hosts")
+            name: _variable(f"TRAINWRIGHT_SSH_{name.upper()}")
+            for name in ("user", "port", "identity", "known_hosts")
         }
         return {
-            name: int(text) if name == "port" and text.isdecimal() else text for name, text in given.items() if text
+            name: int(text) if name == "port" and text.isdecimal() else text
+            for name, text in given.items()
+            if text
         }
 
     def extract_limits(self) -> tuple[float, int]:
         """Seconds and bytes of address space that tracing a model may take. Raises BadInput."""
         timeout_s = _positive("TRAINWRIGHT_EXTRACT_TIMEOUT_S", EXTRACT_TIMEOUT_S, 86_400)
-        return timeout_s, int(2**30 * _positive("TRAINWRIGHT_EXTRACT_MEMORY_GIB", EXTRACT_MEMORY_GIB, 2**20))
+        return timeout_s, int(
+            2**30 * _positive("TRAINWRIGHT_EXTRACT_MEMORY_GIB", EXTRACT_MEMORY_GIB, 2**20)
+        )
 
     def service_tokens(self) -> dict[Literal["read", "run"], str]:
         """The service's tokens that the environment names, by role."""
@@ -105,7 +114,9 @@ class Settings:
 
 def settings() -> Settings:
     """The settings as the environment has them now."""
-    home = Path(_variable("TRAINWRIGHT_HOME") or Path.home() / ".trainwright").expanduser().absolute()
+    home = (
+        Path(_variable("TRAINWRIGHT_HOME") or Path.home() / ".trainwright").expanduser().absolute()
+    )
     progress = _variable("TRAINWRIGHT_PROGRESS")
     pid = _variable("TRAINWRIGHT_HOLDER_PID")
     return Settings(
@@ -114,12 +125,24 @@ def settings() -> Settings:
         s3_endpoint=_variable("TRAINWRIGHT_S3_ENDPOINT") or None,
         s3_region=_variable("TRAINWRIGHT_S3_REGION") or "us-east-1",
         ledger_url=_variable("TRAINWRIGHT_LEDGER") or f"sqlite:///{home / 'ledger.sqlite'}",
-        jobs=Path(_variable("TRAINWRIGHT_JOBS") or Path(__file__).parents[1] / "dags" / "jobs"),
-        pools=Path(_variable("TRAINWRIGHT_POOLS") or Path(__file__).parents[1] / "dags" / "pools"),
+        jobs=Path(_variable("TRAINWRIGHT_JOBS") or _shipped("jobs")),
+        pools=Path(_variable("TRAINWRIGHT_POOLS") or _shipped("pools")),
         progress=Path(progress) if progress else None,
         holder=_variable("TRAINWRIGHT_HOLDER") or None,
         holder_pid=int(pid) if pid.isdigit() else None,
     )
+
+
+def dags_folder() -> Path:
+    """The folder of the installed package `trainwright.dags`. Raises BadInput if it is not installed."""
+    spec = importlib.util.find_spec("trainwright.dags")
+    if spec is None or spec.origin is None:
+        raise BadInput("trainwright.dags: not installed; install trainwright with its DAGs")
+    return Path(spec.origin).parent
+
+
+def _shipped(folder: str) -> Path:
+    return dags_folder() / folder
 
 
 def _positive(name: str, default: float, most: float) -> float:

@@ -6,10 +6,10 @@ import re
 import shlex
 from pathlib import Path
 
-from trainwright.tasks.documents import validated
 from trainwright.tasks.errors import BadInput, ServiceUnreachable
-from trainwright.tasks.pool import Ssh
 from trainwright.tasks.settings import settings
+from trainwright.tasks.spec.documents import validated
+from trainwright.tasks.spec.pool import Ssh
 
 ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_-]{0,252}")
 """What ssh takes for a host and not, as it would a leading -, for an option."""
@@ -82,7 +82,11 @@ def why_ended(stderr: str, code: int | None) -> str:
 
 
 def unreachable(
-    address: str, why: str, name: str | None = None, login: Ssh | None = None, python: str = "python3"
+    address: str,
+    why: str,
+    name: str | None = None,
+    login: Ssh | None = None,
+    python: str = "python3",
 ) -> ServiceUnreachable:
     """The error of a host that can't be worked on, with the command that must work."""
     host = f"host {name} ({address})" if name else f"host {address}"
@@ -90,5 +94,6 @@ def unreachable(
     words = [word for option, value in options.items() for word in ("-o", f"{option}={value}")]
     return ServiceUnreachable(
         f"{host}: {why}; `{shlex.join(['ssh', *words, address, python, '-V'])}` must work",
-        service="ssh", address=address,
-    )  # fmt: skip
+        service="ssh",
+        address=address,
+    )

@@ -12,9 +12,16 @@ from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec
 
 from trainwright.tasks import progress
-from trainwright.tasks.allocate.ledger import Heartbeat, Holder, Ledger
-from trainwright.tasks.errors import BadInput, Interrupted, MustWait, RunHeld, TrainwrightError, final_state
-from trainwright.tasks.run import Run
+from trainwright.tasks.errors import (
+    BadInput,
+    Interrupted,
+    MustWait,
+    RunHeld,
+    TrainwrightError,
+    final_state,
+)
+from trainwright.tasks.leases.ledger import Heartbeat, Holder, Ledger
+from trainwright.tasks.runs.run import Run
 from trainwright.tasks.settings import settings
 
 Reference = dict[str, Any]
@@ -81,7 +88,10 @@ def step(name: str, *, last: bool = False) -> Callable[[Step[P]], Step[P]]:
                 _running = name
                 if stop.is_set():
                     raise Interrupted(f"{name}: stopped before it began")
-                with _disk_told(name, run), Heartbeat(ledger(), run.uri, [run.hold], holder=me.name) as beat:
+                with (
+                    _disk_told(name, run),
+                    Heartbeat(ledger(), run.uri, [run.hold], holder=me.name) as beat,
+                ):
                     reference = work(run, *args, **kwargs)
                 if not (beat.still_held() and _may_speak()):
                     raise RunHeld(f"{run.uri}: the hold on this run was lost while {name} ran")
@@ -91,7 +101,9 @@ def step(name: str, *, last: bool = False) -> Callable[[Step[P]], Step[P]]:
                 if last:
                     ledger().release(run.uri, holder=me.name)
                 progress.emit("step", name=name, state="done", seconds=seconds, summary=reference)
-            except MustWait as wait:  # whoever called keeps the run's hold and its place, and calls again
+            except (
+                MustWait
+            ) as wait:  # whoever called keeps the run's hold and its place, and calls again
                 progress.emit("queue", message=str(wait), run=run.uri)
                 run.note(steps=_with(run, name, time.monotonic() - started))
                 raise
@@ -115,7 +127,9 @@ def _disk_told(name: str, run: Run) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
-        where = error.filename or f"{run.work_path} or {tempfile.gettempdir()}"  # a file that was open tells no name
+        where = (
+            error.filename or f"{run.work_path} or {tempfile.gettempdir()}"
+        )  # a file that was open tells no name
         raise TrainwrightError(
             f"{name}: {where} can't be written ({error.strerror}); free space there and start again: it goes on where it was"
         ) from error
@@ -137,7 +151,9 @@ def _with(run: Run, name: str, seconds: float, least: float = 0.0) -> dict[str, 
 def _note_failure(run: Run, name: str, error: BaseException, seconds: float) -> None:
     """Write down how a step ended and what it took, give up the hold, and tell whoever watches."""
     ours = (
-        error if isinstance(error, TrainwrightError) else TrainwrightError(f"{name}: {type(error).__name__}: {error}")
+        error
+        if isinstance(error, TrainwrightError)
+        else TrainwrightError(f"{name}: {type(error).__name__}: {error}")
     )
     if isinstance(error, KeyboardInterrupt):
         ours = Interrupted(f"{name}: interrupted")
@@ -147,7 +163,12 @@ def _note_failure(run: Run, name: str, error: BaseException, seconds: float) -> 
         if not (_may_speak() and ledger().renew(run.uri, [run.hold], holder=me.name)):
             return  # another has the run by now: its status is not ours to write
         try:
-            run.note(state=final_state(ours), step=name, error=ours.document(), steps=_with(run, name, seconds))
+            run.note(
+                state=final_state(ours),
+                step=name,
+                error=ours.document(),
+                steps=_with(run, name, seconds),
+            )
         finally:
             ledger().release(run.uri, [run.hold], holder=me.name)
     except (OSError, TrainwrightError) as why:  # the step's own error is what the caller hears

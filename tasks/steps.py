@@ -15,12 +15,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from trainwright.estimator.source import BatchSpec
-from trainwright.estimator.structure import Structure
+from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.trace.source import BatchSpec
 from trainwright.tasks import progress
-from trainwright.tasks.allocate.ledger import Holder
-from trainwright.tasks.allocate.restrictions import require_possible, usable
-from trainwright.tasks.artefacts import (
+from trainwright.tasks.allocate.acquire import Claim, Planner, lease, on_devices
+from trainwright.tasks.allocate.replan import planner, predicted, replanner, require_devices
+from trainwright.tasks.errors import BadInput, CorruptArtefact, DataRejected
+from trainwright.tasks.leases.ledger import Holder
+from trainwright.tasks.runs.artefacts import (
     DataSchema,
     Estimate,
     LearningRateSearch,
@@ -30,42 +32,49 @@ from trainwright.tasks.artefacts import (
     Result,
     Validation,
 )
-from trainwright.tasks.errors import BadInput, CorruptArtefact, DataRejected
-from trainwright.tasks.job import Job
-from trainwright.tasks.leasing import Claim, Planner, lease, on_devices
-from trainwright.tasks.objects import ObjectStore
-from trainwright.tasks.pool import load_pool
-from trainwright.tasks.replan import planner, predicted, replanner, require_devices
-from trainwright.tasks.run import Run, open_run
+from trainwright.tasks.runs.run import Run, open_run
 from trainwright.tasks.settings import settings
+from trainwright.tasks.spec.eligibility import require_possible, usable
+from trainwright.tasks.spec.job import Job
+from trainwright.tasks.spec.pool import load_pool
 from trainwright.tasks.step import Reference, act_as, holder, ledger, step
+from trainwright.tasks.storage.objects import ObjectStore
 
 
 def open_for(
-    job: Job, owner: Holder, *, store: str | None = None, new: bool = False, worker: str | None = None,
+    job: Job,
+    owner: Holder,
+    *,
+    store: str | None = None,
+    new: bool = False,
+    worker: str | None = None,
     lacking: type[BaseModel] | None = None,
-) -> Run:  # fmt: skip
+) -> Run:
     """The run that works on this job (see `tasks.run.open_run`), its pool checked too."""
     pool = load_pool(job.pool)
     require_possible(job, pool, usable(pool, job.devices))
-    return open_run(job, store or settings().store, act_as(owner), new=new, worker=worker, lacking=lacking)
+    return open_run(
+        job, store or settings().store, act_as(owner), new=new, worker=worker, lacking=lacking
+    )
 
 
 @step("validate")
 def validate(run: Run) -> Reference:
     """Check the data. Raises DataRejected, after storing the result, where it does not meet its expectations."""
-    from trainwright.tasks import data
-    from trainwright.tasks.validate import failure_line
-    from trainwright.tasks.validate import validate as check
+    from trainwright.tasks.data import dataset
+    from trainwright.tasks.validate.check import failure_line
+    from trainwright.tasks.validate.check import validate as check
 
     job = run.job()
     earlier = run.find(Validation)
     root = run.root()
     if earlier is not None and earlier.success and earlier.data is not None:
-        if data.load(job.data).schema.sha256 == earlier.data.sha256:
+        if dataset.load(job.data).schema.sha256 == earlier.data.sha256:
             return _validation_reference(earlier)
         if run.find(Plan) is not None:
-            raise BadInput(f"{job.data.uri}: the data changed since {run.uri} began; --new starts afresh with it")
+            raise BadInput(
+                f"{job.data.uri}: the data changed since {run.uri} began; --new starts afresh with it"
+            )
     validation = check(job.data, seed=job.train.seed, kept_suite=kept_suite(root, job))
     run.write(validation)
     if not validation.success:
@@ -86,7 +95,9 @@ def kept_suite(root: ObjectStore, job: Job) -> list[dict[str, Any]] | None:
     except FileNotFoundError:
         return None
     except ValueError:
-        raise CorruptArtefact(f"{root.uri}/{_suite_key(job)}: not JSON; delete it to have it inferred anew") from None
+        raise CorruptArtefact(
+            f"{root.uri}/{_suite_key(job)}: not JSON; delete it to have it inferred anew"
+        ) from None
 
 
 def _validation_reference(validation: Validation) -> Reference:
@@ -202,7 +213,11 @@ def _replanner(run: Run, replay: str | None) -> Planner | None:
 def release(run: Run) -> Reference:
     """Give the run's devices back, whatever became of it."""
     plan = run.find(Plan)
-    count = ledger().release(run.uri, plan.resources, holder=holder(run).name) if plan is not None else 0
+    count = (
+        ledger().release(run.uri, plan.resources, holder=holder(run).name)
+        if plan is not None
+        else 0
+    )
     progress.emit("step", name="release", state="done", seconds=0.0, summary={"released": count})
     return {"run": run.uri, "released": count}
 
@@ -229,8 +244,8 @@ def _request(run: Run) -> Any:
 @step("search_lr")
 def search_lr(run: Run, replay: str | None = None) -> Reference:
     """Find the learning rate on the real model and data, on the leased devices."""
-    from trainwright.tasks.lr_plot import plot
-    from trainwright.tasks.search_lr import search_learning_rate
+    from trainwright.tasks.search_lr.learning_rate import search_learning_rate
+    from trainwright.tasks.search_lr.plot import plot
 
     search = run.find(LearningRateSearch)
     if search is None:
@@ -239,7 +254,10 @@ def search_lr(run: Run, replay: str | None = None) -> Reference:
             search = Run(replay).read(LearningRateSearch).model_copy(update={"source": "replayed"})
         elif given != "auto":
             search = LearningRateSearch(
-                learning_rate=given, interval=(given, given), source="given", reason="the job names it"
+                learning_rate=given,
+                interval=(given, given),
+                source="given",
+                reason="the job names it",
             )
         else:
             search = on_devices(
@@ -262,7 +280,7 @@ def search_lr(run: Run, replay: str | None = None) -> Reference:
 def train(run: Run, replay: str | None = None) -> Reference:
     """Train on the leased devices, from the newest checkpoint where there is one."""
     from trainwright.tasks.train import train as run_training
-    from trainwright.tasks.train.events import recording
+    from trainwright.tasks.train.record.events import recording
 
     result = run.find(Result)
     if result is None:
@@ -288,12 +306,12 @@ def train(run: Run, replay: str | None = None) -> Reference:
 @step("store")
 def store(run: Run) -> Reference:
     """Put the model into the run folder, what was measured into the calibration sets, and seal the run; read it back."""
-    from trainwright.tasks import calibration_set
+    from trainwright.tasks.estimate import finished_runs
     from trainwright.tasks.store import save_model, seal, verify
 
     if not run.finished():
         save_model(run)
-        calibration_set.append(run)  # before the seal: a run that is sealed has taught
+        finished_runs.append(run)  # before the seal: a run that is sealed has taught
         seal(run)
     manifest = verify(run)
     return {
@@ -320,10 +338,14 @@ def _analyze(run: Run) -> Reference:
 
 
 def _report(run: Run) -> Reference:
-    from trainwright.tasks.analyze import analyze as report_on
+    from trainwright.tasks.analyze.history import analyze as report_on
 
     report = report_on(run, run.store_uri)
-    return {"artefact": Report.FILE, "report": f"{run.uri}/{report.html}", "runs_compared": report.runs_compared}
+    return {
+        "artefact": Report.FILE,
+        "report": f"{run.uri}/{report.html}",
+        "runs_compared": report.runs_compared,
+    }
 
 
 ORDER: dict[str, tuple[Callable[..., Reference], type[BaseModel]]] = {

@@ -13,12 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from trainwright.estimator import source as model_source
-from trainwright.tasks.artefacts import LearningRateSearch, Manifest, Plan, Result, SealedFile, Status, Validation
+from trainwright.estimator.trace import source as model_source
 from trainwright.tasks.errors import BadInput, CorruptArtefact
-from trainwright.tasks.objects import ObjectStore, get_verified, sha256
-from trainwright.tasks.run import Run, now
-from trainwright.tasks.train import checkpoint
+from trainwright.tasks.runs.artefacts import (
+    LearningRateSearch,
+    Manifest,
+    Plan,
+    Result,
+    SealedFile,
+    Status,
+    Validation,
+)
+from trainwright.tasks.runs.run import Run, now
+from trainwright.tasks.storage.objects import ObjectStore, get_verified, sha256
+from trainwright.tasks.train.checkpoint import files as checkpoint
 
 if TYPE_CHECKING:
     import torch
@@ -51,15 +59,19 @@ def save_model(run: Run) -> None:
         "checkpoint_step": chosen.step,
         "metrics": chosen.metrics,
         "task": data.task,
-        "inputs": {name: {"shape": shape, "dtype": data.input_dtypes[name]} for name, shape in data.inputs.items()},
+        "inputs": {
+            name: {"shape": shape, "dtype": data.input_dtypes[name]}
+            for name, shape in data.inputs.items()
+        },
         "target": {"name": data.target, "dtype": data.target_dtype, "classes": data.classes},
         "precision": job.train.precision,
         "trained_with": {
-            "global_batch_size": plan.global_batch_size, "learning_rate": search.learning_rate if search else None,
+            "global_batch_size": plan.global_batch_size,
+            "learning_rate": search.learning_rate if search else None,
             "versions": result.versions,
         },
         "how_to_load": "trainwright.tasks.store.load_model(run_uri): verifies, imports the source, loads the safetensors",
-    }  # fmt: skip
+    }
     for name, content in source.items():
         run.objects.put(f"model/source/{name}", content)
     run.objects.put("model/model.safetensors", weights)
@@ -90,7 +102,9 @@ def verify(run: Run) -> Manifest:
         raise CorruptArtefact(f"{run.uri}: has no manifest.json; the run is not finished") from None
     found = _files(run.objects)
     if found != manifest.files:
-        raise CorruptArtefact(f"{run.uri}: is not what was sealed: {_differences(manifest.files, found)}")
+        raise CorruptArtefact(
+            f"{run.uri}: is not what was sealed: {_differences(manifest.files, found)}"
+        )
     return manifest
 
 
@@ -132,9 +146,13 @@ def seal_folder(objects: ObjectStore, folder: str) -> None:
         if item.key != f"{folder}{Manifest.FILE}"
     }
     document: dict[str, Any] = {
-        "schema_version": 1, "sealed_at": now(),
-        "files": {key.removeprefix(folder): {"size": size, "sha256": digest} for key, (size, digest) in files.items()},
-    }  # fmt: skip
+        "schema_version": 1,
+        "sealed_at": now(),
+        "files": {
+            key.removeprefix(folder): {"size": size, "sha256": digest}
+            for key, (size, digest) in files.items()
+        },
+    }
     objects.put(f"{folder}{Manifest.FILE}", json.dumps(document, indent=1).encode())
 
 
@@ -156,7 +174,10 @@ def load_model(run_uri: str, folder: Path) -> torch.nn.Module:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(get_verified(run.objects, key, files[key].sha256))
     model = cast(
-        model_source.build(model_source.load(folder, signature["entry"]), signature["config"]), signature["precision"]
+        model_source.build(model_source.load(folder, signature["entry"]), signature["config"]),
+        signature["precision"],
     )
-    model.load_state_dict(load(get_verified(run.objects, "model/model.safetensors", signature["weights_sha256"])))
+    model.load_state_dict(
+        load(get_verified(run.objects, "model/model.safetensors", signature["weights_sha256"]))
+    )
     return model.eval()

@@ -12,26 +12,39 @@ import pytest
 from hypothesis import settings
 from lab import lab  # noqa: F401 - a fixture
 
-from trainwright.estimator.calibration import save
 from trainwright.estimator.machine import MOST_DRIFT
+from trainwright.estimator.predict.calibration import save
 from trainwright.infra.airflow import airflow_services, ensure_airflow_db, training_service
+from trainwright.infra.background import stop
 from trainwright.infra.lock import locked
 from trainwright.infra.s3 import S3Access, s3_service, start_s3
-from trainwright.infra.service import stop
-from trainwright.tasks import calibrate, link, step
-from trainwright.tasks.pool import load_pool
+from trainwright.tasks import step
+from trainwright.tasks.estimate import calibrate, link
+from trainwright.tasks.spec.pool import load_pool
 
 TESTS = Path(__file__).parent
 LONGEST_FIRST = [
     TESTS / name
     for name in (
-        "e2e/test_chain.py", "tasks/train/test_hosts.py", "tasks/train/test_lifecycle.py", "tasks/test_extract.py",
-        "tasks/train/test_elastic.py", "tasks/train/test_precision.py", "tasks/train/test_joint_batch.py",
-        "tasks/test_validate.py", "tasks/test_estimate.py", "tasks/test_replan.py", "e2e/test_foreign_dag.py",
-        "tasks/train/test_checkpoint_faults.py", "tasks/service/test_page.py", "tasks/train/test_batch_growth.py",
-        "e2e/test_bad_model.py", "e2e/test_bad_input.py", "tasks/service/test_serve.py",
+        "e2e/test_chain.py",
+        "tasks/train/hosts/test_hosts.py",
+        "tasks/train/launcher/test_lifecycle.py",
+        "tasks/test_extract.py",
+        "tasks/train/launcher/test_elastic.py",
+        "tasks/train/rank/test_precision.py",
+        "tasks/train/rank/test_joint_batch.py",
+        "tasks/validate/test_validate.py",
+        "tasks/estimate/test_estimate.py",
+        "tasks/allocate/test_replan.py",
+        "e2e/test_foreign_dag.py",
+        "tasks/train/checkpoint/test_checkpoint_faults.py",
+        "tasks/service/test_page.py",
+        "tasks/train/batch/test_batch_growth.py",
+        "e2e/test_bad_model.py",
+        "e2e/test_bad_input.py",
+        "tasks/service/test_serve.py",
     )
-]  # fmt: skip
+]
 """Files that take more than half a minute: one that starts last would leave the other processes without work."""
 
 
@@ -47,7 +60,9 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first, the others in the order in which they were collected."""
     if gone := [str(path) for path in LONGEST_FIRST if not path.exists()]:
-        raise pytest.UsageError(f"tests/conftest.py, LONGEST_FIRST: no such file: {', '.join(gone)}")
+        raise pytest.UsageError(
+            f"tests/conftest.py, LONGEST_FIRST: no such file: {', '.join(gone)}"
+        )
     place = {path: number for number, path in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
 
@@ -129,7 +144,10 @@ def stack(_apart: Path, _server: S3Access, _made_once: Path) -> Path:
     airflow = _apart / "airflow"
     airflow.mkdir(mode=0o700, exist_ok=True)
     if not (airflow / "migrated").exists():
-        for path in [*(_made_once / "airflow").glob("airflow.db*"), _made_once / "airflow" / "migrated"]:
+        for path in [
+            *(_made_once / "airflow").glob("airflow.db*"),
+            _made_once / "airflow" / "migrated",
+        ]:
             shutil.copy2(path, airflow / path.name)
     for name in ("calibrations", "links"):
         shutil.copytree(_made_once / name, _apart / name, dirs_exist_ok=True)

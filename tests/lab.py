@@ -101,7 +101,13 @@ class Lab:
             "name": "lab",
             "ssh": {"identity": str(self.identity), "known_hosts": str(self.known_hosts)},
             "hosts": [
-                {"name": one.name, "address": one.address, "python": str(one.python), "devices": list(own), **host}
+                {
+                    "name": one.name,
+                    "address": one.address,
+                    "python": str(one.python),
+                    "devices": list(own),
+                    **host,
+                }
                 for one, own in zip(self.hosts, devices, strict=True)
             ],
         }
@@ -119,7 +125,9 @@ def why_not() -> str | None:
     if os.getuid() != 0:
         return "a lab of several hosts needs root"
     missing = [name for name in _PROGRAMS if shutil.which(name, path=_path()) is None]
-    return f"a lab of several hosts needs {', '.join(missing)}: make setup-system" if missing else None
+    return (
+        f"a lab of several hosts needs {', '.join(missing)}: make setup-system" if missing else None
+    )
 
 
 @pytest.fixture
@@ -134,13 +142,18 @@ def lab() -> Iterator[Callable[..., Lab]]:
 
 @contextlib.contextmanager
 def running(
-    cores: Sequence[float | None] = (None, None, None), rate: str | None = None, private_size: str = "256m"
+    cores: Sequence[float | None] = (None, None, None),
+    rate: str | None = None,
+    private_size: str = "256m",
 ) -> Iterator[Lab]:
     """A lab of one host for each quota of cores (None: all there are), its links limited to `rate` (tc's words)."""
     _remove_stale()
     tag = _free_tag()
     guard = subprocess.Popen(
-        [sys.executable, __file__, tag], stdin=subprocess.PIPE, start_new_session=True, env={"PATH": _path()}
+        [sys.executable, __file__, tag],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+        env={"PATH": _path()},
     )
     made = Lab(tag, _FOLDER / tag, "", _FOLDER / tag / "private")
     try:
@@ -172,19 +185,42 @@ def _make(lab: Lab, cores: Sequence[float | None], rate: str | None, private_siz
         _wire(tag, number, namespace, address, rate)
         _keygen(folder / f"{name}.key")
         known.append(f"{address} {(folder / f'{name}.key.pub').read_text()}")
-        (folder / f"{name}.conf").write_text(_SSHD.format(address=address, folder=folder, name=name))
-        setup = f'hostname {name} && mount -t tmpfs -o size={private_size} tmpfs {private} && exec "$@"'
+        (folder / f"{name}.conf").write_text(
+            _SSHD.format(address=address, folder=folder, name=name)
+        )
+        setup = (
+            f'hostname {name} && mount -t tmpfs -o size={private_size} tmpfs {private} && exec "$@"'
+        )
         group = _cgroup(f"{tag}n{number}", quota) if quota is not None else None
         join = f"echo $$ > {group}/cgroup.procs && " if group is not None else ""
         command = [
-            "nsenter", f"--net=/run/netns/{namespace}", "unshare", "--mount", "--uts", "sh", "-c", join + setup, "sh",
-            shutil.which("sshd", path=_path()) or "sshd", "-D", "-e", "-f", str(folder / f"{name}.conf"),
-        ]  # fmt: skip
+            "nsenter",
+            f"--net=/run/netns/{namespace}",
+            "unshare",
+            "--mount",
+            "--uts",
+            "sh",
+            "-c",
+            join + setup,
+            "sh",
+            shutil.which("sshd", path=_path()) or "sshd",
+            "-D",
+            "-e",
+            "-f",
+            str(folder / f"{name}.conf"),
+        ]
         with (folder / f"{name}.log").open("wb") as log:
             sshd = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env={"PATH": _path()}
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={"PATH": _path()},
             )
-        lab.hosts.append(LabHost(name, address, namespace, _python(folder, name, private), sshd, group))
+        lab.hosts.append(
+            LabHost(name, address, namespace, _python(folder, name, private), sshd, group)
+        )
     lab.known_hosts.write_text("".join(known))
     for host in lab.hosts:
         _wait_for_sshd(host, folder)
@@ -208,8 +244,12 @@ def _wire(tag: str, number: int, namespace: str, address: str, rate: str | None)
 def _python(folder: Path, name: str, private: Path) -> Path:
     """This Python with this path, as a host's own."""
     path = folder / f"python-{name}"
-    inherited = f"export PYTHONPATH='{os.environ['PYTHONPATH']}'\n" if os.environ.get("PYTHONPATH") else ""
-    path.write_text(f'#!/bin/sh\n{inherited}export TRAINWRIGHT_HOME={private}/home\nexec {sys.executable} "$@"\n')
+    inherited = (
+        f"export PYTHONPATH='{os.environ['PYTHONPATH']}'\n" if os.environ.get("PYTHONPATH") else ""
+    )
+    path.write_text(
+        f'#!/bin/sh\n{inherited}export TRAINWRIGHT_HOME={private}/home\nexec {sys.executable} "$@"\n'
+    )
     path.chmod(0o755)
     return path
 
@@ -232,7 +272,9 @@ def _set_quota(group: Path, cores: float) -> None:
     if (group / "cpu.max").exists():
         (group / "cpu.max").write_text(f"{quota} {period}")
         return
-    (group / "cpu.cfs_quota_us").write_text("-1")  # no quota may be larger than the period in between
+    (group / "cpu.cfs_quota_us").write_text(
+        "-1"
+    )  # no quota may be larger than the period in between
     (group / "cpu.cfs_period_us").write_text(str(period))
     (group / "cpu.cfs_quota_us").write_text(str(quota))
 
@@ -245,7 +287,9 @@ def _wait_for_sshd(host: LabHost, folder: Path) -> None:
         if host.sshd.poll() is not None:
             break
         time.sleep(0.01)
-    raise OSError(f"sshd of {host.name} does not answer: {(folder / f'{host.name}.log').read_text()}")
+    raise OSError(
+        f"sshd of {host.name} does not answer: {(folder / f'{host.name}.log').read_text()}"
+    )
 
 
 def remove(tag: str) -> None:
@@ -261,7 +305,9 @@ def remove(tag: str) -> None:
         time.sleep(0.01)
     for name in namespaces:
         _run("ip", "netns", "del", name, check=False)
-    for link in Path("/sys/class/net").glob(f"{tag}[bv]*"):  # a namespace goes later, and its links with it
+    for link in Path("/sys/class/net").glob(
+        f"{tag}[bv]*"
+    ):  # a namespace goes later, and its links with it
         _run("ip", "link", "del", link.name, check=False)
     for root in ("/sys/fs/cgroup/cpu", "/sys/fs/cgroup"):
         for group in Path(root).glob(f"{tag}n*"):
@@ -288,7 +334,9 @@ def _free_tag() -> str:
 
 def _free_network() -> ipaddress.IPv4Network:
     """A network of 254 addresses that this machine has no route to."""
-    taken = subprocess.run(["ip", "-4", "route", "list", "table", "all"], capture_output=True, text=True, check=True)
+    taken = subprocess.run(
+        ["ip", "-4", "route", "list", "table", "all"], capture_output=True, text=True, check=True
+    )
     for number in range(os.getpid() % 40_000, 65_000):
         third = f"10.{100 + number // 256 % 150}.{number % 256}."
         if third not in taken.stdout:
@@ -303,7 +351,9 @@ def _namespaces() -> list[str]:
 
 def _pids(namespace: str) -> list[int]:
     """The processes of a namespace, wherever their cgroup is."""
-    found = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        ["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False
+    )
     return [int(pid) for pid in found.stdout.split()]
 
 
@@ -316,7 +366,9 @@ def _path() -> str:
 
 
 def _run(*command: str, check: bool = True) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PATH": _path()})
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "PATH": _path()}
+    )
     if check and done.returncode != 0:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
 

@@ -43,11 +43,13 @@ def test_nothing_is_left_of_a_lab_whose_process_is_killed() -> None:
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
-    code = (
-        "import lab, time\nwith lab.running(cores=[0.5]) as made:\n    print(made.tag, flush=True)\n    time.sleep(60)"
-    )
+    code = "import lab, time\nwith lab.running(cores=[0.5]) as made:\n    print(made.tag, flush=True)\n    time.sleep(60)"
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent, env=os.environ
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parent,
+        env=os.environ,
     )
     assert process.stdout is not None
     tag = process.stdout.readline().strip()

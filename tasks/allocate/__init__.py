@@ -1,0 +1,1 @@
+"""Step `allocate`: chooses devices and leases them."""

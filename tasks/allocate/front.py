@@ -8,10 +8,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trainwright.tasks.allocate.configuration import EXACT, Configuration, Found, Goal, Limits, Space
+from trainwright.tasks.allocate.plan.configuration import (
+    EXACT,
+    Configuration,
+    Found,
+    Goal,
+    Limits,
+    Space,
+)
 from trainwright.tasks.allocate.strategies import best
-from trainwright.tasks.artefacts import Alternative, FrontPoint
-from trainwright.tasks.pool import Device
+from trainwright.tasks.runs.artefacts import Alternative, FrontPoint
+from trainwright.tasks.spec.pool import Device
 
 if TYPE_CHECKING:
     from trainwright.tasks.allocate.planner import Planner
@@ -26,7 +33,11 @@ def kinds_of(devices: Iterable[Device]) -> dict[str, int]:
     """Devices counted by kind, as a person reads it."""
     counts: dict[str, int] = {}
     for device in devices:
-        cores = f" ({device.cores:g} core{'s' if device.cores != 1 else ''})" if device.cores is not None else ""
+        cores = (
+            f" ({device.cores:g} core{'s' if device.cores != 1 else ''})"
+            if device.cores is not None
+            else ""
+        )
         speed = f" (speed {device.speed:g}, emulated)" if device.speed is not None else ""
         counts[device.type + cores + speed] = counts.get(device.type + cores + speed, 0) + 1
     return counts
@@ -39,7 +50,13 @@ def alternatives(planner: Planner, chosen: Found) -> list[Alternative]:
     looked_at = [*chosen.seen, *neighbours(planner, result)]
     ranked = sorted(
         looked_at,
-        key=lambda one: (one.excess(planner.limits), one.value(planner.goal), one.size, one.batch, one.counts),
+        key=lambda one: (
+            one.excess(planner.limits),
+            one.value(planner.goal),
+            one.size,
+            one.batch,
+            one.counts,
+        ),
     )
     shown: dict[object, Alternative] = {
         _what(result): Alternative(devices={}, global_batch_size=0, feasible=True, reason="")
@@ -55,19 +72,25 @@ def alternatives(planner: Planner, chosen: Found) -> list[Alternative]:
 def _what(one: Configuration) -> object:
     counts: Counter[object] = Counter()
     for share in one.shares:
-        counts[share.kind.curve.device_type, share.kind.curve.cores, share.kind.curve.speed] += share.ranks
+        counts[share.kind.curve.device_type, share.kind.curve.cores, share.kind.curve.speed] += (
+            share.ranks
+        )
     return (frozenset(counts.items()), one.batch, one.accumulation)
 
 
 def neighbours(planner: Planner, result: Configuration) -> list[Configuration]:
     """The same batch and accumulation with a rank more or less of one group, or of the same number of another."""
     request = planner.request(result.batch, planner.goal, planner.limits)
-    space = Space(result.layout, result.batch, request.least, request.most, planner.most_accumulation)
+    space = Space(
+        result.layout, result.batch, request.least, request.most, planner.most_accumulation
+    )
     counts, found = list(result.counts), []
     for place, group in enumerate(result.layout.groups):
         changes = [{place: counts[place] + 1}, {place: counts[place] - 1}]
         if counts[place] == 0:
-            changes.append({other: 0 for other, count in enumerate(counts) if count} | {place: result.size})
+            changes.append(
+                {other: 0 for other, count in enumerate(counts) if count} | {place: result.size}
+            )
         for change in changes:
             tried = [change.get(other, count) for other, count in enumerate(counts)]
             if 0 <= tried[place] <= group.count and any(tried):
@@ -86,7 +109,9 @@ def _lost(planner: Planner, one: Configuration, best: Configuration) -> Alternat
     elif mine <= theirs * (1 + EXACT):
         reason = f"the same {name}, {'more' if one.size > best.size else 'other'} devices"
     else:
-        reason = f"{_more(mine / theirs if theirs > 0 else math.inf, name)}{_because(one, best, goal)}"
+        reason = (
+            f"{_more(mine / theirs if theirs > 0 else math.inf, name)}{_because(one, best, goal)}"
+        )
     return Alternative(
         devices=kinds_of(device for device, _ in one.devices()),
         global_batch_size=one.batch,
@@ -98,13 +123,17 @@ def _lost(planner: Planner, one: Configuration, best: Configuration) -> Alternat
 
 
 def _more(ratio: float, name: str) -> str:
-    return f"{100 * (ratio - 1):.2g} % more {name}" if ratio < 1.995 else f"{ratio:.3g} x the {name}"
+    return (
+        f"{100 * (ratio - 1):.2g} % more {name}" if ratio < 1.995 else f"{ratio:.3g} x the {name}"
+    )
 
 
 def _sums(one: Configuration, best: Configuration) -> str:
     """Why the best's devices and more take longer, where they do; other devices may just be slower."""
     mine, theirs = (kinds_of(device for device, _ in each.devices()) for each in (one, best))
-    more = one.size > best.size and all(mine.get(kind, 0) >= count for kind, count in theirs.items())
+    more = one.size > best.size and all(
+        mine.get(kind, 0) >= count for kind, count in theirs.items()
+    )
     slower = more and one.cost.step_s.median > best.cost.step_s.median
     return "sums cost more than the extra devices save" if slower else ""
 
@@ -128,11 +157,17 @@ def _missed(planner: Planner, one: Configuration) -> str:
         (cost.upper_duration_s, one.available_s(), "a host's window"),
     ]
     ratio, name = max(
-        (have / limit if limit > 0 else math.inf, name) for have, limit, name in misses if limit < math.inf
+        (have / limit if limit > 0 else math.inf, name)
+        for have, limit, name in misses
+        if limit < math.inf
     )
     if math.isinf(ratio):
         return f"is outside {name}"
-    much = f"misses {name} by {100 * (ratio - 1):.2g} %" if ratio < 1.995 else f"takes {ratio:.3g} x {name}"
+    much = (
+        f"misses {name} by {100 * (ratio - 1):.2g} %"
+        if ratio < 1.995
+        else f"takes {ratio:.3g} x {name}"
+    )
     return f"{much} at confidence {planner.model.confidence:g}"
 
 
@@ -150,7 +185,11 @@ def front(planner: Planner, result: Configuration) -> list[FrontPoint]:
     quickest = ask("time")
     for goal in goals:
         frugal = ask(goal)
-        if quickest is None or frugal is None or frugal.cost.upper_duration_s <= quickest.cost.upper_duration_s:
+        if (
+            quickest is None
+            or frugal is None
+            or frugal.cost.upper_duration_s <= quickest.cost.upper_duration_s
+        ):
             continue
         first, last = quickest.cost.upper_duration_s, frugal.cost.upper_duration_s
         for place in range(_DURATIONS):
@@ -183,7 +222,10 @@ def undominated(known: Iterable[Configuration], keep: Configuration) -> list[Con
     kept: list[Configuration] = []
     for one in ordered:  # whatever dominates it comes before it
         mine = values(one)
-        if not any(all(a <= b * (1 + EXACT) for a, b in zip(values(other), mine, strict=True)) for other in kept):
+        if not any(
+            all(a <= b * (1 + EXACT) for a, b in zip(values(other), mine, strict=True))
+            for other in kept
+        ):
             kept.append(one)
     if not any(one is keep for one in kept):
         kept = [one for one in kept if values(one) != values(keep)] + [keep]

@@ -13,20 +13,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from trainwright.estimator.energy import power_of
-from trainwright.tasks.allocate.configuration import EXACT, Configuration, Found, Goal, Limits
-from trainwright.tasks.allocate.cost import CostModel
+from trainwright.estimator.predict.energy import power_of
 from trainwright.tasks.allocate.front import alternatives, front, point
 from trainwright.tasks.allocate.infeasible import infeasible
-from trainwright.tasks.allocate.layout import Layout
-from trainwright.tasks.allocate.memory import most_samples
-from trainwright.tasks.allocate.restrictions import MOST_BATCH, asks_for_cost, require_possible, usable
-from trainwright.tasks.allocate.search import EXACT_NODES, MOST_NODES
+from trainwright.tasks.allocate.plan.batch_limits import most_samples
+from trainwright.tasks.allocate.plan.configuration import EXACT, Configuration, Found, Goal, Limits
+from trainwright.tasks.allocate.plan.cost import CostModel
+from trainwright.tasks.allocate.plan.placement import Layout
+from trainwright.tasks.allocate.search.branch_and_bound import EXACT_NODES, MOST_NODES
 from trainwright.tasks.allocate.strategies import Request, best
-from trainwright.tasks.artefacts import DataSchema, Estimate, Plan, PlannedDevice
 from trainwright.tasks.errors import BadInput, Infeasible
-from trainwright.tasks.job import Job
-from trainwright.tasks.pool import Device, Pool
+from trainwright.tasks.runs.artefacts import DataSchema, Estimate, Plan, PlannedDevice
+from trainwright.tasks.spec.eligibility import MOST_BATCH, asks_for_cost, require_possible, usable
+from trainwright.tasks.spec.job import Job
+from trainwright.tasks.spec.pool import Device, Pool
 
 TRAINED_ACCUMULATION = 64
 """Most micro-batches in a step that a plan asks for; `tasks.train` takes as many as it says."""
@@ -88,7 +88,11 @@ def make_plan(
         budget=job.objective.budget,
         alternatives=alternatives(planner, chosen),
         front=front(planner, result),
-        batches=[point(planner, one.best, chosen=one is chosen) for one in found[::-1] if one.best is not None],
+        batches=[
+            point(planner, one.best, chosen=one is chosen)
+            for one in found[::-1]
+            if one.best is not None
+        ],
         accumulation=result.accumulation,
         batch_rule=planner.batch_rule(),
         search="exact" if gap == 0 else "bounded",
@@ -97,7 +101,9 @@ def make_plan(
     )
 
 
-def planned(model: CostModel, device: Device, batch: int, accumulation: int, most: int | None = None) -> PlannedDevice:
+def planned(
+    model: CostModel, device: Device, batch: int, accumulation: int, most: int | None = None
+) -> PlannedDevice:
     """The device with its share of each step, in so many micro-batches; `most` is what its memory holds."""
     kind = model.kind(device)
     return PlannedDevice(
@@ -116,8 +122,15 @@ def planned(model: CostModel, device: Device, batch: int, accumulation: int, mos
 class Planner:
     """One job's choice among devices."""
 
-    def __init__(self, job: Job, model: CostModel, devices: Sequence[Device], most_accumulation: int = 1) -> None:
-        self.job, self.model, self.devices, self.most_accumulation = job, model, list(devices), most_accumulation
+    def __init__(
+        self, job: Job, model: CostModel, devices: Sequence[Device], most_accumulation: int = 1
+    ) -> None:
+        self.job, self.model, self.devices, self.most_accumulation = (
+            job,
+            model,
+            list(devices),
+            most_accumulation,
+        )
         self.goal: Goal = job.objective.minimize
         self.limits = Limits(
             math.inf if job.objective.deadline is None else job.objective.deadline,
@@ -131,7 +144,9 @@ class Planner:
         job, pool = self.job, self.model.pool
         require_possible(job, pool, self.devices, self.model.data.train_rows)
         kinds = self.layout.kinds
-        unknown = next((kind.device_type for kind in kinds if kind.idle_w is None or kind.load_w is None), None)
+        unknown = next(
+            (kind.device_type for kind in kinds if kind.idle_w is None or kind.load_w is None), None
+        )
         if self.goal == "energy" and unknown:
             raise BadInput(
                 f"objective.minimize: got 'energy'; the power of {unknown} is not known: name it in pool {pool.name} (power)"
@@ -146,7 +161,9 @@ class Planner:
         """The question for one global batch."""
         chosen = self.job.devices
         most = chosen.max_count or len(self.devices)
-        return Request(self.layout, size, chosen.min_count, most, goal, limits, cutoff, self.most_accumulation)
+        return Request(
+            self.layout, size, chosen.min_count, most, goal, limits, cutoff, self.most_accumulation
+        )
 
     def choose(self, goal: Goal, limits: Limits) -> tuple[Found | None, list[Found]]:
         """The best for the global batch that the rule picks, and the best that was found for each that was in question.
@@ -177,12 +194,26 @@ class Planner:
             search(size, _FIRST_NODES if len(self.sizes) > 1 else MOST_NODES, within * most)
         while True:
             most = within * min(map(high, found))
-            chosen = min((size for size in found if high(size) <= most and found[size].best), default=math.inf)
+            chosen = min(
+                (size for size in found if high(size) <= most and found[size].best),
+                default=math.inf,
+            )
             value = high(int(chosen)) if chosen < math.inf else math.inf
-            needed = {size: most if size < chosen else value / (within if size > chosen else 1.0) for size in found}
-            pending = [size for size in found if size not in exhausted and low(size) < needed[size] * (1 - 2 * EXACT)]
+            needed = {
+                size: most if size < chosen else value / (within if size > chosen else 1.0)
+                for size in found
+            }
+            pending = [
+                size
+                for size in found
+                if size not in exhausted and low(size) < needed[size] * (1 - 2 * EXACT)
+            ]
             if not pending:
-                kept = [found[size] for size in sorted(found, reverse=True) if found[size].best is not None]
+                kept = [
+                    found[size]
+                    for size in sorted(found, reverse=True)
+                    if found[size].best is not None
+                ]
                 return (found[int(chosen)] if chosen < math.inf else None), kept
             size = min(pending, key=lambda one: (one == chosen, low(one)))
             search(size, MOST_NODES, needed[size])
@@ -191,7 +222,9 @@ class Planner:
         """The configuration with the least of something, at any global batch."""
         chosen: Configuration | None = None
         for size in sorted(self.sizes, reverse=True):
-            one = best(self.request(size, goal, limits, chosen.value(goal) if chosen else math.inf)).best
+            one = best(
+                self.request(size, goal, limits, chosen.value(goal) if chosen else math.inf)
+            ).best
             if one is not None and (chosen is None or one.value(goal) < chosen.value(goal)):
                 chosen = one
         return chosen
@@ -240,4 +273,7 @@ def _sizes(job: Job, rows: int) -> list[int]:
     if size != "auto":
         return [size]
     low, high = (min(bound, rows) for bound in job.train.batch_bounds)
-    return sorted({low, high} | {2**power for power in range(MOST_BATCH.bit_length()) if low <= 2**power <= high})
+    return sorted(
+        {low, high}
+        | {2**power for power in range(MOST_BATCH.bit_length()) if low <= 2**power <= high}
+    )

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainwright.tasks.allocate.configuration import EXACT, Configuration
+from trainwright.tasks.allocate.plan.configuration import EXACT, Configuration
 
 _FACTORS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
 """Of the deadlines of jobs that can't be in time."""
@@ -80,7 +80,10 @@ def fewest_late(
 
 
 def _one_by_one(
-    options: Sequence[Sequence[Choice]], deadlines: Sequence[float], limited: Sequence[int], room: Mapping[object, int]
+    options: Sequence[Sequence[Choice]],
+    deadlines: Sequence[float],
+    limited: Sequence[int],
+    room: Mapping[object, int],
 ) -> tuple[list[Scheduled] | None, tuple[int, ...]]:
     late = tuple(limited)
     kept = _quickly(options, _stretched(deadlines, late), room)
@@ -93,9 +96,12 @@ def _one_by_one(
 
 
 def _less_late(
-    found: list[Scheduled], options: Sequence[Sequence[Choice]], deadlines: Sequence[float], late: Sequence[int],
+    found: list[Scheduled],
+    options: Sequence[Sequence[Choice]],
+    deadlines: Sequence[float],
+    late: Sequence[int],
     room: Mapping[object, int],
-) -> list[Scheduled]:  # fmt: skip
+) -> list[Scheduled]:
     """The same jobs late by the least of a few factors of their deadlines; what was found where none is enough."""
     for factor in _FACTORS if late else ():
         less = _quickly(options, _stretched(deadlines, late, factor), room)
@@ -111,18 +117,30 @@ def _quickly(
     frugal = least_energy(options, deadlines, room, Effort(5_000))
     if frugal is not None:
         return frugal
-    return schedule([min(some, key=lambda one: one.upper_s) for some in options], deadlines, room, Effort(5_000))
+    return schedule(
+        [min(some, key=lambda one: one.upper_s) for some in options], deadlines, room, Effort(5_000)
+    )
 
 
-def _stretched(deadlines: Sequence[float], late: Sequence[int], factor: float = math.inf) -> list[float]:
-    return [deadline * (factor if number in late else 1.0) for number, deadline in enumerate(deadlines)]
+def _stretched(
+    deadlines: Sequence[float], late: Sequence[int], factor: float = math.inf
+) -> list[float]:
+    return [
+        deadline * (factor if number in late else 1.0) for number, deadline in enumerate(deadlines)
+    ]
 
 
 def least_energy(
-    options: Sequence[Sequence[Choice]], deadlines: Sequence[float], room: Mapping[object, int], effort: Effort
+    options: Sequence[Sequence[Choice]],
+    deadlines: Sequence[float],
+    room: Mapping[object, int],
+    effort: Effort,
 ) -> list[Scheduled] | None:
     """The schedule of least energy that meets the deadlines. None: none does, or none was found before the effort was spent."""
-    fitting = [[one for one in some if one.upper_s <= until] for some, until in zip(options, deadlines, strict=True)]
+    fitting = [
+        [one for one in some if one.upper_s <= until]
+        for some, until in zip(options, deadlines, strict=True)
+    ]
     if not all(fitting):
         return None
     for combination in _by_energy(fitting):
@@ -138,7 +156,9 @@ def _by_energy(options: Sequence[Sequence[Choice]]) -> Iterator[list[Choice]]:
     """Every combination, least energy first."""
 
     def energy(at: tuple[int, ...]) -> float:
-        return math.fsum(choices[place].energy_j for choices, place in zip(options, at, strict=True))
+        return math.fsum(
+            choices[place].energy_j for choices, place in zip(options, at, strict=True)
+        )
 
     first = (0,) * len(options)
     heap, known = [(energy(first), first)], {first}
@@ -153,14 +173,19 @@ def _by_energy(options: Sequence[Sequence[Choice]]) -> Iterator[list[Choice]]:
 
 
 def schedule(
-    combination: Sequence[Choice], deadlines: Sequence[float], room: Mapping[object, int], effort: Effort
+    combination: Sequence[Choice],
+    deadlines: Sequence[float],
+    room: Mapping[object, int],
+    effort: Effort,
 ) -> list[Scheduled] | None:
     """The starts that meet the deadlines with the least sum of ends, over the orders that can have it. None: no order does."""
     until = [
         min(limit, one.configuration.available_s()) * (1 + EXACT)
         for one, limit in zip(combination, deadlines, strict=True)
     ]
-    urgent = sorted(range(len(until)), key=lambda number: (until[number], combination[number].upper_s, number))
+    urgent = sorted(
+        range(len(until)), key=lambda number: (until[number], combination[number].upper_s, number)
+    )
     kept: list[Scheduled] | None = None
     least_s = math.inf
 
@@ -173,7 +198,9 @@ def schedule(
         for number in urgent:
             if number not in placed:
                 effort.left -= 1
-                one = Scheduled(combination[number], _earliest(combination[number], list(placed.values()), room))
+                one = Scheduled(
+                    combination[number], _earliest(combination[number], list(placed.values()), room)
+                )
                 if one.end_s > until[number]:
                     return  # with more jobs before it, it would not end sooner
                 following.append((number, one))
@@ -195,7 +222,12 @@ def _earliest(choice: Choice, placed: Sequence[Scheduled], room: Mapping[object,
         # What others hold changes only at their starts and ends.
         times = [start, *(one.start_s for one in placed if start < one.start_s < end)]
         return all(
-            count + sum(dict(one.choice.holds).get(key, 0) for one in placed if one.start_s <= at < one.end_s)
+            count
+            + sum(
+                dict(one.choice.holds).get(key, 0)
+                for one in placed
+                if one.start_s <= at < one.end_s
+            )
             <= room[key]
             for key, count in choice.holds
             for at in times

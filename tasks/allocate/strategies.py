@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from trainwright.tasks.allocate.configuration import Configuration, Found, Goal, Limits, Space
-from trainwright.tasks.allocate.layout import Layout, Seating
-from trainwright.tasks.allocate.search import MOST_NODES, Search
+from trainwright.tasks.allocate.plan.configuration import Configuration, Found, Goal, Limits, Space
+from trainwright.tasks.allocate.plan.placement import Layout, Seating
+from trainwright.tasks.allocate.search.branch_and_bound import MOST_NODES, Search
 from trainwright.tasks.errors import BadInput
 
 CostFunction = Callable[[Layout, Sequence[int], Seating, int], Configuration | None]
@@ -58,7 +58,9 @@ class Solver(Protocol):
 
 def data_parallel(request: Request) -> Found:
     """Every rank has the whole model and a share of the batch; gradients are summed by ring all-reduce. Exact."""
-    space = Space(request.layout, request.batch, request.least, request.most, request.most_accumulation)
+    space = Space(
+        request.layout, request.batch, request.least, request.most, request.most_accumulation
+    )
     return Search(space, request.goal, request.limits, request.cutoff).run(request.most_nodes)
 
 
@@ -100,7 +102,9 @@ def best(request: Request) -> Found:
         cutoff = min(request.cutoff, chosen.value(request.goal) if chosen else math.inf)
         found = solve(replace(request, cutoff=cutoff))
         nodes, bound, seen = nodes + found.nodes, min(bound, found.bound), seen + found.seen
-        if found.best is not None and (chosen is None or found.best.value(request.goal) < chosen.value(request.goal)):
+        if found.best is not None and (
+            chosen is None or found.best.value(request.goal) < chosen.value(request.goal)
+        ):
             chosen = found.best
     return Found(chosen, bound, nodes, seen)
 
@@ -116,9 +120,15 @@ def _tried(name: str, cost: CostFunction, request: Request) -> Found:
                 one = cost(request.layout, counts, seating, request.batch)
                 if one is not None:
                     seen.append(replace(one, strategy=name))
-    kept = [one for one in seen if one.excess(request.limits) <= 0 and one.value(request.goal) < request.cutoff]
+    kept = [
+        one
+        for one in seen
+        if one.excess(request.limits) <= 0 and one.value(request.goal) < request.cutoff
+    ]
     best = min(kept, key=lambda one: (one.value(request.goal), one.size), default=None)
-    return Found(best, (best.value(request.goal) if best else math.inf) if complete else 0.0, len(seen), seen)
+    return Found(
+        best, (best.value(request.goal) if best else math.inf) if complete else 0.0, len(seen), seen
+    )
 
 
 def _every(rooms: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -35,12 +35,11 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from trainwright.estimator.devices import DEVICE_TYPES
-from trainwright.estimator.structure import Structure
-from trainwright.tasks.documents import told
+from trainwright.estimator.predict.structure import Structure
 from trainwright.tasks.errors import BadInput, Infeasible, TrainwrightError
 from trainwright.tasks.service import schema
-from trainwright.tasks.service.answers import error_document
 from trainwright.tasks.service.auth import Client, check_origin
+from trainwright.tasks.service.compute.answers import error_document
 from trainwright.tasks.service.documents import (
     DeviceTypes,
     ErrorAnswer,
@@ -50,17 +49,31 @@ from trainwright.tasks.service.documents import (
     Shelved,
     StepEstimate,
 )
-from trainwright.tasks.service.pages import Guarded, Login
+from trainwright.tasks.service.records.pages import Guarded, Login
+from trainwright.tasks.service.records.routes import (
+    add_board_routes,
+    add_page_routes,
+    add_run_routes,
+)
 from trainwright.tasks.service.requests import EstimateRequest, PlanRequest, StructureRequest
-from trainwright.tasks.service.run_routes import add_board_routes, add_page_routes, add_run_routes
 from trainwright.tasks.service.service import Service
+from trainwright.tasks.spec.documents import told
 
 log = logging.getLogger(__name__)
 
 _STATUS = {
-    "unauthorized": 401, "forbidden": 403, "not_found": 404, "method_not_allowed": 405, "timeout": 408, "held": 409,
-    "too_large": 413, "bad_input": 422, "data_rejected": 422, "busy": 429, "service_unreachable": 503,
-}  # fmt: skip
+    "unauthorized": 401,
+    "forbidden": 403,
+    "not_found": 404,
+    "method_not_allowed": 405,
+    "timeout": 408,
+    "held": 409,
+    "too_large": 413,
+    "bad_input": 422,
+    "data_rejected": 422,
+    "busy": 429,
+    "service_unreachable": 503,
+}
 _KINDS = {status: kind for kind, status in _STATUS.items() if kind != "data_rejected"}
 _CLIENT_GONE = 499  # nobody reads it
 
@@ -83,14 +96,21 @@ def create_app(
             service.close()
 
     app = FastAPI(
-        title="trainwright", version="1", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan,
+        title="trainwright",
+        version="1",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        lifespan=lifespan,
         summary="Plans, estimates and structures of models on devices.",
         responses={status: {"model": ErrorAnswer} for status in (401, 403, 422)},
-    )  # fmt: skip
+    )
 
     async def asking(request: Request, client: Annotated[Client, Depends(client_of)]) -> Client:
         """Who asks; what is asked has only fields that the route knows. Raises BadInput."""
-        known = [one.alias for one in get_flat_dependant(request.scope["route"].dependant).query_params]
+        known = [
+            one.alias for one in get_flat_dependant(request.scope["route"].dependant).query_params
+        ]
         for name in request.query_params:
             if name not in known:
                 allowed = ", ".join(known) or "no field"
@@ -103,34 +123,66 @@ def create_app(
     checked = [Depends(check_origin)]
 
     async def received(request: Request) -> bytes:
-        if request.headers.get("content-type", "application/json").split(";")[0].strip().lower() != "application/json":
+        if (
+            request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
+            != "application/json"
+        ):
             raise BadInput("content-type: allowed: application/json")
         return await service.receiver.body(request.stream(), request.headers.get("content-length"))
 
-    @app.post("/plans", dependencies=checked, response_model=PlanAnswer | Infeasibility, **schema.body(PlanRequest))
+    @app.post(
+        "/plans",
+        dependencies=checked,
+        response_model=PlanAnswer | Infeasibility,
+        **schema.body(PlanRequest),
+    )
     async def plans(request: Request, client: AnyClient) -> Response:
         """The plan for a job: which devices, what shares, how long. Takes nothing."""
         body = await received(request)
         kept = service.kept("plan", body, client)
-        return _json(kept) if kept is not None else await _unless_gone(request, service.plan(body, client))
+        return (
+            _json(kept)
+            if kept is not None
+            else await _unless_gone(request, service.plan(body, client))
+        )
 
-    @app.post("/estimates", dependencies=checked, response_model=StepEstimate, **schema.body(EstimateRequest))
+    @app.post(
+        "/estimates",
+        dependencies=checked,
+        response_model=StepEstimate,
+        **schema.body(EstimateRequest),
+    )
     async def estimates(request: Request, client: AnyClient) -> Response:
         """Time, memory and energy of a training step on a device type."""
         body = await received(request)
         kept = service.kept("estimate", body, client)
-        return _json(kept) if kept is not None else await _unless_gone(request, service.estimate(body, client))
+        return (
+            _json(kept)
+            if kept is not None
+            else await _unless_gone(request, service.estimate(body, client))
+        )
 
-    @app.post("/structures", dependencies=checked, response_model=Structure, **schema.body(StructureRequest))
+    @app.post(
+        "/structures",
+        dependencies=checked,
+        response_model=Structure,
+        **schema.body(StructureRequest),
+    )
     async def structures(request: Request, client: AnyClient) -> Response:
         """A model's structure, read from its code: needs the right to start runs."""
         body = await received(request)
         return await _unless_gone(request, service.structure(body, client))
 
-    @app.get("/pool", response_model=PoolState, responses={404: {"model": ErrorAnswer, "description": "no such pool"}})
+    @app.get(
+        "/pool",
+        response_model=PoolState,
+        responses={404: {"model": ErrorAnswer, "description": "no such pool"}},
+    )
     async def pool(
         client: AnyClient,
-        name: Annotated[str | None, Query(max_length=200, description="left out: the server's machine")] = None,
+        name: Annotated[
+            str | None, Query(max_length=200, description="left out: the server's machine")
+        ] = None,
     ) -> Response:
         """A pool's devices and who holds them."""
         return _json(await service.pool(name))
@@ -163,7 +215,11 @@ def create_app(
 
 
 _DEVICES = json.dumps(
-    {"devices": [{**dataclasses.asdict(one), "sources": one.sources} for one in DEVICE_TYPES.values()]}
+    {
+        "devices": [
+            {**dataclasses.asdict(one), "sources": one.sources} for one in DEVICE_TYPES.values()
+        ]
+    }
 ).encode()
 
 
@@ -184,7 +240,9 @@ async def _unless_gone(request: Request, answer: Awaitable[bytes]) -> Response:
         await asyncio.gather(work, leaving, return_exceptions=True)
 
 
-def _json(content: bytes | str, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def _json(
+    content: bytes | str, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
     return Response(content, status, media_type="application/json", headers=headers)
 
 
@@ -195,22 +253,32 @@ async def _ours(_: Request, error: Exception) -> Response:
     status = _STATUS.get(error.kind, 500)
     if status >= 500:
         log.error("%s", error)
-    extra = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "10"}}.get(status)
+    extra = {
+        401: {"WWW-Authenticate": "Bearer"},
+        429: {"Retry-After": "1"},
+        503: {"Retry-After": "10"},
+    }.get(status)
     return _json(error_document(error), status, extra)
 
 
 async def _http(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    document = {"error": {"kind": _KINDS.get(error.status_code, "failed"), "message": str(error.detail)}}
+    document = {
+        "error": {"kind": _KINDS.get(error.status_code, "failed"), "message": str(error.detail)}
+    }
     return _json(json.dumps(document), error.status_code, dict(error.headers or {}))
 
 
 async def _invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    problems = [{**one, "loc": one["loc"][1:]} for one in error.errors()]  # without where it was: query, path
+    problems = [
+        {**one, "loc": one["loc"][1:]} for one in error.errors()
+    ]  # without where it was: query, path
     return _json(error_document(BadInput(told(problems))), 422)
 
 
 async def _unexpected(_: Request, error: Exception) -> Response:
     log.error("a request failed", exc_info=error)
-    return _json(error_document(TrainwrightError(f"{type(error).__name__}: the service's log has more")), 500)
+    return _json(
+        error_document(TrainwrightError(f"{type(error).__name__}: the service's log has more")), 500
+    )

@@ -81,19 +81,25 @@ def token_from(path: Path) -> str:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             if stat.S_IMODE(path.stat().st_mode) & 0o077:
-                raise BadInput(f"--token-file: {path} can be read by others; allowed: mode 600") from None
+                raise BadInput(
+                    f"--token-file: {path} can be read by others; allowed: mode 600"
+                ) from None
             token = path.read_text().strip()
         else:
             token = secrets.token_urlsafe(32)
             with os.fdopen(descriptor, "w") as file:
                 file.write(token + "\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"--token-file: {path}: {getattr(error, 'strerror', None) or 'is not text'}") from None
+        raise BadInput(
+            f"--token-file: {path}: {getattr(error, 'strerror', None) or 'is not text'}"
+        ) from None
     return checked(token, f"--token-file: {path}")
 
 
 def checked(token: str, name: str) -> str:
     """The token, where it can be one. Raises BadInput, without showing it."""
     if len(token) < _LEAST_LENGTH or not token.isascii() or any(one.isspace() for one in token):
-        raise BadInput(f"{name}: holds no token; allowed: {_LEAST_LENGTH} characters or more of ASCII, without spaces")
+        raise BadInput(
+            f"{name}: holds no token; allowed: {_LEAST_LENGTH} characters or more of ASCII, without spaces"
+        )
     return token

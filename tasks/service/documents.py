@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from trainwright.estimator.curves import Interval, Mode
-from trainwright.tasks.artefacts import Plan
-from trainwright.tasks.listing import RunRow
-from trainwright.tasks.pool import Device
+from trainwright.estimator.predict.curves import Interval, Mode
+from trainwright.tasks.runs.artefacts import Plan
+from trainwright.tasks.runs.listing import RunRow
+from trainwright.tasks.spec.pool import Device
 
 
 class Memory(BaseModel):

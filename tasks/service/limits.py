@@ -9,15 +9,17 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
-from trainwright.tasks.documents import kind_of
 from trainwright.tasks.errors import BadInput
+from trainwright.tasks.spec.documents import kind_of
 
 MAX_BYTES = 4 * 2**20
 MAX_DEPTH = 32
 MAX_NUMBER = 1e30  # products of a few of them stay finite
 BODY_TIMEOUT_S = 30.0
 MAX_BUFFERED_BYTES = 64 * 2**20  # of all bodies that are being received
-_DRAINED_BYTES = 64 * 2**20  # read and dropped of one that is too large, so that its client reads the answer
+_DRAINED_BYTES = (
+    64 * 2**20
+)  # read and dropped of one that is too large, so that its client reads the answer
 
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _AS_PARENTHESES = bytes.maketrans(b"[{]}", b"(())")
@@ -54,7 +56,9 @@ class Receiver:
         size = 0
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
-                too_large = declared is not None and declared.isdigit() and int(declared[:20]) > MAX_BYTES
+                too_large = (
+                    declared is not None and declared.isdigit() and int(declared[:20]) > MAX_BYTES
+                )
                 async for part in stream:
                     size += len(part)
                     too_large = too_large or size > MAX_BYTES
@@ -88,10 +92,16 @@ def too_deep(body: bytes) -> bool:
 def parse(body: bytes) -> dict[str, Any]:
     """The object that a body holds. Raises BadInput where it is none, nests too deep or holds no finite numbers."""
     if too_deep(body):
-        raise BadInput(f"request: nested deeper than {MAX_DEPTH} levels, or its brackets do not match")
+        raise BadInput(
+            f"request: nested deeper than {MAX_DEPTH} levels, or its brackets do not match"
+        )
     try:
         value = json.loads(
-            body, parse_float=_number, parse_int=_number, parse_constant=_not_finite, object_pairs_hook=_once
+            body,
+            parse_float=_number,
+            parse_int=_number,
+            parse_constant=_not_finite,
+            object_pairs_hook=_once,
         )
     except UnicodeDecodeError:
         raise BadInput("request: the body is not UTF-8") from None
@@ -101,7 +111,9 @@ def parse(body: bytes) -> dict[str, Any]:
         raise BadInput(f"request: got {kind_of(value)}; allowed: a mapping of fields")
     try:
         body.decode().encode()
-        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair, written as an escape, is no text
+        json.dumps(
+            value, ensure_ascii=False
+        ).encode()  # half a surrogate pair, written as an escape, is no text
     except UnicodeError:
         raise BadInput("request: the body holds text that is not Unicode") from None
     return value

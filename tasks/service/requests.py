@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from trainwright.estimator.calibration import Calibration
-from trainwright.estimator.source import BatchSpec
-from trainwright.estimator.structure import PRECISIONS, Structure
-from trainwright.tasks.allocate.restrictions import MOST_BATCH
-from trainwright.tasks.artefacts import DataSchema
-from trainwright.tasks.documents import Document
-from trainwright.tasks.job import Job, ModelSpec, Optimizer, Task, TrainSpec
-from trainwright.tasks.pool import Pool
+from trainwright.estimator.predict.calibration import Calibration
+from trainwright.estimator.predict.structure import PRECISIONS, Structure
+from trainwright.estimator.trace.source import BatchSpec
+from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.spec.documents import Document
+from trainwright.tasks.spec.eligibility import MOST_BATCH
+from trainwright.tasks.spec.job import Job, ModelSpec, Optimizer, Task, TrainSpec
+from trainwright.tasks.spec.pool import Pool
 
 MAX_BATCH = MOST_BATCH
 MAX_DEVICES = 10_000
@@ -30,7 +30,9 @@ class SentModel(ModelSpec):
     """A model's source: a file in a folder that the service serves, or the text of its modules in `files`."""
 
     files: dict[str, str] | None = Field(
-        default=None, max_length=200, description="Python modules by relative path; `source` names one of them"
+        default=None,
+        max_length=200,
+        description="Python modules by relative path; `source` names one of them",
     )
 
     @model_validator(mode="after")
@@ -80,7 +82,9 @@ def _shapes(inputs: Mapping[str, Sequence[int]], dtypes: Mapping[str, str]) -> N
     """Raise ValueError where the inputs' shapes or types can not be."""
     for name, shape in inputs.items():
         if not all(1 <= size <= MAX_SIZE for size in shape):
-            raise ValueError(f"inputs with sizes of 1 to {MAX_SIZE}, {name[:80]!r} has {str(list(shape))[:80]}")
+            raise ValueError(
+                f"inputs with sizes of 1 to {MAX_SIZE}, {name[:80]!r} has {str(list(shape))[:80]}"
+            )
         if name not in dtypes:
             raise ValueError(f"input_dtypes of all inputs, {name[:80]!r} has none")
     for kind in dtypes.values():
@@ -131,8 +135,12 @@ class StructureRequest(Document):
     batch_size: BatchSize = 32
     optimizer: SentOptimizer = Optimizer()
     precision: Precision = "fp32"
-    accumulation: Annotated[int, Field(ge=1, le=MAX_BATCH)] = Field(default=1, description="micro-batches in a step")
-    spec: SentSpec | None = Field(default=None, description="one sample's shape, for a model without example_batch")
+    accumulation: Annotated[int, Field(ge=1, le=MAX_BATCH)] = Field(
+        default=1, description="micro-batches in a step"
+    )
+    spec: SentSpec | None = Field(
+        default=None, description="one sample's shape, for a model without example_batch"
+    )
 
 
 def _agree(structure: Structure | None, asked: EstimateRequest | TrainSpec) -> None:
@@ -140,19 +148,29 @@ def _agree(structure: Structure | None, asked: EstimateRequest | TrainSpec) -> N
     if structure is None:
         return
     if "optimizer" in asked.model_fields_set and asked.optimizer.name != structure.optimizer:
-        raise ValueError(f"the structure's optimizer, {structure.optimizer[:80]}, or none; not {asked.optimizer.name}")
+        raise ValueError(
+            f"the structure's optimizer, {structure.optimizer[:80]}, or none; not {asked.optimizer.name}"
+        )
     if "precision" in asked.model_fields_set and asked.precision != structure.precision:
-        raise ValueError(f"the structure's precision, {structure.precision}, or none; not {asked.precision}")
+        raise ValueError(
+            f"the structure's precision, {structure.precision}, or none; not {asked.precision}"
+        )
 
 
 class EstimateRequest(Document):
     """What `trainwright estimate` is told: a structure, or a model from which one is extracted first."""
 
     structure: SentStructure | None = None
-    model: SentModel | None = Field(default=None, description="instead of a structure; needs the right to start runs")
+    model: SentModel | None = Field(
+        default=None, description="instead of a structure; needs the right to start runs"
+    )
     batch_size: BatchSize
-    device_type: str | None = Field(default=None, description="a known device type; left out: the calibration's")
-    calibration: Calibration | None = Field(default=None, description="what `trainwright calibrate` wrote")
+    device_type: str | None = Field(
+        default=None, description="a known device type; left out: the calibration's"
+    )
+    calibration: Calibration | None = Field(
+        default=None, description="what `trainwright calibrate` wrote"
+    )
     optimizer: SentOptimizer = Optimizer()
     precision: Precision = "fp32"
 
@@ -174,10 +192,17 @@ class PlanRequest(Job):
         description="its name, its file in a served folder, or its content; left out: the server's machine",
     )
     model: SentModel | None = Field(default=None, description="the model's source")
-    structure: SentStructure | None = Field(default=None, description="of the model, instead of its source")
-    data_schema: SentSchema | None = Field(default=None, description="`data` of validation.json, instead of reading it")
+    structure: SentStructure | None = Field(
+        default=None, description="of the model, instead of its source"
+    )
+    data_schema: SentSchema | None = Field(
+        default=None, description="`data` of validation.json, instead of reading it"
+    )
     rows: int | None = Field(
-        default=None, ge=2, le=MAX_ROWS, description="with a structure: rows of the data, instead of its schema"
+        default=None,
+        ge=2,
+        le=MAX_ROWS,
+        description="with a structure: rows of the data, instead of its schema",
     )
     calibrations: list[Calibration] = Field(default_factory=list, max_length=100)
 

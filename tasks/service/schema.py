@@ -14,24 +14,32 @@ from trainwright.tasks.service.requests import EstimateRequest, PlanRequest, Str
 _BODIES: tuple[type[BaseModel], ...] = (PlanRequest, EstimateRequest, StructureRequest)
 _IN_COMPONENTS = "#/components/schemas/{model}"
 _MORE = {
-    408: "the body did not arrive in time", 413: "the body is too large", 429: "too much at once: try again",
+    408: "the body did not arrive in time",
+    413: "the body is too large",
+    429: "too much at once: try again",
     503: "a needed service does not answer",
-}  # fmt: skip
+}
 
 
 def body(model: type[BaseModel]) -> dict[str, Any]:
     """What a route says of its body, and of what may go wrong with it."""
-    content = {"application/json": {"schema": {"$ref": _IN_COMPONENTS.format(model=model.__name__)}}}
+    content = {
+        "application/json": {"schema": {"$ref": _IN_COMPONENTS.format(model=model.__name__)}}
+    }
     return {
         "openapi_extra": {"requestBody": {"required": True, "content": content}},
-        "responses": {status: {"model": ErrorAnswer, "description": text} for status, text in _MORE.items()},
+        "responses": {
+            status: {"model": ErrorAnswer, "description": text} for status, text in _MORE.items()
+        },
     }
 
 
 def openapi(app: FastAPI) -> dict[str, Any]:
     """The document, made once."""
     if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+        document = get_openapi(
+            title=app.title, version=app.version, summary=app.summary, routes=app.routes
+        )
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         for model in _BODIES:
             made = model.model_json_schema(mode="validation", ref_template=_IN_COMPONENTS)

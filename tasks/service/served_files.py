@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.job import DataSpec
-from trainwright.tasks.pool import Pool, load_pool
 from trainwright.tasks.settings import settings
+from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.spec.pool import Pool, load_pool
 
 
 class NotServed(BadInput):
@@ -31,7 +31,9 @@ class ServedFiles:
         except (OSError, RuntimeError, ValueError):  # a loop of links, a NUL, a name too long
             there = False
         if not there:
-            raise NotServed(f"{field}: got {name[:200]}; there is no such file in a folder that the service serves")
+            raise NotServed(
+                f"{field}: got {name[:200]}; there is no such file in a folder that the service serves"
+            )
         return path
 
     def pool(self, name: str | None) -> Pool:

@@ -25,7 +25,9 @@ def listening(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except (OSError, UnicodeError) as error:
-        raise BadInput(f"--host, --port: can't listen on {host}:{port} ({getattr(error, 'strerror', error)})") from None
+        raise BadInput(
+            f"--host, --port: can't listen on {host}:{port} ({getattr(error, 'strerror', error)})"
+        ) from None
 
 
 def address_of(host: str, listener: socket.socket) -> str:
@@ -34,7 +36,10 @@ def address_of(host: str, listener: socket.socket) -> str:
 
 
 async def serve(
-    service: Service, tokens: Mapping[Role, str], listener: socket.socket, ready: Callable[[str], None]
+    service: Service,
+    tokens: Mapping[Role, str],
+    listener: socket.socket,
+    ready: Callable[[str], None],
 ) -> None:
     """Serve until a signal comes; `ready` is told how models' code is kept off the network once requests are answered."""
     hide()  # a model's code runs as the same user
@@ -43,7 +48,12 @@ async def serve(
         await service.start()
         ready(service.trace.network)
         config = uvicorn.Config(
-            app, access_log=False, log_level="warning", lifespan="off", server_header=False, timeout_graceful_shutdown=5
+            app,
+            access_log=False,
+            log_level="warning",
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=5,
         )
         await uvicorn.Server(config).serve(sockets=[listener])
     finally:

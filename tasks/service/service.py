@@ -13,24 +13,29 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from trainwright.estimator import source as model_source
-from trainwright.estimator.source import BatchSpec
-from trainwright.estimator.structure import Structure
+from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.trace import source as model_source
+from trainwright.estimator.trace.source import BatchSpec
 from trainwright.tasks import alone
-from trainwright.tasks.allocate.restrictions import usable
-from trainwright.tasks.artefacts import DataSchema
-from trainwright.tasks.documents import validated
 from trainwright.tasks.errors import BadInput, Infeasible, TrainwrightError, from_document
-from trainwright.tasks.job import DataSpec, DeviceFilter, Optimizer
-from trainwright.tasks.pool import Pool
+from trainwright.tasks.runs.artefacts import DataSchema
 from trainwright.tasks.service import limits
 from trainwright.tasks.service.auth import Client
-from trainwright.tasks.service.boards import Boards
-from trainwright.tasks.service.fork_client import ForkClient
-from trainwright.tasks.service.records import NotFound, Records
-from trainwright.tasks.service.requests import EstimateRequest, PlanRequest, SentModel, StructureRequest
+from trainwright.tasks.service.compute.fork_client import ForkClient
+from trainwright.tasks.service.compute.work import Cache, Work, content_key
+from trainwright.tasks.service.records.boards import Boards
+from trainwright.tasks.service.records.run_records import NotFound, Records
+from trainwright.tasks.service.requests import (
+    EstimateRequest,
+    PlanRequest,
+    SentModel,
+    StructureRequest,
+)
 from trainwright.tasks.service.served_files import NotServed, ServedFiles
-from trainwright.tasks.service.work import Cache, Work, content_key
+from trainwright.tasks.spec.documents import validated
+from trainwright.tasks.spec.eligibility import usable
+from trainwright.tasks.spec.job import DataSpec, DeviceFilter, Optimizer
+from trainwright.tasks.spec.pool import Pool
 from trainwright.tasks.steps import batch_spec
 
 _FOREVER = float("inf")
@@ -60,8 +65,12 @@ class Service:
         self.boards = Boards()
         self._cache = Cache(bounds.cache_bytes)
         self._work = Work(bounds.at_once, bounds.waiting)
-        self.trace = ForkClient("trace", timeout_s=bounds.timeout_s, memory_limit_bytes=bounds.trace_memory_bytes)
-        self.compute = ForkClient("compute", timeout_s=bounds.timeout_s, memory_limit_bytes=bounds.compute_memory_bytes)
+        self.trace = ForkClient(
+            "trace", timeout_s=bounds.timeout_s, memory_limit_bytes=bounds.trace_memory_bytes
+        )
+        self.compute = ForkClient(
+            "compute", timeout_s=bounds.timeout_s, memory_limit_bytes=bounds.compute_memory_bytes
+        )
 
     async def start(self) -> None:
         """Warm up, so that the first request is quick."""
@@ -96,18 +105,27 @@ class Service:
             structure: Structure | None = request.structure
             if sent is not None:
                 what = StructureRequest(
-                    model=sent, batch_size=request.batch_size, optimizer=request.optimizer, precision=request.precision
+                    model=sent,
+                    batch_size=request.batch_size,
+                    optimizer=request.optimizer,
+                    precision=request.precision,
                 )
-                structure = Structure.model_validate_json(await self._structure(sent, what, None, slot=False))
+                structure = Structure.model_validate_json(
+                    await self._structure(sent, what, None, slot=False)
+                )
             assert structure is not None
             return await self._computed(
                 {
-                    "call": "estimate", "structure": structure.model_dump(mode="json"), "batch_size": request.batch_size,
+                    "call": "estimate",
+                    "structure": structure.model_dump(mode="json"),
+                    "batch_size": request.batch_size,
                     "device_type": request.device_type,
-                    "calibration": request.calibration.model_dump(mode="json") if request.calibration else None,
+                    "calibration": request.calibration.model_dump(mode="json")
+                    if request.calibration
+                    else None,
                 },
                 _FOREVER,
-            )  # fmt: skip
+            )
 
         answer = await self._work.do(raw, work)
         if sent is None:  # the answer depends on the request's content only
@@ -120,10 +138,16 @@ class Service:
         request = validated(PlanRequest, limits.parse(body), "request")
         if request.model is not None:
             client.needs_run("a model's code")
-        if request.data_schema is None and request.rows is None and not request.data.uri.startswith("builtin:"):
+        if (
+            request.data_schema is None
+            and request.rows is None
+            and not request.data.uri.startswith("builtin:")
+        ):
             client.needs_run("reading data")
         pool = (
-            request.pool if isinstance(request.pool, Pool) else await asyncio.to_thread(self.served.pool, request.pool)
+            request.pool
+            if isinstance(request.pool, Pool)
+            else await asyncio.to_thread(self.served.pool, request.pool)
         )
 
         async def work() -> bytes:
@@ -131,20 +155,25 @@ class Service:
             structure: Structure | None = request.structure
             if request.model is not None:
                 what = StructureRequest(
-                    model=request.model, optimizer=request.train.optimizer, precision=request.train.precision
+                    model=request.model,
+                    optimizer=request.train.optimizer,
+                    precision=request.train.precision,
                 )
                 answer = await self._structure(request.model, what, batch_spec(schema), slot=False)
                 structure = Structure.model_validate_json(answer)
             assert structure is not None
             made = await self._computed(
                 {
-                    "call": "plan", "job": request.job(), "pool": pool.model_dump(mode="json") if request.pool else None,
-                    "schema": schema.model_dump(mode="json"), "structure": structure.model_dump(mode="json"),
+                    "call": "plan",
+                    "job": request.job(),
+                    "pool": pool.model_dump(mode="json") if request.pool else None,
+                    "schema": schema.model_dump(mode="json"),
+                    "structure": structure.model_dump(mode="json"),
                     "calibrations": [one.model_dump(mode="json") for one in request.calibrations],
                     "may_measure": client.role == "run",
                 },
                 PLAN_LIFETIME_S,
-            )  # fmt: skip
+            )
             return await asyncio.to_thread(_with_held, made, pool, request.devices)
 
         answer = await self._work.do(raw, work)
@@ -173,14 +202,25 @@ class Service:
         if request.data_schema is not None:
             return request.data_schema
         if request.rows is not None:
-            held_out = min(max(round(request.rows * request.data.validation_fraction), 1), request.rows - 1)
+            held_out = min(
+                max(round(request.rows * request.data.validation_fraction), 1), request.rows - 1
+            )
             return DataSchema(
-                task=request.data.task or "custom", rows=request.rows, train_rows=request.rows - held_out,
-                validation_rows=held_out, inputs={}, input_dtypes={}, target=request.data.target, target_dtype="", sha256="",
-            )  # fmt: skip
+                task=request.data.task or "custom",
+                rows=request.rows,
+                train_rows=request.rows - held_out,
+                validation_rows=held_out,
+                inputs={},
+                input_dtypes={},
+                target=request.data.target,
+                target_dtype="",
+                sha256="",
+            )
         spec: DataSpec = await asyncio.to_thread(self.served.data, request.data)
         lifetime_s = _FOREVER if spec.uri.startswith("builtin:") else 0.0
-        answer = await self._computed({"call": "schema", "data": spec.model_dump(mode="json")}, lifetime_s)
+        answer = await self._computed(
+            {"call": "schema", "data": spec.model_dump(mode="json")}, lifetime_s
+        )
         return DataSchema.model_validate_json(answer)
 
     async def _structure(
@@ -194,10 +234,15 @@ class Service:
             files = {name: _text(name, data) for name, data in found.items()}
         optimizer: Optimizer = what.optimizer
         request = {
-            "entry": entry, "files": files, "config": model.config, "batch_size": what.batch_size,
-            "spec": spec.model_dump(mode="json") if spec else None, "optimizer": optimizer.model_dump(),
-            "precision": what.precision, "accumulation": what.accumulation,
-        }  # fmt: skip
+            "entry": entry,
+            "files": files,
+            "config": model.config,
+            "batch_size": what.batch_size,
+            "spec": spec.model_dump(mode="json") if spec else None,
+            "optimizer": optimizer.model_dump(),
+            "precision": what.precision,
+            "accumulation": what.accumulation,
+        }
         key = content_key("structure", json.dumps(request, sort_keys=True))
 
         async def work() -> bytes:
@@ -205,7 +250,9 @@ class Service:
             try:
                 structure = Structure.model_validate_json(_raised(answer))
             except ValidationError:
-                raise BadInput(f"model: {entry} wrote an answer of its own that is no structure") from None
+                raise BadInput(
+                    f"model: {entry} wrote an answer of its own that is no structure"
+                ) from None
             except TrainwrightError as error:  # whatever kind the model's process says it is
                 raise BadInput(str(error)) from None
             return structure.model_dump_json().encode()
@@ -241,7 +288,9 @@ def _raised(answer: bytes) -> bytes:
 def _with_held(plan: bytes, pool: Pool, chosen: DeviceFilter) -> bytes:
     """The plan with who holds the devices that the job may use."""
     held = alone.held_devices(usable(pool, chosen))
-    document = json.loads(plan) | {"held": None if held is None else [one.model_dump(mode="json") for one in held]}
+    document = json.loads(plan) | {
+        "held": None if held is None else [one.model_dump(mode="json") for one in held]
+    }
     return json.dumps(document).encode()
 
 

@@ -101,7 +101,9 @@ class CpuShare:
         self._cycle: DutyCycle | None = None
         self.group = make_cgroup(name, cores) if cores is not None else None
         """What the process is to join by `join_cgroup`, where there is one."""
-        self.how = "cgroup" if self.group else "duty cycle" if cores is not None and cores < 1 else "none"
+        self.how = (
+            "cgroup" if self.group else "duty cycle" if cores is not None and cores < 1 else "none"
+        )
 
     def hold(self, pid: int) -> None:
         """Where there is no cgroup: from now on, let the process run for its share of the time."""

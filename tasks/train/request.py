@@ -7,10 +7,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trainwright.tasks.artefacts import DataSchema, LearningRateTrial, Plan, SplitEvent
-from trainwright.tasks.folder_store import FolderStore
-from trainwright.tasks.job import Job
-from trainwright.tasks.objects import ObjectStore, open_store
+from trainwright.tasks.runs.artefacts import DataSchema, LearningRateTrial, Plan, SplitEvent
+from trainwright.tasks.spec.job import Job
+from trainwright.tasks.storage.folder import FolderStore
+from trainwright.tasks.storage.objects import ObjectStore, open_store
 
 
 class TrainRequest(BaseModel):
@@ -23,14 +23,22 @@ class TrainRequest(BaseModel):
     schema_: DataSchema = Field(alias="schema")
     source_folder: str = Field(description="a local copy of the model's source")
     entry: str
-    run_uri: str | None = Field(description="where checkpoints and metrics go; None: to the work folder only")
-    work_folder: str = Field(description="local: logs, events; and all the rest where run_uri is None")
+    run_uri: str | None = Field(
+        description="where checkpoints and metrics go; None: to the work folder only"
+    )
+    work_folder: str = Field(
+        description="local: logs, events; and all the rest where run_uri is None"
+    )
     replay_events: list[SplitEvent] | None = Field(
         default=None, description="change the split just so, and not otherwise"
     )
-    resume: bool = Field(default=True, description="from the newest checkpoint, where there is one; else anew")
+    resume: bool = Field(
+        default=True, description="from the newest checkpoint, where there is one; else anew"
+    )
     store_patience_s: float = Field(
-        default=300.0, ge=0, description="how long the end of a training waits for a store that is away"
+        default=300.0,
+        ge=0,
+        description="how long the end of a training waits for a store that is away",
     )
 
     def store(self, patience_s: float | None = None) -> ObjectStore:
@@ -55,12 +63,15 @@ class Order(BaseModel):
         description="the launcher's work folder, for ranks that keep things by way of it: those on other hosts",
     )
     keeps: bool = Field(
-        default=False, description="whether checkpoints on their way outlive the ranks' processes here (`kept`)"
+        default=False,
+        description="whether checkpoints on their way outlive the ranks' processes here (`kept`)",
     )
     started_at_s: float = Field(description="seconds since 1970")
     earlier_s: float = Field(default=0.0, description="how long earlier launches have trained")
     claim: str = Field(default="", description="this launch's right to add checkpoints (`fence`)")
-    lease_token: int | None = Field(default=None, description="the fencing token of the lease on the devices")
+    lease_token: int | None = Field(
+        default=None, description="the fencing token of the lease on the devices"
+    )
 
 
 class RampPoint(BaseModel):

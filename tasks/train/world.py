@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainwright.infra.process import dying_with_parent
-from trainwright.tasks.train.rendezvous import place_among, rendezvous
+from trainwright.tasks.train.exchange.rendezvous import place_among, rendezvous
 
 LOOPBACK = "127.0.0.1"
 INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -34,13 +34,19 @@ class World(BaseModel):
     members: list[int] = Field(
         description="numbers of the plan's devices; their order is that of the collectives' ranks"
     )
-    machines: list[str] = Field(default_factory=list, description="of the members, by any name; empty: all on one")
+    machines: list[str] = Field(
+        default_factory=list, description="of the members, by any name; empty: all on one"
+    )
     meeting: str = Field(
         description="torch: a file, a store's tcp://address:port/prefix, or env://; Horovod: its server's address:port"
     )
     committed: int = Field(default=0, description="steps that the newest checkpoint holds")
-    checkpoint: str | None = Field(default=None, description="local folder to go on from where no member has a state")
-    limits: dict[int, int] = Field(default_factory=dict, description="largest batch of a device that ran out of memory")
+    checkpoint: str | None = Field(
+        default=None, description="local folder to go on from where no member has a state"
+    )
+    limits: dict[int, int] = Field(
+        default_factory=dict, description="largest batch of a device that ran out of memory"
+    )
     broken: bool = Field(default=False, description="whether the world before ended by a loss")
     reason: str = Field(default="", description="why the members are these")
     end: bool = Field(default=False, description="write a checkpoint and end")
@@ -80,12 +86,21 @@ class Meeting:
         """Start the process that holds torch's store: the launcher loads no torch."""
         with socket.create_server((self._address, 0)) as listening:
             listening.set_inheritable(True)
-            command = [sys.executable, "-m", "trainwright.tasks.train.meeting", str(listening.fileno())]
+            command = [
+                sys.executable,
+                "-m",
+                "trainwright.tasks.train.exchange.torch_store",
+                str(listening.fileno()),
+            ]
             with (self._folder / "logs" / "meeting.log").open("wb") as log:
                 self._store = subprocess.Popen(
-                    dying_with_parent(command), pass_fds=[listening.fileno()], stdin=subprocess.DEVNULL, stdout=log,
-                    stderr=log, start_new_session=True,
-                )  # fmt: skip
+                    dying_with_parent(command),
+                    pass_fds=[listening.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
             self._store_port = listening.getsockname()[1]
 
     def _close_last(self) -> None:
@@ -110,12 +125,21 @@ def horovod_environment(world: World, number: int) -> dict[str, str]:
     machines = world.machines or ["localhost"] * count
     address, _, port = world.meeting.rpartition(":")
     return {
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address, "HOROVOD_GLOO_RENDEZVOUS_PORT": port, "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_GLOO_IFACE": os.environ[INTERFACE],
-        "HOROVOD_HOSTNAME": machines[place], "HOROVOD_RANK": str(place), "HOROVOD_SIZE": str(count),
-        **{f"HOROVOD_{name.upper()}": str(value) for name, value in place_among(machines, place).items()},
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_IFACE": os.environ[INTERFACE],
+        "HOROVOD_HOSTNAME": machines[place],
+        "HOROVOD_RANK": str(place),
+        "HOROVOD_SIZE": str(count),
+        **{
+            f"HOROVOD_{name.upper()}": str(value)
+            for name, value in place_among(machines, place).items()
+        },
         # The launcher notices who dies or hangs; this one time-out is for meeting and for summing.
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": "120", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1800",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "120",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1800",
         # What is fused depends on timing, and with it the order, and so the last digit, of a sum.
         "HOROVOD_FUSION_THRESHOLD": "0",
-    }  # fmt: skip
+    }

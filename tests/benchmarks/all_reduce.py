@@ -24,9 +24,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from trainwright.estimator.communication import HOROVOD_CYCLE_S, Link, all_reduce, fit_link
-from trainwright.estimator.curves import Interval
-from trainwright.estimator.measure_link import measure_samples
+from trainwright.estimator.measure.all_reduce import measure_samples
+from trainwright.estimator.predict.communication import HOROVOD_CYCLE_S, Link, all_reduce, fit_link
+from trainwright.estimator.predict.curves import Interval
 from trainwright.estimator.quantiles import quantile
 
 SIZES_BYTES = [3 << power for power in range(9, 24)]  # 1.5 KiB to 24 MiB
@@ -44,11 +44,17 @@ def take_part(backend: str, rank: int, count: int, folder: Path, seed: int) -> N
     """A rank: the sizes in random order, the same for all; rank 0 writes (bytes, mean seconds)."""
     import torch
 
-    from trainwright.tasks.train.collective import Collective, HorovodCollective, TorchCollective
+    from trainwright.tasks.train.exchange.collective import (
+        Collective,
+        HorovodCollective,
+        TorchCollective,
+    )
 
     torch.set_num_threads(1)
     collective: Collective = (
-        HorovodCollective() if backend == "horovod" else TorchCollective(rank, count, str(folder / "meeting"))
+        HorovodCollective()
+        if backend == "horovod"
+        else TorchCollective(rank, count, str(folder / "meeting"))
     )
     whole, draw, seen = torch.zeros(SIZES_BYTES[-1] // 4), random.Random(seed), []
     for sweep in range(SWEEPS):
@@ -76,11 +82,18 @@ def rendezvous(count: int) -> Any:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield {
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": LOOPBACK, "HOROVOD_GLOO_RENDEZVOUS_PORT": str(server.server_address[1]),
-            "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_GLOO_IFACE": "lo",
-            "HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_HOSTNAME": "localhost", "HOROVOD_CROSS_RANK": "0",
-            "HOROVOD_CROSS_SIZE": "1", "HOROVOD_SIZE": str(count), "HOROVOD_LOCAL_SIZE": str(count),
-        }  # fmt: skip
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": LOOPBACK,
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(server.server_address[1]),
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_GLOO_IFACE": "lo",
+            "HOROVOD_FUSION_THRESHOLD": "0",
+            "HOROVOD_HOSTNAME": "localhost",
+            "HOROVOD_CROSS_RANK": "0",
+            "HOROVOD_CROSS_SIZE": "1",
+            "HOROVOD_SIZE": str(count),
+            "HOROVOD_LOCAL_SIZE": str(count),
+        }
     finally:
         server.shutdown()
         server.server_close()
@@ -124,7 +137,9 @@ def predicted(link: Link, backend: str, size: int, count: int) -> Interval:
     """Of sums one after another: Horovod begins one in each cycle, and the next where that takes longer."""
     time = all_reduce(link, size, count)
     cycle = HOROVOD_CYCLE_S if backend == "horovod" else 0.0
-    return Interval(median=max(time.median, cycle), low=max(time.low, cycle), high=max(time.high, cycle) + cycle)
+    return Interval(
+        median=max(time.median, cycle), low=max(time.low, cycle), high=max(time.high, cycle) + cycle
+    )
 
 
 def main(rounds: int, counts: list[int]) -> None:
@@ -174,6 +189,11 @@ def main(rounds: int, counts: list[int]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--rank"]:
-        take_part(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]), int(sys.argv[6]))
+        take_part(
+            sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]), int(sys.argv[6])
+        )
     else:
-        main(int(sys.argv[1]) if len(sys.argv) > 1 else 3, [int(one) for one in sys.argv[2:]] or [2, 3])
+        main(
+            int(sys.argv[1]) if len(sys.argv) > 1 else 3,
+            [int(one) for one in sys.argv[2:]] or [2, 3],
+        )

@@ -36,7 +36,7 @@ import yaml
 
 from trainwright.infra import local
 from trainwright.infra.s3 import start_s3, stop_s3
-from trainwright.tasks.run import Run
+from trainwright.tasks.runs.run import Run
 
 E2E, DAGS = Path(__file__).parents[1] / "e2e", Path(__file__).parents[2] / "dags"
 sys.path.insert(0, str(E2E))
@@ -84,7 +84,9 @@ def airflow(home: Path, dags: Path, *, celery: bool) -> Iterator[AirflowClient]:
         stop_s3(home)
 
 
-def overhead_s(api: AirflowClient, dag: str, job: Path) -> tuple[float, dict[str, float], dict[str, float]]:
+def overhead_s(
+    api: AirflowClient, dag: str, job: Path
+) -> tuple[float, dict[str, float], dict[str, float]]:
     """Run a DAG; the seconds it took beyond its steps' own work, how many of them each task did, and its steps' own."""
     where = api.start("hello") if dag == "hello" else api.start(job=str(job), new=True)
     assert api.ended(where, 900) == "success", api.states(where)
@@ -96,7 +98,9 @@ def overhead_s(api: AirflowClient, dag: str, job: Path) -> tuple[float, dict[str
         - own.get(one["task_id"], 0.0)
         for one in api.instances(where)
     }
-    beside = sum(seconds for name, seconds in own.items() if name == "release")  # it runs beside what follows
+    beside = sum(
+        seconds for name, seconds in own.items() if name == "release"
+    )  # it runs beside what follows
     return took_s - sum(own.values()) + beside, within, own
 
 
@@ -116,11 +120,17 @@ def noise(hello: list[float]) -> tuple[float, float]:
 
 def main() -> None:
     """Print both overheads and their ratio."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--celery", action="store_true", help="on PostgreSQL, Redis and a Celery worker")
+    parser.add_argument(
+        "--celery", action="store_true", help="on PostgreSQL, Redis and a Celery worker"
+    )
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="trainwright-overhead-", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(
+        prefix="trainwright-overhead-", ignore_cleanup_errors=True
+    ) as name:
         folder = Path(name)
         (folder / "dags").mkdir()
         (folder / "dags" / "retrain_too.py").write_text(RETRAIN)
@@ -128,17 +138,21 @@ def main() -> None:
         job.write_text(
             yaml.safe_dump(
                 {
-                    "name": "overhead", "pool": str(DAGS / "pools" / "two-cpus.yaml"), "data": {"uri": "builtin:digits"},
+                    "name": "overhead",
+                    "pool": str(DAGS / "pools" / "two-cpus.yaml"),
+                    "data": {"uri": "builtin:digits"},
                     "model": {"source": str(DAGS / "jobs" / "cnn.py"), "config": {"width": 8}},
                     "train": {"epochs": 1, "global_batch_size": 96, "learning_rate": 0.003},
-                    "objective": {"minimize": "time"}, "devices": {"min_count": 2},
+                    "objective": {"minimize": "time"},
+                    "devices": {"min_count": 2},
                 }
             )
-        )  # fmt: skip
+        )
         with airflow(folder / "home", folder / "dags", celery=given.celery) as api:
             until("retrain is read", api.has_dag)
             after = {
-                one["task_id"]: one["downstream_task_ids"] for one in api("GET", "/api/v2/dags/retrain/tasks")["tasks"]
+                one["task_id"]: one["downstream_task_ids"]
+                for one in api("GET", "/api/v2/dags/retrain/tasks")["tasks"]
             }
             (folder / "dags" / "hello.py").write_text(HELLO.format(after=after))
             until("hello is read", lambda: api.has_dag("hello"))
@@ -148,7 +162,8 @@ def main() -> None:
                 for dag in random.sample(sorted(found), 2):
                     seconds, within, own = overhead_s(api, dag, job)
                     print(
-                        f"  round {number}  {dag:8} {seconds:7.2f} s{'  (warm-up)' if number == 0 else ''}", flush=True
+                        f"  round {number}  {dag:8} {seconds:7.2f} s{'  (warm-up)' if number == 0 else ''}",
+                        flush=True,
                     )
                     if number:
                         found[dag].append(seconds)
@@ -157,13 +172,19 @@ def main() -> None:
                             parts["own"].append(own)
     hello, ours = (statistics.median(found[dag]) for dag in ("hello", "retrain"))
     low, high = noise(found["hello"])
-    print(f"{'Celery' if given.celery else 'LocalExecutor'}, {len(after)} tasks, {given.rounds} rounds, medians")
-    print(f"  hello world   {hello:7.2f} s   from {min(found['hello']):.2f} to {max(found['hello']):.2f}")
+    print(
+        f"{'Celery' if given.celery else 'LocalExecutor'}, {len(after)} tasks, {given.rounds} rounds, medians"
+    )
+    print(
+        f"  hello world   {hello:7.2f} s   from {min(found['hello']):.2f} to {max(found['hello']):.2f}"
+    )
     print(
         f"  retrain       {ours:7.2f} s   from {min(found['retrain']):.2f} to {max(found['retrain']):.2f}, beyond its steps"
     )
     for name in after:
-        of_hello, of_ours, own_s = (statistics.median(one.get(name, 0.0) for one in parts[key]) for key in parts)
+        of_hello, of_ours, own_s = (
+            statistics.median(one.get(name, 0.0) for one in parts[key]) for key in parts
+        )
         print(f"    {name:12}{of_hello:6.2f} s  {of_ours:6.2f} s   its step {own_s:6.2f} s")
     print(f"  ratio         {ours / hello:7.2f}     bar {BAR}; noise floor {low:.2f} to {high:.2f}")
 

@@ -29,11 +29,15 @@ def main() -> None:
     """Print median and spread."""
     rounds = []
     for _ in range(ROUNDS):
-        done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", CODE], capture_output=True, text=True, check=True
+        )
         rounds.append(json.loads(done.stdout.splitlines()[-1]))
     parsed, floor = ([one[k] for one in rounds] for k in (0, 1))
     print(f"DAG files beyond Airflow's import, {ROUNDS} fresh processes")
-    print(f"  parse        median {statistics.median(parsed):.4f} s   min {min(parsed):.4f}   max {max(parsed):.4f}")
+    print(
+        f"  parse        median {statistics.median(parsed):.4f} s   min {min(parsed):.4f}   max {max(parsed):.4f}"
+    )
     print(f"  noise floor  median {statistics.median(floor):.6f} s   max {max(floor):.6f}")
 
 

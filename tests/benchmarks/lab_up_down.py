@@ -20,8 +20,15 @@ import lab
 
 def traces(tag: str) -> list[str]:
     """What there is of a lab of this name."""
-    places = ("/run/netns/{}n*", "/sys/class/net/{}*", "/sys/fs/cgroup/cpu/{}n*", "/sys/fs/cgroup/{}n*")
-    found = [str(path) for place in places for path in Path("/").glob(place.format(tag).lstrip("/"))]
+    places = (
+        "/run/netns/{}n*",
+        "/sys/class/net/{}*",
+        "/sys/fs/cgroup/cpu/{}n*",
+        "/sys/fs/cgroup/{}n*",
+    )
+    found = [
+        str(path) for place in places for path in Path("/").glob(place.format(tag).lstrip("/"))
+    ]
     folder = Path("/run/trainwright-lab") / tag
     return found + [str(folder)] * folder.exists()
 
@@ -52,7 +59,11 @@ def main() -> None:
             assert traces(made.tag), "what is looked for afterwards is there meanwhile"
             looked = time.perf_counter()
         ended = time.perf_counter()
-        for name, value in (("up", up - began), ("down", ended - looked), ("up and down", up - began + ended - looked)):
+        for name, value in (
+            ("up", up - began),
+            ("down", ended - looked),
+            ("up and down", up - began + ended - looked),
+        ):
             found[name].append(value)
         left += traces(made.tag) + [f"process {pid}" for pid in pids if alive(pid)]
     for name, values in found.items():

@@ -38,20 +38,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from trainwright.tasks.allocate.ledger import Holder, Ledger
-from trainwright.tasks.allocate.queue import Queue
 from trainwright.tasks.errors import RunHeld, ServiceUnreachable
-from trainwright.tasks.folder_store import FolderStore
-from trainwright.tasks.job import CheckpointPolicy
-from trainwright.tasks.objects import Content, sha256
-from trainwright.tasks.train import fence
+from trainwright.tasks.leases.ledger import Holder, Ledger
+from trainwright.tasks.leases.queue import Queue
+from trainwright.tasks.spec.job import CheckpointPolicy
+from trainwright.tasks.storage.folder import FolderStore
+from trainwright.tasks.storage.objects import Content, sha256
+from trainwright.tasks.train.checkpoint import fence
 
 FORK = multiprocessing.get_context("fork")  # so that a birth costs milliseconds
 TTL_S, PLACE_TTL_S, AGE_S, LOOK_EVERY_S = 2.0, 1.5, 2.0, 0.1
 DROWSY = 0.05  # of the turns
 POLICY = CheckpointPolicy(keep_last=5)
 STARVED = 3.0
-MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # the devices are not to be as slow as a disk
+MEMORY = (
+    "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+)  # the devices are not to be as slow as a disk
 
 
 @dataclass
@@ -87,7 +89,9 @@ class DeviceFolder(FolderStore):
         self._sleep()
         return super().create(key, data, digest)
 
-    def swap(self, key: str, data: Content, version: str | None, digest: str | None = None) -> str | None:
+    def swap(
+        self, key: str, data: Content, version: str | None, digest: str | None = None
+    ) -> str | None:
         """The same."""
         self._sleep()
         return super().swap(key, data, version, digest)
@@ -102,7 +106,11 @@ class DeviceFolder(FolderStore):
         found = []
         for entry in fence.read_index(self)[0].checkpoints:
             with contextlib.suppress(FileNotFoundError):  # dropped by its holder meanwhile
-                found.append(SimpleNamespace(**json.loads(self.get(f"{fence.folder_name(entry.step)}/{fence.STATE}"))))
+                found.append(
+                    SimpleNamespace(
+                        **json.loads(self.get(f"{fence.folder_name(entry.step)}/{fence.STATE}"))
+                    )
+                )
         return found
 
 
@@ -134,7 +142,9 @@ class Fighter:
         token, priority = None, random.randint(0, 2)
         self.note("waits")
         while token is None and time.monotonic() < self.until:
-            turn = self.queue.look(self.run, self.me, wanted, len(wanted), ttl_s=PLACE_TTL_S, priority=priority)
+            turn = self.queue.look(
+                self.run, self.me, wanted, len(wanted), ttl_s=PLACE_TTL_S, priority=priority
+            )
             if turn.available.issuperset(wanted):
                 token = self.queue.take(self.run, self.me, wanted, ttl_s=TTL_S, priority=priority)
             if token is None:
@@ -162,7 +172,9 @@ class Fighter:
             self.note("refused", token=token)
         self.ledger.release(self.run, wanted, holder=self.me.name, token=token)
 
-    def work(self, name: str, store: DeviceFolder, right: fence.Fence, token: int, asked_at: float) -> None:
+    def work(
+        self, name: str, store: DeviceFolder, right: fence.Fence, token: int, asked_at: float
+    ) -> None:
         """Write a checkpoint; those that are old are dropped with it."""
         step = 1 + max((one.step for one in store.states()), default=0)
         where = fence.folder_name(step)
@@ -224,7 +236,9 @@ def fight(url: str, processes: int, devices: int, seconds: float, seed: int = 0)
             while time.monotonic() < until:
                 time.sleep(chance.uniform(0.05, 0.3) * 50 / processes)
                 wake(folder)
-                for slot in [slot for slot, (_, wakes) in asleep.items() if wakes < time.monotonic()]:
+                for slot in [
+                    slot for slot, (_, wakes) in asleep.items() if wakes < time.monotonic()
+                ]:
                     os.kill(running[slot][0].pid, signal.SIGCONT)
                     sleeps[running[slot][1]].append((asleep.pop(slot)[0], time.monotonic()))
                 slot = chance.randrange(processes)
@@ -240,7 +254,10 @@ def fight(url: str, processes: int, devices: int, seconds: float, seed: int = 0)
                     start(slot)
                 else:  # sometimes past the expiry of what it holds
                     os.kill(process.pid, signal.SIGSTOP)
-                    asleep[slot] = time.monotonic(), time.monotonic() + chance.uniform(0.1, 2 * TTL_S)
+                    asleep[slot] = (
+                        time.monotonic(),
+                        time.monotonic() + chance.uniform(0.1, 2 * TTL_S),
+                    )
                     stopped += 1
         finally:
             ended = time.monotonic()
@@ -261,18 +278,31 @@ def fight(url: str, processes: int, devices: int, seconds: float, seed: int = 0)
             except RunHeld:
                 lost += 1
         logs = {log.name: _lines(log) for log in (folder / "logs").iterdir()}
-        waits = [wait for name, log in logs.items() for wait in awake_waits(log, sleeps[name], died.get(name, ended))]
+        waits = [
+            wait
+            for name, log in logs.items()
+            for wait in awake_waits(log, sleeps[name], died.get(name, ended))
+        ]
         turns = sum(line["kind"] == "turn" for log in logs.values() for line in log)
         fair_s = processes * seconds / max(1, turns)
         late, refused, harmful = _late(logs.values())
         return Fought(
-            turns=turns, work=sum(line["kind"] == "work" for log in logs.values() for line in log),
-            unsafe=_unsafe(logs.values()), late=late, refused=refused, harmful=harmful, mixed=_mixed(folder),
-            killed=killed, stopped=stopped, lost=lost, starved=sum(wait > STARVED * fair_s for wait in waits),
-            fair_wait_s=fair_s, longest_wait_s=max(waits, default=0.0),
+            turns=turns,
+            work=sum(line["kind"] == "work" for log in logs.values() for line in log),
+            unsafe=_unsafe(logs.values()),
+            late=late,
+            refused=refused,
+            harmful=harmful,
+            mixed=_mixed(folder),
+            killed=killed,
+            stopped=stopped,
+            lost=lost,
+            starved=sum(wait > STARVED * fair_s for wait in waits),
+            fair_wait_s=fair_s,
+            longest_wait_s=max(waits, default=0.0),
             median_wait_s=statistics.median(waits) if waits else 0.0,
             errors=sum(line["kind"] == "error" for log in logs.values() for line in log),
-        )  # fmt: skip
+        )
 
 
 def _lines(log: Path) -> list[dict[str, Any]]:
@@ -283,7 +313,9 @@ def _lines(log: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def awake_waits(log: list[dict[str, Any]], sleeps: list[tuple[float, float]], ended: float) -> list[float]:
+def awake_waits(
+    log: list[dict[str, Any]], sleeps: list[tuple[float, float]], ended: float
+) -> list[float]:
     """How long each wait of a process took, ended by its turn or by nothing; without its sleeps, the last long one on."""
     waits: list[float] = []
     since: float | None = None
@@ -321,7 +353,8 @@ def _late(logs: Any) -> tuple[int, int, int]:
     for log in logs:
         for woken, following in itertools.pairwise(log):
             if woken["kind"] == "wakes" and any(
-                (one["device"], one["at"] < woken["at"]) == (woken["device"], True) and one["token"] > woken["token"]
+                (one["device"], one["at"] < woken["at"]) == (woken["device"], True)
+                and one["token"] > woken["token"]
                 for one in work
             ):
                 late += 1
@@ -346,7 +379,11 @@ def postgresql() -> Iterator[str]:
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     if not programs:
         raise FileNotFoundError("PostgreSQL is not installed (make setup-system installs it)")
-    as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.geteuid() == 0 else []
+    as_user = (
+        ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+        if os.geteuid() == 0
+        else []
+    )
     with tempfile.TemporaryDirectory(prefix="trainwright-pg-", ignore_cleanup_errors=True) as name:
         if as_user:
             subprocess.run(["chown", "postgres:postgres", name], check=True)
@@ -363,11 +400,15 @@ def postgresql() -> Iterator[str]:
 
 def main() -> None:
     """Fight, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--processes", type=int, default=50)
     parser.add_argument("--devices", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--url", default="sqlite", help="sqlite, postgresql, or the URL of a database")
+    parser.add_argument(
+        "--url", default="sqlite", help="sqlite, postgresql, or the URL of a database"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document instead")
     given = parser.parse_args()
     with contextlib.ExitStack() as stack:
@@ -381,7 +422,9 @@ def main() -> None:
     if given.json:
         print(json.dumps(asdict(found)))
         return
-    print(f"{given.processes} processes, {given.devices} devices, {given.seconds:g} s, {given.url.split(':')[0]}")
+    print(
+        f"{given.processes} processes, {given.devices} devices, {given.seconds:g} s, {given.url.split(':')[0]}"
+    )
     for name, value in asdict(found).items():
         print(f"  {name:<15} {value:.3g}" if isinstance(value, float) else f"  {name:<15} {value}")
 

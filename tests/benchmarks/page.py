@@ -23,7 +23,7 @@ from browsing import Watched, browser  # noqa: E402
 from finished_run import finished_training  # noqa: E402
 from serving import RUN, serving  # noqa: E402
 
-from trainwright.tasks.run import Run  # noqa: E402
+from trainwright.tasks.runs.run import Run  # noqa: E402
 
 
 def _filled(store: str, runs: int) -> None:
@@ -53,8 +53,10 @@ def _opened(tab: Watched, screen: str, rows: int) -> tuple[float, float]:
     started, first = time.perf_counter(), 0.0
     page.goto(f"{tab.address}/page/#/{screen}", wait_until="commit")
     while True:
-        found = page.evaluate("document.querySelectorAll('table[aria-label=Runs] tbody tr').length + "
-                              "(document.querySelector('.card .note') ? 1 : 0)")  # fmt: skip
+        found = page.evaluate(
+            "document.querySelectorAll('table[aria-label=Runs] tbody tr').length + "
+            "(document.querySelector('.card .note') ? 1 : 0)"
+        )
         if found and not first:
             first = time.perf_counter() - started
         if found >= rows:
@@ -84,16 +86,26 @@ def main() -> None:
             random.shuffle(order)
             for name in order:
                 took[name].append(_opened(tab, name, given.runs if name == "runs" else 1))
-            for name, what in (("runs", "warm"), ("runs?job=none", "noise floor, a page without rows")):
+            for name, what in (
+                ("runs", "warm"),
+                ("runs?job=none", "noise floor, a page without rows"),
+            ):
                 firsts, alls = zip(*took[name], strict=True)
                 print(
                     f"{what}: first rows {statistics.median(firsts):.2f} s, all {statistics.median(alls):.2f} s "
                     f"({min(alls):.2f} to {max(alls):.2f})"
                 )
             _opened(tab, "runs", given.runs)
-            spent = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
-            print(f"CPU time of the page's main thread: {spent['TaskDuration']:.2f} s, whatever else the machine does")
-            print(f"bar: below 3 s; worst seen {max([cold[1], *(one[1] for one in took['runs'])]):.2f} s")
+            spent = {
+                one["name"]: one["value"]
+                for one in session.send("Performance.getMetrics")["metrics"]
+            }
+            print(
+                f"CPU time of the page's main thread: {spent['TaskDuration']:.2f} s, whatever else the machine does"
+            )
+            print(
+                f"bar: below 3 s; worst seen {max([cold[1], *(one[1] for one in took['runs'])]):.2f} s"
+            )
             print("complaints of the console:", tab.complaints or "none")
 
 

@@ -33,13 +33,18 @@ from serving import JOB, JOBS, RUN, SPEC, client, model, serving
 
 def _request(address: str, method: str, path: str, body: str = "") -> bytes:
     head = [
-        f"{method} {path} HTTP/1.1", f"Host: {urlsplit(address).netloc}", f"Authorization: Bearer {RUN}",
-        "Content-Type: application/json", f"Content-Length: {len(body.encode())}",
-    ]  # fmt: skip
+        f"{method} {path} HTTP/1.1",
+        f"Host: {urlsplit(address).netloc}",
+        f"Authorization: Bearer {RUN}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body.encode())}",
+    ]
     return ("\r\n".join(head) + "\r\n\r\n" + body).encode()
 
 
-async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> int:
+async def _answer(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes
+) -> int:
     """The status of the answer, once all of it is there."""
     writer.write(request)
     status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
@@ -56,7 +61,9 @@ def _at_once(address: str, clients: int, requests: int, ask: Callable[[int], byt
     async def one(number: int, gate: asyncio.Barrier) -> None:
         where = urlsplit(address)
         reader, writer = await asyncio.open_connection(where.hostname, where.port)
-        await _answer(reader, writer, _request(address, "GET", "/devices"))  # the connection is there
+        await _answer(
+            reader, writer, _request(address, "GET", "/devices")
+        )  # the connection is there
         await gate.wait()
         for index in range(requests):
             request = ask(number * requests + index)
@@ -80,7 +87,11 @@ def _p99(seconds: list[float]) -> float:
 
 
 def _line(name: str, seconds: list[float], bar_s: float | None = None) -> None:
-    verdict = "" if bar_s is None else f"   bar {1000 * bar_s:.0f} ms: {'met' if _p99(seconds) < bar_s else 'MISSED'}"
+    verdict = (
+        ""
+        if bar_s is None
+        else f"   bar {1000 * bar_s:.0f} ms: {'met' if _p99(seconds) < bar_s else 'MISSED'}"
+    )
     print(
         f"{name:48} n={len(seconds):5d}  p50 {1000 * statistics.median(seconds):8.1f} ms  p99 {1000 * _p99(seconds):8.1f} ms"
         f"  most {1000 * max(seconds):8.1f} ms{verdict}"
@@ -89,7 +100,9 @@ def _line(name: str, seconds: list[float], bar_s: float | None = None) -> None:
 
 def main() -> None:
     """Print the figures."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--clients", type=int, default=50)
     options.add_argument("--requests", type=int, default=20)
     options.add_argument("--runs", type=int, default=5)
@@ -102,29 +115,45 @@ def main() -> None:
         serving(Path(home), "--workers", "2") as address,
         client(address) as first,
     ):
-        structure: Any = first.post("/structures", json={"model": model(cnn, width=8), "spec": SPEC}).json()
+        structure: Any = first.post(
+            "/structures", json={"model": model(cnn, width=8), "spec": SPEC}
+        ).json()
         estimate = {"structure": structure, "batch_size": 64, "device_type": "nvidia-t4"}
-        sent = {"estimates": json.dumps(estimate), "plans": json.dumps(JOB | {"structure": structure, "rows": 50_000})}
+        sent = {
+            "estimates": json.dumps(estimate),
+            "plans": json.dumps(JOB | {"structure": structure, "rows": 50_000}),
+        }
         print(f"a request with a structure: {len(sent['estimates'])} bytes")
         questions = {"noise floor: GET /devices": _request(address, "GET", "/devices")} | {
-            f"cached POST /{name}": _request(address, "POST", f"/{name}", body) for name, body in sent.items()
+            f"cached POST /{name}": _request(address, "POST", f"/{name}", body)
+            for name, body in sent.items()
         }
         took: dict[str, list[list[float]]] = {name: [] for name in questions}
         for _ in range(chosen.runs):
             for name, body in sent.items():  # a plan is kept for a minute
                 first.post(f"/{name}", content=body).raise_for_status()
             for name, request in random.sample(list(questions.items()), len(questions)):
-                took[name].append(_at_once(address, chosen.clients, chosen.requests, lambda _, asked=request: asked))
+                took[name].append(
+                    _at_once(
+                        address, chosen.clients, chosen.requests, lambda _, asked=request: asked
+                    )
+                )
         for name, runs in took.items():
             for number, seconds in enumerate(runs, start=1):
-                _line(f"{chosen.clients} clients, {name}, run {number}", seconds, 0.3 if "cached" in name else None)
+                _line(
+                    f"{chosen.clients} clients, {name}, run {number}",
+                    seconds,
+                    0.3 if "cached" in name else None,
+                )
 
         def new(number: int) -> bytes:
             changed = {"model": model(cnn, width=10 + number), "spec": SPEC}
             return _request(address, "POST", "/structures", json.dumps(changed))
 
         def fresh(number: int) -> bytes:
-            return _request(address, "POST", "/estimates", json.dumps(estimate | {"batch_size": 1000 + number}))
+            return _request(
+                address, "POST", "/estimates", json.dumps(estimate | {"batch_size": 1000 + number})
+            )
 
         _line("2 clients, new POST /structures", _at_once(address, 2, chosen.pairs, new), 3.0)
         _line("1 client, new POST /estimates", _at_once(address, 1, chosen.pairs, fresh))

@@ -55,21 +55,36 @@ class DagProcess:
     """A process that imports DAG files, as a DAG processor does: Airflow is loaded once, for all tests of this file."""
 
     def __init__(self, airflow_home: Path) -> None:
-        environment = os.environ | {"AIRFLOW_HOME": str(airflow_home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+        environment = os.environ | {
+            "AIRFLOW_HOME": str(airflow_home),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-W", "error::DeprecationWarning:trainwright", "-c", SERVE],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
 
     def __call__(self, code: str, jobs: Path = SHIPPED) -> Any:
         """What the code leaves in `answer`, with these job files. Nothing of it may have loaded what is heavy."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        environment = {"TRAINWRIGHT_JOBS": str(jobs), "TRAINWRIGHT_HOME": os.environ["TRAINWRIGHT_HOME"]}
+        environment = {
+            "TRAINWRIGHT_JOBS": str(jobs),
+            "TRAINWRIGHT_HOME": os.environ["TRAINWRIGHT_HOME"],
+        }
         print(
-            json.dumps({"code": code, "environment": environment, "heavy": HEAVY}), file=self.process.stdin, flush=True
+            json.dumps({"code": code, "environment": environment, "heavy": HEAVY}),
+            file=self.process.stdin,
+            flush=True,
         )
-        told = next(json.loads(line.removeprefix("TOLD ")) for line in self.process.stdout if line.startswith("TOLD "))
+        told = next(
+            json.loads(line.removeprefix("TOLD "))
+            for line in self.process.stdout
+            if line.startswith("TOLD ")
+        )
         assert "error" not in told, told["error"]
         assert told["heavy"] == []
         return told["answer"]
@@ -95,11 +110,15 @@ def test_the_shipped_dags_load_nothing_heavy_and_every_operator_is_ours(look: Lo
     dags = look()
     assert set(dags) == {"retrain", "retrain_digits"}
     for dag in dags.values():
-        assert all(module.startswith("trainwright.operators") for module, _ in dag["tasks"].values())
+        assert all(
+            module.startswith("trainwright.operators") for module, _ in dag["tasks"].values()
+        )
         assert dag["teardown"] == ["release"]
         assert set(dag["retries"]) == {3}
         assert dag["catchup"] is False
-    assert {"job", "new", "pool", "replay", "run", "name", "train.epochs"} <= set(dags["retrain"]["params"])
+    assert {"job", "new", "pool", "replay", "run", "name", "train.epochs"} <= set(
+        dags["retrain"]["params"]
+    )
     assert dags["retrain_digits"]["outlets"] == [
         "x-trainwright://models/digits",
         "trainwright-promoted-models",
@@ -108,7 +127,16 @@ def test_the_shipped_dags_load_nothing_heavy_and_every_operator_is_ours(look: Lo
 
 def test_the_steps_are_chained_in_order_and_release_follows_train(look: Look) -> None:
     tasks = look()["retrain"]["tasks"]
-    order = ["validate", "extract", "estimate", "allocate", "search_lr", "train", "store", "analyze"]
+    order = [
+        "validate",
+        "extract",
+        "estimate",
+        "allocate",
+        "search_lr",
+        "train",
+        "store",
+        "analyze",
+    ]
     for before, after in [*itertools.pairwise(order), ("store", "approve"), ("approve", "promote")]:
         assert after in tasks[before][1]
     assert "release" in tasks["train"][1]
@@ -119,7 +147,9 @@ def test_a_job_file_with_a_schedule_makes_a_scheduled_dag_and_a_wrong_one_harms_
 ) -> None:
     jobs = tmp_path / "jobs"
     jobs.mkdir()
-    (jobs / "nightly.yaml").write_text("name: nightly\ndata: {uri: 'builtin:digits'}\nschedule: {cron: '0 3 * * *'}\n")
+    (jobs / "nightly.yaml").write_text(
+        "name: nightly\ndata: {uri: 'builtin:digits'}\nschedule: {cron: '0 3 * * *'}\n"
+    )
     (jobs / "wrong.yaml").write_text("name: wrong\nwat: 1\n")
     dags = look(jobs)
     assert set(dags) == {"retrain", "retrain_nightly", "retrain_wrong"}
@@ -133,21 +163,29 @@ def test_operators_are_exported_lazily() -> None:
         "print(*[getattr(operators, name).__name__ for name in operators.__all__])"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert {"AllocateOperator", "CalibrateOperator", "TrainOperator", "ValidateOperator"} <= set(done.stdout.split())
+    assert {"AllocateOperator", "CalibrateOperator", "TrainOperator", "ValidateOperator"} <= set(
+        done.stdout.split()
+    )
 
 
-def test_a_job_file_with_a_strange_name_or_schedule_takes_no_other_dag_away(look: Look, tmp_path: Path) -> None:
+def test_a_job_file_with_a_strange_name_or_schedule_takes_no_other_dag_away(
+    look: Look, tmp_path: Path
+) -> None:
     jobs = tmp_path / "jobs"
     jobs.mkdir()
     (jobs / "My Job!.yaml").write_text("- a list\n")
-    (jobs / "late.yaml").write_text("name: late\ndata: {uri: 'builtin:digits'}\nschedule: {cron: '61 3 * * *'}\n")
+    (jobs / "late.yaml").write_text(
+        "name: late\ndata: {uri: 'builtin:digits'}\nschedule: {cron: '61 3 * * *'}\n"
+    )
     (jobs / "good.yaml").write_text("name: good\ndata: {uri: 'builtin:digits'}\n")
     dags = look(jobs)
     assert set(dags) == {"retrain", "retrain_my-job-", "retrain_late", "retrain_good"}
     assert "schedule.cron: got '61 3 * * *'" in dags["retrain_late"]["doc"]
 
 
-def test_what_is_due_trains_anew_and_what_a_person_triggers_goes_on(airflow: DagProcess, home: Path) -> None:
+def test_what_is_due_trains_anew_and_what_a_person_triggers_goes_on(
+    airflow: DagProcess, home: Path
+) -> None:
     code = """
 from types import SimpleNamespace
 from airflow.sdk.api.datamodels._generated import DagRunType
@@ -159,7 +197,9 @@ answer = [task.render_template(task.new, {"dag_run": SimpleNamespace(run_type=Da
     assert [str(one) for one in airflow(code)] == ["True", "True", "False"]
 
 
-def test_two_job_files_of_one_name_are_one_dag_and_a_word_about_the_other(look: Look, tmp_path: Path) -> None:
+def test_two_job_files_of_one_name_are_one_dag_and_a_word_about_the_other(
+    look: Look, tmp_path: Path
+) -> None:
     jobs = tmp_path / "jobs"
     jobs.mkdir()
     for file in ("a.json", "a.yaml", "b.yaml"):
@@ -169,7 +209,10 @@ def test_two_job_files_of_one_name_are_one_dag_and_a_word_about_the_other(look: 
     assert set(dags) == {"retrain", "retrain_same", "retrain_a", "retrain_b", "retrain_same-yaml"}
     assert "a.json" in dags["retrain_same"]["doc"]
     for name in "ab":
-        assert f"name: got 'same'; {jobs / 'a.json'} has that name already" in dags[f"retrain_{name}"]["doc"]
+        assert (
+            f"name: got 'same'; {jobs / 'a.json'} has that name already"
+            in dags[f"retrain_{name}"]["doc"]
+        )
 
 
 def test_new_data_and_the_clock_both_run_a_job_that_asks_for_it_and_its_deadline_is_an_alert(
@@ -180,7 +223,8 @@ def test_new_data_and_the_clock_both_run_a_job_that_asks_for_it_and_its_deadline
     data = "name: {0}\ndata: {{uri: 's3://bucket/{0}.parquet'}}\nobjective: {{deadline: 30m}}\nqueue_timeout: 10m\n"
     (jobs / "a.yaml").write_text(data.format("a") + "schedule: {on_new_data: true}\n")
     (jobs / "b.yaml").write_text(
-        data.format("b") + "schedule: {on_new_data: true, cron: '0 3 * * *'}\npromotion: {require_approval: true}\n"
+        data.format("b")
+        + "schedule: {on_new_data: true, cron: '0 3 * * *'}\npromotion: {require_approval: true}\n"
     )
     dags = look(jobs)
     for name in "ab":
@@ -191,19 +235,26 @@ def test_new_data_and_the_clock_both_run_a_job_that_asks_for_it_and_its_deadline
 
 
 @pytest.mark.parametrize("name", ["<script>alert(1)</script>", "../../x"])
-def test_a_job_with_a_harmful_name_makes_a_harmless_dag(look: Look, tmp_path: Path, name: str) -> None:
+def test_a_job_with_a_harmful_name_makes_a_harmless_dag(
+    look: Look, tmp_path: Path, name: str
+) -> None:
     jobs = tmp_path / "jobs"
     jobs.mkdir()
     (jobs / "<b>.json").write_text(json.dumps({"name": name, "data": {"uri": "builtin:digits"}}))
     dags = look(jobs)
     assert set(dags) == {"retrain", "retrain_-b-"}
     assert not [
-        word for dag in dags.values() for word in (dag["doc"], dag["description"]) if "<script" in word or "<b>" in word
+        word
+        for dag in dags.values()
+        for word in (dag["doc"], dag["description"])
+        if "<script" in word or "<b>" in word
     ]
     assert "job file is wrong" not in dags["retrain"]["doc"]
 
 
-def test_candidates_are_mapped_and_history_is_analysed_for_every_job(airflow: DagProcess, home: Path) -> None:
+def test_candidates_are_mapped_and_history_is_analysed_for_every_job(
+    airflow: DagProcess, home: Path
+) -> None:
     code = """
 from trainwright.dags.candidates import candidates
 from trainwright.dags.analyze_history import analyze_history
@@ -213,10 +264,19 @@ answer = [
     sorted(candidates.task_dict["promote"].upstream_task_ids)]
 """
     tasks, mapped, before_best, before_analyze, before_promote = airflow(code)
-    assert {"candidate_jobs", "candidate.train", "candidate.release", "candidate.store", "best", "promote"} <= set(
-        tasks
+    assert {
+        "candidate_jobs",
+        "candidate.train",
+        "candidate.release",
+        "candidate.store",
+        "best",
+        "promote",
+    } <= set(tasks)
+    assert (mapped, before_best, before_analyze) == (
+        ["candidate"],
+        ["candidate.store"],
+        ["newest_runs"],
     )
-    assert (mapped, before_best, before_analyze) == (["candidate"], ["candidate.store"], ["newest_runs"])
     assert before_promote == ["approve", "best"]
 
 
@@ -234,9 +294,12 @@ answer = {
     "drift": [dag.params["most_drift"], CalibrateOperator(task_id="x").most_drift]}
 """
     assert airflow(code) == {
-        "mapped": True, "upstream": ["device_types"], "schedule": "0 4 * * 0",
-        "params": ["budget_s", "most_drift", "pool", "store"], "drift": [MOST_DRIFT, MOST_DRIFT],
-    }  # fmt: skip
+        "mapped": True,
+        "upstream": ["device_types"],
+        "schedule": "0 4 * * 0",
+        "params": ["budget_s", "most_drift", "pool", "store"],
+        "drift": [MOST_DRIFT, MOST_DRIFT],
+    }
 
 
 FIRST = """
@@ -260,4 +323,8 @@ def test_what_runs_by_the_clock_does_not_begin_with_what_was_missed_before_it_wa
     (tmp_path / "nightly.yaml").write_text(
         "name: nightly\ndata: {uri: 'builtin:digits'}\nmodel: {source: m.py}\nschedule: {cron: '0 3 * * 3'}"
     )
-    assert airflow(FIRST, tmp_path) == {"analyze_history": True, "calibrate_pool": True, "retrain_nightly": True}
+    assert airflow(FIRST, tmp_path) == {
+        "analyze_history": True,
+        "calibrate_pool": True,
+        "retrain_nightly": True,
+    }

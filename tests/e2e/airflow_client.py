@@ -22,7 +22,9 @@ class AirflowClient:
     def __init__(self, home: Path) -> None:
         self.base, self._token = airflow_address(home), ""
         self.password = json.loads(password_file(home).read_text())[USER]
-        self._token = self("POST", "/auth/token", {"username": USER, "password": self.password})["access_token"]
+        self._token = self("POST", "/auth/token", {"username": USER, "password": self.password})[
+            "access_token"
+        ]
 
     def __call__(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The answer's JSON. Raises urllib.error.HTTPError."""
@@ -61,7 +63,9 @@ class AirflowClient:
 
     def instances(self, where: str) -> list[dict[str, Any]]:
         """The task instances of a DAG run."""
-        found: list[dict[str, Any]] = self("GET", f"{where}/taskInstances?limit=100")["task_instances"]
+        found: list[dict[str, Any]] = self("GET", f"{where}/taskInstances?limit=100")[
+            "task_instances"
+        ]
         return found
 
     def states(self, where: str) -> dict[str, str | None]:
@@ -84,11 +88,15 @@ class AirflowClient:
 
     def xcom(self, where: str, task: str, key: str = "return_value") -> Any:
         """What a task handed on."""
-        return self("GET", f"{where}/taskInstances/{task}/xcomEntries/{key}?deserialize=false")["value"]
+        return self("GET", f"{where}/taskInstances/{task}/xcomEntries/{key}?deserialize=false")[
+            "value"
+        ]
 
     def links(self, where: str, task: str) -> dict[str, str | None]:
         """The extra links of a task of a DAG run."""
-        found: dict[str, str | None] = self("GET", f"{where}/taskInstances/{task}/links")["extra_links"]
+        found: dict[str, str | None] = self("GET", f"{where}/taskInstances/{task}/links")[
+            "extra_links"
+        ]
         return found
 
     def events(self, uri: str) -> list[dict[str, Any]]:
@@ -98,7 +106,9 @@ class AirflowClient:
 
     def log(self, where: str, task: str, attempt: int = 1) -> str:
         """A task's log, as the API server shows it."""
-        return json.dumps(self("GET", f"{where}/taskInstances/{task}/logs/{attempt}?full_content=true")["content"])
+        return json.dumps(
+            self("GET", f"{where}/taskInstances/{task}/logs/{attempt}?full_content=true")["content"]
+        )
 
     def set_state(self, where: str, task: str, state: str) -> None:
         """Mark a task, as the UI's button does."""
@@ -107,12 +117,23 @@ class AirflowClient:
     def clear(self, where: str, task: str) -> None:
         """Have a task and those after it done again, as the UI's button does."""
         dag, run = where.removeprefix("/api/v2/dags/").split("/dagRuns/")
-        asked = {"dag_run_id": urllib.parse.unquote(run), "task_ids": [task], "include_downstream": True}
-        self("POST", f"/api/v2/dags/{dag}/clearTaskInstances", {**asked, "dry_run": False, "only_failed": False})
+        asked = {
+            "dag_run_id": urllib.parse.unquote(run),
+            "task_ids": [task],
+            "include_downstream": True,
+        }
+        self(
+            "POST",
+            f"/api/v2/dags/{dag}/clearTaskInstances",
+            {**asked, "dry_run": False, "only_failed": False},
+        )
 
 
 def until(
-    what: str, test: Callable[[], Found | bool | None], seconds: float = 600, tell: Callable[[], str] = lambda: ""
+    what: str,
+    test: Callable[[], Found | bool | None],
+    seconds: float = 600,
+    tell: Callable[[], str] = lambda: "",
 ) -> Found:
     """Wait for something; what it was. The message of the failure ends with what `tell` says."""
     deadline = time.monotonic() + seconds

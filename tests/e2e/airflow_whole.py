@@ -12,7 +12,7 @@ from airflow_client import AirflowClient, until
 
 from trainwright.infra import local
 from trainwright.infra.airflow import stop_airflow
-from trainwright.tasks.run import Run, list_runs
+from trainwright.tasks.runs.run import Run, list_runs
 from trainwright.tasks.settings import settings
 
 DAGS = Path(__file__).parents[2] / "dags"
@@ -49,7 +49,12 @@ def write_pool(folder: Path) -> Path:
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
         path.write_text(
-            yaml.safe_dump({"name": "pair", "hosts": [{"name": "here", "address": "localhost", "devices": devices}]})
+            yaml.safe_dump(
+                {
+                    "name": "pair",
+                    "hosts": [{"name": "here", "address": "localhost", "devices": devices}],
+                }
+            )
         )
     return path
 
@@ -57,13 +62,20 @@ def write_pool(folder: Path) -> Path:
 def write_job(folder: Path, name: str, epochs: int, **fields: Any) -> Path:
     """A small job on both devices of the pool, a checkpoint every ten steps."""
     job = {
-        "name": name, "pool": str(write_pool(folder)), "data": {"uri": "builtin:digits"},
+        "name": name,
+        "pool": str(write_pool(folder)),
+        "data": {"uri": "builtin:digits"},
         "model": {"source": str(DAGS / "jobs" / "cnn.py"), "config": {"width": 16}},
         "train": {
-            "epochs": epochs, "global_batch_size": 96, "learning_rate": 0.003, "checkpoint": {"every_steps": 10},
+            "epochs": epochs,
+            "global_batch_size": 96,
+            "learning_rate": 0.003,
+            "checkpoint": {"every_steps": 10},
         },
-        "objective": {"minimize": "time"}, "devices": {"min_count": 2}, **fields,
-    }  # fmt: skip
+        "objective": {"minimize": "time"},
+        "devices": {"min_count": 2},
+        **fields,
+    }
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(job))
     return path

@@ -21,14 +21,22 @@ from pathlib import Path
 import psutil
 
 from trainwright.infra.airflow import airflow_answers, airflow_environment, training_service
-from trainwright.infra.service import Service, free_ports, stop, wait_until, write_private
+from trainwright.infra.background import Service, free_ports, stop, wait_until, write_private
 
 AIRFLOW = {
     "api-server": ["api-server"],
     "scheduler": ["scheduler", "--skip-serve-logs"],
     "dag-processor": ["dag-processor"],
     "triggerer": ["triggerer", "--skip-serve-logs"],
-    "worker": ["celery", "worker", "--concurrency", "2", "--skip-serve-logs", "--without-gossip", "--without-mingle"],
+    "worker": [
+        "celery",
+        "worker",
+        "--concurrency",
+        "2",
+        "--skip-serve-logs",
+        "--without-gossip",
+        "--without-mingle",
+    ],
 }
 # A part that is gone is noticed within half a minute, not five; a retry follows at once.
 _NOTICING = {
@@ -60,7 +68,10 @@ class CeleryStack:
             | {"C_FORCE_ROOT": "1"}  # Celery asks for it where it runs as root
             | dict(more)
         )
-        self._services = {name: Service(name, self._part_folder(name)) for name in ("postgresql", "redis", *AIRFLOW)}
+        self._services = {
+            name: Service(name, self._part_folder(name))
+            for name in ("postgresql", "redis", *AIRFLOW)
+        }
 
     def _part_folder(self, name: str) -> Path:
         folder = self.folder / name
@@ -74,7 +85,9 @@ class CeleryStack:
         return {
             "CORE__EXECUTOR": "CeleryExecutor",
             "DATABASE__SQL_ALCHEMY_CONN": self._database("airflow"),
-            "DATABASE__SQL_ALCHEMY_CONN_ASYNC": self._database("airflow"),  # else asyncpg, one driver more
+            "DATABASE__SQL_ALCHEMY_CONN_ASYNC": self._database(
+                "airflow"
+            ),  # else asyncpg, one driver more
             "CELERY__BROKER_URL": f"redis://:{self._redis_password}@127.0.0.1:{self._redis_port}/0",
             "CELERY__RESULT_BACKEND": f"db+{self._database('airflow')}",
             "CELERY__WORKER_PREFETCH_MULTIPLIER": "1",
@@ -138,9 +151,14 @@ class CeleryStack:
         self._query("postgres", "CREATE DATABASE ledger")
         with (self.folder / "migrate.log").open("wb") as log:
             subprocess.run(
-                [sys.executable, "-m", "airflow", "db", "migrate"], env=os.environ | self.environment, check=True,
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=self.folder,
-            )  # fmt: skip
+                [sys.executable, "-m", "airflow", "db", "migrate"],
+                env=os.environ | self.environment,
+                check=True,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+            )
         self.start(*AIRFLOW)
 
     def _query(self, database: str, text: str) -> None:
@@ -155,12 +173,31 @@ class CeleryStack:
             options = ["listen_addresses=", "max_connections=200", "fsync=off"]
             settings = [word for option in options for word in ("-c", option)]
             return [
-                *_as_postgres(), str(_programs() / "postgres"), "-D", str(self._sockets / "data"),
-                "-k", str(self._sockets), *settings,
-            ]  # fmt: skip
+                *_as_postgres(),
+                str(_programs() / "postgres"),
+                "-D",
+                str(self._sockets / "data"),
+                "-k",
+                str(self._sockets),
+                *settings,
+            ]
         if name == "redis":
-            where = ["--bind", "127.0.0.1", "--port", str(self._redis_port), "--dir", str(self._part_folder(name))]
-            return ["redis-server", *where, "--requirepass", self._redis_password, "--appendonly", "yes"]
+            where = [
+                "--bind",
+                "127.0.0.1",
+                "--port",
+                str(self._redis_port),
+                "--dir",
+                str(self._part_folder(name)),
+            ]
+            return [
+                "redis-server",
+                *where,
+                "--requirepass",
+                self._redis_password,
+                "--appendonly",
+                "yes",
+            ]
         return [sys.executable, "-m", "airflow", *AIRFLOW[name]]
 
     def _ready(self, name: str) -> bool:
@@ -191,7 +228,9 @@ class CeleryStack:
 @contextlib.contextmanager
 def celery_stack(home: Path, dags: Path, **environment: str) -> Iterator[CeleryStack]:
     """A stack that runs, and ends with the block, its logs printed where the block fails to start it."""
-    with tempfile.TemporaryDirectory(prefix="trainwright-celery-", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(
+        prefix="trainwright-celery-", ignore_cleanup_errors=True
+    ) as name:
         folder = Path(name)
         folder.chmod(0o755)  # PostgreSQL's own user goes through it
         stack = CeleryStack(home, dags, folder, environment)
@@ -221,4 +260,8 @@ def _programs() -> Path:
 
 def _as_postgres() -> list[str]:
     """It refuses to run as root."""
-    return ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.geteuid() == 0 else []
+    return (
+        ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+        if os.geteuid() == 0
+        else []
+    )

@@ -17,15 +17,19 @@ from collections.abc import Iterator
 import pytest
 
 from trainwright.tasks import progress
-from trainwright.tasks.cli import main
+from trainwright.tasks.cli.main import main
 
-TRAINWRIGHT = [sys.executable, "-m", "trainwright.tasks.cli"]
+TRAINWRIGHT = [sys.executable, "-m", "trainwright.tasks.cli.main"]
 
 
 def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """`trainwright ARGS` with these variables; listeners and signal handlers are afterwards as they were."""
     out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
         patch.setattr(sys, "argv", ["trainwright", *args])
         patch.setattr(progress, "_listeners", [])
         for name, value in environment.items():
@@ -45,7 +49,12 @@ def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def process(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The same in a process of its own."""
     return subprocess.run(
-        [*TRAINWRIGHT, *args], capture_output=True, text=True, env=os.environ | environment, timeout=200, check=False
+        [*TRAINWRIGHT, *args],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        timeout=200,
+        check=False,
     )
 
 

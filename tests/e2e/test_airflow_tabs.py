@@ -20,21 +20,25 @@ from browsing import Watched, browser
 
 from trainwright.infra import airflow as embedded
 from trainwright.infra import local
-from trainwright.infra.service import free_ports
-from trainwright.tasks.run import Run, list_runs
+from trainwright.infra.background import free_ports
+from trainwright.tasks.runs.run import Run, list_runs
 from trainwright.tasks.settings import settings
 
 FOREIGN = Path(__file__).parent / "foreign"
 JOBS = Path(__file__).parents[2] / "dags" / "jobs"
 JOB = {
-    "name": "shown-in-airflow", "data": {"uri": "builtin:digits"},
+    "name": "shown-in-airflow",
+    "data": {"uri": "builtin:digits"},
     "model": {"source": str(JOBS / "cnn.py"), "config": {"width": 4}},
-}  # fmt: skip
+}
 SCRIPT = "<script>document.title='ran'</script><img src=x onerror=\"document.title='ran'\">"
 SPEC = {
-    "inputs": {"inputs": [1, 8, 8]}, "input_dtypes": {"inputs": "float32"}, "target_dtype": "int64", "classes": 10,
+    "inputs": {"inputs": [1, 8, 8]},
+    "input_dtypes": {"inputs": "float32"},
+    "target_dtype": "int64",
+    "classes": 10,
     "task": "image-classification",
-}  # fmt: skip
+}
 MODEL = {"source": "cnn.py", "config": {"width": 4}}
 _AIRFLOWS_FRAME = "An iframe which has both allow-scripts and allow-same-origin"
 """how Airflow frames every page of a plugin, and what Chromium says of it"""
@@ -47,17 +51,22 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
-def airflow(_apart: Path, _server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AirflowClient]:
+def airflow(
+    _apart: Path, _server: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[AirflowClient]:
     """A whole Airflow with a viewer beside its admin, and one DAG."""
     dags = tmp_path_factory.mktemp("dags")
     (dags / "tabs.py").symlink_to(FOREIGN / "tabs.py")
     alone = embedded.airflow_environment
 
     def with_a_viewer(home: Path, folder: Path) -> dict[str, str]:
-        return alone(home, folder) | {
-            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin,viewer:viewer",
-            "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",  # on a busy machine, where the browser runs as well
-        }
+        return (
+            alone(home, folder)
+            | {
+                "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin,viewer:viewer",
+                "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",  # on a busy machine, where the browser runs as well
+            }
+        )
 
     alone(_apart, dags)  # makes the folder
     with free_ports(1, random.randrange(20000, 32000)) as port:
@@ -100,7 +109,9 @@ def chromium() -> Iterator[Any]:
 
 
 @contextmanager
-def logged_in(chromium: Any, airflow: AirflowClient, user: str, **options: Any) -> Iterator[Watched]:
+def logged_in(
+    chromium: Any, airflow: AirflowClient, user: str, **options: Any
+) -> Iterator[Watched]:
     """A browser in which a user has logged in to Airflow, as people do."""
     tab = Watched(chromium, airflow.base, None, **options)
     tab.page.set_default_timeout(300_000)  # Airflow's UI takes minutes on a busy machine
@@ -118,12 +129,18 @@ def logged_in(chromium: Any, airflow: AirflowClient, user: str, **options: Any) 
 def _as(airflow: AirflowClient, user: str, **headers: str) -> httpx.Client:
     told = {"username": user, "password": password(user)}
     token = httpx.post(f"{airflow.base}/auth/token", json=told, timeout=60).json()["access_token"]
-    return httpx.Client(base_url=airflow.base, headers={"Authorization": f"Bearer {token}"} | headers, timeout=200)
+    return httpx.Client(
+        base_url=airflow.base, headers={"Authorization": f"Bearer {token}"} | headers, timeout=200
+    )
 
 
 def ours(tab: Watched) -> list[str]:
     """What the console complains of that has to do with us."""
-    return [one for one in tab.complaints if "trainwright" in one.lower() and not one.startswith(_AIRFLOWS_FRAME)]
+    return [
+        one
+        for one in tab.complaints
+        if "trainwright" in one.lower() and not one.startswith(_AIRFLOWS_FRAME)
+    ]
 
 
 @pytest.mark.parametrize(("user", "theme"), [("admin", "light"), ("viewer", "dark")])
@@ -146,7 +163,9 @@ def test_every_tab_of_airflows_ui_shows_our_page(
             page.locator(f'a[href$="/plugin/{route}"]').first.click()
             inside = page.frame_locator('iframe[src*="trainwright/page"]')
             inside.locator(shown).wait_for()
-            inside.locator(".brand").wait_for(state="hidden")  # Airflow's own navigation says where this is
+            inside.locator(".brand").wait_for(
+                state="hidden"
+            )  # Airflow's own navigation says where this is
             frame = next(one for one in page.frames[1:] if "/trainwright/page/" in one.url)
             assert frame.evaluate("document.documentElement.dataset.theme") == theme
             assert frame.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
@@ -169,15 +188,32 @@ def test_a_viewer_sees_a_run_and_is_told_what_needs_more(
         assert [one for one in ours(tab) if "403" not in one] == []
 
 
-def test_a_viewer_changes_nothing_whichever_way_it_is_asked(airflow: AirflowClient, where: str, run: Run) -> None:
+def test_a_viewer_changes_nothing_whichever_way_it_is_asked(
+    airflow: AirflowClient, where: str, run: Run
+) -> None:
     board = f"runs/{run.job_name}/{run.id}/tensorboard"
     with _as(airflow, "viewer") as viewer:
-        for path in ("pool", "pools", "devices", "runs", "history", f"runs/{run.job_name}/{run.id}", "page/"):
+        for path in (
+            "pool",
+            "pools",
+            "devices",
+            "runs",
+            "history",
+            f"runs/{run.job_name}/{run.id}",
+            "page/",
+        ):
             assert viewer.get(f"/trainwright/{path}").status_code == 200, path
         for path, body in {**CHANGES, board: {}}.items():
             refused = viewer.post(f"/trainwright/{path}", json=body)
-            assert (refused.status_code, refused.json()["error"]["kind"]) == (403, "forbidden"), path
-        assert viewer.post("/api/v2/dags/tabs/dagRuns", json={"conf": {}, "logical_date": None}).status_code == 403
+            assert (refused.status_code, refused.json()["error"]["kind"]) == (403, "forbidden"), (
+                path
+            )
+        assert (
+            viewer.post(
+                "/api/v2/dags/tabs/dagRuns", json={"conf": {}, "logical_date": None}
+            ).status_code
+            == 403
+        )
         assert viewer.patch(where, json={"state": "failed"}).status_code == 403
     assert airflow(method="GET", path=where)["state"] == "success"
 
@@ -211,22 +247,34 @@ def test_a_page_of_another_origin_gets_nothing_done_with_the_admins_cookie(
     chromium: Any, airflow: AirflowClient, where: str, run: Run
 ) -> None:
     board = f"runs/{run.job_name}/{run.id}/tensorboard"
-    asked = {f"{airflow.base}/trainwright/{path}": body for path, body in {**CHANGES, board: {}}.items()}
+    asked = {
+        f"{airflow.base}/trainwright/{path}": body for path, body in {**CHANGES, board: {}}.items()
+    }
     script = "".join(
         f"fetch({json.dumps(address)}, {{method: 'POST', credentials: 'include', mode: 'no-cors',"
         f" body: {json.dumps(json.dumps(body))}}});"
         for address, body in asked.items()
     )
-    with logged_in(chromium, airflow, "admin") as tab, elsewhere(f"<script>{script}</script>") as evil:
+    with (
+        logged_in(chromium, airflow, "admin") as tab,
+        elsewhere(f"<script>{script}</script>") as evil,
+    ):
         answers: dict[str, int] = {}
         tab.page.on("response", lambda one: answers.update({one.url: one.status}))
         tab.page.goto(evil)
-        until("the answers came", lambda: tab.page.wait_for_timeout(200) or set(asked) <= set(answers), 60)
+        until(
+            "the answers came",
+            lambda: tab.page.wait_for_timeout(200) or set(asked) <= set(answers),
+            60,
+        )
         assert {address: answers[address] for address in asked} == dict.fromkeys(asked, 403)
     with _as(airflow, "admin", Origin="https://evil.example") as foreign:
         for path, body in {**CHANGES, board: {}}.items():
             refused = foreign.post(f"/trainwright/{path}", json=body)
-            assert (refused.status_code, refused.json()["error"]["message"].split(":")[0]) == (403, "origin"), path
+            assert (refused.status_code, refused.json()["error"]["message"].split(":")[0]) == (
+                403,
+                "origin",
+            ), path
 
 
 @pytest.mark.parametrize("name", [SCRIPT, "../../x", "..", "%2e%2e/x", "a\nb", "x" * 4000])
@@ -240,20 +288,34 @@ def test_a_job_of_a_hostile_name_fails_in_one_line_and_harms_nothing(
     assert {one.uri for one in list_runs(settings().store)} == before
     with _as(airflow, "admin") as admin:
         quoted = urllib.parse.quote(name, safe="")
-        for path in (f"runs/{quoted}/20260101T000000Z-abcdef", f"runs?job={quoted}", f"pool?name={quoted}"):
+        for path in (
+            f"runs/{quoted}/20260101T000000Z-abcdef",
+            f"runs?job={quoted}",
+            f"pool?name={quoted}",
+        ):
             answer = admin.get(f"/trainwright/{path}")
             assert 400 <= answer.status_code < 500, path
             assert answer.headers["content-type"] == "application/json"
-        assert admin.post("/trainwright/plans", json=CHANGES["plans"] | {"name": name}).status_code == 422
+        assert (
+            admin.post("/trainwright/plans", json=CHANGES["plans"] | {"name": name}).status_code
+            == 422
+        )
 
 
-def test_hostile_names_in_the_address_of_a_tab_are_text(chromium: Any, airflow: AirflowClient, where: str) -> None:
+def test_hostile_names_in_the_address_of_a_tab_are_text(
+    chromium: Any, airflow: AirflowClient, where: str
+) -> None:
     with logged_in(chromium, airflow, "admin") as tab:
         page = tab.page
         for name in (SCRIPT, "../../x", "javascript:document.title='ran'"):
             quoted = urllib.parse.quote(name, safe="")
-            for query in (f"screen=airflow&dag={quoted}&run={quoted}", f"screen={quoted}", f"screen=runs&dag={quoted}",
-                          f"screen=run/{quoted}", f"screen=pool&pool={quoted}"):  # fmt: skip
+            for query in (
+                f"screen=airflow&dag={quoted}&run={quoted}",
+                f"screen={quoted}",
+                f"screen=runs&dag={quoted}",
+                f"screen=run/{quoted}",
+                f"screen=pool&pool={quoted}",
+            ):
                 page.goto(f"{airflow.base}/trainwright/page/?{query}")
                 page.wait_for_selector("main h1, main .note, main [role=alert]")
                 page.wait_for_timeout(200)

@@ -19,7 +19,7 @@ from command_line import TRAINWRIGHT, little_memory, process, run
 from finished_run import finished_training, local_path
 
 from trainwright.infra.s3 import S3Access
-from trainwright.tasks.allocate.several import MOST_JOBS
+from trainwright.tasks.allocate.joint_planner import MOST_JOBS
 
 MODELS = {
     "none.py": "x = 1\n",
@@ -31,7 +31,11 @@ MODELS = {
 
 
 def write(folder: Path, **changes: object) -> str:
-    values: dict[str, object] = {"name": "bad", "data": {"uri": "builtin:digits"}, "model": {"source": "narrow.py"}}
+    values: dict[str, object] = {
+        "name": "bad",
+        "data": {"uri": "builtin:digits"},
+        "model": {"source": "narrow.py"},
+    }
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump(values | changes))
     for name, text in MODELS.items():
@@ -79,12 +83,27 @@ def test_a_wrong_job_file(home: Path, tmp_path: Path, text: str | None, says: st
         (["estimate", "x.py", "--batch-size", "many", "--device-type", "cpu"], "'--batch-size'"),
         (["show", "nonsense", "--store", "file:///nowhere"], "run: got 'nonsense'"),
         (["runs", "--store", "ftp://x"], "store: got 'ftp://x'"),
-        (["runs", "--store", "file:///nowhere"], "--store: got file:///nowhere; there is no folder /nowhere"),
         (
-            ["estimate", "x.py", "--batch-size", "8", "--device-type", "cpu", "--store", "file:///nowhere"],
+            ["runs", "--store", "file:///nowhere"],
             "--store: got file:///nowhere; there is no folder /nowhere",
         ),
-        (["calibrate", "--out", "/nowhere/x/cpu.json"], "--out: /nowhere/x/cpu.json can't be written (there is no fol"),
+        (
+            [
+                "estimate",
+                "x.py",
+                "--batch-size",
+                "8",
+                "--device-type",
+                "cpu",
+                "--store",
+                "file:///nowhere",
+            ],
+            "--store: got file:///nowhere; there is no folder /nowhere",
+        ),
+        (
+            ["calibrate", "--out", "/nowhere/x/cpu.json"],
+            "--out: /nowhere/x/cpu.json can't be written (there is no fol",
+        ),
     ],
 )
 def test_wrong_arguments(home: Path, args: list[str], says: str) -> None:
@@ -94,19 +113,36 @@ def test_wrong_arguments(home: Path, args: list[str], says: str) -> None:
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
-        (("pool", "pool.yaml", "--json"), 1, "standard output: can't be written (No space left on device)"),
-        (("pool", "pool.yaml"), 1, "standard output, or a file that has no name here: can't be written (No space left"),
+        (
+            ("pool", "pool.yaml", "--json"),
+            1,
+            "standard output: can't be written (No space left on device)",
+        ),
+        (
+            ("pool", "pool.yaml"),
+            1,
+            "standard output, or a file that has no name here: can't be written (No space left",
+        ),
         (("show", "x", "--store", "file:///nowhere", "--json"), 2, "run: got 'x'"),
     ],
 )
-def test_a_full_disk_behind_standard_output(tmp_path: Path, args: tuple[str, ...], code: int, says: str) -> None:
+def test_a_full_disk_behind_standard_output(
+    tmp_path: Path, args: tuple[str, ...], code: int, says: str
+) -> None:
     (tmp_path / "pool.yaml").write_text("{name: p, hosts: [{name: here, devices: [{type: cpu}]}]}")
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [*TRAINWRIGHT, *args], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            [*TRAINWRIGHT, *args],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
         )
     assert done.returncode == code
-    assert done.stderr.splitlines() == [f"trainwright: {done.stderr.removeprefix('trainwright: ').strip()}"]
+    assert done.stderr.splitlines() == [
+        f"trainwright: {done.stderr.removeprefix('trainwright: ').strip()}"
+    ]
     assert says in done.stderr
 
 
@@ -114,10 +150,14 @@ def test_a_full_disk_behind_standard_output(tmp_path: Path, args: tuple[str, ...
 def few(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     """A few-shot calibration of this machine, at the command line."""
     out = tmp_path_factory.mktemp("few") / "few.json"
-    done = run("calibrate", "--probes", "--budget", "1", "--most-drift", "1e9", "--out", str(out), "--json")
+    done = run(
+        "calibrate", "--probes", "--budget", "1", "--most-drift", "1e9", "--out", str(out), "--json"
+    )
     assert done.returncode == 0, done.stderr
     written: dict[str, object] = json.loads(out.read_text())
-    assert json.loads(done.stdout) == {name: value for name, value in written.items() if name != "families"}
+    assert json.loads(done.stdout) == {
+        name: value for name, value in written.items() if name != "families"
+    }
     assert written["mode"] == "few-shot"
     return written
 
@@ -138,7 +178,10 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
         ({"interval_quantile": 1e308}, "is not a calibration: interval_quantile"),
         ({"step_deviation": 1e300}, "is not a calibration: step_deviation"),
         ({"sentinel_drift": -1}, "is not a calibration: sentinel_drift"),
-        ({"speed": {"compute_s": 0, "memory_s": 1, "calls_s": 1}}, "is not a calibration: speed.compute_s"),
+        (
+            {"speed": {"compute_s": 0, "memory_s": 1, "calls_s": 1}},
+            "is not a calibration: speed.compute_s",
+        ),
     ],
 )
 def test_a_calibration_that_can_not_be_used(
@@ -158,7 +201,11 @@ def test_a_calibration_that_can_not_be_used(
 
 def test_a_device_type_that_nobody_knows(home: Path, tmp_path: Path) -> None:
     given = ["--batch-size", "8", "--device-type", "tpu-v5"]
-    one_line(run("estimate", "x.py", *given, "--json"), 2, "device type: got 'tpu-v5'; allowed: amd-mi300x")
+    one_line(
+        run("estimate", "x.py", *given, "--json"),
+        2,
+        "device type: got 'tpu-v5'; allowed: amd-mi300x",
+    )
 
 
 @pytest.mark.parametrize(
@@ -181,7 +228,9 @@ def test_what_can_not_be_calibrated(home: Path, tmp_path: Path, args: list[str],
         ("narrow.py", "model: gives 4 outputs, the data has 10 classes"),
         pytest.param("none.py", "defines no function build_model", marks=pytest.mark.slow),
         pytest.param("raises.py", "raised ValueError: no width", marks=pytest.mark.slow),
-        pytest.param("nomodule.py", "returned a int; allowed: a torch.nn.Module", marks=pytest.mark.slow),
+        pytest.param(
+            "nomodule.py", "returned a int; allowed: a torch.nn.Module", marks=pytest.mark.slow
+        ),
         pytest.param("broken.py", "SyntaxError", marks=pytest.mark.slow),
     ],
 )
@@ -196,11 +245,26 @@ def test_a_wrong_model(home: Path, tmp_path: Path, source: str, says: str) -> No
         ({"prices": {"cpu": "-2/h"}}, {}, 2, "zero or more per h"),
         ({"network": {"bandwidth": 10}}, {}, 2, "a number with its unit"),
         ({"network": {"latency": "50"}}, {}, 2, "latency"),
-        ({"hosts": [{"name": "h", "devices": [{"type": "abacus"}]}]}, {}, 2, "hosts.0.devices.0.type: got 'abacus'"),
+        (
+            {"hosts": [{"name": "h", "devices": [{"type": "abacus"}]}]},
+            {},
+            2,
+            "hosts.0.devices.0.type: got 'abacus'",
+        ),
         ({"power": {"cpu": {"idle_w": 9, "load_w": 3}}}, {}, 2, "idle_w up to load_w (3), not 9"),
         ({}, {"devices": {"min_count": 3}}, 2, "devices.min_count: got 3; pool p has 1 device(s)"),
-        ({}, {"devices": {"min_count": 3, "max_count": 2}}, 2, "max_count of at least min_count (3), not 2"),
-        ({}, {"devices": {"types": ["nvidia-t4"]}}, 2, "devices.types: got 'nvidia-t4'; pool p has emulated"),
+        (
+            {},
+            {"devices": {"min_count": 3, "max_count": 2}},
+            2,
+            "max_count of at least min_count (3), not 2",
+        ),
+        (
+            {},
+            {"devices": {"types": ["nvidia-t4"]}},
+            2,
+            "devices.types: got 'nvidia-t4'; pool p has emulated",
+        ),
         (
             {},
             {"devices": {"exclude": ["emulated"]}},
@@ -210,35 +274,85 @@ def test_a_wrong_model(home: Path, tmp_path: Path, source: str, says: str) -> No
         ({}, {"objective": {"minimize": "cost"}}, 2, "pool p names no prices"),
         ({}, {"objective": {"minimize": "time", "budget": -1}}, 2, "objective.budget: got -1"),
         ({}, {"objective": {"minimize": "time", "deadline": "0s"}}, 2, "objective.deadline: got"),
-        ({}, {"train": {"batch_bounds": [64, 32]}}, 2, "train.batch_bounds: got [64, 32]; allowed: [least, greatest]"),
+        (
+            {},
+            {"train": {"batch_bounds": [64, 32]}},
+            2,
+            "train.batch_bounds: got [64, 32]; allowed: [least, greatest]",
+        ),
         ({}, {"objective": {"minimize": "time", "deadline": "1s"}}, 3, "the deadline of 1 s binds"),
         ({"prices": {"emulated": "nan/h"}}, {}, 2, "zero or more per h"),
         ({"prices": {"emulated": "9" * 400 + "/h"}}, {}, 2, "up to 1e+09"),
-        ({"power": {"emulated": {"idle_w": 1, "load_w": 1e308}}}, {}, 2, "power.emulated.load_w: got 1e+308"),
-        ({"power": {"emulated": {"idle_w": float("nan"), "load_w": 2}}}, {}, 2, "power.emulated.idle_w: got"),
-        ({"hosts": [{"name": "h", "devices": [{"type": "emulated", "speed": 1e308}]}]}, {}, 2, "speed: got 1e+308"),
-        ({"hosts": [{"name": "h", "devices": [{"type": "emulated", "speed": 1e-308}]}]}, {}, 2, "speed: got 1e-308"),
-        ({"hosts": [{"name": "h", "devices": [{"type": "emulated", "speed": float("inf")}]}]}, {}, 2, "speed: got"),
+        (
+            {"power": {"emulated": {"idle_w": 1, "load_w": 1e308}}},
+            {},
+            2,
+            "power.emulated.load_w: got 1e+308",
+        ),
+        (
+            {"power": {"emulated": {"idle_w": float("nan"), "load_w": 2}}},
+            {},
+            2,
+            "power.emulated.idle_w: got",
+        ),
+        (
+            {"hosts": [{"name": "h", "devices": [{"type": "emulated", "speed": 1e308}]}]},
+            {},
+            2,
+            "speed: got 1e+308",
+        ),
+        (
+            {"hosts": [{"name": "h", "devices": [{"type": "emulated", "speed": 1e-308}]}]},
+            {},
+            2,
+            "speed: got 1e-308",
+        ),
+        (
+            {"hosts": [{"name": "h", "devices": [{"type": "emulated", "speed": float("inf")}]}]},
+            {},
+            2,
+            "speed: got",
+        ),
         (
             {"hosts": [{"name": "h", "devices": [{"type": one}]} for one in ("cpu", "nvidia-t4")]},
             {},
             2,
             "hosts of different names, not ",
         ),
-        ({}, {"devices": {"ids": ["h/emulated-0"] * 2}}, 2, "ids with each name once, not 'h/emulated-0' twice"),
+        (
+            {},
+            {"devices": {"ids": ["h/emulated-0"] * 2}},
+            2,
+            "ids with each name once, not 'h/emulated-0' twice",
+        ),
         (
             {},
             {"devices": {"ids": ["h/emulated-0"], "exclude": ["h"]}},
             2,
             "devices.exclude: got h; with that pool p has 0",
         ),
-        ({}, {"objective": {"minimize": "time", "deadline": float("nan")}}, 2, "objective.deadline: got"),
-        ({}, {"objective": {"minimize": "time", "budget": float("inf")}}, 2, "objective.budget: got"),
+        (
+            {},
+            {"objective": {"minimize": "time", "deadline": float("nan")}},
+            2,
+            "objective.deadline: got",
+        ),
+        (
+            {},
+            {"objective": {"minimize": "time", "budget": float("inf")}},
+            2,
+            "objective.budget: got",
+        ),
         ({}, {"train": {"noise_scale": 1e-320}}, 2, "train.noise_scale: got 1e-320"),
     ],
 )
 def test_a_pool_or_limits_that_no_plan_can_be_made_of(
-    home: Path, tmp_path: Path, pool: dict[str, object], changes: dict[str, object], code: int, says: str
+    home: Path,
+    tmp_path: Path,
+    pool: dict[str, object],
+    changes: dict[str, object],
+    code: int,
+    says: str,
 ) -> None:
     path = tmp_path / "pool.yaml"
     hosts = [{"name": "h", "devices": [{"type": "emulated", "speed": 1.0}]}]
@@ -270,9 +384,13 @@ def test_wrong_data(home: Path, tmp_path: Path, data: dict[str, str], says: str)
     one_line(run("validate", write(tmp_path, data=data), "--json"), 2, says)
 
 
-def test_an_s3_server_that_is_down_is_4_and_says_how_to_start_it(home: Path, tmp_path: Path) -> None:
+def test_an_s3_server_that_is_down_is_4_and_says_how_to_start_it(
+    home: Path, tmp_path: Path
+) -> None:
     keys = {"TRAINWRIGHT_S3_ACCESS_KEY": "a", "TRAINWRIGHT_S3_SECRET_KEY": "very-secret"}
-    done = run("run", write(tmp_path), "--json", TRAINWRIGHT_S3_ENDPOINT="http://127.0.0.1:9", **keys)
+    done = run(
+        "run", write(tmp_path), "--json", TRAINWRIGHT_S3_ENDPOINT="http://127.0.0.1:9", **keys
+    )
     one_line(done, 4, "trainwright up")
     assert "very-secret" not in done.stdout + done.stderr
     one_line(run("runs", "--json"), 4, "trainwright up")
@@ -297,14 +415,17 @@ def test_wrong_credentials_are_4_and_the_secret_is_not_shown(s3: S3Access, tmp_p
         ({"TRAINWRIGHT_HOME": "/proc/nowhere"}, 4, "TRAINWRIGHT_HOME"),
     ],
 )
-def test_settings_that_can_not_be_used_are_named(home: Path, environment: dict[str, str], code: int, says: str) -> None:
+def test_settings_that_can_not_be_used_are_named(
+    home: Path, environment: dict[str, str], code: int, says: str
+) -> None:
     done = run("pool", "--json", **environment)
     one_line(done, code, says)
     assert "secret" not in done.stderr
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["http://127.0.0.1:99999", "http://u:secret@127.0.0.1:9", "http://127.0.0.1:9/abc", "h:9"]
+    "endpoint",
+    ["http://127.0.0.1:99999", "http://u:secret@127.0.0.1:9", "http://127.0.0.1:9/abc", "h:9"],
 )
 def test_an_endpoint_that_is_none_is_bad_input_and_not_shown(home: Path, endpoint: str) -> None:
     keys = {"TRAINWRIGHT_S3_ACCESS_KEY": "a", "TRAINWRIGHT_S3_SECRET_KEY": "b"}
@@ -321,7 +442,11 @@ def test_what_a_models_code_starts_does_not_survive_the_trace(home: Path, tmp_pa
         "def example_batch(n):\n    return rand(n, 4), zeros(n).long()\n"
     )
     assert run("extract", str(tmp_path / "model.py"), "--json").returncode == 0
-    left = [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "4321.5"]]
+    left = [
+        one
+        for one in psutil.process_iter(["cmdline"])
+        if one.info["cmdline"] == ["sleep", "4321.5"]
+    ]
     assert left == []
 
 
@@ -332,15 +457,18 @@ def test_one_damaged_run_hides_no_other(home: Path, tmp_path: Path) -> None:
     done = run("runs", "--json", "--store", store)
     assert done.returncode == 0
     assert {one["id"]: one["state"] for one in json.loads(done.stdout)["runs"]} == {
-        good.id: good.status().state, damaged.id: "damaged",
-    }  # fmt: skip
+        good.id: good.status().state,
+        damaged.id: "damaged",
+    }
     local_path(good, "status.json").unlink()
     one_line(process("show", good.uri, "--json"), 1, "status.json: missing")
     one_line(run("runs", "../..", "--json", "--store", store), 2, "name: got '../..'")
     one_line(run("replan", good.uri, "--json"), 2, "holds no devices; allowed: a run that trains")
 
 
-def test_a_batch_larger_than_the_data_and_a_model_larger_than_memory(home: Path, tmp_path: Path) -> None:
+def test_a_batch_larger_than_the_data_and_a_model_larger_than_memory(
+    home: Path, tmp_path: Path
+) -> None:
     (tmp_path / "wide.py").write_text(
         "from torch.nn import *\n\n\ndef build_model(width=10**10):\n"
         "    return Sequential(Flatten(), Linear(64, width), Linear(width, 10))\n"
@@ -364,7 +492,9 @@ def test_a_batch_larger_than_the_data_and_a_model_larger_than_memory(home: Path,
         (["runs", "--store", "s3://nowhere"], 4),
     ],
 )
-def test_a_process_of_its_own_ends_as_its_entry_point_says(home: Path, args: list[str], code: int) -> None:
+def test_a_process_of_its_own_ends_as_its_entry_point_says(
+    home: Path, args: list[str], code: int
+) -> None:
     endpoint = {"ENDPOINT": "http://127.0.0.1:9", "ACCESS_KEY": "a", "SECRET_KEY": "b"}
     environment = {f"TRAINWRIGHT_S3_{name}": value for name, value in endpoint.items()}
     here, there = run(*args, "--json", **environment), process(*args, "--json", **environment)
@@ -377,8 +507,10 @@ def test_help_names_the_commands_and_loads_nothing_heavy(home: Path) -> None:
     assert done.returncode == 0
     assert "search-lr" in done.stdout
     heavy = "torch numpy pandas pyarrow dask sqlalchemy minio airflow great_expectations scipy"
-    code = "import sys, trainwright.tasks.cli; print([m for m in sys.argv[1].split() if m in sys.modules])"
-    loaded = subprocess.run([sys.executable, "-c", code, heavy], capture_output=True, text=True, check=True)
+    code = "import sys, trainwright.tasks.cli.main; print([m for m in sys.argv[1].split() if m in sys.modules])"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code, heavy], capture_output=True, text=True, check=True
+    )
     assert loaded.stdout.strip() == "[]"
 
 
@@ -443,11 +575,17 @@ def test_a_file_of_another_kind_is_not_written_over(
     assert (tmp_path / "link").is_symlink()
 
 
-def test_jobs_of_one_name_and_too_many_are_told_before_anything_is_read(home: Path, tmp_path: Path) -> None:
+def test_jobs_of_one_name_and_too_many_are_told_before_anything_is_read(
+    home: Path, tmp_path: Path
+) -> None:
     job = write(tmp_path, data={"uri": "nowhere.csv"})
     one_line(run("plan", job, job, "--json"), 2, "jobs: got bad, bad; allowed: a name for each")
     too_many = [job] * (MOST_JOBS + 1)
-    one_line(run("plan", *too_many, "--json"), 2, f"jobs: got {MOST_JOBS + 1}; allowed: at most {MOST_JOBS}")
+    one_line(
+        run("plan", *too_many, "--json"),
+        2,
+        f"jobs: got {MOST_JOBS + 1}; allowed: at most {MOST_JOBS}",
+    )
 
 
 def test_a_structure_without_operations_is_refused(home: Path, tmp_path: Path) -> None:
@@ -463,15 +601,24 @@ def test_a_structure_without_operations_is_refused(home: Path, tmp_path: Path) -
         one_line(run("estimate", str(path), *given, "--json"), 2, "structure: its trace is empty")
 
 
-def test_of_two_jobs_one_that_is_late_alone_is_not_said_to_compete(home: Path, tmp_path: Path) -> None:
+def test_of_two_jobs_one_that_is_late_alone_is_not_said_to_compete(
+    home: Path, tmp_path: Path
+) -> None:
     pool = tmp_path / "pool.yaml"
-    pool.write_text("name: p\nhosts: [{name: h, address: 10.0.0.1, devices: [{type: nvidia-t4}]}]\n")
+    pool.write_text(
+        "name: p\nhosts: [{name: h, address: 10.0.0.1, devices: [{type: nvidia-t4}]}]\n"
+    )
     (tmp_path / "linear.py").write_text(
         "from torch.nn import *\n\n\ndef build_model():\n    return Sequential(Flatten(), Linear(64, 10))\n"
     )
     jobs = []
     for name, deadline in (("easy", "1h"), ("hurried", "1ms")):
-        write(tmp_path, name=name, model={"source": "linear.py"}, objective={"minimize": "time", "deadline": deadline})
+        write(
+            tmp_path,
+            name=name,
+            model={"source": "linear.py"},
+            objective={"minimize": "time", "deadline": deadline},
+        )
         jobs.append(str((tmp_path / "job.yaml").rename(tmp_path / f"{name}.yaml")))
     done = run("plan", *jobs, "--pool", str(pool), "--json")
     one_line(done, 3, "job hurried, even alone: no feasible plan: the deadline of 0.001 s binds")

@@ -20,7 +20,7 @@ import psutil
 import pytest
 from command_line import TRAINWRIGHT, process, run
 
-from trainwright.tasks.run import list_runs
+from trainwright.tasks.runs.run import list_runs
 
 HEAD = """
 import os, pathlib, sys, time, torch
@@ -40,8 +40,11 @@ build_model = Model
 """
 ENDLESS = {
     "imported": NEVER.format(reached="{reached}", indent="", does="time.sleep(1)"),
-    "built": "def build_model():\n    " + NEVER.format(reached="{reached}", indent="    ", does="time.sleep(1)"),
-    "run": FORWARD.format(does=NEVER.format(reached="{reached}", indent="        ", does="time.sleep(1)")),
+    "built": "def build_model():\n    "
+    + NEVER.format(reached="{reached}", indent="    ", does="time.sleep(1)"),
+    "run": FORWARD.format(
+        does=NEVER.format(reached="{reached}", indent="        ", does="time.sleep(1)")
+    ),
 }
 LINEAR = "def build_model(): return nn.Linear(4, 2)\n"
 
@@ -61,7 +64,10 @@ def _refused(done: subprocess.CompletedProcess[str], says: str) -> None:
     assert line.startswith("trainwright: ")
     assert says in line
     assert "Traceback" not in done.stderr
-    assert json.loads(done.stdout)["error"] == {"kind": "bad_input", "message": line.removeprefix("trainwright: ")}
+    assert json.loads(done.stdout)["error"] == {
+        "kind": "bad_input",
+        "message": line.removeprefix("trainwright: "),
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +79,9 @@ def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def endless(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, subprocess.CompletedProcess[str]]]:
+def endless(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, tuple[Path, subprocess.CompletedProcess[str]]]:
     """Models that never return, at three places, traced side by side: the folder of each, and how the command ended."""
 
     def traced(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
@@ -99,9 +107,16 @@ def test_a_model_that_never_returns(
     endless: dict[str, tuple[Path, subprocess.CompletedProcess[str]]], place: str
 ) -> None:
     folder, done = endless[place]
-    _refused(done, "model: model.py was not traced within 30 s; does it end? TRAINWRIGHT_EXTRACT_TIMEOUT_S allows more")
+    _refused(
+        done,
+        "model: model.py was not traced within 30 s; does it end? TRAINWRIGHT_EXTRACT_TIMEOUT_S allows more",
+    )
     assert (folder / "reached").exists()
-    assert not [one for one in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(one.info["cmdline"] or [])]
+    assert not [
+        one
+        for one in psutil.process_iter(["cmdline"])
+        if str(folder) in " ".join(one.info["cmdline"] or [])
+    ]
     assert list((folder / "temporary").iterdir()) == []
 
 
@@ -109,7 +124,10 @@ def test_a_model_that_never_returns(
     "code",
     [
         # looks at its values, so it is run for real; then it is too large
-        pytest.param(FORWARD.format(does="x = x if x.sum().item() > 9 else x + torch.ones(2**38).sum()"), id="tensor"),
+        pytest.param(
+            FORWARD.format(does="x = x if x.sum().item() > 9 else x + torch.ones(2**38).sum()"),
+            id="tensor",
+        ),
         pytest.param(
             "import numpy\ndef build_model():\n    kept = numpy.ones(2**38)\n    return nn.Linear(4, 2)",
             id="numpy",
@@ -122,7 +140,9 @@ def test_a_model_that_never_returns(
         ),
     ],
 )
-def test_a_model_that_needs_more_memory_than_there_is(home: Path, tmp_path: Path, code: str) -> None:
+def test_a_model_that_needs_more_memory_than_there_is(
+    home: Path, tmp_path: Path, code: str
+) -> None:
     done = _extract(tmp_path, code, TRAINWRIGHT_EXTRACT_MEMORY_GIB="3")
     _refused(done, "allowed: 3 GiB of address space (TRAINWRIGHT_EXTRACT_MEMORY_GIB)")
     assert list((tmp_path / "temporary").iterdir()) == []
@@ -138,19 +158,32 @@ def test_a_model_that_needs_more_memory_than_there_is(home: Path, tmp_path: Path
             "def build_model():\n    made = nn.Linear(4, 2)\n    return made.requires_grad_(False)",
             "model: has no parameters to train",
         ),
-        (LINEAR + "def loss(outputs, targets): return 0.5", "loss: gave float; allowed: a scalar tensor"),
-        (LINEAR + "def loss(outputs, targets): return None", "loss: gave NoneType; allowed: a scalar tensor"),
+        (
+            LINEAR + "def loss(outputs, targets): return 0.5",
+            "loss: gave float; allowed: a scalar tensor",
+        ),
+        (
+            LINEAR + "def loss(outputs, targets): return None",
+            "loss: gave NoneType; allowed: a scalar tensor",
+        ),
     ],
 )
-def test_a_model_that_is_none_or_ends_its_process(home: Path, tmp_path: Path, code: str, says: str) -> None:
+def test_a_model_that_is_none_or_ends_its_process(
+    home: Path, tmp_path: Path, code: str, says: str
+) -> None:
     _refused(_extract(tmp_path, code), says)
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["TRAINWRIGHT_EXTRACT_TIMEOUT_S", "TRAINWRIGHT_EXTRACT_MEMORY_GIB"])
+@pytest.mark.parametrize(
+    "name", ["TRAINWRIGHT_EXTRACT_TIMEOUT_S", "TRAINWRIGHT_EXTRACT_MEMORY_GIB"]
+)
 @pytest.mark.parametrize("value", ["0", "-3", "soon", "nan", "inf"])
 def test_a_limit_that_is_none(home: Path, tmp_path: Path, name: str, value: str) -> None:
-    _refused(_extract(tmp_path, LINEAR, **{name: value}), f"{name}: got '{value}'; allowed: a number above 0")
+    _refused(
+        _extract(tmp_path, LINEAR, **{name: value}),
+        f"{name}: got '{value}'; allowed: a number above 0",
+    )
 
 
 def test_what_a_models_error_says_can_not_steer_the_terminal(tmp_path: Path) -> None:
@@ -161,7 +194,11 @@ def test_what_a_models_error_says_can_not_steer_the_terminal(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("to_all", [False, True], ids=["the command", "its process group"])
 def test_a_command_that_is_told_to_end_leaves_nothing(tmp_path: Path, to_all: bool) -> None:
-    command = [*TRAINWRIGHT, "extract", _source(tmp_path, ENDLESS["built"].format(reached=str(tmp_path / "reached")))]
+    command = [
+        *TRAINWRIGHT,
+        "extract",
+        _source(tmp_path, ENDLESS["built"].format(reached=str(tmp_path / "reached"))),
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     _until(lambda: (tmp_path / "reached").exists())
     os.killpg(process.pid, signal.SIGTERM) if to_all else process.terminate()
@@ -170,10 +207,16 @@ def test_a_command_that_is_told_to_end_leaves_nothing(tmp_path: Path, to_all: bo
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-def test_a_training_that_is_told_to_end_while_its_model_is_traced_is_interrupted(tmp_path: Path, home: Path) -> None:
+def test_a_training_that_is_told_to_end_while_its_model_is_traced_is_interrupted(
+    tmp_path: Path, home: Path
+) -> None:
     _source(tmp_path, ENDLESS["built"].format(reached=str(tmp_path / "reached")))
     job = tmp_path / "job.json"
-    job.write_text(json.dumps({"name": "told", "data": {"uri": "builtin:digits"}, "model": {"source": "model.py"}}))
+    job.write_text(
+        json.dumps(
+            {"name": "told", "data": {"uri": "builtin:digits"}, "model": {"source": "model.py"}}
+        )
+    )
     command = [*TRAINWRIGHT, "train", str(job), "--store", (tmp_path / "store").as_uri(), "--json"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

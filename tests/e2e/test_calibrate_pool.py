@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainwright.estimator.calibration import load
-from trainwright.tasks.calibrate import cached, key
-from trainwright.tasks.objects import open_store
+from trainwright.estimator.predict.calibration import load
+from trainwright.tasks.estimate.calibrate import cached, key
+from trainwright.tasks.storage.objects import open_store
 
 DAGS = Path(__file__).parents[2] / "dags"
 RUN = """
@@ -28,24 +28,36 @@ print(json.dumps({"state": str(run.state), "tasks": [[i.task_id, i.map_index, st
 
 
 @pytest.mark.slow
-def test_each_device_type_is_one_task_the_cpu_is_measured_and_the_gpu_skipped(stack: Path, tmp_path: Path) -> None:
+def test_each_device_type_is_one_task_the_cpu_is_measured_and_the_gpu_skipped(
+    stack: Path, tmp_path: Path
+) -> None:
     from trainwright.infra.local import airflow_environment, ensure_airflow_db
 
     pool = yaml.safe_load((DAGS / "pools" / "two-cpus.yaml").read_text())
-    pool["hosts"].append({"name": "far", "address": "10.0.0.7", "devices": [{"type": "nvidia-t4", "count": 4}]})
+    pool["hosts"].append(
+        {"name": "far", "address": "10.0.0.7", "devices": [{"type": "nvidia-t4", "count": 4}]}
+    )
     (tmp_path / "pool.yaml").write_text(yaml.safe_dump(pool))
     store = (tmp_path / "store").as_uri()
     conf = {"pool": str(tmp_path / "pool.yaml"), "budget_s": 1, "most_drift": 1e9, "store": store}
     ensure_airflow_db(stack, DAGS)
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(DAGS / "calibrate_pool.py"), json.dumps(conf)],
-        capture_output=True, text=True, env=os.environ | airflow_environment(stack, DAGS), timeout=280, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=os.environ | airflow_environment(stack, DAGS),
+        timeout=280,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])
     assert result == {
         "state": "success",
-        "tasks": [["device_types", -1, "success"], ["calibrate", 0, "success"], ["calibrate", 1, "skipped"]],
+        "tasks": [
+            ["device_types", -1, "success"],
+            ["calibrate", 0, "success"],
+            ["calibrate", 1, "skipped"],
+        ],
     }
     [item] = open_store(store).list("calibrations/")
     assert item.key == f"calibrations/cpu/{key(1)}.json"

@@ -23,23 +23,34 @@ from airflow_whole import DAGS, STEPS_AN_EPOCH, write_job, write_pool
 from browsing import browser
 from celery_stack import AIRFLOW, CeleryStack, celery_stack
 
-from trainwright.estimator.structure import Structure
+from trainwright.estimator.predict.structure import Structure
 from trainwright.infra.s3 import S3Access
 from trainwright.tasks import step, steps
-from trainwright.tasks.allocate.ledger import Heartbeat, Holder
-from trainwright.tasks.allocate.queue import Queue
-from trainwright.tasks.artefacts import Estimate, Plan, Result, Validation
-from trainwright.tasks.job import load_job
-from trainwright.tasks.pool import load_pool
-from trainwright.tasks.run import Run, list_runs
+from trainwright.tasks.leases.ledger import Heartbeat, Holder
+from trainwright.tasks.leases.queue import Queue
+from trainwright.tasks.runs.artefacts import Estimate, Plan, Result, Validation
+from trainwright.tasks.runs.run import Run, list_runs
 from trainwright.tasks.settings import settings
+from trainwright.tasks.spec.job import load_job
+from trainwright.tasks.spec.pool import load_pool
 from trainwright.tasks.store import verify
-from trainwright.tasks.train import checkpoint
-from trainwright.tasks.train.journal import FOLDER as JOURNAL
-from trainwright.tasks.train.metrics import read_rows
+from trainwright.tasks.train.checkpoint import files as checkpoint
+from trainwright.tasks.train.record.journal import FOLDER as JOURNAL
+from trainwright.tasks.train.record.metrics import read_rows
 
 _log = logging.getLogger(__name__)
-STEPS = {"validate", "extract", "estimate", "allocate", "search_lr", "train", "release", "store", "analyze", "promote"}
+STEPS = {
+    "validate",
+    "extract",
+    "estimate",
+    "allocate",
+    "search_lr",
+    "train",
+    "release",
+    "store",
+    "analyze",
+    "promote",
+}
 TASKS = STEPS | {"approve"}
 COMMIT_EVERY = 10
 LASTING = 20
@@ -85,7 +96,9 @@ class Site:
         """Wait until a job's run has committed so many checkpoints' steps, and goes on training."""
 
         def committed() -> Run | None:
-            assert self.api("GET", where)["state"] not in ("success", "failed"), self.api.states(where)
+            assert self.api("GET", where)["state"] not in ("success", "failed"), self.api.states(
+                where
+            )
             for run in list_runs(settings().store, job.stem):
                 states = checkpoint.list_states(run.objects)
                 if states and states[-1].step >= commits * COMMIT_EVERY:
@@ -101,8 +114,13 @@ def _site(tmp_path_factory: pytest.TempPathFactory, _server: S3Access) -> Iterat
     home, folder = tmp_path_factory.mktemp("celery-home"), tmp_path_factory.mktemp("celery-files")
     for name in ("jobs", "pools", "dags"):
         (folder / name).mkdir()
-    far = {"name": "far", "hosts": [{"name": "far", "address": "10.0.0.7", "devices": [{"type": "nvidia-t4"}]}]}
-    (folder / "pools" / "far.yaml").write_text(yaml.safe_dump(far))  # has nothing that could be calibrated here
+    far = {
+        "name": "far",
+        "hosts": [{"name": "far", "address": "10.0.0.7", "devices": [{"type": "nvidia-t4"}]}],
+    }
+    (folder / "pools" / "far.yaml").write_text(
+        yaml.safe_dump(far)
+    )  # has nothing that could be calibrated here
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAINWRIGHT_HOME", str(home))
         patch.setenv("TRAINWRIGHT_S3_ENDPOINT", _server.endpoint)
@@ -161,7 +179,9 @@ class Watch:
             self.launchers |= parents
             self.most_launchers = max(self.most_launchers, len(parents))
             numbers = [number for number, _ in found]
-            self.most_of_a_rank = max([self.most_of_a_rank, *(numbers.count(number) for number in numbers)])
+            self.most_of_a_rank = max(
+                [self.most_of_a_rank, *(numbers.count(number) for number in numbers)]
+            )
 
 
 def ranks() -> list[tuple[str, int]]:
@@ -171,7 +191,7 @@ def ranks() -> list[tuple[str, int]]:
         with contextlib.suppress(psutil.Error, OSError):
             words = process.cmdline()
             if (
-                "trainwright.tasks.train.worker" in words
+                "trainwright.tasks.train.worker.entry" in words
                 and words[-1].isdigit()
                 and process.environ().get("TRAINWRIGHT_HOME") == str(settings().home)
                 and process.status() != psutil.STATUS_ZOMBIE
@@ -182,7 +202,12 @@ def ranks() -> list[tuple[str, int]]:
 
 def steps_done(run: Run) -> int:
     """How many steps rank 0 has finished, by its journal on this machine (`stored`: the last of a commit)."""
-    lines = (run.work_folder() / JOURNAL / "steps-rank0.jsonl").read_text().rpartition("\n")[0].splitlines()
+    lines = (
+        (run.work_folder() / JOURNAL / "steps-rank0.jsonl")
+        .read_text()
+        .rpartition("\n")[0]
+        .splitlines()
+    )
     rows = [json.loads(line) for line in lines]
     return 1 + max(row.get("step", row.get("stored")) for row in rows)
 
@@ -202,7 +227,9 @@ def assert_whole(run: Run, epochs: int) -> None:
     assert ranks() == []
 
 
-def test_triggered_through_rest_every_task_succeeds_hands_on_small_json_and_being_late_is_told(site: Site) -> None:
+def test_triggered_through_rest_every_task_succeeds_hands_on_small_json_and_being_late_is_told(
+    site: Site,
+) -> None:
     job = site.job(2, queue_timeout="0s", objective={"minimize": "time", "deadline": "25s"})
     dag = f"retrain_{job.stem}"
     until("the job has its DAG", lambda: site.api.has_dag(dag))
@@ -226,7 +253,9 @@ def test_triggered_through_rest_every_task_succeeds_hands_on_small_json_and_bein
     assert "postgresql" in settings().ledger_url
 
 
-def test_a_worker_lost_in_mid_training_costs_nothing_and_its_launcher_what_was_not_committed(site: Site) -> None:
+def test_a_worker_lost_in_mid_training_costs_nothing_and_its_launcher_what_was_not_committed(
+    site: Site,
+) -> None:
     job = site.lasting_job()
     with Watch() as watch:
         where = site.api.start(job=str(job))
@@ -244,13 +273,17 @@ def test_a_worker_lost_in_mid_training_costs_nothing_and_its_launcher_what_was_n
     assert resumed is not None
     lost = reached - resumed
     tries = {one["task_id"]: one["try_number"] for one in site.api.instances(where)}
-    _log.info(f"lost after step {reached}: {lost} steps done again, tries of train {tries['train']}, {watch}")
+    _log.info(
+        f"lost after step {reached}: {lost} steps done again, tries of train {tries['train']}, {watch}"
+    )
     assert tries["train"] == 2
     assert len(watch.launchers) == 2
     assert watch.most_launchers == 1
     assert watch.most_of_a_rank == 1
     assert resumed >= committed
-    assert lost <= COMMIT_EVERY + reached % COMMIT_EVERY  # the commit that is on its way to the store may be lost too
+    assert (
+        lost <= COMMIT_EVERY + reached % COMMIT_EVERY
+    )  # the commit that is on its way to the store may be lost too
     assert_whole(run, LASTING)
 
 
@@ -267,12 +300,18 @@ def test_a_retry_attaches_to_the_training_that_a_killed_worker_has_started(site:
     assert site.api.instances(where)[0]["try_number"] == 2
     assert (watch.most_launchers, watch.most_of_a_rank, len(watch.launchers)) == (1, 1, 1)
     assert run.read(Result).resumed_from_step is None
-    assert [row["step"] for row in read_rows(run.objects, "steps-rank0")] == list(range(LASTING * STEPS_AN_EPOCH))
+    assert [row["step"] for row in read_rows(run.objects, "steps-rank0")] == list(
+        range(LASTING * STEPS_AN_EPOCH)
+    )
     assert step.ledger().held() == []
 
 
-def test_a_triggerer_killed_while_a_run_waits_and_a_scheduler_killed_while_it_trains_change_nothing(site: Site) -> None:
-    devices = [device.resource for device in load_pool(str(write_pool(site.folder / "jobs"))).devices()]
+def test_a_triggerer_killed_while_a_run_waits_and_a_scheduler_killed_while_it_trains_change_nothing(
+    site: Site,
+) -> None:
+    devices = [
+        device.resource for device in load_pool(str(write_pool(site.folder / "jobs"))).devices()
+    ]
     queue, me = Queue(step.ledger()), Holder("test", os.getpid())
     token = queue.take("test", me, devices, priority=9)
     assert token is not None
@@ -296,7 +335,9 @@ def test_a_triggerer_killed_while_a_run_waits_and_a_scheduler_killed_while_it_tr
     assert_whole(run, LASTING)
 
 
-def test_a_training_marked_failed_is_gone_soon_cleared_goes_on_and_is_ended_without_a_triggerer_too(site: Site) -> None:
+def test_a_training_marked_failed_is_gone_soon_cleared_goes_on_and_is_ended_without_a_triggerer_too(
+    site: Site,
+) -> None:
     job = site.lasting_job()
     where = site.api.start(job=str(job))
     run = site.trains(job, where)
@@ -305,9 +346,13 @@ def test_a_training_marked_failed_is_gone_soon_cleared_goes_on_and_is_ended_with
     site.api.set_state(where, "train", "failed")
     until("the ranks are gone", lambda: not ranks(), 60)
     gone_s = time.monotonic() - marked
-    until("the devices are free", lambda: not device_leases(), 60, lambda: str(site.api.states(where)))
+    until(
+        "the devices are free", lambda: not device_leases(), 60, lambda: str(site.api.states(where))
+    )
     free_s = time.monotonic() - marked
-    _log.info(f"ranks gone {gone_s:.1f} s, devices free {free_s:.1f} s after the task was marked failed")
+    _log.info(
+        f"ranks gone {gone_s:.1f} s, devices free {free_s:.1f} s after the task was marked failed"
+    )
     assert site.api.ended(where) == "failed"
     assert site.api.state(where, "train") == "failed"
     assert step.ledger().held() == []
@@ -316,11 +361,15 @@ def test_a_training_marked_failed_is_gone_soon_cleared_goes_on_and_is_ended_with
     site.api.clear(where, "train")
     until("training goes on", lambda: checkpoint.list_states(run.objects)[-1].step > reached)
     site.api.reached(where, "train", "deferred")
-    site.stack.kill("triggerer")  # Airflow drops a trigger whose task was ended meanwhile: its on_kill is never called
+    site.stack.kill(
+        "triggerer"
+    )  # Airflow drops a trigger whose task was ended meanwhile: its on_kill is never called
     marked = time.monotonic()
     site.api.set_state(where, "train", "failed")
     until("the ranks are gone", lambda: not ranks())
-    _log.info(f"ranks gone {time.monotonic() - marked:.1f} s after the task was marked failed without a triggerer")
+    _log.info(
+        f"ranks gone {time.monotonic() - marked:.1f} s after the task was marked failed without a triggerer"
+    )
     assert site.api.ended(where) == "failed"
     assert site.api.state(where, "release") == "success"
     assert step.ledger().held() == []
@@ -328,7 +377,11 @@ def test_a_training_marked_failed_is_gone_soon_cleared_goes_on_and_is_ended_with
 
 
 def test_new_data_starts_a_run_that_promotes_what_a_person_approves(site: Site) -> None:
-    job = site.job(2, schedule={"on_new_data": True}, promotion={"alias": "production", "require_approval": True})
+    job = site.job(
+        2,
+        schedule={"on_new_data": True},
+        promotion={"alias": "production", "require_approval": True},
+    )
     dag = f"retrain_{job.stem}"
     until("the job has its DAG", lambda: site.api.has_dag(dag))
     (data,) = site.api("GET", "/api/v2/assets?uri_pattern=x-trainwright://builtin/digits")["assets"]
@@ -336,7 +389,9 @@ def test_new_data_starts_a_run_that_promotes_what_a_person_approves(site: Site) 
     (where,) = until("new data starts a run", lambda: _runs(site.api, dag))
     site.api.reached(where, "approve", "awaiting_input")
     site.api(
-        "PATCH", f"{where}/taskInstances/approve/-1/hitlDetails", {"chosen_options": ["Approve"], "params_input": {}}
+        "PATCH",
+        f"{where}/taskInstances/approve/-1/hitlDetails",
+        {"chosen_options": ["Approve"], "params_input": {}},
     )
     assert site.api.ended(where) == "success"
     assert site.api.states(where) == dict.fromkeys(TASKS, "success")
@@ -347,7 +402,9 @@ def test_new_data_starts_a_run_that_promotes_what_a_person_approves(site: Site) 
     assert_whole(run, 2)
 
 
-def test_a_run_triggered_in_the_browser_by_the_form_succeeds_and_its_link_shows_the_plan(site: Site) -> None:
+def test_a_run_triggered_in_the_browser_by_the_form_succeeds_and_its_link_shows_the_plan(
+    site: Site,
+) -> None:
     job = site.job(2)
     # The form is filled in as the first job file says, here and, when it reads the DAG's file, on the worker.
     first = min(job.parent.glob("*.yaml")).stem
@@ -368,7 +425,9 @@ def test_a_run_triggered_in_the_browser_by_the_form_succeeds_and_its_link_shows_
 
 def _runs(api: AirflowClient, dag: str) -> set[str]:
     path = f"/api/v2/dags/{dag}/dagRuns"
-    return {f"{path}/{quote(one['dag_run_id'])}" for one in api("GET", f"{path}?limit=100")["dag_runs"]}
+    return {
+        f"{path}/{quote(one['dag_run_id'])}" for one in api("GET", f"{path}?limit=100")["dag_runs"]
+    }
 
 
 @contextlib.contextmanager

@@ -18,14 +18,14 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from trainwright.tasks.allocate.ledger import Ledger
-from trainwright.tasks.run import Run, list_runs
+from trainwright.tasks.leases.ledger import Ledger
+from trainwright.tasks.runs.run import Run, list_runs
+from trainwright.tasks.runs.summary import summary
 from trainwright.tasks.settings import settings
 from trainwright.tasks.store import verify
-from trainwright.tasks.summary import summary
 
 JOBS = Path(__file__).parents[2] / "dags" / "jobs"
-TRAINWRIGHT = [sys.executable, "-m", "trainwright.tasks.cli"]
+TRAINWRIGHT = [sys.executable, "-m", "trainwright.tasks.cli.main"]
 
 
 @dataclass
@@ -44,7 +44,12 @@ class Ended:
 
 def trainwright(*args: str, **environment: str) -> Ended:
     done = subprocess.run(
-        [*TRAINWRIGHT, *args], capture_output=True, text=True, env=os.environ | environment, timeout=500, check=False
+        [*TRAINWRIGHT, *args],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        timeout=500,
+        check=False,
     )
     return Ended(done.returncode, done.stdout, done.stderr)
 
@@ -59,12 +64,19 @@ def job(tmp_path: Path) -> Callable[..., Path]:
             "pool": str(JOBS.parent / "pools" / "two-cpus.yaml"),
             "data": {"uri": "builtin:digits"},
             "model": {"source": str(JOBS / "cnn.py"), "config": {"width": 16}},
-            "train": {"epochs": 3, "global_batch_size": 96, "learning_rate": 0.003, "checkpoint": {"every_steps": 10}},
+            "train": {
+                "epochs": 3,
+                "global_batch_size": 96,
+                "learning_rate": 0.003,
+                "checkpoint": {"every_steps": 10},
+            },
             "objective": {"minimize": "time"},
             "devices": {"min_count": 2},
         }
         for field, change in changes.items():
-            values[field] = values[field] | change if isinstance(change, dict) and field in values else change
+            values[field] = (
+                values[field] | change if isinstance(change, dict) and field in values else change
+            )
         path = tmp_path / f"{name}.yaml"
         path.write_text(yaml.safe_dump(values))
         return path
@@ -102,15 +114,29 @@ def losses(run: Run) -> list[tuple[int, float]]:
 def test_a_job_becomes_a_sealed_analysed_model_and_a_replay_has_the_same_losses(
     stack: Path, job: Callable[..., Path]
 ) -> None:
-    path = job("whole", train={"learning_rate": "auto", "epochs": 4, "target": {"metric": "accuracy", "value": 0.5}})
+    path = job(
+        "whole",
+        train={
+            "learning_rate": "auto",
+            "epochs": 4,
+            "target": {"metric": "accuracy", "value": 0.5},
+        },
+    )
     ended = trainwright("run", str(path), "--json")
     assert ended.code == 0, ended.err
     document = ended.document()
     assert document["state"] == "success"
     assert document["metrics"]["accuracy"] > 0.5
     assert set(document["steps"]) == {
-        "validate", "extract", "estimate", "allocate", "search_lr", "train", "store", "analyze",
-    }  # fmt: skip
+        "validate",
+        "extract",
+        "estimate",
+        "allocate",
+        "search_lr",
+        "train",
+        "store",
+        "analyze",
+    }
     batches = [device["batch_size"] for device in document["devices"]]
     assert sum(batches) == 96
     assert batches[0] > batches[1]
@@ -121,7 +147,14 @@ def test_a_job_becomes_a_sealed_analysed_model_and_a_replay_has_the_same_losses(
 
     run = Run(document["run"])
     keys = set(verify(run).files)
-    for expected in ("job.json", "validation.json", "structure.json", "estimate.json", "plan.json", "lr_search.json"):
+    for expected in (
+        "job.json",
+        "validation.json",
+        "structure.json",
+        "estimate.json",
+        "plan.json",
+        "lr_search.json",
+    ):
         assert expected in keys
     for folder in ("source/", "metrics/", "events/", "checkpoints/step-", "logs/", "model/"):
         assert any(key.startswith(folder) for key in keys), folder
@@ -189,9 +222,13 @@ def test_rejected_data_stops_the_run_before_anything_is_allocated(
 ) -> None:
     rows = "\n".join(f"{n},{n % 7},{'' if n == 13 else n % 3},{'ab'[n % 2]}" for n in range(60))
     (tmp_path / "bad.csv").write_text("a,b,c,label\n" + rows + "\n")
-    (tmp_path / "mlp.py").write_text("import torch\n\n\ndef build_model():\n    return torch.nn.Linear(3, 2)\n")
+    (tmp_path / "mlp.py").write_text(
+        "import torch\n\n\ndef build_model():\n    return torch.nn.Linear(3, 2)\n"
+    )
     path = job(
-        "rejected", data={"uri": str(tmp_path / "bad.csv")}, model={"source": str(tmp_path / "mlp.py"), "config": {}}
+        "rejected",
+        data={"uri": str(tmp_path / "bad.csv")},
+        model={"source": str(tmp_path / "mlp.py"), "config": {}},
     )
     ended = trainwright("run", str(path), "--json")
     assert ended.code == 1
@@ -206,7 +243,9 @@ def test_rejected_data_stops_the_run_before_anything_is_allocated(
 
 
 @pytest.mark.slow
-def test_an_impossible_deadline_ends_with_3_and_leaves_no_lease(stack: Path, job: Callable[..., Path]) -> None:
+def test_an_impossible_deadline_ends_with_3_and_leaves_no_lease(
+    stack: Path, job: Callable[..., Path]
+) -> None:
     ended = trainwright("run", str(job("hurried", objective={"deadline": "1s"})), "--json")
     assert ended.code == 3
     document = ended.document()

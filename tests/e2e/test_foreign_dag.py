@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trainwright.tasks.allocate.ledger import Ledger
-from trainwright.tasks.run import list_runs
+from trainwright.tasks.leases.ledger import Ledger
+from trainwright.tasks.runs.run import list_runs
 from trainwright.tasks.settings import settings
 
 ROOT = Path(__file__).parents[2]
@@ -29,21 +29,32 @@ def test_the_readmes_foreign_dag_runs_to_success(stack: Path, tmp_path: Path) ->
     from trainwright.infra.local import airflow_environment, ensure_airflow_db
 
     example = re.search(
-        r"<!-- example: foreign DAG -->\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+        r"<!-- example: foreign DAG -->\n```python\n(.*?)```",
+        (ROOT / "README.md").read_text(),
+        re.DOTALL,
     )
     assert example is not None
     folder = tmp_path / "dags"
     folder.mkdir()
-    (folder / "foreign.py").write_text(example.group(1).replace("MODELS", str(ROOT / "dags" / "jobs")))
+    (folder / "foreign.py").write_text(
+        example.group(1).replace("MODELS", str(ROOT / "dags" / "jobs"))
+    )
     environment = os.environ | airflow_environment(stack, folder)
     ensure_airflow_db(stack, folder)
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(folder / "foreign.py")],
-        capture_output=True, text=True, env=environment, timeout=400, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=400,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])
     assert Ledger(settings().ledger_url).held() == []
-    assert result == {"state": "success", "tasks": {"check": "success", "train": "success", "publish": "success"}}
+    assert result == {
+        "state": "success",
+        "tasks": {"check": "success", "train": "success", "publish": "success"},
+    }
     run = next(iter(list_runs(settings().store)))
     assert (run.status().state, run.status().step) == ("success", None)

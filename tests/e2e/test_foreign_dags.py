@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from trainwright.infra.local import airflow_environment, ensure_airflow_db
-from trainwright.tasks import detached, step
-from trainwright.tasks.artefacts import Plan, Result
-from trainwright.tasks.run import Run, list_runs
+from trainwright.tasks import step
+from trainwright.tasks.runs.artefacts import Plan, Result
+from trainwright.tasks.runs.run import Run, list_runs
 from trainwright.tasks.settings import settings
+from trainwright.tasks.train.launcher import background
 
 FOREIGN = Path(__file__).parent / "foreign"
 POOL = Path(__file__).parents[2] / "dags" / "pools" / "two-cpus.yaml"
@@ -43,40 +44,70 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def run_dags(file: str, home: Path, variables: dict[str, str], *names: str) -> dict[str, Any]:
-    environment = os.environ | airflow_environment(home, FOREIGN) | {f"FOREIGN_{k}": v for k, v in variables.items()}
+    environment = (
+        os.environ
+        | airflow_environment(home, FOREIGN)
+        | {f"FOREIGN_{k}": v for k, v in variables.items()}
+    )
     environment["PYTHONPATH"] = str(FOREIGN)
     ensure_airflow_db(home, FOREIGN)
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(FOREIGN / file), *names],
-        capture_output=True, text=True, env=environment, timeout=1000, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=1000,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert isinstance(found, dict)
     return found
 
 
+def held(runs: list[Run]) -> list[str]:
+    """What these runs still hold, and every device that anybody holds."""
+    ours = {run.uri for run in runs}
+    return [
+        lease.resource
+        for lease in step.ledger().held()
+        if lease.run in ours or lease.resource.startswith("device ")
+    ]
+
+
 def job(folder: Path) -> dict[str, Any]:
     (folder / "m.py").write_text(MODEL)
     return {
-        "name": "sized", "pool": str(POOL), "data": {"uri": "builtin:digits"}, "model": {"source": str(folder / "m.py")},
-        "train": {"epochs": 2, "global_batch_size": 32, "learning_rate": 0.01}, "objective": {"minimize": "time"},
-    }  # fmt: skip
+        "name": "sized",
+        "pool": str(POOL),
+        "data": {"uri": "builtin:digits"},
+        "model": {"source": str(folder / "m.py")},
+        "train": {"epochs": 2, "global_batch_size": 32, "learning_rate": 0.01},
+        "objective": {"minimize": "time"},
+    }
 
 
 def test_a_gate_lets_good_data_through_and_holds_bad_data_back(stack: Path, tmp_path: Path) -> None:
     data = tmp_path / "data.csv"
-    data.write_text("a,label\n" + "\n".join(f"{random.random():.3f},{i % 2}" for i in range(60)) + "\n")
+    data.write_text(
+        "a,label\n" + "\n".join(f"{random.random():.3f},{i % 2}" for i in range(60)) + "\n"
+    )
     variables = {"DATA": str(data)}
     for name, most in (("GOOD", 1), ("BAD", 0.1)):
         suite = [
-            {"type": "expect_column_values_to_be_between", "kwargs": {"column": "a", "min_value": 0, "max_value": most}}
+            {
+                "type": "expect_column_values_to_be_between",
+                "kwargs": {"column": "a", "min_value": 0, "max_value": most},
+            }
         ]
         path = tmp_path / f"{name}.json"
         path.write_text(json.dumps({"expectations": suite}))
         variables[name] = str(path)
     found = run_dags("gate.py", stack, variables, "gate_good", "gate_bad")
-    assert found["gate_good"] == {"state": "success", "tasks": [["check", -1, "success"], ["publish", -1, "success"]]}
+    assert found["gate_good"] == {
+        "state": "success",
+        "tasks": [["check", -1, "success"], ["publish", -1, "success"]],
+    }
     assert found["gate_bad"] == {
         "state": "failed",
         "tasks": [["check", -1, "failed"], ["publish", -1, "upstream_failed"]],
@@ -95,19 +126,31 @@ def test_estimate_and_allocate_feed_a_stock_operator_and_the_devices_are_given_b
     assert step.ledger().held("device ") == []
 
 
-def test_three_models_are_trained_on_data_that_another_task_made(stack: Path, tmp_path: Path) -> None:
+def test_three_models_are_trained_on_data_that_another_task_made(
+    stack: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "made.csv"
-    found = run_dags("three_models.py", stack, {"JOB": json.dumps(job(tmp_path)), "OUT": str(out)}, "three_models")
+    found = run_dags(
+        "three_models.py",
+        stack,
+        {"JOB": json.dumps(job(tmp_path)), "OUT": str(out)},
+        "three_models",
+    )
     assert found["three_models"]["state"] == "success", found
     assert [one for one in found["three_models"]["tasks"] if one[0] == "train"] == [
         ["train", n, "success"] for n in range(3)
     ]
     runs = [next(iter(list_runs(settings().store, f"width-{width}"))) for width in (2, 4, 8)]
-    assert all(Run(run.uri).read(Result).state == "success" and detached.launcher(run) is None for run in runs)
+    assert all(
+        Run(run.uri).read(Result).state == "success" and background.launcher(run) is None
+        for run in runs
+    )
     assert held(runs) == []
 
 
-def test_functions_name_the_data_to_check_and_make_the_jobs_to_train(stack: Path, tmp_path: Path) -> None:
+def test_functions_name_the_data_to_check_and_make_the_jobs_to_train(
+    stack: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "made.csv"
     wanted = {name: value for name, value in job(tmp_path).items() if name != "pool"}
     variables = {"JOB": json.dumps(wanted), "OUT": str(out), "POOL": str(POOL)}
@@ -115,10 +158,13 @@ def test_functions_name_the_data_to_check_and_make_the_jobs_to_train(stack: Path
     assert found["by_function"] == {
         "state": "success",
         "tasks": [
-            ["check", -1, "success"], ["compare", -1, "success"], ["make_data", -1, "success"],
-            ["train", 0, "success"], ["train", 1, "success"],
+            ["check", -1, "success"],
+            ["compare", -1, "success"],
+            ["make_data", -1, "success"],
+            ["train", 0, "success"],
+            ["train", 1, "success"],
         ],
-    }  # fmt: skip
+    }
     runs = [next(iter(list_runs(settings().store, f"by-function-{width}"))) for width in (2, 4)]
     for run in runs:
         assert run.job().data.uri == str(out)

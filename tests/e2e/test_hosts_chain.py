@@ -12,29 +12,41 @@ from typing import Any
 import pytest
 from lab import Lab
 
-from trainwright.tasks.run import Run
+from trainwright.tasks.runs.run import Run
 
 CNN = Path(__file__).parents[2] / "dags" / "jobs" / "cnn.py"
 
 
 def cli(*words: str) -> tuple[int, dict[str, Any], str]:
     """Exit code, document and what was said on standard error."""
-    command = [sys.executable, "-m", "trainwright.tasks.cli", *words, "--json"]
+    command = [sys.executable, "-m", "trainwright.tasks.cli.main", *words, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode, json.loads(done.stdout), done.stderr
 
 
 @pytest.mark.slow
-def test_a_job_trains_on_the_hosts_of_its_pool(tmp_path: Path, home: Path, lab: Callable[..., Lab]) -> None:
+def test_a_job_trains_on_the_hosts_of_its_pool(
+    tmp_path: Path, home: Path, lab: Callable[..., Lab]
+) -> None:
     made = lab(cores=[None, None])
     speeds = (2.0, 1.0)
-    (tmp_path / "pool.json").write_text(json.dumps(made.pool([[{"type": "emulated", "speed": one}] for one in speeds])))
+    (tmp_path / "pool.json").write_text(
+        json.dumps(made.pool([[{"type": "emulated", "speed": one}] for one in speeds]))
+    )
     job = {
-        "name": "hosts", "pool": "pool.json", "data": {"uri": "builtin:digits"},
+        "name": "hosts",
+        "pool": "pool.json",
+        "data": {"uri": "builtin:digits"},
         "model": {"source": str(CNN), "config": {"width": 8}},
-        "train": {"epochs": 1, "batch_bounds": [96, 96], "learning_rate": 0.003, "adaptive_split": False},
-        "objective": {"minimize": "time"}, "devices": {"min_count": 2},
-    }  # fmt: skip
+        "train": {
+            "epochs": 1,
+            "batch_bounds": [96, 96],
+            "learning_rate": 0.003,
+            "adaptive_split": False,
+        },
+        "objective": {"minimize": "time"},
+        "devices": {"min_count": 2},
+    }
     (tmp_path / "job.json").write_text(json.dumps(job))
     code, document, said = cli("train", str(tmp_path / "job.json"))
     assert code == 0, said

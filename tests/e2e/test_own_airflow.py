@@ -15,9 +15,9 @@ import yaml
 from airflow_client import AirflowClient, until
 
 from trainwright.infra.airflow import USER, airflow_address, airflow_answers, password_file
+from trainwright.infra.background import Service, free_ports, stop
 from trainwright.infra.s3 import S3Access
-from trainwright.infra.service import Service, free_ports, stop
-from trainwright.tasks.run import Run, list_runs
+from trainwright.tasks.runs.run import Run, list_runs
 from trainwright.tasks.store import verify
 
 README, DAGS = Path(__file__).parents[2] / "README.md", Path(__file__).parents[2] / "dags"
@@ -34,9 +34,11 @@ def commands(jobs: Path, access: S3Access) -> list[str]:
     said = [line for line in said if "my_ledger" not in line]  # left out: a file, for one machine
     text = "\n".join(said)
     for theirs, ours in (
-        ("/opt/jobs", str(jobs)), ("https://s3.example.com", access.endpoint), ('"KEY"', f'"{access.access_key}"'),
+        ("/opt/jobs", str(jobs)),
+        ("https://s3.example.com", access.endpoint),
+        ('"KEY"', f'"{access.access_key}"'),
         ('"SECRET"', f'"{access.secret_key}"'),
-    ):  # fmt: skip
+    ):
         assert theirs in text
         text = text.replace(theirs, ours)
     return text.splitlines()
@@ -63,19 +65,25 @@ def airflow(
     with free_ports(3, 21_080) as port:
         (home / "airflow" / "secrets" / "port").write_text(str(port))
         environment = {
-            "AIRFLOW_HOME": str(home / "airflow"), "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW_HOME": str(home / "airflow"),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(password_file(home)),
-            "AIRFLOW__API__HOST": "127.0.0.1", "AIRFLOW__API__PORT": str(port), "AIRFLOW__API__WORKERS": "1",
-            "AIRFLOW__API__BASE_URL": airflow_address(home), "AIRFLOW__CORE__PARALLELISM": "4",
+            "AIRFLOW__API__HOST": "127.0.0.1",
+            "AIRFLOW__API__PORT": str(port),
+            "AIRFLOW__API__WORKERS": "1",
+            "AIRFLOW__API__BASE_URL": airflow_address(home),
+            "AIRFLOW__CORE__PARALLELISM": "4",
             "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(port + 1),
             "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT": str(port + 2),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        }  # fmt: skip
+        }
         script = "\n".join(["set -e", *commands(jobs, access), "exec airflow standalone"])
         service.start(["bash", "-c", script], environment)
         try:
-            until("Airflow answers", lambda: airflow_answers(home), 240, lambda: service.last_words())
+            until(
+                "Airflow answers", lambda: airflow_answers(home), 240, lambda: service.last_words()
+            )
             yield AirflowClient(home)
         finally:
             stop([service], grace_s=20)
@@ -87,10 +95,13 @@ def jobs(tmp_path: Path) -> Path:
     folder = tmp_path / "jobs"
     folder.mkdir()
     job = {
-        "name": "mine", "pool": str(DAGS / "pools" / "two-cpus.yaml"), "data": {"uri": "builtin:digits"},
+        "name": "mine",
+        "pool": str(DAGS / "pools" / "two-cpus.yaml"),
+        "data": {"uri": "builtin:digits"},
         "model": {"source": str(DAGS / "jobs" / "cnn.py"), "config": {"width": 8}},
-        "train": {"epochs": 2, "global_batch_size": 96, "learning_rate": 0.003}, "objective": {"minimize": "time"},
-    }  # fmt: skip
+        "train": {"epochs": 2, "global_batch_size": 96, "learning_rate": 0.003},
+        "objective": {"minimize": "time"},
+    }
     (folder / "mine.yaml").write_text(yaml.safe_dump(job))
     return folder
 

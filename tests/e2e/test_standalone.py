@@ -14,15 +14,25 @@ import yaml
 
 from trainwright.infra import local
 from trainwright.infra.airflow import airflow_address, password_file, stop_airflow
-from trainwright.tasks.allocate.ledger import Ledger
-from trainwright.tasks.run import list_runs
+from trainwright.tasks.leases.ledger import Ledger
+from trainwright.tasks.runs.run import list_runs
 from trainwright.tasks.settings import settings
 from trainwright.tasks.store import verify
 
 DAGS = Path(__file__).parents[2] / "dags"
 TASKS = {
-    "validate", "extract", "estimate", "allocate", "search_lr", "train", "release", "store", "analyze", "approve", "promote",
-}  # fmt: skip
+    "validate",
+    "extract",
+    "estimate",
+    "allocate",
+    "search_lr",
+    "train",
+    "release",
+    "store",
+    "analyze",
+    "approve",
+    "promote",
+}
 
 
 @pytest.fixture
@@ -31,8 +41,12 @@ def api(stack: Path) -> Iterator[Any]:
     local.up(stack, DAGS)
     base = airflow_address(stack)
 
-    def call(method: str, path: str, body: dict[str, Any] | None = None, token: str | None = None) -> Any:
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    def call(
+        method: str, path: str, body: dict[str, Any] | None = None, token: str | None = None
+    ) -> Any:
+        headers = {"Content-Type": "application/json"} | (
+            {"Authorization": f"Bearer {token}"} if token else {}
+        )
         data = json.dumps(body).encode() if body is not None else None
         request = urllib.request.Request(base + path, data=data, headers=headers, method=method)
         with urllib.request.urlopen(request, timeout=30) as response:
@@ -45,7 +59,9 @@ def api(stack: Path) -> Iterator[Any]:
 
 
 @pytest.mark.slow
-def test_the_dag_triggered_through_rest_ends_in_success_with_every_operator_ours(api: Any, tmp_path: Path) -> None:
+def test_the_dag_triggered_through_rest_ends_in_success_with_every_operator_ours(
+    api: Any, tmp_path: Path
+) -> None:
     job = {
         "name": "by-rest",
         "pool": str(DAGS / "pools" / "two-cpus.yaml"),
@@ -62,7 +78,9 @@ def test_the_dag_triggered_through_rest_ends_in_success_with_every_operator_ours
         assert time.monotonic() < deadline, "the DAG file was not read"
         time.sleep(1)
     api("PATCH", "/api/v2/dags/retrain", {"is_paused": False})
-    run = api("POST", "/api/v2/dags/retrain/dagRuns", {"conf": {"job": str(path)}, "logical_date": None})
+    run = api(
+        "POST", "/api/v2/dags/retrain/dagRuns", {"conf": {"job": str(path)}, "logical_date": None}
+    )
     where = f"/api/v2/dags/retrain/dagRuns/{run['dag_run_id']}"
     while (state := api("GET", where)["state"]) not in ("success", "failed"):
         assert time.monotonic() < deadline, f"still {state}"
@@ -70,7 +88,11 @@ def test_the_dag_triggered_through_rest_ends_in_success_with_every_operator_ours
     instances = api("GET", f"{where}/taskInstances")["task_instances"]
     assert {one["task_id"]: one["state"] for one in instances} == dict.fromkeys(TASKS, "success")
     assert all(one["operator_name"].endswith("Operator") for one in instances)
-    assert {one["operator_name"] for one in instances} >= {"ValidateOperator", "TrainOperator", "ReleaseOperator"}
+    assert {one["operator_name"] for one in instances} >= {
+        "ValidateOperator",
+        "TrainOperator",
+        "ReleaseOperator",
+    }
     (finished,) = list_runs(settings().store, "by-rest")
     assert verify(finished).files
     assert finished.status().state == "success"

@@ -14,9 +14,10 @@ from airflow_client import AirflowClient, until
 from airflow_whole import only_retrain, run_of, whole_airflow, write_job
 
 from trainwright.infra.airflow import airflow_services, start_airflow
-from trainwright.tasks import detached, step
-from trainwright.tasks.run import Run
-from trainwright.tasks.train import checkpoint
+from trainwright.tasks import step
+from trainwright.tasks.runs.run import Run
+from trainwright.tasks.train.checkpoint import files
+from trainwright.tasks.train.launcher import background
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
@@ -40,7 +41,11 @@ def ranks(run: Run) -> list[int]:
     for process in psutil.process_iter():
         try:
             line = " ".join(process.cmdline())
-            if "trainwright.tasks.train.worker" in line and run.id in line and process.status() != "zombie":
+            if (
+                "trainwright.tasks.train.worker.entry" in line
+                and run.id in line
+                and process.status() != "zombie"
+            ):
                 found.append(process.pid)
         except psutil.Error:
             continue
@@ -48,7 +53,7 @@ def ranks(run: Run) -> list[int]:
 
 
 def newest(run: Run) -> int:
-    states = checkpoint.list_states(run.objects)
+    states = files.list_states(run.objects)
     return states[-1].step if states else 0
 
 
@@ -60,26 +65,40 @@ def test_training_goes_on_without_airflow_and_a_task_marked_failed_stops_it(
     airflow: AirflowClient, stack: Path, tmp_path: Path
 ) -> None:
     where = airflow.start(job=str(write_job(tmp_path, "lasting", 5000)))
-    until("it trains", lambda: (found := run_of("lasting")) and newest(found), 1000, lambda: str(airflow.states(where)))
+    until(
+        "it trains",
+        lambda: (found := run_of("lasting")) and newest(found),
+        1000,
+        lambda: str(airflow.states(where)),
+    )
     run: Any = run_of("lasting")
     airflow.reached(where, "train", "deferred")
-    launcher, processes = detached.launcher(run), ranks(run)
-    until("the ranks' log is in the task's, live", lambda: "train step=" in log_of(airflow, where, "train"), 60)
+    launcher, processes = background.launcher(run), ranks(run)
+    until(
+        "the ranks' log is in the task's, live",
+        lambda: "train step=" in log_of(airflow, where, "train"),
+        60,
+    )
 
     kill(stack, "airflow-scheduler", "airflow-triggerer")
     reached = newest(run)
     until("training goes on", lambda: newest(run) > reached)
     start_airflow(stack, only_retrain(stack))
     assert airflow.state(where, "train") == "deferred"
-    assert detached.launcher(run) == launcher
-    assert set(processes) <= set(ranks(run))  # a rank may have begun to write its checkpoints in a process of its own
+    assert background.launcher(run) == launcher
+    assert set(processes) <= set(
+        ranks(run)
+    )  # a rank may have begun to write its checkpoints in a process of its own
     # Airflow gives a lost triggerer's triggers to the next one when its last heartbeat is half a minute old.
     relayed = (run.work_folder() / "relayed.json").stat().st_mtime_ns
-    until("it is followed again", lambda: (run.work_folder() / "relayed.json").stat().st_mtime_ns > relayed)
+    until(
+        "it is followed again",
+        lambda: (run.work_folder() / "relayed.json").stat().st_mtime_ns > relayed,
+    )
 
     airflow("PATCH", f"{where}/taskInstances/train", {"new_state": "failed"})
     until("no rank is left", lambda: not ranks(run), 60)
     until("the DAG run is over", lambda: airflow("GET", where)["state"] == "failed", 120)
-    assert detached.launcher(run) is None
+    assert background.launcher(run) is None
     assert [one for one in step.ledger().held() if one.run == run.uri] == []
     assert run.status().state == "interrupted"

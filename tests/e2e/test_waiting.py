@@ -12,12 +12,12 @@ from airflow_client import AirflowClient, until
 from airflow_whole import STEPS_AN_EPOCH, run_of, whole_airflow, write_job, write_pool
 
 from trainwright.tasks import step
-from trainwright.tasks.allocate.ledger import Heartbeat, Holder
-from trainwright.tasks.allocate.queue import Queue
-from trainwright.tasks.artefacts import Result
-from trainwright.tasks.pool import load_pool
-from trainwright.tasks.train import checkpoint
-from trainwright.tasks.train.metrics import read_rows
+from trainwright.tasks.leases.ledger import Heartbeat, Holder
+from trainwright.tasks.leases.queue import Queue
+from trainwright.tasks.runs.artefacts import Result
+from trainwright.tasks.spec.pool import load_pool
+from trainwright.tasks.train.checkpoint import files
+from trainwright.tasks.train.record.metrics import read_rows
 
 EPOCHS = 20
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
@@ -45,9 +45,14 @@ def test_a_run_waits_deferred_and_goes_on_and_a_revoked_training_loses_no_step(
         slots = airflow("GET", "/api/v2/pools/default_pool")
         assert (slots["occupied_slots"], slots["running_slots"], slots["queued_slots"]) == (0, 0, 0)
         assert slots["deferred_slots"] == 1
-    assert [(one.run, place) for place, (one, _) in enumerate(queue.waiting())] == [(run_of("low").uri, 0)]  # type: ignore[union-attr]
+    assert [(one.run, place) for place, (one, _) in enumerate(queue.waiting())] == [
+        (run_of("low").uri, 0)
+    ]  # type: ignore[union-attr]
     step.ledger().release("test", devices, token=token)
-    low_run = until("low trains", lambda: (found := run_of("low")) and checkpoint.list_states(found.objects) and found)
+    low_run = until(
+        "low trains",
+        lambda: (found := run_of("low")) and files.list_states(found.objects) and found,
+    )
 
     # Somebody of a higher priority asks for the devices at once: a second DAG run would get there when low has finished.
     def asked() -> str:
@@ -58,11 +63,13 @@ def test_a_run_waits_deferred_and_goes_on_and_a_revoked_training_loses_no_step(
     rival = queue.take("rival", me, devices, priority=5)
     assert rival is not None
     with Heartbeat(step.ledger(), "rival", devices, holder=me.name, token=rival):
-        kept = checkpoint.list_states(low_run.objects)[-1].step
+        kept = files.list_states(low_run.objects)[-1].step
         assert 0 < kept < EPOCHS * STEPS_AN_EPOCH
         time.sleep(8)
         assert low_run.status().state == "interrupted"
-        assert airflow.state(low, "train") == "deferred"  # no worker's slot while it trains, nor while it waits
+        assert (
+            airflow.state(low, "train") == "deferred"
+        )  # no worker's slot while it trains, nor while it waits
     step.ledger().release("rival", devices, token=rival)
     until("low is done", lambda: airflow("GET", low)["state"] in ("success", "failed"))
     assert airflow("GET", low)["state"] == "success"

@@ -27,10 +27,14 @@ def test_of_no_values_there_is_no_quantile() -> None:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=60, unique=True), st.floats(0.01, 0.99))
-def test_of_exchangeable_scores_so_many_do_not_exceed_what_the_others_say(scores: list[float], share: float) -> None:
+def test_of_exchangeable_scores_so_many_do_not_exceed_what_the_others_say(
+    scores: list[float], share: float
+) -> None:
     """Each may be the further one: the share of those that are inside is the probability that it is."""
     others = [scores[:place] + scores[place + 1 :] for place in range(len(scores))]
-    inside = sum(one <= conformal_quantile(seen, share) for one, seen in zip(scores, others, strict=True))
+    inside = sum(
+        one <= conformal_quantile(seen, share) for one, seen in zip(scores, others, strict=True)
+    )
     assert inside == min(math.ceil(len(scores) * share), len(scores) - 1)
 
 

@@ -45,7 +45,9 @@ def test_the_database_is_made_once_for_a_version(tmp_path: Path) -> None:
     local.ensure_airflow_db(tmp_path, DAGS)
     database = tmp_path / "airflow" / "airflow.db"
     with sqlite3.connect(database) as connection:
-        assert connection.execute("select count(*) from sqlite_master where name = 'dag_run'").fetchone() == (1,)
+        assert connection.execute(
+            "select count(*) from sqlite_master where name = 'dag_run'"
+        ).fetchone() == (1,)
     made = database.stat().st_mtime_ns
     (tmp_path / "airflow" / "migrate.log").unlink()
     local.ensure_airflow_db(tmp_path, DAGS)
@@ -66,10 +68,16 @@ def test_an_empty_home_has_nothing_running_and_nothing_to_stop(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def asked(address: str, method: str, path: str, token: str | None = None, body: Any = None) -> tuple[int, Any]:
+def asked(
+    address: str, method: str, path: str, token: str | None = None, body: Any = None
+) -> tuple[int, Any]:
     connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
-    connection.request(method, path, body=json.dumps(body) if body is not None else None, headers=headers)
+    headers = {"Content-Type": "application/json"} | (
+        {"Authorization": f"Bearer {token}"} if token else {}
+    )
+    connection.request(
+        method, path, body=json.dumps(body) if body is not None else None, headers=headers
+    )
     response = connection.getresponse()
     content = response.read()
     connection.close()
@@ -85,16 +93,21 @@ def listening_elsewhere(pids: list[int]) -> list[str]:
             except FileNotFoundError:  # closed meanwhile
                 continue
     lines = [
-        line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
     ]
     return [
-        one[1] for one in lines
+        one[1]
+        for one in lines
         if one[3] == "0A" and f"socket:[{one[9]}]" in inodes and not one[1].startswith("0100007F:")
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.slow
-def test_up_serves_a_login_on_the_loopback_address_again_is_quick_and_down_leaves_no_process(tmp_path: Path) -> None:
+def test_up_serves_a_login_on_the_loopback_address_again_is_quick_and_down_leaves_no_process(
+    tmp_path: Path,
+) -> None:
     said: list[str] = []
     try:
         local.up(tmp_path, DAGS, said.append)
@@ -107,8 +120,13 @@ def test_up_serves_a_login_on_the_loopback_address_again_is_quick_and_down_leave
         family = [process for service in services for process in service.processes()]
         assert listening_elsewhere([process.pid for process in family]) == []
 
-        address = next(entry["address"] for entry in before if entry["name"] == "airflow-api-server")
-        login = {"username": "admin", "password": json.loads(password_file(tmp_path).read_text())["admin"]}
+        address = next(
+            entry["address"] for entry in before if entry["name"] == "airflow-api-server"
+        )
+        login = {
+            "username": "admin",
+            "password": json.loads(password_file(tmp_path).read_text())["admin"],
+        }
         assert asked(address, "GET", "/api/v2/dags")[0] == 401
         assert asked(address, "POST", "/auth/token", body=login | {"password": "guess"})[0] == 401
         token = asked(address, "POST", "/auth/token", body=login)[1]["access_token"]
@@ -129,10 +147,12 @@ def test_up_serves_a_login_on_the_loopback_address_again_is_quick_and_down_leave
 
 
 def test_importing_the_stack_loads_neither_airflow_nor_anything_heavy() -> None:
-    code = (
-        "import sys, trainwright.infra.local; print(sorted({'airflow', 'minio', 'numpy', 'torch'} & set(sys.modules)))"
-    )
+    code = "import sys, trainwright.infra.local; print(sorted({'airflow', 'minio', 'numpy', 'torch'} & set(sys.modules)))"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ.copy()
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ.copy(),
     )
     assert done.stdout.strip() == "[]"

@@ -55,11 +55,13 @@ def test_the_wheel_holds_every_module_and_every_file_that_is_not_python(names: s
     assert "trainwright/infra/requirements.lock" in names
 
 
-def test_the_wheel_gives_the_command_and_the_provider_and_carries_the_licence(built: Path, names: set[str]) -> None:
+def test_the_wheel_gives_the_command_and_the_provider_and_carries_the_licence(
+    built: Path, names: set[str]
+) -> None:
     (wheel,) = built.glob("*.whl")
     (points,) = (name for name in names if name.endswith(".dist-info/entry_points.txt"))
     declared = zipfile.ZipFile(wheel).read(points).decode()
-    assert "trainwright = trainwright.tasks.cli:main" in declared
+    assert "trainwright = trainwright.tasks.cli.main:main" in declared
     assert "apache_airflow_provider" in declared
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
@@ -68,7 +70,12 @@ def test_the_lock_file_pins_every_package_the_extras_ask_for() -> None:
     lines = (ROOT / "infra" / "requirements.lock").read_text().split()
     pinned = {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in lines}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    asked = [
+        *project["dependencies"],
+        *(one for extra in project["optional-dependencies"].values() for one in extra),
+    ]
     for requirement in map(Requirement, asked):
         if requirement.name != "trainwright":
-            assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), requirement
+            assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), (
+                requirement
+            )

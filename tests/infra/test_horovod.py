@@ -24,7 +24,9 @@ def test_the_wheel_is_kept_by_versions_of_horovod_torch_and_python(
     assert f"cp{sys.version_info.major}{sys.version_info.minor}" in cache.name
 
 
-def test_a_kept_wheel_is_taken_without_building(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kept_wheel_is_taken_without_building(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "")  # nothing to build with
     kept = horovod.wheel_cache() / f"horovod-{horovod.VERSION}-cp311-cp311-linux_x86_64.whl"
@@ -59,6 +61,9 @@ def test_the_compiler_wrapper_asks_for_the_standard_torch_needs(tmp_path: Path) 
 def test_horovod_that_is_installed_is_left_alone() -> None:
     assert horovod.installed()
     done = subprocess.run(
-        [sys.executable, "-m", "trainwright.infra.horovod"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "trainwright.infra.horovod"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout == ""

@@ -24,7 +24,7 @@ with locked(Path(sys.argv[1]), wait=True):
 def _holder(path: Path, seconds: float) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(path), str(seconds)], stdout=subprocess.PIPE, text=True
-    )  # fmt: skip
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     return process

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainwright.infra.memory import usable_memory_bytes
+from trainwright.infra.memory_limit import usable_memory_bytes
 
 MIB = 2**20
 

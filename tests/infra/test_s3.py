@@ -19,16 +19,28 @@ import pytest
 import urllib3
 from minio import Minio
 
-from trainwright.infra.s3 import S3Access, inner_sockets, s3_access, s3_answers, s3_service, start_s3, stop_s3
-from trainwright.infra.service import stop
+from trainwright.infra.background import stop
+from trainwright.infra.s3 import (
+    S3Access,
+    inner_sockets,
+    s3_access,
+    s3_answers,
+    s3_service,
+    start_s3,
+    stop_s3,
+)
 
 
 def client(access: S3Access) -> Minio:
     pool = urllib3.PoolManager(timeout=urllib3.Timeout(20), retries=False)
     return Minio(
-        access.endpoint.removeprefix("http://"), access_key=access.access_key, secret_key=access.secret_key,
-        secure=False, region="us-east-1", http_client=pool,
-    )  # fmt: skip
+        access.endpoint.removeprefix("http://"),
+        access_key=access.access_key,
+        secret_key=access.secret_key,
+        secure=False,
+        region="us-east-1",
+        http_client=pool,
+    )
 
 
 def store(access: S3Access, key: str, data: bytes) -> None:
@@ -49,7 +61,11 @@ def load(access: S3Access, key: str) -> bytes:
 def piece_sizes(home: Path) -> list[int]:
     """The bytes of each piece of objects on disk, by the indexes of SeaweedFS's volumes: id (8 bytes), offset (5), size (4)."""
     indexes = [path.read_bytes() for path in (home / "s3" / "data").glob("bucket_*.idx")]
-    return [struct.unpack(">8x5xi", index[at : at + 17])[0] for index in indexes for at in range(0, len(index), 17)]
+    return [
+        struct.unpack(">8x5xi", index[at : at + 17])[0]
+        for index in indexes
+        for at in range(0, len(index), 17)
+    ]
 
 
 def listening(pid: int) -> dict[int, str]:
@@ -86,9 +102,7 @@ def test_no_access_before_the_first_start(tmp_path: Path) -> None:
 
 def test_a_running_server_is_kept_also_by_starters_at_once(own_home: Path) -> None:
     pid = s3_service(own_home).pid()
-    code = (
-        "import sys; from pathlib import Path; from trainwright.infra.s3 import start_s3; start_s3(Path(sys.argv[1]))"
-    )
+    code = "import sys; from pathlib import Path; from trainwright.infra.s3 import start_s3; start_s3(Path(sys.argv[1]))"
     starters = [subprocess.Popen([sys.executable, "-c", code, str(own_home)]) for _ in range(3)]
     assert [starter.wait(60) for starter in starters] == [0, 0, 0]
     assert s3_service(own_home).pid() == pid
@@ -110,11 +124,17 @@ def test_no_port_gives_or_takes_data_without_the_keys(own_home: Path) -> None:
     pid = s3_service(own_home).pid()
     assert pid is not None
     requests = [
-        ("GET", "/bucket/secret.txt"), ("GET", "/buckets/bucket/secret.txt"), ("GET", "/col/delete?collection=bucket"),
-        ("GET", "/dir/assign"), ("GET", "/vol/grow?count=1"), ("DELETE", "/buckets/bucket/secret.txt"),
-        ("DELETE", "/bucket/secret.txt"), ("PUT", "/bucket/other.txt"), ("POST", "/buckets/bucket/other.txt"),
+        ("GET", "/bucket/secret.txt"),
+        ("GET", "/buckets/bucket/secret.txt"),
+        ("GET", "/col/delete?collection=bucket"),
+        ("GET", "/dir/assign"),
+        ("GET", "/vol/grow?count=1"),
+        ("DELETE", "/buckets/bucket/secret.txt"),
+        ("DELETE", "/bucket/secret.txt"),
+        ("PUT", "/bucket/other.txt"),
+        ("POST", "/buckets/bucket/other.txt"),
         *(("GET", f"/{volume},01000000000") for volume in range(1, 8)),
-    ]  # fmt: skip
+    ]
     for port in listening(pid):
         for method, path in requests:
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
@@ -150,13 +170,23 @@ def test_an_object_of_many_pieces_comes_back_whole_and_in_part(own_home: Path) -
 def test_grpc_ports_want_the_servers_own_certificate(own_home: Path, tmp_path: Path) -> None:
     port = s3_access(own_home).port
     weed = str(Path(sys.executable).parent / "weed")
-    command = [weed, "shell", f"-master=127.0.0.1:{port + 1}.{port + 5}", f"-filer=127.0.0.1:{port + 3}.{port + 7}"]
+    command = [
+        weed,
+        "shell",
+        f"-master=127.0.0.1:{port + 1}.{port + 5}",
+        f"-filer=127.0.0.1:{port + 3}.{port + 7}",
+    ]
 
     def listed(folder: Path, timeout_s: float) -> str:
         with subprocess.Popen(
-            command, cwd=folder, env={"HOME": str(folder)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True,
-        ) as shell:  # fmt: skip
+            command,
+            cwd=folder,
+            env={"HOME": str(folder)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as shell:
             try:
                 return shell.communicate("fs.ls /buckets\nexit\n", timeout=timeout_s)[0]
             except subprocess.TimeoutExpired:

@@ -10,26 +10,32 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from finished_run import finished_training, sealed_run
 
-from trainwright.estimator.curves import Affine
-from trainwright.estimator.structure import Structure
+from trainwright.estimator.predict.curves import Affine
+from trainwright.estimator.predict.structure import Structure
 from trainwright.operators import AnalyzeOperator, ExtractOperator, TrainOperator
-from trainwright.tasks.allocate.ledger import Holder, Ledger
-from trainwright.tasks.artefacts import Result, Status
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.run import list_runs
+from trainwright.tasks.leases.ledger import Holder, Ledger
+from trainwright.tasks.runs.artefacts import Result, Status
+from trainwright.tasks.runs.run import list_runs
 from trainwright.tasks.settings import settings
 
 
 def _job(folder: Path) -> dict[str, Any]:
     (folder / "m.py").write_text("def build_model():\n    return None\n")
-    return {"name": "small", "data": {"uri": "builtin:digits"}, "model": {"source": str(folder / "m.py")}}
+    return {
+        "name": "small",
+        "data": {"uri": "builtin:digits"},
+        "model": {"source": str(folder / "m.py")},
+    }
 
 
 def context(run_id: str) -> Any:
     return {"dag_run": SimpleNamespace(dag_id="foreign", run_id=run_id)}
 
 
-def test_a_dag_that_trains_again_does_not_get_the_first_runs_model(home: Path, tmp_path: Path) -> None:
+def test_a_dag_that_trains_again_does_not_get_the_first_runs_model(
+    home: Path, tmp_path: Path
+) -> None:
     store = (tmp_path / "store").as_uri()
     job = _job(tmp_path)
     first = TrainOperator(task_id="train", job=job, store=store).open(context("first day"))
@@ -45,7 +51,9 @@ def test_the_steps_of_one_dag_run_share_a_run(home: Path, tmp_path: Path) -> Non
     job = _job(tmp_path)
     first = ExtractOperator(task_id="extract", job=job, store=store).open(context("day"))
     Ledger(settings().ledger_url).release(first.uri)
-    assert TrainOperator(task_id="train", job=job, store=store).open(context("day")).uri == first.uri
+    assert (
+        TrainOperator(task_id="train", job=job, store=store).open(context("day")).uri == first.uri
+    )
     assert len(list(list_runs(store, "small"))) == 1
 
 
@@ -61,11 +69,21 @@ def test_a_run_that_ended_well_is_analysed_again_while_its_job_trains_and_its_st
     run = sealed_run((tmp_path / "store").as_uri(), 1, 0.9)
     run.write(
         Structure(
-            batch_size=1, optimizer="sgd", precision="fp32", method="fake tensors", parameters=1, parameter_bytes=4,
-            forward_flops_per_sample=1.0, activation_bytes_per_sample=1.0, layers=[], features={}, operations={}, trace=[],
+            batch_size=1,
+            optimizer="sgd",
+            precision="fp32",
+            method="fake tensors",
+            parameters=1,
+            parameter_bytes=4,
+            forward_flops_per_sample=1.0,
+            activation_bytes_per_sample=1.0,
+            layers=[],
+            features={},
+            operations={},
+            trace=[],
             peak_memory_bytes=Affine(fixed=0, per_sample=1.0),
         )
-    )  # fmt: skip
+    )
     run.note(state="success", step=None)
     before = run.objects.get(Status.FILE)
     ledger = Ledger(settings().ledger_url)
@@ -76,7 +94,8 @@ def test_a_run_that_ended_well_is_analysed_again_while_its_job_trains_and_its_st
             AnalyzeOperator(task_id="analyze", run=run.uri).execute(context("r1"))
     else:
         assert (
-            AnalyzeOperator(task_id="analyze", run=run.uri).execute(context("r1"))["artefact"] == "report/report.json"
+            AnalyzeOperator(task_id="analyze", run=run.uri).execute(context("r1"))["artefact"]
+            == "report/report.json"
         )
     assert run.objects.get(Status.FILE) == before
     assert [(one.resource, one.holder) for one in ledger.held()] == [(run.hold, "who trains now")]

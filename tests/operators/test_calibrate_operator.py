@@ -10,8 +10,8 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from trainwright.infra.lock import locked
 from trainwright.operators import CalibrateOperator
-from trainwright.tasks.calibrate import cached
 from trainwright.tasks.errors import RunHeld
+from trainwright.tasks.estimate.calibrate import cached
 
 NO_CONTEXT: Any = {}
 
@@ -43,7 +43,9 @@ def test_a_type_that_is_not_here_is_skipped_with_its_reason(
         ({"store": "ftp://x"}, "bad_input: store: got 'ftp://x"),
     ],
 )
-def test_what_no_retry_can_mend_fails_at_once(options: dict[str, Any], says: str, home: Path, tmp_path: Path) -> None:
+def test_what_no_retry_can_mend_fails_at_once(
+    options: dict[str, Any], says: str, home: Path, tmp_path: Path
+) -> None:
     given = {"store": (tmp_path / "store").as_uri()} | options
     with pytest.raises(AirflowFailException, match=says):
         CalibrateOperator(task_id="calibrate", **given).execute(NO_CONTEXT)

@@ -30,7 +30,9 @@ def test_the_provider_names_the_decorators_and_their_functions_are_there() -> No
         assert made.operator_class.custom_operator_name == f"@task.{name}"
 
 
-def test_data_that_a_function_names_is_checked_with_its_arguments_and_the_context(home: Path, tmp_path: Path) -> None:
+def test_data_that_a_function_names_is_checked_with_its_arguments_and_the_context(
+    home: Path, tmp_path: Path
+) -> None:
     table = tmp_path / "r.csv"
     table.write_text("a,label\n" + "".join(f"{n}.5,{n % 2}\n" for n in range(40)))
 
@@ -44,14 +46,18 @@ def test_data_that_a_function_names_is_checked_with_its_arguments_and_the_contex
 
 
 @pytest.mark.parametrize("returned", [None, 7, "", [], [{"name": "x"}], object()])
-@pytest.mark.parametrize(("decorator", "allowed"), [(train_task, "or a job file's path"), (validate_task, "a mapping")])
+@pytest.mark.parametrize(
+    ("decorator", "allowed"), [(train_task, "or a job file's path"), (validate_task, "a mapping")]
+)
 def test_what_is_no_job_fails_at_once_and_says_what_was_returned(
     home: Path, decorator: Callable[..., Any], allowed: str, returned: object
 ) -> None:
     def mine() -> object:
         return returned
 
-    with pytest.raises(AirflowFailException, match=rf"bad_input: mine: the function returned .*{allowed}"):
+    with pytest.raises(
+        AirflowFailException, match=rf"bad_input: mine: the function returned .*{allowed}"
+    ):
         operator(decorator(mine)).execute(dict(CONTEXT))
 
 
@@ -91,7 +97,9 @@ def test_a_functions_own_errors_stay_its_own(home: Path) -> None:
 @pytest.mark.parametrize(
     ("decorator", "names"), [(train_task, ("job", "run")), (validate_task, ("data", "job", "run"))]
 )
-def test_what_the_function_returns_can_not_be_given_as_well(decorator: Any, names: tuple[str, ...]) -> None:
+def test_what_the_function_returns_can_not_be_given_as_well(
+    decorator: Any, names: tuple[str, ...]
+) -> None:
     for name in names:
         with pytest.raises(TypeError, match=rf"got {name}=; allowed: the function returns"):
             decorator(**{name: {}})

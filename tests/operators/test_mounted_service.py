@@ -16,14 +16,22 @@ import httpx
 import pytest
 from browsing import Watched, browser, values
 
-from trainwright.infra.airflow import airflow_address, airflow_environment, ensure_airflow_db, password_file
+from trainwright.infra.airflow import (
+    airflow_address,
+    airflow_environment,
+    ensure_airflow_db,
+    password_file,
+)
 
 DAGS = Path(__file__).parents[2] / "dags"
 MODEL = {"source": "cnn.py", "config": {"width": 4}}
 SPEC = {
-    "inputs": {"inputs": [1, 8, 8]}, "input_dtypes": {"inputs": "float32"}, "target_dtype": "int64", "classes": 10,
+    "inputs": {"inputs": [1, 8, 8]},
+    "input_dtypes": {"inputs": "float32"},
+    "target_dtype": "int64",
+    "classes": 10,
     "task": "image-classification",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +40,26 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     environment = os.environ | airflow_environment(home, DAGS)
     environment["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS"] = "admin:admin,viewer:viewer"
     environment["TRAINWRIGHT_STORE"] = f"file://{tmp_path_factory.mktemp('store')}"
-    if not any(one.name == "trainwright" for one in importlib.metadata.entry_points(group="airflow.plugins")):
-        plugins = tmp_path_factory.mktemp("plugins")  # as where a person copies it, without installing
-        (plugins / "ours.py").write_text("from trainwright.operators.plugin import TrainwrightPlugin\n")
+    if not any(
+        one.name == "trainwright"
+        for one in importlib.metadata.entry_points(group="airflow.plugins")
+    ):
+        plugins = tmp_path_factory.mktemp(
+            "plugins"
+        )  # as where a person copies it, without installing
+        (plugins / "ours.py").write_text(
+            "from trainwright.operators.plugin import TrainwrightPlugin\n"
+        )
         environment["AIRFLOW__CORE__PLUGINS_FOLDER"] = str(plugins)
     ensure_airflow_db(home, DAGS)
     base = airflow_address(home)
     with (home / "server.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "airflow", "api-server"], env=environment, stdout=log, stderr=log, cwd=home
+            [sys.executable, "-m", "airflow", "api-server"],
+            env=environment,
+            stdout=log,
+            stderr=log,
+            cwd=home,
         )
     try:
         deadline = time.monotonic() + 240
@@ -65,18 +84,33 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
 def _as(server: tuple[str, Path], user: str) -> httpx.Client:
     base, home = server
     password = json.loads(password_file(home).read_text())[user]
-    token = httpx.post(f"{base}/auth/token", json={"username": user, "password": password}, timeout=60).json()
+    token = httpx.post(
+        f"{base}/auth/token", json={"username": user, "password": password}, timeout=60
+    ).json()
     return httpx.Client(
-        base_url=f"{base}/trainwright", headers={"Authorization": f"Bearer {token['access_token']}"}, timeout=200
+        base_url=f"{base}/trainwright",
+        headers={"Authorization": f"Bearer {token['access_token']}"},
+        timeout=200,
     )
 
 
 @pytest.mark.slow
 def test_nobody_gets_in_without_airflows_login(server: tuple[str, Path]) -> None:
-    for method, path in (("GET", "devices"), ("GET", "pool"), ("GET", "openapi.json"), ("POST", "plans"),
-                         ("POST", "estimates"), ("POST", "structures"), ("GET", "runs"), ("GET", "pools"),
-                         ("GET", "history"), ("GET", "runs/small/20260101T000001Z-abcdef/metrics"),
-                         ("GET", "page/"), ("GET", "page/main.js"), ("GET", "tensorboard/x/")):  # fmt: skip
+    for method, path in (
+        ("GET", "devices"),
+        ("GET", "pool"),
+        ("GET", "openapi.json"),
+        ("POST", "plans"),
+        ("POST", "estimates"),
+        ("POST", "structures"),
+        ("GET", "runs"),
+        ("GET", "pools"),
+        ("GET", "history"),
+        ("GET", "runs/small/20260101T000001Z-abcdef/metrics"),
+        ("GET", "page/"),
+        ("GET", "page/main.js"),
+        ("GET", "tensorboard/x/"),
+    ):
         answer = httpx.request(method, f"{server[0]}/trainwright/{path}", timeout=60)
         assert answer.status_code == 401, path
         assert answer.json()["error"]["kind"] == "unauthorized"
@@ -104,20 +138,31 @@ def test_a_page_of_another_origin_is_refused_and_ours_is_not(server: tuple[str, 
 
 
 @pytest.mark.slow
-def test_airflow_lists_the_page_for_navigation_dags_runs_and_tasks(server: tuple[str, Path]) -> None:
+def test_airflow_lists_the_page_for_navigation_dags_runs_and_tasks(
+    server: tuple[str, Path],
+) -> None:
     base, home = server
     password = json.loads(password_file(home).read_text())["viewer"]
-    token = httpx.post(f"{base}/auth/token", json={"username": "viewer", "password": password}, timeout=60).json()
+    token = httpx.post(
+        f"{base}/auth/token", json={"username": "viewer", "password": password}, timeout=60
+    ).json()
     headers = {"Authorization": f"Bearer {token['access_token']}"}
     plugins = httpx.get(f"{base}/api/v2/plugins", headers=headers, timeout=60).json()["plugins"]
     (ours,) = (one for one in plugins if one["name"] == "trainwright")
-    assert {one["destination"] for one in ours["external_views"]} == {"nav", "dag", "dag_run", "task_instance"}
+    assert {one["destination"] for one in ours["external_views"]} == {
+        "nav",
+        "dag",
+        "dag_run",
+        "task_instance",
+    }
     assert len({one["url_route"] for one in ours["external_views"]}) == 4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_page_stands_in_airflows_ui_behind_its_login_in_its_colours(server: tuple[str, Path], theme: str) -> None:
+def test_the_page_stands_in_airflows_ui_behind_its_login_in_its_colours(
+    server: tuple[str, Path], theme: str
+) -> None:
     base, home = server
     with browser() as chromium:
         tab = Watched(chromium, base, None, color_scheme="light")
@@ -141,7 +186,16 @@ def test_the_page_stands_in_airflows_ui_behind_its_login_in_its_colours(server: 
         inside.locator("text=What if").click()
         inside.locator("select[name=model]").select_option("file:cnn.py")
         inside.locator("button[type=submit]").click()
-        inside.locator("[role=alert] >> text=needs the right to start runs").wait_for()  # a viewer's 403
-        theirs = ("403", "An iframe which has both allow-scripts and allow-same-origin")  # Airflow makes the frame
-        assert [one for one in tab.complaints if "trainwright" in one and not any(map(one.__contains__, theirs))] == []
+        inside.locator(
+            "[role=alert] >> text=needs the right to start runs"
+        ).wait_for()  # a viewer's 403
+        theirs = (
+            "403",
+            "An iframe which has both allow-scripts and allow-same-origin",
+        )  # Airflow makes the frame
+        assert [
+            one
+            for one in tab.complaints
+            if "trainwright" in one and not any(map(one.__contains__, theirs))
+        ] == []
         tab.context.close()

@@ -18,20 +18,35 @@ from trainwright.tasks.promote import find_alias
 
 
 def context() -> Any:
-    return {"dag_run": SimpleNamespace(dag_id="d", run_id="r"), "outlet_events": OutletEventAccessors()}
+    return {
+        "dag_run": SimpleNamespace(dag_id="d", run_id="r"),
+        "outlet_events": OutletEventAccessors(),
+    }
 
 
 def told(given: Any) -> list[tuple[str, Any]]:
-    return [(event.dest_asset_key.name, event.extra) for event in given["outlet_events"][PROMOTED].asset_alias_events]
+    return [
+        (event.dest_asset_key.name, event.extra)
+        for event in given["outlet_events"][PROMOTED].asset_alias_events
+    ]
 
 
-def test_a_promotion_is_an_event_with_metrics_and_one_that_changes_nothing_is_none(home: Path, tmp_path: Path) -> None:
-    runs = [sealed_run(tmp_path.as_uri(), n, a, only_if_better="accuracy") for n, a in ((1, 0.9), (2, 0.8))]
+def test_a_promotion_is_an_event_with_metrics_and_one_that_changes_nothing_is_none(
+    home: Path, tmp_path: Path
+) -> None:
+    runs = [
+        sealed_run(tmp_path.as_uri(), n, a, only_if_better="accuracy")
+        for n, a in ((1, 0.9), (2, 0.8))
+    ]
     first, again, worse = context(), context(), context()
     for run, where in ((runs[0], first), (runs[0], again), (runs[1], worse)):
         PromoteOperator(task_id="promote", run=run.uri, outlets=[PROMOTED]).execute(where)
     ((name, extra),) = told(first)
-    assert (name, extra["run"], extra["metrics"]["accuracy"]) == ("model digits production", runs[0].uri, 0.9)
+    assert (name, extra["run"], extra["metrics"]["accuracy"]) == (
+        "model digits production",
+        runs[0].uri,
+        0.9,
+    )
     assert told(again) == told(worse) == []
 
 
@@ -44,7 +59,9 @@ def test_a_models_event_goes_to_the_outlets_that_are_meant_for_it() -> None:
 
 def test_what_a_retry_can_not_mend_fails_at_once(home: Path, tmp_path: Path) -> None:
     run = sealed_run(tmp_path.as_uri(), 1, 0.9, only_if_better="f1")
-    with pytest.raises(AirflowFailException, match=r"bad_input: promotion\.only_if_better: got 'f1'"):
+    with pytest.raises(
+        AirflowFailException, match=r"bad_input: promotion\.only_if_better: got 'f1'"
+    ):
         PromoteOperator(task_id="promote", run=run.uri).execute(context())
 
 
@@ -52,45 +69,88 @@ def test_a_person_is_asked_only_where_the_job_says_so_and_the_model_is_better(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = sealed_run(tmp_path.as_uri(), 1, 0.9, alias="production")
-    held = sealed_run(tmp_path.as_uri(), 2, 0.95, alias="production", require_approval=True, only_if_better="accuracy")
+    held = sealed_run(
+        tmp_path.as_uri(),
+        2,
+        0.95,
+        alias="production",
+        require_approval=True,
+        only_if_better="accuracy",
+    )
     assert ApprovePromotionOperator(task_id="a", run=free.uri).execute(context())["asked"] is False
     monkeypatch.setenv("TRAINWRIGHT_HOLDER", "a person at a terminal")
     with pytest.raises(AirflowSkipException, match="given in Airflow's UI"):
         ApprovePromotionOperator(task_id="a", run=held.uri).execute(context())
     better, _ = find_alias(held.root(), "digits", "production")
     assert better is None
-    worse = sealed_run(tmp_path.as_uri(), 3, 0.5, alias="production", require_approval=True, only_if_better="accuracy")
+    worse = sealed_run(
+        tmp_path.as_uri(),
+        3,
+        0.5,
+        alias="production",
+        require_approval=True,
+        only_if_better="accuracy",
+    )
     PromoteOperator(task_id="promote", run=free.uri).execute(context())
-    assert ApprovePromotionOperator(task_id="a", run={"run": worse.uri}).execute(context())["asked"] is False
+    assert (
+        ApprovePromotionOperator(task_id="a", run={"run": worse.uri}).execute(context())["asked"]
+        is False
+    )
     assert PromoteOperator(task_id="promote", run=worse.uri).execute(context())["promoted"] is False
-    elsewhere = ApprovePromotionOperator(task_id="a", run=worse.uri, name="candidates", alias="best")
-    with pytest.raises(AirflowSkipException, match="best: needs a person's approval"):  # that alias names no model yet
+    elsewhere = ApprovePromotionOperator(
+        task_id="a", run=worse.uri, name="candidates", alias="best"
+    )
+    with pytest.raises(
+        AirflowSkipException, match="best: needs a person's approval"
+    ):  # that alias names no model yet
         elsewhere.execute(context())
 
 
 @pytest.mark.parametrize("wish", [{}, {"name": "candidates", "alias": "best"}])
 @pytest.mark.parametrize(
-    "answer", [None, False, "", "None", "yes", {"asked": False, "reason": ""}, {"chosen_options": ["Reject"]}]
+    "answer",
+    [
+        None,
+        False,
+        "",
+        "None",
+        "yes",
+        {"asked": False, "reason": ""},
+        {"chosen_options": ["Reject"]},
+    ],
 )
 def test_what_a_person_must_approve_is_not_promoted_without(
     home: Path, tmp_path: Path, wish: dict[str, str], answer: Any
 ) -> None:
     run = sealed_run(tmp_path.as_uri(), 1, 0.9, require_approval=True)
-    with pytest.raises(AirflowFailException, match=r"bad_input: promotion\.require_approval: .* a person's approval"):
+    with pytest.raises(
+        AirflowFailException,
+        match=r"bad_input: promotion\.require_approval: .* a person's approval",
+    ):
         PromoteOperator(task_id="promote", run=run.uri, approved=answer, **wish).execute(context())
     assert not list(run.root().list("models/"))
 
 
-@pytest.mark.parametrize("answer", [True, "True", {"chosen_options": ["Approve"], "params_input": {}}])
+@pytest.mark.parametrize(
+    "answer", [True, "True", {"chosen_options": ["Approve"], "params_input": {}}]
+)
 def test_what_a_person_approved_is_promoted(home: Path, tmp_path: Path, answer: Any) -> None:
     run = sealed_run(tmp_path.as_uri(), 1, 0.9, require_approval=True)
-    assert PromoteOperator(task_id="promote", run=run.uri, approved=answer).execute(context())["promoted"] is True
+    assert (
+        PromoteOperator(task_id="promote", run=run.uri, approved=answer).execute(context())[
+            "promoted"
+        ]
+        is True
+    )
 
 
 @pytest.mark.parametrize(
     ("uri", "asset"),
-    [("s3://b/d.parquet", "s3://b/d.parquet"), ("/data/d.csv", "file:///data/d.csv"),
-     ("builtin:digits", "x-trainwright://builtin/digits")],
-)  # fmt: skip
+    [
+        ("s3://b/d.parquet", "s3://b/d.parquet"),
+        ("/data/d.csv", "file:///data/d.csv"),
+        ("builtin:digits", "x-trainwright://builtin/digits"),
+    ],
+)
 def test_a_jobs_data_is_the_asset_that_others_would_write(uri: str, asset: str) -> None:
     assert data_asset(uri) == Asset(asset)

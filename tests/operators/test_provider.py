@@ -28,13 +28,20 @@ from trainwright import operators
 from trainwright.infra.s3 import S3Access
 from trainwright.operators import AnalyzeOperator
 from trainwright.operators.base import StepOperator
-from trainwright.operators.hooks import HostHook, LedgerHook, StoreHook, connected, settings_of, values_of
+from trainwright.operators.hooks import (
+    HostHook,
+    LedgerHook,
+    StoreHook,
+    connected,
+    settings_of,
+    values_of,
+)
 from trainwright.operators.provider import get_provider_info
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.objects import open_store
-from trainwright.tasks.pool import Ssh
 from trainwright.tasks.settings import overridden, settings
+from trainwright.tasks.spec.pool import Ssh
 from trainwright.tasks.ssh import ssh_command
+from trainwright.tasks.storage.objects import open_store
 
 LOOK = """
 import json, pkgutil, importlib, sys, warnings
@@ -64,29 +71,49 @@ def test_the_metadata_is_what_airflows_schema_allows_and_its_classes_are_there()
         assert len(option["description"]) > 10
 
 
-def test_airflow_finds_hooks_forms_and_links_and_nothing_of_ours_is_deprecated(home: Path, tmp_path: Path) -> None:
-    if not any(one.name == "provider_info" for one in entry_points(group="apache_airflow_provider")):
+def test_airflow_finds_hooks_forms_and_links_and_nothing_of_ours_is_deprecated(
+    home: Path, tmp_path: Path
+) -> None:
+    if not any(
+        one.name == "provider_info" for one in entry_points(group="apache_airflow_provider")
+    ):
         pytest.skip("trainwright is not installed here")
-    environment = os.environ | {"AIRFLOW_HOME": str(tmp_path / "airflow"), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
-    done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, env=environment, check=False)
+    environment = os.environ | {
+        "AIRFLOW_HOME": str(tmp_path / "airflow"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK], capture_output=True, text=True, env=environment, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert set(found["hooks"]) == {"trainwright_store", "trainwright_ledger", "trainwright_ssh"}
     assert "extra__trainwright_store__store" in found["widgets"]
     assert {name.rpartition(".")[2] for name in found["links"] if "trainwright" in name} == {
-        "RunFolderLink", "PlanLink", "ReportLink", "TensorBoardLink",
-    }  # fmt: skip
+        "RunFolderLink",
+        "PlanLink",
+        "ReportLink",
+        "TensorBoardLink",
+    }
 
 
 @pytest.mark.parametrize("name", operators.__all__)
-def test_an_operator_says_what_it_takes_returns_and_fails_by_and_its_inputs_are_templates(name: str) -> None:
+def test_an_operator_says_what_it_takes_returns_and_fails_by_and_its_inputs_are_templates(
+    name: str,
+) -> None:
     operator = getattr(operators, name)
     assert "| input | default | meaning |" in operator.__doc__
     assert "Returns `{" in operator.__doc__
     assert "| failure | what Airflow does |" in operator.__doc__
     inputs = inputs_of(operator)
-    assert {name for name, templated in inputs.items() if templated} <= set(operator.template_fields)
-    ours = [one for one in operator.__mro__ if one.__module__.startswith("trainwright.") and "__init__" in vars(one)]
+    assert {name for name, templated in inputs.items() if templated} <= set(
+        operator.template_fields
+    )
+    ours = [
+        one
+        for one in operator.__mro__
+        if one.__module__.startswith("trainwright.") and "__init__" in vars(one)
+    ]
     taken = {name for one in ours for name in inspect.signature(one.__init__).parameters}
     assert taken - {"self", "kwargs"} <= set(inputs)
 
@@ -96,16 +123,21 @@ def inputs_of(operator: Any) -> dict[str, bool]:
     table = operator.__doc__.partition("| input |")[2].partition("\n\n")[0]
     cells = re.findall(r"^ *\| (.*?) \|", table, re.MULTILINE)
     found = inputs_of(StepOperator) if "those of `StepOperator`" in cells else {}
-    return found | {name: "*(templated)*" in cell for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    return found | {
+        name: "*(templated)*" in cell for cell in cells for name in re.findall(r"`(\w+)`", cell)
+    }
 
 
 def test_a_store_connection_takes_the_place_of_the_environment_and_leaves_it_as_it_was(
     s3: S3Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = {
-        "conn_type": "trainwright_store", "host": s3.endpoint, "login": s3.access_key, "password": s3.secret_key,
+        "conn_type": "trainwright_store",
+        "host": s3.endpoint,
+        "login": s3.access_key,
+        "password": s3.secret_key,
         "extra": {"store": "s3://by-connection/here"},
-    }  # fmt: skip
+    }
     monkeypatch.setenv("AIRFLOW_CONN_MY_STORE", json.dumps(connection))
     monkeypatch.setenv("TRAINWRIGHT_S3_SECRET_KEY", "wrong")
     before = dict(os.environ)
@@ -148,13 +180,27 @@ def test_a_store_connection_without_keys_is_told_and_no_others_keys_are_used() -
 @given(st.text(min_size=1, max_size=30), st.text(min_size=1, max_size=30))
 def test_a_ledgers_password_survives_the_url_whatever_it_is(login: str, password: str) -> None:
     connection = Connection(
-        conn_id="l", conn_type="trainwright_ledger", host="db", port=5433, schema="w", login=login, password=password
+        conn_id="l",
+        conn_type="trainwright_ledger",
+        host="db",
+        port=5433,
+        schema="w",
+        login=login,
+        password=password,
     )
     url = make_url(LedgerHook.variables(connection, {})["TRAINWRIGHT_LEDGER"])
-    assert (url.username, url.password, url.host, url.port, url.database) == (login, password, "db", 5433, "w")
+    assert (url.username, url.password, url.host, url.port, url.database) == (
+        login,
+        password,
+        "db",
+        5433,
+        "w",
+    )
 
 
-def test_a_ledger_connection_leads_to_its_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_connection_leads_to_its_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connection = {
         "conn_type": "trainwright_ledger",
         "schema": str(tmp_path / "l.sqlite"),
@@ -167,10 +213,20 @@ def test_a_ledger_connection_leads_to_its_database(tmp_path: Path, monkeypatch: 
         LedgerHook.variables(Connection(conn_id="l"), {})
 
 
-@pytest.mark.parametrize("asked", [values_of, lambda ids: asyncio.run(settings_of(ids))], ids=["worker", "triggerer"])
-def test_no_log_of_a_worker_or_triggerer_shows_the_ledgers_url(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "asked", [values_of, lambda ids: asyncio.run(settings_of(ids))], ids=["worker", "triggerer"]
+)
+def test_no_log_of_a_worker_or_triggerer_shows_the_ledgers_url(
+    asked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     password = f"p@ss/{asked.__name__}"
-    connection = {"conn_type": "trainwright_ledger", "host": "db", "schema": "w", "login": "me", "password": password}
+    connection = {
+        "conn_type": "trainwright_ledger",
+        "host": "db",
+        "schema": "w",
+        "login": "me",
+        "password": password,
+    }
     monkeypatch.setenv("AIRFLOW_CONN_MY_LEDGER", json.dumps(connection))
     url = asked({"ledger_conn_id": "my_ledger"})["TRAINWRIGHT_LEDGER"]
     assert make_url(url).password == password
@@ -178,7 +234,10 @@ def test_no_log_of_a_worker_or_triggerer_shows_the_ledgers_url(asked: Any, monke
 
 
 def test_a_host_that_would_be_an_option_of_ssh_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_EVIL", json.dumps({"conn_type": "trainwright_ssh", "host": "-oProxyCommand=x"}))
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_EVIL",
+        json.dumps({"conn_type": "trainwright_ssh", "host": "-oProxyCommand=x"}),
+    )
     with pytest.raises(BadInput, match="a name or address"):
         HostHook("evil").get_conn()
 
@@ -189,9 +248,12 @@ def test_a_hosts_connection_is_how_ssh_logs_in_where_the_pool_says_nothing(
     (tmp_path / "ann").touch()
     (tmp_path / "known").touch()
     connection = {
-        "conn_type": "trainwright_ssh", "host": "10.0.0.9", "login": "ann", "port": 2222,
+        "conn_type": "trainwright_ssh",
+        "host": "10.0.0.9",
+        "login": "ann",
+        "port": 2222,
         "extra": {"identity": str(tmp_path / "ann"), "known_hosts": str(tmp_path / "known")},
-    }  # fmt: skip
+    }
     monkeypatch.setenv("AIRFLOW_CONN_HOSTS", json.dumps(connection))
     command = HostHook("hosts").get_conn()
     for option in (
@@ -214,7 +276,9 @@ def test_a_port_that_is_none_is_refused_by_name(monkeypatch: pytest.MonkeyPatch)
         ssh_command("10.0.0.1")
 
 
-def test_a_tasks_links_lead_to_its_run_on_the_page(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tasks_links_lead_to_its_run_on_the_page(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRAINWRIGHT_STORE", (tmp_path / "store").as_uri())
     run = begin_run((tmp_path / "store").as_uri(), "linked", 1)
     operator = AnalyzeOperator(task_id="analyze", run=run.uri)
@@ -222,7 +286,8 @@ def test_a_tasks_links_lead_to_its_run_on_the_page(home: Path, tmp_path: Path, m
 
     def addresses(operator: AnalyzeOperator) -> dict[str, str]:
         return {
-            name: link.get_link(operator, ti_key=None).rpartition("/trainwright/")[2] for name, link in links.items()
+            name: link.get_link(operator, ti_key=None).rpartition("/trainwright/")[2]
+            for name, link in links.items()
         }
 
     assert set(addresses(operator).values()) == {""}
@@ -230,10 +295,14 @@ def test_a_tasks_links_lead_to_its_run_on_the_page(home: Path, tmp_path: Path, m
     operator.open(context)
     name = f"linked/{run.id}"
     assert addresses(operator) == {
-        "Run folder": f"page/#/run/{name}", "Plan": f"page/#/run/{name}?part=plan", "Report": f"runs/{name}/report",
+        "Run folder": f"page/#/run/{name}",
+        "Plan": f"page/#/run/{name}?part=plan",
+        "Report": f"runs/{name}/report",
         "TensorBoard": f"page/#/run/{name}?part=tensorboard",
-    }  # fmt: skip
-    elsewhere = AnalyzeOperator(task_id="other", run=begin_run((tmp_path / "else").as_uri(), "linked", 2).uri)
+    }
+    elsewhere = AnalyzeOperator(
+        task_id="other", run=begin_run((tmp_path / "else").as_uri(), "linked", 2).uri
+    )
     elsewhere.open(context)
     assert set(addresses(elsewhere).values()) == {""}
 

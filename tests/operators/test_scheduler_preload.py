@@ -28,20 +28,38 @@ HEAVY = {"torch", "numpy", "pandas", "scipy", "great_expectations", "dask", "hor
 def loaded(home: Path, arguments: list[str], executor: str) -> Any:
     environment = os.environ | {"AIRFLOW_HOME": str(home), "AIRFLOW__CORE__EXECUTOR": executor}
     command = [sys.executable, "-c", LOAD.format(arguments=arguments)]
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stdout
     return json.loads(told.rpartition("LOADED ")[2])
 
 
-def test_a_scheduler_that_forks_tasks_has_what_they_import_and_nothing_heavy(tmp_path: Path) -> None:
+def test_a_scheduler_that_forks_tasks_has_what_they_import_and_nothing_heavy(
+    tmp_path: Path,
+) -> None:
     modules, late = loaded(tmp_path, ["scheduler", "--skip-serve-logs"], "LocalExecutor")
-    assert {"minio", "trainwright.tasks.steps", "trainwright.tasks.run", "trainwright.operators.train"} <= set(modules)
+    assert {
+        "minio",
+        "trainwright.tasks.steps",
+        "trainwright.tasks.runs.run",
+        "trainwright.operators.train",
+    } <= set(modules)
     assert not HEAVY & set(modules)
     assert set(late) <= {"trainwright.dags", "trainwright.dags.retrain", "trainwright.dags.chain"}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "executor"), [(["scheduler"], "CeleryExecutor"), (["dag-processor"], "LocalExecutor"), ([], "LocalExecutor")]
-)  # fmt: skip
-def test_no_other_process_of_airflow_imports_it(tmp_path: Path, arguments: list[str], executor: str) -> None:
+    ("arguments", "executor"),
+    [
+        (["scheduler"], "CeleryExecutor"),
+        (["dag-processor"], "LocalExecutor"),
+        ([], "LocalExecutor"),
+    ],
+)
+def test_no_other_process_of_airflow_imports_it(
+    tmp_path: Path, arguments: list[str], executor: str
+) -> None:
     modules, _ = loaded(tmp_path, arguments, executor)
-    assert {name for name in modules if name.startswith("trainwright")} <= {"trainwright.operators.preload"}
+    assert {name for name in modules if name.startswith("trainwright")} <= {
+        "trainwright.operators.preload"
+    }

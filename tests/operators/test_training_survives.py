@@ -17,13 +17,14 @@ import psutil
 import pytest
 from airflow_whole import write_job
 
-from trainwright.tasks import detached, step, steps
-from trainwright.tasks.allocate.ledger import Holder
-from trainwright.tasks.artefacts import Plan
+from trainwright.tasks import step, steps
 from trainwright.tasks.errors import Interrupted
-from trainwright.tasks.job import load_job
-from trainwright.tasks.run import Run
-from trainwright.tasks.train import checkpoint
+from trainwright.tasks.leases.ledger import Holder
+from trainwright.tasks.runs.artefacts import Plan
+from trainwright.tasks.runs.run import Run
+from trainwright.tasks.spec.job import load_job
+from trainwright.tasks.train.checkpoint import files
+from trainwright.tasks.train.launcher import background
 
 OWNER = "Airflow survival r1"
 EVERY = 10
@@ -51,7 +52,11 @@ def processes(run: Run, module: str) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             line = " ".join(process.cmdline())
-            if module in line and (run.uri in line or run.id in line) and process.status() != psutil.STATUS_ZOMBIE:
+            if (
+                module in line
+                and (run.uri in line or run.id in line)
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(process)
         except psutil.Error:
             continue
@@ -59,11 +64,11 @@ def processes(run: Run, module: str) -> list[psutil.Process]:
 
 
 def ranks(run: Run) -> list[psutil.Process]:
-    return processes(run, "trainwright.tasks.train.worker")
+    return processes(run, "trainwright.tasks.train.worker.entry")
 
 
 def newest(run: Run) -> int:
-    states = checkpoint.list_states(run.objects)
+    states = files.list_states(run.objects)
     return states[-1].step if states else 0
 
 
@@ -71,38 +76,49 @@ def newest(run: Run) -> int:
 def run(stack: Path, tmp_path: Path) -> Iterator[Run]:
     """A run that is planned and has its devices, whose training takes minutes."""
     job = write_job(tmp_path, "survivor", 2000)
-    run = steps.open_for(load_job(job), Holder(OWNER), store=(tmp_path / "store").as_uri(), new=True)
+    run = steps.open_for(
+        load_job(job), Holder(OWNER), store=(tmp_path / "store").as_uri(), new=True
+    )
     try:
         yield run
     finally:
-        detached.stop(run, OWNER)
+        background.stop(run, OWNER)
 
 
 def start_worker(run: Run) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", WORKER, run.uri], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", WORKER, run.uri], stdout=subprocess.PIPE, text=True
+    )
 
 
-def test_a_killed_worker_is_followed_by_one_that_attaches_and_a_killed_launcher_by_one_that_resumes(run: Run) -> None:
+def test_a_killed_worker_is_followed_by_one_that_attaches_and_a_killed_launcher_by_one_that_resumes(
+    run: Run,
+) -> None:
     first = start_worker(run)
     until("training", lambda: newest(run) >= EVERY, 500)
-    launcher, started = detached.launcher(run), len(processes(run, "trainwright.tasks.detached"))
+    launcher, started = (
+        background.launcher(run),
+        len(processes(run, "trainwright.tasks.train.launcher.background")),
+    )
     assert started == 1
     first.kill()
     first.wait()
     told, reached = (run.work_folder() / "relayed.json").stat().st_mtime_ns, newest(run)
     second = start_worker(run)
-    until("the second follows", lambda: (run.work_folder() / "relayed.json").stat().st_mtime_ns > told)
+    until(
+        "the second follows", lambda: (run.work_folder() / "relayed.json").stat().st_mtime_ns > told
+    )
     until("training goes on", lambda: newest(run) > reached + EVERY)
-    assert detached.launcher(run) == launcher
-    assert len(processes(run, "trainwright.tasks.detached")) == 1
+    assert background.launcher(run) == launcher
+    assert len(processes(run, "trainwright.tasks.train.launcher.background")) == 1
 
-    (process,) = processes(run, "trainwright.tasks.detached")
+    (process,) = processes(run, "trainwright.tasks.train.launcher.background")
     reached = newest(run)
     process.kill()
     until("no rank is left", lambda: not ranks(run), 60)
     assert second.wait(300) != 0  # Interrupted: what a retry mends
     with pytest.raises(Interrupted, match="ended without a word"):
-        detached.raise_failure(run)
+        background.raise_failure(run)
     assert step.ledger().held("device ") == []
     third = start_worker(run)
     until("training has gone on", lambda: newest(run) > reached)
@@ -111,8 +127,14 @@ def test_a_killed_worker_is_followed_by_one_that_attaches_and_a_killed_launcher_
     third.send_signal(signal.SIGKILL)
     third.wait()
 
-    assert detached.stop(run, OWNER)
-    until("no process is left", lambda: not processes(run, "trainwright.tasks.detached") and not ranks(run), 60)
+    assert background.stop(run, OWNER)
+    until(
+        "no process is left",
+        lambda: (
+            not processes(run, "trainwright.tasks.train.launcher.background") and not ranks(run)
+        ),
+        60,
+    )
     assert step.ledger().held() == []
     assert run.status().state == "interrupted"
     assert newest(run) > reached
@@ -120,15 +142,17 @@ def test_a_killed_worker_is_followed_by_one_that_attaches_and_a_killed_launcher_
 
 def test_of_two_launchers_started_at_once_one_trains(run: Run) -> None:
     steps.do(run, "allocate")
-    command = [sys.executable, "-m", "trainwright.tasks.detached", run.uri, OWNER]
+    command = [sys.executable, "-m", "trainwright.tasks.train.launcher.background", run.uri, OWNER]
     both = [subprocess.Popen(command, start_new_session=True) for _ in range(2)]
     until("one gave way", lambda: any(one.poll() is not None for one in both))
     assert [one.poll() for one in both if one.poll() is not None] == [0]
     until("the other trains", lambda: newest(run) >= EVERY, 500)
-    numbers = {process.cmdline()[-1] for process in ranks(run)}  # one may write its checkpoints in a process of its own
+    numbers = {
+        process.cmdline()[-1] for process in ranks(run)
+    }  # one may write its checkpoints in a process of its own
     assert numbers - {"spare"} == {str(number) for number in range(len(run.read(Plan).devices))}
     alive = next(one for one in both if one.poll() is None)
-    assert detached.stop_unfollowed(run, OWNER)
+    assert background.stop_unfollowed(run, OWNER)
     assert ranks(run) == []
     assert alive.wait(60) == 130
     assert step.ledger().held() == []
@@ -136,7 +160,8 @@ def test_of_two_launchers_started_at_once_one_trains(run: Run) -> None:
 
 def launch(run: Run) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "trainwright.tasks.detached", run.uri, OWNER], start_new_session=True
+        [sys.executable, "-m", "trainwright.tasks.train.launcher.background", run.uri, OWNER],
+        start_new_session=True,
     )
 
 
@@ -153,8 +178,8 @@ def left_after(stops: list[Callable[[Run, str], bool]], run: Run) -> list[list[p
 
 def stop_late(run: Run, owner: str) -> bool:
     """Stop it when another has just taken its right to launch."""
-    until("another stops it", lambda: detached.launcher(run) is None)
-    return detached.stop(run, owner)
+    until("another stops it", lambda: background.launcher(run) is None)
+    return background.stop(run, owner)
 
 
 def of_run(run: Run) -> dict[str, int]:
@@ -180,11 +205,11 @@ def test_a_launcher_that_slept_past_its_lease_leaves_its_successor_alone(run: Ru
     assert (run.status().state, run.status().error) == ("running", None)
     reached = newest(run)
     until("the successor still trains", lambda: newest(run) > reached)
-    assert not detached.stop_unfollowed(
+    assert not background.stop_unfollowed(
         run, "Airflow survival r2"
     )  # the teardown of a DAG run that does not have this run
     assert successor.poll() is None
-    assert left_after([detached.stop, detached.stop], run) == [[], []]
+    assert left_after([background.stop, background.stop], run) == [[], []]
     assert successor.wait(60) == 130
     assert of_run(run) == {}
 
@@ -196,8 +221,14 @@ def test_a_launcher_elsewhere_saves_a_checkpoint_and_ends_before_its_devices_are
     process = launch(run)
     until("training", lambda: newest(run) >= EVERY, 500)
     with monkeypatch.context() as patch:
-        patch.setattr(socket, "gethostname", lambda: "another-machine")  # nothing but the ledger leads from there
-        assert left_after([detached.stop, detached.stop_unfollowed, stop_late], run) == [[], [], []]
+        patch.setattr(
+            socket, "gethostname", lambda: "another-machine"
+        )  # nothing but the ledger leads from there
+        assert left_after([background.stop, background.stop_unfollowed, stop_late], run) == [
+            [],
+            [],
+            [],
+        ]
     assert process.wait(60) == 130
     assert of_run(run) == {}
     status = run.status()

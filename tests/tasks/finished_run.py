@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from trainwright.estimator import source as model_source
-from trainwright.estimator.curves import Affine, DeviceCurve, Interval
 from trainwright.estimator.precision import cast
-from trainwright.tasks.artefacts import (
+from trainwright.estimator.predict.curves import Affine, DeviceCurve, Interval
+from trainwright.estimator.trace import source as model_source
+from trainwright.tasks.runs.artefacts import (
     DataSchema,
     DeviceResult,
     Estimate,
@@ -27,11 +27,11 @@ from trainwright.tasks.artefacts import (
     Status,
     Validation,
 )
-from trainwright.tasks.job import CheckpointPolicy
-from trainwright.tasks.run import Run
+from trainwright.tasks.runs.run import Run
+from trainwright.tasks.spec.job import CheckpointPolicy
 from trainwright.tasks.store import save_model, seal
-from trainwright.tasks.train import checkpoint
-from trainwright.tasks.train.metrics import Rows
+from trainwright.tasks.train.checkpoint import files as checkpoint
+from trainwright.tasks.train.record.metrics import Rows
 
 MODEL = "import torch\n\n\ndef build_model(width=4):\n    return torch.nn.Linear(width, 3)\n"
 BATCHES = (32, 16)
@@ -44,23 +44,42 @@ def interval(median: float) -> Interval:
 def begin_run(store: str, name: str, number: int, **train: Any) -> Run:
     """A run that was started; the greater `number`, the later."""
     run = Run(f"{store}/runs/{name}/20260101T{number:06d}Z-abcdef")
-    job = {"name": name, "data": {"uri": "builtin:digits"}, "model": {"source": "/m.py", "config": {"width": 4}}}
+    job = {
+        "name": name,
+        "data": {"uri": "builtin:digits"},
+        "model": {"source": "/m.py", "config": {"width": 4}},
+    }
     run.write(RunJob.model_validate(job | {"train": train}))
-    run.write(Status(state="running", holder="me", started_at="2026-01-01", updated_at="2026-01-01"))
+    run.write(
+        Status(state="running", holder="me", started_at="2026-01-01", updated_at="2026-01-01")
+    )
     files = {"m.py": MODEL.encode()}
     listing = {"entry": "m.py", "sha256": model_source.digest(files), "files": ["m.py"]}
     run.objects.put("source/m.py", files["m.py"])
     run.objects.put("source/source.json", json.dumps(listing).encode())
     schema = DataSchema(
-        task="tabular-classification", rows=30, train_rows=24, validation_rows=6, inputs={"inputs": (4,)},
-        input_dtypes={"inputs": "float32"}, target="label", target_dtype="int64", classes=["a", "b", "c"], sha256="0",
-    )  # fmt: skip
+        task="tabular-classification",
+        rows=30,
+        train_rows=24,
+        validation_rows=6,
+        inputs={"inputs": (4,)},
+        input_dtypes={"inputs": "float32"},
+        target="label",
+        target_dtype="int64",
+        classes=["a", "b", "c"],
+        sha256="0",
+    )
     run.write(
         Validation(
-            success=True, suite_source="inferred", suite=[], expectations=[], data=schema, checked_rows=30,
+            success=True,
+            suite_source="inferred",
+            suite=[],
+            expectations=[],
+            data=schema,
+            checked_rows=30,
             great_expectations={},
         )
-    )  # fmt: skip
+    )
     return run
 
 
@@ -72,7 +91,13 @@ def write_checkpoints(run: Run, bests: tuple[bool, ...]) -> list[dict[str, torch
         model = cast(torch.nn.Linear(4, 3), run.job().train.precision)
         state = checkpoint.State(step=10 * number, epoch=number, split=list(BATCHES), best=best)
         policy = CheckpointPolicy(keep_last=len(bests))
-        checkpoint.save(run.objects, state, model.state_dict(), torch.optim.SGD(model.parameters(), lr=0.1), policy)
+        checkpoint.save(
+            run.objects,
+            state,
+            model.state_dict(),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            policy,
+        )
         written.append(model.state_dict())
     return written
 
@@ -87,63 +112,123 @@ def write_metrics(run: Run, steps: int, *, accuracy: bool = True) -> list[dict[s
             for step in range(first, last):
                 own, wait = random.uniform(0.01, 0.02), random.uniform(0, 0.005)
                 row = {
-                    "step": step, "epoch": 3 * step // steps, "rank": rank, "batch_size": batch, "loss": 1 / (1 + step),
-                    "learning_rate": 0.01, "compute_s": own, "wait_s": wait, "step_time_s": own + wait,
-                }  # fmt: skip
+                    "step": step,
+                    "epoch": 3 * step // steps,
+                    "rank": rank,
+                    "batch_size": batch,
+                    "loss": 1 / (1 + step),
+                    "learning_rate": 0.01,
+                    "compute_s": own,
+                    "wait_s": wait,
+                    "step_time_s": own + wait,
+                }
                 rows.add(**row)
                 written.append(row)
             rows.write()
     epochs = Rows(run.objects, "epochs")
     for epoch in range(3):
-        row = {"step": (epoch + 1) * steps // 3, "epoch": epoch, "train_loss": 1.0, "loss": 0.5 / (1 + epoch)}
+        row = {
+            "step": (epoch + 1) * steps // 3,
+            "epoch": epoch,
+            "train_loss": 1.0,
+            "loss": 0.5 / (1 + epoch),
+        }
         epochs.add(**row, **({"accuracy": 0.9 + epoch / 50} if accuracy else {}), duration_s=1.0)
     epochs.write()
     return written
 
 
-def write_outcome(run: Run, *, metrics: dict[str, float], duration_s: float = 20.0, reason: str = "measured") -> Result:
+def write_outcome(
+    run: Run, *, metrics: dict[str, float], duration_s: float = 20.0, reason: str = "measured"
+) -> Result:
     """Plan, estimate, learning rate and result. Predicted: 25 s, 500 J; measured: `duration_s`, 1000 J."""
-    predicted = Prediction(step_time_s=interval(0.02), duration_s=interval(25.0), energy_j=interval(500.0), cost=None)
+    predicted = Prediction(
+        step_time_s=interval(0.02), duration_s=interval(25.0), energy_j=interval(500.0), cost=None
+    )
     devices = [
         PlannedDevice(
-            id=f"here/cpu-{rank}", type="cpu", host="here", address="localhost", index=rank, cores=1.0 / (1 + rank),
-            batch_size=batch, step_time_s=interval(0.02), peak_memory_bytes=1e6,
+            id=f"here/cpu-{rank}",
+            type="cpu",
+            host="here",
+            address="localhost",
+            index=rank,
+            cores=1.0 / (1 + rank),
+            batch_size=batch,
+            step_time_s=interval(0.02),
+            peak_memory_bytes=1e6,
         )
         for rank, batch in enumerate(BATCHES)
-    ]  # fmt: skip
+    ]
     run.write(
         Plan(
-            feasible=True, objective="time", devices=devices, global_batch_size=48, steps_per_epoch=10, epochs=3,
-            strategy={"name": "data-parallel"}, predicted=predicted, deadline_s=None, solve_time_s=0.0,
+            feasible=True,
+            objective="time",
+            devices=devices,
+            global_batch_size=48,
+            steps_per_epoch=10,
+            epochs=3,
+            strategy={"name": "data-parallel"},
+            predicted=predicted,
+            deadline_s=None,
+            solve_time_s=0.0,
         )
-    )  # fmt: skip
+    )
     curves = [
         DeviceCurve(
-            device_type="cpu", cores=device.cores, mode="calibrated", coverage=1.0,
-            step_time_s=Affine(fixed=0.0, per_sample=0.001), low_factor=0.5, high_factor=2.0,
-            peak_memory_bytes=Affine(fixed=1e6, per_sample=0.0), memory_safe_factor=1.5,
+            device_type="cpu",
+            cores=device.cores,
+            mode="calibrated",
+            coverage=1.0,
+            step_time_s=Affine(fixed=0.0, per_sample=0.001),
+            low_factor=0.5,
+            high_factor=2.0,
+            peak_memory_bytes=Affine(fixed=1e6, per_sample=0.0),
+            memory_safe_factor=1.5,
         )
         for device in devices
-    ]  # fmt: skip
+    ]
     run.write(Estimate(mode="calibrated", curves=curves, gradient_bytes=60.0))
-    run.write(LearningRateSearch(learning_rate=0.01, interval=(0.001, 0.1), source="given", reason=reason))
+    run.write(
+        LearningRateSearch(learning_rate=0.01, interval=(0.001, 0.1), source="given", reason=reason)
+    )
     result = Result(
-        state="success", metrics=metrics, target_reached=None, predicted=predicted,
+        state="success",
+        metrics=metrics,
+        target_reached=None,
+        predicted=predicted,
         measured=Measured(
-            step_time_s=interval(0.019), duration_s=duration_s, peak_memory_bytes=1e6, energy_j=1000.0,
-            energy_source="datasheet", cost=None,
+            step_time_s=interval(0.019),
+            duration_s=duration_s,
+            peak_memory_bytes=1e6,
+            energy_j=1000.0,
+            energy_source="datasheet",
+            cost=None,
         ),
         devices=[
             DeviceResult(
-                id=device.id, type="cpu", rank=rank, batch_size=device.batch_size, samples=100,
-                step_time_s=interval(0.015), wait_s=0.1, peak_memory_bytes=1.2e6, cpu_s=1.0, share="quota",
+                id=device.id,
+                type="cpu",
+                rank=rank,
+                batch_size=device.batch_size,
+                samples=100,
+                step_time_s=interval(0.015),
+                wait_s=0.1,
+                peak_memory_bytes=1.2e6,
+                cpu_s=1.0,
+                share="quota",
             )
             for rank, device in enumerate(devices)
         ],
         split_events=[SplitEvent(step=5, batch_sizes=list(BATCHES), reason=reason)],
-        checkpoints=[], learning_rate=0.01, global_batch_size=48, steps=30, epochs=3, resumed_from_step=None,
-        backend="torch", versions={"torch": "2"},
-    )  # fmt: skip
+        checkpoints=[],
+        learning_rate=0.01,
+        global_batch_size=48,
+        steps=30,
+        epochs=3,
+        resumed_from_step=None,
+        backend="torch",
+        versions={"torch": "2"},
+    )
     run.write(result)
     return result
 
@@ -163,7 +248,9 @@ def local_path(run: Run, key: str) -> Path:
     return Path(run.uri.removeprefix("file://")) / key
 
 
-def sealed_run(store: str, number: int, accuracy: float, name: str = "digits", **promotion: Any) -> Run:
+def sealed_run(
+    store: str, number: int, accuracy: float, name: str = "digits", **promotion: Any
+) -> Run:
     """A finished run whose stored model has this accuracy."""
     run = begin_run(store, name, number)
     job = run.job().model_dump(mode="json", exclude={"schema_version"})

@@ -14,17 +14,20 @@ from typing import Any
 import psutil
 import pytest
 
-from trainwright.estimator.source import BatchSpec
-from trainwright.estimator.structure import Structure
+from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.trace.source import BatchSpec
 from trainwright.tasks import alone
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.extract import extract
-from trainwright.tasks.job import Optimizer
+from trainwright.tasks.spec.job import Optimizer
 
 IMAGES = BatchSpec(
-    inputs={"inputs": (1, 8, 8)}, input_dtypes={"inputs": "float32"}, target_dtype="int64", classes=10,
+    inputs={"inputs": (1, 8, 8)},
+    input_dtypes={"inputs": "float32"},
+    target_dtype="int64",
+    classes=10,
     task="image-classification",
-)  # fmt: skip
+)
 HEAD = "import torch\nfrom torch import nn\n"
 GOOD = """
 def build_model(width=16, classes=10):
@@ -36,7 +39,9 @@ def example_batch(size):
 """
 
 
-def _extract(folder: Path, code: str, config: dict[str, Any] | None = None, **options: Any) -> Structure:
+def _extract(
+    folder: Path, code: str, config: dict[str, Any] | None = None, **options: Any
+) -> Structure:
     (folder / "model.py").write_text(HEAD + textwrap.dedent(code))
     return extract(folder, "model.py", config or {}, **{"batch_spec": IMAGES, **options})
 
@@ -52,10 +57,16 @@ def _refusal(folder: Path, code: str, config: dict[str, Any] | None = None, **op
 
 def test_a_model_is_read_with_its_config_whatever_it_prints(tmp_path: Path) -> None:
     noisy = GOOD + 'print("{}", flush=True)\nimport sys; sys.stderr.write("warning\\n")\n'
-    structure = _extract(tmp_path, noisy, {"width": 8}, batch_size=4, optimizer=Optimizer(name="sgd"))
+    structure = _extract(
+        tmp_path, noisy, {"width": 8}, batch_size=4, optimizer=Optimizer(name="sgd")
+    )
     assert structure.parameters == 8 * 9 + 8 + 36 * 8 * 10 + 10
     assert structure.forward_flops_per_sample == 2 * 36 * 9 * 8 + 2 * 36 * 8 * 10
-    assert (structure.batch_size, structure.optimizer, structure.method) == (4, "sgd", "fake tensors")
+    assert (structure.batch_size, structure.optimizer, structure.method) == (
+        4,
+        "sgd",
+        "fake tensors",
+    )
     assert structure.features["conv_layers"] == 1
     assert structure.operations["aten.convolution_backward"] == 1
 
@@ -95,19 +106,37 @@ def test_the_process_gets_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("x = 1", "defines no function build_model"),
         ("import no_such_module_at_all", "can't be imported: ModuleNotFoundError"),
         ("def build_model(: pass", "can't be imported: SyntaxError"),
-        ("def build_model(): raise ValueError('no\\nway')", "build_model() raised ValueError: no way"),
+        (
+            "def build_model(): raise ValueError('no\\nway')",
+            "build_model() raised ValueError: no way",
+        ),
         ("def build_model(): return 3", "returned a int; allowed: a torch.nn.Module"),
         ("def build_model(): return nn.Flatten()", "no parameters"),
         (
             "def build_model(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 5))",
             "gives 5 outputs, the data has 10 classes",
         ),
-        ("def build_model(): return nn.Sequential(nn.Flatten(), nn.Linear(63, 10))", "its forward pass raised"),
-        (GOOD + "def loss(outputs, targets): return outputs.sum(1)", "loss: gave (32,); allowed: a scalar"),
+        (
+            "def build_model(): return nn.Sequential(nn.Flatten(), nn.Linear(63, 10))",
+            "its forward pass raised",
+        ),
+        (
+            GOOD + "def loss(outputs, targets): return outputs.sum(1)",
+            "loss: gave (32,); allowed: a scalar",
+        ),
         (GOOD + "def loss(outputs, targets): return 1 / 0", "loss: it raised ZeroDivisionError"),
-        (GOOD + "def loss(outputs, targets): return torch.tensor(3)", "a tensor (int64) from which no gradient comes"),
-        (GOOD + "def loss(outputs, targets): return outputs.detach().mean()", "(float32) from which no gradient comes"),
-        ("def build_model(): return nn.Sequential(nn.Flatten(), nn.LazyLinear(10))", "lazy modules without shapes"),
+        (
+            GOOD + "def loss(outputs, targets): return torch.tensor(3)",
+            "a tensor (int64) from which no gradient comes",
+        ),
+        (
+            GOOD + "def loss(outputs, targets): return outputs.detach().mean()",
+            "(float32) from which no gradient comes",
+        ),
+        (
+            "def build_model(): return nn.Sequential(nn.Flatten(), nn.LazyLinear(10))",
+            "lazy modules without shapes",
+        ),
         ("import os\ndef build_model(): os._exit(7)", "ended the process with 7"),
         (
             "import os, signal\ndef build_model(): os.kill(os.getpid(), signal.SIGSEGV)",
@@ -115,19 +144,28 @@ def test_the_process_gets_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ),
     ],
 )
-def test_a_model_that_can_not_be_trained_gives_one_line(code: str, says: str, tmp_path: Path) -> None:
+def test_a_model_that_can_not_be_trained_gives_one_line(
+    code: str, says: str, tmp_path: Path
+) -> None:
     assert says in _refusal(tmp_path, code)
 
 
-def test_outputs_that_are_not_as_many_as_the_numbers_to_be_learnt_are_told_with_both_shapes(tmp_path: Path) -> None:
+def test_outputs_that_are_not_as_many_as_the_numbers_to_be_learnt_are_told_with_both_shapes(
+    tmp_path: Path,
+) -> None:
     numbers = BatchSpec(
-        inputs={"x": [2]}, input_dtypes={"x": "float32"}, target_dtype="float32", task="tabular-regression"
+        inputs={"x": [2]},
+        input_dtypes={"x": "float32"},
+        target_dtype="float32",
+        task="tabular-regression",
     )
     code = "def build_model(): return nn.Linear(2, 3)"
     says = _refusal(tmp_path, code, batch_spec=numbers, batch_size=4)
     assert "gives (4, 3), the data's targets are (4,)" in says
     assert (
-        _extract(tmp_path, "def build_model(): return nn.Linear(2, 1)", batch_spec=numbers, batch_size=4).parameters
+        _extract(
+            tmp_path, "def build_model(): return nn.Linear(2, 1)", batch_spec=numbers, batch_size=4
+        ).parameters
         == 3
     )
 
@@ -151,7 +189,10 @@ def test_what_is_no_file_beside_the_source_is_passed_over(tmp_path: Path) -> Non
 
 
 def test_an_example_batch_must_be_as_large_as_asked_for(tmp_path: Path) -> None:
-    source = GOOD + "\ndef example_batch(n): return torch.rand(8, 1, 8, 8), torch.zeros(8, dtype=torch.long)\n"
+    source = (
+        GOOD
+        + "\ndef example_batch(n): return torch.rand(8, 1, 8, 8), torch.zeros(8, dtype=torch.long)\n"
+    )
     assert "example_batch(3) gives the same shapes as example_batch(4)" in _refusal(
         tmp_path, source, batch_spec=None, batch_size=4
     )
@@ -230,7 +271,11 @@ def test_a_model_that_writes_without_end_fills_neither_disk_nor_memory(
 
     def look() -> None:
         while not ended.wait(0.05):
-            sizes = [path.stat().st_size for path in (tmp_path / "temporary").rglob("*") if path.is_file()]
+            sizes = [
+                path.stat().st_size
+                for path in (tmp_path / "temporary").rglob("*")
+                if path.is_file()
+            ]
             most["disk"] = max(most["disk"], sum(sizes))
             most["memory"] = max(most["memory"], psutil.Process().memory_info().rss - before)
 

@@ -11,8 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.tasks.errors import BadInput, CorruptArtefact
-from trainwright.tasks.promote import Alias, alias_key, best_of, better_is, compare, find_alias, promote
-from trainwright.tasks.run import Run
+from trainwright.tasks.promote import (
+    Alias,
+    alias_key,
+    best_of,
+    better_is,
+    compare,
+    find_alias,
+    promote,
+)
+from trainwright.tasks.runs.run import Run
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -25,10 +33,15 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def test_only_a_better_model_takes_the_alias(store: str) -> None:
     wish = {"alias": "production", "only_if_better": "accuracy"}
-    first, worse, better = (sealed_run(store, n, a, **wish) for n, a in ((1, 0.9), (2, 0.8), (3, 0.95)))
+    first, worse, better = (
+        sealed_run(store, n, a, **wish) for n, a in ((1, 0.9), (2, 0.8), (3, 0.95))
+    )
     assert promote(first)["promoted"] is True
     refused = promote(worse)
-    assert (refused["promoted"], refused["reason"]) == (False, "accuracy 0.8 is not better than 0.9")
+    assert (refused["promoted"], refused["reason"]) == (
+        False,
+        "accuracy 0.8 is not better than 0.9",
+    )
     assert promote(better)["promoted"] is True
     alias, _ = find_alias(first.root(), "digits", "production")
     assert alias is not None
@@ -40,7 +53,10 @@ def test_only_a_better_model_takes_the_alias(store: str) -> None:
 
 def test_of_runs_that_finish_at_once_the_best_stays(store: str) -> None:
     accuracies = [0.5, 0.9, 0.7, 0.8, 0.6, 0.85]
-    runs = [sealed_run(store, n, a, only_if_better="accuracy") for n, a in enumerate(accuracies, start=1)]
+    runs = [
+        sealed_run(store, n, a, only_if_better="accuracy")
+        for n, a in enumerate(accuracies, start=1)
+    ]
     with ThreadPoolExecutor(len(runs)) as pool:
         list(pool.map(promote, runs))
     alias, _ = find_alias(runs[0].root(), "digits", "production")
@@ -57,14 +73,18 @@ def test_a_job_without_promotion_leaves_every_alias_alone(tmp_path: Path) -> Non
 def test_a_run_that_was_changed_since_is_not_promoted(tmp_path: Path) -> None:
     run = sealed_run(tmp_path.as_uri(), 1, 0.9, alias="production")
     run.objects.put("model/model.safetensors", b"other")
-    with pytest.raises(CorruptArtefact, match=r"is not what was sealed: changed model/model.safetensors"):
+    with pytest.raises(
+        CorruptArtefact, match=r"is not what was sealed: changed model/model.safetensors"
+    ):
         promote(run)
     assert not list(run.root().list("models/"))
 
 
 def test_a_metric_that_no_model_has_is_told_with_those_there_are(tmp_path: Path) -> None:
     run = sealed_run(tmp_path.as_uri(), 1, 0.9, only_if_better="f1")
-    with pytest.raises(BadInput, match=r"promotion.only_if_better: got 'f1'; allowed: .* accuracy, loss"):
+    with pytest.raises(
+        BadInput, match=r"promotion.only_if_better: got 'f1'; allowed: .* accuracy, loss"
+    ):
         promote(run)
 
 
@@ -93,15 +113,22 @@ def test_the_best_of_several_jobs_is_found_and_named(tmp_path: Path) -> None:
     found = best_of(run.uri for run in runs)
     assert (found["run"], found["metric"]) == (runs[1].uri, "loss")
     assert [one["run"] for one in found["ranking"]] == [runs[1].uri, runs[2].uri, runs[0].uri]
-    assert promote(Run(found["run"]), "candidates", "best")["artefact"] == "models/candidates/alias-best.json"
+    assert (
+        promote(Run(found["run"]), "candidates", "best")["artefact"]
+        == "models/candidates/alias-best.json"
+    )
     with pytest.raises(BadInput, match="candidates: no run"):
         best_of([])
 
 
 @given(st.floats(), st.floats(), st.sampled_from(["accuracy", "loss", "val_loss", "rmse", "f1"]))
-def test_of_two_models_at_most_one_is_better_and_no_number_never(new: float, old: float, metric: str) -> None:
+def test_of_two_models_at_most_one_is_better_and_no_number_never(
+    new: float, old: float, metric: str
+) -> None:
     def wins(value: float, against: float) -> bool:
-        current = Alias.model_construct(alias="a", job="j", run="other", metrics={metric: against}, promoted_at="")
+        current = Alias.model_construct(
+            alias="a", job="j", run="other", metrics={metric: against}, promoted_at=""
+        )
         return compare("me", "a", metric, {metric: value}, current).promoted
 
     assert not (wins(new, old) and wins(old, new))

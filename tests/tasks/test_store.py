@@ -13,9 +13,9 @@ import torch
 from finished_run import begin_run, finished_training, local_path, write_checkpoints, write_outcome
 
 from trainwright.infra.s3 import S3Access
-from trainwright.tasks.artefacts import Manifest, Status
 from trainwright.tasks.errors import CorruptArtefact
-from trainwright.tasks.run import Run
+from trainwright.tasks.runs.artefacts import Manifest, Status
+from trainwright.tasks.runs.run import Run
 from trainwright.tasks.store import load_model, save_model, seal, seal_folder, verify
 
 
@@ -51,7 +51,9 @@ def test_without_keep_best_the_model_kept_is_the_last_checkpoints(store: str) ->
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp64", "bf16", "amp"])
-def test_a_loaded_model_computes_what_the_trained_one_did(store: str, tmp_path: Path, precision: str) -> None:
+def test_a_loaded_model_computes_what_the_trained_one_did(
+    store: str, tmp_path: Path, precision: str
+) -> None:
     run = begin_run(store, "small", 1, precision=precision)
     weights = write_checkpoints(run, (False, True))[1]
     write_outcome(run, metrics={"accuracy": 0.95})
@@ -71,7 +73,10 @@ def test_the_signature_says_what_goes_in_and_how_the_model_was_made(store: str) 
     assert signature["inputs"] == {"inputs": {"shape": [4], "dtype": "float32"}}
     assert signature["target"]["classes"] == ["a", "b", "c"]
     assert signature["config"] == {"width": 4}
-    assert signature["weights_sha256"] == hashlib.sha256(run.objects.get("model/model.safetensors")).hexdigest()
+    assert (
+        signature["weights_sha256"]
+        == hashlib.sha256(run.objects.get("model/model.safetensors")).hexdigest()
+    )
 
 
 def test_a_run_without_a_whole_checkpoint_has_no_model(store: str) -> None:
@@ -93,19 +98,31 @@ def test_a_damaged_checkpoint_is_not_taken_for_the_model(store: str) -> None:
         save_model(run)
 
 
-def test_the_manifest_holds_size_and_sha256_of_every_file_but_what_is_sealed_apart(sealed: Run) -> None:
+def test_the_manifest_holds_size_and_sha256_of_every_file_but_what_is_sealed_apart(
+    sealed: Run,
+) -> None:
     sealed.objects.put("report/report.html", b"later")
     sealed.objects.put("export/onnx/model.onnx", b"later")
     manifest = verify(sealed)
     root = local_path(sealed, "")
     expected = {
-        path.relative_to(root).as_posix(): (path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
+        path.relative_to(root).as_posix(): (
+            path.stat().st_size,
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+        )
         for path in root.rglob("*")
         if path.is_file()
-        and path.relative_to(root).parts[0] not in ("report", "export", "status.json", "manifest.json")
+        and path.relative_to(root).parts[0]
+        not in ("report", "export", "status.json", "manifest.json")
     }
     assert {key: (file.size, file.sha256) for key, file in manifest.files.items()} == expected
-    assert {"job.json", "result.json", "model/model.safetensors", "source/m.py", "logs/rank-0.log"} <= expected.keys()
+    assert {
+        "job.json",
+        "result.json",
+        "model/model.safetensors",
+        "source/m.py",
+        "logs/rank-0.log",
+    } <= expected.keys()
 
 
 def test_a_sealed_run_stays_whole_when_its_status_and_report_change(sealed: Run) -> None:
@@ -123,7 +140,9 @@ def test_sealing_again_what_is_the_same_changes_nothing(sealed: Run) -> None:
 def test_sealing_again_with_other_content_is_refused_and_names_the_file(sealed: Run) -> None:
     before = sealed.objects.get("manifest.json")
     sealed.objects.put("result.json", b"{}")
-    with pytest.raises(CorruptArtefact, match=r"sealed before with other content: changed result\.json"):
+    with pytest.raises(
+        CorruptArtefact, match=r"sealed before with other content: changed result\.json"
+    ):
         seal(sealed)
     assert sealed.objects.get("manifest.json") == before
 
@@ -146,7 +165,10 @@ def _flip(path: Path) -> None:
     [
         (Path.unlink, r"missing model/model\.safetensors"),
         (_flip, r"changed model/model\.safetensors"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), r"changed model/model\.safetensors"),
+        (
+            lambda path: path.write_bytes(path.read_bytes()[:-1]),
+            r"changed model/model\.safetensors",
+        ),
         (lambda path: path.write_bytes(b""), r"changed model/model\.safetensors"),
         (lambda path: path.with_name("other").write_bytes(b"x"), "extra model/other"),
     ],
@@ -187,7 +209,9 @@ def test_a_folder_sealed_on_its_own_lists_its_files_by_their_name_in_it(store: s
         run.objects.put("report/report.html", content)
         seal_folder(run.objects, "report/")
         files = json.loads(run.objects.get("report/manifest.json"))["files"]
-        assert files == {"report.html": {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}}
+        assert files == {
+            "report.html": {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        }
 
 
 def test_an_s3_server_keeps_seals_and_gives_back_the_same(s3: S3Access, tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ def peak_bytes(case: Case) -> float:
     mark = next(one for one in events if one.name() == _MARK)
     started, ended = mark.start_ns(), mark.start_ns() + mark.duration_ns()
     changes = sorted(
-        (one.start_ns(), place, one.nbytes()) for place, one in enumerate(events) if one.name() == "[memory]"
+        (one.start_ns(), place, one.nbytes())
+        for place, one in enumerate(events)
+        if one.name() == "[memory]"
     )
     live = peak = 0
     for at, _, size in changes:

@@ -15,11 +15,11 @@ import torch
 from timing import Sentinel, time_steps
 from zoo import Case
 
-from trainwright.estimator.baselines import MeasuredStep
-from trainwright.estimator.benchmark import Network, networks
-from trainwright.estimator.calibration import Calibration, load, op_count
-from trainwright.estimator.structure import Structure
-from trainwright.estimator.trace import trace
+from trainwright.estimator.fit.baselines import MeasuredStep
+from trainwright.estimator.measure.benchmark import Network, networks
+from trainwright.estimator.predict.calibration import Calibration, load, op_count
+from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.trace.trace import trace
 
 Say = Callable[[str], None]
 _SEED = 0  # the networks that calibration itself measures
@@ -33,7 +33,16 @@ def calibrated(module: str, seconds: float, threads: int, *more: str) -> Calibra
         path = Path(folder) / "cpu.json"
         numbers = [f"--budget={seconds}", f"--threads={threads}", "--most-drift=inf"]
         subprocess.run(
-            [sys.executable, "-m", f"trainwright.estimator.{module}", "--out", path, *numbers, *more], check=True
+            [
+                sys.executable,
+                "-m",
+                f"trainwright.estimator.{module}",
+                "--out",
+                path,
+                *numbers,
+                *more,
+            ],
+            check=True,
         )
         return load(path)
 
@@ -79,9 +88,13 @@ def measured_steps(budget_s: float, sentinel: Sentinel, say: Say) -> list[Measur
             batch //= 2
         before = sentinel()
         seconds, _ = time_steps(step)
-        told = sentinel.told(seconds, flops_of(structure, batch), op_count(structure), before, sentinel())
+        told = sentinel.told(
+            seconds, flops_of(structure, batch), op_count(structure), before, sentinel()
+        )
         found.append(MeasuredStep(structure, batch, told))
-        say(f"{len(found)} steps for the baselines, {time.monotonic() - started:.0f} of {budget_s:.0f} s")
+        say(
+            f"{len(found)} steps for the baselines, {time.monotonic() - started:.0f} of {budget_s:.0f} s"
+        )
     return found
 
 

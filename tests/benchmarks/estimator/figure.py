@@ -10,7 +10,15 @@ from dataclasses import dataclass
 SIDE = 300
 _LEFT, _TOP, _GAP, _BOTTOM, _LEGEND_LINE = 56, 30, 44, 56, 15
 _TICKS = (1, 2, 5)
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe and Ito, 2008
+_COLOURS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#000000",
+)  # Okabe and Ito, 2008
 _SHAPES = ("circle", "square", "triangle")
 
 
@@ -55,7 +63,13 @@ def draw(panels: Sequence[Panel], unit: str = "ms", per_second: float = 1e3) -> 
     ]
     for number, panel in enumerate(panels):
         parts += _panel(
-            panel, _LEFT + number * (SIDE + _GAP), (low, high), families, unit, per_second, first=not number
+            panel,
+            _LEFT + number * (SIDE + _GAP),
+            (low, high),
+            families,
+            unit,
+            per_second,
+            first=not number,
         )
     for number, family in enumerate(families):
         x = _LEFT + (number % columns) * (width - _LEFT) / columns
@@ -156,7 +170,10 @@ def _bar(x1: float, y1: float, x2: float, y2: float) -> str:
 
 
 def _mark(x: float, y: float, number: int) -> str:
-    colour, shape = _COLOURS[number % len(_COLOURS)], _SHAPES[number // len(_COLOURS) % len(_SHAPES)]
+    colour, shape = (
+        _COLOURS[number % len(_COLOURS)],
+        _SHAPES[number // len(_COLOURS) % len(_SHAPES)],
+    )
     style = f'fill="{colour}" fill-opacity="0.75" stroke="{colour}" stroke-width="0.6"'
     if shape == "circle":
         return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" {style}/>'

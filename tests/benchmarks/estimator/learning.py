@@ -23,13 +23,13 @@ import device
 import torch
 from zoo import Case, cases
 
-from trainwright.estimator.accuracy import noise_floor, percent, table
-from trainwright.estimator.calibration import load
-from trainwright.estimator.curves import DeviceCurve, Interval
-from trainwright.estimator.experience import Finding, FinishedRun, learn
+from trainwright.estimator.fit.accuracy import noise_floor, percent, table
+from trainwright.estimator.predict.calibration import load
+from trainwright.estimator.predict.correction import Finding, FinishedRun, learn
+from trainwright.estimator.predict.curves import DeviceCurve, Interval
+from trainwright.estimator.predict.step_time import predict_curve
 from trainwright.estimator.quantiles import quantile
-from trainwright.estimator.step_time import predict_curve
-from trainwright.estimator.trace import trace
+from trainwright.estimator.trace.trace import trace
 
 ORDERS = 20
 THIRDS = ("first third", "second third", "last third")
@@ -57,11 +57,16 @@ class Trained:
         size = self.case.batch_size
         memory = self.curve.memory_bytes(size)  # ranks of one process: not measured
         found = Finding(
-            basis=self.curve.basis, cores=self.curve.cores, batch_size=size, steps=len(self.steps_s),
+            basis=self.curve.basis,
+            cores=self.curve.cores,
+            batch_size=size,
+            steps=len(self.steps_s),
             predicted_step_time_s=self.curve.step_time(size).median,
-            measured_step_time_s=Interval(low=low, median=median, high=high), memory_batch_size=size,
-            predicted_peak_memory_bytes=memory, measured_peak_memory_bytes=memory,
-        )  # fmt: skip
+            measured_step_time_s=Interval(low=low, median=median, high=high),
+            memory_batch_size=size,
+            predicted_peak_memory_bytes=memory,
+            measured_peak_memory_bytes=memory,
+        )
         return FinishedRun(run=f"{number:06d}", device_type="cpu", findings=(found,))
 
     def noise(self) -> float:
@@ -119,7 +124,9 @@ def train(case: Case, curve: DeviceCurve, seconds: float) -> Trained:
 
 
 def sequence(
-    runs: Sequence[Callable[[], Trained]] | Sequence[Trained], curves: Sequence[DeviceCurve], batches: Sequence[int]
+    runs: Sequence[Callable[[], Trained]] | Sequence[Trained],
+    curves: Sequence[DeviceCurve],
+    batches: Sequence[int],
 ) -> list[Outcome]:
     """Predict, run, tell: one after the other."""
     told: list[FinishedRun] = []
@@ -146,7 +153,10 @@ def slowed(outcomes: Sequence[Outcome], by: float) -> list[Outcome]:
     """The same runs in the same order, the later half as if the machine took `by` times as long: arithmetic, not measured."""
     half = len(outcomes) // 2
     runs = [
-        replace(one.trained, steps_s=[seconds * (by if number >= half else 1.0) for seconds in one.trained.steps_s])
+        replace(
+            one.trained,
+            steps_s=[seconds * (by if number >= half else 1.0) for seconds in one.trained.steps_s],
+        )
         for number, one in enumerate(outcomes)
     ]
     return sequence(runs, [one.curve for one in runs], [one.case.batch_size for one in runs])
@@ -164,20 +174,36 @@ def lines(named: dict[str, list[Outcome]]) -> list[tuple[str, ...]]:
     for name, part in named.items():
         if not part:
             continue
-        cells = [name, str(len(part)), percent(statistics.median(one.trained.noise() for one in part))]
+        cells = [
+            name,
+            str(len(part)),
+            percent(statistics.median(one.trained.noise() for one in part)),
+        ]
         for learning in (False, True):
             errors = [one.error(learning) for one in part]
             cells += [percent(statistics.median(errors)), percent(statistics.fmean(errors))]
         for learning in (False, True):
             cells.append(percent(statistics.fmean(one.inside(learning) for one in part)))
-            cells.append(f"{math.exp(statistics.fmean(math.log(one.width(learning)) for one in part)):.2f}x")
+            cells.append(
+                f"{math.exp(statistics.fmean(math.log(one.width(learning)) for one in part)):.2f}x"
+            )
         made.append(tuple(cells))
     return made
 
 
 HEADER = (
-    "runs", "n", "noise", "plain median", "mean", "learning median", "mean", "plain inside", "width", "learning inside", "width",
-)  # fmt: skip
+    "runs",
+    "n",
+    "noise",
+    "plain median",
+    "mean",
+    "learning median",
+    "mean",
+    "plain inside",
+    "width",
+    "learning inside",
+    "width",
+)
 
 
 def main() -> None:
@@ -187,9 +213,13 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path, help="one made before, instead")
     parser.add_argument("--out", type=Path, help="what each run told, as JSON lines")
     parser.add_argument("--models", type=int, default=7)
-    parser.add_argument("--batches", type=int, default=3, help="batch sizes of each, by factors of two")
+    parser.add_argument(
+        "--batches", type=int, default=3, help="batch sizes of each, by factors of two"
+    )
     parser.add_argument("--run-seconds", type=float, default=3.0)
-    parser.add_argument("--slower", type=float, default=1.5, help="of a machine whose speed changes half way")
+    parser.add_argument(
+        "--slower", type=float, default=1.5, help="of a machine whose speed changes half way"
+    )
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -200,7 +230,8 @@ def main() -> None:
     )
     chosen = drawn(given.seed, given.models, given.batches)
     curves = [
-        predict_curve(trace(one.spec(), one.batch_size), calibration, device_type="cpu", cores=1.0) for one in chosen
+        predict_curve(trace(one.spec(), one.batch_size), calibration, device_type="cpu", cores=1.0)
+        for one in chosen
     ]
     runs = [
         lambda case=case, curve=curve: train(case, curve, given.run_seconds)
@@ -212,12 +243,24 @@ def main() -> None:
         given.out.write_text("\n".join(told) + "\n")
     rows = [
         (
-            str(number), one.trained.case.label, f"{1e3 * one.trained.seconds:.1f}", percent(one.trained.noise()),
-            percent(one.error(False)), percent(one.error(True)), "yes" if one.seen_before else "",
+            str(number),
+            one.trained.case.label,
+            f"{1e3 * one.trained.seconds:.1f}",
+            percent(one.trained.noise()),
+            percent(one.error(False)),
+            percent(one.error(True)),
+            "yes" if one.seen_before else "",
         )
         for number, one in enumerate(outcomes, start=1)
-    ]  # fmt: skip
-    print(table([("run", "model", "measured ms", "noise", "plain", "learning", "model ran before"), *rows]))
+    ]
+    print(
+        table(
+            [
+                ("run", "model", "measured ms", "noise", "plain", "learning", "model ran before"),
+                *rows,
+            ]
+        )
+    )
     shuffled = [again(outcomes, seed) for seed in range(ORDERS)]
     print(f"\nin the order in which they ran ({calibration.processor}, torch {torch.__version__})")
     before = {

@@ -19,8 +19,8 @@ import safe
 import torch
 from zoo import Case, cases
 
-from trainwright.estimator.accuracy import HEADER, percent, row, summarise, table
-from trainwright.estimator.trace import trace
+from trainwright.estimator.fit.accuracy import HEADER, percent, row, summarise, table
+from trainwright.estimator.trace.trace import trace
 
 METHODS = ("predicted", "from another batch size", "lifetimes only", "MemTracker")
 ELSEWHERE = 4
@@ -48,7 +48,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
-        "--safe", type=int, default=24, help="cases of the safe bound, a process each; 300 take half an hour"
+        "--safe",
+        type=int,
+        default=24,
+        help="cases of the safe bound, a process each; 300 take half an hour",
     )
     parser.add_argument("--out", type=Path, help="the cases as JSON")
     given = parser.parse_args()
@@ -57,19 +60,26 @@ def main() -> None:
     for case in cases(given.seed, given.cases):
         peak, predicted = measure(case)
         seen.append((case, peak, predicted))
-        off = "  ".join(f"{name} {percent(value / peak - 1, signed=True)}" for name, value in predicted.items())
+        off = "  ".join(
+            f"{name} {percent(value / peak - 1, signed=True)}" for name, value in predicted.items()
+        )
         print(f"{case.label:58} {peak / 2**20:8.2f} MiB  {off}", flush=True)
     measured = [peak for _, peak, _ in seen]
     rows = [HEADER]
-    rows += [row(name, summarise([each[name] for _, _, each in seen], measured)) for name in METHODS]
+    rows += [
+        row(name, summarise([each[name] for _, _, each in seen], measured)) for name in METHODS
+    ]
     print("\n" + table(rows))
     families: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for case, peak, predicted in seen:
         families[case.family].append((predicted["predicted"], peak))
-    ordered = sorted(families.items(), key=lambda one: max(abs(guess / peak - 1) for guess, peak in one[1]))
+    ordered = sorted(
+        families.items(), key=lambda one: max(abs(guess / peak - 1) for guess, peak in one[1])
+    )
     rows = [("family (predicted)", *HEADER[1:])]
     rows += [
-        row(name, summarise([guess for guess, _ in pairs], [peak for _, peak in pairs])) for name, pairs in ordered
+        row(name, summarise([guess for guess, _ in pairs], [peak for _, peak in pairs]))
+        for name, pairs in ordered
     ]
     print("\n" + table(rows))
     if given.safe:
@@ -77,7 +87,8 @@ def main() -> None:
         print("\n" + safe.report(safe.compare(given.safe, given.seed, safe.MOST_BYTES)))
     if given.out:
         document = [
-            {"case": case.label, "family": case.family, "peak_bytes": peak, **each} for case, peak, each in seen
+            {"case": case.label, "family": case.family, "peak_bytes": peak, **each}
+            for case, peak, each in seen
         ]
         given.out.write_text(json.dumps(document, indent=1))
 

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from trainwright.estimator.training_step import TrainingStep
+from trainwright.estimator.trace.training_step import TrainingStep
 
 _LEAST_S = 0.002
 _MOST_RUNS = 20
@@ -40,7 +40,11 @@ class _Calls(TorchDispatchMode):
 
 def _described(one: Any) -> Any:
     if isinstance(one, torch.Tensor):
-        return tuple(one.shape), one.dtype, one.stride() if one.layout is torch.strided else one.layout
+        return (
+            tuple(one.shape),
+            one.dtype,
+            one.stride() if one.layout is torch.strided else one.layout,
+        )
     return repr(one)
 
 
@@ -48,7 +52,9 @@ def _copied(one: Any) -> Any:
     """A tensor laid out alike, with the same values: indices must stay in range."""
     if not isinstance(one, torch.Tensor):
         return one
-    if one.layout is not torch.strided or 0 in one.stride():  # opaque, or expanded: a copy would not be laid out alike
+    if (
+        one.layout is not torch.strided or 0 in one.stride()
+    ):  # opaque, or expanded: a copy would not be laid out alike
         return one.detach()
     return torch.empty_strided(one.shape, one.stride(), dtype=one.dtype).copy_(one.detach())
 

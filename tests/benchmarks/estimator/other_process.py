@@ -20,7 +20,10 @@ from zoo import LIKE_CALIBRATED, Case, cases
 
 def drawn(seed: int, held_out: int, in_family: int) -> list[tuple[str, Case]]:
     """Cases with their group, the same for the same arguments."""
-    made = [(IN_FAMILY if one.family in LIKE_CALIBRATED else HELD_OUT, one) for one in cases(seed, held_out)]
+    made = [
+        (IN_FAMILY if one.family in LIKE_CALIBRATED else HELD_OUT, one)
+        for one in cases(seed, held_out)
+    ]
     return made + [(IN_FAMILY, one) for one in device.in_family_cases(in_family, seed)]
 
 
@@ -29,7 +32,9 @@ class OtherProcess:
 
     def __init__(self, threads: int, seed: int, held_out: int, in_family: int) -> None:
         words = [sys.executable, __file__, *map(str, (threads, seed, held_out, in_family))]
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def __enter__(self) -> OtherProcess:
         self._answer()

@@ -25,10 +25,10 @@ import torch
 import torch._dynamo  # what the first optimizer of a process imports
 from zoo import Case, cases
 
-from trainwright.estimator.benchmark import networks
-from trainwright.estimator.freed_memory import keep_freed_memory, map_blocks
-from trainwright.estimator.source import ModelDefinition
-from trainwright.estimator.training_step import StepSpec, TrainingStep, prepare
+from trainwright.estimator.measure.benchmark import networks
+from trainwright.estimator.memory.freed_memory import keep_freed_memory, map_blocks
+from trainwright.estimator.trace.source import ModelDefinition
+from trainwright.estimator.trace.training_step import StepSpec, TrainingStep, prepare
 
 STEPS, MORE_STEPS = 3, 6
 
@@ -38,7 +38,15 @@ def case_of(family: str, seed: int, number: int) -> Case:
     if family == "zoo":
         return cases(seed, number + 1)[number]
     one = next(islice(networks(seed), number, None))
-    return Case(one.family, str(number), one.build, one.example_batch, one.loss, one.batch_size, one.optimizer)
+    return Case(
+        one.family,
+        str(number),
+        one.build,
+        one.example_batch,
+        one.loss,
+        one.batch_size,
+        one.optimizer,
+    )
 
 
 def status(field: str) -> int:
@@ -77,7 +85,9 @@ def in_use() -> int:
 
 def warm_up() -> None:
     """Train a tiny model once, so that torch's own start is over."""
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 2))
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 2)
+    )
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.rand(2, 3, 8, 8)).square().mean().backward()
     optimizer.step()
@@ -87,7 +97,9 @@ def train(case: Case, batch_size: int, *, rank: bool = False) -> TrainingStep:
     """Build the case's model and do the first steps; `rank`: from the second on, freed memory is kept."""
     torch.manual_seed(0)
     definition = ModelDefinition(case.build, case.example_batch, case.loss)
-    step = prepare(StepSpec(definition, {}, None, {"name": case.optimizer}), case.build(), batch_size)
+    step = prepare(
+        StepSpec(definition, {}, None, {"name": case.optimizer}), case.build(), batch_size
+    )
     step()
     if rank:
         keep_freed_memory()
@@ -96,7 +108,9 @@ def train(case: Case, batch_size: int, *, rank: bool = False) -> TrainingStep:
     return step
 
 
-def measured(family: str, seed: int, number: int, batch_size: int, *, rank: bool = False) -> dict[str, int]:
+def measured(
+    family: str, seed: int, number: int, batch_size: int, *, rank: bool = False
+) -> dict[str, int]:
     """Bytes of one case, in this process; `rank`: it maps and keeps memory as our ranks do."""
     if rank:
         map_blocks()
@@ -110,7 +124,10 @@ def measured(family: str, seed: int, number: int, batch_size: int, *, rank: bool
     found = {"high_bytes": status("VmHWM") - baseline}
     for _ in range(MORE_STEPS - STEPS):
         kept()
-    found |= {"later_high_bytes": status("VmHWM") - baseline, "file_bytes": status("RssFile") - files}
+    found |= {
+        "later_high_bytes": status("VmHWM") - baseline,
+        "file_bytes": status("RssFile") - files,
+    }
     gc.collect()
     found["in_use_bytes"] = in_use() - used
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -27,11 +27,11 @@ from resident import MORE_STEPS, STEPS, case_of
 from scipy.optimize import linprog, nnls
 from zoo import Case
 
-from trainwright.estimator.accuracy import percent, table
-from trainwright.estimator.memory import block_bytes, code_bytes, prepared, safe_bytes
-from trainwright.estimator.single_layers import SINGLES
-from trainwright.estimator.structure import Structure
-from trainwright.estimator.trace import trace
+from trainwright.estimator.fit.accuracy import percent, table
+from trainwright.estimator.measure.single_layers import SINGLES
+from trainwright.estimator.memory.step_memory import block_bytes, code_bytes, prepared, safe_bytes
+from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.trace.trace import trace
 
 _LEAST_BYTES, MOST_BYTES = 1e7, 5e8
 _MOST_BATCH = 4096
@@ -72,12 +72,17 @@ class Processes:
     def __init__(self) -> None:
         self._left, self._parent = 0, None
 
-    def measure(self, which: str, seed: int, number: int, batch_size: int, process: str = "plain") -> dict[str, int]:
+    def measure(
+        self, which: str, seed: int, number: int, batch_size: int, process: str = "plain"
+    ) -> dict[str, int]:
         """What `resident` says of the case; `process` is plain, or a rank's."""
         if self._parent is None or not self._left:
             self.close()
             self._parent = subprocess.Popen(
-                [sys.executable, str(_RESIDENT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                [sys.executable, str(_RESIDENT)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
             )
             self._left = _FORKS
         self._left -= 1
@@ -86,7 +91,9 @@ class Processes:
         print(which, seed, number, batch_size, process, file=self._parent.stdin, flush=True)
         line = self._parent.stdout.readline()
         if not line:
-            raise RuntimeError(f"{which} {seed} {number} at batch size {batch_size}: its process failed")
+            raise RuntimeError(
+                f"{which} {seed} {number} at batch size {batch_size}: its process failed"
+            )
         found: dict[str, int] = json.loads(line)
         return found
 
@@ -126,13 +133,16 @@ def fit_code(seen: Sequence[Seen]) -> dict[str, float]:
     kinds = ["", *sorted({one for each in seen for one in each.kinds})]
     terms = np.array([[float(not kind or kind in one.kinds) for kind in kinds] for one in seen])
     found, _ = nnls(terms, np.array([one.file_bytes / 2**20 for one in seen]))
-    return {kind: round(float(size), 1) for kind, size in zip(kinds, found, strict=True) if size >= 0.05}
+    return {
+        kind: round(float(size), 1) for kind, size in zip(kinds, found, strict=True) if size >= 0.05
+    }
 
 
 def fit_lasting(seen: Sequence[Seen]) -> list[float]:
     """Least squares of what stays on the heap beside tensors, in MiB: for all, a convolution, a product; none negative."""
     found, _ = nnls(
-        np.array([[1.0, *one.prepared] for one in seen]), np.array([one.lasting_bytes / 2**20 for one in seen])
+        np.array([[1.0, *one.prepared] for one in seen]),
+        np.array([one.lasting_bytes / 2**20 for one in seen]),
     )
     return [round(float(size), 3) for size in found]
 
@@ -144,14 +154,22 @@ def report(seen: Sequence[Seen]) -> str:
         (STEPS, np.array([one.headroom for one in seen])),
         (MORE_STEPS, np.array([one.safe_bytes / one.later_high_bytes - 1 for one in seen])),
     ):
-        figures = [float(np.mean(headroom < 0)), *(float(np.quantile(headroom, place)) for place in (0.5, 0.1, 0.9))]
+        figures = [
+            float(np.mean(headroom < 0)),
+            *(float(np.quantile(headroom, place)) for place in (0.5, 0.1, 0.9)),
+        ]
         shown = [percent(figures[0]), *(percent(one, signed=True) for one in figures[1:])]
         rows += [(f"headroom after {steps} steps", str(len(seen)), *shown)]
     return table(rows)
 
 
 def compare(
-    count: int, seed: int, most: float, which: str = "zoo", out: Path | None = None, process: str = "plain"
+    count: int,
+    seed: int,
+    most: float,
+    which: str = "zoo",
+    out: Path | None = None,
+    process: str = "plain",
 ) -> list[Seen]:
     """Measure this many cases, printing each, and adding it to a file, so that a session that is cut short keeps what it has."""
     seen: list[Seen] = []
@@ -172,11 +190,20 @@ def compare(
             held = max(expected, structure.most_held_bytes(batch_size))
             blocks = int((structure.lifetimes.events()[2] >= 0).sum())
         one = Seen(
-            f"{case.label} at b{batch_size}", high, measured["later_high_bytes"], expected, safe, code_bytes(structure), held,
-            block_bytes(structure, batch_size), blocks, measured["file_bytes"],
-            measured["in_use_bytes"] - structure.idle_bytes(batch_size), prepared(structure),
+            f"{case.label} at b{batch_size}",
+            high,
+            measured["later_high_bytes"],
+            expected,
+            safe,
+            code_bytes(structure),
+            held,
+            block_bytes(structure, batch_size),
+            blocks,
+            measured["file_bytes"],
+            measured["in_use_bytes"] - structure.idle_bytes(batch_size),
+            prepared(structure),
             sorted({one.kind for one in structure.trace}),
-        )  # fmt: skip
+        )
         seen.append(one)
         if out is not None:
             with out.open("a") as file:
@@ -191,14 +218,21 @@ def main() -> None:
     """Measure and compare, or compare what was measured before; fit where asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=300, help="of the zoo")
-    parser.add_argument("--networks", type=int, default=0, help="those that calibration trains, in place of the zoo")
+    parser.add_argument(
+        "--networks", type=int, default=0, help="those that calibration trains, in place of the zoo"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--most", type=float, default=MOST_BYTES, help="bytes")
     parser.add_argument(
-        "--process", choices=("plain", "rank"), default="plain", help="as our ranks treat memory, or not"
+        "--process",
+        choices=("plain", "rank"),
+        default="plain",
+        help="as our ranks treat memory, or not",
     )
     parser.add_argument("--out", type=Path, help="the cases are added to it, a line of JSON each")
-    parser.add_argument("--report", type=Path, help="measure nothing: put together the cases in this file")
+    parser.add_argument(
+        "--report", type=Path, help="measure nothing: put together the cases in this file"
+    )
     parser.add_argument("--fit", action="store_true", help="fit the constants of estimator.memory")
     given = parser.parse_args()
     if given.report:
@@ -206,7 +240,9 @@ def main() -> None:
     else:
         print("case, expected, safe, measured")
         which = "networks" if given.networks else "zoo"
-        seen = compare(given.networks or given.cases, given.seed, given.most, which, given.out, given.process)
+        seen = compare(
+            given.networks or given.cases, given.seed, given.most, which, given.out, given.process
+        )
     print("\n" + report(seen))
     if given.fit:
         deep = [one for one in seen if one.held_bytes and one.blocks >= _LEAST_BLOCKS]

@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainwright.estimator.calibration import save
-from trainwright.tasks.calibrate import calibration_for
+from trainwright.estimator.predict.calibration import save
+from trainwright.tasks.estimate.calibrate import calibration_for
 
 TRANSFORMER = """
 import torch
@@ -151,8 +151,12 @@ def run(case: Case) -> Seen:
 
 def main() -> None:
     """Time every case in random order, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calibration", type=Path, help="left out: this machine's, measured where none is kept")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--calibration", type=Path, help="left out: this machine's, measured where none is kept"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
@@ -163,13 +167,17 @@ def main() -> None:
         models = {"transformer": TRANSFORMER, "resnet": RESNET, "cells": CELLS}
         sources = {model: Path(name) / f"{model}.py" for model in models}
         structures = {model: Path(name) / f"{model}.json" for model in models}
-        extract = ["-m", "trainwright.tasks.cli", "extract", "--json", "--batch-size", "32"]
+        extract = ["-m", "trainwright.tasks.cli.main", "extract", "--json", "--batch-size", "32"]
         for model, code in models.items():
             sources[model].write_text(code)
             with structures[model].open("wb") as file:
-                subprocess.run([sys.executable, *extract, str(sources[model])], stdout=file, check=True)
+                subprocess.run(
+                    [sys.executable, *extract, str(sources[model])], stdout=file, check=True
+                )
         cases = [
-            Case("extract, transformer of 1.0 G", [*extract, str(sources["transformer"])], 60.0, 1e9),
+            Case(
+                "extract, transformer of 1.0 G", [*extract, str(sources["transformer"])], 60.0, 1e9
+            ),
             Case("extract, ResNet-50 224 px", [*extract, str(sources["resnet"])], 10.0, 1e9),
             Case("noise floor: a loop of Python", ["-c", NOISE]),
         ]
@@ -183,11 +191,16 @@ def main() -> None:
         for _ in range(given.rounds):
             for case in drawn.sample(cases, len(cases)):
                 seen[case.name].append(run(case))
-    print(f"{'':36}{'median':>10}{'low':>10}{'high':>10}{'CPU':>10}{'limit':>8}{'memory':>10}  torch loaded")
+    print(
+        f"{'':36}{'median':>10}{'low':>10}{'high':>10}{'CPU':>10}{'limit':>8}{'memory':>10}  torch loaded"
+    )
     for case in cases:
         seconds = [one.seconds for one in seen[case.name]]
         cpu = statistics.median(one.cpu_s for one in seen[case.name])
-        figures = "".join(f"{value:>8.3f} s" for value in (statistics.median(seconds), min(seconds), max(seconds), cpu))
+        figures = "".join(
+            f"{value:>8.3f} s"
+            for value in (statistics.median(seconds), min(seconds), max(seconds), cpu)
+        )
         limit = f"{case.limit_s:g} s" if case.limit_s else "-"
         memory = max(one.most_bytes for one in seen[case.name]) / 1e6
         torch = {one.torch for one in seen[case.name]}

@@ -33,17 +33,17 @@ from step_time_report import DATASHEET, FEW, OURS, Piece, Row, panels, report
 from timing import Sentinel, Timed, run_rounds
 from zoo import Case
 
-from trainwright.estimator.baselines import (
+from trainwright.estimator.devices import DEVICE_TYPES
+from trainwright.estimator.fit.baselines import (
     Predictor,
     datasheet_roofline,
     fit_regression,
     fit_totals,
     torch_roofline,
 )
-from trainwright.estimator.calibration import Calibration, load, op_count
-from trainwright.estimator.devices import DEVICE_TYPES
-from trainwright.estimator.step_time import predict_curve
-from trainwright.estimator.trace import trace
+from trainwright.estimator.predict.calibration import Calibration, load, op_count
+from trainwright.estimator.predict.step_time import predict_curve
+from trainwright.estimator.trace.trace import trace
 
 REPLAY = "op replay"
 
@@ -57,7 +57,9 @@ def baselines(budget_s: float, threads: int, sentinel: Sentinel) -> dict[str, Pr
     """The other methods, fitted on this machine."""
     steps = device.measured_steps(budget_s, sentinel, say)
     flops_per_s, bytes_per_s = device.peaks()
-    say(f"peaks: {flops_per_s / 1e9:.0f} GFLOP/s, {bytes_per_s / 1e9:.1f} GB/s; {len(steps)} steps for the baselines")
+    say(
+        f"peaks: {flops_per_s / 1e9:.0f} GFLOP/s, {bytes_per_s / 1e9:.1f} GB/s; {len(steps)} steps for the baselines"
+    )
     sheet = DEVICE_TYPES["cpu"]
     return {
         "regression of 2019": fit_regression(steps),
@@ -70,7 +72,11 @@ def baselines(budget_s: float, threads: int, sentinel: Sentinel) -> dict[str, Pr
 
 
 def predicted(
-    case: Case, group: str, modes: dict[str, Calibration | None], others: dict[str, Predictor], threads: int
+    case: Case,
+    group: str,
+    modes: dict[str, Calibration | None],
+    others: dict[str, Predictor],
+    threads: int,
 ) -> tuple[Row, Timed]:
     """A case with the predictions that need no run of it, and what is to be timed."""
     structure, size = trace(case.spec(), case.batch_size), case.batch_size
@@ -79,11 +85,14 @@ def predicted(
         curve = predict_curve(structure, fitted, device_type="cpu", cores=float(threads))
         intervals[name] = curve.step_time(size)
     row = Row(
-        label=case.label, family=case.family, group=group, batch_size=size,
+        label=case.label,
+        family=case.family,
+        group=group,
+        batch_size=size,
         predicted_s={name: one.median for name, one in intervals.items()}
         | {name: predict(structure, size) for name, predict in others.items()},
         intervals_s={name: (one.low, one.high) for name, one in intervals.items()},
-    )  # fmt: skip
+    )
     return row, Timed(case.step(), device.flops_of(structure, size), op_count(structure))
 
 
@@ -109,7 +118,9 @@ def measured(given: argparse.Namespace) -> Piece:
     timed = [one for _, one in made]
     with contextlib.ExitStack() as stack:
         if not given.one_process:
-            other = stack.enter_context(OtherProcess(given.threads, given.seed, given.cases, given.in_family))
+            other = stack.enter_context(
+                OtherProcess(given.threads, given.seed, given.cases, given.in_family)
+            )
             for number, one in enumerate(timed):
                 one.elsewhere = partial(other, number)
         sentinel.seen.clear()
@@ -121,9 +132,14 @@ def measured(given: argparse.Namespace) -> Piece:
     for row, one in made:
         row.rounds_s, row.elsewhere_s = one.rounds, one.rounds_elsewhere
     return Piece(
-        processor=calibration.processor, torch=str(torch.__version__), threads=given.threads, seed=given.seed,
-        calibrated_in_s=calibration.duration_s, machine=sentinel.summary(), rows=[row for row, _ in made],
-    )  # fmt: skip
+        processor=calibration.processor,
+        torch=str(torch.__version__),
+        threads=given.threads,
+        seed=given.seed,
+        calibrated_in_s=calibration.duration_s,
+        machine=sentinel.summary(),
+        rows=[row for row, _ in made],
+    )
 
 
 def main() -> None:
@@ -131,19 +147,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=90.0, help="for calibrating")
     parser.add_argument("--calibration", type=Path, help="one made before, instead")
-    parser.add_argument("--alone", action="store_true", help="no few-shot mode, no datasheet, no baselines")
+    parser.add_argument(
+        "--alone", action="store_true", help="no few-shot mode, no datasheet, no baselines"
+    )
     parser.add_argument("--probe-seconds", type=float, default=20.0, help="for the few-shot mode")
-    parser.add_argument("--baseline-seconds", type=float, help="for the baselines' steps (default: as for calibrating)")
+    parser.add_argument(
+        "--baseline-seconds",
+        type=float,
+        help="for the baselines' steps (default: as for calibrating)",
+    )
     parser.add_argument("--cases", type=int, default=72)
-    parser.add_argument("--in-family", type=int, default=0, help="networks of the calibrated families, of other sizes")
+    parser.add_argument(
+        "--in-family",
+        type=int,
+        default=0,
+        help="networks of the calibrated families, of other sizes",
+    )
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--one-process", action="store_true", help="the cases are not timed in another one, too")
+    parser.add_argument(
+        "--one-process", action="store_true", help="the cases are not timed in another one, too"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--out", type=Path, help="all that was predicted and measured is added to it, as a line of JSON"
+        "--out",
+        type=Path,
+        help="all that was predicted and measured is added to it, as a line of JSON",
     )
-    parser.add_argument("--report", type=Path, help="measure nothing: put together the pieces in this file")
+    parser.add_argument(
+        "--report", type=Path, help="measure nothing: put together the pieces in this file"
+    )
     parser.add_argument("--figure", type=Path, help="predicted against measured, as SVG")
     given = parser.parse_args()
     if given.report:

@@ -15,7 +15,16 @@ from typing import Any
 import figure
 from timing import CLOCKS
 
-from trainwright.estimator.accuracy import HEADER, Accuracy, noise_floor, percent, quantile, row, summarise, table
+from trainwright.estimator.fit.accuracy import (
+    HEADER,
+    Accuracy,
+    noise_floor,
+    percent,
+    quantile,
+    row,
+    summarise,
+    table,
+)
 
 OURS, FEW, DATASHEET = "trainwright, calibrated", "trainwright, few-shot", "trainwright, datasheet"
 MODES = (OURS, FEW, DATASHEET)
@@ -80,7 +89,9 @@ def compare(rows: Sequence[Row], clock: str) -> dict[str, Accuracy]:
             [one.predicted_s[name] for one in rows],
             measured,
             noise=noise,
-            intervals=[one.intervals_s[name] for one in rows] if name in rows[0].intervals_s else [],
+            intervals=[one.intervals_s[name] for one in rows]
+            if name in rows[0].intervals_s
+            else [],
         )
         for name in rows[0].predicted_s
         if all(name in one.predicted_s for one in rows)
@@ -96,12 +107,16 @@ def report(pieces: Sequence[Piece]) -> None:
         )
     for threads in sorted({one.threads for one in pieces}):
         rows = [row for one in pieces if one.threads == threads for row in one.rows]
-        ends = [quantile([one.seconds(CLOCKS[0]) for one in rows], share) * 1e3 for share in (0, 0.5, 1)]
+        ends = [
+            quantile([one.seconds(CLOCKS[0]) for one in rows], share) * 1e3 for share in (0, 0.5, 1)
+        ]
         print(f"\nsteps of {ends[0]:.1f} to {ends[2]:.0f} ms, median {ends[1]:.0f}")
         for group in BARS:
             members = [one for one in rows if one.group == group]
             if members:
-                for clock in CLOCKS if threads == 1 else CLOCKS[:2]:  # the CPU's seconds of more threads are no step's
+                for clock in (
+                    CLOCKS if threads == 1 else CLOCKS[:2]
+                ):  # the CPU's seconds of more threads are no step's
                     _tables(group, members, clock, threads)
                 _families(members, CLOCKS[1])
     _intervals(pieces)
@@ -117,12 +132,17 @@ def _intervals(pieces: Sequence[Piece]) -> None:
                 lines.append((f"seed {one.seed}", str(one.threads), group, *_inside(members)))
     rows = [row for one in pieces for row in one.rows]
     print(table([*lines, ("all", "", "", *_inside(rows))]))
-    (low, high), few = INSIDE, "" if len(rows) >= 200 else f" (of {len(rows)}; the bar is of 200 cases or more)"
+    (low, high), few = (
+        INSIDE,
+        "" if len(rows) >= 200 else f" (of {len(rows)}; the bar is of 200 cases or more)",
+    )
     for clock in CLOCKS[:2]:
         share = compare(rows, clock)[OURS].coverage
         assert share is not None
         verdict = "met" if low <= share <= high else "missed"
-        print(f"bar: in interval, {clock}, {percent(low)} <= {percent(share)} <= {percent(high)}: {verdict}{few}")
+        print(
+            f"bar: in interval, {clock}, {percent(low)} <= {percent(share)} <= {percent(high)}: {verdict}{few}"
+        )
 
 
 def _inside(rows: Sequence[Row]) -> tuple[str, str, str, str]:
@@ -142,14 +162,18 @@ def _tables(group: str, rows: Sequence[Row], clock: str, threads: int) -> None:
     ordered = sorted(found.items(), key=lambda one: one[1].median)
     print(f"\n{group}, {clock}, {threads} thread{'s' if threads > 1 else ''}")
     print(table([HEADER, *(row(name, each) for name, each in ordered), *floors]))
-    (median, by_median), (p90, by_p90) = TWO_THREADS if threads > 1 and group == HELD_OUT else BARS[group]
+    (median, by_median), (p90, by_p90) = (
+        TWO_THREADS if threads > 1 and group == HELD_OUT else BARS[group]
+    )
     assert ours.noise_median is not None
     assert ours.noise_p90 is not None
     for name, value, bar in (
         ("median", ours.median, max(median, by_median * ours.noise_median)),
         ("p90", ours.p90, max(p90, by_p90 * ours.noise_p90)),
     ):
-        print(f"bar: {name} {percent(value)} <= {percent(bar)}: {'met' if value <= bar else 'missed'}")
+        print(
+            f"bar: {name} {percent(value)} <= {percent(bar)}: {'met' if value <= bar else 'missed'}"
+        )
     others = {name: each for name, each in found.items() if name not in MODES}
     if not others:
         return
@@ -190,19 +214,26 @@ def _families(rows: Sequence[Row], clock: str) -> None:
 def panels(pieces: Sequence[Piece], group: str = HELD_OUT) -> list[figure.Panel]:
     """Of the lowest thread count: ours, then the two best of the others."""
     threads, clock = min(one.threads for one in pieces), CLOCKS[1]
-    rows = [row for one in pieces if one.threads == threads for row in one.rows if row.group == group]
+    rows = [
+        row for one in pieces if one.threads == threads for row in one.rows if row.group == group
+    ]
     found = compare(rows, clock)
-    others = sorted((name for name in found if name not in MODES), key=lambda name: found[name].median)
+    others = sorted(
+        (name for name in found if name not in MODES), key=lambda name: found[name].median
+    )
     return [
         figure.Panel(
             f"{name}: median error {percent(found[name].median)}",
             [
                 figure.Point(
-                    one.family, one.seconds(clock), one.predicted_s[name],
-                    (quantile(one.rounds_s[clock], 0.1), quantile(one.rounds_s[clock], 0.9)), one.intervals_s.get(name),
+                    one.family,
+                    one.seconds(clock),
+                    one.predicted_s[name],
+                    (quantile(one.rounds_s[clock], 0.1), quantile(one.rounds_s[clock], 0.9)),
+                    one.intervals_s.get(name),
                 )
                 for one in rows
             ],
         )
         for name in (OURS, *others[:2])
-    ]  # fmt: skip
+    ]

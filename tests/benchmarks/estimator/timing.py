@@ -11,8 +11,8 @@ from functools import partial
 
 import torch
 
-from trainwright.estimator.measure import Sentinel as Kernels
-from trainwright.estimator.speed import Speed
+from trainwright.estimator.measure.measure_device import Sentinel as Kernels
+from trainwright.estimator.predict.machine_speed import Speed
 
 BLOCK = 3
 _LEAST_S = 0.1
@@ -33,7 +33,9 @@ class Sentinel:
         self.seen.append(self._kernels())
         return self.seen[-1]
 
-    def told(self, seconds: float, flops: float, calls: float, before: Speed, after: Speed) -> float:
+    def told(
+        self, seconds: float, flops: float, calls: float, before: Speed, after: Speed
+    ) -> float:
         """The seconds at the speed of calibration, of a step that was timed between two readings."""
         between = Speed.median([before, after])
         return seconds / between.slower(self._calibrated, seconds, flops, calls)
@@ -43,7 +45,10 @@ class Sentinel:
         parts = []
         for name in ("compute_s", "memory_s", "calls_s"):
             seen = [getattr(one, name) for one in self.seen]
-            tenths, middle = statistics.quantiles(seen, n=10, method="inclusive"), statistics.median(seen)
+            tenths, middle = (
+                statistics.quantiles(seen, n=10, method="inclusive"),
+                statistics.median(seen),
+            )
             slower = middle / getattr(self._calibrated, name)
             parts.append(
                 f"{name.removesuffix('_s')} {slower:.2f}x its time in calibration, drift {(tenths[-1] - tenths[0]) / middle:.0%}"
@@ -60,14 +65,18 @@ class Timed:
     calls: float
     elsewhere: Callable[[], tuple[float, float]] | None = None
     rounds: dict[str, list[float]] = field(default_factory=lambda: {clock: [] for clock in CLOCKS})
-    rounds_elsewhere: dict[str, list[float]] = field(default_factory=lambda: {clock: [] for clock in CLOCKS})
+    rounds_elsewhere: dict[str, list[float]] = field(
+        default_factory=lambda: {clock: [] for clock in CLOCKS}
+    )
 
     def seconds(self, clock: str) -> float:
         """The median over the rounds."""
         return statistics.median(self.rounds[clock])
 
 
-def run_rounds(timed: Sequence[Timed], rounds: int, sentinel: Sentinel, say: Callable[[str], None]) -> None:
+def run_rounds(
+    timed: Sequence[Timed], rounds: int, sentinel: Sentinel, say: Callable[[str], None]
+) -> None:
     """Add `rounds` rounds, each of every step in an order of its own."""
     for number in range(rounds):
         order = list(timed)
@@ -76,12 +85,20 @@ def run_rounds(timed: Sequence[Timed], rounds: int, sentinel: Sentinel, say: Cal
         for place in range(0, len(order), BLOCK):
             block = order[place : place + BLOCK]
             here = [(one, one.rounds, partial(time_steps, one.step)) for one in block]
-            there = [(one, one.rounds_elsewhere, one.elsewhere) for one in block if one.elsewhere is not None]
+            there = [
+                (one, one.rounds_elsewhere, one.elsewhere)
+                for one in block
+                if one.elsewhere is not None
+            ]
             for where in (here, there):
                 taken = [(one, rounds_s, run()) for one, rounds_s, run in where]
                 after = sentinel()
                 for one, rounds_s, (wall_s, cpu_s) in taken:
-                    values = (wall_s, sentinel.told(wall_s, one.flops, one.calls, before, after), cpu_s)
+                    values = (
+                        wall_s,
+                        sentinel.told(wall_s, one.flops, one.calls, before, after),
+                        cpu_s,
+                    )
                     for clock, value in zip(CLOCKS, values, strict=True):
                         rounds_s[clock].append(value)
                 before = after

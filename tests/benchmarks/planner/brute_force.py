@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from trainwright.tasks.allocate.cost import Cost, CostModel, Share
-from trainwright.tasks.allocate.layout import Layout, Ranks, machine_of
-from trainwright.tasks.pool import Device
+from trainwright.tasks.allocate.plan.cost import Cost, CostModel, Share
+from trainwright.tasks.allocate.plan.placement import Layout, Ranks, machine_of
+from trainwright.tasks.spec.pool import Device
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,21 @@ class Tried:
         return found.median if found is not None else math.inf
 
     def keeps(self, deadline_s: float, budget: float) -> bool:
-        return (self.cost.upper_duration_s <= min(deadline_s, self.available_s) and self.cost.upper_cost <= budget) or (
+        return (
+            self.cost.upper_duration_s <= min(deadline_s, self.available_s)
+            and self.cost.upper_cost <= budget
+        ) or (
             self.cost.upper_duration_s <= min(deadline_s, self.available_s) and math.isinf(budget)
         )
 
 
 def every_configuration(
-    model: CostModel, devices: list[Device], batch: int, least: int, most: int, most_accumulation: int
+    model: CostModel,
+    devices: list[Device],
+    batch: int,
+    least: int,
+    most: int,
+    most_accumulation: int,
 ) -> Iterator[Tried]:
     """All there are for a global batch."""
     layout = Layout(model, devices)
@@ -63,13 +71,18 @@ def accumulations(model: CostModel, devices: list[Device], batch: int, most: int
     while accumulation <= min(most, batch):
         tried.append(accumulation)
         kinds = [model.kind(device) for device in devices]
-        if all(not kind.shares_memory and len(model.times(kind, batch, accumulation)) == batch for kind in kinds):
+        if all(
+            not kind.shares_memory and len(model.times(kind, batch, accumulation)) == batch
+            for kind in kinds
+        ):
             break
         accumulation *= 2
     return tried
 
 
-def slowest_network(model: CostModel, devices: list[Device], machines: Iterable[str]) -> tuple[float, float]:
+def slowest_network(
+    model: CostModel, devices: list[Device], machines: Iterable[str]
+) -> tuple[float, float]:
     """The least bandwidth and the greatest latency of all hosts of these machines."""
     of = model.pool.networks()
     networks = [of[device.host] for device in devices if machine_of(device) in machines]
@@ -77,7 +90,12 @@ def slowest_network(model: CostModel, devices: list[Device], machines: Iterable[
 
 
 def configuration(
-    model: CostModel, layout: Layout, devices: list[Device], chosen: tuple[Device, ...], batch: int, accumulation: int
+    model: CostModel,
+    layout: Layout,
+    devices: list[Device],
+    chosen: tuple[Device, ...],
+    batch: int,
+    accumulation: int,
 ) -> Tried | None:
     """Those chosen of these devices, each sample in turn to the one that is done first with one more."""
     kinds = [model.kind(device) for device in chosen]
@@ -94,24 +112,33 @@ def configuration(
         batches[rank] += 1
         if batches[rank] < len(times[rank]):
             heapq.heappush(heap, (times[rank][batches[rank]], rank))
-    largest = {kind.index: max(b for k, b in zip(kinds, batches, strict=True) if k is kind) for kind in kinds}
+    largest = {
+        kind.index: max(b for k, b in zip(kinds, batches, strict=True) if k is kind)
+        for kind in kinds
+    }
     for machine in {machine_of(device) for device in chosen}:
         sharing = [
             kind
             for device, kind in zip(chosen, kinds, strict=True)
             if machine_of(device) == machine and kind.shares_memory
         ]
-        needed = sum(model.memory_bytes(kind, largest[kind.index], accumulation) for kind in sharing)
+        needed = sum(
+            model.memory_bytes(kind, largest[kind.index], accumulation) for kind in sharing
+        )
         if any(needed > (kind.curve.memory_limit_bytes or math.inf) for kind in sharing):
             return None
     machines = Counter(machine_of(device) for device in chosen)
     network = slowest_network(model, devices, set(machines)) if len(machines) > 1 else None
     here = machines.pop("this machine", 0)
     total = sum(machines.values()) + here
-    ranks = Ranks(len(machines) + (here > 0), max(machines.values(), default=0), here, total, network)
+    ranks = Ranks(
+        len(machines) + (here > 0), max(machines.values(), default=0), here, total, network
+    )
     shares = [
         Share(kind, size, count)
         for (kind, size), count in Counter(zip(kinds, batches, strict=True)).items()
-    ]  # fmt: skip
+    ]
     cost = model.cost(shares, layout.collectives(ranks), batch, accumulation)
-    return Tried(chosen, tuple(batches), accumulation, cost, min(kind.available_s for kind in kinds))
+    return Tried(
+        chosen, tuple(batches), accumulation, cost, min(kind.available_s for kind in kinds)
+    )

@@ -24,22 +24,29 @@ from typing import Any
 
 import yaml
 
-from trainwright.estimator.energy import power_of
-from trainwright.tasks import alone, data
-from trainwright.tasks.allocate.cost import CostModel
-from trainwright.tasks.allocate.layout import Layout, Ranks
+from trainwright.estimator.predict.energy import power_of
+from trainwright.tasks import alone
+from trainwright.tasks.allocate.plan.cost import CostModel
+from trainwright.tasks.allocate.plan.placement import Layout, Ranks
 from trainwright.tasks.allocate.planner import make_plan
-from trainwright.tasks.artefacts import Estimate, Plan, PlannedDevice
-from trainwright.tasks.job import Job
-from trainwright.tasks.pool import Device, Pool
+from trainwright.tasks.data import dataset
+from trainwright.tasks.runs.artefacts import Estimate, Plan, PlannedDevice
+from trainwright.tasks.spec.job import Job
+from trainwright.tasks.spec.pool import Device, Pool
 from trainwright.tasks.train import TrainRequest, train
 
 REPOSITORY = Path(__file__).parents[3]
 SPARE = 0.9  # of the cores there are: launcher and collectives need some too
 SMALL = "from torch.nn import *\n\n\ndef build_model():\n    return Sequential(Flatten(), Linear(64, 10))\n"
-EMULATED = {"name": "emulated", "hosts": [{"name": "sim", "devices": [
-    {"type": "emulated", "speed": speed} for speed in (4.0, 2.0, 1.0, 1.0)
-]}]}  # fmt: skip
+EMULATED = {
+    "name": "emulated",
+    "hosts": [
+        {
+            "name": "sim",
+            "devices": [{"type": "emulated", "speed": speed} for speed in (4.0, 2.0, 1.0, 1.0)],
+        }
+    ],
+}
 
 
 @dataclass
@@ -61,32 +68,45 @@ def quota_pool() -> dict[str, Any]:
     """Two CPU devices that fit into the cores that this process may use."""
     pool: dict[str, Any] = yaml.safe_load((REPOSITORY / "dags/pools/two-cpus.yaml").read_text())
     devices = pool["hosts"][0]["devices"]
-    scale = min(1.0, SPARE * len(os.sched_getaffinity(0)) / sum(device["cores"] for device in devices))
+    scale = min(
+        1.0, SPARE * len(os.sched_getaffinity(0)) / sum(device["cores"] for device in devices)
+    )
     for device in devices:
         device["cores"] = round(device["cores"] * scale, 2)
     return pool
 
 
-def job_of(folder: Path, name: str, pool: dict[str, Any], batch: int, epochs: int, goal: str) -> Job:
+def job_of(
+    folder: Path, name: str, pool: dict[str, Any], batch: int, epochs: int, goal: str
+) -> Job:
     """The digits on this pool."""
     (folder / "pool.json").write_text(yaml.safe_dump(pool))
     (folder / "small.py").write_text(SMALL)
     jobs = REPOSITORY / "dags/jobs"
     small = {"source": str(folder / "small.py")}
-    model = small if name == "emulated" else {"source": str(jobs / "cnn.py"), "config": {"width": 32}}
+    model = (
+        small if name == "emulated" else {"source": str(jobs / "cnn.py"), "config": {"width": 32}}
+    )
     train = {
-        "epochs": epochs, "global_batch_size": batch, "learning_rate": 0.001, "adaptive_split": False,
+        "epochs": epochs,
+        "global_batch_size": batch,
+        "learning_rate": 0.001,
+        "adaptive_split": False,
         "checkpoint": {"every_steps": 10_000, "keep_best": False},
-    }  # fmt: skip
+    }
     return Job.model_validate(
         {
-            "name": name, "pool": str(folder / "pool.json"), "data": {"uri": "builtin:digits", "validation_fraction": 0.1},
-            "model": model, "train": train, "objective": {"minimize": goal},
+            "name": name,
+            "pool": str(folder / "pool.json"),
+            "data": {"uri": "builtin:digits", "validation_fraction": 0.1},
+            "model": model,
+            "train": train,
+            "objective": {"minimize": goal},
         }
-    )  # fmt: skip
+    )
 
 
-def ways_of(job: Job, pool: Pool, estimate: Estimate, schema: data.DataSchema) -> list[Way]:
+def ways_of(job: Job, pool: Pool, estimate: Estimate, schema: dataset.DataSchema) -> list[Way]:
     """The plans and the others; one that is the same as another has both names."""
     devices = pool.devices()
     layout = Layout(CostModel(job, pool, estimate, schema), devices)
@@ -100,22 +120,32 @@ def ways_of(job: Job, pool: Pool, estimate: Estimate, schema: data.DataSchema) -
 
     fastest = min(devices, key=lambda one: estimate.curve(one).step_time(batch).median)
     even = [
-        planned(device, batch * (place + 1) // len(devices) - batch * place // len(devices), estimate)
+        planned(
+            device, batch * (place + 1) // len(devices) - batch * place // len(devices), estimate
+        )
         for place, device in enumerate(devices)
     ]
     time_goal = job.objective.model_copy(update={"minimize": "time"})
     named = {
         "plan, least time": plan(objective=time_goal).devices,
-        "plan, least energy": plan(objective=job.objective.model_copy(update={"minimize": "energy"})).devices,
+        "plan, least energy": plan(
+            objective=job.objective.model_copy(update={"minimize": "energy"})
+        ).devices,
         "(a) even split": even,
         "(b) fastest alone": plan(devices=filtered(ids=[fastest.id])).devices,
-        "(c) all devices": plan(objective=time_goal, devices=filtered(min_count=len(devices))).devices,
+        "(c) all devices": plan(
+            objective=time_goal, devices=filtered(min_count=len(devices))
+        ).devices,
     }
     ways: dict[tuple[tuple[str, int], ...], Way] = {}
     for name, chosen in named.items():
         key = tuple((device.id, device.batch_size) for device in chosen)
-        slowest = max(estimate.curve(device).step_time(device.batch_size).median for device in chosen)
-        predicted_s = float(layout.collectives(Ranks(1, 0, len(chosen), len(chosen))).step_s(slowest))
+        slowest = max(
+            estimate.curve(device).step_time(device.batch_size).median for device in chosen
+        )
+        predicted_s = float(
+            layout.collectives(Ranks(1, 0, len(chosen), len(chosen))).step_s(slowest)
+        )
         ways.setdefault(key, Way(chosen, predicted_s)).names.append(name)
     return list(ways.values())
 
@@ -124,21 +154,31 @@ def planned(device: Device, batch: int, estimate: Estimate) -> PlannedDevice:
     """A device with a share, as a plan has it."""
     curve = estimate.curve(device)
     return PlannedDevice(
-        **device.model_dump(), batch_size=batch, step_time_s=curve.step_time(batch),
-        peak_memory_bytes=curve.device_memory_bytes(batch), power=power_of(curve),
-    )  # fmt: skip
+        **device.model_dump(),
+        batch_size=batch,
+        step_time_s=curve.step_time(batch),
+        peak_memory_bytes=curve.device_memory_bytes(batch),
+        power=power_of(curve),
+    )
 
 
-def carry_out(job: Job, way: Way, plan: Plan, schema: data.DataSchema, folder: Path) -> None:
+def carry_out(job: Job, way: Way, plan: Plan, schema: dataset.DataSchema, folder: Path) -> None:
     """Train this way, and note the median step and what it draws."""
     assert job.model is not None
     source = Path(job.model.source)
     result = train(
         TrainRequest(
-            job=job, plan=plan.model_copy(update={"devices": way.devices}), learning_rate=0.001, schema=schema,
-            source_folder=str(source.parent), entry=source.name, run_uri=None, work_folder=str(folder), resume=False,
+            job=job,
+            plan=plan.model_copy(update={"devices": way.devices}),
+            learning_rate=0.001,
+            schema=schema,
+            source_folder=str(source.parent),
+            entry=source.name,
+            run_uri=None,
+            work_folder=str(folder),
+            resume=False,
         )
-    )  # fmt: skip
+    )
     assert result.measured.step_time_s is not None
     step_s = result.measured.step_time_s.median
     joules = 0.0
@@ -176,7 +216,9 @@ def show(ways: Sequence[Way]) -> None:
     for name, values in (("time", "step_s"), ("energy", "step_j")):
         of = {one: statistics.median(getattr(way, values)) for way in ways for one in way.names}
         plan = of[f"plan, least {name}"]
-        others = ", ".join(f"{other[4:]} {of[other] / plan:.2f}" for other in of if other.startswith("("))
+        others = ", ".join(
+            f"{other[4:]} {of[other] / plan:.2f}" for other in of if other.startswith("(")
+        )
         print(f"{name} of the others, of that of the plan for least {name}: {others}")
 
 
@@ -186,7 +228,10 @@ def main() -> None:
     parser.add_argument("--only", choices=["emulated", "quota"])
     chosen = parser.parse_args()
     draw = random.Random(0)
-    for name, pool, batch, epochs in (("emulated", EMULATED, 400, 6), ("quota", quota_pool(), 96, 3)):
+    for name, pool, batch, epochs in (
+        ("emulated", EMULATED, 400, 6),
+        ("quota", quota_pool(), 96, 3),
+    ):
         if chosen.only not in (None, name):
             continue
         began = time.monotonic()

@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from planner_cases import NOW, Case, small_cases
 
-from trainwright.tasks.allocate.configuration import Limits
-from trainwright.tasks.allocate.cost import CostModel
+from trainwright.tasks.allocate.plan.configuration import Limits
+from trainwright.tasks.allocate.plan.cost import CostModel
 from trainwright.tasks.allocate.planner import GOOD_ENOUGH, Planner
-from trainwright.tasks.allocate.restrictions import MOST_BATCH, usable
+from trainwright.tasks.spec.eligibility import MOST_BATCH, usable
 
 
 @dataclass
@@ -44,11 +44,18 @@ def by_size(case: Case, model: CostModel) -> dict[int, list[Tried]]:
         sizes = {train.global_batch_size}
     else:
         low, high = (min(bound, case.data.train_rows) for bound in train.batch_bounds)
-        sizes = {low, high} | {2**power for power in range(MOST_BATCH.bit_length()) if low <= 2**power <= high}
+        sizes = {low, high} | {
+            2**power for power in range(MOST_BATCH.bit_length()) if low <= 2**power <= high
+        }
     return {
         size: list(
             every_configuration(
-                model, devices, size, chosen.min_count, chosen.max_count or len(devices), case.most_accumulation
+                model,
+                devices,
+                size,
+                chosen.min_count,
+                chosen.max_count or len(devices),
+                case.most_accumulation,
             )
         )
         for size in sorted(sizes)
@@ -67,7 +74,9 @@ def brute(case: Case, tried: dict[int, list[Tried]], deadline_s: float, budget: 
         return math.inf
     if noise is not None:
         first = min(tried)
-        return least[min(least, key=lambda size: least[size] * (1 + size / noise) / (1 + first / noise))]
+        return least[
+            min(least, key=lambda size: least[size] * (1 + size / noise) / (1 + first / noise))
+        ]
     allowed = min(least.values()) / (GOOD_ENOUGH if len(tried) > 1 else 1.0)
     return least[min(size for size, value in least.items() if value <= allowed)]
 
@@ -82,7 +91,9 @@ def compare(case: Case, pick: float, tally: Tally) -> None:
     tally.configurations += len(everything)
     limits = [(math.inf, math.inf)]
     if everything:
-        slack = sorted(everything, key=lambda one: one.cost.upper_duration_s)[int(pick * (len(everything) - 1))]
+        slack = sorted(everything, key=lambda one: one.cost.upper_duration_s)[
+            int(pick * (len(everything) - 1))
+        ]
         short = min(one.cost.upper_duration_s for one in everything) * 0.9
         limits += [
             (slack.cost.upper_duration_s, math.inf),
@@ -104,15 +115,35 @@ def compare(case: Case, pick: float, tally: Tally) -> None:
         nearest = planner.least("upper_time", Limits()) if found is None else None
         tally.planner_s += time.perf_counter() - began
         expected = brute(limited, tried, deadline_s, budget)
-        got = found.best.value(planner.goal) if found is not None and found.best is not None else math.inf
+        got = (
+            found.best.value(planner.goal)
+            if found is not None and found.best is not None
+            else math.inf
+        )
         if math.isinf(expected):
             tally.infeasible += 1
             expected = min(
-                (one.cost.upper_duration_s for one in everything if one.cost.upper_duration_s <= one.available_s),
+                (
+                    one.cost.upper_duration_s
+                    for one in everything
+                    if one.cost.upper_duration_s <= one.available_s
+                ),
                 default=math.inf,
             )
-            got = nearest.cost.upper_duration_s if nearest is not None else math.inf if math.isinf(got) else -1.0
-        off = 0.0 if expected == got else abs(got / expected - 1) if 0 < expected < math.inf else math.inf
+            got = (
+                nearest.cost.upper_duration_s
+                if nearest is not None
+                else math.inf
+                if math.isinf(got)
+                else -1.0
+            )
+        off = (
+            0.0
+            if expected == got
+            else abs(got / expected - 1)
+            if 0 < expected < math.inf
+            else math.inf
+        )
         tally.worst = max(tally.worst, off)
         if off > 1e-9:
             tally.different.append(f"{got} instead of {expected}: {limited}")
@@ -127,9 +158,12 @@ def main() -> int:
 
     @seed(chosen.seed)
     @settings(
-        max_examples=-(-chosen.cases // 3), deadline=None, database=None, phases=[Phase.generate],
+        max_examples=-(-chosen.cases // 3),
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     @given(small_cases(), st.floats(0, 1))
     def run(case: Case, pick: float) -> None:
         compare(case, pick, tally)

@@ -9,11 +9,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from trainwright.estimator.communication import Link
-from trainwright.estimator.curves import Affine, DeviceCurve, Knots
-from trainwright.tasks.artefacts import DataSchema, Estimate
-from trainwright.tasks.job import Job
-from trainwright.tasks.pool import Pool
+from trainwright.estimator.predict.communication import Link
+from trainwright.estimator.predict.curves import Affine, DeviceCurve, Knots
+from trainwright.tasks.runs.artefacts import DataSchema, Estimate
+from trainwright.tasks.spec.job import Job
+from trainwright.tasks.spec.pool import Pool
 
 NOW = datetime(2026, 1, 5, 12, 0, tzinfo=UTC)
 SLOW = {"bandwidth": "200Mbit", "latency": "5ms"}
@@ -43,9 +43,17 @@ class Case:
 def data_of(rows: int) -> DataSchema:
     """So many rows to train on."""
     return DataSchema(
-        task="image-classification", rows=rows, train_rows=rows, validation_rows=1, inputs={"inputs": (1,)},
-        input_dtypes={"inputs": "float32"}, target="label", target_dtype="int64", classes=None, sha256="0",
-    )  # fmt: skip
+        task="image-classification",
+        rows=rows,
+        train_rows=rows,
+        validation_rows=1,
+        inputs={"inputs": (1,)},
+        input_dtypes={"inputs": "float32"},
+        target="label",
+        target_dtype="int64",
+        classes=None,
+        sha256="0",
+    )
 
 
 @st.composite
@@ -68,8 +76,12 @@ def small_cases(draw: Any) -> Case:
                 "name": f"h{name}",
                 "address": draw(st.sampled_from(["localhost", f"10.0.0.{name}", "10.0.0.9"])),
                 "devices": [{"type": one} for one in chosen],
-                "network": draw(st.sampled_from([{}, {}, {"bandwidth": "100Mbit"}, {"latency": "20ms"}, SLOW])),
-                "available": draw(st.sampled_from([None, None, None, "11:00-12:01", "08:00-13:00", "13:00-14:00"])),
+                "network": draw(
+                    st.sampled_from([{}, {}, {"bandwidth": "100Mbit"}, {"latency": "20ms"}, SLOW])
+                ),
+                "available": draw(
+                    st.sampled_from([None, None, None, "11:00-12:01", "08:00-13:00", "13:00-14:00"])
+                ),
             }
         )
         if left <= 0:
@@ -81,7 +93,8 @@ def small_cases(draw: Any) -> Case:
             "latency": draw(st.sampled_from(["50us", "5ms"])),
         },
         "hosts": hosts,
-        "prices": {one: f"{draw(number(0.0, 0.5, 2.0)):.3f}/h" for one in types} | {"energy": "0.25/kWh"},
+        "prices": {one: f"{draw(number(0.0, 0.5, 2.0)):.3f}/h" for one in types}
+        | {"energy": "0.25/kWh"},
     }
     curves = []
     for one in types:
@@ -92,34 +105,50 @@ def small_cases(draw: Any) -> Case:
         if draw(st.booleans()):
             rises = [draw(number(0.0, 0.01, 0.2)) for _ in range(4)]
             values = [fixed + sum(rises[: place + 1]) for place in range(4)]
-            knots = Knots(sizes=draw(st.sampled_from([(1, 4, 8, 32), (4, 8, 16, 32)])), values=tuple(values))
+            knots = Knots(
+                sizes=draw(st.sampled_from([(1, 4, 8, 32), (4, 8, 16, 32)])), values=tuple(values)
+            )
         curves.append(
             DeviceCurve(
-                device_type=one, cores=1.0 if one == "cpu" else None, mode="datasheet", coverage=1.0,
-                step_time_s=Affine(fixed=fixed, per_sample=slope), time_knots=knots, low_factor=0.5,
-                high_factor=draw(number(1.2, 1.5, 3.0)), peak_memory_bytes=Affine(fixed=memory, per_sample=sample),
-                memory_safe_factor=1.2, memory_limit_bytes=draw(st.sampled_from([None, 4e8, 1.5e9, 4e9])),
-                idle_w=idle, load_w=idle + draw(number(0.0, 50.0, 200.0)), energy_source="datasheet",
+                device_type=one,
+                cores=1.0 if one == "cpu" else None,
+                mode="datasheet",
+                coverage=1.0,
+                step_time_s=Affine(fixed=fixed, per_sample=slope),
+                time_knots=knots,
+                low_factor=0.5,
+                high_factor=draw(number(1.2, 1.5, 3.0)),
+                peak_memory_bytes=Affine(fixed=memory, per_sample=sample),
+                memory_safe_factor=1.2,
+                memory_limit_bytes=draw(st.sampled_from([None, 4e8, 1.5e9, 4e9])),
+                idle_w=idle,
+                load_w=idle + draw(number(0.0, 50.0, 200.0)),
+                energy_source="datasheet",
             )
-        )  # fmt: skip
+        )
     rows = draw(st.integers(40, 400))
     size = draw(st.one_of(st.just("auto"), st.integers(1, 40)))
     devices = sum(len(host["devices"]) for host in hosts)  # type: ignore[arg-type, misc]
     least = draw(st.integers(1, devices if size == "auto" else min(devices, size)))
     job = {
-        "name": "j", "data": {"uri": "x"},
+        "name": "j",
+        "data": {"uri": "x"},
         "train": {
-            "global_batch_size": size, "batch_bounds": [draw(st.integers(4, 10)), draw(st.integers(10, 40))],
-            "epochs": draw(st.integers(1, 30)), "noise_scale": draw(st.sampled_from([None, None, 10.0, 100.0])),
+            "global_batch_size": size,
+            "batch_bounds": [draw(st.integers(4, 10)), draw(st.integers(10, 40))],
+            "epochs": draw(st.integers(1, 30)),
+            "noise_scale": draw(st.sampled_from([None, None, 10.0, 100.0])),
         },
         "objective": {
             "minimize": draw(st.sampled_from(["energy", "cost", "time"])),
             "confidence": draw(st.sampled_from([0.5, 0.9, 0.95, 0.99])),
         },
         "devices": {"min_count": least, "max_count": draw(st.sampled_from([None, max(least, 3)]))},
-    }  # fmt: skip
+    }
     measured = Link(
-        bandwidth_bytes_per_s=draw(number(1e7, 1e9)), latency_s=1e-4, spread=draw(st.sampled_from([0.0, 0.2, 1.0]))
+        bandwidth_bytes_per_s=draw(number(1e7, 1e9)),
+        latency_s=1e-4,
+        spread=draw(st.sampled_from([0.0, 0.2, 1.0])),
     )
     link = measured if draw(st.booleans()) else None
     estimate = Estimate(
@@ -130,5 +159,9 @@ def small_cases(draw: Any) -> Case:
         cycle_s=draw(st.sampled_from([0.0, 1e-3])),
     )
     return Case(
-        Pool.model_validate(pool), Job.model_validate(job), estimate, data_of(rows), draw(st.sampled_from([1, 1, 4]))
+        Pool.model_validate(pool),
+        Job.model_validate(job),
+        estimate,
+        data_of(rows),
+        draw(st.sampled_from([1, 1, 4])),
     )

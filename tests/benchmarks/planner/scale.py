@@ -19,16 +19,22 @@ from pathlib import Path
 
 from planner_cases import data_of
 
-from trainwright.estimator.curves import Affine, DeviceCurve
+from trainwright.estimator.predict.curves import Affine, DeviceCurve
 from trainwright.tasks.allocate.planner import make_plan
-from trainwright.tasks.artefacts import Estimate, Plan
-from trainwright.tasks.job import Job
-from trainwright.tasks.pool import Device, Pool
+from trainwright.tasks.runs.artefacts import Estimate, Plan
+from trainwright.tasks.spec.job import Job
+from trainwright.tasks.spec.pool import Device, Pool
 
 GPUS = (
-    "nvidia-t4", "nvidia-l4", "nvidia-a10", "nvidia-v100-32gb", "nvidia-a100-40gb", "nvidia-l40s", "nvidia-a100-80gb",
+    "nvidia-t4",
+    "nvidia-l4",
+    "nvidia-a10",
+    "nvidia-v100-32gb",
+    "nvidia-a100-40gb",
+    "nvidia-l40s",
+    "nvidia-a100-80gb",
     "nvidia-h100-80gb",
-)  # fmt: skip
+)
 
 
 def estimate_for(devices: list[Device], types: int, seed: int) -> Estimate:
@@ -40,12 +46,21 @@ def estimate_for(devices: list[Device], types: int, seed: int) -> Estimate:
             fast = draw.uniform(1.0, 12.0)
             idle = draw.uniform(10, 80)
             curves[device.variant] = DeviceCurve(
-                device_type=device.type, cores=device.cores, speed=device.speed, mode="datasheet", coverage=1.0,
-                step_time_s=Affine(fixed=draw.uniform(1e-3, 4e-3), per_sample=4e-3 / fast), low_factor=0.7,
-                high_factor=draw.choice([1.2, 1.4, 1.6]), peak_memory_bytes=Affine(fixed=2e9, per_sample=3e7),
-                memory_safe_factor=1.2, memory_limit_bytes=draw.choice([12, 16, 24, 40, 80]) * 2.0**30,
-                idle_w=idle, load_w=idle + draw.uniform(20, 40) * fast, energy_source="datasheet",
-            )  # fmt: skip
+                device_type=device.type,
+                cores=device.cores,
+                speed=device.speed,
+                mode="datasheet",
+                coverage=1.0,
+                step_time_s=Affine(fixed=draw.uniform(1e-3, 4e-3), per_sample=4e-3 / fast),
+                low_factor=0.7,
+                high_factor=draw.choice([1.2, 1.4, 1.6]),
+                peak_memory_bytes=Affine(fixed=2e9, per_sample=3e7),
+                memory_safe_factor=1.2,
+                memory_limit_bytes=draw.choice([12, 16, 24, 40, 80]) * 2.0**30,
+                idle_w=idle,
+                load_w=idle + draw.uniform(20, 40) * fast,
+                energy_source="datasheet",
+            )
     return Estimate(mode="datasheet", curves=list(curves.values()), gradient_bytes=1e8)
 
 
@@ -57,10 +72,18 @@ def gpu_pool(count: int, *, mixed: bool) -> Pool:
         devices = [{"type": one, "count": 8}]
         if mixed and one != other:
             devices = [{"type": one, "count": 4}, {"type": other, "count": 4}]
-        hosts.append({"name": f"h{number}", "address": f"10.{number // 250}.{number % 250}.1", "devices": devices})
+        hosts.append(
+            {
+                "name": f"h{number}",
+                "address": f"10.{number // 250}.{number % 250}.1",
+                "devices": devices,
+            }
+        )
     prices = {name: f"{0.5 + number}/h" for number, name in enumerate(GPUS)}
     network = {"bandwidth": "100Gbit", "latency": "20us"}
-    return Pool.model_validate({"name": "large", "network": network, "hosts": hosts, "prices": prices})
+    return Pool.model_validate(
+        {"name": "large", "network": network, "hosts": hosts, "prices": prices}
+    )
 
 
 def typed_pool(types: int, each: int) -> Pool:
@@ -83,7 +106,9 @@ def job_of(goal: str, size: object, hours: float | None) -> Job:
     """A training of 1.2 million samples for 10 epochs."""
     objective = {"minimize": goal} | ({"deadline": f"{hours}h"} if hours else {})
     train = {"epochs": 10, "global_batch_size": size, "batch_bounds": [256, 8192]}
-    return Job.model_validate({"name": "j", "data": {"uri": "x"}, "train": train, "objective": objective})
+    return Job.model_validate(
+        {"name": "j", "data": {"uri": "x"}, "train": train, "objective": objective}
+    )
 
 
 def main() -> None:
@@ -121,12 +146,16 @@ def main() -> None:
         estimate = estimate_for(devices, types, seed=types)
         began = time.process_time()
         try:
-            plan = plans[name, count, job] = make_plan(jobs[job], pool, estimate, data_of(1_200_000), devices)
+            plan = plans[name, count, job] = make_plan(
+                jobs[job], pool, estimate, data_of(1_200_000), devices
+            )
             solved[name, count, job].append(plan.solve_time_s)
         except Exception as error:  # noqa: BLE001 - an answer too, and timed
             print(name, job, str(error)[:200])
         taken[name, count, job].append(time.process_time() - began)
-    print(f"{'pool':38} {'job':22} {'median s':>9} {'spread':>7} {'solved s':>8} {'gap':>9}  devices, batch, front")
+    print(
+        f"{'pool':38} {'job':22} {'median s':>9} {'spread':>7} {'solved s':>8} {'gap':>9}  devices, batch, front"
+    )
     for key in sorted(taken, key=lambda key: (key[2], key[0].split()[1], key[1])):
         times, found = taken[key], plans.get(key)
         spread = (max(times) - min(times)) / statistics.median(times)
@@ -144,7 +173,9 @@ def main() -> None:
 def commit() -> str:
     """What was measured."""
     words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    return f"commit {subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()}"
+    return (
+        f"commit {subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()}"
+    )
 
 
 def drawn(taken: dict[tuple[str, int, str], list[float]]) -> str:
@@ -153,7 +184,13 @@ def drawn(taken: dict[tuple[str, int, str], list[float]]) -> str:
 
     lines: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for (name, count, job), times in taken.items():
-        kind = "types of 100" if "types of" in name else "mixed hosts" if "mixed" in name else "8 types"
+        kind = (
+            "types of 100"
+            if "types of" in name
+            else "mixed hosts"
+            if "mixed" in name
+            else "8 types"
+        )
         lines[f"{job}: {kind}"].append((count, statistics.median(times)))
     colours = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
@@ -182,7 +219,9 @@ def drawn(taken: dict[tuple[str, int, str], list[float]]) -> str:
         colour = colours[number % len(colours)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in sorted(points)))
         dash = "" if number < len(colours) else ' stroke-dasharray="4 3"'
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dash}/>')
+        parts.append(
+            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dash}/>'
+        )
         parts.append(f'<text x="580" y="{52 + 16 * number}" fill="{colour}">{name}</text>')
     return "\n".join([*parts, "</svg>"])
 

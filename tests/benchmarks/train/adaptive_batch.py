@@ -23,13 +23,13 @@ import torch
 from lr_tasks import ADAMW, IMAGES, SGD, TABLE, LrTask, _rings, _save, _stripes
 from one_process import OneProcess
 
-from trainwright.estimator.curves import Affine
-from trainwright.tasks.allocate.split import split_batch
-from trainwright.tasks.train.adaptive_batch import BatchGrowth, Rule, rule_for
-from trainwright.tasks.train.batches import epoch_order
-from trainwright.tasks.train.halves import half_squares
-from trainwright.tasks.train.noise_scale import noise_and_signal
-from trainwright.tasks.train.rank import Rank
+from trainwright.estimator.predict.curves import Affine
+from trainwright.tasks.allocate.plan.split import split_batch
+from trainwright.tasks.train.batch.adaptive_batch import BatchGrowth, Rule, rule_for
+from trainwright.tasks.train.batch.half_batches import half_squares
+from trainwright.tasks.train.batch.noise_scale import noise_and_signal
+from trainwright.tasks.train.batch.sampling import epoch_order
+from trainwright.tasks.train.rank.rank import Rank
 
 SWEEP = (16, 32, 64, 128, 256)
 WINDOW_STEPS = 20
@@ -50,10 +50,16 @@ class Case:
 RINGS = {"kind": "mlp", "inputs": 12, "classes": 4}
 STRIPES = {"kind": "cnn", "width": 8, "classes": 6}
 CASES = (
-    Case(LrTask("digits MLP, AdamW", None, {"kind": "mlp"}, ADAMW, 60, SWEEP[0], IMAGES), 1e-3, 94.0),
+    Case(
+        LrTask("digits MLP, AdamW", None, {"kind": "mlp"}, ADAMW, 60, SWEEP[0], IMAGES), 1e-3, 94.0
+    ),
     Case(LrTask("rings MLP, SGD", _save(_rings, 9), RINGS, SGD, 200, SWEEP[0], TABLE), 0.1, 80.0),
-    Case(LrTask("stripes CNN, AdamW", _save(_stripes, 9), STRIPES, ADAMW, 60, SWEEP[0], IMAGES), 1e-3, 84.0),
-)  # fmt: skip
+    Case(
+        LrTask("stripes CNN, AdamW", _save(_stripes, 9), STRIPES, ADAMW, 60, SWEEP[0], IMAGES),
+        1e-3,
+        84.0,
+    ),
+)
 
 
 @functools.cache
@@ -95,7 +101,9 @@ def seconds_to_target(
         found = rank.step(order, begin, step)
         if found.samples == size:
             parts = split_of(size)
-            squares = half_squares(rank.model, partial(_loss, rank), order[begin : begin + size], parts[0])
+            squares = half_squares(
+                rank.model, partial(_loss, rank), order[begin : begin + size], parts[0]
+            )
             rank.noise_scale.add(*noise_and_signal(*squares))
         rank.update(case.learning_rate * growth.factor(step, noise))
         if size not in times:
@@ -122,16 +130,24 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rules", action="store_true", help="compare the rules of the learning rate")
+    parser.add_argument(
+        "--rules", action="store_true", help="compare the rules of the learning rate"
+    )
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    rules: tuple[Rule, ...] = ("constant", "sqrt", "linear", "adascale") if asked.rules else ("auto",)
+    rules: tuple[Rule, ...] = (
+        ("constant", "sqrt", "linear", "adascale") if asked.rules else ("auto",)
+    )
     for case in CASES:
         one = OneProcess(case.task)
         for rule in rules:
-            print(f"{case.task.name}, target {case.target:g}, rule {rule_for(rule, case.task.optimizer['name'])}")
+            print(
+                f"{case.task.name}, target {case.target:g}, rule {rule_for(rule, case.task.optimizer['name'])}"
+            )
             fixed = {
-                size: [seconds_to_target(case, one, seed, rule, size)[0] for seed in range(asked.seeds)]
+                size: [
+                    seconds_to_target(case, one, seed, rule, size)[0] for seed in range(asked.seeds)
+                ]
                 for size in SWEEP
             }
             for size, seconds in fixed.items():
@@ -140,7 +156,9 @@ def main() -> None:
             grown = [seconds for seconds, _ in runs]
             best = min(statistics.mean(seconds) for seconds in fixed.values())
             ratio = statistics.mean(grown) / best if math.isfinite(best) else math.inf
-            print(f"  grows:      {_shown(grown)}   {' -> '.join(str(size) for _, size in runs[0][1])}")
+            print(
+                f"  grows:      {_shown(grown)}   {' -> '.join(str(size) for _, size in runs[0][1])}"
+            )
             print(
                 f"  ratio to the best fixed batch {ratio:.2f}, {'within' if ratio <= 1.1 else 'NOT within'} 1.1",
                 flush=True,
@@ -149,7 +167,11 @@ def main() -> None:
 
 def _shown(seconds: list[float]) -> str:
     spread = (max(seconds) - min(seconds)) / 2
-    return f"{statistics.mean(seconds):7.2f} ± {spread:.2f} s" if math.isfinite(sum(seconds)) else "not always reached"
+    return (
+        f"{statistics.mean(seconds):7.2f} ± {spread:.2f} s"
+        if math.isfinite(sum(seconds))
+        else "not always reached"
+    )
 
 
 if __name__ == "__main__":

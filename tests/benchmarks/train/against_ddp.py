@@ -22,7 +22,7 @@ from pathlib import Path
 
 from pace import HELD_OUT, MODEL, ROWS, TRAIN_ROWS, asked_for, middle, paced, samples_per_s
 
-from trainwright.tasks.train.batches import samples_after
+from trainwright.tasks.train.batch.sampling import samples_after
 
 RANKS = 2
 
@@ -31,7 +31,9 @@ def ours(width: int, batch: int, steps: int, backend: str) -> float:
     """Samples per second."""
     with tempfile.TemporaryDirectory() as folder:
         split = [batch] * RANKS
-        asked = asked_for(Path(folder), split, [{"type": "cpu"}] * RANKS, steps, width=width, backend=backend)
+        asked = asked_for(
+            Path(folder), split, [{"type": "cpu"}] * RANKS, steps, width=width, backend=backend
+        )
         seen, _ = paced(asked)
     return samples_per_s(seen, sum(split), after=20)
 
@@ -42,7 +44,9 @@ def ddp(width: int, batch: int, steps: int) -> float:
         command = [sys.executable, __file__, "--as-rank"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         ranks = [
-            subprocess.Popen([*command, str(rank), folder, str(width), str(batch), str(steps)], env=environment)
+            subprocess.Popen(
+                [*command, str(rank), folder, str(width), str(batch), str(steps)], env=environment
+            )
             for rank in range(RANKS)
         ]
         ended = [rank.wait() for rank in ranks]
@@ -56,15 +60,22 @@ def as_rank(rank: int, folder: str, width: int, batch: int, steps: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from trainwright.tasks import data
-    from trainwright.tasks.job import DataSpec
-    from trainwright.tasks.train.batches import epoch_order
+    from trainwright.tasks.data import dataset as data
+    from trainwright.tasks.spec.job import DataSpec
+    from trainwright.tasks.train.batch.sampling import epoch_order
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS)
-    dataset = data.load(DataSpec.model_validate({"uri": "builtin:digits", "validation_fraction": HELD_OUT / ROWS}))
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS
+    )
+    dataset = data.load(
+        DataSpec.model_validate({"uri": "builtin:digits", "validation_fraction": HELD_OUT / ROWS})
+    )
     rows, _ = data.split_rows(ROWS, HELD_OUT / ROWS, 0)
-    inputs, targets = torch.from_numpy(dataset.inputs["inputs"]).float(), torch.from_numpy(dataset.targets)
+    inputs, targets = (
+        torch.from_numpy(dataset.inputs["inputs"]).float(),
+        torch.from_numpy(dataset.targets),
+    )
     names: dict = {}
     exec(MODEL, names)
     torch.manual_seed(0)
@@ -106,9 +117,12 @@ def main() -> None:
             job = asked.width, asked.batch, asked.steps
             found[way].append(ours(*job, asked.backend) if way == "ours" else ddp(*job))
     ratios = [
-        (one + other) / 2 / mine for one, other, mine in zip(found["ddp"], found["again"], found["ours"], strict=True)
+        (one + other) / 2 / mine
+        for one, other, mine in zip(found["ddp"], found["again"], found["ours"], strict=True)
     ]
-    floor = statistics.median(abs(a / b - 1) for a, b in zip(found["ddp"], found["again"], strict=True))
+    floor = statistics.median(
+        abs(a / b - 1) for a, b in zip(found["ddp"], found["again"], strict=True)
+    )
     step_ms = 1e3 * RANKS * asked.batch / statistics.median(found["ddp"] + found["again"])
     print(
         f"width {asked.width}, {RANKS} ranks of {asked.batch}, {asked.backend}: {middle(ratios)} of DDP's time (bar 1.05), which "

@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-sys.path.insert(0, str(Path(__file__).parents[2] / "tasks" / "train"))
+sys.path.extend(
+    str(Path(__file__).parents[2] / "tasks" / "train" / room) for room in ("", "hosts", "rank")
+)
 
 import lab
 from hosts import BATCH, FREELY, SETTLING, Steps, held, on_hosts, pin, share_of_own, steps_of
@@ -30,9 +32,9 @@ from pace import middle
 from training_case import ROWS
 
 from trainwright.tasks import progress
-from trainwright.tasks.artefacts import SplitEvent
+from trainwright.tasks.runs.artefacts import SplitEvent
 from trainwright.tasks.train import train
-from trainwright.tasks.train.launch import choose_backend
+from trainwright.tasks.train.launcher.launch import choose_backend
 
 BAR, MOST_CHANGES = 0.93, 3
 
@@ -68,7 +70,11 @@ def shares(steps: Steps, bounds: list[int]) -> list[float]:
     """What the whole steps between two bounds reach of their own ideal; NaN where there are hardly any."""
     found = []
     for first, last in pairwise(bounds):
-        whole = [own for own in steps[first + SETTLING : last] if sum(row["batch_size"] for row in own) == BATCH]
+        whole = [
+            own
+            for own in steps[first + SETTLING : last]
+            if sum(row["batch_size"] for row in own) == BATCH
+        ]
         found.append(share_of_own(whole) if len(whole) > SETTLING else float("nan"))
     return found
 
@@ -90,9 +96,13 @@ def main() -> None:
     """Measure, and print a line for each round, and the medians."""
     parser = argparse.ArgumentParser()
     parser.add_argument("rounds", type=int, nargs="?", default=5)
-    parser.add_argument("--before", type=float, nargs="+", default=[0.8, 0.4], help="quotas of cores")
+    parser.add_argument(
+        "--before", type=float, nargs="+", default=[0.8, 0.4], help="quotas of cores"
+    )
     parser.add_argument("--after", type=float, nargs="+", default=[0.4, 0.8])
-    parser.add_argument("--steps", type=int, nargs=2, default=[60, 140], help="at the quotas before and after")
+    parser.add_argument(
+        "--steps", type=int, nargs=2, default=[60, 140], help="at the quotas before and after"
+    )
     parser.add_argument("--channels", type=int, default=64)
     parser.add_argument("--passes", type=int, default=4)
     parser.add_argument("--backend", default="auto", choices=["auto", "horovod", "torch"])
@@ -102,7 +112,10 @@ def main() -> None:
     if len(given.before) != len(given.after):
         parser.error("--before and --after take as many quotas")
     backend = choose_backend(given.backend)
-    print(f"{backend}, hosts of {given.before} cores, then of {given.after}, batch {BATCH}", flush=True)
+    print(
+        f"{backend}, hosts of {given.before} cores, then of {given.after}, batch {BATCH}",
+        flush=True,
+    )
     ends, counts = [], []
     for _ in range(given.rounds):
         steps, events, changed = trained(given, backend)

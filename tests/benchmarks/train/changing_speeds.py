@@ -105,19 +105,27 @@ def changed(before: list[float], after: list[float]) -> list[tuple[list[float], 
         for begins, ends in pairwise([first, *(event.step for event in events), last]):
             between = [one for one in seen if begins < one[0] <= ends]
             measured = len(between) > 2
-            rate = samples_per_s(between, batch, after=0, rows=EPOCH_STEPS * batch) if measured else float("nan")
+            rate = (
+                samples_per_s(between, batch, after=0, rows=EPOCH_STEPS * batch)
+                if measured
+                else float("nan")
+            )
             shares.append(rate * SAMPLE_S / sum(speeds))
         found.append((shares, [f"step {event.step}: {event.batch_sizes}" for event in events]))
     return found
 
 
-def wavering(speeds: list[float], noise: float, steps: int, *, adapts: bool, draws: int) -> tuple[float, float]:
+def wavering(
+    speeds: list[float], noise: float, steps: int, *, adapts: bool, draws: int
+) -> tuple[float, float]:
     """Samples per second, and changes of the split in 100 steps."""
     with tempfile.TemporaryDirectory() as folder:
         asked, _ = made(Path(folder), speeds, steps, noise, adapts=adapts, draws=draws)
         seen, result = paced(asked)
     batch = asked.plan.global_batch_size
-    return samples_per_s(seen, batch, rows=EPOCH_STEPS * batch), 100 * len(result.split_events) / result.steps
+    return samples_per_s(seen, batch, rows=EPOCH_STEPS * batch), 100 * len(
+        result.split_events
+    ) / result.steps
 
 
 def shown(shares: list[float]) -> str:
@@ -133,7 +141,10 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.15)
     parser.add_argument("--steps", type=int, default=200, help="of each training that wavers")
     parser.add_argument(
-        "--seed", type=int, default=0, help="of the first round's wavering; the next round takes the next"
+        "--seed",
+        type=int,
+        default=0,
+        help="of the first round's wavering; the next round takes the next",
     )
     parser.add_argument("--no-change", action="store_true")
     parser.add_argument("--no-noise", action="store_true")
@@ -152,11 +163,17 @@ def main() -> None:
         found: dict[str, list[tuple[float, float]]] = {"adaptive": [], "static": [], "again": []}
         for draws in range(asked.seed, asked.seed + asked.rounds):
             for way in random.sample(sorted(found), len(found)):
-                found[way].append(wavering([2.0, 1.0], asked.noise, asked.steps, adapts=way == "adaptive", draws=draws))
+                found[way].append(
+                    wavering(
+                        [2.0, 1.0], asked.noise, asked.steps, adapts=way == "adaptive", draws=draws
+                    )
+                )
         rates = {way: [rate for rate, _ in ones] for way, ones in found.items()}
         of_round = zip(rates["adaptive"], rates["static"], rates["again"], strict=True)
         shares = [2 * adaptive / (static + again) for adaptive, static, again in of_round]
-        floor = statistics.median(abs(a / b - 1) for a, b in zip(rates["static"], rates["again"], strict=True))
+        floor = statistics.median(
+            abs(a / b - 1) for a, b in zip(rates["static"], rates["again"], strict=True)
+        )
         changes = middle([count for _, count in found["adaptive"]])
         print(
             f"times that waver by {asked.noise:.0%}: {changes} changes in 100 steps (bar 1); "

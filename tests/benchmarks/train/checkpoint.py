@@ -45,12 +45,17 @@ import numpy as np
 import psutil
 from pace import median_between
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tasks" / "train"))
+sys.path.extend(
+    str(Path(__file__).parents[2] / "tasks" / "train" / room) for room in ("", "hosts", "rank")
+)
 
 MODELS = {
-    "small": {"width": 64, "passes": 1}, "medium": {"width": 256, "passes": 8}, "long": {"width": 256, "passes": 28},
-    "wide": {"width": 1024, "passes": 6}, "large": {"width": 2560, "passes": 1},
-}  # fmt: skip
+    "small": {"width": 64, "passes": 1},
+    "medium": {"width": 256, "passes": 8},
+    "long": {"width": 256, "passes": 28},
+    "wide": {"width": 1024, "passes": 6},
+    "large": {"width": 2560, "passes": 1},
+}
 MODEL = """
 import torch
 
@@ -121,7 +126,9 @@ class Watch:
         """Until each of these moments. Raises RuntimeError where a rank ended before the last."""
         times, cpu = zip(*self._seen, strict=True)
         if moments[-1] > times[-1] + 1.0:
-            raise RuntimeError("a rank ended while it was measured: its CPU time is not known to the end")
+            raise RuntimeError(
+                "a rank ended while it was measured: its CPU time is not known to the end"
+            )
         return [float(one) for one in np.interp(moments, times, cpu)]
 
 
@@ -131,7 +138,13 @@ def _clock_of(pid: int) -> int:
 
 
 def windows_s(
-    name: str, model: dict[str, int], asked_for: argparse.Namespace, steps: int, others: list[int], *, with_: bool
+    name: str,
+    model: dict[str, int],
+    asked_for: argparse.Namespace,
+    steps: int,
+    others: list[int],
+    *,
+    with_: bool,
 ) -> list[tuple[float, float]]:
     """Of every `steps` steps of one training, the seconds and those of CPU time; each fourth window begins with a checkpoint
     (`with_`)."""
@@ -143,15 +156,33 @@ def windows_s(
 
     batches = BATCHES[:1] if asked_for.apart else BATCHES
     windows, cycle = WINDOWS * (asked_for.checkpoints + 2), WINDOWS * steps
-    with tempfile.TemporaryDirectory() as folder, Watch(others) as watch, progress.heard_by(watch.hear):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Watch(others) as watch,
+        progress.heard_by(watch.hear),
+    ):
         asked = request(
-            Path(folder), batches, devices=[{"type": "cpu"}] * len(batches), model=model, validation_fraction=VALIDATED,
-            epochs=math.ceil(windows * steps * sum(batches) / TRAIN_ROWS), optimizer={"name": "adamw"},
+            Path(folder),
+            batches,
+            devices=[{"type": "cpu"}] * len(batches),
+            model=model,
+            validation_fraction=VALIDATED,
+            epochs=math.ceil(windows * steps * sum(batches) / TRAIN_ROWS),
+            optimizer={"name": "adamw"},
             backend=asked_for.backend,
-            checkpoint={"every_steps": cycle if with_ else NEVER, "keep_last": 1, "keep_best": False}, **NO_SPARE,
-        )  # fmt: skip
+            checkpoint={
+                "every_steps": cycle if with_ else NEVER,
+                "keep_last": 1,
+                "keep_best": False,
+            },
+            **NO_SPARE,
+        )
         (Path(asked.source_folder) / "net.py").write_text(MODEL)
-        train(asked if asked_for.store == "file" else asked.model_copy(update={"run_uri": f"s3://benchmark/{name}"}))
+        train(
+            asked
+            if asked_for.store == "file"
+            else asked.model_copy(update={"run_uri": f"s3://benchmark/{name}"})
+        )
         ended = {
             event.step: event.wall_time
             for path in sorted((Path(asked.work_folder) / "events").glob("*"))
@@ -159,13 +190,23 @@ def windows_s(
             if any(value.tag == "loss/train" for value in event.summary.value)
         }
     written = (
-        [step for step in range(cycle, windows * steps, cycle) if step + WRITTEN * steps in ended] if with_ else []
+        [step for step in range(cycle, windows * steps, cycle) if step + WRITTEN * steps in ended]
+        if with_
+        else []
     )
-    late = [step for step in written if watch.stored.get(step, math.inf) > ended[step + WRITTEN * steps]]
+    late = [
+        step for step in written if watch.stored.get(step, math.inf) > ended[step + WRITTEN * steps]
+    ]
     if late:
-        print(f"{name}: of {len(written)} checkpoints {len(late)} were in the store only {WRITTEN * steps} steps later")
+        print(
+            f"{name}: of {len(written)} checkpoints {len(late)} were in the store only {WRITTEN * steps} steps later"
+        )
     asked_for.late += len(late)
-    borders = [ended[number * steps] for number in range(WINDOWS - WRITTEN, windows + 1) if number * steps in ended]
+    borders = [
+        ended[number * steps]
+        for number in range(WINDOWS - WRITTEN, windows + 1)
+        if number * steps in ended
+    ]
     pairs = itertools.pairwise(zip(borders, watch.cpu_s(borders), strict=True))
     return [(after[0] - before[0], after[1] - before[1]) for before, after in pairs]
 
@@ -196,13 +237,20 @@ def costs_s(windows: list[float]) -> list[float]:
 
 
 def report(
-    name: str, asked: argparse.Namespace, steps: int, found: dict[bool, list[tuple[float, float]]], server_s: float
+    name: str,
+    asked: argparse.Namespace,
+    steps: int,
+    found: dict[bool, list[tuple[float, float]]],
+    server_s: float,
 ) -> None:
     """What a checkpoint costs, in time and in CPU time."""
     for kind, of in enumerate(("time", "CPU time")):
         seconds = {with_: [window[kind] for window in found[with_]] for with_ in (True, False)}
         step_s = statistics.median(seconds[False]) / steps
-        costs, noise = ([one / (asked.every * step_s) for one in costs_s(seconds[with_])] for with_ in (True, False))
+        costs, noise = (
+            [one / (asked.every * step_s) for one in costs_s(seconds[with_])]
+            for with_ in (True, False)
+        )
         (cost, low, high), (middle, least, most) = median_between(costs), median_between(noise)
         print(
             f"{name}: {1e3 * step_s:.1f} ms of {of} a step; a checkpoint every {asked.every} steps costs {cost:+.1%} "
@@ -231,7 +279,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=list(MODELS), action="append")
     parser.add_argument("--store", choices=["s3", "idle", "file"], default="s3")
-    parser.add_argument("--apart", action="store_true", help="the server and one rank, each on a core of its own")
+    parser.add_argument(
+        "--apart", action="store_true", help="the server and one rank, each on a core of its own"
+    )
     parser.add_argument("--backend", choices=["torch", "horovod"], default="torch")
     parser.add_argument("--checkpoints", type=int, default=40)
     parser.add_argument("--window", type=int, default=5, help="steps")
@@ -259,7 +309,9 @@ def main() -> None:
                 counted = [server.pid] if server is not None and not asked.apart else []
                 found, asked.late = {}, 0
                 for with_ in random.sample([True, False], 2):
-                    found[with_] = windows_s(f"{model}-{with_}", MODELS[model], asked, steps, counted, with_=with_)
+                    found[with_] = windows_s(
+                        f"{model}-{with_}", MODELS[model], asked, steps, counted, with_=with_
+                    )
                 served = sum(server.cpu_times()[:2]) - before if server else 0.0
                 report(
                     f"{model}, {asked.store}{' apart' if asked.apart else ''}",

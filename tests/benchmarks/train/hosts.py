@@ -36,16 +36,18 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-sys.path.insert(0, str(Path(__file__).parents[2] / "tasks" / "train"))
+sys.path.extend(
+    str(Path(__file__).parents[2] / "tasks" / "train" / room) for room in ("", "hosts", "rank")
+)
 
 import lab
 from pace import median_between
 from training_case import ROWS, request, rows
 
 from trainwright.tasks import progress
-from trainwright.tasks.artefacts import SplitEvent
+from trainwright.tasks.runs.artefacts import SplitEvent
 from trainwright.tasks.train import TrainRequest, train
-from trainwright.tasks.train.launch import choose_backend
+from trainwright.tasks.train.launcher.launch import choose_backend
 
 BATCH = 240
 FREELY = 4.0
@@ -78,7 +80,10 @@ def build_model(channels, passes):
 
 
 def on_hosts(folder: Path, made: lab.Lab, split: list[int], **wanted: Any) -> TrainRequest:
-    devices = [{"type": "cpu", "host": one.name, "address": one.address, "id": f"{one.name}/cpu"} for one in made.hosts]
+    devices = [
+        {"type": "cpu", "host": one.name, "address": one.address, "id": f"{one.name}/cpu"}
+        for one in made.hosts
+    ]
     spec = {"checkpoint": {"every_steps": 10_000, "keep_best": False}, **wanted}
     asked = request(folder, split, devices=devices, **spec)
     (folder / "source" / "net.py").write_text(MODEL)
@@ -122,14 +127,22 @@ def even(count: int) -> list[int]:
 
 def found_split(folder: Path, made: lab.Lab, job: dict[str, Any], epochs: int) -> list[int]:
     """The split that a training comes to, which begins with an even one."""
-    result = train(on_hosts(folder, made, even(len(made.hosts)), epochs=epochs, adaptive_split=True, **job))
+    result = train(
+        on_hosts(folder, made, even(len(made.hosts)), epochs=epochs, adaptive_split=True, **job)
+    )
     for event in result.split_events:
         print(f"   step {event.step}: {event.batch_sizes}")
     return [device.batch_size for device in result.devices]
 
 
 def windows(
-    folder: Path, made: lab.Lab, job: dict[str, Any], split: list[int], other: list[int], rounds: int, seed: int
+    folder: Path,
+    made: lab.Lab,
+    job: dict[str, Any],
+    split: list[int],
+    other: list[int],
+    rounds: int,
+    seed: int,
 ) -> dict[str, list[Steps]]:
     """Of each kind of window, round by round, the steps that count."""
     count, draw = len(made.hosts), random.Random(seed)
@@ -138,7 +151,8 @@ def windows(
         kinds[f"alone {number}"] = [split[number] if one == number else 0 for one in range(count)]
     order = [name for _ in range(rounds) for name in draw.sample(sorted(kinds), len(kinds))]
     events = [
-        SplitEvent(step=WINDOW * at, batch_sizes=kinds[name], reason=f"{at} {name}") for at, name in enumerate(order)
+        SplitEvent(step=WINDOW * at, batch_sizes=kinds[name], reason=f"{at} {name}")
+        for at, name in enumerate(order)
     ]
     samples = sum(WINDOW * sum(kinds[name]) for name in order)
     asked = on_hosts(folder, made, split, epochs=-(-samples // ROWS) + 1, **job)
@@ -147,7 +161,9 @@ def windows(
     found: dict[str, list[Steps]] = defaultdict(list)
     for at, name in enumerate(order):
         steps = by_step[WINDOW * at + SETTLING : WINDOW * (at + 1)]
-        found[name].append([own for own in steps if sum(row["batch_size"] for row in own) == sum(kinds[name])])
+        found[name].append(
+            [own for own in steps if sum(row["batch_size"] for row in own) == sum(kinds[name])]
+        )
     return found
 
 
@@ -170,7 +186,9 @@ def share_of_own(steps: Steps) -> float:
     reached = sum(row["batch_size"] for own in steps for row in own) / slowest_s(steps)
     ranks = [[row for row in own if row["batch_size"]] for own in zip(*steps, strict=True)]
     return reached / sum(
-        sum(row["batch_size"] for row in own) / sum(row["compute_s"] for row in own) for own in ranks if own
+        sum(row["batch_size"] for row in own) / sum(row["compute_s"] for row in own)
+        for own in ranks
+        if own
     )
 
 
@@ -181,12 +199,18 @@ def slowest_s(steps: Steps) -> float:
 
 def breakdown(steps: Steps, split: list[int], alone: list[float]) -> str:
     """What the steps of the split found took, by the means."""
-    own = [1e3 * statistics.mean(row["compute_s"] for row in rank) for rank in zip(*steps, strict=True)]
+    own = [
+        1e3 * statistics.mean(row["compute_s"] for row in rank) for rank in zip(*steps, strict=True)
+    ]
     slowest = 1e3 * statistics.mean(max(row["compute_s"] for row in ranks) for ranks in steps)
     whole = 1e3 * slowest_s(steps) / len(steps)
-    rest = [1e3 * (max(r["step_time_s"] for r in ranks) - max(r["compute_s"] for r in ranks)) for ranks in steps]
+    rest = [
+        1e3 * (max(r["step_time_s"] for r in ranks) - max(r["compute_s"] for r in ranks))
+        for ranks in steps
+    ]
     listed = ", ".join(
-        f"{one:.0f} ({1e3 * part / speed:.0f} alone)" for one, part, speed in zip(own, split, alone, strict=True)
+        f"{one:.0f} ({1e3 * part / speed:.0f} alone)"
+        for one, part, speed in zip(own, split, alone, strict=True)
     )
     return (
         f"a step, in ms: {whole:.0f}; each host's own computing {listed}; the slowest {slowest:.0f}, "
@@ -195,7 +219,9 @@ def breakdown(steps: Steps, split: list[int], alone: list[float]) -> str:
 
 
 def spread(values: list[float]) -> str:
-    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0], 0, values[0])
+    low, _, high = (
+        statistics.quantiles(values, n=4) if len(values) > 1 else (values[0], 0, values[0])
+    )
     return f"{statistics.median(values):7.1f} samples/s ({low:.1f} to {high:.1f})"
 
 
@@ -212,11 +238,20 @@ def main() -> None:
     parser.add_argument("--channels", type=int, default=96, help="of the network")
     parser.add_argument("--passes", type=int, default=12, help="through its layer between")
     parser.add_argument(
-        "--split", type=int, nargs="+", help="measure this one, instead of one that a training comes to"
+        "--split",
+        type=int,
+        nargs="+",
+        help="measure this one, instead of one that a training comes to",
     )
-    parser.add_argument("--other", type=int, nargs="+", help="split to compare with; left out: the even one")
-    parser.add_argument("--epochs", type=int, default=20, help="of the training that finds the split")
-    parser.add_argument("--roam", action="store_true", help="let hosts run on all cores of this machine")
+    parser.add_argument(
+        "--other", type=int, nargs="+", help="split to compare with; left out: the even one"
+    )
+    parser.add_argument(
+        "--epochs", type=int, default=20, help="of the training that finds the split"
+    )
+    parser.add_argument(
+        "--roam", action="store_true", help="let hosts run on all cores of this machine"
+    )
     parser.add_argument("--keep", type=Path, metavar="FOLDER")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
@@ -224,7 +259,9 @@ def main() -> None:
         raise SystemExit(reason)
     backend = choose_backend(given.backend)
     job = {"backend": backend, "model": {"channels": given.channels, "passes": given.passes}}
-    folder = nullcontext(str(given.keep.absolute())) if given.keep else tempfile.TemporaryDirectory()
+    folder = (
+        nullcontext(str(given.keep.absolute())) if given.keep else tempfile.TemporaryDirectory()
+    )
     with folder as name, lab.running(cores=[FREELY] * len(given.cores), rate=given.rate) as made:
         print(
             f"{backend}, hosts of {given.cores} cores, links of {given.rate}, batch {BATCH}, {given.channels} channels, "
@@ -238,19 +275,30 @@ def main() -> None:
             print(f"split found, from {even(len(given.cores))}: {split}")
         other = given.other or even(len(given.cores))
         with held(made, given.cores):
-            found = windows(Path(name) / "second", made, job, split, other, given.rounds, given.seed)
+            found = windows(
+                Path(name) / "second", made, job, split, other, given.rounds, given.seed
+            )
     alone = [kind for kind in sorted(found) if kind.startswith("alone")]
-    rates = {kind: [rate(steps, alone=kind in alone) for steps in rounds] for kind, rounds in found.items()}
+    rates = {
+        kind: [rate(steps, alone=kind in alone) for steps in rounds]
+        for kind, rounds in found.items()
+    }
     ideal = [sum(speeds) for speeds in zip(*(rates[kind] for kind in alone), strict=True)]
     for kind in (*alone, "found", "other"):
         print(f"{kind:8} {spread(rates[kind])}")
     both = [[*one, *other] for one, other in zip(found["found"], found["again"], strict=True)]
     for kind, rounds in (("found", both), ("other", found["other"])):
-        of_alone = median_between([rate(steps) / whole for steps, whole in zip(rounds, ideal, strict=True)])
+        of_alone = median_between(
+            [rate(steps) / whole for steps, whole in zip(rounds, ideal, strict=True)]
+        )
         of_own = median_between([share_of_own(steps) for steps in rounds])
         met = "met" if min(of_alone[0], of_own[0]) >= BAR else "missed"
-        print(f"{kind:8} {shown(of_alone)} of hosts alone, {shown(of_own)} of their own speed: {met} (bar {BAR:.0%})")
-    noise = median_between([two / one for one, two in zip(rates["found"], rates["again"], strict=True)])
+        print(
+            f"{kind:8} {shown(of_alone)} of hosts alone, {shown(of_own)} of their own speed: {met} (bar {BAR:.0%})"
+        )
+    noise = median_between(
+        [two / one for one, two in zip(rates["found"], rates["again"], strict=True)]
+    )
     print(f"again    {shown(noise)} of the first")
     steps = [step for rounds in both for step in rounds]
     print(breakdown(steps, split, [statistics.median(rates[kind]) for kind in alone]))

@@ -17,7 +17,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tasks" / "train"))
+sys.path.extend(
+    str(Path(__file__).parents[2] / "tasks" / "train" / room) for room in ("", "hosts", "rank")
+)
 
 from joint_batch_case import (
     BOUNDS,
@@ -32,7 +34,7 @@ from joint_batch_case import (
 )
 from training_case import alone
 
-from trainwright.estimator.accuracy import table
+from trainwright.estimator.fit.accuracy import table
 from trainwright.tasks.train import train
 
 STEPS, BIASED_BOUND, REORDERINGS = 50, 1e-8, 3
@@ -47,7 +49,10 @@ def told(found: float, bound: float) -> str:
 def plain(backends: list[str], splits: list[str], precision: str) -> list[Row]:
     """A row for each way, a column for each library and split."""
     rows: list[Row] = [
-        (f"{precision}, <= {BOUNDS[precision]:g}", *(f"{one} {each}" for one in backends for each in splits))
+        (
+            f"{precision}, <= {BOUNDS[precision]:g}",
+            *(f"{one} {each}" for one in backends for each in splits),
+        )
     ]
     for way in WAYS:
         cells = []
@@ -86,9 +91,14 @@ def batch_norm(backends: list[str]) -> list[Row]:
             asked = normalized_single(Path(folder), backend)
             train(asked)
             expected = alone(asked)
-            by_order = [relative_difference(alone(asked, reordered=seed), expected) for seed in range(REORDERINGS)]
+            by_order = [
+                relative_difference(alone(asked, reordered=seed), expected)
+                for seed in range(REORDERINGS)
+            ]
             bars.append(2 * statistics.median(by_order))
-            cells.append(told(relative_difference(trained(Path(folder) / "run", STEPS), expected), bars[-1]))
+            cells.append(
+                told(relative_difference(trained(Path(folder) / "run", STEPS), expected), bars[-1])
+            )
     rows.append(("fp32; twice what another order of samples makes", f"{bars[0]:.1e}", *cells))
     return rows
 
@@ -102,7 +112,9 @@ def main() -> None:
     given = parser.parse_args()
     backends = given.backend or ["torch", "horovod"]
     for precision in given.precision or BOUNDS:
-        print(table(plain(backends, given.split or list(SPLITS), precision)), end="\n\n", flush=True)
+        print(
+            table(plain(backends, given.split or list(SPLITS), precision)), end="\n\n", flush=True
+        )
     print(table(batch_norm(backends)))
 
 

@@ -22,7 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-sys.path.insert(0, str(Path(__file__).parents[2] / "tasks" / "train"))
+sys.path.extend(
+    str(Path(__file__).parents[2] / "tasks" / "train" / room) for room in ("", "hosts", "rank")
+)
 
 import lab
 from hosts_case import SLOW as SLOW_HOST
@@ -68,7 +70,9 @@ def left_s(folder: Path, made: lab.Lab | None, until_killed_s: float) -> tuple[f
         return marked(mark) + away
 
     try:
-        wait_until(lambda: any(folder.glob("run/checkpoints/*/state.json")) or launcher.poll() is not None)
+        wait_until(
+            lambda: any(folder.glob("run/checkpoints/*/state.json")) or launcher.poll() is not None
+        )
         time.sleep(until_killed_s)
         before = len(there())
         if launcher.poll() is not None:
@@ -96,14 +100,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     draw = random.Random(asked.seed)
-    places = ["two ranks here"] if (reason := lab.why_not()) else ["two ranks here", "two hosts of a lab"]
+    places = (
+        ["two ranks here"]
+        if (reason := lab.why_not())
+        else ["two ranks here", "two hosts of a lab"]
+    )
     if reason:
         print(reason)
     found: dict[str, list[tuple[float, int]]] = {place: [] for place in places}
     for _ in range(asked.rounds):
         for place in draw.sample(places, len(places)):
             with contextlib.ExitStack() as stack:
-                made = stack.enter_context(lab.running(cores=[None, None])) if "lab" in place else None
+                made = (
+                    stack.enter_context(lab.running(cores=[None, None])) if "lab" in place else None
+                )
                 folder = stack.enter_context(tempfile.TemporaryDirectory())
                 found[place].append(left_s(Path(folder), made, draw.uniform(0, 3)))
     for place, ones in found.items():

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trainwright.estimator.freed_memory import keep_freed_memory
-from trainwright.tasks.job import Job
-from trainwright.tasks.train.measure_loop import Case, case_of, measure_loop, time_cases
+from trainwright.estimator.memory.freed_memory import keep_freed_memory
+from trainwright.tasks.spec.job import Job
+from trainwright.tasks.train.worker.measure_loop import Case, case_of, measure_loop, time_cases
 
 ROWS = 1200
 SOURCE = """
@@ -58,14 +58,26 @@ SHAPES = {"mlp": (24,), "transformer": (16,), "cnn": (3, 16, 16), "cnn with norm
 
 def job_of(folder: Path, kind: str, batch: int) -> Job:
     """A job that trains this model with this batch."""
-    draw, shape, table = np.random.default_rng(0), (ROWS, *SHAPES[kind]), folder / f"{kind.replace(' ', '-')}.npz"
-    words = draw.integers(0, 500, shape) if kind == "transformer" else draw.random(shape, dtype=np.float32)
+    draw, shape, table = (
+        np.random.default_rng(0),
+        (ROWS, *SHAPES[kind]),
+        folder / f"{kind.replace(' ', '-')}.npz",
+    )
+    words = (
+        draw.integers(0, 500, shape)
+        if kind == "transformer"
+        else draw.random(shape, dtype=np.float32)
+    )
     np.savez(table, inputs=words, label=draw.integers(0, 4, ROWS))
     tasks = {"mlp": "tabular-classification", "transformer": "text-classification"}
     return Job.model_validate(
         {
             "name": "measured",
-            "data": {"uri": str(table), "target": "label", "task": tasks.get(kind, "image-classification")},
+            "data": {
+                "uri": str(table),
+                "target": "label",
+                "task": tasks.get(kind, "image-classification"),
+            },
             "model": {"source": str(folder / "models.py"), "config": {"kind": kind}},
             "train": {"global_batch_size": batch, "epochs": 100_000, "adaptive_split": False},
         }
@@ -74,17 +86,23 @@ def job_of(folder: Path, kind: str, batch: int) -> Job:
 
 def apart(seen: Sequence[float]) -> float:
     """How far the medians of the even and the odd measurements lie apart, of the median."""
-    return abs(statistics.median(seen[::2]) - statistics.median(seen[1::2])) / statistics.median(seen)
+    return abs(statistics.median(seen[::2]) - statistics.median(seen[1::2])) / statistics.median(
+        seen
+    )
 
 
 def main() -> None:
     """Measure the loop, then the cases; print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=40.0, help="for all cases together")
-    parser.add_argument("--loop-seconds", type=float, default=3.0, help="for the loop, as in calibration")
+    parser.add_argument(
+        "--loop-seconds", type=float, default=3.0, help="for the loop, as in calibration"
+    )
     parser.add_argument("--batches", type=int, nargs="+", default=[32, 128, 512])
     parser.add_argument(
-        "--given-back", action="store_true", help="let glibc give freed memory back, as it does by itself"
+        "--given-back",
+        action="store_true",
+        help="let glibc give freed memory back, as it does by itself",
     )
     given = parser.parse_args()
     if not given.given_back:
@@ -108,7 +126,11 @@ def main() -> None:
     )
     errors: tuple[list[float], list[float]] = ([], [])
     for (kind, batch), case in cases.items():
-        own_s, trained_s, loop_s = statistics.median(case.alone_s), statistics.median(case.trained_s), cost(case.work)
+        own_s, trained_s, loop_s = (
+            statistics.median(case.alone_s),
+            statistics.median(case.trained_s),
+            cost(case.work),
+        )
         off = (own_s / trained_s - 1, (own_s + loop_s) / trained_s - 1)
         for seen, one in zip(errors, off, strict=True):
             seen.append(abs(one))
@@ -118,7 +140,9 @@ def main() -> None:
             f"{noise:6.1%}"
         )
     without, with_it = (statistics.median(one) for one in errors)
-    print(f"median error: without the term {without:.1%}, with it {with_it:.1%}; load average {os.getloadavg()[0]:.1f}")
+    print(
+        f"median error: without the term {without:.1%}, with it {with_it:.1%}; load average {os.getloadavg()[0]:.1f}"
+    )
 
 
 if __name__ == "__main__":

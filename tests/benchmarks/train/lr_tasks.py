@@ -37,7 +37,12 @@ def _save(arrays: Callable[[np.random.Generator], Arrays], seed: int) -> Callabl
 def _friedman(rng: np.random.Generator) -> Arrays:
     """Ten features, of which five count (Friedman 1991), standardised."""
     x = rng.random((ROWS, 10))
-    y = 10 * np.sin(np.pi * x[:, 0] * x[:, 1]) + 20 * (x[:, 2] - 0.5) ** 2 + 10 * x[:, 3] + 5 * x[:, 4]
+    y = (
+        10 * np.sin(np.pi * x[:, 0] * x[:, 1])
+        + 20 * (x[:, 2] - 0.5) ** 2
+        + 10 * x[:, 3]
+        + 5 * x[:, 4]
+    )
     y += rng.normal(0, 1, ROWS)
     return ((x - 0.5) * 12**0.5).astype("float32"), ((y - y.mean()) / y.std()).astype("float32")
 
@@ -45,19 +50,31 @@ def _friedman(rng: np.random.Generator) -> Arrays:
 def _products(rng: np.random.Generator) -> Arrays:
     """Eight features; a sum of products of pairs."""
     x = rng.normal(size=(ROWS, 8))
-    y = x[:, 0] * x[:, 1] + np.abs(x[:, 2]) - 0.5 * x[:, 3] * x[:, 4] + 0.3 * x[:, 5] + rng.normal(0, 0.3, ROWS)
+    y = (
+        x[:, 0] * x[:, 1]
+        + np.abs(x[:, 2])
+        - 0.5 * x[:, 3] * x[:, 4]
+        + 0.3 * x[:, 5]
+        + rng.normal(0, 0.3, ROWS)
+    )
     return x.astype("float32"), ((y - y.mean()) / y.std()).astype("float32")
 
 
 def _rings(rng: np.random.Generator) -> Arrays:
     """Twelve features; the class is the shell that the first four lie in."""
     x = rng.normal(size=(ROWS, 12))
-    return x.astype("float32"), np.digitize((x[:, :4] ** 2).sum(1), [2.0, 3.36, 5.4]).astype("int64")
+    return x.astype("float32"), np.digitize((x[:, :4] ** 2).sum(1), [2.0, 3.36, 5.4]).astype(
+        "int64"
+    )
 
 
 def _teacher(rng: np.random.Generator) -> Arrays:
     """Twenty features; the class is what a random network says."""
-    x, first, second = rng.normal(size=(ROWS, 20)), rng.normal(size=(20, 12)), rng.normal(size=(12, 5))
+    x, first, second = (
+        rng.normal(size=(ROWS, 20)),
+        rng.normal(size=(20, 12)),
+        rng.normal(size=(12, 5)),
+    )
     return x.astype("float32"), (np.tanh(x @ first / 3) @ second).argmax(1).astype("int64")
 
 
@@ -99,8 +116,20 @@ ADAMW, MOMENTUM, SGD, ADAM = (
     {"name": "adam"},
 )
 DEVELOPED_ON = (
-    LrTask("stripes CNN, AdamW", _save(_stripes, 1), {"kind": "cnn", "width": 8, "classes": 6}, ADAMW, task=IMAGES),
-    LrTask("rings MLP, momentum", _save(_rings, 2), {"kind": "mlp", "inputs": 12, "classes": 4}, MOMENTUM, task=TABLE),
+    LrTask(
+        "stripes CNN, AdamW",
+        _save(_stripes, 1),
+        {"kind": "cnn", "width": 8, "classes": 6},
+        ADAMW,
+        task=IMAGES,
+    ),
+    LrTask(
+        "rings MLP, momentum",
+        _save(_rings, 2),
+        {"kind": "mlp", "inputs": 12, "classes": 4},
+        MOMENTUM,
+        task=TABLE,
+    ),
     LrTask(
         "recall GRU, momentum",
         _save(_recall, 3),
@@ -108,12 +137,33 @@ DEVELOPED_ON = (
         MOMENTUM,
         task=TEXT,
     ),
-    LrTask("products MLP, SGD", _save(_products, 4), {"kind": "regression", "inputs": 8}, SGD, 20, task=NUMBERS),
-    LrTask("parts MLP, Adam", _save(_parts, 5), {"kind": "mlp", "inputs": 9, "classes": 3}, ADAM, 20, task=TABLE),
+    LrTask(
+        "products MLP, SGD",
+        _save(_products, 4),
+        {"kind": "regression", "inputs": 8},
+        SGD,
+        20,
+        task=NUMBERS,
+    ),
+    LrTask(
+        "parts MLP, Adam",
+        _save(_parts, 5),
+        {"kind": "mlp", "inputs": 9, "classes": 3},
+        ADAM,
+        20,
+        task=TABLE,
+    ),
 )
 HELD_OUT = (
     LrTask("digits CNN, momentum", None, {"kind": "cnn", "width": 8}, MOMENTUM, task=IMAGES),
-    LrTask("Friedman MLP, Adam", _save(_friedman, 6), {"kind": "regression", "inputs": 10}, ADAM, 20, task=NUMBERS),
+    LrTask(
+        "Friedman MLP, Adam",
+        _save(_friedman, 6),
+        {"kind": "regression", "inputs": 10},
+        ADAM,
+        20,
+        task=NUMBERS,
+    ),
     LrTask(
         "majority LSTM, Adam",
         _save(_majority, 7),
@@ -122,5 +172,12 @@ HELD_OUT = (
         task=TEXT,
     ),
     LrTask("digits MLP, AdamW", None, {"kind": "mlp"}, ADAMW, 20, task=IMAGES),
-    LrTask("teacher MLP, SGD", _save(_teacher, 8), {"kind": "mlp", "inputs": 20, "classes": 5}, SGD, 20, task=TABLE),
+    LrTask(
+        "teacher MLP, SGD",
+        _save(_teacher, 8),
+        {"kind": "mlp", "inputs": 20, "classes": 5},
+        SGD,
+        20,
+        task=TABLE,
+    ),
 )

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from lr_tasks import LrTask
 
-from trainwright.estimator.curves import Interval
-from trainwright.tasks import data
-from trainwright.tasks.artefacts import Plan, PlannedDevice
-from trainwright.tasks.job import Job
+from trainwright.estimator.predict.curves import Interval
+from trainwright.tasks.data import dataset as data
+from trainwright.tasks.runs.artefacts import Plan, PlannedDevice
+from trainwright.tasks.spec.job import Job
 from trainwright.tasks.train import TrainRequest
-from trainwright.tasks.train.batches import epoch_order
-from trainwright.tasks.train.optimization import learning_rate_at
-from trainwright.tasks.train.ramp import search
-from trainwright.tasks.train.rank import Rank
+from trainwright.tasks.train.batch.sampling import epoch_order
+from trainwright.tasks.train.rank.optimizer import learning_rate_at
+from trainwright.tasks.train.rank.rank import Rank
+from trainwright.tasks.train.worker.lr_ramp import search
 
 MODELS = Path(__file__).with_name("models")
 
@@ -63,28 +63,55 @@ class OneProcess:
         self.dataset = data.load(self.job(0).data)
         rows, held_out = data.split_rows(len(self.dataset.targets), 0.2, 0)
         self.steps = math.ceil(len(rows) / task.batch) * task.epochs
-        self._spread = float(self.dataset.targets[held_out].var()) if self.dataset.schema.classes is None else 0.0
+        self._spread = (
+            float(self.dataset.targets[held_out].var())
+            if self.dataset.schema.classes is None
+            else 0.0
+        )
 
     def job(self, seed: int) -> Job:
         """The task as a job."""
         train = {"epochs": self.task.epochs, "seed": seed, "optimizer": self.task.optimizer}
         model = {"source": str(MODELS / "small.py"), "config": self.task.model}
-        return Job.model_validate({"name": "lr", "data": self._data, "model": model, "train": train})
+        return Job.model_validate(
+            {"name": "lr", "data": self._data, "model": model, "train": train}
+        )
 
     def request(self, seed: int, learning_rate: float = 0.1) -> TrainRequest:
         """What a launch would be asked to do: the whole batch on one device."""
         one = PlannedDevice(
-            id="here/0", type="cpu", host="here", address="localhost", index=0, cores=1.0, batch_size=self.task.batch,
-            step_time_s=Interval(median=0.01, low=0.01, high=0.02), peak_memory_bytes=1e8,
-        )  # fmt: skip
+            id="here/0",
+            type="cpu",
+            host="here",
+            address="localhost",
+            index=0,
+            cores=1.0,
+            batch_size=self.task.batch,
+            step_time_s=Interval(median=0.01, low=0.01, high=0.02),
+            peak_memory_bytes=1e8,
+        )
         plan = Plan(
-            feasible=True, objective="time", devices=[one], global_batch_size=self.task.batch, steps_per_epoch=1,
-            epochs=self.task.epochs, strategy={}, predicted=None, deadline_s=None, solve_time_s=0.0,
-        )  # fmt: skip
+            feasible=True,
+            objective="time",
+            devices=[one],
+            global_batch_size=self.task.batch,
+            steps_per_epoch=1,
+            epochs=self.task.epochs,
+            strategy={},
+            predicted=None,
+            deadline_s=None,
+            solve_time_s=0.0,
+        )
         return TrainRequest(
-            job=self.job(seed), plan=plan, learning_rate=learning_rate, schema=self.dataset.schema,
-            source_folder=str(MODELS), entry="small.py", run_uri=None, work_folder=self._folder.name,
-        )  # fmt: skip
+            job=self.job(seed),
+            plan=plan,
+            learning_rate=learning_rate,
+            schema=self.dataset.schema,
+            source_folder=str(MODELS),
+            entry="small.py",
+            run_uri=None,
+            work_folder=self._folder.name,
+        )
 
     def rank(self, seed: int) -> Rank:
         """A rank with a fresh model."""
@@ -115,4 +142,8 @@ class OneProcess:
         found = rank.validate()
         if "accuracy" in found:
             return 100 * found["accuracy"]
-        return 100 * max(0.0, 1 - found["loss"] / self._spread) if math.isfinite(found["loss"]) else 0.0
+        return (
+            100 * max(0.0, 1 - found["loss"] / self._spread)
+            if math.isfinite(found["loss"])
+            else 0.0
+        )

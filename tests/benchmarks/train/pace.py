@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trainwright.tasks.train.batches import samples_after
+from trainwright.tasks.train.batch.sampling import samples_after
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tasks" / "train"))
+sys.path.extend(
+    str(Path(__file__).parents[2] / "tasks" / "train" / room) for room in ("", "hosts", "rank")
+)
 
 ROWS, HELD_OUT = 1797, 18
 TRAIN_ROWS = ROWS - HELD_OUT
@@ -29,38 +31,61 @@ def build_model(width):
 
 
 def asked_for(
-    folder: Path, split: list[int], devices: list[dict[str, Any]], steps: int, *, width: int = 32,
-    epoch_steps: int | None = None, **train: Any,
-) -> Any:  # fmt: skip
+    folder: Path,
+    split: list[int],
+    devices: list[dict[str, Any]],
+    steps: int,
+    *,
+    width: int = 32,
+    epoch_steps: int | None = None,
+    **train: Any,
+) -> Any:
     """A training of about so many steps, without checkpoints but the last.
 
     On the digits, or, with `epoch_steps`, on as many random images as fill so many steps.
     """
     from training_case import request
 
-    epochs = max(1, -(-steps // epoch_steps) if epoch_steps else -(-steps * sum(split) // TRAIN_ROWS))
+    epochs = max(
+        1, -(-steps // epoch_steps) if epoch_steps else -(-steps * sum(split) // TRAIN_ROWS)
+    )
     spec = {"optimizer": {"name": "adamw"}, **train}
     asked = request(
-        folder, split, devices=devices, model={"width": width}, epochs=epochs, validation_fraction=HELD_OUT / ROWS,
-        checkpoint={"every_steps": NEVER, "keep_last": 1, "keep_best": False}, **spec,
-    )  # fmt: skip
+        folder,
+        split,
+        devices=devices,
+        model={"width": width},
+        epochs=epochs,
+        validation_fraction=HELD_OUT / ROWS,
+        checkpoint={"every_steps": NEVER, "keep_last": 1, "keep_best": False},
+        **spec,
+    )
     (Path(asked.source_folder) / "net.py").write_text(MODEL)
-    return asked if epoch_steps is None else _with_images(asked, folder / "images.npz", epoch_steps * sum(split))
+    return (
+        asked
+        if epoch_steps is None
+        else _with_images(asked, folder / "images.npz", epoch_steps * sum(split))
+    )
 
 
 def _with_images(asked: Any, file: Path, train_rows: int) -> Any:
     import numpy as np
 
-    from trainwright.tasks import data
+    from trainwright.tasks.data import dataset
 
     draw, rows = np.random.default_rng(0), train_rows + HELD_OUT
     images = draw.normal(size=(rows, 1, 8, 8)).astype(np.float32)
     np.savez(file, images=images, label=draw.integers(0, 10, rows))
     spec = asked.job.data.model_copy(
-        update={"uri": str(file), "target": "label", "task": None, "validation_fraction": HELD_OUT / rows}
+        update={
+            "uri": str(file),
+            "target": "label",
+            "task": None,
+            "validation_fraction": HELD_OUT / rows,
+        }
     )
     job = asked.job.model_copy(update={"data": spec})
-    return asked.model_copy(update={"job": job, "schema_": data.describe(spec)})
+    return asked.model_copy(update={"job": job, "schema_": dataset.describe(spec)})
 
 
 def paced(asked: Any, on_step: Any = None) -> tuple[list[tuple[int, float]], Any]:
@@ -82,7 +107,11 @@ def paced(asked: Any, on_step: Any = None) -> tuple[list[tuple[int, float]], Any
 
 
 def samples_per_s(
-    seen: list[tuple[int, float]], batch: int, after: int = 5, until: int = NEVER, rows: int = TRAIN_ROWS
+    seen: list[tuple[int, float]],
+    batch: int,
+    after: int = 5,
+    until: int = NEVER,
+    rows: int = TRAIN_ROWS,
 ) -> float:
     """Between two of the steps seen, from `after` to `until`. The last batch of an epoch, of so many rows, may be smaller."""
     chosen = [one for one in seen if after < one[0] <= until]

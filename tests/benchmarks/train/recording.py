@@ -20,13 +20,13 @@ import torch
 from one_process import Alone
 from pace import asked_for
 
-from trainwright.tasks import data
-from trainwright.tasks.train import metrics
-from trainwright.tasks.train.agree import begin
-from trainwright.tasks.train.batches import epoch_order
-from trainwright.tasks.train.loop import Training
-from trainwright.tasks.train.rank import Rank
+from trainwright.tasks.data import dataset
+from trainwright.tasks.train.batch.sampling import epoch_order
+from trainwright.tasks.train.rank.rank import Rank
+from trainwright.tasks.train.record import metrics
 from trainwright.tasks.train.request import Order
+from trainwright.tasks.train.worker.loop import Training
+from trainwright.tasks.train.worker.state_sync import begin
 
 WARM_UP_STEPS = 50
 
@@ -65,7 +65,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         wanted = asked_for(Path(folder), [asked.batch], [{"type": "cpu"}], 10**6, width=asked.width)
-        rank = Rank(wanted, data.load(wanted.job.data), Alone(), torch.device("cpu"), 0)
+        rank = Rank(wanted, dataset.load(wanted.job.data), Alone(), torch.device("cpu"), 0)
         order = Order(request=wanted, mode="train", backend="torch", started_at_s=time.time())
         training = Training(rank, Unheard(), order)  # type: ignore[arg-type]
         begin(training, None)
@@ -81,7 +81,9 @@ def main() -> None:
             started, used = time.perf_counter(), time.process_time()
             for at in range(asked.steps):
                 training.step(rows, at * asked.batch % (len(rows) - asked.batch))
-            return (time.perf_counter() - started) / asked.steps, (time.process_time() - used) / asked.steps
+            return (time.perf_counter() - started) / asked.steps, (
+                time.process_time() - used
+            ) / asked.steps
 
         for _ in range(WARM_UP_STEPS):
             training.step(rows, 0)

@@ -36,7 +36,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-sys.path.insert(0, str(Path(__file__).parents[2] / "tasks" / "train"))
+sys.path.extend(
+    str(Path(__file__).parents[2] / "tasks" / "train" / room) for room in ("", "hosts", "rank")
+)
 
 import lab
 from hosts import FREELY, held
@@ -67,7 +69,10 @@ class Watch:
 
     def hear(self, event: dict[str, Any]) -> None:
         if event["event"] == "rank":
-            self.pids[event["rank"]], self.loaded[event["rank"]] = event["pid"], event["state"] == "loaded"
+            self.pids[event["rank"]], self.loaded[event["rank"]] = (
+                event["pid"],
+                event["state"] == "loaded",
+            )
         elif event["event"] == "world":
             self.worlds.append((time.monotonic(), event["reason"]))
 
@@ -78,7 +83,11 @@ class Watch:
             for path in self.journals.glob("*.jsonl"):
                 try:
                     whole = path.read_bytes().rpartition(b"\n")[0]
-                    newest = max(newest, json.loads(whole.rpartition(b"\n")[2]).get("step", -1)) if whole else newest
+                    newest = (
+                        max(newest, json.loads(whole.rpartition(b"\n")[2]).get("step", -1))
+                        if whole
+                        else newest
+                    )
                 except (OSError, ValueError):
                     continue  # written to at this moment
             if newest >= 0 and newest != self.seen[-1][1]:
@@ -95,7 +104,9 @@ class Watch:
         return max(inside, default=0.0)
 
 
-def disturbed(backend: str, epochs: int, given: argparse.Namespace, made: lab.Lab | None) -> tuple[float, list[str]]:
+def disturbed(
+    backend: str, epochs: int, given: argparse.Namespace, made: lab.Lab | None
+) -> tuple[float, list[str]]:
     """The accuracy at the end, and a verdict by each bar."""
     ranks, kills, seed = given.ranks, given.kills, given.seed
     draw, recovered, lost, quiet = random.Random(seed), [], [], []
@@ -107,7 +118,13 @@ def disturbed(backend: str, epochs: int, given: argparse.Namespace, made: lab.La
             asked = case(folder, backend, ranks, epochs, 1.0, seed)
         else:
             stack.enter_context(held(made, given.hosts))
-            spec = {"backend": backend, "epochs": epochs, "seed": seed, "schedule": "cosine", "model": HOST_MODEL}
+            spec = {
+                "backend": backend,
+                "epochs": epochs,
+                "seed": seed,
+                "schedule": "cosine",
+                "model": HOST_MODEL,
+            }
             checkpoint = {"every_steps": EVERY, "keep_best": False}
             asked = on_quota_hosts(folder, made, shares(ranks), checkpoint=checkpoint, **spec)
 
@@ -123,9 +140,14 @@ def disturbed(backend: str, epochs: int, given: argparse.Namespace, made: lab.La
                 victim = draw.choice(alive)
                 (pid,) = [watch.pids[victim]] if made is None else pids_on(made, victim)
                 os.kill(pid, signal.SIGKILL)
-                wait_for(lambda step=step, now=now: watch.step >= step + 2 and watch.seen[-1][0] > now, watch)
+                wait_for(
+                    lambda step=step, now=now: watch.step >= step + 2 and watch.seen[-1][0] > now,
+                    watch,
+                )
                 after = [one for moment, one in watch.seen if moment > now]
-                recovered.append(next(m for m, one in watch.seen if m > now and one >= step + 2) - now)
+                recovered.append(
+                    next(m for m, one in watch.seen if m > now and one >= step + 2) - now
+                )
                 lost.append(max(0, step + 1 - min(after)))
                 print(
                     f"kill {len(lost)}: rank {victim} of {len(alive)} loaded at step {step}: {recovered[-1]:.2f} s, "
@@ -148,7 +170,9 @@ def disturbed(backend: str, epochs: int, given: argparse.Namespace, made: lab.La
             if "is back" in reason and "killed" not in reason
         ]
     on = f"; hosts of {given.hosts} cores" if made else ""
-    print(f"\n{backend}, {ranks} ranks, {len(recovered)} kills, seed {seed}; checkpoint every {EVERY} steps{on}")
+    print(
+        f"\n{backend}, {ranks} ranks, {len(recovered)} kills, seed {seed}; checkpoint every {EVERY} steps{on}"
+    )
     print(f"kill to two steps more: {line(recovered)}; longest pause before kills: {line(quiet)}")
     print(f"steps lost: at most {max(lost, default=0)}")
     print(f"longest pause as a rank came back: {line(grown)}")
@@ -159,16 +183,28 @@ def disturbed(backend: str, epochs: int, given: argparse.Namespace, made: lab.La
         flush=True,
     )
     few = len(recovered) < kills
-    middle, worst = (statistics.median(recovered), max(recovered)) if recovered else (math.inf, math.inf)
+    middle, worst = (
+        (statistics.median(recovered), max(recovered)) if recovered else (math.inf, math.inf)
+    )
     return result.metrics["accuracy"], [
         verdict(f"{len(recovered)} kills of {kills} in a row, and the training ended", not few),
-        verdict(f"trains again after {middle:.2f} s at the median, bar {MEDIAN_S:g} s", middle <= MEDIAN_S),
+        verdict(
+            f"trains again after {middle:.2f} s at the median, bar {MEDIAN_S:g} s",
+            middle <= MEDIAN_S,
+        ),
         verdict(f"worst {worst:.2f} s, bar {WORST_S:g} s", worst <= WORST_S),
-        verdict(f"at most {max(lost, default=0)} steps lost, bar {EVERY}", max(lost, default=0) <= EVERY),
-        verdict(f"each sample counted once: {samples} of {epochs * TRAIN_ROWS}", samples == epochs * TRAIN_ROWS),
-        verdict(f"a rank's return stalls others {max(grown, default=math.inf):.2f} s at most, bar {WORST_S:g} s",
-                max(grown, default=math.inf) <= WORST_S and statistics.median(grown) <= MEDIAN_S),
-    ]  # fmt: skip
+        verdict(
+            f"at most {max(lost, default=0)} steps lost, bar {EVERY}", max(lost, default=0) <= EVERY
+        ),
+        verdict(
+            f"each sample counted once: {samples} of {epochs * TRAIN_ROWS}",
+            samples == epochs * TRAIN_ROWS,
+        ),
+        verdict(
+            f"a rank's return stalls others {max(grown, default=math.inf):.2f} s at most, bar {WORST_S:g} s",
+            max(grown, default=math.inf) <= WORST_S and statistics.median(grown) <= MEDIAN_S,
+        ),
+    ]
 
 
 def verdict(what: str, met: bool) -> str:
@@ -178,7 +214,9 @@ def verdict(what: str, met: bool) -> str:
 def seed_noise(accuracy: float, others: list[float]) -> str:
     """Whether an accuracy is that of an undisturbed training, within what seeds make it differ by."""
     mean, number = statistics.mean(others), len(others)
-    allowed = max(t.ppf(0.95, number - 1) * statistics.stdev(others) * math.sqrt(1 + 1 / number), 1 / HELD_OUT)
+    allowed = max(
+        t.ppf(0.95, number - 1) * statistics.stdev(others) * math.sqrt(1 + 1 / number), 1 / HELD_OUT
+    )
     said = f"accuracy {accuracy:.4f}, undisturbed {mean:.4f} at the mean of {number} seeds, allowed {allowed:.4f} less"
     return verdict(said, accuracy >= mean - allowed)
 
@@ -193,7 +231,10 @@ def pids_on(made: lab.Lab, number: int) -> list[int]:
     for pid in made.hosts[number].pids():
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if b"trainwright.tasks.train.worker" in words and words[-2] == str(number).encode():
+            if (
+                b"trainwright.tasks.train.worker.entry" in words
+                and words[-2] == str(number).encode()
+            ):
                 found.append(pid)
     return found
 
@@ -201,14 +242,25 @@ def pids_on(made: lab.Lab, number: int) -> list[int]:
 def case(folder: Path, backend: str, ranks: int, epochs: int, speed: float, seed: int) -> Any:
     devices = [{"type": "emulated", "speed": speed}] * ranks
     asked = request(
-        folder, shares(ranks), devices=devices, backend=backend, epochs=epochs, model={"norm": True}, schedule="cosine",
-        checkpoint={"every_steps": EVERY, "keep_best": False}, seed=seed,
-    )  # fmt: skip
+        folder,
+        shares(ranks),
+        devices=devices,
+        backend=backend,
+        epochs=epochs,
+        model={"norm": True},
+        schedule="cosine",
+        checkpoint={"every_steps": EVERY, "keep_best": False},
+        seed=seed,
+    )
     return asked
 
 
 def line(values: list[float]) -> str:
-    return f"median {statistics.median(values):.2f} s, worst {max(values):.2f} s of {len(values)}" if values else "none"
+    return (
+        f"median {statistics.median(values):.2f} s, worst {max(values):.2f} s of {len(values)}"
+        if values
+        else "none"
+    )
 
 
 def wait_for(condition: Callable[[], bool], watch: Watch) -> None:
@@ -235,15 +287,29 @@ def main() -> None:
     parser.add_argument("kills", type=int, nargs="?", default=20)
     parser.add_argument("ranks", type=int, nargs="?", default=3)
     parser.add_argument(
-        "backends", nargs="*", default=["torch", *(["horovod"] if importlib.util.find_spec("horovod") else [])]
+        "backends",
+        nargs="*",
+        default=["torch", *(["horovod"] if importlib.util.find_spec("horovod") else [])],
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=SEEDS, help="of undisturbed trainings")
-    parser.add_argument("--epochs-per-kill", type=float, default=9, help="5 are enough for steps of 50 ms")
     parser.add_argument(
-        "--between", type=float, nargs=2, default=[2.0, 7.0], help="seconds from training going on to the next kill"
+        "--epochs-per-kill", type=float, default=9, help="5 are enough for steps of 50 ms"
     )
-    parser.add_argument("--hosts", type=float, nargs="+", metavar="Q", help="quotas of cores, of a host for each rank")
+    parser.add_argument(
+        "--between",
+        type=float,
+        nargs=2,
+        default=[2.0, 7.0],
+        help="seconds from training going on to the next kill",
+    )
+    parser.add_argument(
+        "--hosts",
+        type=float,
+        nargs="+",
+        metavar="Q",
+        help="quotas of cores, of a host for each rank",
+    )
     given = parser.parse_args()
     if given.hosts and (len(given.hosts) != given.ranks or lab.why_not() is not None):
         parser.error(lab.why_not() or f"--hosts takes {given.ranks} quotas")
@@ -251,12 +317,23 @@ def main() -> None:
         parser.error("--seeds takes 0 or at least 2")
     epochs, ends = round(given.epochs_per_kill * given.kills), {}
     for backend in given.backends:
-        with lab.running(cores=[FREELY] * given.ranks) if given.hosts else contextlib.nullcontext() as made:
+        with (
+            lab.running(cores=[FREELY] * given.ranks)
+            if given.hosts
+            else contextlib.nullcontext() as made
+        ):
             ends[backend] = disturbed(backend, epochs, given, made)
-    others = undisturbed(epochs, [given.seed + one for one in range(given.seeds)]) if not given.hosts else []
+    others = (
+        undisturbed(epochs, [given.seed + one for one in range(given.seeds)])
+        if not given.hosts
+        else []
+    )
     for backend, (accuracy, verdicts) in ends.items():
         print()
-        for said in [*verdicts, seed_noise(accuracy, others) if others else "accuracy: not compared"]:
+        for said in [
+            *verdicts,
+            seed_noise(accuracy, others) if others else "accuracy: not compared",
+        ]:
             print(f"{backend}: {said}")
 
 

@@ -24,19 +24,32 @@ import torch
 from lr_tasks import DEVELOPED_ON, HELD_OUT, LrTask
 from one_process import OneProcess
 
-from trainwright.tasks.lr_trials import trial_steps
-from trainwright.tasks.search_lr import LADDERS, STEPS, choose, ladder, smooth, with_trials
+from trainwright.tasks.search_lr.learning_rate import (
+    LADDERS,
+    STEPS,
+    choose,
+    ladder,
+    smooth,
+    with_trials,
+)
 from trainwright.tasks.train.request import Searched
+from trainwright.tasks.train.worker.lr_trials import trial_steps
 
 SEEDS, OTHER_SEEDS = (0, 1, 2), (3, 4, 5)
 GRID_POINTS = 12
 HERE = Path(__file__).parent
 GRID = HERE / "lr_grid.json"
 _MADE_BY = (
-    "tasks/data.py", "tasks/train/replica.py", "tasks/train/rank.py", "tasks/train/gradients.py", "tasks/train/batches.py",
-    "tasks/train/optimization.py",
-    "tests/benchmarks/train/lr_tasks.py", "tests/benchmarks/train/one_process.py", "tests/benchmarks/train/models/small.py",
-)  # fmt: skip
+    "tasks/data/dataset.py",
+    "tasks/train/rank/replica.py",
+    "tasks/train/rank/rank.py",
+    "tasks/train/rank/gradients.py",
+    "tasks/train/batch/sampling.py",
+    "tasks/train/rank/optimizer.py",
+    "tests/benchmarks/train/lr_tasks.py",
+    "tests/benchmarks/train/one_process.py",
+    "tests/benchmarks/train/models/small.py",
+)
 
 
 def made_by() -> str:
@@ -53,7 +66,9 @@ class Grid:
     def __init__(self, until: float) -> None:
         self.until = until
         kept = json.loads(GRID.read_text()) if GRID.exists() else {}
-        self.points: dict[str, dict[str, float]] = kept["points"] if kept.get("made_by") == made_by() else {}
+        self.points: dict[str, dict[str, float]] = (
+            kept["points"] if kept.get("made_by") == made_by() else {}
+        )
 
     def fill(self, task: LrTask, one: OneProcess) -> list[tuple[float, list[float]]]:
         """A task's metrics by rate; trains what is missing. Raises TimeoutError."""
@@ -66,7 +81,9 @@ class Grid:
                     if time.monotonic() > self.until:
                         raise TimeoutError
                     known[key] = round(one.trained(rate, seed)[0], 4)
-                    GRID.write_text(json.dumps({"made_by": made_by(), "points": self.points}, indent=1) + "\n")
+                    GRID.write_text(
+                        json.dumps({"made_by": made_by(), "points": self.points}, indent=1) + "\n"
+                    )
             rows.append((rate, [known[f"{rate:.6g} {seed}"] for seed in SEEDS]))
         return rows
 
@@ -78,7 +95,9 @@ def steepest(points: list[dict[str, Any]]) -> float:
     return float(points[1 + min(range(len(slopes)), key=slopes.__getitem__)]["learning_rate"])
 
 
-def row_of(task: LrTask, one: OneProcess, grid: list[tuple[float, list[float]]]) -> tuple[bool, bool]:
+def row_of(
+    task: LrTask, one: OneProcess, grid: list[tuple[float, list[float]]]
+) -> tuple[bool, bool]:
     """Print a task's row; whether the search is within the bar, and whether the grid's best again is."""
     rate, best = max(grid, key=lambda point: statistics.mean(point[1]))
     error = statistics.stdev(best) / math.sqrt(len(best))
@@ -87,7 +106,9 @@ def row_of(task: LrTask, one: OneProcess, grid: list[tuple[float, list[float]]])
     usual: list[tuple[float, float]] = []
     steps = 0
     for seed in SEEDS:
-        said = one.searched(seed, ladder(*LADDERS[task.optimizer["name"]], STEPS), trial_steps(one.steps))
+        said = one.searched(
+            seed, ladder(*LADDERS[task.optimizer["name"]], STEPS), trial_steps(one.steps)
+        )
         found = Searched.model_validate({**said, "states": [said["state"]]})
         points = [(point.learning_rate, point.loss, point.accuracy) for point in found.points]
         chosen = with_trials(choose(points), found.trials).learning_rate
@@ -96,9 +117,14 @@ def row_of(task: LrTask, one: OneProcess, grid: list[tuple[float, list[float]]])
         other = steepest(said["points"])
         usual.append((other, one.trained(other, seed)[0]))
     cost = steps / (len(SEEDS) * GRID_POINTS * one.steps)
-    mean, usual_mean = statistics.mean(points for _, points in ours), statistics.mean(points for _, points in usual)
+    mean, usual_mean = (
+        statistics.mean(points for _, points in ours),
+        statistics.mean(points for _, points in usual),
+    )
     again = statistics.mean(one.trained(rate, seed)[0] for seed in OTHER_SEEDS)
-    near, again_near, usual_near = (value >= statistics.mean(best) - allowed for value in (mean, again, usual_mean))
+    near, again_near, usual_near = (
+        value >= statistics.mean(best) - allowed for value in (mean, again, usual_mean)
+    )
     within = near and cost <= 0.15
     verdicts = ["yes" if near else "NO" for near in (again_near, within, usual_near)]
     print(
@@ -114,11 +140,15 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--developed-on", action="store_true")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="then stop; the grid is kept")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="then stop; the grid is kept"
+    )
     asked = parser.parse_args()
     torch.set_num_threads(1)
     grid = Grid(time.monotonic() + 60 * asked.minutes)
-    tasks = [(task, OneProcess(task)) for task in (DEVELOPED_ON if asked.developed_on else HELD_OUT)]
+    tasks = [
+        (task, OneProcess(task)) for task in (DEVELOPED_ON if asked.developed_on else HELD_OUT)
+    ]
     try:
         rows = [grid.fill(task, one) for task, one in tasks]
     except TimeoutError:
@@ -129,7 +159,9 @@ def main() -> None:
     print(f"{'task':22} {'best of the grid':26} {heads}")
     within = [row_of(task, one, row) for (task, one), row in zip(tasks, rows, strict=True)]
     ours, again = (sum(column) for column in zip(*within, strict=True))
-    print(f"{ours} of {len(within)} tasks within the bar; the grid's best with other seeds: {again}")
+    print(
+        f"{ours} of {len(within)} tasks within the bar; the grid's best with other seeds: {again}"
+    )
 
 
 if __name__ == "__main__":

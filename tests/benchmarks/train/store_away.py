@@ -32,16 +32,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tasks" / "train"))
+sys.path.extend(
+    str(Path(__file__).parents[2] / "tasks" / "train" / room) for room in ("", "hosts", "rank")
+)
 
 from training_case import NO_SPARE, ROWS, SLOW, request
 
+from trainwright.infra.background import stop
 from trainwright.infra.s3 import s3_service, start_s3, stop_s3
-from trainwright.infra.service import stop
 from trainwright.tasks import progress
-from trainwright.tasks.objects import ObjectStore
-from trainwright.tasks.train import TrainRequest, checkpoint, train
-from trainwright.tasks.train.metrics import read_rows
+from trainwright.tasks.storage.objects import ObjectStore
+from trainwright.tasks.train import TrainRequest, train
+from trainwright.tasks.train.checkpoint import files
+from trainwright.tasks.train.record.metrics import read_rows
 
 SPLIT, STEP_S = [40, 20], 0.045
 BEGIN_S, END_S = 5.0, 35.0
@@ -114,12 +117,21 @@ class Outage:
                     self._thread.join()
 
 
-def asked_for(folder: Path, given: argparse.Namespace, speeds: list[dict[str, Any]]) -> TrainRequest:
+def asked_for(
+    folder: Path, given: argparse.Namespace, speeds: list[dict[str, Any]]
+) -> TrainRequest:
     steps = (BEGIN_S + 2 * given.away + END_S) / STEP_S
     return request(
-        folder, SPLIT, devices=speeds, epochs=round(steps * sum(SPLIT) / ROWS), model={"norm": True}, schedule="cosine",
-        checkpoint={"every_steps": given.every, "keep_last": KEEP}, target={"metric": given.target, "value": 0.99}, **NO_SPARE,
-    )  # fmt: skip
+        folder,
+        SPLIT,
+        devices=speeds,
+        epochs=round(steps * sum(SPLIT) / ROWS),
+        model={"norm": True},
+        schedule="cosine",
+        checkpoint={"every_steps": given.every, "keep_last": KEEP},
+        target={"metric": given.target, "value": 0.99},
+        **NO_SPARE,
+    )
 
 
 def ended(asked: TrainRequest) -> dict[int, float]:
@@ -137,21 +149,28 @@ def ended(asked: TrainRequest) -> dict[int, float]:
 def window(moments: dict[int, float], begin: float, seconds: float) -> tuple[int, float]:
     """Steps, and the longest pause between two of which one lies within."""
     times = sorted(moments.values())
-    pauses = [after - one for one, after in pairwise(times) if one <= begin + seconds and after >= begin]
+    pauses = [
+        after - one for one, after in pairwise(times) if one <= begin + seconds and after >= begin
+    ]
     return sum(begin < one <= begin + seconds for one in times), max(pauses)
 
 
 def rows_of(store: ObjectStore) -> list[list[tuple[int, float]]]:
-    return [[(row["step"], row["loss"]) for row in read_rows(store, f"steps-rank{rank}")] for rank in range(len(SPLIT))]
+    return [
+        [(row["step"], row["loss"]) for row in read_rows(store, f"steps-rank{rank}")]
+        for rank in range(len(SPLIT))
+    ]
 
 
 def end_of(store: ObjectStore) -> tuple[int, bytes]:
     """The newest checkpoint."""
-    newest = checkpoint.list_states(store)[-1]
-    return newest.step, checkpoint.whole_model(store, newest)
+    newest = files.list_states(store)[-1]
+    return newest.step, files.whole_model(store, newest)
 
 
-def report(way: str, asked: TrainRequest, result: Any, outage: Outage, undisturbed: tuple[ObjectStore, Any]) -> None:
+def report(
+    way: str, asked: TrainRequest, result: Any, outage: Outage, undisturbed: tuple[ObjectStore, Any]
+) -> None:
     """Print a way's lines."""
     store, (expected, wanted) = asked.store(), undisturbed
     moments, away_s = ended(asked), outage.away_s
@@ -168,7 +187,11 @@ def report(way: str, asked: TrainRequest, result: Any, outage: Outage, undisturb
     )
     begun = [step for step, moment in moments.items() if outage.left < moment <= outage.called]
     due = [step for step in begun if step % asked.job.train.checkpoint.every_steps == 0]
-    arrived = {step: at - outage.back for step, at in outage.arrived.items() if step in begun and at > outage.called}
+    arrived = {
+        step: at - outage.back
+        for step, at in outage.arrived.items()
+        if step in begun and at > outage.called
+    }
     first, last = (f"{one(arrived.values(), default=math.nan):.1f}" for one in (min, max))
     print(
         f"{way}: {len(due)} checkpoints due meanwhile and those of best epochs, {outage.skipped} skipped; {len(arrived)} "
@@ -181,12 +204,18 @@ def report(way: str, asked: TrainRequest, result: Any, outage: Outage, undisturb
     figures = ", ".join(f"{name} {value!r}" for name, value in sorted(result.metrics.items()))
     print(f"{way}: {result.steps} steps; {figures}")
     bars = {
-        f"{lost} steps lost, {twice} twice, of {result.steps} on {len(SPLIT)} ranks (bar 0)": lost == twice == 0,
+        f"{lost} steps lost, {twice} twice, of {result.steps} on {len(SPLIT)} ranks (bar 0)": lost
+        == twice
+        == 0,
         "each step's loss, by each rank, that of the undisturbed training": rows == rows_wanted,
-        "metrics and last checkpoint those of the undisturbed training": result.metrics == wanted.metrics
+        "metrics and last checkpoint those of the undisturbed training": result.metrics
+        == wanted.metrics
         and end_of(store) == end_of(expected),
-        "the newest checkpoint that was due meanwhile has arrived": bool(due) and due[-1] in arrived,
-        "nothing left that waits for the store": not any((Path(asked.work_folder) / "spill").rglob("*.*")),
+        "the newest checkpoint that was due meanwhile has arrived": bool(due)
+        and due[-1] in arrived,
+        "nothing left that waits for the store": not any(
+            (Path(asked.work_folder) / "spill").rglob("*.*")
+        ),
     }
     for what, met in bars.items():
         print(f"{way}: {what}: {'met' if met else 'missed'}", flush=True)
@@ -198,18 +227,24 @@ def main() -> None:
     parser.add_argument("--way", choices=list(WAYS), action="append")
     parser.add_argument("--away", type=float, default=60.0, help="seconds")
     parser.add_argument("--every", type=int, default=50, help="steps between checkpoints")
-    parser.add_argument("--target", choices=["accuracy", "loss"], default="accuracy", help="tells the best epoch")
+    parser.add_argument(
+        "--target", choices=["accuracy", "loss"], default="accuracy", help="tells the best epoch"
+    )
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server is stopped then, too
     with tempfile.TemporaryDirectory() as name:
         home = Path(name) / "home"
         os.environ["TRAINWRIGHT_HOME"] = str(home)
-        fast = asked_for(Path(name) / "undisturbed", given, [{"type": "emulated", "speed": 1e6}] * len(SPLIT))
+        fast = asked_for(
+            Path(name) / "undisturbed", given, [{"type": "emulated", "speed": 1e6}] * len(SPLIT)
+        )
         undisturbed = fast.store(), train(fast)
         try:
             start_s3(home)
             for way in given.way or WAYS:
-                asked = asked_for(Path(name) / way, given, SLOW).model_copy(update={"run_uri": f"s3://benchmark/{way}"})
+                asked = asked_for(Path(name) / way, given, SLOW).model_copy(
+                    update={"run_uri": f"s3://benchmark/{way}"}
+                )
                 outage = Outage(home, WAYS[way], given.away)
                 with outage.heard():
                     result = train(asked)

@@ -29,7 +29,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tasks" / "train"))
+sys.path.extend(
+    str(Path(__file__).parents[2] / "tasks" / "train" / room) for room in ("", "hosts", "rank")
+)
 
 from adaptive_batch import CASES, SWEEP, Case
 from lr_tasks import ADAMW
@@ -37,10 +39,11 @@ from one_process import MODELS
 from pace import NEVER, middle
 from training_case import NO_SPARE, request
 
-from trainwright.tasks import data, progress
+from trainwright.tasks import progress
+from trainwright.tasks.data import dataset
 from trainwright.tasks.errors import Interrupted
 from trainwright.tasks.train import train
-from trainwright.tasks.train.adaptive_batch import rate_factor
+from trainwright.tasks.train.batch.adaptive_batch import rate_factor
 
 TASKS = dict(zip(("digits", "rings", "stripes"), CASES, strict=True))
 SPEEDS = (10.0, 5.0)
@@ -82,22 +85,41 @@ def taken(case: Case, fixed: int | None, seed: int, learning_rate: float) -> Wat
     """A training until the target; `fixed`: None lets the batch grow from the smallest, whose learning rate is given."""
     batch, (fast, slow) = fixed or SWEEP[0], SPEEDS
     own = round(batch * fast / (fast + slow))
-    grows: dict[str, Any] = {} if fixed else {"adaptive_batch": True, "batch_bounds": [SWEEP[0], SWEEP[-1]]}
+    grows: dict[str, Any] = (
+        {} if fixed else {"adaptive_batch": True, "batch_bounds": [SWEEP[0], SWEEP[-1]]}
+    )
     task, watch = case.task, Watch(case.target / 100)
     with tempfile.TemporaryDirectory() as folder:
         asked = request(
-            Path(folder), [own, batch - own], devices=[{"type": "emulated", "speed": speed} for speed in SPEEDS],
-            model=task.model, validation_fraction=VALIDATED, epochs=MOST_EPOCHS, optimizer=task.optimizer, seed=seed,
-            checkpoint={"every_steps": NEVER, "keep_last": 1, "keep_best": False}, **grows, **NO_SPARE,
-        )  # fmt: skip
-        rate = learning_rate * rate_factor("sqrt" if task.optimizer == ADAMW else "linear", batch, SWEEP[0], None)
-        asked = asked.model_copy(update={"learning_rate": rate, "source_folder": str(MODELS), "entry": "small.py"})
+            Path(folder),
+            [own, batch - own],
+            devices=[{"type": "emulated", "speed": speed} for speed in SPEEDS],
+            model=task.model,
+            validation_fraction=VALIDATED,
+            epochs=MOST_EPOCHS,
+            optimizer=task.optimizer,
+            seed=seed,
+            checkpoint={"every_steps": NEVER, "keep_last": 1, "keep_best": False},
+            **grows,
+            **NO_SPARE,
+        )
+        rate = learning_rate * rate_factor(
+            "sqrt" if task.optimizer == ADAMW else "linear", batch, SWEEP[0], None
+        )
+        asked = asked.model_copy(
+            update={"learning_rate": rate, "source_folder": str(MODELS), "entry": "small.py"}
+        )
         if task.data is not None:
             task.data(path := Path(folder) / "data.npz")
-            rows = asked.job.data.model_copy(update={"uri": str(path), "target": "label", "task": task.task})
+            rows = asked.job.data.model_copy(
+                update={"uri": str(path), "target": "label", "task": task.task}
+            )
             job = asked.job.model_copy(update={"data": rows})
-            asked = asked.model_copy(update={"job": job, "schema_": data.describe(rows)})
-        with progress.heard_by(watch.hear), contextlib.suppress(Interrupted):  # it ends when the target is reached
+            asked = asked.model_copy(update={"job": job, "schema_": dataset.describe(rows)})
+        with (
+            progress.heard_by(watch.hear),
+            contextlib.suppress(Interrupted),
+        ):  # it ends when the target is reached
             train(asked, stop=watch.stop)
     return watch
 
@@ -107,11 +129,18 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--task", choices=list(TASKS), default="digits")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0, help="of the first round; the next one takes the next")
-    parser.add_argument("--learning-rate", type=float, help="of the smallest batch (default: the task's)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the first round; the next one takes the next"
+    )
+    parser.add_argument(
+        "--learning-rate", type=float, help="of the smallest batch (default: the task's)"
+    )
     asked = parser.parse_args()
     case = TASKS[asked.task]
-    ways: dict[str, int | None] = {**{f"fixed {size}": size for size in SWEEP}, **dict.fromkeys(GROWS)}
+    ways: dict[str, int | None] = {
+        **{f"fixed {size}": size for size in SWEEP},
+        **dict.fromkeys(GROWS),
+    }
     found: dict[str, list[float]] = {way: [] for way in ways}
     for seed in range(asked.seed, asked.seed + asked.rounds):
         for way in random.sample(sorted(ways), len(ways)):
@@ -120,12 +149,16 @@ def main() -> None:
             print(f"seed {seed}, {way}: {watch.seconds:.2f} s, batches {watch.batches}", flush=True)
     for way, seconds in found.items():
         print(f"{way:10} {middle(seconds)} s to {case.target:g} %")
-    best = min((way for way in ways if way not in GROWS), key=lambda way: statistics.median(found[way]))
+    best = min(
+        (way for way in ways if way not in GROWS), key=lambda way: statistics.median(found[way])
+    )
     pairs = list(zip(*(found[way] for way in GROWS), strict=True))
     ratios = [statistics.mean(pair) / fixed for pair, fixed in zip(pairs, found[best], strict=True)]
     floor = statistics.median(abs(one / other - 1) for one, other in pairs)
     met = "met" if statistics.median(ratios) <= BAR else "missed"
-    print(f"the growing batch takes {middle(ratios)} of {best}'s time (bar {BAR}: {met}), noise {floor:.3f}")
+    print(
+        f"the growing batch takes {middle(ratios)} of {best}'s time (bar {BAR}: {met}), noise {floor:.3f}"
+    )
 
 
 if __name__ == "__main__":

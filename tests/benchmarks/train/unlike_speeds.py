@@ -33,7 +33,9 @@ def share_of_ideal(
     """Throughput of one training, as a share of the ideal; and the rows of the first rank's steps."""
     devices = [{"type": "emulated", "speed": speed} for speed in speeds]
     with tempfile.TemporaryDirectory() as folder:
-        asked = asked_for(Path(folder), split, devices, steps, epoch_steps=EPOCH_STEPS, backend=backend)
+        asked = asked_for(
+            Path(folder), split, devices, steps, epoch_steps=EPOCH_STEPS, backend=backend
+        )
         seen, _ = paced(asked)
         recorded = rows(asked, "steps-rank0")
     rate = samples_per_s(seen, sum(split), rows=EPOCH_STEPS * sum(split))
@@ -43,7 +45,9 @@ def share_of_ideal(
 def breakdown(recorded: list[dict[str, Any]]) -> str:
     """The parts of a step, by the medians."""
     parts = {name: 1e3 * statistics.median(row[name] for row in recorded) for name in PARTS}
-    listed = ", ".join(f"{name.removesuffix('_s').replace('_', ' ')} {value:.1f}" for name, value in parts.items())
+    listed = ", ".join(
+        f"{name.removesuffix('_s').replace('_', ' ')} {value:.1f}" for name, value in parts.items()
+    )
     return f"a step by rank 0, in ms: {listed}"
 
 
@@ -52,7 +56,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--speeds", action="append")
     parser.add_argument("--ms", type=int, action="append")
-    parser.add_argument("--seconds", type=float, default=7.0, help="of the ideal, for each training")
+    parser.add_argument(
+        "--seconds", type=float, default=7.0, help="of the ideal, for each training"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--backend", default="torch")
     asked = parser.parse_args()
@@ -72,12 +78,18 @@ def measured(text: str, speeds: list[float], step_ms: int, asked: argparse.Names
     recorded: list[dict[str, Any]] = []
     for _ in range(asked.rounds):
         for way in random.sample(sorted(found), len(found)):
-            share, seen = share_of_ideal(speeds, even if way == "even" else own, steps, asked.backend)
+            share, seen = share_of_ideal(
+                speeds, even if way == "even" else own, steps, asked.backend
+            )
             found[way].append(share)
             recorded += seen if way != "even" else []
     both = found["proportional"] + found["again"]
-    floor = statistics.median(abs(a - b) for a, b in zip(found["proportional"], found["again"], strict=True))
-    bound = (sum(own) / sum(speeds)) / max(size / speed for size, speed in zip(even, speeds, strict=True))
+    floor = statistics.median(
+        abs(a - b) for a, b in zip(found["proportional"], found["again"], strict=True)
+    )
+    bound = (sum(own) / sum(speeds)) / max(
+        size / speed for size, speed in zip(even, speeds, strict=True)
+    )
     print(
         f"speeds {text}, steps of {step_ms} ms: split {own} reaches {middle(both)} of the ideal (bar 0.95), noise floor "
         f"{floor:.3f}; even split {middle(found['even'])}, which could reach {bound:.3f}; gain "

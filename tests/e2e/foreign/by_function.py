@@ -23,7 +23,11 @@ def by_function() -> None:
         """The job, of this DAG run."""
         job: dict[str, Any] = json.loads(os.environ["FOREIGN_JOB"])
         name = f"by-function-{width}{'' if run_id else '-without-context'}"
-        return job | {"name": name, "data": {"uri": table}, "model": job["model"] | {"config": {"width": width}}}
+        return job | {
+            "name": name,
+            "data": {"uri": table},
+            "model": job["model"] | {"config": {"width": width}},
+        }
 
     @task
     def compare(trained: list[dict[str, Any]]) -> str:

@@ -12,6 +12,9 @@ def make_data() -> str:
     """A table of two classes that a line separates."""
     rows = [[random.gauss(0, 1) for _ in range(4)] for _ in range(400)]
     path = Path(os.environ["FOREIGN_OUT"])
-    lines = [",".join([*(f"{value:.4f}" for value in row), "up" if sum(row) > 0 else "down"]) for row in rows]
+    lines = [
+        ",".join([*(f"{value:.4f}" for value in row), "up" if sum(row) > 0 else "down"])
+        for row in rows
+    ]
     path.write_text("\n".join(["a,b,c,d,label", *lines]) + "\n")
     return str(path)

@@ -21,7 +21,11 @@ def three_models() -> None:
         job = json.loads(os.environ["FOREIGN_JOB"])
         return [
             job
-            | {"name": f"width-{width}", "data": {"uri": data}, "model": job["model"] | {"config": {"width": width}}}
+            | {
+                "name": f"width-{width}",
+                "data": {"uri": data},
+                "model": job["model"] | {"config": {"width": width}},
+            }
             for width in (2, 4, 8)
         ]
 

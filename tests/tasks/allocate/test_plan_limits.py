@@ -8,17 +8,19 @@ from typing import Any
 import pytest
 from plans import MANY, NOON, TWO, plan
 
-from trainwright.estimator.communication import Link
-from trainwright.estimator.curves import Affine, DeviceCurve
-from trainwright.tasks.artefacts import Plan
+from trainwright.estimator.predict.communication import Link
+from trainwright.estimator.predict.curves import Affine, DeviceCurve
 from trainwright.tasks.errors import Infeasible
+from trainwright.tasks.runs.artefacts import Plan
 
 
 def test_a_deadline_makes_the_plan_take_more_devices() -> None:
     frugal = plan(MANY, objective={"minimize": "energy"}, train={"epochs": 100})
     assert frugal.predicted is not None
     deadline = frugal.predicted.duration_s.median * 0.3
-    hurried = plan(MANY, objective={"minimize": "energy", "deadline": f"{deadline}s"}, train={"epochs": 100})
+    hurried = plan(
+        MANY, objective={"minimize": "energy", "deadline": f"{deadline}s"}, train={"epochs": 100}
+    )
     assert len(hurried.devices) > len(frugal.devices)
 
 
@@ -28,21 +30,30 @@ def test_an_impossible_deadline_is_infeasible_and_the_nearest_one_is_feasible() 
     nearest = caught.value.details["nearest_deadline_s"]
     assert caught.value.exit_code == 3
     assert "deadline of 11 s binds" in str(caught.value)
-    assert plan(TWO, objective={"minimize": "time", "deadline": f"{nearest}s"}, train={"epochs": 50}).feasible
+    assert plan(
+        TWO, objective={"minimize": "time", "deadline": f"{nearest}s"}, train={"epochs": 50}
+    ).feasible
 
 
 def test_an_impossible_budget_is_infeasible_and_the_nearest_one_is_feasible() -> None:
     priced = TWO | {"prices": {"cpu": "10/h"}}
     with pytest.raises(Infeasible, match="budget of 1e-05 binds") as caught:
         plan(priced, objective={"minimize": "cost", "budget": 1e-5})
-    assert plan(priced, objective={"minimize": "cost", "budget": caught.value.details["nearest_budget"]}).feasible
+    assert plan(
+        priced, objective={"minimize": "cost", "budget": caught.value.details["nearest_budget"]}
+    ).feasible
 
 
 def test_a_batch_that_fits_no_memory_is_infeasible_and_one_that_fits_is_split_within_it() -> None:
     with pytest.raises(Infeasible, match="memory binds"):
         plan(TWO, memory=1.1e8, train={"global_batch_size": 512})
     kinds = TWO["hosts"][0]["devices"]
-    apart = {"hosts": [{"name": f"h{n}", "address": f"10.0.0.{n}", "devices": [kind]} for n, kind in enumerate(kinds)]}
+    apart = {
+        "hosts": [
+            {"name": f"h{n}", "address": f"10.0.0.{n}", "devices": [kind]}
+            for n, kind in enumerate(kinds)
+        ]
+    }
     result = plan(apart, memory=2e8, devices={"min_count": 2}, train={"global_batch_size": 100})
     assert all(device.peak_memory_bytes <= 2e8 for device in result.devices)
 
@@ -70,10 +81,19 @@ def test_a_host_is_used_only_where_the_plan_surely_ends_within_its_window() -> N
         fast = {"name": "fast", "devices": [{"type": "cpu", "cores": 1.0}], "available": window}
         return {"hosts": [fast, {"name": "slow", "devices": [{"type": "cpu", "cores": 0.5}]}]}
 
-    fixed: dict[str, Any] = {"devices": {"max_count": 1}, "train": {"global_batch_size": 100, "epochs": 100}}
-    assert [device.host for device in plan(hosts("11:00-13:00"), now=NOON, **fixed).devices] == ["fast"]
-    assert [device.host for device in plan(hosts("11:00-12:01"), now=NOON, **fixed).devices] == ["slow"]
-    assert [device.host for device in plan(hosts("13:00-14:00"), now=NOON, **fixed).devices] == ["slow"]
+    fixed: dict[str, Any] = {
+        "devices": {"max_count": 1},
+        "train": {"global_batch_size": 100, "epochs": 100},
+    }
+    assert [device.host for device in plan(hosts("11:00-13:00"), now=NOON, **fixed).devices] == [
+        "fast"
+    ]
+    assert [device.host for device in plan(hosts("11:00-12:01"), now=NOON, **fixed).devices] == [
+        "slow"
+    ]
+    assert [device.host for device in plan(hosts("13:00-14:00"), now=NOON, **fixed).devices] == [
+        "slow"
+    ]
     assert [device.host for device in plan(hosts("13:00-14:00"), **fixed).devices] == ["fast"]
     only = {"hosts": [hosts("11:00-12:01")["hosts"][0]]}
     with pytest.raises(Infeasible, match="availability binds") as caught:
@@ -91,7 +111,9 @@ def test_a_plan_says_what_its_limits_are_held_against(confidence: float) -> None
     assert most.confidence == confidence
     assert most.cost is not None
     for field, limit, unit in (("deadline", most.duration_s, "s"), ("budget", most.cost, "")):
-        enough, short = (objective | {field: f"{limit * by}s" if unit else limit * by} for by in (1.0001, 0.9999))
+        enough, short = (
+            objective | {field: f"{limit * by}s" if unit else limit * by} for by in (1.0001, 0.9999)
+        )
         assert plan(priced, objective=enough, train=long).not_exceeded == most
         with contextlib.suppress(Infeasible):
             assert plan(priced, objective=short, train=long).not_exceeded != most
@@ -99,7 +121,11 @@ def test_a_plan_says_what_its_limits_are_held_against(confidence: float) -> None
 
 def test_what_is_infeasible_says_what_one_more_device_would_change() -> None:
     with pytest.raises(Infeasible) as caught:
-        plan(TWO, objective={"minimize": "time", "deadline": "30s"}, train={"epochs": 1000, "global_batch_size": 1000})
+        plan(
+            TWO,
+            objective={"minimize": "time", "deadline": "30s"},
+            train={"epochs": 1000, "global_batch_size": 1000},
+        )
     details = caught.value.details
     assert set(details["one_more"]) == {"cpu (1 core)", "cpu (0.5 cores)"}
     assert all(value < details["nearest_deadline_s"] for value in details["one_more"].values())
@@ -110,10 +136,17 @@ def test_one_more_device_is_not_said_to_help_where_it_changes_nothing() -> None:
     long: dict[str, Any] = {"train": {"epochs": 1000, "global_batch_size": 1000}}
     for limits in ({"max_count": 1}, {}):
         with pytest.raises(Infeasible) as caught:
-            plan({"hosts": [slow]}, objective={"minimize": "time", "deadline": "30s"}, devices=limits, **long)
+            plan(
+                {"hosts": [slow]},
+                objective={"minimize": "time", "deadline": "30s"},
+                devices=limits,
+                **long,
+            )
         found = caught.value.details["one_more"]
         assert ("with one more" in str(caught.value)) == bool(found) == (not limits)
-        assert ("no device more of a kind of the pool brings that nearer" in str(caught.value)) == (not found)
+        assert ("no device more of a kind of the pool brings that nearer" in str(caught.value)) == (
+            not found
+        )
         assert all(value < caught.value.details["nearest_deadline_s"] for value in found.values())
 
 
@@ -123,10 +156,19 @@ def test_a_budget_that_only_slow_sums_keep_is_kept(goal: str) -> None:
 
     def gpu(name: str, load_w: float, memory: float) -> DeviceCurve:
         return DeviceCurve(
-            device_type=name, mode="calibrated", coverage=1.0, step_time_s=Affine(fixed=1e-4, per_sample=1e-3),
-            low_factor=0.9, high_factor=1.5, peak_memory_bytes=Affine(fixed=0.0, per_sample=1e6), memory_safe_factor=1.0,
-            memory_limit_bytes=memory, idle_w=10.0, load_w=load_w, energy_source="datasheet",
-        )  # fmt: skip
+            device_type=name,
+            mode="calibrated",
+            coverage=1.0,
+            step_time_s=Affine(fixed=1e-4, per_sample=1e-3),
+            low_factor=0.9,
+            high_factor=1.5,
+            peak_memory_bytes=Affine(fixed=0.0, per_sample=1e6),
+            memory_safe_factor=1.0,
+            memory_limit_bytes=memory,
+            idle_w=10.0,
+            load_w=load_w,
+            energy_source="datasheet",
+        )
 
     devices = [{"type": "nvidia-t4", "count": 1}, {"type": "nvidia-l4", "count": 2}]
     hosts = [{"name": "a", "address": "localhost", "devices": devices}]

@@ -9,9 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import TWO, plan
 
-from trainwright.estimator.communication import FIGURES_BYTES, HOROVOD_POLL_S, Link, all_reduce, all_reduces
-from trainwright.estimator.curves import Interval
-from trainwright.tasks.artefacts import Estimate
+from trainwright.estimator.predict.communication import (
+    FIGURES_BYTES,
+    HOROVOD_POLL_S,
+    Link,
+    all_reduce,
+    all_reduces,
+)
+from trainwright.estimator.predict.curves import Interval
+from trainwright.tasks.runs.artefacts import Estimate
 
 BOTH: dict[str, Any] = {"devices": {"min_count": 2}, "train": {"global_batch_size": 96}}
 
@@ -23,7 +29,12 @@ def step_time(pool: dict[str, Any], link: Link | None, **job: Any) -> Interval:
 
 
 @settings(deadline=None)
-@given(bandwidth=st.floats(1e6, 1e12), latency=st.floats(1e-6, 0.1), spread=st.floats(0, 4), slower=st.floats(1.1, 100))
+@given(
+    bandwidth=st.floats(1e6, 1e12),
+    latency=st.floats(1e-6, 0.1),
+    spread=st.floats(0, 4),
+    slower=st.floats(1.1, 100),
+)
 def test_a_slower_link_between_ranks_makes_a_step_longer(
     bandwidth: float, latency: float, spread: float, slower: float
 ) -> None:
@@ -36,7 +47,11 @@ def test_a_slower_link_between_ranks_makes_a_step_longer(
 def test_the_measured_link_takes_the_place_of_the_prior_with_its_own_interval() -> None:
     still = Link(bandwidth_bytes_per_s=1e300, latency_s=0, spread=0)
     link = Link(bandwidth_bytes_per_s=1e8, latency_s=1e-3, spread=0.25)
-    alone, shared, summed = step_time(TWO, still), step_time(TWO, link), all_reduces(link, 1e6 + FIGURES_BYTES, 2, 2)
+    alone, shared, summed = (
+        step_time(TWO, still),
+        step_time(TWO, link),
+        all_reduces(link, 1e6 + FIGURES_BYTES, 2, 2),
+    )
     assert shared.median - alone.median == pytest.approx(summed.median)
     assert shared.low - alone.low == pytest.approx(summed.low)
     assert shared.high - alone.high == pytest.approx(summed.high)
@@ -49,7 +64,9 @@ def test_a_library_that_works_in_cycles_makes_a_step_wait_agree_and_look() -> No
     link = Link(bandwidth_bytes_per_s=1e8, latency_s=1e-3, spread=0.25)
     at_once, cycled = step_time(TWO, link), step_time(TWO, link, cycle_s=1e-2)
     agreed = all_reduce(link, FIGURES_BYTES, 2)
-    assert cycled.median - at_once.median == pytest.approx(5e-3 + HOROVOD_POLL_S / 2 + 1.5 * agreed.median)
+    assert cycled.median - at_once.median == pytest.approx(
+        5e-3 + HOROVOD_POLL_S / 2 + 1.5 * agreed.median
+    )
     assert cycled.low - at_once.low == pytest.approx(agreed.low)
     assert cycled.high - at_once.high == pytest.approx(1e-2 + HOROVOD_POLL_S + 2 * agreed.high)
     one = {"devices": {"max_count": 1, "min_count": 1}}
@@ -63,7 +80,9 @@ def test_this_machines_link_says_nothing_of_ranks_on_another_machine() -> None:
     assert step_time(TWO, slow).median > step_time(TWO, None).median
 
 
-def test_hosts_of_the_pool_on_one_machine_are_one_machine_and_others_meet_over_the_network() -> None:
+def test_hosts_of_the_pool_on_one_machine_are_one_machine_and_others_meet_over_the_network() -> (
+    None
+):
     def pool(*addresses: str) -> dict[str, Any]:
         kinds = [{"type": "cpu", "cores": 1.0}, {"type": "cpu", "cores": 0.5}]
         return {
@@ -86,12 +105,20 @@ def test_a_host_with_a_slow_way_to_the_network_slows_only_those_plans_that_use_i
         return {
             "network": network,
             "hosts": [
-                {"name": f"h{number}", "address": f"10.0.0.{number}", "devices": [{"type": "cpu"}], "network": one}
+                {
+                    "name": f"h{number}",
+                    "address": f"10.0.0.{number}",
+                    "devices": [{"type": "cpu"}],
+                    "network": one,
+                }
                 for number, one in enumerate(own)
             ],
         }
 
-    quick, slow = {"bandwidth": "100Gbit", "latency": "5us"}, {"bandwidth": "1Mbit", "latency": "20ms"}
+    quick, slow = (
+        {"bandwidth": "100Gbit", "latency": "5us"},
+        {"bandwidth": "1Mbit", "latency": "20ms"},
+    )
     two = {"train": {"global_batch_size": 64}, "devices": {"min_count": 2, "max_count": 2}}
     three = {"train": {"global_batch_size": 64}, "devices": {"min_count": 3}}
     mixed = plan(pool(quick, {}, slow, {}), **two)
@@ -120,9 +147,16 @@ def test_ranks_that_nobody_measured_are_not_slower_on_one_machine_than_between_m
         return predicted.step_time_s.median
 
     apart = [
-        {"name": f"h{n}", "address": f"10.0.0.{n}", "devices": [{"type": "cpu", "cores": 1.0}]} for n in range(ranks)
+        {"name": f"h{n}", "address": f"10.0.0.{n}", "devices": [{"type": "cpu", "cores": 1.0}]}
+        for n in range(ranks)
     ]
-    together = [{"name": "h", "address": "10.0.0.1", "devices": [{"type": "cpu", "cores": 1.0, "count": ranks}]}]
+    together = [
+        {
+            "name": "h",
+            "address": "10.0.0.1",
+            "devices": [{"type": "cpu", "cores": 1.0, "count": ranks}],
+        }
+    ]
     assert step_s(together) <= step_s(apart) * (1 + 1e-9)
 
 
@@ -131,7 +165,11 @@ def test_ranks_on_several_machines_sum_in_one_ring_of_them_all() -> None:
 
     def sums_s(machines: int, each: int) -> float:
         hosts = [
-            {"name": f"h{n}", "address": f"10.0.0.{n}", "devices": [{"type": "cpu", "cores": 1.0, "count": each}]}
+            {
+                "name": f"h{n}",
+                "address": f"10.0.0.{n}",
+                "devices": [{"type": "cpu", "cores": 1.0, "count": each}],
+            }
             for n in range(machines)
         ]
         network = {"bandwidth": "1Gbit", "latency": "50ms"}
@@ -147,5 +185,11 @@ def test_ranks_on_several_machines_sum_in_one_ring_of_them_all() -> None:
 
 
 def test_an_estimate_stored_without_a_link_is_read() -> None:
-    old = {"schema_version": 1, "mode": "calibrated", "gradient_bytes": 1.0, "curves": [], "calibrations": {}}
+    old = {
+        "schema_version": 1,
+        "mode": "calibrated",
+        "gradient_bytes": 1.0,
+        "curves": [],
+        "calibrations": {},
+    }
     assert Estimate.model_validate(old).local_link is None

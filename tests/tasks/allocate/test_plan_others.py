@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 from plans import MANY, plan
 
-from trainwright.estimator.communication import Link
-from trainwright.tasks.allocate.plot import write_front
+from trainwright.estimator.predict.communication import Link
+from trainwright.tasks.cli.screens.plan_plot import write_front
 from trainwright.tasks.errors import BadInput
 
 
@@ -26,7 +26,10 @@ def test_the_chosen_plan_is_no_worse_than_any_alternative_and_each_says_why_it_l
 
 
 def test_what_misses_a_limit_says_by_how_much_in_words_and_why_more_devices_are_slower() -> None:
-    far = [{"name": f"h{n}", "address": f"10.0.0.{n}", "devices": [{"type": "cpu", "cores": 1.0}]} for n in (1, 2, 3)]
+    far = [
+        {"name": f"h{n}", "address": f"10.0.0.{n}", "devices": [{"type": "cpu", "cores": 1.0}]}
+        for n in (1, 2, 3)
+    ]
     pool = {"hosts": far, "network": {"bandwidth": "100kbit", "latency": "50us"}}
     objective = {"minimize": "time", "deadline": "1m"}
     result = plan(pool, objective=objective, train={"epochs": 5, "global_batch_size": 100})
@@ -36,12 +39,16 @@ def test_what_misses_a_limit_says_by_how_much_in_words_and_why_more_devices_are_
     for reason in reasons:
         assert re.fullmatch(
             r"(takes [0-9]+(\.[0-9]+)? x the deadline|misses the deadline by [0-9.]+ %) at confidence 0.9; "
-            "sums cost more than the extra devices save", reason,
-        )  # fmt: skip
+            "sums cost more than the extra devices save",
+            reason,
+        )
 
 
 def test_sums_are_blamed_for_what_has_the_plans_devices_and_more_not_for_slow_devices() -> None:
-    host = {"name": "a", "devices": [{"type": "cpu", "cores": 1.0}, {"type": "cpu", "cores": 0.125, "count": 3}]}
+    host = {
+        "name": "a",
+        "devices": [{"type": "cpu", "cores": 1.0}, {"type": "cpu", "cores": 0.125, "count": 3}],
+    }
     dear = Link(bandwidth_bytes_per_s=1e9, latency_s=0.5, spread=0)
     result = plan({"hosts": [host]}, link=dear, train={"global_batch_size": 100})
     assert {device.cores for device in result.devices} == {1.0}
@@ -68,7 +75,9 @@ def test_the_front_is_drawn_and_another_suffix_is_refused(tmp_path: Path) -> Non
         text = (tmp_path / f"front.{suffix}").read_text()
         assert text.count("<circle") == 2 * len(result.front)
     ElementTree.parse(tmp_path / "front.svg")
-    with pytest.raises(BadInput, match=r"--plot: got .*front\.png; allowed: a file that ends in \.svg or \.html"):
+    with pytest.raises(
+        BadInput, match=r"--plot: got .*front\.png; allowed: a file that ends in \.svg or \.html"
+    ):
         write_front(result, tmp_path / "front.png")
     with pytest.raises(BadInput, match="can't be written"):
         write_front(result, tmp_path / "nowhere" / "front.svg")

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from plans import DATA, MANY, TWO, curve, plan
 
-from trainwright.estimator.curves import Affine, Knots
-from trainwright.tasks.allocate.restrictions import usable
-from trainwright.tasks.documents import validated
+from trainwright.estimator.predict.curves import Affine, Knots
 from trainwright.tasks.errors import BadInput, Infeasible
-from trainwright.tasks.job import Job
-from trainwright.tasks.pool import Pool
+from trainwright.tasks.spec.documents import validated
+from trainwright.tasks.spec.eligibility import usable
+from trainwright.tasks.spec.job import Job
+from trainwright.tasks.spec.pool import Pool
 
 
 def test_bounds_beyond_the_rows_to_train_on_are_told() -> None:
@@ -28,29 +28,67 @@ def test_minimising_cost_without_prices_is_bad_input() -> None:
 
 def test_the_jobs_restrictions_are_kept_and_unknown_names_refused() -> None:
     pool = Pool.model_validate({"name": "p", **MANY})
-    chosen = Job.model_validate({"name": "j", "data": {"uri": "x"}, "devices": {"exclude": ["a/cpu-0"]}})
+    chosen = Job.model_validate(
+        {"name": "j", "data": {"uri": "x"}, "devices": {"exclude": ["a/cpu-0"]}}
+    )
     assert "a/cpu-0" not in [device.id for device in usable(pool, chosen.devices)]
-    for field, names in (("types", ["nvidia-t4"]), ("hosts", ["z"]), ("ids", ["a/cpu-9"]), ("exclude", ["a/cpu-9"])):
+    for field, names in (
+        ("types", ["nvidia-t4"]),
+        ("hosts", ["z"]),
+        ("ids", ["a/cpu-9"]),
+        ("exclude", ["a/cpu-9"]),
+    ):
         wrong = Job.model_validate({"name": "j", "data": {"uri": "x"}, "devices": {field: names}})
         with pytest.raises(BadInput, match=rf"devices\.{field}: got '{names[0]}'"):
             usable(pool, wrong.devices)
     with pytest.raises(BadInput, match=r"devices\.min_count: got 9"):
-        usable(pool, Job.model_validate({"name": "j", "data": {"uri": "x"}, "devices": {"min_count": 9}}).devices)
+        usable(
+            pool,
+            Job.model_validate(
+                {"name": "j", "data": {"uri": "x"}, "devices": {"min_count": 9}}
+            ).devices,
+        )
 
 
 @pytest.mark.parametrize(
     ("pool", "job", "line"),
     [
-        (TWO | {"prices": {"nvidia-t4": "1/h"}}, {"objective": {"minimize": "cost"}}, "no price for cpu"),
-        (TWO | {"prices": {"nvidia-t4": "1/h"}}, {"objective": {"minimize": "time", "budget": 1.0}}, "no price for cpu"),
+        (
+            TWO | {"prices": {"nvidia-t4": "1/h"}},
+            {"objective": {"minimize": "cost"}},
+            "no price for cpu",
+        ),
+        (
+            TWO | {"prices": {"nvidia-t4": "1/h"}},
+            {"objective": {"minimize": "time", "budget": 1.0}},
+            "no price for cpu",
+        ),
         (TWO, {"devices": {"min_count": 3}}, r"devices\.min_count: got 3; pool p has 2 device"),
-        (TWO, {"devices": {"types": ["cpu"], "exclude": ["cpu"]}}, r"^devices\.exclude: got cpu; with that pool p has 0 device"),
-        (TWO, {"devices": {"ids": ["a/cpu-0"], "exclude": ["a/cpu-0"]}}, r"got ids \[a/cpu-0\], exclude \[a/cpu-0\]; with"),
-        (TWO, {"devices": {"min_count": 2}, "train": {"global_batch_size": 1}}, r"devices\.min_count: got 2; allowed: at most"),
-        (TWO, {"train": {"global_batch_size": 1001}}, r"train\.global_batch_size: got 1001; allowed: at most the 1000 rows"),
+        (
+            TWO,
+            {"devices": {"types": ["cpu"], "exclude": ["cpu"]}},
+            r"^devices\.exclude: got cpu; with that pool p has 0 device",
+        ),
+        (
+            TWO,
+            {"devices": {"ids": ["a/cpu-0"], "exclude": ["a/cpu-0"]}},
+            r"got ids \[a/cpu-0\], exclude \[a/cpu-0\]; with",
+        ),
+        (
+            TWO,
+            {"devices": {"min_count": 2}, "train": {"global_batch_size": 1}},
+            r"devices\.min_count: got 2; allowed: at most",
+        ),
+        (
+            TWO,
+            {"train": {"global_batch_size": 1001}},
+            r"train\.global_batch_size: got 1001; allowed: at most the 1000 rows",
+        ),
     ],
-)  # fmt: skip
-def test_what_contradicts_itself_is_one_clear_line(pool: dict[str, Any], job: dict[str, Any], line: str) -> None:
+)
+def test_what_contradicts_itself_is_one_clear_line(
+    pool: dict[str, Any], job: dict[str, Any], line: str
+) -> None:
     with pytest.raises(BadInput, match=line) as caught:
         plan(pool, **job)
     assert "\n" not in str(caught.value)
@@ -60,7 +98,10 @@ def test_what_contradicts_itself_is_one_clear_line(pool: dict[str, Any], job: di
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"time_knots": Knots(sizes=(1, 2, 4), values=(2.0, 3.0, 1.0))}, "falls to 1 s at a batch of 4"),
+        (
+            {"time_knots": Knots(sizes=(1, 2, 4), values=(2.0, 3.0, 1.0))},
+            "falls to 1 s at a batch of 4",
+        ),
         ({"step_time_s": Affine(fixed=1.0, per_sample=-0.1)}, "the step time of cpu falls"),
         ({"step_time_s": Affine(fixed=0.0, per_sample=0.0)}, "takes 0 s for a sample"),
         ({"idle_w": 30.0, "load_w": 20.0}, "draws 30 W idle and 20 W at work"),
@@ -75,17 +116,21 @@ def test_a_curve_that_can_not_be_is_refused(change: dict[str, Any], line: str) -
 @pytest.mark.parametrize(
     ("field", "value", "line"),
     [
-        ("network", {"bandwidth": "10"}, "a number with its unit"), ("prices", {"cpu": "-1/h"}, "a number of zero or more"),
-        ("prices", {"gpu": "1/h"}, "not 'gpu'"), ("hosts", [], "at least 1 item"),
+        ("network", {"bandwidth": "10"}, "a number with its unit"),
+        ("prices", {"cpu": "-1/h"}, "a number of zero or more"),
+        ("prices", {"gpu": "1/h"}, "not 'gpu'"),
+        ("hosts", [], "at least 1 item"),
         ("power", {"cpu": {"idle_w": 9, "load_w": 3}}, "idle_w up to load_w"),
     ],
-)  # fmt: skip
+)
 def test_a_pool_that_can_not_be_is_refused(field: str, value: Any, line: str) -> None:
     with pytest.raises(BadInput, match=line):
         validated(Pool, {"name": "p", **TWO, field: value}, "pool.yaml")
 
 
-def test_deadline_and_budget_that_bind_only_together_are_told_with_what_each_would_have_to_be() -> None:
+def test_deadline_and_budget_that_bind_only_together_are_told_with_what_each_would_have_to_be() -> (
+    None
+):
     priced = MANY | {"prices": {"cpu": "1/h"}}
     long: dict[str, Any] = {"train": {"epochs": 1000, "global_batch_size": 1000}}
     quick = plan(priced, objective={"minimize": "time"}, **long).predicted
@@ -97,15 +142,26 @@ def test_deadline_and_budget_that_bind_only_together_are_told_with_what_each_wou
     with pytest.raises(Infeasible, match="bind together") as caught:
         plan(priced, objective={"minimize": "energy", **limits}, **long)
     nearest = caught.value.details
-    for field, value in (("budget", nearest["nearest_budget"]), ("deadline", f"{nearest['nearest_deadline_s']}s")):
-        assert plan(priced, objective={"minimize": "energy", **limits, field: value}, **long).feasible
+    for field, value in (
+        ("budget", nearest["nearest_budget"]),
+        ("deadline", f"{nearest['nearest_deadline_s']}s"),
+    ):
+        assert plan(
+            priced, objective={"minimize": "energy", **limits, field: value}, **long
+        ).feasible
 
 
 @pytest.mark.parametrize(
     ("train", "line"),
     [
-        ({"global_batch_size": 2**20 + 1}, "train.global_batch_size: got 1048577; allowed: at most 1048576"),
-        ({"batch_bounds": [1, 2**20 + 1]}, "train.batch_bounds: got 1048577; allowed: at most 1048576"),
+        (
+            {"global_batch_size": 2**20 + 1},
+            "train.global_batch_size: got 1048577; allowed: at most 1048576",
+        ),
+        (
+            {"batch_bounds": [1, 2**20 + 1]},
+            "train.batch_bounds: got 1048577; allowed: at most 1048576",
+        ),
     ],
 )
 def test_a_batch_beyond_what_can_be_planned_is_refused(train: dict[str, Any], line: str) -> None:

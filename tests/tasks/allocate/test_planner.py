@@ -8,10 +8,10 @@ import pytest
 from plans import DATA, MANY, TWO, curve, plan
 
 from trainwright.tasks.allocate.planner import make_plan
-from trainwright.tasks.artefacts import Estimate
 from trainwright.tasks.errors import BadInput, Infeasible
-from trainwright.tasks.job import Job
-from trainwright.tasks.pool import Pool
+from trainwright.tasks.runs.artefacts import Estimate
+from trainwright.tasks.spec.job import Job
+from trainwright.tasks.spec.pool import Pool
 
 
 def test_unlike_devices_get_shares_in_proportion_to_their_speed() -> None:
@@ -47,11 +47,18 @@ def test_ranks_of_a_host_share_its_memory() -> None:
 
 
 def test_a_cost_of_which_a_part_is_unknown_is_unknown() -> None:
-    dark = {"hosts": [{"name": "a", "devices": [{"type": "cpu", "cores": 1.0}]}], "prices": {"energy": "0.3/kWh"}}
+    dark = {
+        "hosts": [{"name": "a", "devices": [{"type": "cpu", "cores": 1.0}]}],
+        "prices": {"energy": "0.3/kWh"},
+    }
     chosen = Pool.model_validate({"name": "p", **dark})
     unknown = curve(1.0).model_copy(update={"idle_w": None, "load_w": None, "energy_source": None})
     job = Job.model_validate(
-        {"name": "j", "data": {"uri": "builtin:digits"}, "objective": {"minimize": "time", "budget": 5.0}}
+        {
+            "name": "j",
+            "data": {"uri": "builtin:digits"},
+            "objective": {"minimize": "time", "budget": 5.0},
+        }
     )
     made = Estimate(mode="calibrated", gradient_bytes=1e6, curves=[unknown])
     with pytest.raises(BadInput, match="budget: got 5; the cost is not known: pool p"):

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from planner_cases import NOW, Case, data_of, small_cases
 from scale import estimate_for, gpu_pool, job_of, typed_pool
 
-from trainwright.tasks.allocate.configuration import Configuration, Space
-from trainwright.tasks.allocate.cost import CostModel
-from trainwright.tasks.allocate.layout import machine_of
+from trainwright.tasks.allocate.plan.configuration import Configuration, Space
+from trainwright.tasks.allocate.plan.cost import CostModel
+from trainwright.tasks.allocate.plan.placement import machine_of
 from trainwright.tasks.allocate.planner import Planner
-from trainwright.tasks.allocate.restrictions import usable
-from trainwright.tasks.allocate.search import Search
-from trainwright.tasks.pool import Pool
+from trainwright.tasks.allocate.search.branch_and_bound import Search
+from trainwright.tasks.spec.eligibility import usable
+from trainwright.tasks.spec.pool import Pool
 
 QUIET = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -43,7 +43,9 @@ def test_the_times_that_are_searched_are_those_of_the_curves(case: Case, accumul
 
 @QUIET
 @given(small_cases())
-def test_a_plan_gives_out_the_whole_batch_on_as_many_devices_as_it_says_and_within_their_memory(case: Case) -> None:
+def test_a_plan_gives_out_the_whole_batch_on_as_many_devices_as_it_says_and_within_their_memory(
+    case: Case,
+) -> None:
     model = CostModel(case.job, case.pool, case.estimate, case.data, NOW)
     planner = Planner(case.job, model, usable(case.pool, case.job.devices), case.most_accumulation)
     found, _ = planner.choose(planner.goal, planner.limits)
@@ -71,7 +73,9 @@ def search(pool: Pool, types: int, goal: str, nodes: int) -> tuple[Configuration
     devices, job = pool.devices(), job_of(goal, 512, None)
     model = CostModel(job, pool, estimate_for(devices, types, seed=types), data_of(100_000))
     planner = Planner(job, model, devices)
-    found = Search(Space(planner.layout, 512, 1, len(devices)), planner.goal, planner.limits).run(nodes)
+    found = Search(Space(planner.layout, 512, 1, len(devices)), planner.goal, planner.limits).run(
+        nodes
+    )
     assert found.best is not None
     return found.best, found.gap(planner.goal)
 
@@ -93,7 +97,9 @@ def test_the_same_pool_gives_the_same_plan_every_time() -> None:
 
 
 @pytest.mark.parametrize("hours", [None, 1 / 6, 8 / 60])
-def test_a_hundred_types_are_planned_exactly_with_deadlines_near_and_far(hours: float | None) -> None:
+def test_a_hundred_types_are_planned_exactly_with_deadlines_near_and_far(
+    hours: float | None,
+) -> None:
     pool, job = typed_pool(100, 100), job_of("energy", 4096, hours)
     model = CostModel(job, pool, estimate_for(pool.devices(), 100, seed=100), data_of(1_200_000))
     planner = Planner(job, model, pool.devices())

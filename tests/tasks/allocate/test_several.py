@@ -14,42 +14,60 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planner_cases import data_of
 
-from trainwright.estimator.curves import Affine, DeviceCurve
+from trainwright.estimator.predict.curves import Affine, DeviceCurve
+from trainwright.tasks.allocate.joint_planner import Pending, choices, make_joint_plan
 from trainwright.tasks.allocate.schedule import Choice
-from trainwright.tasks.allocate.several import Pending, choices, make_joint_plan
-from trainwright.tasks.artefacts import Estimate, JointPlan
 from trainwright.tasks.errors import BadInput, Infeasible
-from trainwright.tasks.job import Job
-from trainwright.tasks.pool import Pool
+from trainwright.tasks.runs.artefacts import Estimate, JointPlan
+from trainwright.tasks.spec.job import Job
+from trainwright.tasks.spec.pool import Pool
 
 ESTIMATE = Estimate(
-    mode="datasheet", gradient_bytes=1e6,
+    mode="datasheet",
+    gradient_bytes=1e6,
     curves=[
         DeviceCurve(
-            device_type=name, mode="datasheet", coverage=1.0, step_time_s=Affine(fixed=0.01, per_sample=sample_s),
-            low_factor=0.8, high_factor=1.2, peak_memory_bytes=Affine(fixed=1e8, per_sample=1e6), memory_safe_factor=1.2,
-            memory_limit_bytes=1e10, idle_w=20, load_w=load, energy_source="datasheet",
+            device_type=name,
+            mode="datasheet",
+            coverage=1.0,
+            step_time_s=Affine(fixed=0.01, per_sample=sample_s),
+            low_factor=0.8,
+            high_factor=1.2,
+            peak_memory_bytes=Affine(fixed=1e8, per_sample=1e6),
+            memory_safe_factor=1.2,
+            memory_limit_bytes=1e10,
+            idle_w=20,
+            load_w=load,
+            energy_source="datasheet",
         )
         for name, sample_s, load in (("nvidia-t4", 2e-3, 70), ("nvidia-a10", 1e-3, 180))
     ],
-)  # fmt: skip
+)
 
 
 def pool(first: int, second: int) -> Pool:
     kinds = [("nvidia-t4", first), ("nvidia-a10", second)]
     devices = [{"type": name, "count": count} for name, count in kinds if count]
-    return Pool.model_validate({"name": "p", "hosts": [{"name": "h", "address": "10.0.0.1", "devices": devices}]})
+    return Pool.model_validate(
+        {"name": "p", "hosts": [{"name": "h", "address": "10.0.0.1", "devices": devices}]}
+    )
 
 
 def pending(pool: Pool, name: str, epochs: int, deadline_s: float | None, **more: Any) -> Pending:
     values: dict[str, Any] = {
-        "name": name, "data": {"uri": "x"}, "train": {"epochs": epochs, "global_batch_size": 64},
-        "objective": {"minimize": "energy"} | ({"deadline": f"{deadline_s!r}s"} if deadline_s else {}), **more,
-    }  # fmt: skip
+        "name": name,
+        "data": {"uri": "x"},
+        "train": {"epochs": epochs, "global_batch_size": 64},
+        "objective": {"minimize": "energy"}
+        | ({"deadline": f"{deadline_s!r}s"} if deadline_s else {}),
+        **more,
+    }
     return Pending(Job.model_validate(values), pool, ESTIMATE, data_of(1000))
 
 
-def brute(options: Sequence[Sequence[Choice]], deadlines: Sequence[float], room: dict[object, int]) -> float:
+def brute(
+    options: Sequence[Sequence[Choice]], deadlines: Sequence[float], room: dict[object, int]
+) -> float:
     """The least energy over all choices and starts: where nothing can be moved earlier, a start is a sum of durations."""
     best = math.inf
     for combination in itertools.product(*options):
@@ -58,11 +76,17 @@ def brute(options: Sequence[Sequence[Choice]], deadlines: Sequence[float], room:
             continue
         durations = [one.upper_s for one in combination]
         starts = sorted(
-            {sum(some) for size in range(len(durations)) for some in itertools.combinations(durations, size)}
+            {
+                sum(some)
+                for size in range(len(durations))
+                for some in itertools.combinations(durations, size)
+            }
         )
         for begins in itertools.product(starts, repeat=len(combination)):
             ends = [begin + one.upper_s for begin, one in zip(begins, combination, strict=True)]
-            if any(end > deadline * (1 + 1e-9) for end, deadline in zip(ends, deadlines, strict=True)):
+            if any(
+                end > deadline * (1 + 1e-9) for end, deadline in zip(ends, deadlines, strict=True)
+            ):
                 continue
             if all(
                 sum(
@@ -90,7 +114,10 @@ def test_no_other_schedule_meets_all_deadlines_with_less_energy(
     chosen = pool(*counts)
     free = [pending(chosen, f"j{number}", epochs, None) for number, (epochs, _) in enumerate(jobs)]
     options = [choices(one, None)[0] for one in free]
-    deadlines = [min(one.upper_s for one in choices) * slack for choices, (_, slack) in zip(options, jobs, strict=True)]
+    deadlines = [
+        min(one.upper_s for one in choices) * slack
+        for choices, (_, slack) in zip(options, jobs, strict=True)
+    ]
     room: dict[object, int] = {}
     for choice in itertools.chain.from_iterable(options):
         for key, _ in choice.holds:
@@ -113,14 +140,18 @@ def check(made: JointPlan) -> None:
     """No device is held twice at once, and who is not said to slip is in time."""
     for one, other in itertools.combinations(made.jobs, 2):
         if one.starts_s < other.ends_s and other.starts_s < one.ends_s:
-            assert not {device.id for device in one.devices} & {device.id for device in other.devices}
+            assert not {device.id for device in one.devices} & {
+                device.id for device in other.devices
+            }
     for job in made.jobs:
         assert sum(device.batch_size for device in job.devices) == job.global_batch_size
         assert job.slips == (job.job in made.slips)
         assert job.slips or job.deadline_s is None or job.ends_s <= job.deadline_s * (1 + 1e-9)
 
 
-def test_jobs_wait_for_each_other_where_that_saves_energy_and_run_at_once_where_time_is_short() -> None:
+def test_jobs_wait_for_each_other_where_that_saves_energy_and_run_at_once_where_time_is_short() -> (
+    None
+):
     chosen = pool(0, 2)
     relaxed = make_joint_plan([pending(chosen, "a", 20, None), pending(chosen, "b", 20, None)])
     assert relaxed.feasible
@@ -135,7 +166,9 @@ def test_jobs_wait_for_each_other_where_that_saves_energy_and_run_at_once_where_
 def test_the_job_of_lower_priority_slips_where_not_all_can_be_in_time() -> None:
     chosen = pool(0, 1)
     needed = choices(pending(chosen, "a", 20, None), None)[0][0].upper_s
-    made = make_joint_plan([pending(chosen, "a", 20, needed * 1.1, priority=1), pending(chosen, "b", 20, needed * 1.1)])
+    made = make_joint_plan(
+        [pending(chosen, "a", 20, needed * 1.1, priority=1), pending(chosen, "b", 20, needed * 1.1)]
+    )
     assert not made.feasible
     assert made.slips == ["b"]
     check(made)
@@ -154,7 +187,11 @@ def test_a_job_that_slips_takes_the_quicker_device_rather_than_the_frugal_one() 
 def test_a_job_that_does_not_fit_at_once_accumulates_beside_another() -> None:
     chosen = pool(1, 0)
     small = ESTIMATE.model_copy(
-        update={"curves": [one.model_copy(update={"memory_limit_bytes": 1.5e8}) for one in ESTIMATE.curves]}
+        update={
+            "curves": [
+                one.model_copy(update={"memory_limit_bytes": 1.5e8}) for one in ESTIMATE.curves
+            ]
+        }
     )
     jobs = [pending(chosen, name, 1, None) for name in ("a", "b")]
     made = make_joint_plan([jobs[0], dataclasses.replace(jobs[1], estimate=small)])
@@ -195,7 +232,12 @@ def test_of_more_jobs_than_orders_can_be_tried_the_important_ones_are_in_time() 
     assert len(made.jobs) == len(jobs)
     assert made.search == "bounded"
     alone = [
-        pending(chosen, f"j{number}", 10 + number, None if f"j{number}" in made.slips else one.job.objective.deadline)
+        pending(
+            chosen,
+            f"j{number}",
+            10 + number,
+            None if f"j{number}" in made.slips else one.job.objective.deadline,
+        )
         for number, one in enumerate(jobs)
     ]
     least = sum(make_joint_plan([one]).energy_j for one in alone)
@@ -221,6 +263,9 @@ def test_what_can_not_be_planned_together_is_refused_with_one_line() -> None:
         make_joint_plan([pending(chosen, f"a{number}", 1, None) for number in range(33)])
     only = {"ids": ["h/nvidia-t4-0"]}
     with pytest.raises(
-        BadInput, match=r"devices: got 'h/nvidia-t4-0' in a; allowed for jobs together: types and hosts"
+        BadInput,
+        match=r"devices: got 'h/nvidia-t4-0' in a; allowed for jobs together: types and hosts",
     ):
-        make_joint_plan([pending(chosen, "a", 1, None, devices=only), pending(chosen, "b", 1, None)])
+        make_joint_plan(
+            [pending(chosen, "a", 1, None, devices=only), pending(chosen, "b", 1, None)]
+        )

@@ -7,10 +7,12 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.estimator.curves import Affine
-from trainwright.tasks.allocate.split import split_batch
+from trainwright.estimator.predict.curves import Affine
+from trainwright.tasks.allocate.plan.split import split_batch
 
-curves = st.lists(st.builds(Affine, fixed=st.floats(0, 1), per_sample=st.floats(1e-6, 1)), min_size=1, max_size=6)
+curves = st.lists(
+    st.builds(Affine, fixed=st.floats(0, 1), per_sample=st.floats(1e-6, 1)), min_size=1, max_size=6
+)
 
 
 @settings(deadline=None)
@@ -19,7 +21,9 @@ def test_all_samples_are_given_out_one_at_least_each_none_above_its_limit(
     total: int, devices: list[Affine], data: st.DataObject
 ) -> None:
     limits = data.draw(
-        st.lists(st.one_of(st.none(), st.integers(0, 2000)), min_size=len(devices), max_size=len(devices))
+        st.lists(
+            st.one_of(st.none(), st.integers(0, 2000)), min_size=len(devices), max_size=len(devices)
+        )
     )
     batches = split_batch(total, devices, limits)
     possible = total >= len(devices) and all(limit is None or limit >= 1 for limit in limits)
@@ -28,14 +32,19 @@ def test_all_samples_are_given_out_one_at_least_each_none_above_its_limit(
     if batches is not None:
         assert sum(batches) == total
         assert all(
-            1 <= batch <= (total if limit is None else limit) for batch, limit in zip(batches, limits, strict=True)
+            1 <= batch <= (total if limit is None else limit)
+            for batch, limit in zip(batches, limits, strict=True)
         )
 
 
 @settings(deadline=None)
 @given(
     st.integers(1, 12),
-    st.lists(st.builds(Affine, fixed=st.floats(0, 1), per_sample=st.floats(1e-3, 1)), min_size=1, max_size=3),
+    st.lists(
+        st.builds(Affine, fixed=st.floats(0, 1), per_sample=st.floats(1e-3, 1)),
+        min_size=1,
+        max_size=3,
+    ),
 )
 def test_no_other_split_finishes_earlier(total: int, devices: list[Affine]) -> None:
     batches = split_batch(total, devices)
@@ -54,16 +63,26 @@ def test_no_other_split_finishes_earlier(total: int, devices: list[Affine]) -> N
 @settings(deadline=None)
 @given(
     st.integers(8, 5000),
-    st.lists(st.builds(Affine, fixed=st.floats(0, 0.01), per_sample=st.floats(1e-4, 1e-2)), min_size=1, max_size=8),
+    st.lists(
+        st.builds(Affine, fixed=st.floats(0, 0.01), per_sample=st.floats(1e-4, 1e-2)),
+        min_size=1,
+        max_size=8,
+    ),
 )
-def test_the_slowest_rank_is_within_one_sample_of_the_real_valued_optimum(total: int, devices: list[Affine]) -> None:
+def test_the_slowest_rank_is_within_one_sample_of_the_real_valued_optimum(
+    total: int, devices: list[Affine]
+) -> None:
     batches = split_batch(total, devices)
     assert batches is not None
-    level = (total + sum(one.fixed / one.per_sample for one in devices)) / sum(1 / one.per_sample for one in devices)
+    level = (total + sum(one.fixed / one.per_sample for one in devices)) / sum(
+        1 / one.per_sample for one in devices
+    )
     slowest = max(curve(batch) for curve, batch in zip(devices, batches, strict=True))
     least = max(level, max(curve(1) for curve in devices))  # every rank takes a sample at least
     assert slowest <= least + max(one.per_sample for one in devices) * (1 + 1e-9)
 
 
 def test_a_device_twice_as_fast_gets_twice_as_much() -> None:
-    assert split_batch(96, [Affine(fixed=0, per_sample=1e-3), Affine(fixed=0, per_sample=2e-3)]) == [64, 32]
+    assert split_batch(
+        96, [Affine(fixed=0, per_sample=1e-3), Affine(fixed=0, per_sample=2e-3)]
+    ) == [64, 32]

@@ -10,20 +10,24 @@ from pathlib import Path
 import pytest
 from plans import TWO, plan
 
-from trainwright.tasks.allocate.configuration import Configuration, Space
-from trainwright.tasks.allocate.cost import Triple
-from trainwright.tasks.allocate.layout import Layout, Seating
+from trainwright.tasks.allocate.plan.configuration import Configuration, Space
+from trainwright.tasks.allocate.plan.cost import Triple
+from trainwright.tasks.allocate.plan.placement import Layout, Seating
 from trainwright.tasks.allocate.strategies import STRATEGIES, load_installed, strategy
 from trainwright.tasks.errors import BadInput
 
 
 def test_another_strategy_registers_itself_with_a_cost_function() -> None:
     @strategy("half-price")
-    def cost(layout: Layout, counts: Sequence[int], seating: Seating, batch: int) -> Configuration | None:
+    def cost(
+        layout: Layout, counts: Sequence[int], seating: Seating, batch: int
+    ) -> Configuration | None:
         found = Space(layout, batch, 1, sum(counts)).configure(counts, 1)
         if not found:
             return None
-        half = found[0].cost._replace(duration_s=Triple(*(value / 2 for value in found[0].cost.duration_s)))
+        half = found[0].cost._replace(
+            duration_s=Triple(*(value / 2 for value in found[0].cost.duration_s))
+        )
         return dataclasses.replace(found[0], cost=half)
 
     try:
@@ -36,7 +40,8 @@ def test_another_strategy_registers_itself_with_a_cost_function() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "says"), [("STRATEGIES['own'] = data_parallel", None), ("1 / 0", "ZeroDivisionError")]
+    ("source", "says"),
+    [("STRATEGIES['own'] = data_parallel", None), ("1 / 0", "ZeroDivisionError")],
 )
 def test_an_installed_package_brings_its_strategy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, says: str | None

@@ -20,9 +20,13 @@ def browser() -> Iterator[Any]:
     """A browser without a window. Skips the test where there is none."""
     if CHROMIUM is None:
         pytest.skip("chromium is missing: `make setup-system` installs it")
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is missing: `make setup` installs it")
+    api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is missing: `make setup` installs it"
+    )
     with api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])  # CI runs as root
+        found = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"]
+        )  # CI runs as root
         try:
             yield found
         finally:

@@ -16,9 +16,12 @@ import httpx
 RUN, READ = "run-token-for-tests-0", "read-token-for-tests-0"
 JOBS = Path(__file__).parents[3] / "dags" / "jobs"
 SPEC = {
-    "inputs": {"inputs": [1, 8, 8]}, "input_dtypes": {"inputs": "float32"}, "target_dtype": "int64", "classes": 10,
+    "inputs": {"inputs": [1, 8, 8]},
+    "input_dtypes": {"inputs": "float32"},
+    "target_dtype": "int64",
+    "classes": 10,
     "task": "image-classification",
-}  # fmt: skip
+}
 POOL = {
     "name": "sent",
     "hosts": [
@@ -44,10 +47,22 @@ def model(text: str, **config: Any) -> dict[str, Any]:
 def serving(home: Path, *options: str) -> Iterator[str]:
     """The address of a service that runs until the block ends."""
     environment = os.environ | {
-        "TRAINWRIGHT_HOME": str(home), "TRAINWRIGHT_STORE": f"file://{home / 'store'}",
-        "TRAINWRIGHT_SERVICE_TOKEN": RUN, "TRAINWRIGHT_SERVICE_READ_TOKEN": READ, "SECRET_OF_THE_SERVER": "seen",
-    }  # fmt: skip
-    command = [sys.executable, "-m", "trainwright.tasks.cli", "serve", "--port", "0", "--json", *options]
+        "TRAINWRIGHT_HOME": str(home),
+        "TRAINWRIGHT_STORE": f"file://{home / 'store'}",
+        "TRAINWRIGHT_SERVICE_TOKEN": RUN,
+        "TRAINWRIGHT_SERVICE_READ_TOKEN": READ,
+        "SECRET_OF_THE_SERVER": "seen",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "trainwright.tasks.cli.main",
+        "serve",
+        "--port",
+        "0",
+        "--json",
+        *options,
+    ]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             text = ""

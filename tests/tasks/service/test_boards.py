@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 from finished_run import begin_run
 
-from trainwright.tasks.service.boards import Boards
+from trainwright.tasks.service.records.boards import Boards
 
 
 def running() -> list[psutil.Process]:

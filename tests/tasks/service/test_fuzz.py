@@ -12,18 +12,40 @@ from serving import RUN, serving
 # Left out: positive_data_acceptance. JSON Schema can't say that a job's fields agree with one another, or that a source exists;
 # schemathesis takes our 422 for those as a refusal of valid data.
 CHECKS = (
-    "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance",
-    "negative_data_rejection", "unsupported_method", "missing_required_header",
-)  # fmt: skip
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+    "unsupported_method",
+    "missing_required_header",
+)
 
 
-def fuzz(address: str, folder: Path, examples: int, phases: str) -> subprocess.CompletedProcess[str]:
+def fuzz(
+    address: str, folder: Path, examples: int, phases: str
+) -> subprocess.CompletedProcess[str]:
     """Run schemathesis over every route; what it keeps goes to the folder."""
     command = [
-        str(Path(sys.executable).with_name("schemathesis")), "run", f"{address}/openapi.json", "--url", address,
-        "-H", f"Authorization: Bearer {RUN}", "--max-examples", str(examples), "--seed", "1", "--phases", phases,
-        "--request-timeout", "60", "--checks", ",".join(CHECKS), "--no-color",
-    ]  # fmt: skip
+        str(Path(sys.executable).with_name("schemathesis")),
+        "run",
+        f"{address}/openapi.json",
+        "--url",
+        address,
+        "-H",
+        f"Authorization: Bearer {RUN}",
+        "--max-examples",
+        str(examples),
+        "--seed",
+        "1",
+        "--phases",
+        phases,
+        "--request-timeout",
+        "60",
+        "--checks",
+        ",".join(CHECKS),
+        "--no-color",
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=1200, cwd=folder)
 
 

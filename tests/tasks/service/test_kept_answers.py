@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from serving import JOB, JOBS, SPEC
 
-from trainwright.estimator.source import BatchSpec
+from trainwright.estimator.trace.source import BatchSpec
 from trainwright.tasks import alone
 from trainwright.tasks.errors import Infeasible
 from trainwright.tasks.service.auth import Client
@@ -19,11 +19,16 @@ from trainwright.tasks.service.service import Bounds, Service
 
 def test_that_nothing_is_feasible_is_kept_like_any_other_answer(home: Path) -> None:
     model = {"source": str(JOBS / "cnn.py"), "config": {"width": 8}}
-    structure = alone.extract_model(model, spec=BatchSpec.model_validate(SPEC)).model_dump(mode="json")
+    structure = alone.extract_model(model, spec=BatchSpec.model_validate(SPEC)).model_dump(
+        mode="json"
+    )
     host = {"name": "far", "address": "10.0.0.1", "devices": [{"type": "nvidia-t4"}]}
     job = JOB | {
-        "pool": {"name": "p", "hosts": [host]}, "structure": structure, "rows": 1000, "objective": {"deadline": "1ms"},
-    }  # fmt: skip
+        "pool": {"name": "p", "hosts": [host]},
+        "structure": structure,
+        "rows": 1000,
+        "objective": {"deadline": "1ms"},
+    }
     body, client, computed = json.dumps(job).encode(), Client(role="read"), []
 
     async def twice() -> list[str]:

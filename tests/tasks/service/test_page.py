@@ -16,18 +16,22 @@ from browsing import UNLABELLED, Watched, browser, tile, until, values
 from finished_run import begin_run, finished_training, write_metrics, write_outcome
 from serving import JOBS, POOL, READ, RUN, SPEC, client, model, serving
 
-from trainwright.tasks.allocate.ledger import Holder, Ledger
-from trainwright.tasks.artefacts import Plan
-from trainwright.tasks.run import Run
-from trainwright.tasks.train import events
-from trainwright.tasks.train.journal import journal_of
-from trainwright.tasks.train.metrics import Rows
+from trainwright.tasks.leases.ledger import Holder, Ledger
+from trainwright.tasks.runs.artefacts import Plan
+from trainwright.tasks.runs.run import Run
+from trainwright.tasks.train.record import events
+from trainwright.tasks.train.record.journal import journal_of
+from trainwright.tasks.train.record.metrics import Rows
 
 SCRIPT = "<script>document.title = 'ran'</script><img src=x onerror=\"document.title = 'ran'\">"
 SCREENS = {
-    "pool": "pool", "runs": "runs", "run": "run/small/20260101T000002Z-abcdef", "history": "compare",
-    "compare": "compare?runs=small/20260101T000001Z-abcdef,small/20260101T000002Z-abcdef", "what-if": "what-if",
-}  # fmt: skip
+    "pool": "pool",
+    "runs": "runs",
+    "run": "run/small/20260101T000002Z-abcdef",
+    "history": "compare",
+    "compare": "compare?runs=small/20260101T000001Z-abcdef,small/20260101T000002Z-abcdef",
+    "what-if": "what-if",
+}
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +49,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run.objects.put("report/report.html", b"<h1>report</h1>")
     failed = begin_run(store, "hostile", 4)
     write_metrics(failed, 40)
-    failed.note(state="failed", step="train", holder=SCRIPT, error={"kind": "training_failed", "message": SCRIPT})
+    failed.note(
+        state="failed",
+        step="train",
+        holder=SCRIPT,
+        error={"kind": "training_failed", "message": SCRIPT},
+    )
     failed.objects.put(
-        "logs/events.jsonl", json.dumps({"at": SCRIPT, "event": SCRIPT, "reason": SCRIPT}).encode() + b"\n"
+        "logs/events.jsonl",
+        json.dumps({"at": SCRIPT, "event": SCRIPT, "reason": SCRIPT}).encode() + b"\n",
     )
     return folder
 
@@ -57,11 +67,14 @@ def address(home: Path) -> Iterator[str]:
     pools = home / "pools"
     pools.mkdir()
     shutil.copy(JOBS.parent / "pools" / "two-cpus.yaml", pools)
-    (pools / "wrong.yaml").write_text("name: wrong\nhosts: [{name: a, address: 10.0.0.1, devices: [{type: abacus}]}]\n")
+    (pools / "wrong.yaml").write_text(
+        "name: wrong\nhosts: [{name: a, address: 10.0.0.1, devices: [{type: abacus}]}]\n"
+    )
     soon, later = (f"{datetime.now(UTC) + timedelta(hours=hours):%H:%M}" for hours in (3, 5))
     windows = {"shut": f"{soon}-{later}", "open": f"{later}-{soon}", "ever": None}
     hosts = [
-        {"name": name, "devices": [{"type": "nvidia-l4"}], "available": window} for name, window in windows.items()
+        {"name": name, "devices": [{"type": "nvidia-l4"}], "available": window}
+        for name, window in windows.items()
     ]
     (pools / "windows.yaml").write_text(json.dumps({"name": "windows", "hosts": hosts}))
     with pytest.MonkeyPatch.context() as patch:
@@ -113,13 +126,19 @@ def test_a_pool_says_when_its_hosts_are_there(tab: Watched, address: str) -> Non
     page.wait_for_selector('table[aria-label="Devices and their leases"]')
     shut, there, ever = _get(address, "/pool?name=windows")["devices"]
     shown = [(row[5], row[6]) for row in values(page, "Devices and their leases")]
-    assert shown == [(shut["available"], "closed now"), (there["available"], "free"), ("always", "free")]
+    assert shown == [
+        (shut["available"], "closed now"),
+        (there["available"], "free"),
+        ("always", "free"),
+    ]
     assert tile(page, "free") == "2"
     assert ever["available"] is None
     tab.picture("pool-windows")
 
 
-def test_the_list_is_what_the_api_says_and_leads_to_a_comparison(tab: Watched, address: str) -> None:
+def test_the_list_is_what_the_api_says_and_leads_to_a_comparison(
+    tab: Watched, address: str
+) -> None:
     page = tab.open("runs")
     page.wait_for_selector('table[aria-label="Runs"]')
     runs = _get(address, "/runs")["runs"]
@@ -141,7 +160,10 @@ def test_a_run_is_what_the_api_says(tab: Watched, address: str) -> None:
     name = SCREENS["run"].removeprefix("run/")
     page.wait_for_selector("figure[data-last]")
     run, recorded = _get(address, f"/runs/{name}"), _get(address, f"/runs/{name}/metrics")
-    until(page, "document.querySelector('figure[aria-label^=\"Learning rate\"]').dataset.last === '29'")
+    until(
+        page,
+        "document.querySelector('figure[aria-label^=\"Learning rate\"]').dataset.last === '29'",
+    )
     assert tile(page, "step") == "30"
     assert tile(page, "loss") == _shown(recorded["newest"][0]["loss"])
     assert tile(page, "duration") == _shown(run["measured"]["duration_s"])
@@ -149,14 +171,19 @@ def test_a_run_is_what_the_api_says(tab: Watched, address: str) -> None:
     assert tile(page, "accuracy") == _shown(run["metrics"]["accuracy"])
     rows = values(page, "Predicted and measured")
     assert [(row[0], row[1], row[3]) for row in rows] == [
-        (one["quantity"], _shown(one["predicted"]), _shown(one["measured"])) for one in run["predicted_and_measured"]
+        (one["quantity"], _shown(one["predicted"]), _shown(one["measured"]))
+        for one in run["predicted_and_measured"]
     ]
-    assert [row[1] for row in values(page, "Steps of the chain")] == [_shown(one) for one in run["steps"].values()]
+    assert [row[1] for row in values(page, "Steps of the chain")] == [
+        _shown(one) for one in run["steps"].values()
+    ]
     shares = values(page, "Shares of a step")
     assert [(row[0], row[3]) for row in shares] == [
         (one["id"], str(one["batch_size"])) for one in run["plan"]["devices"]
     ]
-    figures = page.eval_on_selector_all("figure", "all => all.map(one => one.getAttribute('aria-label'))")
+    figures = page.eval_on_selector_all(
+        "figure", "all => all.map(one => one.getAttribute('aria-label'))"
+    )
     assert any(one.startswith("Step time by rank, s: rank 0 (here/cpu-0)") for one in figures)
     with page.expect_download() as download:
         page.click("button[name=report]")
@@ -169,14 +196,22 @@ def test_history_is_what_the_api_says(tab: Watched, address: str) -> None:
     jobs = _get(address, "/history")["jobs"]
     rows = values(page, "Jobs")
     assert [(row[0], row[1], row[5], row[8]) for row in rows] == [
-        (one["job"], str(one["runs"]), _shown(one["median_duration_s"]), _shown(one["best_accuracy"])) for one in jobs
+        (
+            one["job"],
+            str(one["runs"]),
+            _shown(one["median_duration_s"]),
+            _shown(one["best_accuracy"]),
+        )
+        for one in jobs
     ]
 
 
 def test_curves_move_while_training_runs_and_events_appear(tab: Watched, home: Path) -> None:
     run = begin_run(f"file://{home / 'store'}", "moving", 9)
     write_outcome_of_a_plan_only(run)
-    Ledger(f"sqlite:///{home / 'ledger.sqlite'}").take([run.hold], Holder("me"), run.uri, ttl_s=3600)
+    Ledger(f"sqlite:///{home / 'ledger.sqlite'}").take(
+        [run.hold], Holder("me"), run.uri, ttl_s=3600
+    )
     work = home / "work" / run.job_name / run.id
     ranks = [Rows(run.objects, f"steps-rank{rank}", journal_of(work, rank)) for rank in (0, 1)]
     record = events.recorder(work)
@@ -186,14 +221,33 @@ def test_curves_move_while_training_runs_and_events_appear(tab: Watched, home: P
         step = 0
         while not ended.is_set():
             for rank, rows in enumerate(ranks):
-                device = "there/cpu-7" if rank and step >= 10 else f"here/cpu-{rank}"  # planned anew
-                rows.add(step=step, epoch=0, rank=rank, device=device, batch_size=32 - 16 * rank, loss=1 / (1 + step),
-                         learning_rate=0.01, compute_s=0.01, wait_s=0.001, step_time_s=0.011)  # fmt: skip
+                device = (
+                    "there/cpu-7" if rank and step >= 10 else f"here/cpu-{rank}"
+                )  # planned anew
+                rows.add(
+                    step=step,
+                    epoch=0,
+                    rank=rank,
+                    device=device,
+                    batch_size=32 - 16 * rank,
+                    loss=1 / (1 + step),
+                    learning_rate=0.01,
+                    compute_s=0.01,
+                    wait_s=0.001,
+                    step_time_s=0.011,
+                )
                 if step % 20 == 19:
                     rows.write()
             step += 1
             if step == 10:
-                record({"event": "world", "generation": 2, "ranks": [0], "reason": "rank 1 (here/cpu-1) was lost"})
+                record(
+                    {
+                        "event": "world",
+                        "generation": 2,
+                        "ranks": [0],
+                        "reason": "rank 1 (here/cpu-1) was lost",
+                    }
+                )
             time.sleep(0.1)
 
     trainer = threading.Thread(target=train)
@@ -205,7 +259,9 @@ def test_curves_move_while_training_runs_and_events_appear(tab: Watched, home: P
         first = page.evaluate(last)
         page.evaluate("document.querySelector('figure canvas').mark = window.mark = {}")
         until(page, f"{last} > {first + 25}")
-        assert page.evaluate("document.querySelector('figure canvas').mark === window.mark")  # drawn on, not made anew
+        assert page.evaluate(
+            "document.querySelector('figure canvas').mark === window.mark"
+        )  # drawn on, not made anew
         page.wait_for_selector("text=rank 1 (here/cpu-1) was lost")
         page.wait_for_selector("figure[aria-label*='rank 1 (here/cpu-1, then there/cpu-7)']")
         tab.picture("live-light")
@@ -224,19 +280,26 @@ def write_outcome_of_a_plan_only(run: Run) -> None:
     run.note(started_at=run.status().updated_at)
 
 
-def test_a_what_if_from_a_run_shows_the_plan_that_the_api_makes(tab: Watched, home: Path, address: str) -> None:
+def test_a_what_if_from_a_run_shows_the_plan_that_the_api_makes(
+    tab: Watched, home: Path, address: str
+) -> None:
     name = "small/20260101T000003Z-abcdef"
     run = Run(f"file://{home / 'store'}/runs/{name}")
     with client(address) as asker:
         structure = asker.post(
-            "/structures", json={"model": model((JOBS / "cnn.py").read_text(), width=8), "spec": SPEC}
+            "/structures",
+            json={"model": model((JOBS / "cnn.py").read_text(), width=8), "spec": SPEC},
         )
         run.objects.put("structure.json", structure.content)
     pool = home / "asked.json"
     pool.write_text(json.dumps(POOL))
     page = tab.open(f"what-if?run={name}")
-    page.route("**/plans", lambda route: route.continue_(
-        post_data=json.dumps(json.loads(route.request.post_data) | {"pool": POOL})))  # fmt: skip
+    page.route(
+        "**/plans",
+        lambda route: route.continue_(
+            post_data=json.dumps(json.loads(route.request.post_data) | {"pool": POOL})
+        ),
+    )
     page.select_option("select[name=minimize]", "cost")
     page.fill("input[name=epochs]", "7")
     with page.expect_response("**/plans") as answered:
@@ -259,24 +322,39 @@ def test_a_what_if_from_a_run_shows_the_plan_that_the_api_makes(tab: Watched, ho
         page.click("button[type=submit]")
     page.wait_for_selector("[role=alert] >> text=deadline")
     assert refused.value.status == 422
-    tab.complaints[:] = [one for one in tab.complaints if "422" not in one]  # the browser's own line on that answer
+    tab.complaints[:] = [
+        one for one in tab.complaints if "422" not in one
+    ]  # the browser's own line on that answer
 
 
 def test_what_was_stored_or_addressed_is_text_whatever_it_says(tab: Watched) -> None:
-    for screen in ("run/hostile/20260101T000004Z-abcdef", "runs", f"run/{SCRIPT}", "run/../../x", f"compare?runs={SCRIPT}",
-                   f"airflow?dag={SCRIPT}&run=x", f"pool?pool={SCRIPT}", "nothing", "__proto__"):  # fmt: skip
+    for screen in (
+        "run/hostile/20260101T000004Z-abcdef",
+        "runs",
+        f"run/{SCRIPT}",
+        "run/../../x",
+        f"compare?runs={SCRIPT}",
+        f"airflow?dag={SCRIPT}&run=x",
+        f"pool?pool={SCRIPT}",
+        "nothing",
+        "__proto__",
+    ):
         page = tab.open(screen)
         page.wait_for_selector("h1, [role=alert], .note")
         page.wait_for_timeout(300)
         assert page.title() != "ran", screen
         assert page.locator("main script, main img").count() == 0
-    tab.complaints[:] = [one for one in tab.complaints if "404" not in one]  # of the pool of that name
+    tab.complaints[:] = [
+        one for one in tab.complaints if "404" not in one
+    ]  # of the pool of that name
     page = tab.open("run/hostile/20260101T000004Z-abcdef")
     page.wait_for_selector("[role=alert]")
     assert SCRIPT in page.inner_text("[role=alert]")
 
 
-def test_a_pool_file_that_is_wrong_says_why_and_another_can_be_chosen(tab: Watched, address: str) -> None:
+def test_a_pool_file_that_is_wrong_says_why_and_another_can_be_chosen(
+    tab: Watched, address: str
+) -> None:
     with client(address, READ) as reader:
         refused = reader.get("/pool?name=wrong")
         assert (refused.status_code, refused.json()["error"]["kind"]) == (422, "bad_input")
@@ -287,7 +365,9 @@ def test_a_pool_file_that_is_wrong_says_why_and_another_can_be_chosen(tab: Watch
     page.select_option("select", "two-cpus")
     page.wait_for_selector('table[aria-label="Devices and their leases"]')
     assert page.locator("[role=alert]").count() == 0
-    tab.complaints[:] = [one for one in tab.complaints if "422" not in one]  # the browser's own line on that answer
+    tab.complaints[:] = [
+        one for one in tab.complaints if "422" not in one
+    ]  # the browser's own line on that answer
 
 
 def test_a_run_of_a_dag_run_is_found_from_airflows_tab(tab: Watched, home: Path) -> None:
@@ -301,7 +381,9 @@ def test_a_run_of_a_dag_run_is_found_from_airflows_tab(tab: Watched, home: Path)
 
 
 @pytest.mark.parametrize("screen", SCREENS)
-def test_everything_has_a_name_for_screen_readers_and_is_reached_by_keyboard(tab: Watched, screen: str) -> None:
+def test_everything_has_a_name_for_screen_readers_and_is_reached_by_keyboard(
+    tab: Watched, screen: str
+) -> None:
     page = tab.open(SCREENS[screen])
     page.wait_for_selector("main h1")
     page.wait_for_load_state("networkidle")  # what it asked for is there
@@ -313,13 +395,17 @@ def test_everything_has_a_name_for_screen_readers_and_is_reached_by_keyboard(tab
     reached = set()
     for _ in range(focusable + 2):
         page.keyboard.press("Tab")
-        reached.add(page.evaluate("[...document.querySelectorAll('*')].indexOf(document.activeElement)"))
+        reached.add(
+            page.evaluate("[...document.querySelectorAll('*')].indexOf(document.activeElement)")
+        )
     assert len(reached) >= focusable
     page.evaluate("document.activeElement.blur()")
 
 
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
-def test_pictures_of_every_screen_in_light_and_dark(chromium: Any, address: str, scheme: str) -> None:
+def test_pictures_of_every_screen_in_light_and_dark(
+    chromium: Any, address: str, scheme: str
+) -> None:
     tab = Watched(chromium, address, RUN, color_scheme=scheme)
     backs = set()
     for name, screen in SCREENS.items():
@@ -328,7 +414,9 @@ def test_pictures_of_every_screen_in_light_and_dark(chromium: Any, address: str,
         page.wait_for_timeout(2000)
         backs.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
         tab.picture(f"{name}-{scheme}")
-    narrow = Watched(chromium, address, RUN, color_scheme=scheme, viewport={"width": 390, "height": 800})
+    narrow = Watched(
+        chromium, address, RUN, color_scheme=scheme, viewport={"width": 390, "height": 800}
+    )
     page = narrow.open(SCREENS["run"])
     page.wait_for_selector("figure[data-last]")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
@@ -341,7 +429,9 @@ def test_pictures_of_every_screen_in_light_and_dark(chromium: Any, address: str,
     narrow.context.close()
 
 
-def test_without_a_token_the_page_asks_for_it_and_shows_nothing_before(chromium: Any, address: str) -> None:
+def test_without_a_token_the_page_asks_for_it_and_shows_nothing_before(
+    chromium: Any, address: str
+) -> None:
     tab = Watched(chromium, address, None)
     page = tab.open("runs")
     page.wait_for_selector("input[name=token]")

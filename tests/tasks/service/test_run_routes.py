@@ -13,8 +13,8 @@ import pytest
 from finished_run import begin_run, finished_training, write_metrics
 from serving import READ, RUN, client, serving
 
-from trainwright.tasks.listing import RunRow
-from trainwright.tasks.summary import summary
+from trainwright.tasks.runs.listing import RunRow
+from trainwright.tasks.runs.summary import summary
 
 SCRIPT = "<script>alert(1)</script>"
 
@@ -29,7 +29,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run.objects.put("report/report.html", b"<script>document.title = 'ran'</script>")
     failed = begin_run(store, "other", 4)
     write_metrics(failed, 5000)
-    failed.note(state="failed", step="train", holder=SCRIPT, error={"kind": "training_failed", "message": SCRIPT})
+    failed.note(
+        state="failed",
+        step="train",
+        holder=SCRIPT,
+        error={"kind": "training_failed", "message": SCRIPT},
+    )
     damaged = begin_run(store, "other", 5)
     damaged.objects.put("status.json", b"{")
     return folder
@@ -42,23 +47,33 @@ def address(home: Path) -> Iterator[str]:
 
 
 def _run(home: Path, name: str) -> Any:
-    from trainwright.tasks.run import Run
+    from trainwright.tasks.runs.run import Run
 
     return Run(f"file://{home / 'store'}/runs/{name}")
 
 
-def test_runs_are_listed_newest_first_page_by_page_without_one_left_out_or_twice(address: str) -> None:
+def test_runs_are_listed_newest_first_page_by_page_without_one_left_out_or_twice(
+    address: str,
+) -> None:
     with client(address, READ) as reader:
         whole = reader.get("/runs").json()
         rows, after = [], ""
         while after is not None:
-            page = reader.get("/runs", params={"limit": 2} | ({"after": after} if after else {})).json()
+            page = reader.get(
+                "/runs", params={"limit": 2} | ({"after": after} if after else {})
+            ).json()
             assert page["total"] == 5
             rows += page["runs"]
             after = page["next"]
         assert rows == whole["runs"]
         assert [row["id"] for row in rows] == sorted((row["id"] for row in rows), reverse=True)
-        assert [row["state"] for row in rows] == ["damaged", "failed", "success", "success", "success"]
+        assert [row["state"] for row in rows] == [
+            "damaged",
+            "failed",
+            "success",
+            "success",
+            "success",
+        ]
         assert {row["job"] for row in reader.get("/runs?job=small").json()["runs"]} == {"small"}
         for row in rows:
             RunRow.model_validate(row)
@@ -102,15 +117,24 @@ def test_long_runs_are_thinned_evenly_and_followed_without_a_gap(address: str) -
         assert len(whole["rows"]) <= 2000
         assert [one["step"] for one in whole["newest"]] == [4999, 4999]
         steps = sorted({one["step"] for one in whole["rows"]})
-        assert {later - earlier for earlier, later in itertools.pairwise(steps)} == {whole["stride"]}
+        assert {later - earlier for earlier, later in itertools.pairwise(steps)} == {
+            whole["stride"]
+        }
         rest = reader.get(path, params={"from_step": 3000}).json()
         assert rest["rows"] == [one for one in whole["rows"] if one["step"] >= 3000]
         assert whole["next_step"] == 5000
         assert reader.get(path, params={"from_step": whole["next_step"]}).json()["rows"] == []
 
 
-ROUTES = ("runs", "history", "pools", "runs/small/20260101T000001Z-abcdef", "runs/small/20260101T000001Z-abcdef/metrics",
-          "runs/small/20260101T000001Z-abcdef/structure", "runs/small/20260101T000001Z-abcdef/report")  # fmt: skip
+ROUTES = (
+    "runs",
+    "history",
+    "pools",
+    "runs/small/20260101T000001Z-abcdef",
+    "runs/small/20260101T000001Z-abcdef/metrics",
+    "runs/small/20260101T000001Z-abcdef/structure",
+    "runs/small/20260101T000001Z-abcdef/report",
+)
 
 
 @pytest.mark.parametrize("path", ROUTES)
@@ -122,9 +146,18 @@ def test_without_a_token_nothing_is_answered(address: str, path: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["%3Cscript%3E/20260101T000001Z-abcdef", "..%2f..%2fx", "../../x", "small/..%2F..%2Fserver", "small/%2e%2e", "small/x",
-     "small/20260101T000001Z-abcdeF", "small/20260101T000001Z-abcdef%0a", "a%00b/20260101T000001Z-abcdef"],
-)  # fmt: skip
+    [
+        "%3Cscript%3E/20260101T000001Z-abcdef",
+        "..%2f..%2fx",
+        "../../x",
+        "small/..%2F..%2Fserver",
+        "small/%2e%2e",
+        "small/x",
+        "small/20260101T000001Z-abcdeF",
+        "small/20260101T000001Z-abcdef%0a",
+        "a%00b/20260101T000001Z-abcdef",
+    ],
+)
 def test_names_that_are_none_are_refused_before_anything_is_read(address: str, path: str) -> None:
     with client(address, READ) as reader:
         for rest in ("", "/metrics", "/structure", "/report"):
@@ -133,7 +166,9 @@ def test_names_that_are_none_are_refused_before_anything_is_read(address: str, p
             assert answer.headers["content-type"] == "application/json"
 
 
-def test_a_run_that_is_not_there_is_not_found_and_leaves_nothing_behind(address: str, home: Path) -> None:
+def test_a_run_that_is_not_there_is_not_found_and_leaves_nothing_behind(
+    address: str, home: Path
+) -> None:
     with client(address, READ) as reader:
         answer = reader.get("/runs/nobody/20260101T000001Z-abcdef/metrics")
         assert (answer.status_code, answer.json()["error"]["kind"]) == (404, "not_found")
@@ -149,7 +184,10 @@ def test_bad_queries_are_refused_in_one_line(address: str) -> None:
             answer = reader.get(f"/runs?{query}")
             assert answer.status_code == 422, query
             assert "\n" not in answer.json()["error"]["message"]
-        assert reader.get("/runs/small/20260101T000001Z-abcdef/metrics?from_step=-1").status_code == 422
+        assert (
+            reader.get("/runs/small/20260101T000001Z-abcdef/metrics?from_step=-1").status_code
+            == 422
+        )
 
 
 def test_every_answer_says_what_browsers_may_do_with_it(address: str) -> None:
@@ -159,19 +197,37 @@ def test_every_answer_says_what_browsers_may_do_with_it(address: str) -> None:
         assert "default-src 'none'" in policy
         assert "frame-ancestors 'self'" in policy
         assert "unsafe" not in policy
-        for path in ("/page/", "/page/main.js", "/runs", "/nothing", "/runs/small/20260101T000001Z-abcdef/report"):
+        for path in (
+            "/page/",
+            "/page/main.js",
+            "/runs",
+            "/nothing",
+            "/runs/small/20260101T000001Z-abcdef/report",
+        ):
             answer = reader.get(path)
             assert answer.headers["x-content-type-options"] == "nosniff", path
             assert "default-src 'none'" in answer.headers["content-security-policy"], path
         report = reader.get("/runs/small/20260101T000001Z-abcdef/report")
-        assert report.headers["content-security-policy"].startswith("sandbox allow-scripts;")  # an origin of its own
-        assert b"<script>" not in page.content.replace(b"<script src=", b"").replace(b"<script type=", b"")
+        assert report.headers["content-security-policy"].startswith(
+            "sandbox allow-scripts;"
+        )  # an origin of its own
+        assert b"<script>" not in page.content.replace(b"<script src=", b"").replace(
+            b"<script type=", b""
+        )
 
 
 def test_the_page_holds_only_its_own_files_and_nothing_of_other_hosts(address: str) -> None:
-    for name in ("../app.py", "..%2fapp.py", "%2e%2e/app.py", "vendor", "nothing.js", "/etc/passwd", "main.js%00"):
+    for name in (
+        "../app.py",
+        "..%2fapp.py",
+        "%2e%2e/app.py",
+        "vendor",
+        "nothing.js",
+        "/etc/passwd",
+        "main.js%00",
+    ):
         assert httpx.get(httpx.URL(f"{address}/page/{name}"), timeout=60).status_code == 404, name
-    folder = Path(__file__).parents[3] / "tasks" / "service" / "page"
+    folder = Path(__file__).parents[3] / "tasks" / "service" / "records" / "page"
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert len(files) > 10
     for path in files:
@@ -183,7 +239,9 @@ def test_the_page_holds_only_its_own_files_and_nothing_of_other_hosts(address: s
             assert "://" not in path.read_text().replace("s3://", "").replace(" ://", ""), path
 
 
-def test_tensorboard_is_started_by_who_may_start_runs_and_reached_by_its_secret_alone(address: str, home: Path) -> None:
+def test_tensorboard_is_started_by_who_may_start_runs_and_reached_by_its_secret_alone(
+    address: str, home: Path
+) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(home / "made")) as writer:
@@ -196,7 +254,10 @@ def test_tensorboard_is_started_by_who_may_start_runs_and_reached_by_its_secret_
     with client(address, READ) as reader:
         refused = reader.post(where)
         assert refused.status_code == 403
-        assert "starting TensorBoard needs the right to start runs" in refused.json()["error"]["message"]
+        assert (
+            "starting TensorBoard needs the right to start runs"
+            in refused.json()["error"]["message"]
+        )
     with client(address, RUN) as reader:
         assert reader.post(where, headers={"Origin": "https://evil.example"}).status_code == 403
         nothing = reader.post("/runs/small/20260101T000001Z-abcdef/tensorboard")
@@ -206,5 +267,9 @@ def test_tensorboard_is_started_by_who_may_start_runs_and_reached_by_its_secret_
     assert b"<tb-webapp" in httpx.get(f"{address}/{path}", timeout=60).content
     runs = httpx.get(f"{address}/{path}data/plugin/scalars/tags", timeout=60).json()
     assert "loss" in runs["."]
-    for other in ("tensorboard/x/", f"tensorboard/{path.split('/')[1][:-1]}/", "tensorboard/x/data/runs"):
+    for other in (
+        "tensorboard/x/",
+        f"tensorboard/{path.split('/')[1][:-1]}/",
+        "tensorboard/x/data/runs",
+    ):
         assert httpx.get(f"{address}/{other}", timeout=60).status_code == 401

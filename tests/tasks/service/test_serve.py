@@ -18,12 +18,12 @@ import psutil
 import pytest
 from serving import JOB, JOBS, POOL, READ, RUN, SPEC, client, model, serving
 
-from trainwright.estimator.source import BatchSpec
+from trainwright.estimator.trace.source import BatchSpec
 from trainwright.tasks import alone
-from trainwright.tasks.artefacts import Plan
-from trainwright.tasks.job import load_job
+from trainwright.tasks.runs.artefacts import Plan
 from trainwright.tasks.service.auth import token_from
 from trainwright.tasks.service.server import listening
+from trainwright.tasks.spec.job import load_job
 
 CNN = (JOBS / "cnn.py").read_text()
 SLEEPS = "import time\ntime.sleep(100)\n"
@@ -31,7 +31,9 @@ SLEEPS = "import time\ntime.sleep(100)\n"
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serving(tmp_path_factory.mktemp("service"), "--workers", "1", "--queue", "1", "--timeout", "60") as found:
+    with serving(
+        tmp_path_factory.mktemp("service"), "--workers", "1", "--queue", "1", "--timeout", "60"
+    ) as found:
         yield found
 
 
@@ -53,16 +55,29 @@ def _refusal(answer: httpx.Response, status: int, kind: str) -> str:
 
 def test_the_structure_is_what_the_command_line_extracts(structure: Any) -> None:
     same = alone.extract_model(
-        {"source": str(JOBS / "cnn.py"), "config": {"width": 8}}, spec=BatchSpec.model_validate(SPEC)
+        {"source": str(JOBS / "cnn.py"), "config": {"width": 8}},
+        spec=BatchSpec.model_validate(SPEC),
     )
     assert structure == same.model_dump(mode="json")
 
 
-def test_an_estimate_from_a_structure_is_the_command_lines(address: str, structure: Any, tmp_path: Path) -> None:
+def test_an_estimate_from_a_structure_is_the_command_lines(
+    address: str, structure: Any, tmp_path: Path
+) -> None:
     path = tmp_path / "structure.json"
     path.write_text(json.dumps(structure))
-    command = [sys.executable, "-m", "trainwright.tasks.cli", "estimate", str(path), "--batch-size", "64"]
-    printed = subprocess.run([*command, "--device-type", "nvidia-t4", "--json"], capture_output=True, check=True).stdout
+    command = [
+        sys.executable,
+        "-m",
+        "trainwright.tasks.cli.main",
+        "estimate",
+        str(path),
+        "--batch-size",
+        "64",
+    ]
+    printed = subprocess.run(
+        [*command, "--device-type", "nvidia-t4", "--json"], capture_output=True, check=True
+    ).stdout
     request = {"structure": structure, "batch_size": 64, "device_type": "nvidia-t4"}
     with client(address, READ) as reader:
         assert reader.post("/estimates", json=request).json() == json.loads(printed)
@@ -77,10 +92,18 @@ def test_a_plan_for_a_job_is_the_command_lines(address: str, tmp_path: Path) -> 
     pool = tmp_path / "pool.json"
     pool.write_text(json.dumps(JOB["pool"]))
     local = alone.plan_job(
-        load_job({**job, "pool": str(pool), "model": {"source": str(JOBS / "cnn.py"), "config": {"width": 8}}})
+        load_job(
+            {
+                **job,
+                "pool": str(pool),
+                "model": {"source": str(JOBS / "cnn.py"), "config": {"width": 8}},
+            }
+        )
     )
     ours, theirs = Plan.model_validate(answer.json()), local
-    assert ours.model_copy(update={"solve_time_s": 0}) == theirs.model_copy(update={"solve_time_s": 0})
+    assert ours.model_copy(update={"solve_time_s": 0}) == theirs.model_copy(
+        update={"solve_time_s": 0}
+    )
 
 
 def test_a_reader_plans_from_a_structure_and_rows_and_an_impossible_deadline_is_an_answer(
@@ -98,17 +121,27 @@ def test_a_reader_plans_from_a_structure_and_rows_and_an_impossible_deadline_is_
 
 
 def test_without_a_token_or_with_a_wrong_one_nothing_is_answered(address: str) -> None:
-    for method, path in (("GET", "/devices"), ("GET", "/pool"), ("GET", "/openapi.json"), ("POST", "/plans"),
-                         ("POST", "/estimates"), ("POST", "/structures")):  # fmt: skip
+    for method, path in (
+        ("GET", "/devices"),
+        ("GET", "/pool"),
+        ("GET", "/openapi.json"),
+        ("POST", "/plans"),
+        ("POST", "/estimates"),
+        ("POST", "/structures"),
+    ):
         for header in ("", "Bearer wrong", f"Basic {RUN}", f"Bearer {RUN}x"):
             content = b"{" if method == "POST" else None
             headers = {"Authorization": header}
-            answer = httpx.request(method, address + path, headers=headers, content=content, timeout=60)
+            answer = httpx.request(
+                method, address + path, headers=headers, content=content, timeout=60
+            )
             _refusal(answer, 401, "unauthorized")
             assert answer.headers["WWW-Authenticate"] == "Bearer"
 
 
-def test_a_reader_runs_no_code_reads_no_data_and_measures_nothing(address: str, structure: Any) -> None:
+def test_a_reader_runs_no_code_reads_no_data_and_measures_nothing(
+    address: str, structure: Any
+) -> None:
     with client(address, READ) as reader:
         _refusal(reader.post("/structures", json={"model": model(CNN)}), 403, "forbidden")
         estimate = {"model": model(CNN), "batch_size": 8, "device_type": "cpu"}
@@ -116,7 +149,12 @@ def test_a_reader_runs_no_code_reads_no_data_and_measures_nothing(address: str, 
         _refusal(reader.post("/plans", json=JOB | {"model": model(CNN)}), 403, "forbidden")
         data = JOB | {"structure": structure, "data": {"uri": "s3://bucket/data.parquet"}}
         _refusal(reader.post("/plans", json=data), 403, "forbidden")
-        here = {"structure": structure, "rows": 1000, "name": "here", "data": {"uri": "builtin:digits"}}
+        here = {
+            "structure": structure,
+            "rows": 1000,
+            "name": "here",
+            "data": {"uri": "builtin:digits"},
+        }
         assert "calibrations" in _refusal(reader.post("/plans", json=here), 403, "forbidden")
 
 
@@ -137,8 +175,10 @@ def test_a_reader_runs_no_code_reads_no_data_and_measures_nothing(address: str, 
         ("/estimates", {"batch_size": 1, "device_type": "cpu"}),
         ("/estimates", {"model": {"source": "cnn.py"}, "batch_size": 0, "device_type": "cpu"}),
     ],
-)  # fmt: skip
-def test_what_is_wrong_or_not_served_is_refused_in_one_line(address: str, path: str, request_: Any) -> None:
+)
+def test_what_is_wrong_or_not_served_is_refused_in_one_line(
+    address: str, path: str, request_: Any
+) -> None:
     with client(address) as run:
         message = _refusal(run.post(path, json=request_), 422, "bad_input")
     assert "root:" not in message
@@ -147,21 +187,37 @@ def test_what_is_wrong_or_not_served_is_refused_in_one_line(address: str, path: 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"spec": SPEC | {"inputs": {"inputs": [-1, 8]}}}, "inputs with sizes of 1 to 100000000, 'inputs' has [-1, 8]"),
+        (
+            {"spec": SPEC | {"inputs": {"inputs": [-1, 8]}}},
+            "inputs with sizes of 1 to 100000000, 'inputs' has [-1, 8]",
+        ),
         ({"spec": SPEC | {"inputs": {"inputs": [10**9]}}}, "'inputs' has [1000000000]"),
-        ({"spec": SPEC | {"input_dtypes": {}}}, "spec: allowed: input_dtypes of all inputs, 'inputs' has none"),
+        (
+            {"spec": SPEC | {"input_dtypes": {}}},
+            "spec: allowed: input_dtypes of all inputs, 'inputs' has none",
+        ),
         ({"spec": SPEC | {"target_dtype": "float99"}}, "such as float32 or int64, not 'float99'"),
-        ({"spec": SPEC | {"classes": -1}}, "spec.classes: got -1; allowed: greater than or equal to 1"),
-        ({"model": model(CNN) | {"files": {f"m{n}.py": "" for n in range(201)}}}, "allowed: at most 200 item(s)"),
+        (
+            {"spec": SPEC | {"classes": -1}},
+            "spec.classes: got -1; allowed: greater than or equal to 1",
+        ),
+        (
+            {"model": model(CNN) | {"files": {f"m{n}.py": "" for n in range(201)}}},
+            "allowed: at most 200 item(s)",
+        ),
     ],
-)  # fmt: skip
-def test_a_shape_that_can_not_be_is_told_by_its_field(address: str, change: dict[str, Any], says: str) -> None:
+)
+def test_a_shape_that_can_not_be_is_told_by_its_field(
+    address: str, change: dict[str, Any], says: str
+) -> None:
     with client(address) as run:
         request = {"model": model(CNN, width=8), "spec": SPEC} | change
         assert says in _refusal(run.post("/structures", json=request), 422, "bad_input")
 
 
-def test_a_device_type_that_nobody_knows_is_told_and_not_taken_for_another(address: str, structure: Any) -> None:
+def test_a_device_type_that_nobody_knows_is_told_and_not_taken_for_another(
+    address: str, structure: Any
+) -> None:
     with client(address, READ) as reader:
         for name in ("", "abacus", "x" * 5000):
             request = {"structure": structure, "batch_size": 64, "device_type": name}
@@ -172,12 +228,29 @@ def test_a_device_type_that_nobody_knows_is_told_and_not_taken_for_another(addre
 
 def test_rows_of_a_schema_that_can_not_be_are_told(address: str, structure: Any) -> None:
     schema = {
-        "task": "image-classification", "rows": 100, "train_rows": 80, "validation_rows": 20, "inputs": SPEC["inputs"],
-        "input_dtypes": SPEC["input_dtypes"], "target": "label", "target_dtype": "int64", "sha256": "",
-    }  # fmt: skip
+        "task": "image-classification",
+        "rows": 100,
+        "train_rows": 80,
+        "validation_rows": 20,
+        "inputs": SPEC["inputs"],
+        "input_dtypes": SPEC["input_dtypes"],
+        "target": "label",
+        "target_dtype": "int64",
+        "sha256": "",
+    }
     with client(address, READ) as reader:
-        assert reader.post("/plans", json=JOB | {"structure": structure, "data_schema": schema}).status_code == 200
-        for change in ({"rows": -5}, {"train_rows": 0}, {"train_rows": 10**20}, {"inputs": {"inputs": [0]}}):
+        assert (
+            reader.post(
+                "/plans", json=JOB | {"structure": structure, "data_schema": schema}
+            ).status_code
+            == 200
+        )
+        for change in (
+            {"rows": -5},
+            {"train_rows": 0},
+            {"train_rows": 10**20},
+            {"inputs": {"inputs": [0]}},
+        ):
             asked = JOB | {"structure": structure, "data_schema": schema | change}
             message = _refusal(reader.post("/plans", json=asked), 422, "bad_input")
             assert "data_schema" in message
@@ -188,7 +261,10 @@ def test_an_accuracy_in_percent_is_told_as_no_share(address: str, structure: Any
     asked = JOB | {"structure": structure, "rows": 1000, "train": {"target": {"value": 97}}}
     with client(address, READ) as reader:
         message = _refusal(reader.post("/plans", json=asked), 422, "bad_input")
-    assert message == "request: train.target.value: got 97; allowed: a share above 0, up to 1, such as 0.97 for 97 %"
+    assert (
+        message
+        == "request: train.target.value: got 97; allowed: a share above 0, up to 1, such as 0.97 for 97 %"
+    )
 
 
 def test_a_structure_that_was_extracted_with_another_optimizer_or_precision_is_the_clients_error(
@@ -196,26 +272,45 @@ def test_a_structure_that_was_extracted_with_another_optimizer_or_precision_is_t
 ) -> None:
     with client(address, READ) as reader:
         request = {"structure": structure, "batch_size": 64, "device_type": "nvidia-t4"}
-        assert reader.post("/estimates", json=request | {"optimizer": "adamw", "precision": "fp32"}).status_code == 200
+        assert (
+            reader.post(
+                "/estimates", json=request | {"optimizer": "adamw", "precision": "fp32"}
+            ).status_code
+            == 200
+        )
         job = JOB | {"structure": structure, "rows": 1000}
         for name, value in (("optimizer", "sgd"), ("precision", "fp64")):
-            message = _refusal(reader.post("/estimates", json=request | {name: value}), 422, "bad_input")
+            message = _refusal(
+                reader.post("/estimates", json=request | {name: value}), 422, "bad_input"
+            )
             assert f"the structure's {name}" in message
             given = {"name": value} if name == "optimizer" else value
-            message = _refusal(reader.post("/plans", json=job | {"train": {name: given}}), 422, "bad_input")
+            message = _refusal(
+                reader.post("/plans", json=job | {"train": {name: given}}), 422, "bad_input"
+            )
             assert f"the structure's {name}" in message
 
 
-def test_a_structure_with_senseless_numbers_is_the_clients_error(address: str, structure: Any) -> None:
+def test_a_structure_with_senseless_numbers_is_the_clients_error(
+    address: str, structure: Any
+) -> None:
     first = structure["trace"][0]
     negative = first | {"flops": {"fixed": -1e9, "per_sample": 0.0}}
     nowhere = structure["lifetimes"] | {"step": [-(10**9)]}
     with client(address, READ) as reader:
         for change in (
-            {"precision": "int3"}, {"batch_size": 0}, {"parameter_bytes": -1}, {"parameters": 10**40},
-            {"trace": [negative]}, {"lifetimes": nowhere},
-        ):  # fmt: skip
-            request = {"structure": structure | change, "batch_size": 64, "device_type": "nvidia-t4"}
+            {"precision": "int3"},
+            {"batch_size": 0},
+            {"parameter_bytes": -1},
+            {"parameters": 10**40},
+            {"trace": [negative]},
+            {"lifetimes": nowhere},
+        ):
+            request = {
+                "structure": structure | change,
+                "batch_size": 64,
+                "device_type": "nvidia-t4",
+            }
             _refusal(reader.post("/estimates", json=request), 422, "bad_input")
 
 
@@ -237,8 +332,21 @@ def test_an_oversized_body_is_413_and_takes_no_memory(address: str, chunked: boo
     assert server.memory_info().rss - before < 30 * 2**20
 
 
-@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"a":' * 500, b'{"a": ' + b"[" * 50 + b"]" * 50 + b"}", b"\xff", b"[]", b"{",
-                                  b'{"name": NaN}', b'{"name": 1e999}', b'{"a": 1, "a": 2}', b'{"name": "\\ud800"}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 100_000,
+        b'{"a":' * 500,
+        b'{"a": ' + b"[" * 50 + b"]" * 50 + b"}",
+        b"\xff",
+        b"[]",
+        b"{",
+        b'{"name": NaN}',
+        b'{"name": 1e999}',
+        b'{"a": 1, "a": 2}',
+        b'{"name": "\\ud800"}',
+    ],
+)
 def test_deep_or_malformed_bodies_are_422(address: str, body: bytes) -> None:
     with client(address) as run:
         _refusal(run.post("/plans", content=body), 422, "bad_input")
@@ -258,7 +366,9 @@ def test_a_models_code_has_no_network_no_secrets_and_no_sight_of_the_server(addr
     assert "SECRET" not in message
 
 
-def test_a_models_code_can_not_read_the_environment_of_the_server_or_of_what_computes_for_it(address: str) -> None:
+def test_a_models_code_can_not_read_the_environment_of_the_server_or_of_what_computes_for_it(
+    address: str,
+) -> None:
     code = (
         "import os\nfrom pathlib import Path\nseen = [os.getpid()]\n"
         "for path in Path('/proc').glob('[0-9]*/environ'):\n    try:\n"
@@ -266,7 +376,9 @@ def test_a_models_code_can_not_read_the_environment_of_the_server_or_of_what_com
         "    except OSError:\n        pass\nraise RuntimeError(f'found {len(seen) - 1}')\n"
     )
     with client(address) as run:
-        assert "found 0" in _refusal(run.post("/structures", json={"model": model(code)}), 422, "bad_input")
+        assert "found 0" in _refusal(
+            run.post("/structures", json={"model": model(code)}), 422, "bad_input"
+        )
 
 
 @pytest.mark.parametrize(
@@ -276,18 +388,29 @@ def test_a_models_code_can_not_read_the_environment_of_the_server_or_of_what_com
         ("import ctypes; ctypes.string_at(0)", "ended its process"),
         ("x = bytearray(40 * 2**30)", "MemoryError"),
         ("raise SystemExit", "can't be imported"),
-        ("open('../answer', 'w').write('[]'); open('answer', 'w').write('[]'); import os; os._exit(0)", "no structure"),
+        (
+            "open('../answer', 'w').write('[]'); open('answer', 'w').write('[]'); import os; os._exit(0)",
+            "no structure",
+        ),
         ("open('answer', 'w').write('{\"error\": 5}'); import os; os._exit(0)", "wrote"),
     ],
 )
-def test_a_model_that_misbehaves_is_its_senders_error(address: str, code: str, expected: str) -> None:
+def test_a_model_that_misbehaves_is_its_senders_error(
+    address: str, code: str, expected: str
+) -> None:
     with client(address) as run:
-        assert expected in _refusal(run.post("/structures", json={"model": model(code)}), 422, "bad_input")
+        assert expected in _refusal(
+            run.post("/structures", json={"model": model(code)}), 422, "bad_input"
+        )
 
 
-def test_beyond_what_is_worked_on_and_waits_is_429_and_who_leaves_frees_the_place(address: str, structure: Any) -> None:
+def test_beyond_what_is_worked_on_and_waits_is_429_and_who_leaves_frees_the_place(
+    address: str, structure: Any
+) -> None:
     def sleepers() -> list[psutil.Process]:
-        return [one for one in psutil.process_iter(["cmdline"]) if "98.5" in (one.info["cmdline"] or ())]
+        return [
+            one for one in psutil.process_iter(["cmdline"]) if "98.5" in (one.info["cmdline"] or ())
+        ]
 
     async def until(found: Callable[[], bool]) -> None:
         async with asyncio.timeout(40):  # less than a request may take: else it ends by itself
@@ -299,7 +422,9 @@ def test_beyond_what_is_worked_on_and_waits_is_429_and_who_leaves_frees_the_plac
         async with httpx.AsyncClient(base_url=address, headers=headers, timeout=200) as run:
             code = "import subprocess\nsubprocess.Popen(['sleep', '98.5'])\n"
             requests = [{"model": model(f"# {number}\n{code}{SLEEPS}")} for number in range(3)]
-            asked = [asyncio.ensure_future(run.post("/structures", json=request)) for request in requests]
+            asked = [
+                asyncio.ensure_future(run.post("/structures", json=request)) for request in requests
+            ]
             # One is worked on, one waits: the third, whichever that is, is refused.
             (refused,), left = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
             _refusal(refused.result(), 429, "busy")
@@ -321,7 +446,9 @@ def test_beyond_what_is_worked_on_and_waits_is_429_and_who_leaves_frees_the_plac
 
 def test_one_request_can_not_take_longer_than_allowed(tmp_path: Path) -> None:
     with serving(tmp_path, "--timeout", "2", "--workers", "1") as address, client(address) as run:
-        assert "within 2 s" in _refusal(run.post("/structures", json={"model": model(SLEEPS)}), 422, "bad_input")
+        assert "within 2 s" in _refusal(
+            run.post("/structures", json={"model": model(SLEEPS)}), 422, "bad_input"
+        )
         server = max(psutil.Process().children(), key=lambda one: one.create_time())
         children = server.children(recursive=True)
         assert any("fork_server" in " ".join(one.cmdline()) for one in children)
@@ -329,7 +456,9 @@ def test_one_request_can_not_take_longer_than_allowed(tmp_path: Path) -> None:
     assert not alive  # the fork servers end with the server
 
 
-def test_many_clients_with_the_same_question_get_the_same_answer(address: str, structure: Any) -> None:
+def test_many_clients_with_the_same_question_get_the_same_answer(
+    address: str, structure: Any
+) -> None:
     request = {"structure": structure, "batch_size": 96, "device_type": "nvidia-a10"}
     answers: list[tuple[int, str]] = []
 
@@ -353,12 +482,16 @@ def test_pool_and_devices_are_the_command_lines(address: str) -> None:
         pool = reader.get("/pool", params={"name": "two-cpus"}).json()
         assert [one["id"] for one in pool["devices"]] == ["here/cpu-0", "here/cpu-1"]
         _refusal(reader.get("/pool", params={"name": "../../README.md"}), 404, "not_found")
-        says = _refusal(reader.get("/pool", params={"name": "../jobs/digits.yaml/"}), 422, "bad_input")
+        says = _refusal(
+            reader.get("/pool", params={"name": "../jobs/digits.yaml/"}), 422, "bad_input"
+        )
         assert "hosts: missing, and needed" in says  # a file that is served, and no pool
         assert "nvidia-t4" in [one["name"] for one in reader.get("/devices").json()["devices"]]
 
 
-def test_a_field_of_the_query_that_no_route_knows_is_refused_once_who_asks_is_known(address: str) -> None:
+def test_a_field_of_the_query_that_no_route_knows_is_refused_once_who_asks_is_known(
+    address: str,
+) -> None:
     with client(address, READ) as reader:
         for path, query in (
             ("/pool", "nme=two-cpus"),
@@ -366,25 +499,45 @@ def test_a_field_of_the_query_that_no_route_knows_is_refused_once_who_asks_is_kn
             ("/devices", "type=cpu"),
             ("/openapi.json", "a"),
         ):
-            assert "unknown field of the query" in _refusal(reader.get(f"{path}?{query}"), 422, "bad_input")
-        assert "more than once" in _refusal(reader.get("/pool?name=a&name=two-cpus"), 422, "bad_input")
+            assert "unknown field of the query" in _refusal(
+                reader.get(f"{path}?{query}"), 422, "bad_input"
+            )
+        assert "more than once" in _refusal(
+            reader.get("/pool?name=a&name=two-cpus"), 422, "bad_input"
+        )
         long = _refusal(reader.get("/pool", params={"name": "x" * 201}), 422, "bad_input")
         assert "at most 200 character(s)" in long
     _refusal(httpx.get(f"{address}/pool?nme=x", timeout=60), 401, "unauthorized")
 
 
-def test_the_openapi_document_describes_the_requests_and_refers_to_nothing_that_is_missing(address: str) -> None:
+def test_the_openapi_document_describes_the_requests_and_refers_to_nothing_that_is_missing(
+    address: str,
+) -> None:
     with client(address, READ) as reader:
         document = reader.get("/openapi.json").json()
     assert set(document["paths"]) == {
-        "/plans", "/estimates", "/structures", "/pool", "/pools", "/devices", "/runs", "/runs/{job}/{run_id}",
-        "/runs/{job}/{run_id}/metrics", "/runs/{job}/{run_id}/structure", "/runs/{job}/{run_id}/report",
-        "/runs/{job}/{run_id}/tensorboard", "/history",
-    }  # fmt: skip
-    named = {part.split('"')[0] for part in json.dumps(document).split('"#/components/schemas/')[1:]}
+        "/plans",
+        "/estimates",
+        "/structures",
+        "/pool",
+        "/pools",
+        "/devices",
+        "/runs",
+        "/runs/{job}/{run_id}",
+        "/runs/{job}/{run_id}/metrics",
+        "/runs/{job}/{run_id}/structure",
+        "/runs/{job}/{run_id}/report",
+        "/runs/{job}/{run_id}/tensorboard",
+        "/history",
+    }
+    named = {
+        part.split('"')[0] for part in json.dumps(document).split('"#/components/schemas/')[1:]
+    }
     assert named <= set(document["components"]["schemas"])
     for path in ("/plans", "/estimates", "/structures"):
-        assert {"200", "401", "403", "413", "422", "429"} <= set(document["paths"][path]["post"]["responses"])
+        assert {"200", "401", "403", "413", "422", "429"} <= set(
+            document["paths"][path]["post"]["responses"]
+        )
 
 
 def test_a_token_file_is_made_for_its_owner_only_and_kept(tmp_path: Path) -> None:
@@ -402,10 +555,21 @@ def test_a_token_file_is_made_for_its_owner_only_and_kept(tmp_path: Path) -> Non
         (lambda path: path.mkdir(mode=0o700), "token-file"),
     ],
 )
-def test_a_token_file_that_will_not_do_ends_with_2(tmp_path: Path, prepare: Any, expected: str) -> None:
+def test_a_token_file_that_will_not_do_ends_with_2(
+    tmp_path: Path, prepare: Any, expected: str
+) -> None:
     path = tmp_path / "token"
     prepare(path)
-    command = [sys.executable, "-m", "trainwright.tasks.cli", "serve", "--port", "0", "--token-file", str(path)]
+    command = [
+        sys.executable,
+        "-m",
+        "trainwright.tasks.cli.main",
+        "serve",
+        "--port",
+        "0",
+        "--token-file",
+        str(path),
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
     assert expected in ended.stderr
@@ -414,9 +578,12 @@ def test_a_token_file_that_will_not_do_ends_with_2(tmp_path: Path, prepare: Any,
 
 @pytest.mark.parametrize(("option", "value"), [("--workers", "0"), ("--timeout", "nan")])
 def test_a_service_without_a_worker_or_a_limit_is_refused(option: str, value: str) -> None:
-    command = [sys.executable, "-m", "trainwright.tasks.cli", "serve", option, value]
+    command = [sys.executable, "-m", "trainwright.tasks.cli.main", "serve", option, value]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert (refused.returncode, refused.stderr) == (2, f"trainwright: {option}: got {value}; allowed: 1 or more\n")
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        f"trainwright: {option}: got {value}; allowed: 1 or more\n",
+    )
 
 
 def test_the_address_that_is_told_leads_to_the_page(address: str) -> None:

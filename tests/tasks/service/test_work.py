@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.tasks.errors import BadInput
+from trainwright.tasks.service.compute.work import Cache, Work, content_key
 from trainwright.tasks.service.limits import MAX_DEPTH, TooBusy, parse, too_deep
-from trainwright.tasks.service.work import Cache, Work, content_key
 
 _VALUES = st.recursive(
     st.none()
@@ -22,14 +22,17 @@ _VALUES = st.recursive(
     | st.floats(-1e20, 1e20)
     | st.text(st.characters(codec="utf-8")),
     lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner, max_size=4)
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(st.characters(codec="utf-8")), inner, max_size=4)
     ),
     max_leaves=20,
 )
 
 
 def _depth(value: Any) -> int:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    inner = (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    )
     return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
 
 
@@ -52,7 +55,9 @@ def test_any_bytes_are_read_or_refused_as_bad_input(body: bytes) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 60)), max_size=60))
-def test_the_cache_never_holds_more_than_its_bound_and_answers_what_was_put_last(puts: list[tuple[int, int]]) -> None:
+def test_the_cache_never_holds_more_than_its_bound_and_answers_what_was_put_last(
+    puts: list[tuple[int, int]],
+) -> None:
     cache, last = Cache(100), dict[str, bytes]()
     for number, (key, size) in enumerate(puts):
         answer = bytes([number % 256]) * size
@@ -153,7 +158,9 @@ def test_an_error_reaches_everyone_who_waits_and_is_not_kept() -> None:
             await asyncio.sleep(0)
             raise BadInput("no")
 
-        found = await asyncio.gather(*(work.do("a", failing) for _ in range(3)), return_exceptions=True)
+        found = await asyncio.gather(
+            *(work.do("a", failing) for _ in range(3)), return_exceptions=True
+        )
         assert all(isinstance(one, BadInput) for one in found)
         assert times == [1]
         with pytest.raises(BadInput):

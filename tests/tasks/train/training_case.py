@@ -13,13 +13,13 @@ from typing import Any
 
 import psutil
 
-from trainwright.estimator.curves import Interval
-from trainwright.tasks import data
-from trainwright.tasks.artefacts import Plan, PlannedDevice
-from trainwright.tasks.folder_store import FolderStore
-from trainwright.tasks.job import Job
+from trainwright.estimator.predict.curves import Interval
+from trainwright.tasks.data import dataset as data
+from trainwright.tasks.runs.artefacts import Plan, PlannedDevice
+from trainwright.tasks.spec.job import Job
+from trainwright.tasks.storage.folder import FolderStore
 from trainwright.tasks.train import TrainRequest
-from trainwright.tasks.train.fence import read_index
+from trainwright.tasks.train.checkpoint.fence import read_index
 
 LEARNING_RATE = 0.01
 NO_SPARE: dict[str, Any] = {"faults": {"restarts": 0}}
@@ -60,8 +60,14 @@ def planned(devices: list[dict[str, Any]], batch_sizes: list[int]) -> Plan:
         devices=[
             PlannedDevice.model_validate(
                 {
-                    "id": f"here/{number}", "host": "here", "address": "localhost", "index": number,
-                    "batch_size": batch, "step_time_s": time, "peak_memory_bytes": 1e8, **device,
+                    "id": f"here/{number}",
+                    "host": "here",
+                    "address": "localhost",
+                    "index": number,
+                    "batch_size": batch,
+                    "step_time_s": time,
+                    "peak_memory_bytes": 1e8,
+                    **device,
                 }
             )
             for number, (device, batch) in enumerate(zip(devices, batch_sizes, strict=True))
@@ -73,7 +79,7 @@ def planned(devices: list[dict[str, Any]], batch_sizes: list[int]) -> Plan:
         predicted=None,
         deadline_s=None,
         solve_time_s=0.0,
-    )  # fmt: skip
+    )
 
 
 def request(
@@ -90,11 +96,17 @@ def request(
     source.mkdir(parents=True, exist_ok=True)
     (source / "net.py").write_text(MODEL)
     pool = folder / "pool.json"
-    pool.write_text(json.dumps({"name": "p", "hosts": [{"name": "here", "devices": [{"type": "cpu"}]}]}))
+    pool.write_text(
+        json.dumps({"name": "p", "hosts": [{"name": "here", "devices": [{"type": "cpu"}]}]})
+    )
     spec = {
-        "epochs": 1, "schedule": "constant", "adaptive_split": False, "optimizer": {"name": "momentum"},
-        "checkpoint": {"every_steps": 5}, **train,
-    }  # fmt: skip
+        "epochs": 1,
+        "schedule": "constant",
+        "adaptive_split": False,
+        "optimizer": {"name": "momentum"},
+        "checkpoint": {"every_steps": 5},
+        **train,
+    }
     job = Job.model_validate(
         {
             "name": "case",
@@ -106,7 +118,9 @@ def request(
     )
     return TrainRequest(
         job=job,
-        plan=planned(devices or [{"type": "emulated", "speed": 1e6}] * len(batch_sizes), batch_sizes),
+        plan=planned(
+            devices or [{"type": "emulated", "speed": 1e6}] * len(batch_sizes), batch_sizes
+        ),
         learning_rate=LEARNING_RATE,
         schema=data.describe(job.data),
         source_folder=str(source),
@@ -130,8 +144,9 @@ def alone(
     """
     import torch
 
-    from trainwright.estimator import precision, source
-    from trainwright.tasks.train.batches import epoch_order
+    from trainwright.estimator import precision
+    from trainwright.estimator.trace import source
+    from trainwright.tasks.train.batch.sampling import epoch_order
 
     spec = asked.job.train
     dtype = precision.PARAMETER_DTYPES[spec.precision]
@@ -140,7 +155,9 @@ def alone(
     try:
         torch.manual_seed(spec.seed)
         assert asked.job.model is not None
-        model = source.build(source.load(Path(asked.source_folder), asked.entry), asked.job.model.config)
+        model = source.build(
+            source.load(Path(asked.source_folder), asked.entry), asked.job.model.config
+        )
         precision.cast(model, spec.precision)
     finally:
         torch.set_default_dtype(torch.float32)
@@ -148,11 +165,15 @@ def alone(
         "sgd": lambda p: torch.optim.SGD(p, lr=LEARNING_RATE),
         "momentum": lambda p: torch.optim.SGD(p, lr=LEARNING_RATE, momentum=0.9),
         "adam": lambda p: torch.optim.Adam(p, lr=LEARNING_RATE),
-        "adamw": lambda p: torch.optim.AdamW(p, lr=LEARNING_RATE, weight_decay=spec.optimizer.weight_decay),
+        "adamw": lambda p: torch.optim.AdamW(
+            p, lr=LEARNING_RATE, weight_decay=spec.optimizer.weight_decay
+        ),
     }
     optimizer = make[spec.optimizer.name](model.parameters())
     dataset = data.load(asked.job.data)
-    rows, held_out = data.split_rows(len(dataset.targets), asked.job.data.validation_fraction, spec.seed)
+    rows, held_out = data.split_rows(
+        len(dataset.targets), asked.job.data.validation_fraction, spec.seed
+    )
     inputs, labels = torch.from_numpy(dataset.inputs["inputs"]), torch.from_numpy(dataset.targets)
 
     def judged(these: Any) -> dict[str, float]:
@@ -172,7 +193,11 @@ def alone(
         for at in range(0, len(order), size):
             batch = torch.as_tensor(order[at : at + size])
             if reordered is not None:
-                batch = batch[torch.randperm(len(batch), generator=torch.Generator().manual_seed(reordered + at))]
+                batch = batch[
+                    torch.randperm(
+                        len(batch), generator=torch.Generator().manual_seed(reordered + at)
+                    )
+                ]
             if metrics is not None:
                 metrics.append(judged(batch))
             used = [one for name, one in model.named_parameters() if not name.startswith("unused")]
@@ -181,8 +206,12 @@ def alone(
                 with torch.autocast("cpu", dtype=torch.bfloat16, enabled=spec.precision == "amp"):
                     outputs = model(inputs[part].to(dtype))
                 targets = labels[part]
-                loss = torch.nn.functional.cross_entropy(outputs.to(precision.wide(outputs.dtype)), targets)
-                for total, own in zip(sums, torch.autograd.grad(loss * (len(part) / len(batch)), used), strict=True):
+                loss = torch.nn.functional.cross_entropy(
+                    outputs.to(precision.wide(outputs.dtype)), targets
+                )
+                for total, own in zip(
+                    sums, torch.autograd.grad(loss * (len(part) / len(batch)), used), strict=True
+                ):
                     total += own
             for one, total in zip(used, sums, strict=True):
                 one.grad = total.to(one.dtype)
@@ -200,7 +229,10 @@ def ranks() -> dict[int, psutil.Process]:
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             words = process.cmdline()
-            if "trainwright.tasks.train.worker" in words and process.status() != psutil.STATUS_ZOMBIE:
+            if (
+                "trainwright.tasks.train.worker.entry" in words
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 environment = process.environ()
                 found[int(environment["HOROVOD_RANK"])] = process
     return found
@@ -232,7 +264,10 @@ def scalars(asked: TrainRequest) -> dict[str, list[tuple[int, float]]]:
     folder = Path(asked.work_folder).parent / "run" / "events"
     found = EventAccumulator(str(folder), size_guidance={"scalars": 0})  # all of them
     found.Reload()
-    return {tag: [(one.step, one.value) for one in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    return {
+        tag: [(one.step, one.value) for one in found.Scalars(tag)]
+        for tag in found.Tags()["scalars"]
+    }
 
 
 def once(condition: Callable[[], bool], then: Callable[[], object]) -> threading.Thread:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainwright.estimator.source import ModelDefinition
-from trainwright.estimator.training_step import StepSpec, TrainingStep, prepare
+from trainwright.estimator.trace.source import ModelDefinition
+from trainwright.estimator.trace.training_step import StepSpec, TrainingStep, prepare
 from zoo import attention, convolutional, patches, sequences
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
@@ -39,7 +39,12 @@ class Case:
 
     def spec(self) -> StepSpec:
         """The step as the tracer takes it."""
-        return StepSpec(ModelDefinition(self.build, self.example_batch, self.loss), {}, None, {"name": self.optimizer})
+        return StepSpec(
+            ModelDefinition(self.build, self.example_batch, self.loss),
+            {},
+            None,
+            {"name": self.optimizer},
+        )
 
     def step(self) -> TrainingStep:
         """The step, built with the same weights and data each time."""
@@ -49,7 +54,12 @@ class Case:
 
 LIKE_CALIBRATED = ("ConvNeXt",)
 """Families whose blocks calibration's own networks hold, operation by operation (its `permuted` ones): not held out."""
-FAMILIES = {**convolutional.FAMILIES, **attention.FAMILIES, **patches.FAMILIES, **sequences.FAMILIES}
+FAMILIES = {
+    **convolutional.FAMILIES,
+    **attention.FAMILIES,
+    **patches.FAMILIES,
+    **sequences.FAMILIES,
+}
 
 
 def cases(seed: int, count: int) -> list[Case]:
@@ -63,8 +73,13 @@ def cases(seed: int, count: int) -> list[Case]:
         drawn = FAMILIES[family](draw)
         made.append(
             Case(
-                family, drawn.name, drawn.build, drawn.example_batch, drawn.loss,
-                draw.choice(drawn.batch_sizes) * draw.choice((1, 2, 4)), draw.choice(OPTIMIZERS),
+                family,
+                drawn.name,
+                drawn.build,
+                drawn.example_batch,
+                drawn.loss,
+                draw.choice(drawn.batch_sizes) * draw.choice((1, 2, 4)),
+                draw.choice(OPTIMIZERS),
             )
-        )  # fmt: skip
+        )
     return made

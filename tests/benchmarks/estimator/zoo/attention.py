@@ -19,8 +19,10 @@ class Perceptron(nn.Module):
     def __init__(self, width: int, factor: int = 4, dropout: float = 0.0) -> None:
         super().__init__()
         self.up, self.down, self.dropout = (
-            nn.Linear(width, factor * width), nn.Linear(factor * width, width), nn.Dropout(dropout),
-        )  # fmt: skip
+            nn.Linear(width, factor * width),
+            nn.Linear(factor * width, width),
+            nn.Dropout(dropout),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.dropout(self.down(functional.gelu(self.up(x))))
@@ -30,7 +32,13 @@ class SelfAttention(nn.Module):
     """Attention over (B, L, D): fused, or by hand with softmax and dropout."""
 
     def __init__(
-        self, width: int, heads: int, *, causal: bool = False, fused: bool = True, dropout: float = 0.0
+        self,
+        width: int,
+        heads: int,
+        *,
+        causal: bool = False,
+        fused: bool = True,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.heads, self.causal, self.fused = heads, causal, fused
@@ -42,9 +50,13 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
-        query, key, value = self.inputs(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        query, key, value = (
+            self.inputs(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        )
         if self.fused:
-            mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+            mixed = functional.scaled_dot_product_attention(
+                query, key, value, is_causal=self.causal
+            )
         else:
             scores = query @ key.transpose(-2, -1) / math.sqrt(width / self.heads)
             if self.causal:
@@ -57,9 +69,15 @@ class SelfAttention(nn.Module):
 class Block(nn.Module):
     """Attention and perceptron, each beside a shortcut; normalised before (GPT-2, ViT) or after (BERT)."""
 
-    def __init__(self, width: int, attention: nn.Module, *, before: bool = True, dropout: float = 0.0) -> None:
+    def __init__(
+        self, width: int, attention: nn.Module, *, before: bool = True, dropout: float = 0.0
+    ) -> None:
         super().__init__()
-        self.before, self.attention, self.perceptron = before, attention, Perceptron(width, dropout=dropout)
+        self.before, self.attention, self.perceptron = (
+            before,
+            attention,
+            Perceptron(width, dropout=dropout),
+        )
         self.one, self.two = nn.LayerNorm(width), nn.LayerNorm(width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -92,12 +110,21 @@ class First(nn.Module):
 
 def _berts(draw: random.Random) -> Drawn:
     heads, each, layers = draw.choice((2, 4)), draw.choice((16, 32, 64)), draw.choice((1, 2, 4))
-    length, vocabulary, fused = draw.choice((16, 32, 64, 128)), draw.choice((500, 2000, 8000)), draw.random() < 0.5
+    length, vocabulary, fused = (
+        draw.choice((16, 32, 64, 128)),
+        draw.choice((500, 2000, 8000)),
+        draw.random() < 0.5,
+    )
     width = heads * each
 
     def build() -> nn.Module:
         blocks = [
-            Block(width, SelfAttention(width, heads, fused=fused, dropout=0.1), before=False, dropout=0.1)
+            Block(
+                width,
+                SelfAttention(width, heads, fused=fused, dropout=0.1),
+                before=False,
+                dropout=0.1,
+            )
             for _ in range(layers)
         ]
         return nn.Sequential(
@@ -110,18 +137,26 @@ def _berts(draw: random.Random) -> Drawn:
         )
 
     return Drawn(
-        f"d{width} h{heads} l{layers} n{length} v{vocabulary}", build, words(length, vocabulary, 2), (2, 4, 8, 16)
+        f"d{width} h{heads} l{layers} n{length} v{vocabulary}",
+        build,
+        words(length, vocabulary, 2),
+        (2, 4, 8, 16),
     )
 
 
 class Decoder(nn.Module):
     """GPT-2 with its output tied to its embedding (Radford et al., 2019)."""
 
-    def __init__(self, vocabulary: int, length: int, width: int, heads: int, layers: int, *, fused: bool) -> None:
+    def __init__(
+        self, vocabulary: int, length: int, width: int, heads: int, layers: int, *, fused: bool
+    ) -> None:
         super().__init__()
         self.word, self.place = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.blocks = nn.Sequential(
-            *(Block(width, SelfAttention(width, heads, causal=True, fused=fused)) for _ in range(layers))
+            *(
+                Block(width, SelfAttention(width, heads, causal=True, fused=fused))
+                for _ in range(layers)
+            )
         )
         self.norm, self.out = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
         self.out.weight = self.word.weight
@@ -133,13 +168,19 @@ class Decoder(nn.Module):
 
 def _decoders(draw: random.Random) -> Drawn:
     heads, each, layers = draw.choice((2, 4)), draw.choice((16, 32)), draw.choice((1, 2, 4))
-    length, vocabulary, fused = draw.choice((32, 64, 128)), draw.choice((256, 1000, 4000)), draw.random() < 0.5
+    length, vocabulary, fused = (
+        draw.choice((32, 64, 128)),
+        draw.choice((256, 1000, 4000)),
+        draw.random() < 0.5,
+    )
     width = heads * each
     return Drawn(
         f"d{width} h{heads} l{layers} n{length} v{vocabulary}",
         lambda: Decoder(vocabulary, length, width, heads, layers, fused=fused),
-        next_words(length, vocabulary), (1, 2, 4, 8), each_token,
-    )  # fmt: skip
+        next_words(length, vocabulary),
+        (1, 2, 4, 8),
+        each_token,
+    )
 
 
 FAMILIES: dict[str, Callable[[random.Random], Drawn]] = {"BERT": _berts, "GPT-2": _decoders}

@@ -12,7 +12,9 @@ from torch.nn import functional
 from zoo.drawn import CLASSES, Drawn, images, pictures
 
 
-def normalised(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
+def normalised(
+    inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1
+) -> nn.Sequential:
     """Convolution and batch normalisation."""
     layer = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
     return nn.Sequential(layer, nn.BatchNorm2d(outputs))
@@ -28,7 +30,10 @@ class Excitation(nn.Module):
 
     def __init__(self, width: int, shrink: int) -> None:
         super().__init__()
-        self.down, self.up = nn.Conv2d(width, width // shrink, 1), nn.Conv2d(width // shrink, width, 1)
+        self.down, self.up = (
+            nn.Conv2d(width, width // shrink, 1),
+            nn.Conv2d(width // shrink, width, 1),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * torch.sigmoid(self.up(torch.relu(self.down(x.mean((2, 3), keepdim=True)))))
@@ -37,7 +42,9 @@ class Excitation(nn.Module):
 class Residual(nn.Module):
     """A basic or a bottleneck block beside a shortcut (He et al., Deep Residual Learning, 2016)."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, *, bottleneck: bool, excite: int = 0) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, stride: int, *, bottleneck: bool, excite: int = 0
+    ) -> None:
         super().__init__()
         inner = outputs // 4
         shape = (
@@ -76,7 +83,12 @@ def _resnets(*, bottleneck: bool, excite: bool = False) -> Callable[[random.Rand
         gate = draw.choice((2, 4)) if excite else 0
         sizes = (4, 8, 16, 32) if width * side < 400 else (2, 4, 8)
         name = f"w{width} {'-'.join(map(str, blocks))} {side}px"
-        return Drawn(name, lambda: _resnet(width, blocks, bottleneck=bottleneck, excite=gate), images(side), sizes)
+        return Drawn(
+            name,
+            lambda: _resnet(width, blocks, bottleneck=bottleneck, excite=gate),
+            images(side),
+            sizes,
+        )
 
     return drawn
 
@@ -88,11 +100,12 @@ class Dense(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(
             nn.Sequential(
-                nn.BatchNorm2d(inputs + place * growth), nn.ReLU(),
+                nn.BatchNorm2d(inputs + place * growth),
+                nn.ReLU(),
                 nn.Conv2d(inputs + place * growth, growth, 3, padding=1, bias=False),
             )
             for place in range(layers)
-        )  # fmt: skip
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -107,16 +120,28 @@ def _densenet(growth: int, layers: int, stages: int) -> nn.Module:
         made.append(Dense(channels, growth, layers))
         channels += growth * layers
         if stage < stages - 1:
-            made += [nn.BatchNorm2d(channels), nn.ReLU(), nn.Conv2d(channels, channels // 2, 1), nn.AvgPool2d(2)]
+            made += [
+                nn.BatchNorm2d(channels),
+                nn.ReLU(),
+                nn.Conv2d(channels, channels // 2, 1),
+                nn.AvgPool2d(2),
+            ]
             channels //= 2
     return nn.Sequential(*made, nn.BatchNorm2d(channels), nn.ReLU(), *head(channels))
 
 
 def _densenets(draw: random.Random) -> Drawn:
-    growth, layers, stages = draw.choice((8, 12, 16, 24)), draw.choice((3, 4, 6)), draw.choice((2, 3))
+    growth, layers, stages = (
+        draw.choice((8, 12, 16, 24)),
+        draw.choice((3, 4, 6)),
+        draw.choice((2, 3)),
+    )
     side = draw.choice((16, 32))
     return Drawn(
-        f"k{growth} {layers}x{stages} {side}px", lambda: _densenet(growth, layers, stages), images(side), (4, 8, 16)
+        f"k{growth} {layers}x{stages} {side}px",
+        lambda: _densenet(growth, layers, stages),
+        images(side),
+        (4, 8, 16),
     )
 
 
@@ -127,9 +152,12 @@ class Inverted(nn.Module):
         super().__init__()
         wide = inputs * expand
         self.inner = nn.Sequential(
-            normalised(inputs, wide, 1), nn.ReLU6(inplace=True), normalised(wide, wide, 3, stride, wide),
-            nn.ReLU6(inplace=True), normalised(wide, outputs, 1),
-        )  # fmt: skip
+            normalised(inputs, wide, 1),
+            nn.ReLU6(inplace=True),
+            normalised(wide, wide, 3, stride, wide),
+            nn.ReLU6(inplace=True),
+            normalised(wide, outputs, 1),
+        )
         self.same = stride == 1 and inputs == outputs
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -137,7 +165,11 @@ class Inverted(nn.Module):
 
 
 def _mobilenets(draw: random.Random) -> Drawn:
-    width, expand, side = draw.choice((8, 12, 16, 24)), draw.choice((3, 4, 6)), draw.choice((24, 32, 48))
+    width, expand, side = (
+        draw.choice((8, 12, 16, 24)),
+        draw.choice((3, 4, 6)),
+        draw.choice((24, 32, 48)),
+    )
     repeats = draw.choice((1, 2))
 
     def build() -> nn.Module:
@@ -145,9 +177,13 @@ def _mobilenets(draw: random.Random) -> Drawn:
         channels = width
         for factor, stride in ((1, 1), (2, 2), (3, 1), (4, 2)):
             for place in range(repeats):
-                layers.append(Inverted(channels, width * factor, stride if not place else 1, expand))
+                layers.append(
+                    Inverted(channels, width * factor, stride if not place else 1, expand)
+                )
                 channels = width * factor
-        return nn.Sequential(*layers, normalised(channels, 8 * width, 1), nn.ReLU6(inplace=True), *head(8 * width))
+        return nn.Sequential(
+            *layers, normalised(channels, 8 * width, 1), nn.ReLU6(inplace=True), *head(8 * width)
+        )
 
     return Drawn(f"w{width} t{expand} r{repeats} {side}px", build, images(side), (4, 8, 16, 32))
 
@@ -180,7 +216,11 @@ class ChannelNorm(nn.Module):
 
 
 def _convnexts(draw: random.Random) -> Drawn:
-    width, side, blocks = draw.choice((16, 24, 32, 48)), draw.choice((32, 48, 64)), draw.choice((1, 2, 3))
+    width, side, blocks = (
+        draw.choice((16, 24, 32, 48)),
+        draw.choice((32, 48, 64)),
+        draw.choice((1, 2, 3)),
+    )
 
     def build() -> nn.Module:
         layers: list[nn.Module] = [nn.Conv2d(3, width, 4, 4), ChannelNorm(width)]
@@ -206,7 +246,9 @@ class UNet(nn.Module):
 
     @staticmethod
     def _pair(inputs: int, outputs: int) -> nn.Sequential:
-        return nn.Sequential(normalised(inputs, outputs, 3), nn.ReLU(), normalised(outputs, outputs, 3), nn.ReLU())
+        return nn.Sequential(
+            normalised(inputs, outputs, 3), nn.ReLU(), normalised(outputs, outputs, 3), nn.ReLU()
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         kept = []
@@ -220,20 +262,35 @@ class UNet(nn.Module):
 
 def _unets(draw: random.Random) -> Drawn:
     width, depth, side = draw.choice((8, 12, 16)), draw.choice((2, 3)), draw.choice((32, 48, 64))
-    return Drawn(f"w{width} d{depth} {side}px", lambda: UNet(width, depth), pictures(side), (1, 2, 4))
+    return Drawn(
+        f"w{width} d{depth} {side}px", lambda: UNet(width, depth), pictures(side), (1, 2, 4)
+    )
 
 
 def _autoencoders(draw: random.Random) -> Drawn:
-    width, side, code = draw.choice((8, 16, 32)), draw.choice((28, 32, 64)), draw.choice((16, 64, 256))
+    width, side, code = (
+        draw.choice((8, 16, 32)),
+        draw.choice((28, 32, 64)),
+        draw.choice((16, 64, 256)),
+    )
 
     def build() -> nn.Module:
         flat = 2 * width * (side // 4) ** 2
         return nn.Sequential(
-            nn.Conv2d(1, width, 3, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(width, 2 * width, 3, 2, 1), nn.LeakyReLU(0.2),
-            nn.Flatten(), nn.Linear(flat, code), nn.Tanh(), nn.Linear(code, flat),
+            nn.Conv2d(1, width, 3, 2, 1),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(width, 2 * width, 3, 2, 1),
+            nn.LeakyReLU(0.2),
+            nn.Flatten(),
+            nn.Linear(flat, code),
+            nn.Tanh(),
+            nn.Linear(code, flat),
             nn.Unflatten(1, (2 * width, side // 4, side // 4)),
-            nn.ConvTranspose2d(2 * width, width, 4, 2, 1), nn.LeakyReLU(0.2), nn.ConvTranspose2d(width, 1, 4, 2, 1), nn.Sigmoid(),
-        )  # fmt: skip
+            nn.ConvTranspose2d(2 * width, width, 4, 2, 1),
+            nn.LeakyReLU(0.2),
+            nn.ConvTranspose2d(width, 1, 4, 2, 1),
+            nn.Sigmoid(),
+        )
 
     def batch(size: int) -> tuple[torch.Tensor, torch.Tensor]:
         made = torch.rand(size, 1, side, side)
@@ -243,7 +300,12 @@ def _autoencoders(draw: random.Random) -> Drawn:
 
 
 FAMILIES: dict[str, Callable[[random.Random], Drawn]] = {
-    "ResNet": _resnets(bottleneck=False), "ResNet bottleneck": _resnets(bottleneck=True),
-    "SE-ResNet": _resnets(bottleneck=False, excite=True), "DenseNet": _densenets, "MobileNetV2": _mobilenets,
-    "ConvNeXt": _convnexts, "U-Net": _unets, "autoencoder": _autoencoders,
-}  # fmt: skip
+    "ResNet": _resnets(bottleneck=False),
+    "ResNet bottleneck": _resnets(bottleneck=True),
+    "SE-ResNet": _resnets(bottleneck=False, excite=True),
+    "DenseNet": _densenets,
+    "MobileNetV2": _mobilenets,
+    "ConvNeXt": _convnexts,
+    "U-Net": _unets,
+    "autoencoder": _autoencoders,
+}

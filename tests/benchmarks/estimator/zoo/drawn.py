@@ -31,17 +31,28 @@ def images(side: int, channels: int = 3) -> Callable[[int], tuple[torch.Tensor, 
 
 def pictures(side: int) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
     """Images with a class for each pixel."""
-    return lambda size: (torch.rand(size, 3, side, side), torch.randint(0, CLASSES, (size, side, side)))
+    return lambda size: (
+        torch.rand(size, 3, side, side),
+        torch.randint(0, CLASSES, (size, side, side)),
+    )
 
 
-def words(length: int, vocabulary: int, classes: int) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+def words(
+    length: int, vocabulary: int, classes: int
+) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
     """Token sequences with a class each."""
-    return lambda size: (torch.randint(0, vocabulary, (size, length)), torch.randint(0, classes, (size,)))
+    return lambda size: (
+        torch.randint(0, vocabulary, (size, length)),
+        torch.randint(0, classes, (size,)),
+    )
 
 
 def next_words(length: int, vocabulary: int) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
     """Token sequences with the next token at each place."""
-    return lambda size: (torch.randint(0, vocabulary, (size, length)), torch.randint(0, vocabulary, (size, length)))
+    return lambda size: (
+        torch.randint(0, vocabulary, (size, length)),
+        torch.randint(0, vocabulary, (size, length)),
+    )
 
 
 def each_token(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

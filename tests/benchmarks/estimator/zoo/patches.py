@@ -46,7 +46,9 @@ def _vits(draw: random.Random) -> Drawn:
         blocks = [Block(width, SelfAttention(width, heads)) for _ in range(layers)]
         return nn.Sequential(Patches(side, patch, width), *blocks, MeanHead(width))
 
-    return Drawn(f"d{width} h{heads} l{layers} {side}px/{patch}", build, images(side), (2, 4, 8, 16))
+    return Drawn(
+        f"d{width} h{heads} l{layers} {side}px/{patch}", build, images(side), (2, 4, 8, 16)
+    )
 
 
 class Windows(nn.Module):
@@ -64,11 +66,26 @@ class Windows(nn.Module):
         x = x.view(batch, side, side, width)
         if self.shift:
             x = torch.roll(x, (-self.shift, -self.shift), (1, 2))
-        x = x.view(batch, count, window, count, window, width).transpose(2, 3).reshape(-1, window**2, width)
-        query, key, value = self.inputs(x).view(len(x), window**2, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        x = (
+            x.view(batch, count, window, count, window, width)
+            .transpose(2, 3)
+            .reshape(-1, window**2, width)
+        )
+        query, key, value = (
+            self.inputs(x)
+            .view(len(x), window**2, 3, self.heads, -1)
+            .permute(2, 0, 3, 1, 4)
+            .unbind(0)
+        )
         scores = query * (width / self.heads) ** -0.5 @ key.transpose(-2, -1) + self.bias
-        x = self.outputs((scores.softmax(-1) @ value).transpose(1, 2).reshape(len(x), window**2, width))
-        x = x.view(batch, count, count, window, window, width).transpose(2, 3).reshape(batch, side, side, width)
+        x = self.outputs(
+            (scores.softmax(-1) @ value).transpose(1, 2).reshape(len(x), window**2, width)
+        )
+        x = (
+            x.view(batch, count, count, window, window, width)
+            .transpose(2, 3)
+            .reshape(batch, side, side, width)
+        )
         if self.shift:
             x = torch.roll(x, (self.shift, self.shift), (1, 2))
         return x.view(batch, length, width)
@@ -79,7 +96,11 @@ class Merge(nn.Module):
 
     def __init__(self, width: int, side: int) -> None:
         super().__init__()
-        self.side, self.norm, self.out = side, nn.LayerNorm(4 * width), nn.Linear(4 * width, 2 * width, bias=False)
+        self.side, self.norm, self.out = (
+            side,
+            nn.LayerNorm(4 * width),
+            nn.Linear(4 * width, 2 * width, bias=False),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, _, width = x.shape
@@ -105,7 +126,9 @@ def _swins(draw: random.Random) -> Drawn:
                 layers.append(Merge(now, places))
         return nn.Sequential(*layers, MeanHead(2 * width))
 
-    return Drawn(f"d{width} h{heads} {pairs}+{pairs} {side}px/{window}", build, images(side), (2, 4, 8))
+    return Drawn(
+        f"d{width} h{heads} {pairs}+{pairs} {side}px/{window}", build, images(side), (2, 4, 8)
+    )
 
 
 class Reduced(nn.Module):
@@ -114,15 +137,25 @@ class Reduced(nn.Module):
     def __init__(self, width: int, heads: int, side: int, ratio: int) -> None:
         super().__init__()
         self.heads, self.side, self.ratio = heads, side, ratio
-        self.query, self.both, self.out = nn.Linear(width, width), nn.Linear(width, 2 * width), nn.Linear(width, width)
+        self.query, self.both, self.out = (
+            nn.Linear(width, width),
+            nn.Linear(width, 2 * width),
+            nn.Linear(width, width),
+        )
         self.shrink, self.norm = nn.Conv2d(width, width, ratio, ratio), nn.LayerNorm(width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
-        small = self.shrink(x.transpose(1, 2).reshape(batch, width, self.side, self.side)).flatten(2).transpose(1, 2)
+        small = (
+            self.shrink(x.transpose(1, 2).reshape(batch, width, self.side, self.side))
+            .flatten(2)
+            .transpose(1, 2)
+        )
         query = self.query(x).view(batch, length, self.heads, -1).transpose(1, 2)
         key, value = (
-            self.both(self.norm(small)).view(batch, -1, 2, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+            self.both(self.norm(small))
+            .view(batch, -1, 2, self.heads, width // self.heads)
+            .permute(2, 0, 3, 1, 4)
         )
         mixed = functional.scaled_dot_product_attention(query, key, value)
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
@@ -138,14 +171,23 @@ class SegFormer(nn.Module):
         for stage, place in enumerate(self.sides):
             now = width * 2**stage
             self.cuts.append(
-                nn.Conv2d(inputs, now, 7 if not stage else 3, 4 if not stage else 2, 3 if not stage else 1)
+                nn.Conv2d(
+                    inputs, now, 7 if not stage else 3, 4 if not stage else 2, 3 if not stage else 1
+                )
             )
             ratio = 4 // 2**stage
-            self.stages.append(nn.Sequential(*(Block(now, Reduced(now, heads, place, ratio)) for _ in range(layers))))
+            self.stages.append(
+                nn.Sequential(
+                    *(Block(now, Reduced(now, heads, place, ratio)) for _ in range(layers))
+                )
+            )
             self.mix.append(nn.Conv2d(now, width, 1))
             inputs = now
         self.out = nn.Sequential(
-            nn.Conv2d(2 * width, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, CLASSES, 1)
+            nn.Conv2d(2 * width, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, CLASSES, 1),
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -153,9 +195,19 @@ class SegFormer(nn.Module):
         for cut, stage, mix, side in zip(self.cuts, self.stages, self.mix, self.sides, strict=True):
             x = cut(x)
             batch, width = x.shape[:2]
-            x = stage(x.flatten(2).transpose(1, 2)).transpose(1, 2).reshape(batch, width, side, side)
-            seen.append(functional.interpolate(mix(x), (self.sides[0],) * 2, mode="bilinear", align_corners=False))
-        return functional.interpolate(self.out(torch.cat(seen, 1)), whole, mode="bilinear", align_corners=False)
+            x = (
+                stage(x.flatten(2).transpose(1, 2))
+                .transpose(1, 2)
+                .reshape(batch, width, side, side)
+            )
+            seen.append(
+                functional.interpolate(
+                    mix(x), (self.sides[0],) * 2, mode="bilinear", align_corners=False
+                )
+            )
+        return functional.interpolate(
+            self.out(torch.cat(seen, 1)), whole, mode="bilinear", align_corners=False
+        )
 
 
 def _segformers(draw: random.Random) -> Drawn:
@@ -198,5 +250,8 @@ def _mixers(draw: random.Random) -> Drawn:
 
 
 FAMILIES: dict[str, Callable[[random.Random], Drawn]] = {
-    "ViT": _vits, "Swin": _swins, "SegFormer": _segformers, "MLP-Mixer": _mixers,
-}  # fmt: skip
+    "ViT": _vits,
+    "Swin": _swins,
+    "SegFormer": _segformers,
+    "MLP-Mixer": _mixers,
+}

@@ -34,8 +34,11 @@ def _language_models(draw: random.Random) -> Drawn:
     layers, length = draw.choice((1, 2)), draw.choice((16, 32, 64))
     return Drawn(
         f"e{width} h{hidden} l{layers} n{length} v{vocabulary}",
-        lambda: LanguageModel(vocabulary, width, hidden, layers), next_words(length, vocabulary), (2, 4, 8, 16), each_token,
-    )  # fmt: skip
+        lambda: LanguageModel(vocabulary, width, hidden, layers),
+        next_words(length, vocabulary),
+        (2, 4, 8, 16),
+        each_token,
+    )
 
 
 class Series(nn.Module):
@@ -58,10 +61,19 @@ def _series(
 
 
 def _grus(draw: random.Random) -> Drawn:
-    inputs, hidden, layers = draw.choice((8, 32, 64)), draw.choice((32, 64, 128)), draw.choice((1, 2))
+    inputs, hidden, layers = (
+        draw.choice((8, 32, 64)),
+        draw.choice((32, 64, 128)),
+        draw.choice((1, 2)),
+    )
     length, both = draw.choice((12, 24, 48)), draw.random() < 0.3
     name = f"i{inputs} h{hidden} l{layers} n{length}{' both ways' if both else ''}"
-    return Drawn(name, lambda: Series(inputs, hidden, layers, both=both), _series(length, inputs), (4, 16, 32, 64))
+    return Drawn(
+        name,
+        lambda: Series(inputs, hidden, layers, both=both),
+        _series(length, inputs),
+        (4, 16, 32, 64),
+    )
 
 
 class Temporal(nn.Module):
@@ -83,15 +95,24 @@ class Temporal(nn.Module):
 
 
 def _temporals(draw: random.Random) -> Drawn:
-    inputs, width, layers = draw.choice((1, 4, 16)), draw.choice((16, 32, 64)), draw.choice((3, 4, 5))
+    inputs, width, layers = (
+        draw.choice((1, 4, 16)),
+        draw.choice((16, 32, 64)),
+        draw.choice((3, 4, 5)),
+    )
     length = draw.choice((64, 128, 256))
 
     def build() -> nn.Module:
         blocks = [Temporal(width if place else inputs, width, 2**place) for place in range(layers)]
-        return nn.Sequential(*blocks, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(width, CLASSES))
+        return nn.Sequential(
+            *blocks, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(width, CLASSES)
+        )
 
     return Drawn(
-        f"i{inputs} w{width} l{layers} n{length}", build, _series(length, inputs, channels_first=True), (4, 8, 16, 32)
+        f"i{inputs} w{width} l{layers} n{length}",
+        build,
+        _series(length, inputs, channels_first=True),
+        (4, 8, 16, 32),
     )
 
 
@@ -101,12 +122,20 @@ class Recommender(nn.Module):
     def __init__(self, tables: int, rows: int, width: int, dense: int, hidden: int) -> None:
         super().__init__()
         self.tables = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables))
-        self.bottom = nn.Sequential(nn.Linear(dense, hidden), nn.ReLU(), nn.Linear(hidden, width), nn.ReLU())
+        self.bottom = nn.Sequential(
+            nn.Linear(dense, hidden), nn.ReLU(), nn.Linear(hidden, width), nn.ReLU()
+        )
         pairs = (tables + 1) * tables // 2
         self.top = nn.Sequential(
-            nn.Linear(pairs + width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1)
+            nn.Linear(pairs + width, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, 1),
         )
-        self.register_buffer("pairs", torch.stack([torch.tensor(one) for one in self._below(tables + 1)]))
+        self.register_buffer(
+            "pairs", torch.stack([torch.tensor(one) for one in self._below(tables + 1)])
+        )
 
     @staticmethod
     def _below(count: int) -> tuple[list[int], list[int]]:
@@ -122,19 +151,32 @@ class Recommender(nn.Module):
 
 
 def _recommenders(draw: random.Random) -> Drawn:
-    tables, rows, width = draw.choice((4, 8, 16)), draw.choice((1000, 5000, 20000)), draw.choice((8, 16, 32))
+    tables, rows, width = (
+        draw.choice((4, 8, 16)),
+        draw.choice((1000, 5000, 20000)),
+        draw.choice((8, 16, 32)),
+    )
     dense, hidden, bag = draw.choice((13, 64)), draw.choice((64, 256, 512)), draw.choice((1, 4, 10))
 
     def batch(size: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        inputs = {"dense": torch.rand(size, dense), "sparse": torch.randint(0, rows, (size, tables, bag))}
+        inputs = {
+            "dense": torch.rand(size, dense),
+            "sparse": torch.randint(0, rows, (size, tables, bag)),
+        }
         return inputs, torch.rand(size)
 
     return Drawn(
-        f"{tables}x{rows}x{width} h{hidden} bag{bag}", lambda: Recommender(tables, rows, width, dense, hidden), batch,
-        (32, 64, 128, 256), functional.binary_cross_entropy_with_logits,
-    )  # fmt: skip
+        f"{tables}x{rows}x{width} h{hidden} bag{bag}",
+        lambda: Recommender(tables, rows, width, dense, hidden),
+        batch,
+        (32, 64, 128, 256),
+        functional.binary_cross_entropy_with_logits,
+    )
 
 
 FAMILIES: dict[str, Callable[[random.Random], Drawn]] = {
-    "LSTM": _language_models, "GRU": _grus, "TCN": _temporals, "DLRM": _recommenders,
-}  # fmt: skip
+    "LSTM": _language_models,
+    "GRU": _grus,
+    "TCN": _temporals,
+    "DLRM": _recommenders,
+}

@@ -28,9 +28,14 @@ def build_model(kind: str, width: int = 32, classes: int = 10, inputs: int = 64,
     """mlp, cnn, lstm, gru, or regression (an mlp with one output)."""
     if kind == "cnn":
         return nn.Sequential(
-            nn.Conv2d(1, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(width, width, 3, padding=1), nn.ReLU(),
-            nn.Flatten(), nn.Linear(width * 16, classes),
-        )  # fmt: skip
+            nn.Conv2d(1, width, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(width, width, 3, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(width * 16, classes),
+        )
     if kind in ("lstm", "gru"):
         return Sequence(kind, tokens, width, classes)
     last = 1 if kind == "regression" else classes

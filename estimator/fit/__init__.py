@@ -1,0 +1,1 @@
+"""Fits the cost model to measurements. Loads no torch."""

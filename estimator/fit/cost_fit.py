@@ -1,0 +1,248 @@
+"""Fits what operations cost (`op_cost`) to timed ones. Loads no torch.
+
+A family's roofline is one of least absolute logarithmic error; the lengths, amplitudes and noise of its kernel are those of
+highest marginal likelihood; where there are many points, some are kept, and all tell of them. Or costs are told by a reference,
+those of a machine that was measured for longer than this one can be (`reference`): a family costs what it does there, times a
+factor.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainwright.estimator.predict.op_cost import (
+    FamilyCost,
+    Kernel,
+    OpSample,
+    Roofline,
+    alike,
+    log_point,
+)
+from trainwright.estimator.predict.step_work import cost_family
+
+_UNBOUND = 1e18  # a rate that no operation of the family is bound by, per second
+_MOST_POINTS = 800
+_JITTER = 1e-6
+LIKELIHOOD_POINTS = 120
+"""by which a kernel is found: more find a better one, in time that grows with their cube"""
+
+
+def fit_roofline(flops: Any, moved: Any, seconds: Any, weights: Any) -> Roofline:
+    """Latency and rates of least absolute logarithmic error, searched from the best that was seen."""
+    import numpy as np
+    from scipy.optimize import minimize
+
+    flops_rate, bytes_rate = float((flops / seconds).max()), float((moved / seconds).max())
+
+    def made(logs: Any) -> Roofline:
+        a, f, b = (math.exp(min(max(value, -40.0), 42.0)) for value in logs)
+        return Roofline(
+            latency_s=a,
+            flops_per_s=f if flops_rate else _UNBOUND,
+            bytes_per_s=b if bytes_rate else _UNBOUND,
+        )
+
+    def loss(logs: Any) -> float:
+        return float((weights * np.abs(np.log(made(logs)(flops, moved) / seconds))).sum())
+
+    start = [
+        math.log(float(np.quantile(seconds, 0.05))),
+        math.log(flops_rate or 1.0),
+        math.log(bytes_rate or 1.0),
+    ]
+    found = minimize(
+        loss, start, method="Nelder-Mead", options={"maxiter": 300, "xatol": 1e-3, "fatol": 1e-3}
+    )
+    return made(found.x)
+
+
+def _gathered(samples: Sequence[OpSample]) -> list[OpSample]:
+    """Samples of the same operation at nearly the same sizes as one, their mean."""
+    groups: dict[tuple[str, tuple[int, ...]], list[OpSample]] = {}
+    for one in samples:
+        groups.setdefault((one.kind, one.nearly), []).append(one)
+    made = []
+    for members in groups.values():
+        if len(members) == 1:
+            made.append(members[0])
+            continue
+        count = sum(one.count for one in members)
+        seconds = math.exp(sum(one.count * math.log(one.seconds) for one in members) / count)
+        made.append(members[0].model_copy(update={"seconds": seconds, "count": count}))
+    return made
+
+
+def _spread(samples: Sequence[OpSample]) -> list[int]:
+    """The places of so many samples at most, of each kind evenly from the dearest to the cheapest.
+
+    Of kinds that are seen often some are left out: of a rare kind nothing else tells.
+    """
+    kinds: dict[str, list[int]] = {}
+    for place, one in enumerate(samples):
+        kinds.setdefault(one.kind, []).append(place)
+    most = max(map(len, kinds.values()))
+    while most > 1 and sum(min(len(places), most) for places in kinds.values()) > _MOST_POINTS:
+        most -= 1
+    found = []
+    for places in kinds.values():
+        ordered = sorted(places, key=lambda place: -samples[place].seconds * samples[place].count)
+        kept = min(most, len(ordered))
+        found += [ordered[number * len(ordered) // kept] for number in range(kept)]
+    return found
+
+
+def fit_family(
+    samples: Sequence[OpSample],
+    kernel: Kernel | None = None,
+    likelihood_points: int = LIKELIHOOD_POINTS,
+) -> FamilyCost:
+    """The cost of a family from its samples, with a kernel that is given or found."""
+    import numpy as np
+
+    names = tuple(sorted({name for one in samples for name in one.dims}))
+    gathered = _gathered(samples)
+    flops, moved, seconds, points = _arrays(gathered, names)
+    roofline = fit_roofline(flops, moved, seconds, np.sqrt(seconds / seconds.mean()))
+    off = np.log(seconds / roofline(flops, moved))
+    kinds = tuple(one.kind for one in gathered)
+    if kernel is None or len(kernel.lengths) != points.shape[1]:
+        kernel = _likeliest(points, off, alike(kinds, kinds), likelihood_points)
+    places = _spread(gathered)
+    return FamilyCost(
+        roofline=roofline,
+        dims=names,
+        kernel=kernel,
+        kinds=tuple(kinds[place] for place in places),
+        points=tuple(tuple(round(float(value), 5) for value in points[place]) for place in places),
+        weights=tuple(_weights(kernel, points, kinds, off, places).tolist()),
+    )
+
+
+def _weights(
+    kernel: Kernel, points: Any, kinds: Sequence[str], off: Any, places: Sequence[int]
+) -> Any:
+    """Of the process at some of the points, from its values `off` at all of them: shape (places,).
+
+    Those of least |off − K w|² / noise² + wᵀ K' w, K between all points and these, K' among these: where these are all, of
+    (K' + noise²) w = off. Source: Rasmussen and Williams, 2006, section 8.3.1 (subset of regressors).
+    """
+    import numpy as np
+
+    kept, kept_kinds = points[places], tuple(kinds[place] for place in places)
+    variance = kernel.noise**2 + _JITTER
+    among = kernel(kept, kept, alike(kept_kinds, kept_kinds))
+    if len(places) == len(off):
+        return np.linalg.solve(among + variance * np.eye(len(off)), off[places])
+    rows = kernel(points, kept, alike(kinds, kept_kinds))
+    penalty = variance * (among + _JITTER * np.trace(among) * np.eye(len(places)))
+    return np.linalg.solve(rows.T @ rows + penalty, rows.T @ off)
+
+
+class Told:
+    """Costs as a reference tells them, by what samples took of them."""
+
+    def __init__(self, reference: Mapping[str, FamilyCost], samples: Sequence[OpSample]) -> None:
+        self._reference = reference
+        self._of_it: dict[int, float] = {}
+        for family, members in _by_family(samples).items():
+            if family in reference:
+                cost = reference[family]
+                flops, moved, seconds, points = _arrays(members, cost.dims)
+                predicted = cost.predict([one.kind for one in members], flops, moved, points)[0]
+                self._of_it |= dict(
+                    zip(map(id, members), (seconds / predicted).tolist(), strict=True)
+                )
+
+    def __contains__(self, family: str) -> bool:
+        return family in self._reference
+
+    def cost(self, family: str, samples: Sequence[OpSample]) -> FamilyCost:
+        """The reference's, times the median of what these took of it, the dear ones counting more; they are among all samples."""
+        ordered = sorted((self._of_it[id(one)], math.sqrt(one.seconds)) for one in samples)
+        below = list(itertools.accumulate(weight for _, weight in ordered))
+        factor = ordered[bisect.bisect_left(below, below[-1] / 2)][0]
+        known = self._reference[family]
+        slower = Roofline(
+            latency_s=factor * known.roofline.latency_s,
+            flops_per_s=known.roofline.flops_per_s / factor,
+            bytes_per_s=known.roofline.bytes_per_s / factor,
+        )
+        return known.model_copy(update={"roofline": slower})
+
+
+def _by_family(samples: Sequence[OpSample]) -> dict[str, list[OpSample]]:
+    found: dict[str, list[OpSample]] = {}
+    for one in samples:
+        found.setdefault(cost_family(one.family, one.dims), []).append(one)
+    return found
+
+
+def _arrays(samples: Sequence[OpSample], names: Sequence[str]) -> tuple[Any, Any, Any, Any]:
+    """FLOPs, bytes and seconds, shape (n,), and the points, shape (n, 2 + names)."""
+    import numpy as np
+
+    flops, moved, seconds = (
+        np.array([getattr(one, name) for one in samples]) for name in ("flops", "bytes", "seconds")
+    )
+    return (
+        flops,
+        moved,
+        seconds,
+        np.array([log_point(one.flops, one.bytes, one.dims, names) for one in samples]),
+    )
+
+
+def _likeliest(points: Any, off: Any, alike: Any, most: int) -> Kernel:
+    """The kernel of highest marginal likelihood on a part of the points, with a weak prior: lengths about e, noise about 0.14."""
+    import numpy as np
+    from scipy.optimize import minimize
+
+    varies = points.std(0) > 1e-6
+    part = np.random.default_rng(0).permutation(len(off))[:most]
+    points, off, alike = points[part], off[part], alike[np.ix_(part, part)]
+
+    def made(logs: Any) -> Kernel:
+        values = np.exp(np.clip(logs, -6, 6))
+        lengths = iter(values[:-3].tolist())
+        return Kernel(
+            lengths=tuple(next(lengths) if one else None for one in varies),
+            family_sigma=float(values[-3]),
+            kind_sigma=float(values[-2]),
+            noise=float(values[-1]),
+        )
+
+    def loss(logs: Any) -> float:
+        kernel = made(logs)
+        matrix = kernel(points, points, alike) + (kernel.noise**2 + _JITTER) * np.eye(len(off))
+        try:
+            lower = np.linalg.cholesky(matrix)
+        except np.linalg.LinAlgError:
+            return 1e9
+        whitened = np.linalg.solve(lower, off)
+        prior = ((logs[:-3] - 1) ** 2).sum() / 8 + (
+            (logs[-3:] - np.array([-0.7, -0.7, -2.0])) ** 2
+        ).sum() / 8
+        return float(0.5 * whitened @ whitened + np.log(np.diag(lower)).sum() + prior)
+
+    start = np.array([*np.ones(int(varies.sum())), -0.7, -0.7, -2.0])
+    return made(minimize(loss, start, method="L-BFGS-B", options={"maxiter": 15}).x)
+
+
+def fit_families(
+    samples: Sequence[OpSample],
+    like: Mapping[str, FamilyCost] | None = None,
+    told: Told | None = None,
+    likelihood_points: int = LIKELIHOOD_POINTS,
+) -> dict[str, FamilyCost]:
+    """A cost for every family in the samples: told by a reference, where there is one; else with the kernel of another fit."""
+    kernels = {family: cost.kernel for family, cost in (like or {}).items()}
+    return {
+        family: told.cost(family, members)
+        if told is not None and family in told
+        else fit_family(members, kernels.get(family), likelihood_points)
+        for family, members in sorted(_by_family(samples).items())
+    }

@@ -1,0 +1,316 @@
+"""Fits a calibration to measured steps of networks. Loads no torch.
+
+What was measured is told at the machine's median speed, by the sentinel. c, d and e of the step are used where cross-validation
+says that they help, else 1, 0 and 0; there too they are fitted without the networks that are predicted. What is left then teaches
+the costs of operations (`whole_steps`). Both are of networks: a single layer is no step like theirs. The interval is conformal:
+q is the 90 % quantile of |ln(measured / predicted)| / σ on networks that the fit had not seen, but others of their family
+(`_left_out` says what of it had), measured by wall-clock as it was: it holds what the machine did meanwhile, and what it does
+later only as far as it is like that. The error that is told is of networks whose whole family the fit had not seen, at the
+machine's median speed.
+
+All this is done without a reference (`reference`) and with each, and that stays which predicts networks that were left out best.
+A reference's networks are others, of the same families: none of those is left out of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field
+
+from trainwright.estimator.errors import BusyMachine
+from trainwright.estimator.fit.cost_fit import LIKELIHOOD_POINTS, Told, fit_families
+from trainwright.estimator.fit.whole_steps import WholeSteps
+from trainwright.estimator.predict.calibration import (
+    Calibration,
+    ErrorSummary,
+    StepCorrection,
+    deviation_of,
+)
+from trainwright.estimator.predict.machine_speed import Speed
+from trainwright.estimator.predict.op_cost import FamilyCost, OpSample, times
+from trainwright.estimator.predict.step_work import InStep, Work, by_family
+from trainwright.estimator.quantiles import conformal_quantile, quantile
+from trainwright.estimator.value import Value
+
+_INSIDE = 0.9  # the interval's share
+_FOLDS = 8
+_LEAST_DEVIATION = 0.02
+
+
+class StepSample(Value):
+    """Seconds that one training step of a network took, and each of its operations where it stood in it."""
+
+    family: str
+    single: bool = Field(
+        default=False, description="one layer only: it tells of operations, not of steps"
+    )
+    batch_size: int
+    seconds: float = Field(description="of a step; of a single layer, the sum of its operations")
+    noise: float = Field(
+        default=0.0,
+        description="of the logarithm of `seconds`, its standard deviation as it was seen",
+    )
+    speed: Speed = Field(description="while the steps were timed")
+    ops_speed: Speed = Field(description="while the operations were")
+    ops: tuple[OpSample, ...]
+
+
+def drift(samples: Sequence[StepSample]) -> float:
+    """How far the machine's speed spread while they were measured: (p90 - p10) / median of a sentinel kernel's time, the most."""
+    spreads = []
+    for name in Speed.model_fields:
+        seen = [float(getattr(one.speed, name)) for one in samples]
+        spreads.append((quantile(seen, 0.9) - quantile(seen, 0.1)) / quantile(seen, 0.5))
+    return max(spreads)
+
+
+def refuse_busy(found: float, most_drift: float) -> None:
+    """Raise BusyMachine where the machine's speed spread by more than `most_drift` while it was measured."""
+    if found > most_drift:
+        raise BusyMachine(
+            f"calibrate: the machine was too busy: its speed spread by {100 * found:.0f} % while it was measured; allowed: "
+            f"{100 * most_drift:.0f} %; stop what else runs on it and calibrate again, or allow more with --most-drift",
+            sentinel_drift=found,
+        )
+
+
+def fit(
+    samples: Sequence[StepSample],
+    references: Sequence[Calibration] = (),
+    likelihood_points: int = LIKELIHOOD_POINTS,
+    **facts: Any,
+) -> Calibration:
+    """The calibration that these measurements give, told by that of the references which helps most, if any.
+
+    `facts` are the device's and the session's.
+    """
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(
+        limits=1, user_api="blas"
+    ):  # the matrices are small: more threads only wait for one another
+        return _fit(samples, references, likelihood_points, facts)
+
+
+def _fit(
+    samples: Sequence[StepSample],
+    references: Sequence[Calibration],
+    likelihood_points: int,
+    facts: dict[str, Any],
+) -> Calibration:
+    import numpy as np
+
+    unit = Speed.median([one.speed for one in samples])
+    steps = [_at_median_speed(one, unit) for one in samples]
+    whole = [one for one in steps if not one.single]
+    correction, step_deviation = _correction(whole)
+    ops = [op for step in steps for op in step.ops]
+    each = [_Lessons(whole, fit_families(ops, likelihood_points=likelihood_points), correction)]
+    for reference in references:
+        told = Told(reference.families, ops)
+        each.append(_Lessons(whole, fit_families(ops, told=told), correction, told))
+    parts = folds(whole)
+    in_order = [step for left in parts for step in left]
+    found = [
+        [one for left in parts for one in _left_out(left, steps, by, step_deviation)] for by in each
+    ]
+    best = min(
+        range(len(each)), key=lambda number: np.mean([abs(error) for error, _ in found[number]])
+    )
+    slower = {
+        id(step): math.log(one.seconds / step.seconds)
+        for one, step in zip(samples, steps, strict=True)
+    }
+    scores = [
+        abs(error + slower[id(step)]) / deviation
+        for step, (error, deviation) in zip(in_order, found[best], strict=True)
+    ]
+    families = [
+        [one for one in whole if one.family == family]
+        for family in sorted({one.family for one in whole})
+    ]
+    far = [one for left in families for one in _left_out(left, steps, each[best], step_deviation)]
+    relative = np.abs([math.exp(-error) - 1 for error, _ in far])
+    return Calibration(
+        families=each[best].taught(),
+        reference=references[best - 1].processor if best > 0 else None,
+        kinds=tuple(sorted({op.kind for op in ops})),
+        correction=correction,
+        measurements=sum(len(one.ops) for one in samples) + len(whole),
+        speed=unit,
+        sentinel_drift=drift(samples),
+        cross_validated_error=ErrorSummary(
+            median=float(np.median(relative)), p90=quantile(relative.tolist(), 0.9)
+        ),
+        step_deviation=step_deviation,
+        interval_quantile=conformal_quantile(scores, _INSIDE),
+        **facts,
+    )
+
+
+def folds(steps: Sequence[StepSample]) -> list[list[StepSample]]:
+    """Parts of the steps, each with its share of every family: so that of none much is left out at once."""
+    ordered = sorted(steps, key=lambda one: one.family)
+    return [ordered[number::_FOLDS] for number in range(min(_FOLDS, len(ordered)))]
+
+
+def _correction(steps: Sequence[StepSample]) -> tuple[StepCorrection, float]:
+    """What a step takes beyond its operations, where that helps families that were left out; the deviation that is left."""
+    import numpy as np
+
+    plain: list[float] = []
+    corrected: list[float] = []
+    for family in sorted({one.family for one in steps}):
+        left = _Sums([one for one in steps if one.family == family])
+        plain += np.abs(left.errors(StepCorrection())).tolist()
+        others = [one for one in steps if one.family != family]
+        corrected += np.abs(left.errors(_Sums(others).fit())).tolist() if others else plain
+    helps = float(np.mean(corrected)) < float(np.mean(plain))
+    deviation = 1.25 * float(
+        np.mean(corrected if helps else plain)
+    )  # mean absolute to standard, of a normal distribution
+    return (_Sums(steps).fit() if helps else StepCorrection()), max(_LEAST_DEVIATION, deviation)
+
+
+class _Lessons:
+    """Steps beside what costs and correction make of them, and what `WholeSteps` learns of that."""
+
+    def __init__(
+        self,
+        steps: Sequence[StepSample],
+        costs: dict[str, FamilyCost],
+        correction: StepCorrection,
+        told: Told | None = None,
+    ) -> None:
+        import numpy as np
+
+        self.costs, self.correction, self.told = costs, correction, told
+        self._learning = WholeSteps(costs)
+        self._noise = np.array([one.noise for one in steps])
+        self._numbers = {id(one): number for number, one in enumerate(steps)}
+        rows, off = [], []
+        for step in steps:
+            work = _work(step)
+            seconds = {family: times(costs, family, each)[0] for family, each in work.items()}
+            predicted = _corrected(correction, list(seconds.values()), step)
+            shares = {
+                family: correction.scale * each / predicted for family, each in seconds.items()
+            }
+            rows.append(self._learning.row(work, shares))
+            off.append(math.log(step.seconds / predicted))
+        self._rows, self._off = np.array(rows), np.array(off)
+
+    def taught(self) -> dict[str, FamilyCost]:
+        """The costs, with what all steps tell of them."""
+        return self._learning.taught(self._learning.learn(self._rows, self._off, self._noise))
+
+    def left_out(self, left: Sequence[StepSample]) -> Any:
+        """ln of the factor that steps would be corrected by if only the others had been seen; shape (left,)."""
+        import numpy as np
+
+        places = [self._numbers[id(one)] for one in left]
+        others = np.delete(np.arange(len(self._off)), places)
+        return self._rows[places] @ self._learning.learn(
+            self._rows[others], self._off[others], self._noise[others]
+        )
+
+
+def _left_out(
+    left: Sequence[StepSample],
+    steps: Sequence[StepSample],
+    lessons: _Lessons,
+    step_deviation: float,
+) -> list[tuple[float, float]]:
+    """ln(measured / predicted) and the predicted deviation of steps, by a fit of operations, correction and lessons without them.
+
+    All have been seen by the kernels, by the choice whether steps are corrected, by `step_deviation`, and by the costs that
+    lessons begin with; what lessons add is taken to first order.
+    """
+    names = {id(one) for one in left}
+    others = [step for step in steps if id(step) not in names]
+    without = fit_families(
+        [op for step in others for op in step.ops], like=lessons.costs, told=lessons.told
+    )
+    correction = lessons.correction
+    if correction != StepCorrection():
+        correction = _Sums([step for step in others if not step.single]).fit()
+    found = []
+    for step, learned in zip(left, lessons.left_out(left).tolist(), strict=True):
+        parts = [times(without, family, each) for family, each in _work(step).items()]
+        predicted = _corrected(correction, [seconds for seconds, _ in parts], step)
+        found.append(
+            (math.log(step.seconds / predicted) - learned, deviation_of(parts, step_deviation))
+        )
+    return found
+
+
+def _corrected(correction: StepCorrection, seconds: Sequence[Any], step: StepSample) -> float:
+    return float(
+        correction(sum(float(each.sum()) for each in seconds), sum(one.count for one in step.ops))
+    )
+
+
+def _at_median_speed(sample: StepSample, unit: Speed) -> StepSample:
+    """The sample as it would have been at the speed `unit`."""
+
+    step = InStep([(one.kind, one.count, one.bytes, one.dims) for one in sample.ops])
+    ops = tuple(
+        one.model_copy(
+            update={
+                "seconds": one.seconds / sample.ops_speed.slower(unit, one.seconds, one.flops),
+                "dims": step.sizes(one.kind, one.family, one.dims),
+            }
+        )
+        for one in sample.ops
+    )
+    flops, calls = (
+        sum(one.count * one.flops for one in sample.ops),
+        sum(one.count for one in sample.ops),
+    )
+    seconds = sample.seconds / sample.speed.slower(unit, sample.seconds, flops, calls)
+    return sample.model_copy(update={"seconds": seconds, "ops": ops})
+
+
+class _Sums:
+    """Steps beside the sums of their operations, both measured: what a step takes beyond them."""
+
+    def __init__(self, steps: Sequence[StepSample]) -> None:
+        import numpy as np
+
+        self.ops_s = np.array([sum(one.count * one.seconds for one in step.ops) for step in steps])
+        self.counts = np.array([float(sum(one.count for one in step.ops)) for step in steps])
+        self.seconds = np.array([step.seconds for step in steps])
+
+    def fit(self) -> StepCorrection:
+        """The correction of least logarithmic errors, which outliers bend little."""
+        from scipy.optimize import least_squares
+
+        def made(x: Any) -> StepCorrection:
+            return StepCorrection(
+                scale=float(x[0]), per_op_s=1e-6 * float(x[1]), fixed_s=1e-6 * float(x[2])
+            )
+
+        found = least_squares(
+            lambda x: self.errors(made(x)),
+            [1.0, 0.0, 0.0],
+            bounds=([0.5, -5.0, 0.0], [2.0, 50.0, 1000.0]),
+            x_scale=[1.0, 1.0, 100.0],
+            loss="soft_l1",
+            f_scale=0.1,
+        )
+        return made(found.x)
+
+    def errors(self, correction: StepCorrection) -> Any:
+        """ln(measured / corrected)."""
+        import numpy as np
+
+        return np.log(self.seconds / correction(self.ops_s, self.counts))
+
+
+def _work(step: StepSample) -> dict[str, Work]:
+    return by_family(
+        [(one.family, one.kind, one.count, one.flops, one.bytes, one.dims) for one in step.ops]
+    )

@@ -1,0 +1,68 @@
+"""The file in which a calibration under way keeps what it has measured, so that one that was cut short goes on.
+
+One JSON object a line. A process may be killed while it writes: what follows the last whole line is cut off before anything is
+added. One writer at a time: `tasks.calibrate` holds a lock. Loads no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from trainwright.estimator.errors import BadInput
+from trainwright.estimator.fit.step_fit import StepSample
+
+
+class KeptSamples:
+    """The samples in a file, and the seconds they took; those of another setting (machine, code, threads) are dropped.
+
+    :param path: the file; None keeps them in memory only
+    :param setting: what samples must share to be put together
+    """
+
+    def __init__(self, path: Path | None, setting: str) -> None:
+        self.samples: list[StepSample] = []
+        self.elapsed_s = 0.0
+        self._path, self._setting = path, setting
+        if path is not None and path.exists():
+            self._read(path)
+
+    def _read(self, path: Path) -> None:
+        whole = 0
+        for line in path.read_bytes().splitlines(keepends=True):
+            try:
+                document = json.loads(line)
+                if not line.endswith(b"\n") or document["setting"] != self._setting:
+                    break
+                sample, elapsed_s = (
+                    StepSample.model_validate(document["sample"]),
+                    float(document["elapsed_s"]),
+                )
+            except (ValueError, KeyError, TypeError):
+                break
+            self.samples.append(sample)
+            self.elapsed_s = elapsed_s
+            whole += len(line)
+        with path.open("r+b") as file:
+            file.truncate(whole)
+
+    def append(self, sample: StepSample, elapsed_s: float) -> None:
+        """Add a sample; `elapsed_s` is what all of them took together, seconds. Raises BadInput where it can't be kept."""
+        self.samples.append(sample)
+        self.elapsed_s = elapsed_s
+        if self._path is not None:
+            line = {
+                "setting": self._setting,
+                "elapsed_s": elapsed_s,
+                "sample": sample.model_dump(mode="json"),
+            }
+            try:
+                with self._path.open("ab") as file:
+                    file.write(json.dumps(line).encode() + b"\n")
+            except OSError as error:
+                raise BadInput(f"{self._path}: can't be written ({error.strerror})") from None
+
+    def discard(self) -> None:
+        """Delete the file: its samples are in a calibration now, or of no use."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)

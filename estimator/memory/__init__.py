@@ -1,0 +1,1 @@
+"""Predicts memory: arithmetic on sizes. Loads no torch."""

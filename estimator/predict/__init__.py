@@ -1,0 +1,1 @@
+"""Predicts time, energy and communication: arithmetic on values. Loads no torch."""

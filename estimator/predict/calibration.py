@@ -1,0 +1,268 @@
+"""A device's calibration: what its operations and steps cost there. Kept as JSON; loads no torch.
+
+A training step takes e + c · Σ t + d · (number of operations) + f · (bytes of its large blocks): Σ t its operations by `op_cost`
+in memory that the process holds already, as whole steps have corrected them (`whole_steps`); c, d and e for what they cost one
+another, what Python and autograd take for each, and for a step (`fitting` finds them); f for memory that the kernel gives and
+takes back with each block (`freed_memory`).
+
+Its 90 % interval is exp(± q · σ) of that, σ² = σ₀² + Σ over families (Σ share · deviation)²: σ₀ is how far steps are from the sum
+of their operations; the deviations are those of `op_cost` for what calibration has not seen, taken to err together in a family.
+It is one of wall-clock, on a machine that others disturb as much as while it was calibrated (`fitting`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from trainwright.estimator.devices import DEVICE_TYPES
+from trainwright.estimator.errors import BadInput
+from trainwright.estimator.memory.freed_memory import MOST_HEAP_BLOCK_BYTES
+from trainwright.estimator.named_file import read_named, write_named
+from trainwright.estimator.predict.energy import Power
+from trainwright.estimator.predict.loop_cost import LoopCost
+from trainwright.estimator.predict.machine_speed import Speed
+from trainwright.estimator.predict.op_cost import FamilyCost, times
+from trainwright.estimator.predict.step_work import StepWork, Work
+from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.value import Value
+
+SCHEMA_VERSION = 9
+# 3 has no `loop`; before 5 what memory costs is in the operations; before 6 what a step costs by itself is; before 7 no cost
+# depends on zeros or `step_bytes`; 7 has `zeros` instead of `zeros_in_ten`; before 9 a recurrent layer's workspace is among the
+# bytes it moves.
+_READ = (3, 4, 5, 6, 7, 8, SCHEMA_VERSION)
+_MOST_DEVIATION, _MOST_QUANTILE = 10.0, 1e3
+_MOST_WIDTH = 100.0  # of an interval's logarithm: e^100 times is as good as not known
+_FLOPS_FACTOR = {
+    "fp64": 2.0
+}  # what is measured is fp32; fp64 has half the lanes (its bytes are counted double)
+
+
+class ErrorSummary(Value):
+    """Relative errors, 0.1 for 10 %."""
+
+    median: float
+    p90: float
+
+
+class StepCorrection(Value):
+    """t = fixed_s + scale · Σ t + per_op_s · operations, and never below half of Σ t."""
+
+    scale: float = 1.0
+    per_op_s: float = 0.0
+    fixed_s: float = 0.0
+
+    def __call__(self, ops_s: Any, count: Any) -> Any:
+        """Seconds of a step from those of its operations and their number; of numbers or of arrays."""
+        import numpy as np
+
+        return np.maximum(self.fixed_s + self.scale * ops_s + self.per_op_s * count, 0.5 * ops_s)
+
+
+class About(Value):
+    """What is to know of a predicted step beside its median."""
+
+    coverage: float = Field(
+        description="the share of its time in kinds of operations that were measured"
+    )
+    unknown: tuple[str, ...] = Field(description="the other kinds, dearest first")
+    low_factor: float = Field(description="the 90 % interval's ends over the median")
+    high_factor: float
+    steps_factor: float = Field(
+        description="`high_factor`, were its operations' costs known exactly"
+    )
+    shares: dict[str, float] = Field(
+        description="of its operations' time, by family of cost; they sum to one"
+    )
+
+
+class Calibration(Value):
+    """The file that `trainwright calibrate` writes."""
+
+    schema_version: int = SCHEMA_VERSION
+    mode: Literal["calibrated", "few-shot"] = "calibrated"
+    device_type: str
+    threads: int = Field(ge=1, le=10_000)
+    dtype: str
+    torch: str
+    processor: str
+    created_at: str
+    measurements: int = Field(ge=0)
+    duration_s: float = Field(ge=0)
+    speed: Speed = Field(
+        description="the machine's median speed in the session, at which all times are told"
+    )
+    sentinel_drift: float = Field(
+        ge=0,
+        description="spread of a sentinel kernel's time over the session, the most: (p90 - p10) / median",
+    )
+    families: dict[str, FamilyCost] = Field(min_length=1)
+    reference: str | None = Field(
+        default=None,
+        description="the processor whose costs these are told by (`reference`); None: they are its own",
+    )
+    kinds: tuple[str, ...] = Field(description="the operations that were seen")
+    correction: StepCorrection
+    cross_validated_error: ErrorSummary
+    step_deviation: float = Field(
+        ge=0,
+        le=_MOST_DEVIATION,
+        description="σ₀: of the logarithm of a step's time over its operations'",
+    )
+    interval_quantile: float = Field(
+        ge=0, le=_MOST_QUANTILE, description="q: half the interval's width in deviations"
+    )
+    power: Power | None = Field(
+        default=None, description="where the machine has a meter; of `threads` cores of a CPU"
+    )
+    first_touch_s_per_byte: float = Field(
+        default=0.0, ge=0, description="f: of memory that is mapped, touched and given back"
+    )
+    loop: LoopCost | None = Field(
+        default=None, description="what training adds to a model's step; None: not measured"
+    )
+
+    def step_times_s(self, structure: Structure, batch_sizes: Sequence[int]) -> list[float]:
+        """The predicted median of a training step, seconds, for each batch size (ascending); never less for more samples."""
+        return self.step(structure, batch_sizes, batch_sizes[0])[0]
+
+    def about(self, structure: Structure, batch_size: int) -> About:
+        """How sure the prediction of a step is, and what it is made of."""
+        return self.step(structure, [batch_size], batch_size)[1]
+
+    def step(
+        self, structure: Structure, batch_sizes: Sequence[int], at: int
+    ) -> tuple[list[float], About]:
+        """`step_times_s`, and `about` at one of the batch sizes: together they cost little more than the times."""
+        step, count, raw = StepWork(structure), op_count(structure), []
+        for size in batch_sizes:
+            work = step(size)
+            took = self._op_times(work, structure.precision)
+            ops_s = self.correction(
+                sum(float(seconds.sum()) for seconds, _ in took.values()), count
+            )
+            raw.append(
+                ops_s
+                + self.first_touch_s_per_byte * structure.made_bytes(size, MOST_HEAP_BLOCK_BYTES)
+            )
+            if size == at:
+                about = self._about(work, took)
+        return list(itertools.accumulate(raw, max)), about
+
+    def _about(self, work: Mapping[str, Work], took: Mapping[str, tuple[Any, Any]]) -> About:
+        by_family = {family: float(seconds.sum()) for family, (seconds, _) in took.items()}
+        seen, unknown = set(self.kinds), Counter[str]()
+        for family, (seconds, _) in took.items():
+            for kind, value in zip(work[family].kinds, seconds, strict=True):
+                if kind not in seen:
+                    unknown[kind] += value
+        total = sum(by_family.values())
+        half = _times(self.interval_quantile * deviation_of(took.values(), self.step_deviation))
+        return About(
+            coverage=max(0.0, 1 - float(unknown.total()) / total) if total > 0 else 0.0,
+            unknown=tuple(kind for kind, _ in unknown.most_common()),
+            low_factor=1 / half,
+            high_factor=half,
+            steps_factor=_times(self.interval_quantile * self.step_deviation),
+            shares={family: seconds / total for family, seconds in by_family.items()}
+            if total > 0
+            else {},
+        )
+
+    def sha256(self) -> str:
+        """What tells this calibration from others."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+    def _op_times(self, work: Mapping[str, Work], precision: str) -> dict[str, tuple[Any, Any]]:
+        factor = self._flops_factor(precision)
+        return {family: times(self.families, family, each, factor) for family, each in work.items()}
+
+    def _flops_factor(self, precision: str) -> float:
+        """How many FLOPs of fp32, which is what was measured, one of this precision costs: few-shot, by the datasheet's peaks."""
+        if self.mode == "calibrated":
+            return _FLOPS_FACTOR.get(precision, 1.0)
+        peaks = DEVICE_TYPES[self.device_type].peak_flops
+        return peaks["fp32"] / peaks["bf16" if precision == "amp" else precision]
+
+
+def _times(width: float) -> float:
+    return math.exp(min(width, _MOST_WIDTH))
+
+
+def op_count(structure: Structure) -> int:
+    """How many operations a step calls."""
+    return sum(one.count for one in structure.trace)
+
+
+def deviation_of(families: Iterable[tuple[Any, Any]], step: float) -> float:
+    """σ of a step, from its families' seconds and deviations."""
+    parts = [
+        (float(seconds.sum()), float((seconds * deviation).sum()))
+        for seconds, deviation in families
+    ]
+    total = sum(seconds for seconds, _ in parts) or 1.0
+    return math.sqrt(step**2 + sum((unsure / total) ** 2 for _, unsure in parts))
+
+
+def save(calibration: Calibration, path: Path) -> None:
+    """Write a calibration, at once or not at all. Raises BadInput where that can't be."""
+    write_named(path, calibration.model_dump_json().encode(), "calibration")
+
+
+def is_calibration(content: bytes) -> bool:
+    """Whether a file's content is a calibration, of whatever version, torch or device."""
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return (
+        isinstance(document, dict)
+        and {"schema_version", "device_type", "families"} <= document.keys()
+    )
+
+
+def load(path: Path, torch_version: str | None = None) -> Calibration:
+    """Read a calibration. Raises BadInput where it is missing, cut short, of another schema, or of another torch."""
+    return parse(read_named(path, "calibration"), str(path), torch_version)
+
+
+def parse(data: bytes, where: str, torch_version: str | None = None) -> Calibration:
+    """The calibration that a file holds; `where` names it in an error. Raises BadInput as `load` does."""
+    try:
+        document = json.loads(data)
+        if not isinstance(document, dict) or "schema_version" not in document:
+            raise BadInput(
+                f"calibration: {where}: is not a calibration: it has no schema_version; calibrate again"
+            )
+        if (version := document["schema_version"]) not in _READ:
+            raise BadInput(
+                f"calibration: {where}: has schema version {version}; allowed: {min(_READ)} to {max(_READ)}; calibrate again"
+            )
+        found = Calibration.model_validate(document)
+    except ValidationError as error:
+        field = ".".join(map(str, error.errors()[0]["loc"])) or "a part"
+        raise BadInput(
+            f"calibration: {where}: is not a calibration: {field} is missing, or not what it should be; calibrate again"
+        ) from None
+    except (ValueError, RecursionError):
+        raise BadInput(
+            f"calibration: {where}: is not a calibration, or was cut short; calibrate again"
+        ) from None
+    if found.device_type not in DEVICE_TYPES:
+        raise BadInput(
+            f"calibration: {where}: is of device type {found.device_type!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}"
+        )
+    if torch_version is not None and found.torch != torch_version:
+        raise BadInput(
+            f"calibration: {where}: was made with torch {found.torch}, here is {torch_version}; calibrate again"
+        )
+    return found

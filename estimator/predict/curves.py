@@ -1,0 +1,217 @@
+"""What a training step costs on a device, over the batch size: the form in which the planner sees a model.
+
+Pure arithmetic on values: t(b) = a + s·b, m(b) = m0 + m1·b, energy = time × power.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from trainwright.estimator.value import Value
+
+Mode = Literal["calibrated", "few-shot", "datasheet"]
+
+
+class Interval(Value):
+    """A prediction with its 90 % interval, low <= median <= high."""
+
+    median: float
+    low: float
+    high: float
+
+    def __mul__(self, factor: float) -> Interval:
+        """The interval of a quantity `factor` (>= 0) times as large."""
+        return Interval(median=self.median * factor, low=self.low * factor, high=self.high * factor)
+
+
+class Affine(Value):
+    """fixed + per_sample · batch size."""
+
+    fixed: float
+    per_sample: float
+
+    def __call__(self, batch_size: float) -> float:
+        return self.fixed + self.per_sample * batch_size
+
+
+class Knots(Value):
+    """A curve through points, straight between them and beyond: what is known exactly at some batch sizes.
+
+    Before the first it stays above what is in proportion to the batch size: no step of fewer samples takes less for each.
+    """
+
+    sizes: tuple[Annotated[int, Field(ge=1, le=2**63)], ...] = Field(min_length=2)
+    values: tuple[Annotated[float, Field(ge=0)], ...]
+
+    @model_validator(mode="after")
+    def _a_value_at_each_size(self) -> Knots:
+        if len(self.values) != len(self.sizes) or any(
+            two <= one for one, two in itertools.pairwise(self.sizes)
+        ):
+            raise ValueError("as many values as sizes, which rise")
+        return self
+
+    def __call__(self, batch_size: float) -> float:
+        place = min(max(bisect.bisect_right(self.sizes, batch_size) - 1, 0), len(self.sizes) - 2)
+        left, right = self.sizes[place], self.sizes[place + 1]
+        low, high = self.values[place], self.values[place + 1]
+        least = self.values[0] * batch_size / self.sizes[0] if batch_size < self.sizes[0] else 0.0
+        return max(least, low + (high - low) * (batch_size - left) / (right - left))
+
+    def bends(self, by: float = 0.25) -> list[int]:
+        """The batch sizes where the slope changes by more than this share."""
+        slopes = [
+            (self.values[place + 1] - self.values[place])
+            / (self.sizes[place + 1] - self.sizes[place])
+            for place in range(len(self.sizes) - 1)
+        ]
+        pairs = itertools.pairwise(slopes)
+        return [
+            self.sizes[place + 1]
+            for place, (one, two) in enumerate(pairs)
+            if abs(two - one) > by * max(abs(one), abs(two))
+        ]
+
+
+class Basis(Value):
+    """What a calibration's prediction was made of: by it, finished runs are told apart (`estimator.experience`)."""
+
+    model: str = Field(description="the structure's fingerprint")
+    shares: dict[str, float] = Field(
+        description="of the predicted step time, by family of operations"
+    )
+    calibration: str = Field(description="its sha256")
+    processor: str
+    torch: str
+
+
+class DeviceCurve(Value):
+    """A model's training step on one kind of device (type, cores, speed).
+
+    `step_time_s` and `peak_memory_bytes` are lines over the batch size; where `time_knots` and `memory_knots` are known they
+    say it exactly. The 90 % interval of the time is the median times `low_factor` and `high_factor`.
+
+    Memory is the step's own: expected of tensors alive at once, safe of resident memory above what the process held before the
+    model was built. `process_bytes` is the rest of a rank: interpreter, torch, Horovod, readers of data, the buffer in which
+    gradients are summed, copies for checkpoints. `device_memory_bytes` is all of it: what is compared with the device's memory.
+    """
+
+    device_type: str
+    cores: float | None = None
+    speed: float | None = None
+    mode: Mode
+    coverage: float = Field(
+        ge=0, le=1, description="share of the step's cost in operations seen in calibration"
+    )
+    unknown: tuple[str, ...] = Field(
+        default=(), description="the operations that calibration has not seen, dearest first"
+    )
+    step_time_s: Affine
+    time_knots: Knots | None = None
+    loop_s: Affine | None = Field(
+        default=None,
+        description="the part of `step_time_s` that training adds to the model's step; None: it is not in it",
+    )
+    low_factor: float
+    high_factor: float
+    peak_memory_bytes: Affine
+    memory_knots: Knots | None = None
+    safe_memory_knots: Knots | None = None
+    memory_safe_factor: float = Field(
+        default=1.0,
+        ge=1,
+        description="where `safe_memory_knots` is not known: `safe` = expected times this",
+    )
+    process_bytes: float = Field(default=0.0, description="what a rank takes besides its step")
+    kept_bytes: float = Field(
+        default=0.0,
+        description="of that, what the model's size says: summed gradients, copies for checkpoints",
+    )
+    memory_limit_bytes: float | None = Field(
+        default=None, description="what the device has; None: not known"
+    )
+    most_batch_size: int | None = Field(
+        default=None,
+        ge=0,
+        description="samples at once that one was seen to hold, where one ran out of memory",
+    )
+    idle_w: float | None = None
+    load_w: float | None = None
+    power_spread: float = Field(
+        default=0.0, ge=0, description="relative half width of the 90 % interval of the power"
+    )
+    energy_source: Literal["measured", "datasheet"] | None = None
+    basis: Basis | None = Field(default=None, description="None where it is no calibration's")
+    learned_from: int = Field(default=0, description="finished runs that corrected it")
+    calibrated_time_knots: Knots | None = Field(
+        default=None, description="where runs corrected it: as it was before"
+    )
+
+    def median_s(self, batch_size: int, micro_batches: int = 1) -> float:
+        """Median seconds for one step of b samples in A micro-batches: p · t(b / p), p = min(A, b)."""
+        pieces = max(1, min(micro_batches, batch_size))
+        return pieces * (self.time_knots or self.step_time_s)(batch_size / pieces)
+
+    def step_time(self, batch_size: int, micro_batches: int = 1) -> Interval:
+        """Seconds for one step of this many samples, in so many micro-batches."""
+        median = self.median_s(batch_size, micro_batches)
+        return Interval(median=median, low=median * self.low_factor, high=median * self.high_factor)
+
+    def loop_part_s(self, batch_size: int, micro_batches: int = 1) -> float | None:
+        """Of `median_s`, as calibration has it, what training adds to the model's step; None where it is not in it."""
+        pieces = max(1, min(micro_batches, batch_size))
+        return None if self.loop_s is None else pieces * self.loop_s(batch_size / pieces)
+
+    def memory_bytes(self, batch_size: int) -> float:
+        """Bytes that a step of this many samples is expected to need."""
+        return (self.memory_knots or self.peak_memory_bytes)(batch_size)
+
+    def safe_memory_bytes(self, batch_size: int) -> float:
+        """Resident bytes that a step of this many samples stays below, above what the process held before."""
+        if self.safe_memory_knots is not None:
+            return max(self.memory_bytes(batch_size), self.safe_memory_knots(batch_size))
+        return self.memory_bytes(batch_size) * self.memory_safe_factor
+
+    def device_memory_bytes(self, batch_size: int) -> float:
+        """Bytes that a rank with this step stays below, its process included."""
+        return self.safe_memory_bytes(batch_size) + self.process_bytes
+
+    def memory_line(self, batch_size: int) -> Affine:
+        """`device_memory_bytes` up to a batch, as the line through its ends."""
+        most = max(2, batch_size)
+        least_bytes, most_bytes = self.device_memory_bytes(1), self.device_memory_bytes(most)
+        slope = (most_bytes - least_bytes) / (most - 1)
+        return Affine(fixed=least_bytes - slope, per_sample=slope)
+
+
+def line_through(sizes: Sequence[int], seconds: Sequence[float]) -> Affine:
+    """The line of least squared relative error, neither part negative."""
+    inverse = [1 / value for value in seconds]
+    slopes = [size / value for size, value in zip(sizes, seconds, strict=True)]
+    ones, twos = sum(inverse), sum(slopes)
+    one_one, one_two, two_two = _dot(inverse, inverse), _dot(inverse, slopes), _dot(slopes, slopes)
+    # The normal equations of Σ (fixed / t + per_sample · size / t − 1)²; where one part came out negative, the other's alone.
+    determinant = one_one * two_two - one_two**2
+    fixed = (ones * two_two - twos * one_two) / determinant
+    per_sample = (twos * one_one - ones * one_two) / determinant
+    if fixed < 0:
+        fixed, per_sample = 0.0, twos / two_two
+    elif per_sample < 0:
+        fixed, per_sample = ones / one_one, 0.0
+    return Affine(fixed=fixed, per_sample=per_sample)
+
+
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return sum(one * two for one, two in zip(left, right, strict=True))
+
+
+def line_above(sizes: Sequence[int], values: Sequence[float]) -> Affine:
+    """The line through the ends, raised above all points between."""
+    per_sample = (values[-1] - values[0]) / (sizes[-1] - sizes[0])
+    fixed = max(value - per_sample * size for size, value in zip(sizes, values, strict=True))
+    return Affine(fixed=max(0.0, fixed), per_sample=per_sample)

@@ -1,0 +1,115 @@
+"""What a training's step takes beyond the model's own: rows are gathered, gradients copied for the sum, the step is recorded.
+
+    t = step + tensor · P + gradient_byte · G + input_byte · I(b) + norm · N + norm_byte · V(b)
+
+P parameters that are trained (tensors), of G bytes; I(b) bytes of a batch of b samples; N batch normalisations, which training
+joins over all ranks, over V(b) bytes of values. What ranks wait for one another is not in it (`communication`). A device's
+coefficients are measured on training's own loop (`trainwright.tasks.train.worker.measure_loop`). Arithmetic on values; loads no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pydantic import Field
+
+from trainwright.estimator.predict.curves import Affine, DeviceCurve, Knots, line_through
+from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.value import Value
+
+_TENSORS_PER_LAYER = 2  # weight and bias, where nobody has counted
+_BATCH_NORM = "aten.native_batch_norm"
+
+
+class LoopWork(NamedTuple):
+    """What the loop's time depends on, in the order of `LoopCost`'s fields; the first is 1."""
+
+    steps: float
+    tensors: float
+    gradient_bytes: float
+    input_bytes: float
+    norms: float
+    norm_bytes: float
+
+
+class LoopCost(Value):
+    """Seconds for each part of `LoopWork`, on a whole device."""
+
+    step_s: float = Field(ge=0)
+    tensor_s: float = Field(ge=0)
+    gradient_byte_s: float = Field(ge=0)
+    input_byte_s: float = Field(ge=0)
+    norm_s: float = Field(ge=0)
+    norm_byte_s: float = Field(ge=0)
+
+    def __call__(self, work: LoopWork) -> float:
+        """Seconds of one step."""
+        parts = (
+            self.step_s,
+            self.tensor_s,
+            self.gradient_byte_s,
+            self.input_byte_s,
+            self.norm_s,
+            self.norm_byte_s,
+        )
+        return sum(seconds * amount for seconds, amount in zip(parts, work, strict=True))
+
+
+def loop_work(structure: Structure, batch_size: int) -> LoopWork:
+    """What the loop does for a structure's step of this many samples."""
+    norms = [one for one in structure.trace if one.kind == _BATCH_NORM]
+    tensors = structure.parameter_tensors
+    if tensors is None:
+        tensors = _TENSORS_PER_LAYER * sum(layer.parameters > 0 for layer in structure.layers)
+    return LoopWork(
+        steps=1.0,
+        tensors=float(tensors),
+        gradient_bytes=float(structure.parameter_bytes),
+        input_bytes=structure.idle_bytes.per_sample * batch_size,
+        norms=float(sum(one.count for one in norms)),
+        norm_bytes=sum(one.count * one.bytes(batch_size) for one in norms)
+        / 2,  # it reads them, and writes as many
+    )
+
+
+def in_training(curve: DeviceCurve, structure: Structure, cost: LoopCost) -> DeviceCurve:
+    """The curve of a structure's step, with what training adds to it; a part of a core takes as much longer as for the step.
+
+    The loop is one thread: more cores do not help it.
+    """
+    assert curve.time_knots is not None
+    slower = max(1.0, 1 / curve.cores) if curve.cores is not None else 1.0
+    none, one = (slower * cost(loop_work(structure, size)) for size in (0, 1))
+    added = Affine(fixed=none, per_sample=one - none)
+    sizes = curve.time_knots.sizes
+    times = [
+        value + added(size) for size, value in zip(sizes, curve.time_knots.values, strict=True)
+    ]
+    return curve.model_copy(
+        update={
+            "loop_s": added,
+            "time_knots": Knots(sizes=sizes, values=tuple(times)),
+            "step_time_s": line_through(sizes, times),
+        }
+    )
+
+
+def fit_loop(samples: Sequence[tuple[LoopWork, float]]) -> LoopCost:
+    """The cost that explains samples of (work, seconds beyond the own step) best: Σ (1 − predicted / seconds)², none negative.
+
+    Raises ValueError where a time is not above zero.
+    """
+    import numpy as np
+    from scipy.optimize import nnls
+
+    if not samples or min(seconds for _, seconds in samples) <= 0:
+        raise ValueError(
+            "loop: no samples, or one that takes no time; allowed: one or more, each above 0 s"
+        )
+    rows = np.array([list(work) for work, _ in samples]) / np.array(
+        [[seconds] for _, seconds in samples]
+    )
+    scales = np.where(rows.max(axis=0) > 0, rows.max(axis=0), 1.0)
+    found, _ = nnls(rows / scales, np.ones(len(samples)))
+    return LoopCost(**dict(zip(LoopCost.model_fields, (found / scales).tolist(), strict=True)))

@@ -1,0 +1,199 @@
+"""Predicts a training step on a device, over the batch size. Arithmetic on values; loads no torch.
+
+Always named: `calibrated` (from measurements of networks on the device), `few-shot` (its datasheet, corrected by a few probes of
+it), or `datasheet` (for a device that nobody measured). For `emulated` devices it is what their definition says.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from typing import Any
+
+from trainwright.estimator.devices import (
+    DEVICE_TYPES,
+    EMULATED,
+    EMULATED_SAMPLE_S,
+    DeviceType,
+    cores_used,
+)
+from trainwright.estimator.errors import BadInput
+from trainwright.estimator.memory.step_memory import PROCESS_BYTES, kept_bytes, rising, safe_bytes
+from trainwright.estimator.predict.calibration import Calibration
+from trainwright.estimator.predict.curves import (
+    Basis,
+    DeviceCurve,
+    Knots,
+    Mode,
+    line_above,
+    line_through,
+)
+from trainwright.estimator.predict.datasheet import RATE_WIDTH, reached
+from trainwright.estimator.predict.energy import Power, datasheet_power, power_of, step_energy
+from trainwright.estimator.predict.op_cost import Roofline
+from trainwright.estimator.predict.step_work import cost_family
+from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.quantiles import NINETY
+
+# 90 % interval of the datasheet's guess: the widths of its priors, and that they err together.
+_DATASHEET_FACTOR = math.exp(NINETY * RATE_WIDTH)
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+def predict_curve(
+    structure: Structure,
+    calibration: Calibration | None,
+    *,
+    device_type: str,
+    cores: float | None = None,
+    speed: float | None = None,
+    power_w: tuple[float, float] | None = None,
+    batch_size: int | None = None,
+) -> DeviceCurve:
+    """The cost of a structure's training step on a device, over the batch sizes around the one it was traced at.
+
+    With `batch_size` it is known at that one and its double only, which is quicker.
+    `cores` is for cpu: with fewer than the calibration's threads, the device takes threads / cores times as long as measured;
+    with more, as long, because threads are whole. `power_w` is
+    (idle, load), and overrides what was measured and the datasheet's; how far off it is stays as unknown as the datasheet's.
+    Raises BadInput for a structure without operations.
+    """
+    if not structure.trace:
+        raise BadInput(
+            "structure: its trace is empty; allowed: at least one operation, as `trainwright extract` finds them"
+        )
+    _put_off_collection()
+    device = DEVICE_TYPES[device_type]
+    mode: Mode = calibration.mode if calibration is not None else "calibrated"
+    low, high, coverage, unknown = 1.0, 1.0, 1.0, tuple[str, ...]()
+    basis = None
+    at = batch_size or structure.batch_size
+    sizes = [at, 2 * at] if batch_size is not None else _around(at)
+    if device_type == EMULATED:
+        times = [EMULATED_SAMPLE_S * size / (speed or 1.0) for size in sizes]
+    elif calibration is not None:
+        slower = max(1.0, calibration.threads / cores) if cores is not None else 1.0
+        known, about = calibration.step(structure, sizes, at)
+        times = [slower * seconds for seconds in known]
+        coverage, low, high, unknown = (
+            about.coverage,
+            about.low_factor,
+            about.high_factor,
+            about.unknown,
+        )
+        basis = Basis(
+            model=structure.fingerprint(),
+            shares=about.shares,
+            calibration=calibration.sha256(),
+            processor=calibration.processor,
+            torch=calibration.torch,
+        )
+    else:
+        mode, coverage, low, high = "datasheet", 0.0, 1 / _DATASHEET_FACTOR, _DATASHEET_FACTOR
+        times = [_roofline(structure, device, size) / cores_used(cores) for size in sizes]
+    power = _power(device_type, calibration, cores, power_w)
+    memory = [structure.peak_bytes(size) for size in sizes]
+    safe = rising(
+        [
+            safe_bytes(structure, size, expected)
+            for size, expected in zip(sizes, memory, strict=True)
+        ]
+    )
+    return DeviceCurve(
+        device_type=device_type,
+        cores=cores,
+        speed=speed,
+        mode=mode,
+        coverage=coverage,
+        unknown=unknown,
+        step_time_s=line_through(sizes, times),
+        time_knots=Knots(sizes=tuple(sizes), values=tuple(times)),
+        low_factor=low,
+        high_factor=high,
+        peak_memory_bytes=line_above(sizes, memory),
+        memory_knots=Knots(sizes=tuple(sizes), values=tuple(memory)),
+        safe_memory_knots=Knots(sizes=tuple(sizes), values=tuple(safe)),
+        process_bytes=PROCESS_BYTES + kept_bytes(structure, device_type),
+        kept_bytes=kept_bytes(structure, device_type),
+        memory_limit_bytes=device.memory_bytes,
+        idle_w=power.idle_w,
+        load_w=power.load_w,
+        power_spread=power.spread,
+        energy_source=power.energy_source,
+        basis=basis,
+    )
+
+
+def _put_off_collection() -> None:
+    """Count what there is as old, so that a collection of garbage comes later: one is due once a structure has been read, takes
+    as long as the arithmetic, and finds nothing."""
+    gc.freeze()
+    gc.unfreeze()
+
+
+def _power(
+    device_type: str,
+    calibration: Calibration | None,
+    cores: float | None,
+    power_w: tuple[float, float] | None,
+) -> Power:
+    """What was given, else what was measured, else the datasheet's. A part of a core draws its part."""
+    sheet = datasheet_power(device_type, cores)
+    if power_w is not None:
+        return sheet.model_copy(update={"idle_w": power_w[0], "load_w": power_w[1]})
+    if calibration is None or calibration.power is None or device_type != calibration.device_type:
+        return sheet
+    return calibration.power * (
+        min(1.0, cores / calibration.threads) if cores is not None and device_type == "cpu" else 1.0
+    )
+
+
+def _around(batch_size: int) -> list[int]:
+    """The batch sizes at which a curve is known: those in use around the traced one, and that one."""
+    near = [size for size in _BATCHES if batch_size / 8 <= size <= batch_size * 8]
+    return sorted({*near, batch_size, 2 * batch_size})
+
+
+def _roofline(structure: Structure, device: DeviceType, batch_size: int) -> float:
+    """Σ latency + max(flops / F, bytes / B): the datasheet's guess."""
+    took, rooflines = 0.0, dict[tuple[str, str], Roofline]()
+    for one in structure.trace:
+        groups = one.dims.get("groups")
+        what = (
+            cost_family(one.family, {"groups": groups(batch_size)} if groups else {}),
+            one.dtype,
+        )
+        if what not in rooflines:
+            rooflines[what] = reached(device, *what)
+        took += one.count * float(rooflines[what](one.flops(batch_size), one.bytes(batch_size)))
+    return took
+
+
+def estimate_step(curve: DeviceCurve, batch_size: int) -> dict[str, Any]:
+    """Time, memory and energy of one step, as `trainwright estimate --json` prints them.
+
+    `peak_memory_bytes` is the model's: `expected` of tensors alive at once, `safe` of resident memory above what the process held
+    before. `process_bytes` is what a rank takes besides, `device_memory_bytes` that and `safe`; `memory_limit_bytes` is what the
+    device type has, None where that is the machine's.
+    """
+    time = curve.step_time(batch_size)
+    power = power_of(curve)
+    energy = step_energy(time, power).model_dump() if power is not None else None
+    return {
+        "device_type": curve.device_type,
+        "batch_size": batch_size,
+        "mode": curve.mode,
+        "coverage": curve.coverage,
+        "learned_from": curve.learned_from,
+        "unknown_operations": list(curve.unknown),
+        "step_time_s": time.model_dump(),
+        "peak_memory_bytes": {
+            "expected": curve.memory_bytes(batch_size),
+            "safe": curve.safe_memory_bytes(batch_size),
+        },
+        "process_bytes": curve.process_bytes,
+        "device_memory_bytes": curve.device_memory_bytes(batch_size),
+        "memory_limit_bytes": curve.memory_limit_bytes,
+        "energy_j": energy,
+        "energy_source": curve.energy_source if energy is not None else None,
+    }

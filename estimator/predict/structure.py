@@ -1,0 +1,263 @@
+"""A model's structure: what one training step does, read from its code (`estimator.trace`). Values only; loads no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+
+from pydantic import Field, model_validator
+
+from trainwright.estimator.memory.workspace import WITH_WORKSPACE, workspace_bytes
+from trainwright.estimator.predict.curves import Affine, Knots
+from trainwright.estimator.value import Value
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Precision = Literal["fp32", "fp64", "bf16", "amp"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+
+class Module(Value):
+    """A module, named by its place in the model (the model itself: by its class). No shape: it did not run, or gave no tensor."""
+
+    name: str
+    kind: str
+    output_shape: tuple[int, ...]
+
+
+class Layer(Value):
+    """A module that has no children, or parameters or arithmetic of its own beside theirs.
+
+    Counts are its own, for one forward pass of the traced batch: they add up to the model's.
+    """
+
+    name: str
+    kind: str
+    output_shape: tuple[int, ...]
+    parameters: int
+    forward_flops: float
+
+
+_MOST = 1e24
+"""FLOPs or bytes of an operation: far more than anybody has."""
+
+
+class Operation(Value):
+    """Alike operations of the training step: how many, and what each costs over the batch size."""
+
+    kind: str = Field(description="the operator's name, such as aten.convolution")
+    family: str = Field(
+        description="what it is calibrated as: conv, conv_backward, matmul, elementwise …"
+    )
+    dtype: str = "float32"
+    count: int = Field(ge=0, le=10**9)
+    flops: Affine
+    bytes: Affine = Field(description="of its arguments and results")
+    dims: dict[str, Affine] = Field(
+        default_factory=dict, description="the sizes that its time depends on, by name"
+    )
+    layout: dict[str, float] = Field(
+        default_factory=dict, description="how its tensors lie: for its memory only"
+    )
+    live_bytes: Affine = Field(
+        default=Affine(fixed=0.0, per_sample=0.0),
+        description="of tensors alive once it has run, the most of any of them",
+    )
+
+    @model_validator(mode="after")
+    def _no_less_than_nothing(self) -> Operation:
+        sizes = [(f"dims.{name}", line) for name, line in self.dims.items()]
+        for name, line in [
+            ("flops", self.flops),
+            ("bytes", self.bytes),
+            ("live_bytes", self.live_bytes),
+            *sizes,
+        ]:
+            if not (0 <= line.fixed <= _MOST and 0 <= line.per_sample <= _MOST):
+                raise ValueError(
+                    f"{name} of 0 to {_MOST:g}, {self.kind[:80]!r} has {line.fixed:g} and {line.per_sample:g} a sample"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _has_its_sizes(self) -> Operation:
+        """A convolution or recurrent layer has them all, or, called with other arguments, those of any operation (`given`)."""
+        sizes = WITH_WORKSPACE.get(self.family, ())
+        missing = [name for name in sizes if name not in self.dims]
+        if missing and ("given" not in self.dims or len(missing) < len(sizes)):
+            raise ValueError(
+                f"dims with {', '.join(sizes)}; {self.kind[:80]!r} has no {', '.join(missing)}"
+            )
+        return self
+
+    def workspace_bytes(self, batch_size: int) -> float:
+        """What it needs while it runs, beyond its arguments and results."""
+        if self.family not in WITH_WORKSPACE:
+            return 0.0
+        sizes = {**{name: line(batch_size) for name, line in self.dims.items()}, **self.layout}
+        return workspace_bytes(self.family, self.kind, self.dtype, sizes)
+
+
+class Lifetimes(Value):
+    """Storages in the order in which a first step and later ones make and end them.
+
+    A number n >= 0 makes a storage of `sizes[n]` bytes, or, from len(sizes) on, the workspace of an operation of the trace, which
+    ends at once; n < 0 ends the (-1 - n)th that was made. Those of the step count on from those of the start.
+    """
+
+    sizes: tuple[Affine, ...]
+    start: tuple[int, ...] = Field(description="the model, the batch, and the first step")
+    step: tuple[int, ...]
+    graphs: tuple[tuple[int, int, int], ...] | None = Field(
+        default=None,
+        description="of each micro-batch the places, counted from the start on, where autograd's graph begins, where it is "
+        "walked back and where it has ended; None: not known",
+    )
+
+    @model_validator(mode="after")
+    def _numbers_name_something(self) -> Lifetimes:
+        made, ended = 0, set()
+        for code in (*self.start, *self.step):
+            if code < -made or code in ended:
+                raise ValueError(
+                    f"lifetimes: {code} ends a storage that is not there; {made} were made"
+                )
+            made += 0 <= code < len(self.sizes)
+            if code < 0:
+                ended.add(code)
+        if max(self.start, default=-1) >= len(self.sizes):
+            raise ValueError("lifetimes: the start makes storages only")
+        for graph in self.graphs or ():
+            if not 0 <= graph[0] <= graph[1] <= graph[2] <= len(self.start) + len(self.step):
+                raise ValueError(f"lifetimes: graphs {graph} are not places in their order")
+        return self
+
+    def made_bytes(self, batch_size: int, workspaces: Sequence[float], least_bytes: float) -> float:
+        """Bytes that a step makes in storages of `least_bytes` or more; `workspaces` are those of the trace's operations."""
+        import numpy as np
+
+        bytes_of = np.array([*(line(batch_size) for line in self.sizes), *workspaces])
+        if not (bytes_of >= least_bytes).any():
+            return 0.0
+        codes = np.array([code for code in self.step if code >= 0], dtype=np.int64)
+        made = bytes_of[codes]
+        return float(made[made >= least_bytes].sum())
+
+    def events(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """What happens in the start and one step, in its order: three arrays of one length.
+
+        The number of the storage, as they are made; the code that made it; 1 where it is made, -1 where it ends, 0 where it is a
+        workspace, whose number is -1.
+        """
+        import numpy as np
+
+        codes = np.array((*self.start, *self.step), dtype=np.int64)
+        made, ended = (codes >= 0) & (codes < len(self.sizes)), codes < 0
+        numbers = np.where(made, np.cumsum(made) - 1, -1)
+        numbers[ended] = -1 - codes[ended]
+        made_by = codes[made]
+        codes[ended] = made_by[numbers[ended]]
+        return numbers, codes, made.astype(np.int64) - ended
+
+    def successors(self) -> dict[int, int]:
+        """For each storage that the step found and ended: one of its size that it made and left, which the next step ends."""
+        of = [code for code in (*self.start, *self.step) if 0 <= code < len(self.sizes)]
+        found = sum(code >= 0 for code in self.start)
+        ended = {-1 - code for code in self.step if code < 0}
+        left: dict[int, list[int]] = {}
+        for number in range(len(of) - 1, found - 1, -1):
+            if number not in ended:
+                left.setdefault(of[number], []).append(number)
+        return {
+            one: left[of[one]].pop() for one in sorted(ended) if one < found and left.get(of[one])
+        }
+
+
+class Structure(Value):
+    """structure.json"""
+
+    FILE: ClassVar[str] = "structure.json"
+    schema_version: int = 2
+    batch_size: int = Field(ge=1)
+    optimizer: str
+    precision: Precision
+    accumulation: int = Field(default=1, ge=1, description="micro-batches in a step")
+    method: Literal["fake tensors", "real step"]
+    parameters: int
+    parameter_bytes: int
+    parameter_tensors: int | None = Field(
+        default=None, description="those that are trained; None: not counted"
+    )
+    forward_flops_per_sample: float = Field(
+        description="as torch's FlopCounterMode counts, which has none for fused recurrent layers; `trace` has them"
+    )
+    activation_bytes_per_sample: float = Field(
+        description="kept from the forward for the backward pass"
+    )
+    idle_bytes: Affine = Field(
+        default=Affine(fixed=0.0, per_sample=0.0),
+        description="alive between steps: parameters, gradients, optimizer state, the batch",
+    )
+    peak_memory_bytes: Affine = Field(
+        description="most bytes of tensors alive at once in a step, parameters included"
+    )
+    layers: list[Layer]
+    modules: list[Module] = Field(
+        default_factory=list,
+        description="all of them in the model's order; the first is the model itself",
+    )
+    features: dict[str, float] = Field(
+        description="the quantified vector: layers, filters, widths, image and batch size"
+    )
+    operations: dict[str, int] = Field(description="count by kind, for a whole training step")
+    trace: list[Operation]
+    lifetimes: Lifetimes | None = Field(
+        default=None, description="None where steps differ by more than their sizes"
+    )
+    most_held_bytes: Knots | None = Field(
+        default=None,
+        description="what a model of the heap holds at most over the batch size, the most of several plays of the lifetimes; "
+        "None: not played, or by an older version, which kept their mean (`held_bytes`)",
+    )
+
+    @model_validator(mode="after")
+    def _workspaces_are_of_the_trace(self) -> Structure:
+        lives = self.lifetimes
+        if lives is not None and max(lives.step, default=-1) >= len(lives.sizes) + len(self.trace):
+            raise ValueError("lifetimes: a workspace of an operation that the trace does not have")
+        return self
+
+    def fingerprint(self) -> str:
+        """The same for the same model trained the same way, whatever the traced batch size and the layers' names."""
+        flops_per_sample = sum(one.count * one.flops.per_sample for one in self.trace)
+        what = [
+            self.optimizer,
+            self.precision,
+            self.accumulation,
+            self.parameters,
+            f"{flops_per_sample:.3g}",
+            [[layer.kind, layer.parameters] for layer in self.layers],
+        ]
+        return hashlib.sha256(json.dumps(what).encode()).hexdigest()
+
+    def made_bytes(self, batch_size: int, least_bytes: float) -> float:
+        """Bytes that a step of this many samples makes in blocks of `least_bytes` or more; 0 where lifetimes are not known.
+
+        Without the workspace of recurrent layers, whose pages are not new each time (page faults were counted).
+        """
+        if self.lifetimes is None:
+            return 0.0
+        workspaces = [
+            0.0 if one.family == "rnn" else one.workspace_bytes(batch_size) for one in self.trace
+        ]
+        return self.lifetimes.made_bytes(batch_size, workspaces, least_bytes)
+
+    def peak_bytes(self, batch_size: int) -> float:
+        """Most bytes alive at once in a step of this many samples: of the operations' lines, each with its workspace."""
+        return max(
+            (one.live_bytes(batch_size) + one.workspace_bytes(batch_size) for one in self.trace),
+            default=self.peak_memory_bytes(batch_size),
+        )

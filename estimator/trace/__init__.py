@@ -1,0 +1,1 @@
+"""Reads a model's structure from its code. Loads torch."""

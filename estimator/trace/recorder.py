@@ -1,0 +1,182 @@
+"""Records a training step as PyTorch's dispatcher sees it: every operation below autograd, every storage's life. Heavy: torch.
+
+With fake tensors nothing is computed. `Clock` times the operations of a step with real ones, and does nothing else meanwhile:
+what runs in between would take the caches from them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch  # noqa: TID253 - recording runs in a process of its own
+from torch._subclasses.fake_tensor import FakeTensor  # noqa: TID253
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: TID253
+from torch.utils.flop_counter import flop_registry  # noqa: TID253
+
+from trainwright.estimator.trace.operations import Operation, describe, hidden_bytes, tensors
+
+_BOOKKEEPING = ("prim", "profiler")  # namespaces of what is no work
+
+
+@dataclass
+class LayerSeen:
+    """A module as it ran; parameters and FLOPs are its own, without its children's."""
+
+    kind: str
+    output_shape: tuple[int, ...] = ()
+    parameters: int = 0
+    forward_flops: float = 0.0
+    leaf: bool = True
+
+
+@dataclass
+class Recording:
+    """What one step did. Bytes are of tensors' storages; `live_bytes` of an operation counts its results."""
+
+    operations: list[Operation] = field(default_factory=list)
+    forward_flops: float = 0.0
+    activation_bytes: float = 0.0
+    layers: dict[str, LayerSeen] = field(default_factory=dict)
+    layers_running: list[LayerSeen] = field(default_factory=list)
+
+
+class Event(NamedTuple):
+    """A storage was made (its number, its bytes) or ended (its number, None); or the operation (-1 - its place) ran."""
+
+    number: int
+    bytes: float | None
+
+
+@dataclass
+class Lives:
+    """Storages, numbered as they came, and recorded operations, in their order. `recorded` is where the recording began.
+
+    `graphs` says of each micro-batch where autograd's graph begins, where it is walked back, and where it has ended.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    recorded: int = 0
+    graphs: list[list[int]] = field(default_factory=list)
+
+
+class Recorder(TorchDispatchMode):
+    """Records inside `record()`; storages are followed all the time.
+
+    `optimizing` is set while the optimizer steps: which number its step count is then does not matter to fake tensors.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not say its types here
+        self.recording: Recording | None = None
+        self.forward = False
+        self.optimizing = False
+        self.live_bytes = 0.0
+        self.lives = Lives()
+        self._storages: dict[int, weakref.ref[Any]] = {}
+        self._made = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.optimizing and func is torch.ops.aten._local_scalar_dense.default:
+            return 1.0
+        if self.optimizing and args and isinstance(args[0], FakeTensor) and _in_place(func):
+            out = args[
+                0
+            ]  # most of an optimizer's operations: there is nothing to find out about them
+        else:
+            out = func(*args, **kwargs)
+        if func.namespace in _BOOKKEEPING:
+            return out
+        if (
+            not func.is_view
+        ):  # a copied module's fake parameters and views of them have storages apart
+            for one in tensors(out):
+                self.watch(one, hidden_bytes(func, args, out) if one.numel() == 0 else 0.0)
+        if self.recording is not None:
+            self._record(self.recording, func, args, kwargs, out)
+        return out
+
+    def _record(self, recording: Recording, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        seen = describe(func, args, kwargs, out)
+        seen.live_bytes = self.live_bytes
+        self.lives.events.append(Event(-1 - len(recording.operations), None))
+        recording.operations.append(seen)
+        packet = func._overloadpacket
+        if (
+            self.forward and packet in flop_registry
+        ):  # as torch's counter counts: it has none for fused recurrent layers
+            flops = seen.flops if seen.family != "rnn" else 0.0
+            recording.forward_flops += flops
+            if recording.layers_running:
+                recording.layers_running[-1].forward_flops += flops
+
+    def watch(self, tensor: torch.Tensor, hidden_bytes: float = 0.0) -> None:
+        """Count a tensor's storage as alive until it ends; `hidden_bytes` is what a fake tensor does not say of its size."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._storages and self._storages[key]() is not None:
+            return
+        size, number, events = storage.nbytes() + hidden_bytes, self._made, self.lives.events
+        self._made += 1
+        events.append(Event(number, size))
+
+        def ended(_: Any, key: int = key, size: float = size) -> None:
+            self.live_bytes -= size
+            self._storages.pop(key, None)
+            events.append(Event(number, None))
+
+        self._storages[key] = weakref.ref(storage, ended)
+        self.live_bytes += size
+
+    def graph_begins(self) -> None:
+        """A micro-batch begins; `graph_goes_on` then tells when its backward pass begins, and when it has ended."""
+        self.lives.graphs.append([len(self.lives.events)])
+
+    def graph_goes_on(self) -> None:
+        """See `graph_begins`."""
+        self.lives.graphs[-1].append(len(self.lives.events))
+
+    @contextlib.contextmanager
+    def record(self) -> Iterator[Recording]:
+        """Record what runs inside."""
+        self.recording = Recording()
+        self.lives.recorded = len(self.lives.events)
+        try:
+            yield self.recording
+        finally:
+            self.recording = None
+
+
+class Clock(TorchDispatchMode):
+    """Seconds of each operation that runs inside, in their order: those that a `Recorder` records."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not say its types here
+        self._seen: list[tuple[Any, float]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        started = time.perf_counter()
+        out = func(*args, **kwargs)
+        self._seen.append((func, time.perf_counter() - started))
+        return out
+
+    def seconds(self) -> list[float]:
+        """What has run since this was last asked."""
+        found = [seconds for func, seconds in self._seen if func.namespace not in _BOOKKEEPING]
+        self._seen.clear()
+        return found
+
+
+@functools.cache
+def _in_place(func: Any) -> bool:
+    """Whether an operation changes its first argument's values, and gives it back."""
+    schema = func._schema  # `__lshift__` ends so, too, and is not
+    named = schema.name.endswith("_") and schema.is_mutable
+    return named and len(schema.returns) == 1 and torch.Tag.inplace_view not in func.tags

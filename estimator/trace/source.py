@@ -1,0 +1,173 @@
+"""A model's source: a file or module that defines `build_model`, and optionally `example_batch` and `loss`.
+
+Copies it whole into a folder (`snapshot`) and loads it from there (`load`). Loading runs the user's code and needs torch;
+everything that does so belongs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from trainwright.estimator.errors import BadInput
+
+if TYPE_CHECKING:
+    import torch
+
+_MAX_BYTES = 20_000_000
+
+
+class BatchSpec(BaseModel):
+    """The shape of one sample, from which a batch is made where the model has no `example_batch`."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    inputs: dict[str, tuple[int, ...]]
+    input_dtypes: dict[str, str]
+    target_dtype: str
+    classes: int | None = None
+    task: str = "custom"
+
+
+@dataclass(frozen=True)
+class ModelDefinition:
+    """What a model's source defines. `loss` is None where it leaves the loss to the job's task."""
+
+    build_model: Callable[..., Any]
+    example_batch: Callable[[int], Any] | None
+    loss: Callable[[Any, Any], Any] | None
+
+
+def snapshot(source: str) -> tuple[str, dict[str, bytes]]:
+    """The entry point and the files (relative path -> content) of a model's source.
+
+    For a file, its folder's modules and packages come along; for `package.module`, the whole top-level package.
+    Raises BadInput where there is no such source.
+    """
+    if source.endswith(".py") or "/" in source:
+        path = Path(source)
+        if not path.is_file():
+            raise BadInput(f"model.source: got {source}; there is no such file")
+        return path.name, _modules(path.parent)
+    top = source.split(".")[0]
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        spec = None
+    if (
+        spec is None
+        or spec.origin is None
+        or not Path(spec.origin).is_file()
+        or not spec.origin.endswith(".py")
+    ):
+        raise BadInput(
+            f"model.source: got {source!r}; allowed: a file path/to/model.py, or a module of Python code that can be imported"
+        )
+    origin = Path(spec.origin)
+    if spec.submodule_search_locations is None:
+        return source, {origin.name: origin.read_bytes()}
+    return source, {f"{top}/{name}": data for name, data in _modules(origin.parent).items()}
+
+
+def _modules(folder: Path) -> dict[str, bytes]:
+    found = sorted(folder.glob("*.py"))
+    for package in sorted(path.parent for path in folder.glob("*/__init__.py")):
+        found += sorted(package.rglob("*.py"))
+    # A folder, a pipe or a link to nothing that is called so is no module.
+    files = {path.relative_to(folder).as_posix(): path for path in found if path.is_file()}
+    if sum(path.stat().st_size for path in files.values()) > _MAX_BYTES:
+        raise BadInput(
+            f"model.source: the modules beside it in {folder} are larger than {_MAX_BYTES} bytes; give it a folder of its own"
+        )
+    return {name: path.read_bytes() for name, path in files.items()}
+
+
+def digest(files: dict[str, bytes]) -> str:
+    """One SHA-256 over the names and contents of a snapshot."""
+    whole = hashlib.sha256()
+    for name, data in sorted(files.items()):
+        whole.update(f"{name}\0{len(data)}\0".encode() + data)
+    return whole.hexdigest()
+
+
+def load(folder: Path, entry: str) -> ModelDefinition:
+    """Import the source that lies in a folder. Raises BadInput where it can't be imported or has no `build_model`."""
+    sys.path.insert(0, str(folder))
+    name = entry.removesuffix(".py")
+    try:
+        if entry.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(name, folder / entry)
+            if spec is None or spec.loader is None:
+                raise BadInput(f"model.source: {entry} is not a Python module")
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[name] = module
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(name)
+    except BadInput:
+        raise
+    except (Exception, SystemExit) as error:
+        raise BadInput(f"model.source: {entry} can't be imported: {described(error)}") from error
+    build = getattr(module, "build_model", None)
+    if not callable(build):
+        raise BadInput(
+            f"model.source: {entry} defines no function build_model(**config) -> torch.nn.Module"
+        )
+    return ModelDefinition(
+        build, getattr(module, "example_batch", None), getattr(module, "loss", None)
+    )
+
+
+def build(definition: ModelDefinition, config: dict[str, Any]) -> torch.nn.Module:
+    """The model. Raises BadInput where `build_model` fails or returns no module."""
+    import torch
+
+    try:
+        model = definition.build_model(**config)
+    except (Exception, SystemExit) as error:
+        raise BadInput(
+            f"model: build_model({_arguments(config)}) raised {described(error)}"
+        ) from error
+    if not isinstance(model, torch.nn.Module):
+        raise BadInput(
+            f"model: build_model({_arguments(config)}) returned a {type(model).__name__}; allowed: a torch.nn.Module"
+        )
+    if any(torch.nn.parameter.is_lazy(one) for one in (*model.parameters(), *model.buffers())):
+        raise BadInput(
+            f"model: build_model({_arguments(config)}) returned lazy modules without shapes yet; run a batch through them there"
+        )
+    return model
+
+
+def described(error: BaseException) -> str:
+    """An exception's type and what it says, in one short line: torch adds the stack of its C++ code."""
+    says = " ".join(str(error).split("Exception raised from")[0].split())[:300]
+    return f"{type(error).__name__}: {says}" if says else type(error).__name__
+
+
+def _arguments(config: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in config.items())
+
+
+def loss_function(definition: ModelDefinition, task: str) -> Callable[[Any, Any], torch.Tensor]:
+    """The source's loss, or the task's: cross-entropy for classification, mean squared error for numbers."""
+    import torch
+
+    if definition.loss is not None:
+        return definition.loss
+    if task.endswith("classification"):
+        return torch.nn.functional.cross_entropy
+    if task in ("tabular-regression", "forecasting"):
+        return lambda outputs, targets: torch.nn.functional.mse_loss(
+            outputs.reshape(targets.shape), targets
+        )
+    raise BadInput(
+        "model.source: a custom task needs a function loss(outputs, targets) in the model's source"
+    )

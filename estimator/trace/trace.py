@@ -1,0 +1,269 @@
+"""Traces one training step of a model with fake tensors: `python -m trainwright.estimator.trace.trace REQUEST RESULT`.
+
+Two whole steps are run, the second is recorded (the optimizer's state exists by then), at two batch sizes, so that every
+operation's FLOPs, bytes and sizes are known as lines over the batch size. No tensor is allocated. A model that looks at data
+while it is built or run can't be traced so: then real steps of tiny batches are recorded instead, and the structure says so.
+What fails there too is the model's own failure.
+
+Runs the user's code, so it belongs in a process of its own (`tasks.extract` starts it with limits).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import resource
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch  # noqa: TID253 - this is a process of its own
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily  # noqa: TID253
+from torch.overrides import TorchFunctionMode  # noqa: TID253
+from torch.utils._pytree import tree_leaves  # noqa: TID253
+
+from trainwright.estimator.errors import BadInput, TrainwrightError
+from trainwright.estimator.memory.step_memory import most_held_bytes
+from trainwright.estimator.precision import PARAMETER_DTYPES
+from trainwright.estimator.predict.structure import Layer, Module, Structure
+from trainwright.estimator.trace import source as model_source
+from trainwright.estimator.trace.recorder import LayerSeen, Lives, Recorder, Recording
+from trainwright.estimator.trace.source import BatchSpec
+from trainwright.estimator.trace.training_step import StepSpec, TrainingStep, default_dtype, prepare
+from trainwright.estimator.trace.two_sizes import at_any_size, lifetimes, line
+
+
+@dataclass
+class _Traced:
+    """One recorded step of one batch size."""
+
+    recording: Recording
+    step: TrainingStep
+    idle_bytes: float
+    lives: Lives
+
+
+def trace(what: StepSpec, batch_size: int) -> Structure:
+    """The structure of a model's training step. Raises BadInput where the model can't do one."""
+    try:
+        with _quiet_initialisers():
+            first = _traced(what, batch_size, fake=True)
+            second = _traced(what, 2 * batch_size, fake=True)
+        return _structure(what, batch_size, batch_size, first, second, "fake tensors")
+    except BadInput as error:
+        if error.__cause__ is None:
+            raise  # our own finding; an exception of the model's may be due to the fake tensors only
+    small = what.accumulation * min(batch_size, 2)
+    first, second = _traced(what, small, fake=False), _traced(what, 2 * small, fake=False)
+    return _structure(what, batch_size, small, first, second, "real step")
+
+
+def _traced(what: StepSpec, batch_size: int, *, fake: bool) -> _Traced:
+    """Run two steps of this batch; what the second did."""
+    mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
+    constants: Any = _RealConstants() if fake else contextlib.nullcontext()
+    recorder = Recorder()
+    with default_dtype(what.precision):
+        with mode, constants:
+            model = model_source.build(what.definition, what.config)
+        with mode, recorder:
+            step = prepare(what, model, batch_size)
+            for one in (*model.parameters(), *model.buffers(), *tree_leaves(step.micro_batches)):
+                if isinstance(one, torch.Tensor):
+                    recorder.watch(one)
+            layers = _follow_layers(model, recorder)
+            step(recorder)
+            idle = recorder.live_bytes
+            with recorder.record() as recording:
+                step(recorder)
+    recording.layers = layers
+    return _Traced(recording, step, idle, recorder.lives)
+
+
+class _RealConstants(TorchFunctionMode):
+    """Small tables that models make while they are built, and what they make of these, are real among the fake tensors."""
+
+    _MADE_BY = (torch.arange, torch.linspace, torch.logspace, torch.tensor)
+    _SMALL = 100_000
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        real = all(not isinstance(one, FakeTensor) and one.numel() <= self._SMALL for one in given)
+        if func in self._MADE_BY or (given and real):
+            with unset_fake_temporarily():
+                made = func(*args, **kwargs)
+            if not isinstance(made, torch.Tensor) or made.numel() <= self._SMALL:
+                return made
+        return func(*args, **kwargs)
+
+
+def _follow_layers(model: torch.nn.Module, recorder: Recorder) -> dict[str, LayerSeen]:
+    """Note shape and FLOPs of each module as it runs; a parameter that modules share counts with the first."""
+    layers: dict[str, LayerSeen] = {}
+    counted: set[int] = set()
+    for name, module in model.named_modules():
+        own = {
+            id(one): one.numel()
+            for one in module.parameters(recurse=False)
+            if id(one) not in counted
+        }
+        counted |= own.keys()
+        leaf = not any(True for _ in module.children())
+        layer = LayerSeen(type(module).__name__, parameters=sum(own.values()), leaf=leaf)
+        layers[name or type(module).__name__] = layer
+
+        def enter(_: Any, __: Any, layer: LayerSeen = layer) -> None:
+            if recorder.recording is not None and recorder.forward:
+                recorder.recording.layers_running.append(layer)
+
+        def leave(_: Any, __: Any, out: Any, layer: LayerSeen = layer) -> None:
+            if recorder.recording is not None and recorder.forward:
+                recorder.recording.layers_running.pop()
+                shapes = [
+                    tuple(one.shape) for one in tree_leaves(out) if isinstance(one, torch.Tensor)
+                ]
+                layer.output_shape = shapes[0] if shapes else layer.output_shape
+
+        module.register_forward_pre_hook(enter)
+        module.register_forward_hook(
+            leave, always_call=True
+        )  # also where it raised, and the model goes on
+    return layers
+
+
+@contextlib.contextmanager
+def _quiet_initialisers() -> Iterator[None]:
+    """torch.nn.init without effect: values do not matter to fake tensors, and some initialisers look at them."""
+    kept: dict[str, Callable[..., Any]] = {}
+    for name in dir(torch.nn.init):
+        function = getattr(torch.nn.init, name)
+        if name.endswith("_") and not name.startswith("_") and callable(function):
+            kept[name] = function
+            setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
+    try:
+        yield
+    finally:
+        for name, function in kept.items():
+            setattr(torch.nn.init, name, function)
+
+
+def _structure(
+    what: StepSpec, batch_size: int, size: int, first: _Traced, second: _Traced, method: Any
+) -> Structure:
+    model, scale = first.step.model, batch_size / size
+    parameters = sum(one.numel() for one in model.parameters())
+    layers = [
+        Layer(
+            name=name,
+            kind=one.kind,
+            output_shape=_of_batch(one.output_shape, size, batch_size),
+            parameters=one.parameters,
+            forward_flops=one.forward_flops * scale,
+        )
+        for name, one in first.recording.layers.items()
+        if one.leaf or one.parameters or one.forward_flops
+    ]
+    peaks = [
+        max((one.live_bytes for one in each.recording.operations), default=0.0)
+        for each in (first, second)
+    ]
+    idle = line(first.idle_bytes, second.idle_bytes, size)
+    operations, ran = at_any_size(
+        first.recording.operations, second.recording.operations, size, idle
+    )
+    made = Structure(
+        batch_size=batch_size,
+        optimizer=str(what.optimizer.get("name", "adamw")),
+        precision=what.precision,
+        accumulation=what.accumulation,
+        method=method,
+        parameters=parameters,
+        parameter_tensors=sum(one.requires_grad for one in model.parameters()),
+        parameter_bytes=parameters * PARAMETER_DTYPES[what.precision].itemsize,
+        forward_flops_per_sample=first.recording.forward_flops / size,
+        activation_bytes_per_sample=first.step.activation_bytes / size * what.accumulation,
+        idle_bytes=idle,
+        peak_memory_bytes=line(peaks[0], peaks[1], size),
+        layers=layers,
+        modules=[
+            Module(
+                name=name, kind=one.kind, output_shape=_of_batch(one.output_shape, size, batch_size)
+            )
+            for name, one in first.recording.layers.items()
+        ],
+        features={**_features(model, first.step.input_shapes), "batch_size": float(batch_size)},
+        operations=dict(Counter(one.kind for one in first.recording.operations)),
+        trace=operations,
+        lifetimes=lifetimes(first.lives, second.lives, size, operations, ran),
+    )
+    return made.model_copy(update={"most_held_bytes": most_held_bytes(made)})
+
+
+def _of_batch(shape: tuple[int, ...], size: int, batch_size: int) -> tuple[int, ...]:
+    """A shape that was seen in a batch of `size`, in one of `batch_size`; of what never ran, or is no tensor, it is empty."""
+    return (shape[0] * batch_size // size, *shape[1:]) if shape else ()
+
+
+def _features(model: torch.nn.Module, shapes: list[tuple[int, ...]]) -> dict[str, float]:
+    """The hand features of the benchmark family: layers, filters, widths, image size."""
+    convolutions = [
+        one for one in model.modules() if isinstance(one, torch.nn.modules.conv._ConvNd)
+    ]
+    dense = [one for one in model.modules() if isinstance(one, torch.nn.Linear)]
+    image = next((shape for shape in shapes if len(shape) == 4), None)
+    return {
+        "conv_layers": float(len(convolutions)),
+        "filters": float(sum(one.out_channels for one in convolutions)),
+        "dense_layers": float(len(dense)),
+        "dense_widths": float(sum(one.out_features for one in dense)),
+        "image_height": float(image[2]) if image else 0.0,
+        "image_width": float(image[3]) if image else 0.0,
+    }
+
+
+def answer(request: dict[str, Any]) -> str:
+    """The structure that a request asks for, as JSON; or `{"error": …}`. Runs the model's code, its memory limited."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(
+            "1000"
+        )  # where memory runs out, no other process is to pay for it
+    limit = request["memory_limit_bytes"]
+    if limit:
+        with contextlib.suppress(ValueError):
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    try:
+        definition = model_source.load(Path(request["folder"]), request["entry"])
+        spec = BatchSpec.model_validate(request["spec"]) if request["spec"] else None
+        what = StepSpec(
+            definition,
+            request["config"],
+            spec,
+            request["optimizer"],
+            request["precision"],
+            request["accumulation"],
+        )
+        return trace(what, request["batch_size"]).model_dump_json()
+    except TrainwrightError as error:
+        return json.dumps({"error": error.document()})
+    except MemoryError:
+        return json.dumps(
+            {"error": BadInput("model: tracing it ended in a MemoryError").document()}
+        )
+
+
+def main() -> int:
+    """Read the request, write the structure, or the error as a document."""
+    gc.freeze()
+    gc.enable()
+    request = json.loads(Path(sys.argv[1]).read_text())
+    Path(sys.argv[2]).write_text(answer(request))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,201 @@
+"""One training step of a model, as the ranks do it: forward, loss, backward, optimizer. Heavy: torch; runs the user's code.
+
+The same step serves tracing with fake tensors, measuring its time and measuring its memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch  # noqa: TID253 - whoever makes a step is a process of its own
+from torch.utils._pytree import tree_leaves  # noqa: TID253
+
+from trainwright.estimator.errors import BadInput, TrainwrightError
+from trainwright.estimator.precision import PARAMETER_DTYPES, autocast, for_loss
+from trainwright.estimator.predict.structure import Precision
+from trainwright.estimator.trace import source as model_source
+from trainwright.estimator.trace.recorder import Recorder
+from trainwright.estimator.trace.source import BatchSpec, ModelDefinition
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """How a step is to be made of a model.
+
+    What the words for `precision` mean stands in `precision`.
+    `accumulation` is the number of micro-batches whose gradients a step sums.
+    """
+
+    definition: ModelDefinition
+    config: dict[str, Any]
+    spec: BatchSpec | None
+    optimizer: dict[str, Any]
+    precision: Precision = "fp32"
+    accumulation: int = 1
+
+
+@dataclass
+class TrainingStep:
+    """A model with its optimizer and batches, ready to step."""
+
+    what: StepSpec
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    micro_batches: list[tuple[Any, Any]]
+    input_shapes: list[tuple[int, ...]] = field(default_factory=list)
+    activation_bytes: float = 0.0
+
+    def __call__(self, recorder: Recorder | None = None) -> None:
+        """Do one step. Raises BadInput where the model or its loss fails."""
+        self.optimizer.zero_grad(set_to_none=True)
+        for inputs, targets in self.micro_batches:
+            self._forward_backward(inputs, targets, recorder)
+        if recorder is not None:
+            recorder.optimizing = True
+        self.optimizer.step()
+        if recorder is not None:
+            recorder.optimizing = False
+
+    def _forward_backward(self, inputs: Any, targets: Any, recorder: Recorder | None) -> None:
+        before = recorder.live_bytes if recorder else 0.0
+        task = self.what.spec.task if self.what.spec else "image-classification"
+        loss_of = model_source.loss_function(self.what.definition, task)
+        with autocast(self.what.precision):
+            if recorder is not None:
+                recorder.graph_begins()
+                recorder.forward = True
+            with _user_code("model", "its forward pass"):
+                outputs = self.model(inputs)
+            if recorder is not None:
+                recorder.forward = False
+                self.activation_bytes = max(0.0, recorder.live_bytes - before)
+            self._check_outputs(outputs, targets)
+            with _user_code("loss", "it"):
+                loss = loss_of(for_loss(outputs), targets)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise BadInput(f"loss: gave {shape}; allowed: a scalar tensor, the mean over the batch")
+        if not loss.requires_grad:
+            dtype = str(loss.dtype).removeprefix("torch.")
+            raise BadInput(
+                f"loss: gave a tensor ({dtype}) from which no gradient comes; allowed: one that depends on the model's parameters"
+            )
+        if recorder is not None:
+            recorder.graph_goes_on()
+        with _user_code("model", "its backward pass"):
+            (loss / len(self.micro_batches) if len(self.micro_batches) > 1 else loss).backward()
+        if recorder is not None:
+            recorder.graph_goes_on()
+
+    def _check_outputs(self, outputs: Any, targets: Any) -> None:
+        """Fake labels are never out of range, so the width of the output is compared with the number of classes."""
+        if (
+            self.what.definition.loss is not None
+            or self.what.spec is None
+            or not isinstance(outputs, torch.Tensor)
+        ):
+            return
+        classes = self.what.spec.classes
+        if classes is not None:
+            width = outputs.shape[1] if outputs.dim() > 1 else 1
+            if width < classes:
+                raise BadInput(f"model: gives {width} outputs, the data has {classes} classes")
+        elif isinstance(targets, torch.Tensor) and outputs.numel() != targets.numel():
+            raise BadInput(
+                f"model: gives {tuple(outputs.shape)}, the data's targets are {tuple(targets.shape)}"
+            )
+
+
+def prepare(what: StepSpec, model: torch.nn.Module, batch_size: int) -> TrainingStep:
+    """A step of `batch_size` samples for a built model, in `what.accumulation` micro-batches."""
+    if batch_size % what.accumulation:
+        raise BadInput(
+            f"accumulation: got {what.accumulation}; allowed: a divisor of the batch size {batch_size}"
+        )
+    parameters = [one for one in model.parameters() if one.requires_grad]
+    if not parameters:
+        raise BadInput("model: has no parameters to train")
+    micro = batch_size // what.accumulation
+    batches = [_batch(what, micro) for _ in range(what.accumulation)]
+    made = TrainingStep(what, model, _optimizer(parameters, what.optimizer), batches)
+    made.input_shapes = _shapes(batches[0][0])
+    return made
+
+
+@contextlib.contextmanager
+def default_dtype(precision: str) -> Iterator[None]:
+    """New tensors have the precision's type: fake models can't be cast afterwards."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(PARAMETER_DTYPES[precision])
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def _user_code(field: str, doing: str) -> Iterator[None]:
+    try:
+        yield
+    except TrainwrightError:
+        raise
+    except Exception as error:
+        raise BadInput(f"{field}: {doing} raised {model_source.described(error)}") from error
+
+
+def _batch(what: StepSpec, size: int) -> tuple[Any, Any]:
+    dtype = PARAMETER_DTYPES[what.precision]
+    if what.spec is None:
+        example = what.definition.example_batch
+        if example is None:
+            raise BadInput(
+                "model.source: defines no example_batch(batch_size), and there is no data to take the shapes from"
+            )
+        with _user_code("model.source", f"example_batch({size})"):
+            batch = example(size)
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            many = isinstance(batch, tuple | list)
+            gave = (
+                f"{len(batch)} values"
+                if many
+                else "a tensor"
+                if torch.is_tensor(batch)
+                else type(batch).__name__
+            )
+            raise BadInput(
+                f"model.source: example_batch({size}) gave {gave}; allowed: a pair (inputs, targets)"
+            )
+        other = size - 1 if size > 1 else 2
+        with _user_code("model.source", f"example_batch({other})"):
+            if _shapes(example(other)) == _shapes(batch):
+                raise BadInput(
+                    f"model.source: example_batch({other}) gives the same shapes as example_batch({size}); allowed: as many "
+                    "samples as are asked for"
+                )
+        return batch[0], batch[1]
+    made = {
+        name: torch.zeros((size, *shape), dtype=_input_dtype(what.spec.input_dtypes[name], dtype))
+        for name, shape in what.spec.inputs.items()
+    }
+    inputs = next(iter(made.values())) if len(made) == 1 else made
+    return inputs, torch.zeros(size, dtype=_input_dtype(what.spec.target_dtype, dtype))
+
+
+def _shapes(batch: Any) -> list[tuple[int, ...]]:
+    return [tuple(one.shape) for one in tree_leaves(batch) if isinstance(one, torch.Tensor)]
+
+
+def _input_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    return dtype if name.startswith("float") else torch.int64
+
+
+def _optimizer(parameters: list[torch.nn.Parameter], spec: dict[str, Any]) -> torch.optim.Optimizer:
+    name, decay = spec.get("name", "adamw"), spec.get("weight_decay", 0.0)
+    if name in ("sgd", "momentum"):
+        momentum = spec.get("momentum", 0.9) if name == "momentum" else 0.0
+        return torch.optim.SGD(parameters, lr=1e-3, momentum=momentum, weight_decay=decay)
+    kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=1e-3, weight_decay=decay)

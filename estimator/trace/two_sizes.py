@@ -1,0 +1,113 @@
+"""What two traces of a step, at a batch size and its double, say of any: operations and storages as lines. Heavy: torch."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from typing import Any
+
+from trainwright.estimator.memory.workspace import WITH_WORKSPACE
+from trainwright.estimator.predict.curves import Affine
+from trainwright.estimator.predict.structure import Lifetimes, Operation
+from trainwright.estimator.trace.operations import Operation as Seen
+from trainwright.estimator.trace.recorder import Lives
+
+
+def line(low: float, high: float, size: int) -> Affine:
+    """The line through the values at `size` and `2 · size`."""
+    per_sample = max(0.0, (high - low) / size)
+    return Affine(fixed=max(0.0, low - per_sample * size), per_sample=per_sample)
+
+
+def _through_origin(value: float, size: int) -> Affine:
+    return Affine(fixed=0.0, per_sample=value / size)
+
+
+def at_any_size(
+    first: list[Seen], second: list[Seen], size: int, idle: Affine
+) -> tuple[list[Operation], list[int]]:
+    """The operations of a step, alike ones together, and for each that ran its place among these.
+
+    They are lines over the batch size, from two sizes.
+    """
+    alike = [one.kind for one in first] == [one.kind for one in second]
+    held = min(
+        [idle.fixed, *(one.live_bytes for one in first)]
+    )  # throughout, whatever the batch size: parameters, moments
+    most: dict[Any, float] = {}
+    counts: Counter[Any] = Counter()
+    lives: dict[Any, Affine] = {}
+    ran: list[Any] = []
+    for one, two in zip(first, second if alike else first, strict=True):
+        if alike:
+            lines = [line(one.flops, two.flops, size), line(one.bytes, two.bytes, size)]
+            dims = tuple(
+                (name, line(value, two.dims.get(name, value), size))
+                for name, value in one.dims.items()
+            )
+            live = line(one.live_bytes, two.live_bytes, size)
+        else:  # control flow by batch size: take the step as it was, in proportion; only what is held stays
+            lines = [_through_origin(one.flops, size), _through_origin(one.bytes, size)]
+            dims = tuple(
+                (name, Affine(fixed=value, per_sample=0.0)) for name, value in one.dims.items()
+            )
+            live = Affine(fixed=held, per_sample=(one.live_bytes - held) / size)
+        key = (one.kind, one.family, one.dtype, lines[0], lines[1], dims, tuple(one.layout.items()))
+        counts[key] += 1
+        ran.append(key)
+        if key not in lives or live(size) > most[key]:
+            lives[key], most[key] = live, live(size)
+    together = [
+        Operation(
+            kind=kind,
+            family=family,
+            dtype=dtype,
+            count=count,
+            flops=flops,
+            bytes=moved,
+            dims=dict(dims),
+            layout=dict(layout),
+            live_bytes=lives[(kind, family, dtype, flops, moved, dims, layout)],
+        )
+        for (kind, family, dtype, flops, moved, dims, layout), count in counts.items()
+    ]
+    places = {key: place for place, key in enumerate(counts)}
+    return together, [places[key] for key in ran]
+
+
+def lifetimes(
+    first: Lives, second: Lives, size: int, trace: list[Operation], ran: list[int]
+) -> Lifetimes | None:
+    """Storages' lives as lines over the batch size, from two sizes; None where their order differs."""
+    if [one.number for one in first.events] != [one.number for one in second.events]:
+        return None
+    sizes: dict[tuple[float, float], int] = {}
+    lines: list[Affine] = []
+    codes: list[int] = []
+    ops: dict[int, int] = {}  # where a workspace is asked for: the operation's place in the trace
+    for one, two in zip(first.events, second.events, strict=True):
+        if one.number < 0:
+            place = ran[-1 - one.number]
+            if trace[place].family in WITH_WORKSPACE:
+                ops[len(codes)] = place
+            codes.append(0)
+        elif one.bytes is None or two.bytes is None:
+            codes.append(-1 - one.number)
+        else:
+            known = (one.bytes, two.bytes)
+            if known not in sizes:
+                sizes[known] = len(lines)
+                lines.append(line(*known, size))
+            codes.append(sizes[known])
+    step = range(first.recorded, len(codes))
+    shown = [place for place in step if first.events[place].number >= 0 or place in ops]
+    kept = [*range(first.recorded), *shown]
+    return Lifetimes(
+        sizes=tuple(lines),
+        start=tuple(codes[: first.recorded]),
+        step=tuple(len(lines) + ops[place] if place in ops else codes[place] for place in shown),
+        graphs=tuple(
+            (bisect_left(kept, one), bisect_left(kept, two), bisect_left(kept, three))
+            for one, two, three in first.graphs
+        ),
+    )

@@ -1,0 +1,1 @@
+"""What a configuration is and what it costs."""

@@ -1,0 +1,82 @@
+"""How many samples each rank gets, so that all finish together. Arithmetic on curves that never fall.
+
+With t_r(b) the time of rank r, the water level W of a global batch B is the least time with Σ max(1, |{b: t_r(b) <= W}|) >= B.
+Every rank gets what it finishes before W (one sample at least), and what is left goes, in the order of the ranks, to those that
+finish one more exactly at W. No other split has a lower largest t_r(b_r), and each rank is within one sample of its
+real-valued share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Times = Any
+"""A numpy array: seconds for 1, 2, … samples, as far as memory goes, never falling."""
+
+
+def split_batch(
+    total: int, curves: Sequence[Callable[[int], float]], limits: Sequence[int | None] | None = None
+) -> list[int] | None:
+    """Samples by rank: at least one each, `total` together, none above its limit; the largest t_r(b_r) is the least possible.
+
+    None where that can't be: fewer samples than ranks, or more than the limits hold. Ties go to the earlier rank. Raises
+    ValueError for a curve that falls.
+    """
+    import numpy as np
+
+    bounds = [
+        total if limit is None else min(total, limit) for limit in limits or [None] * len(curves)
+    ]
+    if total < len(curves) or min(bounds) < 1:
+        return None
+    tables = [
+        np.array([curve(size) for size in range(1, bound + 1)])
+        for curve, bound in zip(curves, bounds, strict=True)
+    ]
+    if any((np.diff(table) < 0).any() for table in tables):
+        raise ValueError("a time that falls as samples are added")
+    shares = split_kinds(total, tables, [1] * len(tables), levels_of(tables))
+    return None if shares is None else [ranks[0][0] for ranks in shares]
+
+
+def levels_of(tables: Sequence[Times]) -> Times:
+    """Every time that a rank can take: the levels among which the water level is."""
+    import numpy as np
+
+    return np.unique(np.concatenate(tables)) if tables else np.empty(0)
+
+
+def split_kinds(
+    total: int, tables: Sequence[Times], ranks: Sequence[int], levels: Times
+) -> list[list[tuple[int, int]]] | None:
+    """For each kind of rank, of which there are so many: pairs of (batch, ranks), largest batch first. None as above."""
+    if (
+        sum(ranks) > total
+        or sum(count * len(table) for count, table in zip(ranks, tables, strict=True)) < total
+    ):
+        return None
+    low, high = 0, len(levels) - 1
+    while low < high:
+        middle = (low + high) // 2
+        held = sum(
+            count * max(1, int(table.searchsorted(levels[middle], "right")))
+            for count, table in zip(ranks, tables, strict=True)
+        )
+        low, high = (low, middle) if held >= total else (middle + 1, high)
+    level = levels[low]
+    least = [max(1, int(table.searchsorted(level, "left"))) for table in tables]
+    most = [max(1, int(table.searchsorted(level, "right"))) for table in tables]
+    left = total - sum(count * batch for count, batch in zip(ranks, least, strict=True))
+    shares = []
+    for count, low_batch, high_batch in zip(ranks, least, most, strict=True):
+        room = high_batch - low_batch
+        full, part = divmod(min(left, count * room), room) if room else (0, 0)
+        left -= full * room + part
+        sizes = [
+            (high_batch, full),
+            (low_batch + part, 1 if part else 0),
+            (low_batch, count - full - bool(part)),
+        ]
+        shares.append([(batch, ranks_of_it) for batch, ranks_of_it in sizes if ranks_of_it])
+    return shares

@@ -1,0 +1,116 @@
+"""Planning for a run, and planning anew where the pool no longer has the devices of its plan, or the run was asked to.
+
+What the training has reached holds for its global batch: the learning rate that was found, and the checkpoint. So a new plan
+keeps that, and may change all else.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from trainwright.estimator.predict.structure import Structure
+from trainwright.tasks import progress
+from trainwright.tasks.allocate.acquire import Planner, gone
+from trainwright.tasks.allocate.planner import make_plan
+from trainwright.tasks.errors import BadInput, Infeasible
+from trainwright.tasks.runs.artefacts import DataSchema, Estimate, Plan
+from trainwright.tasks.runs.run import Run
+from trainwright.tasks.spec.eligibility import usable
+from trainwright.tasks.spec.job import Job
+from trainwright.tasks.spec.pool import Device, load_pool
+
+
+def planner(run: Run, data: DataSchema) -> Planner:
+    """Makes the run's first plan with the devices that it is given, estimated anew where the pool has other kinds by now.
+
+    Raises Infeasible.
+    """
+    job = run.job()
+
+    def plan(devices: list[Device]) -> Plan:
+        found = run.read(Estimate)
+        if not all(device.variant in _kinds(found) for device in devices):
+            pool = load_pool(job.pool).name
+            progress.emit(
+                "notice",
+                message=f"plan: pool {pool} has other kinds of devices by now; estimated anew",
+            )
+            found = predicted(run)
+            run.write(found)
+        return make_plan(
+            job, load_pool(job.pool), found, data, _known(devices, found), now=datetime.now(UTC)
+        )
+
+    return plan
+
+
+def _kinds(estimate: Estimate) -> set[tuple[str, float | None, float | None]]:
+    return {(curve.device_type, curve.cores, curve.speed) for curve in estimate.curves}
+
+
+def _known(devices: list[Device], estimate: Estimate) -> list[Device]:
+    return [
+        device for device in devices if device.variant in _kinds(estimate)
+    ]  # the pool may have changed again
+
+
+def replanner(run: Run, data: DataSchema) -> Planner:
+    """Makes another plan for the same global batch, estimated anew. Raises Infeasible, naming devices that are gone."""
+    job = run.job()
+    estimated = False
+
+    def again(devices: list[Device]) -> Plan:
+        nonlocal estimated
+        before = run.read(Plan)
+        train = job.train.model_copy(update={"global_batch_size": before.global_batch_size})
+        lost, pool = ", ".join(gone(before, job)), load_pool(job.pool)
+        if not estimated or not all(
+            device.variant in _kinds(run.read(Estimate)) for device in devices
+        ):
+            why = f"pool {pool.name} no longer has {lost} as planned; " if lost else ""
+            progress.emit("notice", message=f"plan: {why}planned anew")
+            estimated = True
+            run.write(predicted(run))
+        same_batch, found = job.model_copy(update={"train": train}), run.read(Estimate)
+        try:
+            return make_plan(
+                same_batch, pool, found, data, _known(devices, found), now=datetime.now(UTC)
+            )
+        except Infeasible as error:
+            why = f"pool {pool.name} no longer has {lost} as planned, and without, " if lost else ""
+            raise Infeasible(
+                f"plan: {why}for the same global batch of {before.global_batch_size}: {error}",
+                **error.details,
+            ) from error
+
+    return again
+
+
+def predicted(run: Run) -> Estimate:
+    """Time, memory and energy on each kind of device that the pool has now, by what earlier runs taught too, and this one."""
+    from trainwright.tasks.estimate import finished_runs, memory_limits
+    from trainwright.tasks.estimate.pool_estimate import estimate
+
+    job = run.job()
+    pool = load_pool(job.pool)
+    devices = usable(pool, job.devices)
+    earlier = finished_runs.read(run.store_uri, {device.type for device in devices})
+    found = estimate(
+        run.read(Structure),
+        devices,
+        power=pool.power,
+        backend=job.train.backend,
+        finished=earlier,
+        store=run.store_uri,
+    )
+    return memory_limits.carried_over(found, run.find(Estimate))
+
+
+def require_devices(plan: Plan, job: Job) -> None:
+    """A plan that must be carried out as it is. Raises BadInput where its devices are not there."""
+    lost = gone(plan, job)
+    if lost:
+        raise BadInput(
+            f"--replay: its plan uses {', '.join(lost)}, which pool {load_pool(job.pool).name} does not have; allowed: a pool "
+            "with the devices of the run that is replayed"
+        )

@@ -1,0 +1,1 @@
+"""Step `analyze`: compares a run with earlier ones and writes the report."""

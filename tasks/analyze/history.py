@@ -1,0 +1,313 @@
+"""Step `analyze`: this run beside all earlier ones, in numbers (Dask) and as a report that opens offline (`tasks.report`).
+
+The arithmetic is written once, on dataframes: Dask, or pandas for who asks for it, the same numbers either way (a test).
+Of other runs only result.json and status.json are read, so that the cost of a run's analysis does not grow with their length.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from trainwright.estimator.predict.curves import DeviceCurve
+from trainwright.tasks.errors import CorruptArtefact
+from trainwright.tasks.runs.artefacts import (
+    Estimate,
+    LearningRateSearch,
+    Plan,
+    Report,
+    Result,
+    Status,
+    Validation,
+)
+from trainwright.tasks.runs.run import Run, list_runs
+from trainwright.tasks.store import seal_folder
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Engine = Literal["dask", "pandas"]
+_SHOWN_RUNS = 200
+_LOCAL_CLUSTER_BYTES = (
+    2 * 2**30
+)  # from here on, parquet parts are read by a LocalCluster's processes instead of threads
+
+
+def analyze(run: Run, store_uri: str, engine: Engine = "dask") -> Report:
+    """The report on a run whose training is finished, written to report/ and sealed there.
+
+    Earlier runs that failed, or whose files are damaged, are listed as what they are. Raises FileNotFoundError without
+    result.json.
+    """
+    from trainwright.tasks.analyze.report import page
+
+    result, plan = run.read(Result), run.find(Plan)
+    earlier = [one for one in list_runs(store_uri) if one.id < run.id]
+    others = sorted(earlier, key=lambda one: one.job_name != run.job_name)[
+        :_SHOWN_RUNS
+    ]  # this job's first
+    compared = history([run, *others], engine)
+    compared[0]["state"] = result.state  # its status says `running` until this step is done
+    table = with_devices(_rows_of(run, "metrics/steps-rank"), result)
+    report = Report(
+        run=run.uri,
+        runs_compared=len(others),
+        engine=engine,
+        epochs=[
+            {name: _number(value) for name, value in row.items()}
+            for row in _records(run, "metrics/epochs-")
+        ],
+        predicted_and_measured=predicted_and_measured(result, run.find(Estimate), plan),
+        devices=device_use(table, result, engine),
+        history=compared,
+    )
+    html = page(run, report, result, run.find(LearningRateSearch), run.find(Validation), table)
+    run.objects.put(report.html, html.encode())
+    run.write(report)
+    seal_folder(run.objects, "report/")
+    return report
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _parts(run: Run, prefix: str) -> list[tuple[str, int]]:
+    return [(item.key, item.size) for item in run.objects.list(prefix)]
+
+
+def _rows_of(run: Run, prefix: str) -> pd.DataFrame:
+    """All parquet parts below a prefix as one frame, ordered by rank and step; read by Dask, a task for each part."""
+    import dask
+    import pandas as pd
+
+    parts = _parts(run, prefix)
+
+    if not parts:
+        return pd.DataFrame()
+    tasks = [dask.delayed(_part)(run.uri, key) for key, _ in parts]
+    if sum(size for _, size in parts) > _LOCAL_CLUSTER_BYTES:
+        from distributed import Client, LocalCluster
+
+        before = set(os.environ)
+        try:
+            with LocalCluster(dashboard_address=None) as cluster, Client(cluster):
+                frames = dask.compute(*tasks)
+        finally:  # it gives its processes variables (threads, malloc's thresholds) by way of ours, and leaves them there
+            for name in set(os.environ) - before:
+                del os.environ[name]
+    else:
+        frames = dask.compute(*tasks, scheduler="threads")
+    return pd.concat(frames, ignore_index=True).sort_values(["rank", "step"], ignore_index=True)
+
+
+def _part(run_uri: str, key: str) -> pd.DataFrame:
+    """One parquet part. Takes the run by its URI: a connection to a store can't be sent to a cluster's processes."""
+    import pandas as pd
+
+    return pd.read_parquet(io.BytesIO(Run(run_uri).objects.get(key)))
+
+
+def _records(run: Run, prefix: str) -> list[dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    rows: list[dict[str, Any]] = []
+    for key, _ in _parts(run, prefix):
+        rows += pq.read_table(io.BytesIO(run.objects.get(key))).to_pylist()
+    return sorted(rows, key=lambda row: row["step"])
+
+
+def frame(table: pd.DataFrame, engine: Engine) -> Any:
+    """A table as a Dask dataframe of some partitions, or as it is."""
+    if engine == "pandas":
+        return table
+    import dask.dataframe as dd
+
+    return dd.from_pandas(table, npartitions=max(1, min(16, len(table) // 10_000 + 2)), sort=False)
+
+
+def computed(value: Any) -> Any:
+    """A Dask collection's value; anything else as it is."""
+    return value.compute(scheduler="threads") if hasattr(value, "compute") else value
+
+
+_SPENT = {"computing": "compute_s", "waiting": "wait_s", "communicating": "communication_s"}
+"""The last is not in the rows of earlier versions, where it is part of waiting."""
+
+
+def with_devices(table: pd.DataFrame, result: Result) -> pd.DataFrame:
+    """Steps' rows, each with its `device`: a rank's may have been another's before a new plan.
+
+    Rows of earlier versions name none: they are of the device that the rank has in the result.
+    """
+    if not len(table):
+        return table
+    names = (
+        table["rank"]
+        .map({device.rank: device.id for device in result.devices})
+        .fillna(table["rank"].astype(str))
+    )
+    return table.assign(device=table["device"].fillna(names) if "device" in table else names)
+
+
+def device_use(table: pd.DataFrame, result: Result, engine: Engine) -> list[dict[str, Any]]:
+    """What each device did: samples, samples/s, share of its time computing, waiting and communicating, peak memory, CPU time.
+
+    `table`: of `with_devices`.
+    """
+    sums: dict[Any, dict[str, float]] = {}
+    if len(table):
+        columns = [
+            name for name in ("batch_size", "step_time_s", *_SPENT.values()) if name in table
+        ]
+        grouped = frame(table, engine).groupby("device")[columns].sum()
+        sums = computed(grouped).to_dict("index")
+    found = []
+    for device in result.devices:
+        mine = sums.get(device.id, {})
+        spent = mine.get("step_time_s", 0.0)
+        found.append(
+            {
+                "device": device.id,
+                "type": device.type,
+                "rank": device.rank,
+                "batch_size": device.batch_size,
+                "samples": int(mine.get("batch_size", 0)),
+                "samples_per_s": mine["batch_size"] / spent if spent else None,
+                **{
+                    name: mine[column] / spent if spent and column in mine else None
+                    for name, column in _SPENT.items()
+                },
+                "step_time_s": device.step_time_s.median if device.step_time_s else None,
+                "peak_memory_bytes": device.peak_memory_bytes,
+                "cpu_s": device.cpu_s,
+            }
+        )
+    return found
+
+
+def predicted_and_measured(
+    result: Result, estimate: Estimate | None, plan: Plan | None
+) -> list[dict[str, Any]]:
+    """Each predicted quantity beside the measured one, with the error and whether the interval held."""
+    rows = []
+    predicted = result.predicted
+    if predicted is not None:
+        step = result.measured.step_time_s
+        for name, unit, guess, seen in (
+            ("step time", "s", predicted.step_time_s, step.median if step else None),
+            ("duration", "s", predicted.duration_s, result.measured.duration_s),
+            ("energy", "J", predicted.energy_j, result.measured.energy_j),
+            ("cost", "", predicted.cost, result.measured.cost),
+        ):
+            if guess is not None:
+                rows.append(_compared(name, unit, guess.median, guess.low, guess.high, seen))
+    for device, planned in zip(result.devices, plan.devices if plan else [], strict=False):
+        curve = (
+            next((one for one in estimate.curves if _variant(one) == planned.variant), None)
+            if estimate
+            else None
+        )
+        if curve is not None:  # a replayed plan's devices need not be those of the estimate
+            # Of a micro-batch, and the sum of gradients that is kept meanwhile (as `CostModel.memory_bytes`).
+            pieces = plan.accumulation if plan else 1
+            size = math.ceil(device.batch_size / pieces)
+            kept = estimate.gradient_bytes if estimate and pieces > 1 else 0.0
+            expected = curve.memory_bytes(size) + curve.process_bytes + kept
+            safe = curve.device_memory_bytes(size) + kept
+            rows.append(
+                _compared(
+                    f"memory of {device.id}", "B", expected, 0.0, safe, device.peak_memory_bytes
+                )
+            )
+            if device.step_time_s is not None:
+                time = curve.step_time(device.batch_size, pieces)
+                name = f"own step time of {device.id}"
+                rows.append(
+                    _compared(
+                        name, "s", time.median, time.low, time.high, device.step_time_s.median
+                    )
+                )
+    return rows
+
+
+def _variant(curve: DeviceCurve) -> tuple[str, float | None, float | None]:
+    return curve.device_type, curve.cores, curve.speed
+
+
+def _compared(
+    name: str, unit: str, median: float, low: float, high: float, seen: float | None
+) -> dict[str, Any]:
+    return {
+        "quantity": name,
+        "unit": unit,
+        "predicted": median,
+        "low": low,
+        "high": high,
+        "measured": seen,
+        "error": median / seen - 1 if seen else None,
+        "inside": low <= seen <= high
+        if seen is not None and low < high
+        else None,  # an emulated device's time is set
+    }
+
+
+def history(runs: Sequence[Run], engine: Engine) -> list[dict[str, Any]]:
+    """Each run's outcome, in the order given: metrics, duration, energy, and the means of its job's runs."""
+    import dask
+    import pandas as pd
+
+    rows = dask.compute(*[dask.delayed(_outcome)(run) for run in runs], scheduler="threads")
+    table = pd.DataFrame(list(rows))
+    means = computed(
+        frame(table, engine).groupby("job")[["duration_s", "energy_j", "accuracy"]].mean()
+    )
+    table = table.join(means.add_suffix("_mean_of_job"), on="job")
+    return [
+        {key: None if pd.isna(value) else value for key, value in row.items()}
+        for row in table.to_dict("records")
+    ]
+
+
+def _outcome(run: Run) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "run": run.uri,
+        "id": run.id,
+        "job": run.job_name,
+        "state": "damaged",
+        "started_at": None,
+        "accuracy": float("nan"),
+        "loss": float("nan"),
+        "duration_s": float("nan"),
+        "energy_j": float("nan"),
+        "duration_error": float("nan"),
+        "devices": 0,
+    }
+    try:
+        status, result = run.find(Status), run.find(Result)
+    except CorruptArtefact:
+        return row
+    if status is not None:
+        row |= {"state": status.state, "started_at": status.started_at}
+    if result is not None:
+        measured, predicted = result.measured, result.predicted
+        row |= {
+            "accuracy": result.metrics.get("accuracy", float("nan")),
+            "loss": result.metrics.get("loss", float("nan")),
+            "duration_s": measured.duration_s,
+            "energy_j": _or_nan(measured.energy_j),
+            "devices": len(result.devices),
+            "duration_error": (
+                predicted.duration_s.median / measured.duration_s - 1
+                if predicted and measured.duration_s
+                else float("nan")
+            ),
+        }
+    return row
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value

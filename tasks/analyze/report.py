@@ -1,0 +1,363 @@
+"""The report of a run as one HTML page that opens offline: tables and bokeh charts, nothing loaded from elsewhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from trainwright.tasks.cli.screens.console import amount, seconds, size
+from trainwright.tasks.runs.artefacts import LearningRateSearch, Report, Result, Validation
+from trainwright.tasks.runs.run import Run
+from trainwright.tasks.search_lr.plot import chart as ramp_chart
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_COLOURS = ("#1f77b4", "#d1495b", "#2a9d8f", "#edae49", "#6a4c93", "#8d99ae")
+_MOST_POINTS = 2000
+_STYLE = """
+:root { --ink: #1d2733; --soft: #5b6875; --line: #dfe4ea; --back: #ffffff; --tile: #f5f7f9; --good: #2a7d6f; --bad: #b23a48; }
+body { margin: 0 auto; max-width: 1040px; padding: 32px 24px 64px; color: var(--ink); background: var(--back);
+  font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 24px; margin: 0; } h2 { font-size: 17px; margin: 40px 0 10px; }
+p { color: var(--soft); margin: 4px 0 12px; overflow-wrap: anywhere; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin-top: 20px; }
+.tile { background: var(--tile); border-radius: 8px; padding: 12px 14px; } .tile b { display: block; font-size: 20px; }
+.tile span { color: var(--soft); font-size: 13px; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 14px; }
+th { text-align: left; color: var(--soft); font-weight: 500; }
+th, td { padding: 6px 14px 6px 0; border-bottom: 1px solid var(--line); }
+td.figure, th.figure { text-align: right; } .good { color: var(--good); } .bad { color: var(--bad); }
+.wide { overflow-x: auto; }
+"""
+
+
+def page(
+    run: Run,
+    report: Report,
+    result: Result,
+    search: LearningRateSearch | None,
+    validation: Validation | None,
+    steps: pd.DataFrame,
+) -> str:
+    """The whole page. Everything that a person named is escaped."""
+    from bokeh.embed import components
+    from bokeh.resources import Resources
+
+    charts: dict[str, Any] = {}
+    if any(row["measured"] for row in report.predicted_and_measured):
+        charts["predicted"] = _ratios(report.predicted_and_measured)
+    if report.epochs:
+        charts["epochs"] = _epochs(report.epochs)
+    if len(steps):
+        charts["steps"] = _step_times(steps)
+    if search is not None and search.points:
+        charts["ramp"] = ramp_chart(search, "loss")
+    history = [
+        row for row in report.history if row["accuracy"] is not None and row["job"] == run.job_name
+    ]
+    if len(history) > 1:
+        charts["history"] = _history(history[::-1])
+    script, places = components(charts) if charts else ("", {})
+    chart = {name: f'<div class="wide">{place}</div>' for name, place in places.items()}
+    sections = [
+        f"<h1>{escape(run.job_name)}</h1><p>{escape(run.uri)}</p>",
+        _tiles(result),
+        "<h2>Predicted and measured</h2>" + _predicted(report) + chart.get("predicted", ""),
+        "<h2>Learning</h2>" + chart.get("epochs", ""),
+        "<h2>Devices</h2>" + _devices(report) + chart.get("steps", "") + _splits(result),
+        _learning_rate(search, chart.get("ramp", "")),
+        _data(validation),
+        f"<h2>Compared with {report.runs_compared} earlier run(s)</h2>",
+        _incomplete(report) + chart.get("history", "") + _runs(report),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{escape(run.job_name)} {escape(run.id)}</title><style>{_STYLE}</style>"
+        f"{Resources(mode='inline', components=['bokeh']).render()}</head><body>{''.join(sections)}{script}</body></html>\n"
+    )
+
+
+def is_report(content: bytes) -> bool:
+    """Whether a file's content is such a page."""
+    return b"</title><style>" + _STYLE[:16].encode() in content[:10_000]
+
+
+def table(columns: list[str], rows: list[list[str]], figures: set[int]) -> str:
+    """An HTML table; cells are HTML already, `figures` are the columns to align at the right."""
+
+    def cells(tag: str, row: list[str]) -> str:
+        marks = [' class="figure"' if number in figures else "" for number in range(len(row))]
+        return "".join(
+            f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in zip(marks, row, strict=True)
+        )
+
+    head = f"<tr>{cells('th', columns)}</tr>"
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f'<div class="wide"><table>{head}{body}</table></div>'
+
+
+def _percent(value: float | None, sign: bool = False) -> str:
+    return "–" if value is None else f"{100 * value:+.0f} %" if sign else f"{100 * value:.0f} %"
+
+
+def _tiles(result: Result) -> str:
+    tiles = [(f"{value:.4f}", name.replace("_", " ")) for name, value in result.metrics.items()]
+    tiles += [
+        (seconds(result.measured.duration_s), "training, from start to end"),
+        (
+            amount(result.measured.energy_j, "J"),
+            f"energy ({result.measured.energy_source or 'unknown'})",
+        ),
+        (f"{result.learning_rate:.2g}", "learning rate"),
+        (str(result.global_batch_size), "global batch"),
+        (f"{result.steps:,}", "steps"),
+    ]
+    return (
+        '<div class="tiles">'
+        + "".join(
+            f'<div class="tile"><b>{value}</b><span>{escape(name)}</span></div>'
+            for value, name in tiles
+        )
+        + "</div>"
+    )
+
+
+def _quantity(value: float | None, unit: str) -> str:
+    if value is None:
+        return "–"
+    return (
+        seconds(value)
+        if unit == "s"
+        else size(value)
+        if unit == "B"
+        else amount(value, unit)
+        if unit
+        else f"{value:.3g}"
+    )
+
+
+def _predicted(report: Report) -> str:
+    rows = []
+    for row in report.predicted_and_measured:
+        inside = (
+            "–"
+            if row["inside"] is None
+            else '<span class="good">inside</span>'
+            if row["inside"]
+            else '<span class="bad">outside</span>'
+        )
+        interval = f"{_quantity(row['low'], row['unit'])} to {_quantity(row['high'], row['unit'])}"
+        if row["unit"] == "B":
+            interval = f"safe: {_quantity(row['high'], 'B')}"
+        rows.append(
+            [
+                escape(row["quantity"]),
+                _quantity(row["predicted"], row["unit"]),
+                interval,
+                _quantity(row["measured"], row["unit"]),
+                _percent(row["error"], sign=True),
+                inside,
+            ]
+        )
+    return table(["", "predicted", "90 % interval", "measured", "error", ""], rows, {1, 2, 3, 4})
+
+
+def _devices(report: Report) -> str:
+    rows = [
+        [
+            escape(one["device"]),
+            str(one["batch_size"]),
+            f"{one['samples']:,}",
+            "–" if one["samples_per_s"] is None else f"{one['samples_per_s']:,.0f}",
+            seconds(one["step_time_s"]),
+            _percent(one["computing"]),
+            _percent(one["waiting"]),
+            _percent(one["communicating"]),
+            size(one["peak_memory_bytes"]),
+            seconds(one["cpu_s"]),
+        ]
+        for one in report.devices
+    ]
+    columns = [
+        "device",
+        "batch",
+        "samples",
+        "samples/s",
+        "own step time",
+        "computing",
+        "waiting",
+        "communicating",
+        "peak memory",
+        "CPU time",
+    ]
+    return table(columns, rows, set(range(1, 10)))
+
+
+def _splits(result: Result) -> str:
+    if not result.split_events:
+        return "<p>The batch split stayed as planned.</p>"
+    rows = [
+        [str(one.step), " : ".join(map(str, one.batch_sizes)), escape(one.reason)]
+        for one in result.split_events
+    ]
+    return "<p>Changes of the batch split:</p>" + table(
+        ["from step", "split", "because"], rows, {0}
+    )
+
+
+def _learning_rate(search: LearningRateSearch | None, chart: str) -> str:
+    if search is None:
+        return ""
+    return f"<h2>Learning rate {search.learning_rate:.2g}</h2><p>{escape(search.source)}: {escape(search.reason)}</p>{chart}"
+
+
+def _data(validation: Validation | None) -> str:
+    if validation is None:
+        return ""
+    met = sum(one.success for one in validation.expectations)
+    return (
+        f"<h2>Data</h2><p>{validation.checked_rows:,} rows; {met} of {len(validation.expectations)} expectations met "
+        f"(suite {escape(validation.suite_source)}).</p>"
+    )
+
+
+def _incomplete(report: Report) -> str:
+    """How many of the earlier runs have no sound outcome."""
+    counts = Counter(row["state"] for row in report.history[1:] if row["state"] != "success")
+    return (
+        f"<p>Of these {escape(', '.join(f'{n} {state}' for state, n in sorted(counts.items())))}.</p>"
+        if counts
+        else ""
+    )
+
+
+def _runs(report: Report) -> str:
+    rows = [
+        [
+            escape(row["id"]),
+            escape(row["job"]),
+            escape(row["state"]),
+            "–" if row["accuracy"] is None else f"{row['accuracy']:.4f}",
+            seconds(row["duration_s"]),
+            _percent(row["duration_error"], sign=True),
+            amount(row["energy_j"], "J").replace("-", "–"),
+            str(row["devices"]),
+        ]
+        for row in report.history[:50]
+    ]
+    columns = [
+        "run",
+        "job",
+        "state",
+        "accuracy",
+        "duration",
+        "prediction off by",
+        "energy",
+        "devices",
+    ]
+    return table(columns, rows, {3, 4, 5, 6, 7})
+
+
+def _figure(title: str, **options: Any) -> Any:
+    from bokeh.plotting import figure
+
+    shown = figure(
+        title=title,
+        width=980,
+        height=300,
+        sizing_mode="scale_width",
+        tools="pan,wheel_zoom,reset,hover",
+        **options,
+    )
+    shown.toolbar.logo = None
+    shown.grid.grid_line_alpha = 0.4
+    return shown
+
+
+def _epochs(epochs: list[dict[str, float | None]]) -> Any:
+    from bokeh.models import BasicTicker, LinearAxis, Range1d
+
+    shown = _figure("Loss and accuracy by epoch", x_axis_label="epoch", y_axis_label="loss")
+    x = [None if (epoch := row["epoch"]) is None else epoch + 1 for row in epochs]
+    shown.xaxis.ticker = BasicTicker(min_interval=1)
+    for name, colour in (("train_loss", _COLOURS[5]), ("loss", _COLOURS[0])):
+        shown.line(
+            x,
+            [row.get(name) for row in epochs],
+            color=colour,
+            width=2,
+            legend_label=name.replace("_", " "),
+        )
+    accuracy = [row.get("accuracy") for row in epochs]
+    known = [value for value in accuracy if value is not None]
+    if known:
+        shown.extra_y_ranges = {"accuracy": Range1d(start=min(known) - 0.02, end=1.005)}
+        shown.add_layout(LinearAxis(y_range_name="accuracy", axis_label="accuracy"), "right")
+        shown.line(
+            x,
+            accuracy,
+            color=_COLOURS[2],
+            width=2,
+            y_range_name="accuracy",
+            legend_label="accuracy",
+        )
+    shown.legend.orientation = "horizontal"
+    shown.add_layout(shown.legend[0], "above")  # beside the curves, never over them
+    return shown
+
+
+def _ratios(rows: list[dict[str, Any]]) -> Any:
+    """Each prediction as a multiple of what was measured, with its interval; 1 is right."""
+    from bokeh.models import Span
+
+    known = [row for row in rows[::-1] if row["measured"]]
+    names = [row["quantity"] for row in known]
+    shown = _figure(
+        "Predicted, as a multiple of measured", y_range=names, x_axis_label="predicted / measured"
+    )
+    shown.height = 90 + 26 * len(names)
+    lows = [
+        (row["low"] or row["predicted"]) / row["measured"] for row in known
+    ]  # memory has an upper bound only
+    shown.segment(
+        lows,
+        names,
+        [row["high"] / row["measured"] for row in known],
+        names,
+        color=_COLOURS[5],
+        line_width=3,
+    )
+    shown.scatter(
+        [row["predicted"] / row["measured"] for row in known], names, color=_COLOURS[0], size=8
+    )
+    shown.add_layout(Span(location=1, dimension="height", line_color=_COLOURS[2], line_width=1))
+    return shown
+
+
+def _step_times(steps: pd.DataFrame) -> Any:
+    shown = _figure(
+        "Own work of each device in a step, without waiting", x_axis_label="step", y_axis_label="ms"
+    )
+    highest = 0.0
+    for place, (device, rows) in enumerate(steps.groupby("device", sort=False)):
+        thin = rows.iloc[:: max(1, len(rows) // _MOST_POINTS)]
+        times = (thin["compute_s"] * 1e3).tolist()
+        highest = max(highest, float((rows["compute_s"] * 1e3).quantile(0.98)))
+        colour = _COLOURS[place % len(_COLOURS)]
+        shown.scatter(
+            thin["step"].tolist(), times, size=3, color=colour, alpha=0.6, legend_label=str(device)
+        )
+    shown.y_range.start, shown.y_range.end = 0, highest * 1.3
+    return shown
+
+
+def _history(rows: list[dict[str, Any]]) -> Any:
+    shown = _figure(
+        "Accuracy of this job's runs", x_axis_label="run, oldest first", y_axis_label="accuracy"
+    )
+    x = list(range(1, len(rows) + 1))
+    shown.line(x, [row["accuracy"] for row in rows], color=_COLOURS[0], width=1)
+    shown.scatter(x, [row["accuracy"] for row in rows], color=_COLOURS[0], size=7)
+    return shown

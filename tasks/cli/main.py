@@ -1,0 +1,142 @@
+"""The command line. Commands (`trainwright.tasks.commands`) read arguments, call a step, print.
+
+Exit codes: 0 done, 1 the work failed, 2 bad input, 3 no feasible plan, 4 a service can't be reached, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import traceback
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from trainwright.estimator.errors import BadInput, TrainwrightError
+from trainwright.tasks.cli import (
+    model_commands,
+    plan_commands,
+    run_commands,
+    serve_command,
+    stack_commands,
+)
+from trainwright.tasks.cli.options import print_json
+
+INTERRUPTED = 130
+_NAMES = {"pool_probe": "pool probe"}
+
+
+class _Commands(TyperGroup):
+    """`pool probe` is a command of its own, though `pool` takes a file."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] == "pool" and "probe" in args[1:]:
+            place = args.index("probe")
+            args = ["pool probe", *args[1:place], *args[place + 1 :]]
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    name="trainwright",
+    cls=_Commands,
+    help="From data and a model to a trained, stored, analysed model, on the devices you have.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for command in (
+    run_commands.run,
+    plan_commands.validate,
+    model_commands.extract,
+    model_commands.calibrate,
+    model_commands.estimate,
+    plan_commands.plan,
+    run_commands.search_lr,
+    run_commands.train,
+    run_commands.replan,
+    run_commands.analyze,
+    run_commands.runs,
+    run_commands.show,
+    plan_commands.pool,
+    plan_commands.pool_probe,
+    stack_commands.up,
+    stack_commands.status,
+    stack_commands.down,
+    serve_command.serve,
+):
+    app.command(_NAMES.get(command.__name__) or command.__name__.replace("_", "-"))(command)
+
+
+def main() -> None:
+    """Run a command; an error is one line on stderr (and a JSON document on stdout with --json) and an exit code."""
+    wants_json, debug = "--json" in sys.argv, "--debug" in sys.argv
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    try:
+        code = app(standalone_mode=False)
+        if code == INTERRUPTED:  # so typer tells of Ctrl-C
+            raise KeyboardInterrupt
+        sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else 0)
+    except TrainwrightError as error:
+        _fail(error, wants_json, debug)
+    except (KeyboardInterrupt, typer.Abort):
+        from trainwright.tasks.errors import Interrupted
+
+        _fail(Interrupted("interrupted"), wants_json, debug)
+    except BrokenPipeError:
+        _drop_stdout()  # whoever read us has gone
+        sys.exit(1)
+    except typer.Exit as error:
+        sys.exit(error.exit_code)
+    except Exception as error:  # noqa: BLE001 - the outermost boundary: reports, with the traceback on request
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+            _drop_stdout()
+            error = TrainwrightError(
+                f"standard output, or a file that has no name here: can't be written ({error.strerror})"
+            )
+            _fail(error, False, debug)
+        usage = getattr(error, "format_message", None)  # click's usage errors
+        known = (
+            BadInput(usage())
+            if usage
+            else TrainwrightError(f"{type(error).__name__}: {error} (--debug shows where)")
+        )
+        _fail(known, wants_json, debug)
+
+
+def _drop_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fail(error: TrainwrightError, wants_json: bool, debug: bool) -> None:
+    from trainwright.tasks.errors import final_state
+
+    if debug:
+        traceback.print_exc()
+    if wants_json:
+        document: dict[str, Any] = {"error": error.document()}
+        if error.kind == "infeasible":
+            document["feasible"] = False
+        if error.run is not None:
+            document |= {"run": error.run, "state": final_state(error)}
+        try:
+            print_json(document)
+        except (
+            TrainwrightError,
+            BrokenPipeError,
+        ):  # standard output can't be written: the line below says what happened
+            _drop_stdout()
+    line = "".join(
+        one if one.isprintable() else " " if one.isspace() else "?" for one in str(error)
+    )
+    print("trainwright:", line, file=sys.stderr)  # noqa: T201 - one line, whatever a file is called or a model's code says
+    sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""What commands share: options, and the JSON document on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="a job file (YAML or JSON)")]
+PoolFile = Annotated[
+    Path | None, typer.Option("--pool", metavar="FILE", help="a pool file; overrides the job's")
+]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON document on stdout")]
+Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
+New = Annotated[
+    bool, typer.Option("--new", help="start afresh instead of continuing an unfinished run")
+]
+Store = Annotated[
+    str | None,
+    typer.Option("--store", metavar="URI", help="where runs are kept; default: TRAINWRIGHT_STORE"),
+]
+
+
+def require_there(store: str | None) -> None:
+    """Raise BadInput where a store is named to be read, and its folder or bucket is not there."""
+    from trainwright.estimator.errors import BadInput
+    from trainwright.tasks.storage.objects import open_store
+
+    if store is not None and (missing := open_store(store).missing()) is not None:
+        raise BadInput(f"--store: got {store}; there is no {missing}")
+
+
+def print_json(document: Any) -> None:
+    """The document, alone on stdout. Raises TrainwrightError where that can't be written, BrokenPipeError where nobody reads."""
+    from trainwright.estimator.errors import TrainwrightError
+
+    text = json.dumps(document, indent=2, allow_nan=False, default=str) + "\n"
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise TrainwrightError(f"standard output: can't be written ({error.strerror})") from error
+
+
+def print_model(model: BaseModel, **options: Any) -> None:
+    """An artefact, as its file has it."""
+    print_json(model.model_dump(mode="json", **options))

@@ -1,0 +1,251 @@
+"""Commands that look before a run begins: validate, plan, pool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trainwright.tasks.cli.options import Debug, JobFile, Json, PoolFile, print_json, print_model
+
+if TYPE_CHECKING:
+    from trainwright.tasks.runs.artefacts import JointPlan
+
+
+def validate(
+    job: JobFile, pool: PoolFile = None, as_json: Json = False, debug: Debug = False
+) -> None:
+    """Check a job's data against its expectations."""
+    from trainwright.tasks import alone
+    from trainwright.tasks.cli.screens import console
+    from trainwright.tasks.errors import DataRejected
+    from trainwright.tasks.spec.job import load_job
+    from trainwright.tasks.validate.check import failure_line
+
+    with console.err.status("checking the data with Great Expectations"):
+        result = alone.validate_job(load_job(job, pool))
+    if as_json and result.success:
+        print_model(result)
+    elif not as_json:
+        rows = [
+            (
+                "met" if one.success else "FAILED",
+                one.column or "",
+                _phrase(one.expectation),
+                _short(one.observed),
+            )
+            for one in result.expectations
+        ]
+        title = f"{result.checked_rows} rows, suite {result.suite_source}"
+        console.table(title, ("", "column", "expectation", "observed"), rows)
+        for one in result.expectations:
+            for row in one.sample_rows:
+                console.out.print(f"  {one.expectation} {one.column or ''}: {row}", markup=False)
+    if not result.success:
+        raise DataRejected(failure_line(result), validation=result.model_dump(mode="json"))
+
+
+def _phrase(expectation: str) -> str:
+    return expectation.removeprefix("expect_").removeprefix("column_").replace("_", " ")
+
+
+def _short(value: Any) -> str:
+    text = "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 24 else text[:21] + "..."
+
+
+def plan(
+    jobs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="JOB...", help="a job file (YAML or JSON), or several to plan together"
+        ),
+    ],
+    pool: PoolFile = None,
+    calibration: Annotated[
+        list[Path] | None,
+        typer.Option("--calibration", metavar="FILE", help="from `calibrate --out`"),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot", metavar="FILE", help="draw time against energy and cost: .svg or .html"
+        ),
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Say which devices a job would get, with what shares, and what that would take. Takes nothing."""
+    from trainwright.tasks import alone
+    from trainwright.tasks.cli.screens import console
+    from trainwright.tasks.cli.screens.plan_plot import check_plot, write_front
+    from trainwright.tasks.cli.screens.plan_screen import show_joint, show_plan
+    from trainwright.tasks.errors import BadInput, Infeasible
+    from trainwright.tasks.estimate.calibrate import given
+    from trainwright.tasks.spec.job import load_job
+
+    if plot is not None:
+        if len(jobs) > 1:
+            raise BadInput(f"--plot: got {plot}; allowed: one job with --plot")
+        check_plot(plot)
+    measured = [given(file) for file in calibration or []]
+    if len(jobs) > 1:
+        with console.working("tracing the models, predicting, planning"):
+            joint = alone.plan_jobs([load_job(job, pool) for job in jobs], measured)
+        if as_json and joint.feasible:
+            print_model(joint)
+        elif not as_json:
+            show_joint(joint)
+        if joint.slips:
+            raise Infeasible(
+                _why_late(joint),
+                binding="deadline",
+                slips=joint.slips,
+                late_alone=joint.late_alone,
+                plan=joint.model_dump(mode="json"),
+            )
+        return
+    with console.working("tracing the model, predicting, planning"):
+        result = alone.plan_job(load_job(jobs[0], pool), measured)
+    if plot is not None:
+        write_front(result, plot)
+    if as_json:
+        print_model(result)
+        return
+    show_plan(result)
+
+
+def _why_late(joint: JointPlan) -> str:
+    together = [name for name in joint.slips if name not in joint.late_alone]
+    alone = [f"job {name}, even alone: {why}" for name, why in joint.late_alone.items()]
+    if together:
+        alone.append(
+            f"no feasible plan: {', '.join(together)} can not meet the deadline together with the others"
+        )
+    return "; ".join(alone)
+
+
+def pool(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="a pool file (default: this machine)")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show a pool's devices, when they are there, who holds them until when, and who waits; `pool probe` finds devices."""
+    from trainwright.tasks import alone
+    from trainwright.tasks.cli.screens import console
+    from trainwright.tasks.spec.pool import load_pool
+
+    document = alone.pool_document(load_pool(file))
+    queue = document["queue"]
+    if as_json:
+        print_json(document)
+        return
+    fractions = any(one["cores"] for one in document["devices"])
+    columns = (
+        "device",
+        "type",
+        *(["cores"] if fractions else []),
+        "host",
+        "held by",
+        "until",
+        "for",
+    )
+    rows = [
+        (
+            str(one["id"]),
+            str(one["type"]),
+            *([f"{one['cores']:g}" if one["cores"] else ""] if fractions else []),
+            str(one["address"]),
+            one["holder"] or ("free" if one["available_now"] else "closed now"),
+            f"{one['until'][11:19]} UTC, unless renewed" if one["until"] else "",
+            one["run"] or "",
+        )
+        for one in document["devices"]
+    ]
+    console.table(f"pool {document['pool']}", columns, rows, right=(2,) if fractions else ())
+    hours = {
+        str(one["host"]): (str(one["address"]), str(one["available"]), _until(one))
+        for one in document["devices"]
+        if one["available"]
+    }
+    if hours:
+        console.table(
+            "daily windows",
+            ("host", "address", "UTC", "now"),
+            [(name, *rest) for name, rest in hours.items()],
+        )
+    if queue:
+        waits = [
+            (
+                str(one["place"]),
+                str(one["holder"]),
+                str(one["priority"]),
+                console.seconds(one["waited_s"]),
+                f"{one['needed']} of {len(one['wanted'])}",
+                str(one["run"]),
+            )
+            for one in queue
+        ]
+        console.table(
+            "queue",
+            ("place", "who", "priority", "waited", "devices", "for"),
+            waits,
+            right=(0, 2, 3),
+        )
+
+
+def _until(device: dict[str, Any]) -> str:
+    state, change = "open" if device["available_now"] else "closed", device["available_changes_at"]
+    return f"{state} until {change[11:16]}" if change else state
+
+
+def pool_probe(
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--host",
+            metavar="ADDRESS",
+            help="a host, by ssh; again for more (default: this machine)",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="write the pool file")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Find devices, and print a pool file of them, or write it."""
+    import yaml
+
+    from trainwright.estimator.named_file import write_named
+    from trainwright.tasks.cli.output import check_output
+    from trainwright.tasks.cli.pool_probe import probe
+    from trainwright.tasks.cli.screens import console
+    from trainwright.tasks.spec.pool import is_pool
+
+    if out is not None:
+        check_output(out, "--out", "pool file", is_pool)
+    found = probe(host or [])
+    document = {
+        "name": found.name,
+        "hosts": [
+            {
+                "name": one.name,
+                "address": one.address,
+                "devices": [entry.model_dump(exclude_none=True) for entry in one.devices],
+            }
+            for one in found.hosts
+        ],
+    }
+    text = yaml.safe_dump(document, sort_keys=False)
+    if out is not None:
+        write_named(out, text.encode(), "--out")
+    if as_json:
+        print_json(document)
+    elif out is None:
+        console.out.print(text, markup=False, end="")
+    else:
+        console.err.print(f"saved to {out}")

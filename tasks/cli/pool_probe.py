@@ -1,0 +1,114 @@
+"""Which devices a machine has: its CPUs, and its GPUs by NVML; here, or on other hosts by ssh. Makes a pool file of them.
+
+On the other host a script of Python's standard library runs; nothing is installed there. How ssh is called: `tasks.ssh`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+from trainwright.estimator.devices import other_board, recognise
+from trainwright.tasks import progress
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.spec.pool import DeviceEntry, Host, Pool
+from trainwright.tasks.ssh import ADDRESS, ssh_command, unreachable, why_ended
+
+TIMEOUT_S = 30.0
+SCRIPT = """
+import ctypes, json, os
+gpus = []
+try:
+    nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    if nvml.nvmlInit_v2() == 0:
+        count = ctypes.c_uint()
+        nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        for index in range(count.value):
+            handle, name, memory = ctypes.c_void_p(), ctypes.create_string_buffer(96), (ctypes.c_ulonglong * 3)()
+            if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0:
+                nvml.nvmlDeviceGetName(handle, name, 96)
+                nvml.nvmlDeviceGetMemoryInfo(handle, memory)
+                gpus.append({"name": name.value.decode(), "memory_bytes": memory[0]})
+        nvml.nvmlShutdown()
+except OSError:
+    pass
+print(json.dumps({"cores": len(os.sched_getaffinity(0)), "gpus": gpus, "name": os.uname().nodename}))
+"""
+
+
+def probe(addresses: list[str]) -> Pool:
+    """The pool of this machine (without addresses), or of these hosts. Raises BadInput, ServiceUnreachable naming the host."""
+    twice = next((one for one, count in Counter(addresses).items() if count > 1), None)
+    if twice is not None:
+        raise BadInput(f"--host: got {twice!r} twice; allowed: each host once")
+    hosts: list[Host] = []
+    for address in addresses or ["localhost"]:
+        found = _ask(address)
+        name = "localhost" if not addresses else _name(found["name"], {host.name for host in hosts})
+        hosts.append(Host(name=name, address=address, devices=_entries(found, address)))
+    return Pool(name="probed", hosts=hosts)
+
+
+def _ask(address: str) -> dict[str, Any]:
+    if not ADDRESS.fullmatch(address):
+        raise BadInput(f"--host: got {address!r}; allowed: a host's name or address")
+    command = (
+        [sys.executable, "-"] if address == "localhost" else [*ssh_command(address), "python3", "-"]
+    )
+    try:
+        done = subprocess.run(
+            command,
+            input=SCRIPT,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+            encoding="utf-8",
+        )
+    except FileNotFoundError:
+        raise BadInput("--host: needs ssh, which is not installed here") from None
+    except subprocess.TimeoutExpired:
+        raise unreachable(address, f"no answer in {TIMEOUT_S:g} s") from None
+    if done.returncode != 0:
+        raise unreachable(address, why_ended(done.stderr, done.returncode))
+    try:
+        document = json.loads(done.stdout.strip().splitlines()[-1])
+        return {
+            "cores": int(document["cores"]),
+            "gpus": list(document["gpus"]),
+            "name": str(document["name"]),
+        }
+    except (ValueError, IndexError, KeyError, TypeError):
+        raise unreachable(address, f"answered {done.stdout[:80]!r}") from None
+
+
+def _name(node: str, used: set[str]) -> str:
+    plain = re.sub(r"[^a-z0-9-]+", "-", node.lower()).strip("-")[:50].strip("-") or "host"
+    return next(
+        one for one in (plain, *(f"{plain}-{n}" for n in range(2, 10_000))) if one not in used
+    )
+
+
+def _entries(found: dict[str, Any], address: str) -> list[DeviceEntry]:
+    entries = [DeviceEntry(type="cpu", cores=float(found["cores"]))]
+    kinds: Counter[str] = Counter()
+    for gpu in found["gpus"]:
+        kind = recognise(gpu["name"], gpu["memory_bytes"])
+        if kind is None:
+            progress.emit(
+                "notice",
+                message=f"host {address}: {gpu['name']} is no device type known here; left out",
+            )
+        else:
+            kinds[kind] += 1
+            if other_board(gpu["name"], kind):
+                progress.emit(
+                    "notice",
+                    message=f"host {address}: {gpu['name']} counts as {kind}, whose datasheet is of an SXM board, a faster "
+                    "one; `trainwright calibrate --probes` there corrects its times",
+                )
+    return entries + [DeviceEntry(type=kind, count=count) for kind, count in kinds.items()]

@@ -1,0 +1,310 @@
+"""What the command line shows a person: progress on stderr, tables on stdout. Figures are aligned and carry their unit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+
+from trainwright.tasks import progress
+
+if TYPE_CHECKING:
+    from trainwright.estimator.predict.structure import Structure
+
+_WIDTH = 120
+out = Console(
+    highlight=False, width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else _WIDTH
+)  # of a file or pipe
+err = Console(stderr=True, highlight=False)
+
+_OF_POWER = ("energy_j", "cost")
+STEPS = (
+    "validate",
+    "extract",
+    "estimate",
+    "allocate",
+    "search_lr",
+    "train",
+    "release",
+    "store",
+    "analyze",
+)
+
+
+def seconds(value: float | None) -> str:
+    """0.0123 -> 12.3 ms, 75 -> 1 min 15 s."""
+    if value is None:
+        return "-"
+    if value < 1e-3:
+        return f"{value * 1e6:.0f} us"
+    if value < 1:
+        return f"{value * 1e3:.3g} ms"
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def amount(value: float | None, unit: str = "") -> str:
+    """123456789 FLOP -> 123 MFLOP."""
+    if value is None:
+        return "-"
+    for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale:
+            return f"{value / scale:.3g} {prefix}{unit}".rstrip()
+    return f"{value:.3g} {unit}".rstrip()
+
+
+def size(value: float | None) -> str:
+    """Bytes, in powers of 1024."""
+    if value is None:
+        return "-"
+    for scale, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value:.0f} B"
+
+
+def interval(value: dict[str, float] | None, show: Any) -> str:
+    """median (low to high)."""
+    if value is None:
+        return "-"
+    return f"{show(value['median'])}  ({show(value['low'])} to {show(value['high'])})"
+
+
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()
+) -> None:
+    """Print a table; `right` are the columns of figures."""
+    grid = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+    for number, column in enumerate(columns):
+        grid.add_column(
+            column,
+            justify="right" if number in right else "left",
+            header_style="dim",
+            overflow="fold",
+            no_wrap=number == 0,
+        )
+    for row in rows:
+        grid.add_row(*(escape(cell) for cell in row))
+    out.print(grid)
+    out.print()
+
+
+def facts(title: str, lines: Iterable[tuple[str, str]]) -> None:
+    """Print names and values, a line each; a long value is not broken, so that it can be copied."""
+    out.print(title, style="bold", markup=False)
+    for name, value in lines:
+        out.print(f"  {name:<22} {value}", soft_wrap=True, markup=False)
+    out.print()
+
+
+def layers(structure: Structure, depth: int) -> None:
+    """Print a model's modules as a tree with their counts, and below it the model's totals."""
+    from trainwright.tasks.cli.screens.layer_table import layer_rows
+
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
+    grid.add_column("layer", header_style="dim", overflow="ellipsis", no_wrap=True, ratio=1)
+    grid.add_column("kind", header_style="dim", overflow="ellipsis", no_wrap=True, max_width=24)
+    for name in ("output shape", "parameters", "forward FLOPs"):
+        grid.add_column(name, header_style="dim", justify="right", no_wrap=True)
+    for row in layer_rows(structure, depth):
+        grid.add_row(
+            escape("  " * row.depth + row.name),
+            "" if row.kind == row.name else escape(row.kind),
+            " x ".join(map(str, row.output_shape)) or "-",
+            "-" if row.parameters is None else f"{row.parameters:,}" if row.parameters else "0",
+            "-" if row.forward_flops is None else amount(row.forward_flops),
+            style="dim" if row.parameters is None else "",
+        )
+    out.print(grid)
+    out.print()
+    batch = structure.batch_size
+    fused = any(one.family == "rnn" for one in structure.trace)
+    uncounted = (
+        [("not counted", "FLOPs of fused recurrent layers (nor does torch's FlopCounterMode)")]
+        if fused
+        else []
+    )
+    facts(
+        f"in all, at batch {batch}",
+        [
+            ("parameters", f"{structure.parameters:,}  ({size(structure.parameter_bytes)})"),
+            (
+                "forward",
+                f"{amount(structure.forward_flops_per_sample * batch, 'FLOP')}  "
+                f"({amount(structure.forward_flops_per_sample, 'FLOP')} a sample)",
+            ),
+            (
+                "activations kept",
+                f"{size(structure.activation_bytes_per_sample * batch)}  "
+                f"({size(structure.activation_bytes_per_sample)} a sample)",
+            ),
+            (
+                "most memory of a step",
+                f"{size(structure.peak_bytes(batch))}  ({structure.optimizer}, {structure.precision})",
+            ),
+            ("operations in a step", f"{sum(structure.operations.values()):,}"),
+            ("read by", structure.method),
+            *uncounted,
+        ],
+    )
+
+
+@contextlib.contextmanager
+def working(what: str) -> Iterator[None]:
+    """A spinner while something is done, and a line for each notice that comes meanwhile."""
+
+    def tell(event: dict[str, Any]) -> None:
+        if event["event"] == "notice":
+            err.print(f"note       {event['message']}", markup=False, soft_wrap=True)
+
+    with progress.heard_by(tell), err.status(what):
+        yield
+
+
+class Countdown:
+    """A bar over the seconds of a `calibrate`, moved by its events."""
+
+    def __init__(self, what: str) -> None:
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[note]}"),
+            console=err,
+            transient=True,
+        )
+        self._task = self._progress.add_task(what, total=None, note="loading torch")
+
+    def __enter__(self) -> Countdown:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event["event"] != "calibrate":
+            return
+        done, total = event.get("elapsed_s"), event["budget_s"]
+        if done is None:
+            self._progress.update(self._task, note=escape(event["message"]))
+            return
+        note = f"{done:.0f} of {total:.0f} s  {event['message']}"
+        self._progress.update(
+            self._task, completed=min(done, total), total=total, note=escape(note)
+        )
+
+
+def show_run(document: dict[str, Any]) -> None:
+    """The closing summary of a run."""
+    out.print()
+    lines = [("state", document["state"])]
+    lines += [
+        (name.replace("_", " "), f"{value:.4f}") for name, value in document["metrics"].items()
+    ]
+    if target := document["target"]:
+        reached = {True: "reached", False: "not reached", None: "not known yet"}[
+            document["target_reached"]
+        ]
+        lines.append(("target", f"{target['metric']} {target['value']:g}: {reached}"))
+    if document["learning_rate"] is not None:
+        lines.append(("learning rate", f"{document['learning_rate']:.3g}"))
+        lines.append(("because", document["learning_rate_reason"]))
+        if document["learning_rate_plot"] is not None:
+            lines.append(("its plot", document["learning_rate_plot"]))
+    if document["global_batch_size"] is not None:
+        lines.append(("global batch", str(document["global_batch_size"])))
+    if document["measured"] is None and document["checkpoints"]:
+        lines.append(
+            (
+                "newest checkpoint",
+                f"of step {document['trained_steps']}: {document['checkpoints'][-1]}",
+            )
+        )
+    if document["learned_from"]:
+        lines.append(
+            ("predicted from", f"calibration and {document['learned_from']} earlier run(s)")
+        )
+    if document.get("error"):
+        lines.append(("error", f"{document['error']['kind']}: {document['error']['message']}"))
+    lines.append(("run", document["run"]))
+    if document["report"]:
+        command = "trainwright" if shutil.which("trainwright") else sys.argv[0]
+        lines.append(
+            ("report", f"{command} show {document['run'].rsplit('/', 1)[-1]} --report report.html")
+        )
+    facts(document["job"], lines)
+    predicted, measured = document["predicted"], document["measured"] or {}
+    if predicted:
+        rows = []
+        for label, field, show in (
+            ("step time", "step_time_s", seconds),
+            ("duration", "duration_s", seconds),
+            ("energy", "energy_j", lambda value: amount(value, "J")),
+            ("cost", "cost", lambda value: f"{value:.3g}"),
+        ):
+            value = measured.get(field)
+            if isinstance(value, dict):
+                value = value["median"]
+            inside = ""
+            ends = predicted.get(field) or {"low": 0.0, "high": 0.0}
+            if ends["low"] < ends["high"] and value is not None:  # an emulated device's time is set
+                inside = "inside" if ends["low"] <= value <= ends["high"] else "outside"
+            by = (
+                " by datasheet"
+                if field in _OF_POWER and measured.get("energy_source") == "datasheet"
+                else ""
+            )
+            shown = show(value) + by if value is not None else "-"
+            rows.append((label, interval(predicted.get(field), show), shown, inside))
+        table(
+            "predicted and measured",
+            ("", "predicted (90 % interval)", "measured", "interval"),
+            rows,
+            right=(1, 2),
+        )
+    if document["devices"]:
+        used = [
+            (
+                device["id"],
+                str(device["batch_size"]),
+                seconds((device["step_time_s"] or {}).get("median")),
+                seconds(device["wait_s"]),
+                size(device["peak_memory_bytes"]),
+                f"{device['samples']:,}",
+                device["share"],
+            )
+            for device in document["devices"]
+        ]
+        columns = ("device", "batch", "own step time", "waited", "memory", "samples", "held by")
+        table("devices", columns, used, right=(1, 2, 3, 4, 5))
+    if document["steps"]:
+        known = [(name, document["steps"][name]) for name in STEPS if name in document["steps"]]
+        took = [(name, seconds(value)) for name, value in known] + [
+            ("all", seconds(sum(value for _, value in known)))
+        ]
+        table("steps", ("step", "took"), took, right=(1,))

@@ -1,0 +1,156 @@
+"""A run as a person follows it on stderr: a line for each finished step, and what is being done at the moment below."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+
+from trainwright.tasks.cli.screens.console import amount, err, seconds, size
+from trainwright.tasks.cli.screens.train_view import TrainView
+from trainwright.tasks.errors import Interrupted
+
+
+class Watch:
+    """Shows the events of a run: one line for each finished step, a bar while it works."""
+
+    def __init__(self) -> None:
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(24),
+            TextColumn("{task.fields[note]}"),
+        )
+        self._progress = Progress(*columns, console=err, auto_refresh=False)
+        self._task: TaskID | None = None
+        self._noticed = ""
+        self._training = TrainView()
+        self._live = Live(
+            console=err, get_renderable=self._now, refresh_per_second=4, transient=True
+        )
+
+    def _now(self) -> RenderableType:
+        return Group(self._progress, self._training) if self._training.training else self._progress
+
+    def __enter__(self) -> Watch:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        self._training.take(event)
+        if kind == "run":
+            self._line(f"run        {event['run']}")
+        elif kind == "notice":
+            if event["message"] != self._noticed:  # each rank may say it
+                self._line(f"note       {event['message']}")
+            self._noticed = event["message"]
+        elif kind == "rank" and event["state"] != "loaded":
+            self._line(f"lost       rank {event['rank']} ({event['device']}) {event['state']}")
+        elif kind == "world":
+            self._line(f"ranks      training goes on with {len(event['ranks'])}")
+        elif kind == "queue" and "place" in event:
+            held = f"; held by {event['held_by']}" if event.get("held_by") else ""
+            self._line(f"queue      place {event['place']} of {event['waiting']}{held}")
+        elif kind == "preload":
+            share = event["bytes"] / max(1, event["of"])
+            self._begin(f"data to {event['host']}: {share:.0%} of {event['of'] / 1e6:.1f} MB")
+        elif kind == "stage":
+            self._begin(f"starting {event['name']}")
+        elif kind == "step":
+            self._step(event)
+        elif kind == "epoch":
+            figures = "  ".join(
+                f"{name} {event[name]:.4f}"
+                for name in ("train_loss", "loss", "accuracy")
+                if event.get(name) is not None
+            )
+            self._line(f"           epoch {event['epoch'] + 1:>3}  {figures}")
+        elif kind == "split":
+            self._line(
+                f"           split {event.get('batch_sizes')} from step {event.get('step')}: {event.get('reason', '')}"
+            )
+        elif kind == "train":
+            if not err.is_terminal and (line := self._training.due_line()) is not None:
+                self._line(f"           {line}")
+        elif self._task is not None:
+            self._update(event)
+
+    def _step(self, event: dict[str, Any]) -> None:
+        name = event["name"]
+        if event["state"] == "started":
+            self._begin(name)
+            return
+        self._end()
+        if event["state"] == "failed":
+            self._line(
+                f"{name:<10} {'stopped' if event['error']['kind'] == Interrupted.kind else 'failed'}"
+            )
+        elif name != "release":
+            self._line(f"{name:<10} {event['seconds']:6.1f} s  {_summary(name, event['summary'])}")
+
+    def _update(self, event: dict[str, Any]) -> None:
+        assert self._task is not None
+        done, total = event.get("step"), event.get("steps")
+        note = "  ".join(
+            text
+            for text in (
+                f"step {done}/{total}" if done is not None and total else "",
+                f"loss {event['loss']:.4f}" if event.get("loss") is not None else "",
+                str(event.get("message", "")),
+            )
+            if text
+        )
+        self._progress.update(self._task, completed=done, total=total, note=escape(note))
+
+    def _begin(self, name: str) -> None:
+        self._end()
+        self._task = self._progress.add_task(name, total=None, note="")
+
+    def _end(self) -> None:
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+            self._task = None
+
+    def _line(self, text: str) -> None:
+        err.print(escape(text), soft_wrap=True)
+
+
+def _summary(name: str, event: dict[str, Any]) -> str:
+    if name == "validate":
+        return f"{event['rows']} rows meet {event['expectations']} expectations ({event['suite']})"
+    if name == "extract":
+        return f"{event['parameters']:,} parameters, {amount(event['forward_flops_per_sample'], 'FLOP')} a sample"
+    if name == "estimate":
+        learned = (
+            f", corrected by {event['learned_from']} earlier run(s)"
+            if event["learned_from"]
+            else ""
+        )
+        return f"{event['device_kinds']} kind(s) of device, {event['mode']}{learned}"
+    if name == "allocate":
+        split = ", ".join(f"{device} {batch}" for device, batch in event["devices"].items())
+        return f"global batch {event['global_batch_size']} ({split}), about {seconds(event['predicted_duration_s'])} of training"
+    if name == "search_lr":
+        low, high = event["interval"]
+        between = f"{low:.2g} to {high:.2g}, " if low < high else ""
+        return f"learning rate {event['learning_rate']:.3g} ({between}{event['source']})"
+    if name == "train":
+        return ", ".join(f"{metric} {value:.4f}" for metric, value in event["metrics"].items())
+    if name == "store":
+        return f"{event['files']} files, {size(event['bytes'])}, sealed and verified"
+    if name == "analyze":
+        return f"compared with {event['runs_compared']} earlier run(s)"
+    return ""

@@ -1,0 +1,52 @@
+"""Commands for the embedded stack: up, status, down."""
+
+from __future__ import annotations
+
+from trainwright.tasks.cli.options import Debug, Json, print_json
+
+
+def up(as_json: Json = False, debug: Debug = False) -> None:
+    """Start the embedded stack: S3 server, Airflow with its UI."""
+    from trainwright.infra import local
+    from trainwright.tasks.cli.screens import console
+    from trainwright.tasks.errors import ServiceUnreachable
+    from trainwright.tasks.settings import dags_folder, settings
+
+    try:
+        with console.err.status("starting the S3 server and Airflow (a minute the first time)"):
+            local.up(settings().home, dags_folder())
+    except (OSError, TimeoutError) as error:
+        raise ServiceUnreachable(str(error)) from error
+    _stack(as_json)
+
+
+def status(as_json: Json = False, debug: Debug = False) -> None:
+    """Say what of the embedded stack runs, and where."""
+    _stack(as_json)
+
+
+def down(as_json: Json = False, debug: Debug = False) -> None:
+    """Stop the embedded stack; what it stored stays."""
+    from trainwright.infra import local
+    from trainwright.tasks.cli.screens import console
+    from trainwright.tasks.settings import settings
+
+    with console.err.status("stopping Airflow and the S3 server"):
+        local.down(settings().home)
+    _stack(as_json)
+
+
+def _stack(as_json: bool) -> None:
+    from trainwright.infra import local
+    from trainwright.tasks.cli.screens import console
+    from trainwright.tasks.settings import settings
+
+    services = local.status(settings().home)
+    if as_json:
+        print_json({"services": services})
+        return
+    rows = [(one["name"], one["state"], one.get("address") or "") for one in services]
+    console.table("embedded stack", ("service", "state", "address"), rows)
+    for one in services:
+        if one.get("note"):
+            console.out.print(f"  {one['name']}: {one['note']}", soft_wrap=True, markup=False)

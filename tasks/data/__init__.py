@@ -1,0 +1,1 @@
+"""Data as a model gets it: sources, file formats, splits."""

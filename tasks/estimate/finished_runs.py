@@ -1,0 +1,179 @@
+"""The calibration set of a device type in the store: one object for each finished run, written once, never changed.
+
+    <store>/calibrations/<device type>/runs/<run id>.json
+
+A run appends to it in step `store`; the next prediction reads it (`estimator.experience` says what it makes of it). Objects that
+were read are kept under the trainwright home, so that each is fetched once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from trainwright.estimator.predict.correction import SCHEMA_VERSION, Finding, FinishedRun
+from trainwright.tasks import progress
+from trainwright.tasks.errors import ServiceUnreachable
+from trainwright.tasks.runs.artefacts import (
+    DeviceResult,
+    Estimate,
+    Plan,
+    PlannedDevice,
+    Result,
+    split_since,
+)
+from trainwright.tasks.runs.run import Run
+from trainwright.tasks.settings import settings
+from trainwright.tasks.spec.documents import one_line
+from trainwright.tasks.storage.folder import FolderStore
+from trainwright.tasks.storage.objects import ObjectInfo, ObjectStore, open_store
+
+NEWEST = 100
+_NAME = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6}\.json")
+_LARGEST_BYTES = 1_000_000
+
+
+def append(run: Run) -> list[str]:
+    """Add what a trained run measured to the sets of its device types, each once; the URIs of the objects.
+
+    Nothing is learned from emulated devices, and of those that no calibration predicted.
+    """
+    findings: dict[str, list[Finding]] = {}
+    result, plan, predicted = run.read(Result), run.read(Plan), run.read(Estimate)
+    steps = result.steps - split_since(
+        result.split_events, [device.batch_size for device in plan.devices]
+    )
+    for planned, device in zip(plan.devices, result.devices, strict=True):
+        finding = _finding(predicted, result, planned, device, plan.accumulation, steps)
+        if finding is not None:
+            findings.setdefault(planned.type, []).append(finding)
+    written = []
+    for device_type, found in findings.items():
+        objects, name = _objects(run.store_uri, device_type), f"{run.id}.json"
+        document = FinishedRun(run=run.uri, device_type=device_type, findings=tuple(found))
+        objects.create(name, document.model_dump_json(indent=1).encode())
+        written.append(f"{objects.uri}/{name}")
+    return written
+
+
+def _finding(
+    predicted: Estimate,
+    result: Result,
+    planned: PlannedDevice,
+    device: DeviceResult,
+    pieces: int,
+    steps: int,
+) -> Finding | None:
+    """What a device did beside what its calibration alone says of it; None where there is nothing to compare.
+
+    Of a step in `pieces` micro-batches: what one of them took, the sum of gradients that is kept meanwhile taken away. So many
+    `steps` had the batch that the device has at the end.
+    """
+    try:
+        curve = predicted.curve(planned)
+    except KeyError:  # a replayed plan, made for other devices
+        return None
+    if planned.type == "cpu" and not planned.local:  # of a processor that may be another
+        return None
+    time_knots = curve.calibrated_time_knots or curve.time_knots
+    took = device.step_time_s
+    if curve.basis is None or time_knots is None or took is None or took.median <= 0:
+        return None
+    if result.versions.get("torch") != curve.basis.torch:  # continued elsewhere
+        return None
+    of_this_plan = [
+        one for one in result.split_events if len(one.batch_sizes) == len(result.devices)
+    ]
+    largest = max(
+        device.batch_size,
+        planned.batch_size,
+        *(one.batch_sizes[device.rank] for one in of_this_plan),
+    )
+    size, largest = math.ceil(device.batch_size / pieces), math.ceil(largest / pieces)
+    predicted_s, predicted_bytes = time_knots(size), curve.memory_bytes(largest)
+    measured_bytes = device.peak_memory_bytes - (predicted.gradient_bytes if pieces > 1 else 0.0)
+    if size < 1 or predicted_s <= 0 or predicted_bytes <= 0 or measured_bytes <= 0:
+        return None
+    return Finding(
+        basis=curve.basis,
+        cores=planned.cores,
+        batch_size=size,
+        steps=max(1, steps),
+        predicted_step_time_s=predicted_s,
+        predicted_loop_s=curve.loop_part_s(size),
+        measured_step_time_s=took * (1 / pieces),
+        memory_batch_size=largest,
+        predicted_peak_memory_bytes=predicted_bytes,
+        kept_bytes=curve.kept_bytes,
+        measured_peak_memory_bytes=measured_bytes,
+    )
+
+
+def read(store_uri: str, device_types: Iterable[str]) -> list[FinishedRun]:
+    """What the newest runs found out about these device types; what can't be read is left out with a notice.
+
+    Raises ServiceUnreachable where the store is.
+    """
+    return [
+        one
+        for device_type in sorted(set(device_types))
+        for one in _read_type(store_uri, device_type)
+    ]
+
+
+def _read_type(store_uri: str, device_type: str) -> list[FinishedRun]:
+    objects = _objects(store_uri, device_type)
+    named = [item for item in objects.list() if _NAME.fullmatch(item.key)]
+    kept = (
+        settings().home / "calibration-sets" / hashlib.sha256(objects.uri.encode()).hexdigest()[:16]
+    )
+    found = []
+    for item in named[-NEWEST:]:  # ids begin with the time
+        try:
+            found.append(
+                _kept(kept / item.key, device_type) or _fetched(objects, item, device_type, kept)
+            )
+        except FileNotFoundError:
+            continue  # deleted since it was listed
+        except (ValueError, OSError) as error:
+            why = one_line(error) if isinstance(error, ValidationError) else error
+            progress.emit(
+                "notice", message=f"{objects.uri}/{item.key}: nothing is learned from it: {why}"
+            )
+    return found
+
+
+def _kept(copy: Path, device_type: str) -> FinishedRun | None:
+    """The copy of an object, which does not change; None where there is none, or it is damaged."""
+    try:
+        return _parsed(copy.read_bytes(), device_type)
+    except (ValueError, OSError):
+        return None
+
+
+def _fetched(objects: ObjectStore, item: ObjectInfo, device_type: str, folder: Path) -> FinishedRun:
+    if item.size > _LARGEST_BYTES:
+        raise ValueError(f"larger than {_LARGEST_BYTES} bytes")
+    data = objects.get(item.key)
+    found = _parsed(data, device_type)
+    with contextlib.suppress(ServiceUnreachable):  # no copy can be written: it is fetched again
+        FolderStore(folder).put(item.key, data)
+    return found
+
+
+def _parsed(data: bytes, device_type: str) -> FinishedRun:
+    found = FinishedRun.model_validate_json(data)
+    if found.schema_version > SCHEMA_VERSION or found.device_type != device_type:
+        raise ValueError(f"has schema version {found.schema_version} and is of {found.device_type}")
+    return found
+
+
+def _objects(store_uri: str, device_type: str) -> ObjectStore:
+    open_store(store_uri)  # what is wrong with it is told in its own words
+    return open_store(f"{store_uri.rstrip('/')}/calibrations/{device_type}/runs")

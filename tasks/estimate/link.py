@@ -1,0 +1,80 @@
+"""The link between ranks of this machine: measured at first use, kept under the trainwright home, renewed by `calibrate`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from trainwright.estimator.machine import machine_key
+from trainwright.estimator.measure.all_reduce import measure_link, save
+from trainwright.estimator.predict.communication import Link
+from trainwright.infra.lock import locked
+from trainwright.tasks import progress
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.settings import settings
+
+LINK_S = 1.5
+"""Loading torch in two processes comes on top: the whole is to stay below 6 s."""
+
+
+def link_file() -> Path:
+    """Where this machine's link between ranks is kept, once measured."""
+    return settings().home / "links" / f"cpu-{machine_key()}.json"
+
+
+def link_for_this_machine() -> Link:
+    """The link between ranks of this machine, from the cache or measured now (under 6 s).
+
+    Raises TrainwrightError where it can't be measured.
+    """
+    path = link_file()
+    if (known := _kept_link(path)) is not None:
+        return known
+    with _link_lock(path):
+        if (known := _kept_link(path)) is not None:  # another process has measured it meanwhile
+            return known
+        progress.emit(
+            "notice",
+            message=f"measuring all-reduce on this machine, once, for about {LINK_S + 3:.0f} s",
+        )
+        return _measured_link(path)
+
+
+def renew_link() -> Link:
+    """The link between ranks of this machine, measured now and kept for every estimate. Raises as `link_for_this_machine`."""
+    path = link_file()
+    with _link_lock(path):
+        return _measured_link(path)
+
+
+def _measured_link(path: Path) -> Link:
+    link = measure_link(budget_s=LINK_S)
+    save(link, path)
+    return link
+
+
+def _kept_link(path: Path) -> Link | None:
+    if not path.exists():
+        return None
+    try:
+        return Link.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        progress.emit(
+            "notice", message=f"link: {path}: is not a link, or was cut short: measuring again"
+        )
+        return None
+
+
+@contextlib.contextmanager
+def _link_lock(path: Path) -> Iterator[None]:
+    """One process at a time measures the link: two would disturb each other."""
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(path.with_name(f"{path.name}.lock"), wait=True))
+        except OSError as error:
+            raise BadInput(f"link: {path}: can't be written ({error.strerror})") from None
+        yield

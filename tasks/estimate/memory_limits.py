@@ -1,0 +1,44 @@
+"""What a run's devices were seen to hold: where one ran out of memory, the run's estimate says so, and the next plan heeds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainwright.estimator.predict.curves import DeviceCurve
+from trainwright.tasks.runs.artefacts import Estimate, Plan
+from trainwright.tasks.runs.run import Run
+
+Variant = tuple[str, float | None, float | None]
+
+
+def note(run: Run, plan: Plan, most_batch_sizes: Mapping[str, int]) -> None:
+    """Of a plan's devices, by id, the largest shares of a step that fit; what holds for one holds for all of its kind."""
+    seen: dict[Variant, int] = {}
+    for device in plan.devices:
+        if device.id in most_batch_sizes:
+            most = most_batch_sizes[device.id] // plan.accumulation
+            seen[device.variant] = min(most, seen.get(device.variant, most))
+    run.write(_limited(run.read(Estimate), seen))
+
+
+def carried_over(found: Estimate, before: Estimate | None) -> Estimate:
+    """A new estimate of a run, with what the one before had seen."""
+    curves = before.curves if before is not None else []
+    return _limited(
+        found,
+        {_variant(one): one.most_batch_size for one in curves if one.most_batch_size is not None},
+    )
+
+
+def _limited(estimate: Estimate, seen: Mapping[Variant, int]) -> Estimate:
+    curves = [
+        curve.model_copy(update={"most_batch_size": seen[_variant(curve)]})
+        if _variant(curve) in seen
+        else curve
+        for curve in estimate.curves
+    ]
+    return estimate.model_copy(update={"curves": curves})
+
+
+def _variant(curve: DeviceCurve) -> Variant:
+    return curve.device_type, curve.cores, curve.speed

@@ -1,0 +1,102 @@
+"""Step `estimate`: what a training step costs on every kind of device that the job may use."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from trainwright.estimator.devices import HOST_MEMORY_TYPES
+from trainwright.estimator.predict.calibration import Calibration
+from trainwright.estimator.predict.communication import HOROVOD_CYCLE_S
+from trainwright.estimator.predict.correction import FinishedRun, learn
+from trainwright.estimator.predict.curves import Mode
+from trainwright.estimator.predict.loop_cost import in_training
+from trainwright.estimator.predict.step_time import predict_curve
+from trainwright.estimator.predict.structure import Structure
+from trainwright.infra.memory_limit import usable_memory_bytes
+from trainwright.tasks import progress
+from trainwright.tasks.estimate.calibrate import calibration_for
+from trainwright.tasks.estimate.link import link_for_this_machine
+from trainwright.tasks.runs.artefacts import Estimate
+from trainwright.tasks.spec.pool import Device, Power
+
+_VAGUEST: tuple[Mode, ...] = ("datasheet", "few-shot", "calibrated")
+
+
+def estimate(
+    structure: Structure,
+    devices: Sequence[Device],
+    calibrations: Sequence[Calibration] = (),
+    power: Mapping[str, Power] | None = None,
+    backend: Literal["auto", "horovod", "torch"] = "auto",
+    finished: Sequence[FinishedRun] = (),
+    store: str | None = None,
+) -> Estimate:
+    """One curve for each kind of device, by its calibration where one is given (a CPU's for its threads).
+
+    A curve is of a step of training: with what the loop adds to the model's own, where the calibration has measured that.
+
+    Without one, CPUs are measured, and GPUs are predicted by their datasheet. The memory of this machine's CPUs is limited by
+    its own and by the container's, and so is that of alike CPUs of other hosts; else none of theirs is known. They are predicted
+    as this machine's are. Notices say so.
+
+    Where two devices or more are on this machine, its link between ranks is measured too. `backend` is the collectives'
+    library, as the job names it. `finished` runs correct the curves of their devices' types. `store`
+    is the URI of the store in which other machines leave their calibrations.
+    """
+    here = {one.variant for one in devices if one.local}
+    if far := sorted(
+        {one.host for one in devices if one.type in HOST_MEMORY_TYPES and one.variant not in here}
+    ):
+        progress.emit(
+            "notice",
+            message=f"memory of {', '.join(far)}: not known; no limit of theirs is planned for",
+        )
+    if unlike := sorted({one.host for one in devices if one.type == "cpu" and not one.local}):
+        progress.emit(
+            "notice", message=f"CPUs of {', '.join(unlike)}: predicted as this machine's are"
+        )
+    known = {_measured_as(one.device_type, one.threads): one for one in calibrations}
+    curves, sources = [], {}
+    for device in {
+        device.variant: device for device in sorted(devices, key=lambda one: one.local)
+    }.values():
+        threads = device.threads
+        name = _measured_as(device.type, threads)
+        calibration = known.get(name)
+        if calibration is None and device.type == "cpu":
+            calibration = known[name] = calibration_for(threads, store)
+        if calibration is not None:
+            sources[name] = calibration.sha256()
+        override = (power or {}).get(device.type)
+        curve = predict_curve(
+            structure,
+            calibration,
+            device_type=device.type,
+            cores=device.cores,
+            speed=device.speed,
+            power_w=(override.idle_w, override.load_w) if override else None,
+        )
+        if calibration is not None and calibration.loop is not None:
+            curve = in_training(curve, structure, calibration.loop)
+        if curve.memory_limit_bytes is None and device.local:
+            curve = curve.model_copy(update={"memory_limit_bytes": float(usable_memory_bytes())})
+        curves.append(learn(curve, finished))
+    horovod = backend != "torch" and importlib.util.find_spec("horovod") is not None
+    modes = {curve.mode for curve in curves}
+    return Estimate(
+        mode=next((mode for mode in _VAGUEST if mode in modes), "calibrated"),
+        curves=curves,
+        learned_from=max((curve.learned_from for curve in curves), default=0),
+        gradient_bytes=structure.parameter_bytes
+        * (2 if structure.precision == "bf16" else 1),  # summed in fp32
+        calibrations=sources,
+        local_link=link_for_this_machine() if sum(device.local for device in devices) > 1 else None,
+        cycle_s=HOROVOD_CYCLE_S if horovod else 0.0,
+    )
+
+
+def _measured_as(device_type: str, threads: int) -> str:
+    """What a calibration is of: a device type, of a CPU so many threads."""
+    return f"cpu, {threads} thread(s)" if device_type == "cpu" else device_type

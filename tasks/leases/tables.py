@@ -1,0 +1,105 @@
+"""The SQL under leases and queue: the tables, the clock, whose rows are still alive. How they are changed: `database`.
+
+Times are seconds since the epoch, by the database's clock where it has one of its own (PostgreSQL), so that machines whose clocks
+differ agree on what has expired.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import dataclass
+
+import psutil
+import sqlalchemy as sql
+from sqlalchemy.engine import Connection
+
+_metadata = sql.MetaData()
+
+
+def _owner() -> list[sql.Column[object]]:
+    """Who a row belongs to, and how long it lives without a heartbeat. With `pid`, it ends with that process."""
+    return [
+        sql.Column("holder", sql.String(400), nullable=False),
+        sql.Column("machine", sql.String(300), nullable=False),
+        sql.Column("pid", sql.Integer),
+        sql.Column("process_started", sql.Float),
+        sql.Column("expires_at", sql.Float, nullable=False),
+    ]
+
+
+leases = sql.Table(
+    "leases",
+    _metadata,
+    sql.Column("resource", sql.String(400), primary_key=True),
+    sql.Column("run", sql.String(1000), nullable=False),
+    sql.Column("token", sql.Integer, nullable=False),
+    *_owner(),
+    sql.Column("priority", sql.Integer, nullable=False, server_default="0"),
+    sql.Column("revoked_by", sql.String(1000)),
+)
+tokens = sql.Table("tokens", _metadata, sql.Column("id", sql.Integer, primary_key=True))
+waiters = sql.Table(
+    "waiters",
+    _metadata,
+    sql.Column("run", sql.String(700), primary_key=True),
+    *_owner(),
+    sql.Column("priority", sql.Integer, nullable=False),
+    sql.Column("deadline_at", sql.Float),
+    sql.Column("enqueued_at", sql.Float, nullable=False),
+    sql.Column("needed", sql.Integer, nullable=False),
+    sql.Column("wanted", sql.JSON, nullable=False),
+)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who takes a lease. With a `pid` (of this machine), the lease ends when that process does."""
+
+    name: str
+    pid: int | None = None
+
+    def row(self, until: float) -> dict[str, object]:
+        """The columns that say whose a row is."""
+        return {
+            "holder": self.name,
+            "machine": socket.gethostname(),
+            "pid": self.pid,
+            "expires_at": until,
+            "process_started": process_started(self.pid) if self.pid is not None else None,
+        }
+
+
+def clock(connection: Connection) -> float:
+    """Now."""
+    if connection.dialect.name == "postgresql":
+        return float(connection.execute(sql.select(moment(connection))).scalar_one())
+    return time.time()
+
+
+def moment(connection: Connection) -> sql.ColumnElement[float]:
+    """Now, for use within a statement: the database's own clock where it has one."""
+    if connection.dialect.name == "postgresql":
+        return sql.cast(sql.func.extract("epoch", sql.func.clock_timestamp()), sql.Float)
+    return sql.literal(time.time(), sql.Float)
+
+
+def process_started(pid: int) -> float | None:
+    """When a process began; None where it is dead, whether or not its parent has noticed."""
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
+    except psutil.NoSuchProcess:
+        return None
+
+
+def alive(row: sql.Row[tuple[object, ...]], now: float) -> bool:
+    """Whether a row still counts: its time has not run out, and its process, where it is of this machine, lives."""
+    if row.expires_at <= now:
+        return False
+    if row.pid is None or row.machine != socket.gethostname():
+        return True
+    started = process_started(row.pid)
+    return started is not None and (
+        row.process_started is None or abs(started - row.process_started) < 1.0
+    )

@@ -1,0 +1,322 @@
+"""The run folder: `<store>/runs/<job name>/<run id>/`, the only truth about a run.
+
+Every step reads what it needs from there and adds one artefact. A run without manifest.json is not finished; running the
+job again continues it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.trace import source as model_source
+from trainwright.tasks import progress
+from trainwright.tasks.errors import BadInput, CorruptArtefact
+from trainwright.tasks.leases.ledger import Holder, Ledger
+from trainwright.tasks.runs.artefacts import Manifest, Result, RunJob, Status
+from trainwright.tasks.settings import settings
+from trainwright.tasks.spec.documents import one_line, validated
+from trainwright.tasks.spec.job import Job, JobName
+from trainwright.tasks.storage.objects import ObjectStore, open_store
+
+_URI = re.compile(
+    r"^(?P<store>(s3|file)://.+)/runs/(?P<job>[a-z0-9-]{1,63})/(?P<id>[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6})/?$"
+)
+
+
+_SOURCE = "source/source.json"
+_AFRESH = "; where the run is unfinished, --new begins another"
+MOST_CHANGES = 3
+"""So many of the differences between two jobs are named."""
+
+
+class _File(Protocol):
+    FILE: str
+
+
+AnyArtefact = TypeVar("AnyArtefact", bound=BaseModel)
+
+
+class Run:
+    """A run folder. `objects` is rooted at it: the key `plan.json` is the run's plan."""
+
+    def __init__(self, uri: str) -> None:
+        match = _URI.match(uri)
+        if match is None:
+            raise BadInput(
+                f"run: got {uri!r}; allowed: <store>/runs/<job name>/<run id>, as `trainwright runs` lists them"
+            )
+        self.uri = uri.rstrip("/")
+        self.store_uri, self.job_name, self.id = match["store"], match["job"], match["id"]
+        self.objects: ObjectStore = open_store(self.uri)
+
+    def __repr__(self) -> str:
+        return f"Run({self.uri!r})"
+
+    def read(self, kind: type[AnyArtefact]) -> AnyArtefact:
+        """An artefact. Raises FileNotFoundError where it is not there yet, CorruptArtefact where it can't be read."""
+        file = _file(kind)
+        try:
+            return kind.model_validate_json(
+                self.objects.get(file), extra="ignore"
+            )  # a later version's fields
+        except ValidationError as error:
+            raise CorruptArtefact(f"{self.uri}/{file}: {one_line(error)}{_AFRESH}") from error
+
+    def find(self, kind: type[AnyArtefact]) -> AnyArtefact | None:
+        """An artefact, or None where it is not there yet."""
+        try:
+            return self.read(kind)
+        except FileNotFoundError:
+            return None
+
+    def has(self, kind: type[BaseModel]) -> bool:
+        """Whether an artefact is there."""
+        return any(item.key == _file(kind) for item in self.objects.list(_file(kind)))
+
+    def write(self, artefact: BaseModel) -> None:
+        """Add an artefact (or replace it, where a step is done again)."""
+        self.objects.put(_file(type(artefact)), artefact.model_dump_json(indent=1).encode())
+
+    def exists(self) -> bool:
+        """Whether the run was created."""
+        return self.has(RunJob)
+
+    def finished(self) -> bool:
+        """Whether the run is sealed."""
+        return self.has(Manifest)
+
+    def job(self) -> Job:
+        """The job as it runs."""
+        return self.read(RunJob)
+
+    def root(self) -> ObjectStore:
+        """The whole store."""
+        return open_store(self.store_uri)
+
+    @property
+    def hold(self) -> str:
+        """The ledger's name for the right to work on this job's runs."""
+        return f"{self.store_uri}/runs/{self.job_name}"
+
+    @property
+    def work_path(self) -> Path:
+        """Where the run's steps work, if they do so on this machine; it is not made."""
+        return settings().home / "work" / self.job_name / self.id
+
+    def work_folder(self) -> Path:
+        """The local folder for what a step needs on disk, made; it can be lost at any time."""
+        folder = self.work_path
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def source(self) -> tuple[Path, str]:
+        """A local copy of the model's source, verified, and its entry point. Raises BadInput where the job has no model."""
+        entry, files = self.stored_source()
+        if not files:
+            raise BadInput("model: missing in the job, and needed by this step")
+        folder = self.work_folder() / "source"
+        for name, data in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        return folder, entry
+
+    def stored_source(self) -> tuple[str, dict[str, bytes]]:
+        """The model's entry point and its files, as `estimator.source.snapshot` found them; none where there is no model.
+
+        Raises CorruptArtefact where they are not what was stored.
+        """
+        try:
+            listing = json.loads(self.objects.get(_SOURCE))
+        except FileNotFoundError:
+            return "", {}
+        except ValueError:
+            raise CorruptArtefact(f"{self.uri}/{_SOURCE}: not JSON{_AFRESH}") from None
+        try:
+            files = {name: self.objects.get(f"source/{name}") for name in listing["files"]}
+            whole = model_source.digest(files) == listing["sha256"]
+        except (FileNotFoundError, KeyError, TypeError):
+            whole = False
+        if not whole:
+            raise CorruptArtefact(
+                f"{self.uri}/source: changed since the run was created (sha256 differs){_AFRESH}"
+            )
+        return str(listing["entry"]), files
+
+    def status(self) -> Status:
+        """How far the run is."""
+        try:
+            return self.read(Status)
+        except FileNotFoundError:
+            raise CorruptArtefact(f"{self.uri}/{Status.FILE}: missing") from None
+
+    def note(self, **changes: Any) -> Status:
+        """Change the status: state, step, error, steps."""
+        status = self.status().model_copy(update={"updated_at": now(), **changes})
+        self.write(status)
+        return status
+
+
+def _file(kind: type[BaseModel]) -> str:
+    return str(getattr(kind, "FILE", Structure.FILE if kind is Structure else ""))
+
+
+def now() -> str:
+    """This moment, UTC, to the millisecond, as artefacts write it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def list_runs(store_uri: str, job_name: str | None = None) -> list[Run]:
+    """The runs of a store, or of one job in it, newest first."""
+    store = open_store(store_uri)
+    jobs = [job_name] if job_name is not None else list(store.folders("runs/"))
+    found = []
+    for job in jobs:
+        for identifier in store.folders(f"runs/{job}/"):
+            if _URI.match(uri := f"{store.uri}/runs/{job}/{identifier}"):
+                found.append(Run(uri))
+    return sorted(found, key=lambda run: run.id, reverse=True)
+
+
+def newest_finished(job_name: str | None = None) -> list[Run]:
+    """The newest sealed run of every job of the store, or of one. Raises BadInput for what is no job's name."""
+    if job_name is not None:
+        validated(JobName, {"name": job_name}, "job")
+    found: dict[str, Run] = {}
+    for run in list_runs(settings().store, job_name):
+        if run.job_name not in found and run.finished():
+            found[run.job_name] = run
+    return list(found.values())
+
+
+def open_run(
+    job: Job,
+    store_uri: str,
+    holder: Holder,
+    *,
+    new: bool = False,
+    worker: str | None = None,
+    lacking: type[BaseModel] | None = None,
+) -> Run:
+    """The run that works on this job: its newest unfinished one with an identical job and source, or a new one.
+
+    A new one with `new`; with `worker`, too, where the unfinished one was last worked on by another; with `lacking`, where it
+    has this artefact already.
+
+    Takes the hold on the job first, so that of two callers one gets it. Raises RunHeld with the other's name.
+    """
+    ledger = Ledger(settings().ledger_url)
+    store = open_store(store_uri)
+    fresh = Run(f"{store.uri}/runs/{job.name}/{_new_id()}")
+    ledger.take([fresh.hold], holder, fresh.uri)
+    try:
+        entry, files = model_source.snapshot(job.model.source) if job.model else ("", {})
+        run = fresh if new else _unfinished(job, store.uri, files, worker, lacking) or fresh
+        if run is not fresh:
+            ledger.release(fresh.uri, [fresh.hold])
+            ledger.take([run.hold], holder, run.uri)  # RunHeld where another was quicker
+            try:
+                run.note(state="running", holder=holder.name, error=None)
+            except BaseException:
+                ledger.release(run.uri, [run.hold], holder=holder.name)
+                raise
+            return run
+        if files:
+            for name, data in files.items():
+                run.objects.put(f"source/{name}", data)
+            listing = {"entry": entry, "sha256": model_source.digest(files), "files": sorted(files)}
+            run.objects.put(_SOURCE, json.dumps(listing, indent=1).encode())
+        moment = now()
+        run.write(Status(state="running", holder=holder.name, started_at=moment, updated_at=moment))
+        run.write(RunJob.model_validate(job.model_dump(mode="json")))
+        return run
+    except BaseException:
+        ledger.release(fresh.uri)
+        raise
+
+
+def _new_id() -> str:
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+
+
+def _unfinished(
+    job: Job,
+    store_uri: str,
+    files: dict[str, bytes],
+    worker: str | None,
+    lacking: type[BaseModel] | None,
+) -> Run | None:
+    other: str | None = None
+    for run in list_runs(store_uri, job.name):
+        stored = run.find(RunJob)
+        if stored is None:
+            continue  # killed while it was created
+        if run.finished() and run.status().state == "success":
+            break  # only the newest finished run's successors count; one that is sealed may still lack its report
+        if worker not in (None, run.status().holder):
+            continue
+        changed = _changed_fields(stored.model_dump(exclude={"schema_version"}), job.model_dump())
+        changed = changed or _changed_files(run.stored_source()[1], files)
+        if not changed:
+            return None if lacking is not None and run.has(lacking) else run
+        shown = ", ".join(changed[:MOST_CHANGES]) + (
+            f" and {more} more" if (more := len(changed) - MOST_CHANGES) > 0 else ""
+        )
+        other = (
+            other or f"{run.uri} is unfinished, and was begun with other {shown}: a new run begins"
+        )
+    if other is not None:
+        progress.emit("notice", message=other)
+    return None
+
+
+def _changed_fields(before: Any, now: Any, name: str = "") -> list[str]:
+    """The fields of a document that are other than before."""
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        return [] if before == now else [name]
+    lacks = object()
+    changed = [
+        _changed_fields(before.get(key, lacks), now.get(key, lacks), f"{name}.{key}".strip("."))
+        for key in {**before, **now}
+    ]
+    return [field for fields in changed for field in fields]
+
+
+def _changed_files(before: dict[str, bytes], now: dict[str, bytes]) -> list[str]:
+    """The modules of the model's folder that are other than before, new or gone."""
+    return sorted(
+        f"source/{name}" for name in {**before, **now} if before.get(name) != now.get(name)
+    )
+
+
+def replayed(run_uri: str, job: Job) -> str:
+    """The URI of a run to replay, checked: finished training, the same job. Raises BadInput."""
+    earlier = Run(run_uri)
+    if not earlier.exists() or earlier.find(Result) is None:
+        raise BadInput(f"--replay: got {run_uri}; allowed: a run whose training has finished")
+    if earlier.job_name != job.name:
+        raise BadInput(f"--replay: got a run of job {earlier.job_name}; allowed: one of {job.name}")
+    return earlier.uri
+
+
+def resolve(given: str, store: str | None = None) -> Run:
+    """The run of a URI, or of an id as `runs` prints it. Raises BadInput where there is none."""
+    if "://" in given:
+        run = Run(given)
+        if not run.exists():
+            raise BadInput(f"run: got {given}; there is no such run")
+        return run
+    for run in list_runs(store or settings().store):
+        if run.id == given:
+            return run
+    raise BadInput(
+        f"run: got {given!r}; allowed: a run's URI, or an id that `trainwright runs` lists"
+    )

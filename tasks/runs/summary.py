@@ -1,0 +1,61 @@
+"""What `run` and `show` print of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainwright.tasks.runs.artefacts import Estimate, LearningRateSearch, Plan, Result
+from trainwright.tasks.runs.run import Run
+from trainwright.tasks.runs.state import shown_state
+from trainwright.tasks.train.checkpoint import fence
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """What `run` and `show` print of a run: state, metrics, predicted and measured side by side, where things are."""
+    status, result, plan, search = (
+        run.status(),
+        run.find(Result),
+        run.find(Plan),
+        run.find(LearningRateSearch),
+    )
+    estimate, target = run.find(Estimate), run.job().train.target
+    kept = _checkpoints(run, result)
+    files = {item.key for item in run.objects.list("report/")}
+    document: dict[str, Any] = {
+        "run": run.uri,
+        "job": run.job_name,
+        "state": shown_state(run, status),
+        "holder": status.holder,
+        "started_at": status.started_at,
+        "metrics": result.metrics if result else {},
+        "predicted": plan.predicted.model_dump(mode="json") if plan and plan.predicted else None,
+        "learned_from": estimate.learned_from if estimate else 0,
+        "measured": result.measured.model_dump(mode="json") if result else None,
+        "steps": status.steps,
+        "devices": [device.model_dump(mode="json") for device in result.devices] if result else [],
+        "planned": [device.model_dump(mode="json") for device in plan.devices] if plan else [],
+        "learning_rate": search.learning_rate if search else None,
+        "learning_rate_reason": search.reason if search else None,
+        "learning_rate_plot": f"{run.uri}/{search.plot}" if search and search.plot else None,
+        "global_batch_size": plan.global_batch_size if plan else None,
+        "target": target.model_dump(mode="json") if target else None,
+        "target_reached": result.target_reached if result else None,
+        "split_events": [event.model_dump(mode="json") for event in result.split_events]
+        if result
+        else [],
+        "trained_steps": result.steps if result else max(kept, default=None),
+        "checkpoints": [f"{run.uri}/{path}" for path in kept.values()],
+        "report": f"{run.uri}/report/report.html" if "report/report.html" in files else None,
+        "manifest": f"{run.uri}/manifest.json" if run.finished() else None,
+    }
+    if status.error is not None:
+        document["error"] = status.error
+    return document
+
+
+def _checkpoints(run: Run, result: Result | None) -> dict[int, str]:
+    """The checkpoints by step; of a training that has no result (yet), those that the next one would go on from."""
+    if result is not None:
+        return {checkpoint.step: checkpoint.path for checkpoint in result.checkpoints}
+    index, _ = fence.read_index(run.objects)
+    return {entry.step: fence.folder_name(entry.step) for entry in index.checkpoints}

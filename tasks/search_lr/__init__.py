@@ -1,0 +1,1 @@
+"""Step `search_lr`: finds the learning rate."""

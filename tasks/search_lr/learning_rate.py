@@ -1,0 +1,246 @@
+"""Step `search_lr`: the learning rate from an exponential ramp on the real model and data.
+
+Train while the rate rises exponentially, and fit the smoothed loss and accuracy over x = log10(rate) with a polynomial and a
+logarithm: that gives an interval, and the rate at which the loss runs away. Short trainings at rates below that (`lr_trials`)
+then say which is best.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from trainwright.tasks.errors import TrainingFailed
+from trainwright.tasks.runs.artefacts import (
+    CurveFit,
+    LearningRatePoint,
+    LearningRateSearch,
+    LearningRateTrial,
+)
+from trainwright.tasks.train.worker import lr_trials
+
+if TYPE_CHECKING:
+    from trainwright.tasks.train import TrainRequest
+
+STEPS = 90
+LADDERS = {"sgd": (1e-4, 10.0), "momentum": (1e-5, 3.0), "adam": (1e-5, 1.0), "adamw": (1e-5, 1.0)}
+SMOOTHING = 0.85
+_DEGREE = 5
+_LEARNS = 0.1  # share of the whole fall of the loss at which learning has begun
+
+
+def ladder(low: float, high: float, steps: int) -> list[float]:
+    """Rates from low to high, each the same factor above the one before."""
+    return [low * (high / low) ** (number / (steps - 1)) for number in range(steps)]
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """Exponential moving average without the bias of its start: m_k / (1 − β^k)."""
+    smoothed, mean = [], 0.0
+    for count, value in enumerate(values, start=1):
+        mean = SMOOTHING * mean + (1 - SMOOTHING) * value
+        smoothed.append(mean / (1 - SMOOTHING**count))
+    return smoothed
+
+
+def choose(points: Sequence[tuple[float, float, float | None]]) -> LearningRateSearch:
+    """Interval and value from a ramp's (rate, loss, accuracy), rates rising.
+
+    The ramp ends at the first loss that is not a number. The interval goes from where the loss has made, for good, a tenth
+    of its whole fall to where its fitted polynomial is least; the value is the interval's middle on the logarithmic scale.
+    Raises TrainingFailed where there are no points at all.
+    """
+    finite = list(itertools.takewhile(lambda point: math.isfinite(point[1]), points))
+    if not finite:
+        raise TrainingFailed(
+            "search_lr: the loss was not a number from the first step on; name a learning_rate in the job"
+        )
+    rates = [rate for rate, _, _ in finite]
+    raw_loss = [value for _, value, _ in finite]
+    loss = smooth(raw_loss)
+    accuracies = [value for _, _, value in finite if value is not None and math.isfinite(value)]
+    accuracy = smooth(accuracies) if len(accuracies) == len(finite) else None
+    shown = [
+        LearningRatePoint(
+            learning_rate=rate,
+            loss=raw,
+            smoothed_loss=loss[k],
+            accuracy=seen,
+            smoothed_accuracy=accuracy[k] if accuracy else None,
+        )
+        for k, (rate, raw, seen) in enumerate(finite)
+    ]
+    least, begin, noise, gone = _course(raw_loss, loss)
+    fall = begin - loss[least]
+    broken = points[len(finite)][0] if len(finite) < len(points) else None
+    diverged_at = rates[gone] if gone is not None else broken
+    end = gone if gone is not None else len(rates)
+    if len(finite) < 8 or least < 3 or fall <= noise or fall <= 1e-3 * abs(begin):
+        return _fallback(shown, rates, diverged_at)
+    started = 1 + max((k for k in range(least) if begin - loss[k] < _LEARNS * fall), default=-1)
+    fits = _fits(rates, loss, accuracy, end, started, least)
+    polynomial = next(fit for fit in fits if fit.curve == "loss" and fit.kind == "polynomial")
+    low = rates[started]
+    high = min(max(_fitted_minimum(polynomial, low, rates[end - 1]), low), rates[end - 1])
+    value = math.sqrt(low * high)
+    reason = (
+        f"the loss has begun to fall at {low:.2g} and its fitted polynomial is least at {high:.2g}; "
+        f"{value:.2g} is the middle between them"
+        + (f", well below {diverged_at:.2g}, where it diverged" if diverged_at is not None else "")
+    )
+    return LearningRateSearch(
+        learning_rate=value,
+        interval=(low, high),
+        source="searched",
+        reason=reason,
+        points=shown,
+        fits=fits,
+        diverged_at=diverged_at,
+        plot="lr_search.html",
+    )
+
+
+def runaway_rate(points: Sequence[tuple[float, float, float | None]]) -> float | None:
+    """The rate at which a ramp's loss runs away, or its last; None without one loss that is a number."""
+    finite = list(itertools.takewhile(lambda point: math.isfinite(point[1]), points))
+    if not finite:
+        return None
+    raw_loss = [value for _, value, _ in finite]
+    gone = _course(raw_loss, smooth(raw_loss))[-1]
+    return finite[gone][0] if gone is not None else points[min(len(finite), len(points) - 1)][0]
+
+
+def _course(raw_loss: list[float], loss: list[float]) -> tuple[int, float, float, int | None]:
+    """Where the smoothed loss is least, what it began with, its noise, and from where on it is gone for good (or None)."""
+    least = min(range(len(loss)), key=loss.__getitem__)
+    begin = statistics.median(
+        raw_loss[: max(3, len(raw_loss) // 9)]
+    )  # one odd first batch does not move it
+    fall, noise = begin - loss[least], _noise(raw_loss[: max(least, 8)])
+    bound = loss[least] + max(0.5 * fall, 0.05 * abs(begin), noise)
+    last = max((k for k in range(len(loss)) if loss[k] <= bound), default=least)
+    return least, begin, noise, last + 1 if last + 1 < len(loss) else None
+
+
+def _noise(losses: Sequence[float]) -> float:
+    """A fall that chance alone hardly makes: 1.5 deviations, from neighbouring steps, so that the fall itself is not in it.
+
+    For normal noise the median |difference| is 0.954 σ. Smoothing leaves 0.28 σ, and its least of 90 lies about 2.2 of those
+    below the mean; the start's median adds its own.
+    """
+    steps = [abs(after - before) for before, after in itertools.pairwise(losses)]
+    return 1.5 * statistics.median(steps) / 0.954 if steps else 0.0
+
+
+def _fallback(
+    shown: list[LearningRatePoint], rates: list[float], diverged_at: float | None
+) -> LearningRateSearch:
+    """Where the ramp taught nothing: the middle of what did not diverge."""
+    low, high = rates[0], max(rates[0], (diverged_at or rates[-1]) / 10)
+    value = math.sqrt(low * high)
+    return LearningRateSearch(
+        learning_rate=value,
+        interval=(low, high),
+        source="searched",
+        points=shown,
+        diverged_at=diverged_at,
+        reason=f"the loss did not fall beyond its noise; {value:.2g} is the middle of the rates that did not diverge",
+        plot="lr_search.html",
+    )
+
+
+def _fits(
+    rates: list[float],
+    loss: list[float],
+    accuracy: list[float] | None,
+    end: int,
+    started: int,
+    least: int,
+) -> list[CurveFit]:
+    """Polynomials up to divergence; logarithms (lines in x) over the fall."""
+    import numpy as np
+
+    fits = []
+    curves: list[tuple[Literal["loss", "accuracy"], list[float] | None]] = [
+        ("loss", loss),
+        ("accuracy", accuracy),
+    ]
+    ranges: list[tuple[Literal["polynomial", "logarithmic"], int, int, int]] = [
+        ("polynomial", 0, end, _DEGREE),
+        ("logarithmic", min(started, least - 1), least + 1, 1),
+    ]
+    for name, values in curves:
+        if values is None:
+            continue
+        for kind, first, last, degree in ranges:
+            x, y = np.log10(rates[first:last]), np.array(values[first:last])
+            coefficients = np.polyfit(x, y, min(degree, len(x) - 1))
+            spread = float(np.sum((y - y.mean()) ** 2))
+            left = float(np.sum((y - np.polyval(coefficients, x)) ** 2))
+            fits.append(
+                CurveFit(
+                    curve=name,
+                    kind=kind,
+                    coefficients=[float(one) for one in coefficients],
+                    low=rates[first],
+                    high=rates[last - 1],
+                    r2=1 - left / spread if spread > 0 else 0.0,
+                )
+            )
+    return fits
+
+
+def _fitted_minimum(fit: CurveFit, low: float, high: float) -> float:
+    """The rate between low and high at which a fitted curve is least."""
+    import numpy as np
+
+    x = np.linspace(math.log10(low), math.log10(high), 400)
+    return float(10 ** x[int(np.argmin(np.polyval(fit.coefficients, x)))])
+
+
+def search_learning_rate(
+    request: TrainRequest, *, stop: threading.Event | None = None
+) -> LearningRateSearch:
+    """Ramp and trials on the job's own model, data and split, and choose."""
+    from trainwright.tasks.train import search
+
+    job, rows = request.job.train, request.schema_.train_rows
+    low, high = LADDERS[job.optimizer.name]
+    steps = lr_trials.trial_steps(math.ceil(rows / request.plan.global_batch_size) * job.epochs)
+    found = search(request, ladder(low, high, STEPS), steps, stop=stop)
+    points = [(one.learning_rate, one.loss, one.accuracy) for one in found.points]
+    return with_trials(choose(points), found.trials)
+
+
+def with_trials(
+    ramp: LearningRateSearch, trials: Sequence[LearningRateTrial]
+) -> LearningRateSearch:
+    """The search after its trials: theirs is the value; the ramp's where each of them ran away, or none was made."""
+    settled = lr_trials.settle({one.learning_rate: one.loss for one in trials})
+    if settled is None:
+        return ramp.model_copy(update={"trials": list(trials)})
+    value, (low, high) = settled
+    best = min(trials, key=lambda one: one.loss)
+    rates = sorted(one.learning_rate for one in trials)
+    ran_away = (
+        f" (the ramp's loss ran away at {ramp.diverged_at:.2g})"
+        if ramp.diverged_at is not None
+        else ""
+    )
+    between = f"; the parabola through it and its neighbours is least at {value:.2g}"
+    reason = (
+        f"of {len(trials)} trainings of {best.steps} steps at rates from {rates[0]:.2g} to {rates[-1]:.2g}{ran_away}, "
+        f"{best.learning_rate:.2g} reached the least loss ({best.loss:.3g}){between if value != best.learning_rate else ''}"
+    )
+    return ramp.model_copy(
+        update={
+            "learning_rate": value,
+            "interval": (low, high),
+            "reason": reason,
+            "trials": list(trials),
+        }
+    )

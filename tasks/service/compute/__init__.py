@@ -1,0 +1,1 @@
+"""Answers that need computing: processes that make them, kept and bounded."""

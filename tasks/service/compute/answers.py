@@ -1,0 +1,107 @@
+"""What a compute process answers: estimates, plans and the schema of data, the documents that the command line prints.
+
+Arithmetic on what a client sent: numbers that make no sense are that client's error, not ours.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from typing import Any
+
+from trainwright.estimator.predict.calibration import Calibration, parse
+from trainwright.estimator.predict.structure import Structure
+from trainwright.tasks import alone
+from trainwright.tasks.errors import BadInput, Forbidden, TrainwrightError
+from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.settings import settings
+from trainwright.tasks.spec.eligibility import usable
+from trainwright.tasks.spec.job import DataSpec, Job, require_share
+from trainwright.tasks.spec.pool import Device, Pool, load_pool
+
+
+def answer(request: dict[str, Any]) -> str:
+    """The answer to a request as JSON; an error as `{"error": …}`, as the command line prints it."""
+    try:
+        document = _CALLS[request["call"]](request)
+        return json.dumps(document, allow_nan=False)
+    except TrainwrightError as error:
+        return error_document(error)
+    except MemoryError:
+        return error_document(BadInput("request: takes more memory than allowed"))
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        return error_document(
+            BadInput(f"request: its numbers give no answer ({type(error).__name__}: {error})")
+        )
+
+
+def error_document(error: TrainwrightError) -> str:
+    """The error as `--json` prints it."""
+    document: dict[str, Any] = {"error": error.document()}
+    if error.kind == "infeasible":
+        document["feasible"] = False
+    return json.dumps(document, default=str)
+
+
+def _estimate(request: dict[str, Any]) -> dict[str, Any]:
+    return alone.estimate_step(
+        Structure.model_validate(request["structure"]),
+        batch_size=request["batch_size"],
+        device_type=request["device_type"],
+        calibration=_calibration(request["calibration"]) if request["calibration"] else None,
+    )
+
+
+def _calibration(values: dict[str, Any]) -> Calibration:
+    return parse(json.dumps(values).encode(), "of the request", importlib.metadata.version("torch"))
+
+
+def _plan(request: dict[str, Any]) -> dict[str, Any]:
+    job = Job.model_validate(request["job"])
+    require_share(job, "request")
+    pool = Pool.model_validate(request["pool"]) if request["pool"] else load_pool(None)
+    calibrations = [_calibration(one) for one in request["calibrations"]]
+    if not request["may_measure"]:
+        _need_nothing_measured(usable(pool, job.devices), calibrations)
+    schema = DataSchema.model_validate(request["schema"])
+    structure = Structure.model_validate(request["structure"])
+    return alone.plan_structure(job, pool, schema, structure, calibrations).model_dump(mode="json")
+
+
+def _need_nothing_measured(devices: list[Device], calibrations: list[Calibration]) -> None:
+    """Raises Forbidden where this machine would be measured first: that takes its devices for a while."""
+    from trainwright.tasks.estimate.calibrate import cached, from_store
+    from trainwright.tasks.estimate.link import link_file
+
+    given, store = (
+        {one.threads for one in calibrations if one.device_type == "cpu"},
+        settings().store,
+    )
+    for threads in {one.threads for one in devices if one.type == "cpu"} - given:
+        if not cached(threads).exists() and from_store(store, "cpu", threads) is None:
+            raise Forbidden(
+                f"calibrations: none for a CPU of {threads} thread(s); give one, or have it measured by who may start runs"
+            )
+    if sum(one.local for one in devices) > 1 and not link_file().exists():
+        raise Forbidden(
+            "pool: the link between this machine's devices is not measured yet; that needs the right to start runs"
+        )
+
+
+def _schema(request: dict[str, Any]) -> dict[str, Any]:
+    from trainwright.tasks.data import dataset
+
+    return dataset.describe(DataSpec.model_validate(request["data"])).model_dump(mode="json")
+
+
+def _warm_up(_: dict[str, Any]) -> dict[str, Any]:
+    """Import what the others need."""
+    from trainwright.estimator.predict.curves import line_through
+    from trainwright.tasks.data import dataset
+
+    line_through([1, 2], [1.0, 2.0])
+    dataset.describe(DataSpec(uri="builtin:digits"))
+    return {}
+
+
+_CALLS = {"estimate": _estimate, "plan": _plan, "schema": _schema, "warm_up": _warm_up}

@@ -1,0 +1,1 @@
+"""What the service answers about runs, and the page."""

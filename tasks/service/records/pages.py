@@ -1,0 +1,92 @@
+"""The page's files, and what every answer says to browsers: no script but ours, no frame but our origin's."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, MutableMapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from fastapi import Request, Response
+from fastapi.responses import RedirectResponse
+
+from trainwright.tasks.service.records.run_records import NotFound
+
+Login = Literal["token", "airflow"]
+Message = MutableMapping[str, Any]
+_FOLDER = Path(__file__).parent / "page"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+_POLICY = {
+    "text/html": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
+}
+_NOTHING = "default-src 'none'; frame-ancestors 'none'"
+
+
+@cache
+def _files() -> dict[str, tuple[bytes, str]]:
+    """The files that are served, by path: these and no others, whatever a client names."""
+    found = {}
+    for path in sorted(_FOLDER.rglob("*")):
+        if path.suffix in _TYPES:
+            found[path.relative_to(_FOLDER).as_posix()] = path.read_bytes(), _TYPES[path.suffix]
+    return found
+
+
+def page_file(request: Request, name: str, login: Login) -> Response:
+    """A file of the page. Raises NotFound."""
+    if request.url.path.endswith("/page"):  # so that its files are found beside it
+        return RedirectResponse("page/")
+    try:
+        content, kind = _files()[name or "index.html"]
+    except KeyError:
+        raise NotFound("page: there is no such file") from None
+    if kind.startswith("text/html"):  # how the page finds out who asks
+        content = content.replace(b'data-login=""', f'data-login="{login}"'.encode())
+    mark = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    headers = {"ETag": mark, "Cache-Control": "no-cache"}
+    if request.headers.get("if-none-match") == mark:
+        return Response(status_code=304, headers=headers)
+    return Response(content, media_type=kind, headers=headers)
+
+
+class Guarded:
+    """Adds to every answer what keeps browsers from running, framing or keeping what they should not."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(
+        self,
+        scope: Message,
+        receive: Callable[[], Awaitable[Message]],
+        send: Callable[[Message], Awaitable[None]],
+    ) -> None:
+        """Pass a request on."""
+
+        async def guarded(message: Message) -> None:
+            if (
+                message["type"] == "http.response.start" and message["status"] != 304
+            ):  # that has the kept answer's headers
+                headers = {name.lower(): value for name, value in message["headers"]}
+                kind = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0]
+                added = {
+                    b"x-content-type-options": b"nosniff",
+                    b"referrer-policy": b"no-referrer",
+                    b"cache-control": b"no-store",
+                    b"content-security-policy": _POLICY.get(kind, _NOTHING).encode(),
+                }
+                message["headers"] = [
+                    *message["headers"],
+                    *((name, value) for name, value in added.items() if name not in headers),
+                ]
+            await send(message)
+
+        await self._app(scope, receive, guarded if scope["type"] == "http" else send)

@@ -1,0 +1,144 @@
+"""The routes about runs, and the page. Names in addresses are checked against their patterns before anything is read."""
+
+import asyncio
+import json
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import Depends, FastAPI, Path, Query, Request, Response
+from fastapi.responses import RedirectResponse
+
+from trainwright.estimator.predict.structure import Structure
+from trainwright.tasks.runs.listing import ID_PATTERN, JOB_PATTERN, MOST_ROWS, RunPage
+from trainwright.tasks.service.auth import check_origin
+from trainwright.tasks.service.documents import ErrorAnswer, History, Opened, Recorded, RunDocument
+from trainwright.tasks.service.records.pages import Login, page_file
+from trainwright.tasks.service.records.run_records import Records
+
+JobName = Annotated[str, Path(pattern=JOB_PATTERN)]
+RunId = Annotated[str, Path(pattern=ID_PATTERN)]
+OfJob = Annotated[str | None, Query(pattern=JOB_PATTERN, description="of this job only")]
+_MISSING: dict[int | str, dict[str, Any]] = {
+    404: {"model": ErrorAnswer, "description": "no such run"}
+}
+_REPORT = {  # its scripts are in the page: it may run them, but without our origin, so without our login
+    "Content-Security-Policy": "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; img-src data:; font-src data:; frame-ancestors 'self'",
+    "Content-Disposition": "inline; filename=report.html",
+}
+
+
+def add_run_routes(app: FastAPI, records: Records, client: Any) -> None:
+    """Lists of runs, a run, what it has recorded, and history, for who `client` says may read."""
+
+    @app.get("/runs", response_model=RunPage)
+    async def runs(
+        client: client,
+        limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 100,
+        after: Annotated[
+            str | None, Query(max_length=100, description="`next` of the rows before")
+        ] = None,
+        job: OfJob = None,
+        holder: Annotated[
+            str | None, Query(max_length=500, description="the newest run of this holder")
+        ] = None,
+    ) -> Response:
+        """Runs, newest first."""
+        return _json(await records.runs(limit, after, job, holder))
+
+    @app.get("/runs/{job}/{run_id}", response_model=RunDocument, responses=_MISSING)
+    async def run(client: client, job: JobName, run_id: RunId) -> Response:
+        """A run: how far it is, what was planned, predicted and measured, what happened."""
+        return _json(await records.run(job, run_id))
+
+    @app.get("/runs/{job}/{run_id}/metrics", response_model=Recorded, responses=_MISSING)
+    async def metrics(
+        client: client,
+        job: JobName,
+        run_id: RunId,
+        from_step: Annotated[int, Query(ge=0, le=10**12)] = 0,
+    ) -> Response:
+        """Recorded rows from a step on, also while the run goes on: ask again from `next_step`."""
+        return _json(await records.metrics(job, run_id, from_step))
+
+    @app.get("/runs/{job}/{run_id}/structure", response_model=Structure, responses=_MISSING)
+    async def structure(client: client, job: JobName, run_id: RunId) -> Response:
+        """The structure of the run's model."""
+        return _json(await records.structure(job, run_id))
+
+    @app.get("/runs/{job}/{run_id}/report", responses=_MISSING, response_class=Response)
+    async def report(client: client, job: JobName, run_id: RunId) -> Response:
+        """The run's report, a page that stands alone."""
+        content = await records.report(job, run_id)
+        return Response(content, media_type="text/html; charset=utf-8", headers=_REPORT)
+
+    @app.get("/history", response_model=History)
+    async def history(client: client, job: OfJob = None) -> Response:
+        """Each job's outcomes, and the finished runs, oldest first."""
+        return _json(await records.history(job))
+
+
+def add_board_routes(app: FastAPI, service: Any, login: Login, client: Any, known: Any) -> None:
+    """TensorBoard: started by a `client` who may start runs, since it takes this machine's memory; then reached by the secret in
+    its address, and where the page does not ask for the token itself, by who is `known` alone.
+    """
+
+    @app.post(
+        "/runs/{job}/{run_id}/tensorboard",
+        dependencies=[Depends(check_origin)],
+        responses=_MISSING,
+        response_model=Opened,
+    )
+    async def start(client: client, job: JobName, run_id: RunId) -> Response:
+        """Start the run's TensorBoard, unless it runs: where it is, below this service. Needs the right to start runs."""
+        client.needs_run("starting TensorBoard")
+        run = await asyncio.to_thread(service.records.found, job, run_id)
+        secret = await service.boards.open(run)
+        return _json(json.dumps({"path": f"tensorboard/{secret}/"}).encode())
+
+    async def ask(request: Request, secret: str, path: str = "") -> Response:
+        await check_origin(request)
+        query = request.url.query
+        body = await service.receiver.body(request.stream(), request.headers.get("content-length"))
+        answer = await service.boards.ask(
+            secret,
+            quote(path) + (f"?{query}" if query else ""),
+            request.method,
+            request.headers.get("content-type"),
+            body,
+        )
+        return Response(answer.content, answer.status, headers=answer.headers)
+
+    async def guarded(request: Request, client: known, secret: str, path: str = "") -> Response:
+        return await ask(request, secret, path)
+
+    asked = ask if login == "token" else guarded
+    app.add_api_route(
+        "/tensorboard/{secret}/{path:path}", asked, methods=["GET", "POST"], include_in_schema=False
+    )
+
+
+def add_page_routes(app: FastAPI, login: Login, client: Any) -> None:
+    """The page: open where it asks for the token itself, else for who `client` says may read."""
+
+    async def page(request: Request, name: str = "") -> Response:
+        return page_file(request, name, login)
+
+    async def guarded(request: Request, client: client, name: str = "") -> Response:
+        return page_file(request, name, login)
+
+    shown = page if login == "token" else guarded
+
+    async def start(request: Request) -> Response:
+        return RedirectResponse("page/")
+
+    async def guarded_start(request: Request, client: client) -> Response:
+        return RedirectResponse("page/")
+
+    app.add_api_route("/", start if login == "token" else guarded_start, include_in_schema=False)
+    app.add_api_route("/page", shown, include_in_schema=False)
+    app.add_api_route("/page/{name:path}", shown, include_in_schema=False)
+
+
+def _json(content: bytes) -> Response:
+    return Response(content, media_type="application/json")

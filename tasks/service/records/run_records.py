@@ -1,0 +1,188 @@
+"""What the service answers about runs, apart from HTTP: lists, a run's documents, what it has recorded, history."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import statistics
+from typing import Any
+
+from trainwright.estimator.predict.structure import Structure
+from trainwright.tasks.analyze.history import predicted_and_measured
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.runs.artefacts import (
+    Estimate,
+    LearningRateSearch,
+    Plan,
+    Result,
+    RunJob,
+    Validation,
+)
+from trainwright.tasks.runs.listing import MOST_ROWS, Listing, RunRow
+from trainwright.tasks.runs.run import Run
+from trainwright.tasks.runs.summary import summary
+from trainwright.tasks.settings import settings
+from trainwright.tasks.train.record import live
+from trainwright.tasks.train.record.metrics import warm_up
+
+
+class NotFound(BadInput):
+    """What the address names is not there."""
+
+    kind = "not_found"
+
+
+class Records:
+    """Answers about the runs of the settings' store. Its work is done in threads: reading a store waits."""
+
+    def __init__(self) -> None:
+        self._listing: Listing | None = None
+        self._parts = live.Parts()
+
+    async def start(self) -> None:
+        """Import what reading rows takes, so that the first chart is quick."""
+        await asyncio.to_thread(warm_up)
+
+    def close(self) -> None:
+        """End its threads."""
+        if self._listing is not None:
+            self._listing.close()
+
+    async def runs(
+        self, limit: int, after: str | None, job: str | None, holder: str | None
+    ) -> bytes:
+        """A page of the list of runs; with `holder`, the newest run that it works on."""
+        return await asyncio.to_thread(self._runs, limit, after, job, holder)
+
+    async def run(self, job: str, identifier: str) -> bytes:
+        """What `trainwright show --json` prints, and the documents behind it. Raises NotFound."""
+        return await asyncio.to_thread(lambda: _json(self._run(job, identifier)))
+
+    async def metrics(self, job: str, identifier: str, from_step: int) -> bytes:
+        """Rows of steps and epochs (`live.recorded`). Raises NotFound."""
+        return await asyncio.to_thread(self._metrics, job, identifier, from_step)
+
+    async def structure(self, job: str, identifier: str) -> bytes:
+        """structure.json. Raises NotFound."""
+        return await asyncio.to_thread(lambda: self._file(job, identifier, Structure.FILE))
+
+    async def report(self, job: str, identifier: str) -> bytes:
+        """The run's report, a page. Raises NotFound."""
+        return await asyncio.to_thread(lambda: self._file(job, identifier, "report/report.html"))
+
+    async def history(self, job: str | None) -> bytes:
+        """Each job's outcomes, and the finished runs, oldest first."""
+        return await asyncio.to_thread(self._history, job)
+
+    def _list(self) -> Listing:
+        if self._listing is None:
+            self._listing = Listing(settings().store)
+        return self._listing
+
+    def _runs(self, limit: int, after: str | None, job: str | None, holder: str | None) -> bytes:
+        if holder is not None:
+            row = self._list().held_by(holder)
+            rows = [row.model_dump(mode="json")] if row else []
+            return _json({"runs": rows, "total": len(rows), "next": None})
+        return self._list().page(limit, after, job).model_dump_json().encode()
+
+    def found(self, job: str, identifier: str) -> Run:
+        """A run of the store. Raises NotFound."""
+        run = Run(f"{self._list().uri}/runs/{job}/{identifier}")
+        if not run.exists():
+            raise NotFound(f"run: got {job}/{identifier}; there is no such run")
+        return run
+
+    def _run(self, job: str, identifier: str) -> dict[str, Any]:
+        run = self.found(job, identifier)
+        status, plan, result, estimate = (
+            run.status(),
+            run.find(Plan),
+            run.find(Result),
+            run.find(Estimate),
+        )
+        search, validation = run.find(LearningRateSearch), run.find(Validation)
+        return summary(run) | {
+            "id": run.id,
+            "job_file": run.read(RunJob).model_dump(mode="json"),
+            "step": status.step,
+            "updated_at": status.updated_at,
+            "plan": plan.model_dump(mode="json") if plan else None,
+            "estimate_mode": estimate.mode if estimate else None,
+            "result": result.model_dump(mode="json") if result else None,
+            "predicted_and_measured": predicted_and_measured(result, estimate, plan)
+            if result
+            else [],
+            "learning_rate_search": search.model_dump(mode="json") if search else None,
+            "data": validation.data.model_dump(mode="json")
+            if validation and validation.data
+            else None,
+            "events": live.happened(run, running=status.state == "running"),
+        }
+
+    def _metrics(self, job: str, identifier: str, from_step: int) -> bytes:
+        run = self.found(job, identifier)
+        running = run.status().state == "running"
+        return _json(live.recorded(run, self._parts, from_step, running=running))
+
+    def _file(self, job: str, identifier: str, name: str) -> bytes:
+        try:
+            return self.found(job, identifier).objects.get(name)
+        except FileNotFoundError:
+            raise NotFound(f"run: {job}/{identifier} has no {name} yet") from None
+
+    def _history(self, job: str | None) -> bytes:
+        rows = self._list().page(MOST_ROWS, None, job).runs
+        by_job: dict[str, list[RunRow]] = {}
+        for row in rows:
+            by_job.setdefault(row.job, []).append(row)
+        finished = [row for row in reversed(rows) if row.duration_s is not None]
+        return _json(
+            {
+                "jobs": [_outcomes(name, own) for name, own in sorted(by_job.items())],
+                "runs": [row.model_dump(mode="json") for row in finished],
+            }
+        )
+
+
+def _outcomes(job: str, rows: list[RunRow]) -> dict[str, Any]:
+    """What a job's runs came to."""
+    done = [row for row in rows if row.duration_s is not None]
+    ratios = [
+        row.predicted_duration_s.median / row.duration_s - 1
+        for row in done
+        if row.predicted_duration_s and row.duration_s
+    ]
+    return {
+        "job": job,
+        "runs": len(rows),
+        "succeeded": sum(row.state == "success" for row in rows),
+        "failed": sum(row.state == "failed" for row in rows),
+        "running": sum(row.state == "running" for row in rows),
+        "median_duration_s": _median([row.duration_s for row in done]),
+        "median_energy_j": _median([row.energy_j for row in done]),
+        "median_duration_error": _median(ratios),
+        "best_accuracy": max(
+            (row.metrics["accuracy"] for row in done if "accuracy" in row.metrics), default=None
+        ),
+        "newest": rows[0].id,
+    }
+
+
+def _json(document: Any) -> bytes:
+    return json.dumps(_finite(document), allow_nan=False).encode()
+
+
+def _finite(value: Any) -> Any:
+    """The value as JSON has it: what is no number is null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _median(values: list[float | None] | list[float]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None

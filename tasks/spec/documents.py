@@ -1,0 +1,358 @@
+"""What people write: YAML (1.2 core types, no tags, no aliases) or JSON, read into frozen pydantic models.
+
+A wrong document gives one line: the file, the field, what was given, what is allowed. Stored artefacts are not read
+here (`tasks.artefacts`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
+
+from trainwright.estimator.named_file import read_named
+from trainwright.tasks.errors import BadInput
+
+MAX_BYTES = 1_000_000
+_MAX_DEPTH = 30
+_MOST_DIGITS = 100
+_NOT_FINITE = re.compile(r"[-+]?\.?(nan|inf)", re.IGNORECASE)
+
+
+class Document(BaseModel):
+    """Base of what people write: frozen, unknown fields refused, numbers finite."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_lookalikes(cls, value: Any, info: ValidationInfo) -> Any:
+        """`true` is no number, and "5" none either; "yes" is no truth."""
+        field = cls.model_fields[info.field_name or ""]
+        if any(isinstance(one, BeforeValidator) for one in field.metadata):
+            return value
+        kinds = _kinds(field.annotation)
+        if kinds == {bool} and not isinstance(value, bool):
+            raise ValueError("true or false")
+        if kinds & {int, float} and not kinds & {bool, str}:
+            for one in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(one, bool) or (isinstance(one, str) and one not in kinds):
+                    number = "a finite number" if _NOT_FINITE.fullmatch(str(one)) else "a number"
+                    raise ValueError(number + (" or auto" if "auto" in kinds else ""))
+        return value
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The plain types and literals that an annotation is made of, but for None; what is read from text counts as text."""
+    if get_origin(annotation) is Literal:
+        return set(get_args(annotation))
+    inner = [one for one in get_args(annotation) if one is not type(None)]
+    if get_origin(annotation) is Annotated:
+        inner = [str] if any(isinstance(one, BeforeValidator) for one in inner) else inner[:1]
+    if not inner:
+        return {annotation}
+    return set().union(*(_kinds(one) for one in inner))
+
+
+AnyDocument = TypeVar("AnyDocument", bound=Document)
+AnyModel = TypeVar("AnyModel", bound=BaseModel)
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML with the types of YAML 1.2's core schema: `no` is a word, `18:00` is a word."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not allowed")
+        event = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML's parser has no types
+        if getattr(event, "tag", None):
+            raise yaml.YAMLError(f"tags ({event.tag}) are not allowed")
+        self.depth += 1
+        if self.depth > _MAX_DEPTH:
+            raise yaml.YAMLError(f"nested deeper than {_MAX_DEPTH} levels")
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        seen: set[str] = set()
+        for key in keys:
+            if not isinstance(key, str):
+                raise yaml.YAMLError(f"the key {key!r} is not text")
+            if key in seen:
+                raise yaml.YAMLError(f"the field {key!r} stands there twice")
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+for _tag, _pattern, _first in (
+    ("tag:yaml.org,2002:bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
+    ("tag:yaml.org,2002:int", r"^[-+]?[0-9]+$", "-+0123456789"),
+    (
+        "tag:yaml.org,2002:float",
+        r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$",
+        "-+.0123456789",
+    ),
+    ("tag:yaml.org,2002:null", r"^(?:~|null|Null|NULL|)$", "~nN\0"),
+):
+    _Loader.add_implicit_resolver(
+        _tag, re.compile(_pattern), list(_first) + ([""] if "null" in _tag else [])
+    )
+
+
+def _whole(_: yaml.SafeLoader, node: Any) -> int:
+    if len(node.value) > _MOST_DIGITS:
+        raise yaml.YAMLError(f"a number of {len(node.value)} digits; allowed: up to {_MOST_DIGITS}")
+    return int(node.value)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _whole)
+
+
+def parse_text(text: str, name: str) -> dict[str, Any]:
+    """The mapping that a YAML or JSON text holds. Raises BadInput, naming the document, for anything else."""
+    if len(text.encode(errors="replace")) > MAX_BYTES:
+        raise BadInput(f"{name}: larger than {MAX_BYTES} bytes")
+    try:
+        value = yaml.load(text, Loader=_Loader)  # noqa: S506
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problem = getattr(error, "problem", None) or str(error)
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1})" if mark else ""
+        raise BadInput(f"{name}: not valid YAML or JSON{where}: {problem}") from None
+    if value is None:
+        raise BadInput(f"{name}: the file is empty; allowed: a mapping of fields")
+    if not isinstance(value, dict):
+        raise BadInput(f"{name}: got {kind_of(value)}; allowed: a mapping of fields")
+    return value
+
+
+def kind_of(value: object) -> str:
+    """What a document holds where it should hold fields, in words."""
+    return {list: "a list", str: "text", bool: str(value).lower(), type(None): "null"}.get(
+        type(value), "a number"
+    )
+
+
+def read_mapping(path: Path, field: str = "") -> dict[str, Any]:
+    """The mapping that a YAML or JSON file holds; `field` is what names it. Raises BadInput where there is none."""
+    try:
+        text = read_named(path, field, MAX_BYTES).decode()
+    except UnicodeDecodeError:
+        raise BadInput(f"{path}: can't be read as text (not UTF-8)") from None
+    return parse_text(text, str(path))
+
+
+def validated(model: type[AnyDocument], values: dict[str, Any], name: str) -> AnyDocument:
+    """The model these values describe. Raises BadInput with one line: document, field, given, allowed."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        if problems[0]["type"] == "extra_forbidden":
+            problems[0]["ctx"] = {"fields": ", ".join(_fields(model, problems[0]["loc"]))}
+        raise BadInput(f"{name}: {told(problems)}") from None
+
+
+def parsed(model: type[AnyModel], content: bytes, name: str) -> AnyModel:
+    """The artefact that a file of JSON holds, a later version's fields ignored. Raises BadInput with one line."""
+    try:
+        return model.model_validate_json(content, extra="ignore")
+    except ValidationError as error:
+        file = getattr(model, "FILE", model.__name__)
+        raise BadInput(f"{name}: is not a {file}: {one_line(error)}") from None
+
+
+def matching(pattern: str, words: str, **more: Any) -> Any:
+    """A field of text that matches; text that does not is told what is allowed in these words."""
+    _WORDS[pattern] = words
+    return Field(pattern=pattern, **more)
+
+
+_WORDS: dict[str, str] = {}
+_ALLOWED = {
+    "string_type": "text",
+    "string_sub_type": "text",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing_size": "a whole number of fewer digits",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping of fields",
+    "model_type": "a mapping of fields",
+    "model_attributes_type": "a mapping of fields",
+    "finite_number": "a finite number",
+    "string_unicode": "text of Unicode",
+    "json_invalid": "JSON",
+    "json_type": "JSON",
+    "literal_error": "{expected}",
+    "too_short": "a list of at least {min_length} item(s)",
+    "too_long": "at most {max_length} item(s)",
+    "string_too_short": "at least {min_length} character(s)",
+    "string_too_long": "at most {max_length} character(s)",
+}
+_GIVEN = 80
+
+
+def one_line(error: ValidationError) -> str:
+    """The first thing a ValidationError complains of, in one line, and the other fields that are wrong."""
+    return told(error.errors(include_url=False))
+
+
+def told(problems: Sequence[Any]) -> str:
+    """Problems as pydantic lists them, in one line: field, what was given (cut to 80 characters), what is allowed."""
+    first = problems[0]
+    field = _field(first)
+    if first["type"] == "extra_forbidden":
+        allowed = first.get("ctx", {}).get("fields")
+        line = f"{field}: unknown field{f'; allowed: {allowed}' if allowed else ''}"
+    elif first["type"] == "missing":
+        line = f"{field}: missing, and needed"
+    else:
+        given = _given(first)
+        line = f"{field}: {f'got {given}; ' if given else ''}allowed: {_allowed(first)}"
+    others = list(dict.fromkeys(_field(one) for one in problems[1:] if _field(one) != field))
+    more = (
+        f" (wrong too: {', '.join(others[:5])}{' …' if len(others) > 5 else ''})" if others else ""
+    )
+    return line.removeprefix(": ") + more
+
+
+def _given(problem: Any) -> str:
+    """What was given; nothing where it is a whole of fields that do not agree: the message names them."""
+    value = problem.get("input")
+    if problem["type"] == "json_invalid":
+        return f"text that is none ({problem['ctx']['error']})"
+    if isinstance(value, dict | BaseModel):
+        return "" if problem["type"] == "value_error" else "a mapping of fields"
+    # Only as much is written out as is shown: a list may be long.
+    text = repr(value[:_GIVEN] if isinstance(value, str | bytes | list | tuple) else value)
+    return text if len(text) <= _GIVEN else text[: _GIVEN - 3] + "..."
+
+
+def _fields(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
+    """The fields that stand beside the one at this place of a document."""
+    here = [model]
+    for part in loc[:-1]:
+        fields = [
+            one.model_fields[part]
+            for one in here
+            if isinstance(part, str) and part in one.model_fields
+        ]
+        if fields:  # else an item of a list, or one of several kinds
+            here = [found for one in fields for found in _models(one.annotation)]
+    return [name for one in here for name in one.model_fields]
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The documents that a field may hold, in lists too."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for one in get_args(annotation) for found in _models(one)]
+
+
+def _allowed(problem: Any) -> str:
+    kind, context = problem["type"], problem.get("ctx", {})
+    if kind == "string_pattern_mismatch":
+        return _WORDS.get(context["pattern"], f"text that matches {context['pattern']}")
+    if kind in _ALLOWED:
+        return _ALLOWED[kind].format(**context)
+    return str(problem["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+
+
+def _field(problem: Any) -> str:
+    parts = [str(part) for part in problem["loc"] if str(part) not in _KINDS_OF_UNIONS]
+    named = (
+        one for one in parts if not one.startswith(("function-", "tagged-", "literal[", "list["))
+    )
+    return ".".join((one if one.isprintable() else repr(one))[:_GIVEN] for one in named)
+
+
+_KINDS_OF_UNIONS = {
+    "int",
+    "float",
+    "str",
+    "bool",
+    "constrained-int",
+    "constrained-float",
+    "constrained-str",
+}
+
+
+_TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_RATES = {"kbit": 125.0, "Mbit": 125e3, "Gbit": 125e6, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+
+
+def _measure(value: Any, units: dict[str, float], example: str) -> float:
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?)\s*([A-Za-z]+)\s*", value)
+        if match and match.group(2) in units:
+            return float(match.group(1)) * units[match.group(2)]
+    raise ValueError(f"a number with its unit, one of {', '.join(units)}, such as {example}")
+
+
+def _positive(value: float) -> float:
+    if value <= 0:
+        raise ValueError("more than zero")
+    return value
+
+
+def _text_schema(example: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "examples": [example]})
+
+
+Duration = Annotated[
+    float,
+    BeforeValidator(lambda value: _positive(_measure(value, _TIMES, "30m"))),
+    PlainSerializer(lambda seconds: f"{seconds!r}s", return_type=str),
+    _text_schema("30m"),
+]
+"""Seconds, written with a unit: 90s, 30m, 8h, 50us."""
+
+Wait = Annotated[
+    float,
+    BeforeValidator(lambda value: _measure(value, _TIMES, "30m")),
+    PlainSerializer(lambda seconds: f"{seconds!r}s", return_type=str),
+    _text_schema("30m"),
+]
+"""Seconds, as Duration, or none at all: 0s."""
+
+Bandwidth = Annotated[
+    float,
+    BeforeValidator(lambda value: _positive(_measure(value, _RATES, "10Gbit"))),
+    PlainSerializer(lambda rate: f"{rate / 125e6!r}Gbit", return_type=str),
+    _text_schema("10Gbit"),
+]
+"""Bytes per second, written with a unit: 200Mbit, 10Gbit, 1GB."""
+
+
+def number(name: str, value: object) -> float:
+    """A number that was given as one, or as text (a template). Raises BadInput."""
+    try:
+        return float(str(value))
+    except ValueError:
+        raise BadInput(f"{name}: got {value!r}; allowed: a number") from None

@@ -1,0 +1,124 @@
+"""Which of a pool's devices a job may use, and what no prediction could mend: told before anything is measured."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.spec.job import DeviceFilter, Job
+from trainwright.tasks.spec.pool import Device, Pool
+
+_SHOWN = 200  # characters of a list of names
+
+
+def usable(pool: Pool, chosen: DeviceFilter) -> list[Device]:
+    """The pool's devices that the job's restrictions leave. Raises BadInput where a name is unknown or too few are left."""
+    devices = pool.devices()
+    known = {
+        "types": {device.type for device in devices},
+        "hosts": {device.host for device in devices},
+        "ids": {device.id for device in devices},
+    }
+    for field, names in (("types", chosen.types), ("hosts", chosen.hosts), ("ids", chosen.ids)):
+        for name in names:
+            if name not in known[field]:
+                raise BadInput(
+                    f"devices.{field}: got {name[:_SHOWN]!r}; pool {pool.name} has {_some(sorted(known[field]))}"
+                )
+    for name in chosen.exclude:
+        if not any(name in names for names in known.values()):
+            raise BadInput(
+                f"devices.exclude: got {name[:_SHOWN]!r}; pool {pool.name} has no such type, host or id"
+            )
+    fields = ("types", "hosts", "ids", "exclude")
+    restrictions = {
+        field: set(getattr(chosen, field)) for field in fields if getattr(chosen, field)
+    }
+    left = _left(devices, restrictions)
+    if not left:
+        raise BadInput(_what_leaves_none(pool.name, devices, restrictions))
+    if len(left) < chosen.min_count:
+        raise BadInput(
+            f"devices.min_count: got {chosen.min_count}; pool {pool.name} has {len(left)} device(s) that the job may use"
+        )
+    return left
+
+
+MOST_BATCH = 2**20
+"""Samples in a step: a bound on the work of planning, well above what anybody trains with."""
+
+
+def require_possible(
+    job: Job, pool: Pool, devices: Sequence[Device], rows: int | None = None
+) -> None:
+    """Raise BadInput for what no prediction could mend: batch against rows to train on and devices, prices that are missing."""
+    size = job.train.global_batch_size
+    for field, given in (("global_batch_size", size), ("batch_bounds", job.train.batch_bounds[1])):
+        if given != "auto" and given > MOST_BATCH:
+            raise BadInput(f"train.{field}: got {given}; allowed: at most {MOST_BATCH}")
+    if size != "auto" and rows is not None and size > rows:
+        raise BadInput(
+            f"train.global_batch_size: got {size}; allowed: at most the {rows} rows to train on"
+        )
+    if size != "auto" and size < job.devices.min_count:
+        raise BadInput(
+            f"devices.min_count: got {job.devices.min_count}; allowed: at most the global batch of {size} (one sample each)"
+        )
+    if (asked := asks_for_cost(job)) is None:
+        return
+    if not pool.prices:
+        raise BadInput(
+            f"objective.{asked}; the cost is not known: pool {pool.name} names no prices"
+        )
+    rented = any(name != "energy" for name in pool.prices)
+    free = next((device.type for device in devices if device.type not in pool.prices), None)
+    if rented and free:
+        raise BadInput(
+            f"objective.{asked}; the cost is not known: pool {pool.name} has no price for {free} (0/h where it is free)"
+        )
+
+
+def asks_for_cost(job: Job) -> str | None:
+    """The field of the objective for which the cost must be known, and what it holds."""
+    if job.objective.minimize == "cost":
+        return "minimize: got 'cost'"
+    return None if job.objective.budget is None else f"budget: got {job.objective.budget:g}"
+
+
+def _left(devices: Sequence[Device], restrictions: Mapping[str, set[str]]) -> list[Device]:
+    """The devices that each restriction names, or, of `exclude`, does not."""
+
+    def allowed(device: Device, field: str, names: set[str]) -> bool:
+        if field == "exclude":
+            return not names & {device.type, device.host, device.id}
+        return {"types": device.type, "hosts": device.host, "ids": device.id}[field] in names
+
+    return [
+        one
+        for one in devices
+        if all(allowed(one, field, names) for field, names in restrictions.items())
+    ]
+
+
+def _what_leaves_none(
+    pool: str, devices: Sequence[Device], restrictions: Mapping[str, set[str]]
+) -> str:
+    """The fewest restrictions that leave no device, in one line."""
+    blamed = next(
+        fields
+        for count in range(1, len(restrictions) + 1)
+        for fields in itertools.combinations(restrictions, count)
+        if not _left(devices, {field: restrictions[field] for field in fields})
+    )
+    if len(blamed) == 1:
+        named, got = f"devices.{blamed[0]}", _some(sorted(restrictions[blamed[0]]))
+    else:
+        named = "devices"
+        got = ", ".join(f"{field} [{_some(sorted(restrictions[field]))}]" for field in blamed)
+    return f"{named}: got {got}; with that pool {pool} has 0 device(s) that the job may use, of {len(devices)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    text = ", ".join(names)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."

@@ -1,0 +1,190 @@
+"""The job as a flat form: one field for each leaf of the job's own JSON schema, named as in error messages (`train.epochs`).
+
+Sections, help, choices and limits come from `tasks.job` alone. `schedule` is left out: who fills in a form runs the job now.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.spec.documents import validated
+from trainwright.tasks.spec.job import Job, require_share
+
+_LEFT_OUT = ("schedule", "pool")  # the pool has a field of its own beside the form
+_TAKEN_OVER = (
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "pattern",
+    "minLength",
+    "minItems",
+    "maxItems",
+    "examples",
+)
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of the form: its name in the job, its JSON schema (type, enum, limits, title, section), help, first value."""
+
+    name: str
+    schema: dict[str, Any]
+    description: str
+    default: Any
+    optional_part: str | None = field(repr=False)
+
+
+@functools.cache
+def job_schema() -> dict[str, Any]:
+    """The job's own JSON schema."""
+    return Job.model_json_schema()
+
+
+def fields(example: Job | None = None) -> list[Field]:
+    """The form, filled in as the example where there is one."""
+    document = job_schema()
+    values = json.loads(example.model_dump_json()) if example is not None else {}
+    return list(_walk(document, document["$defs"], "", values, None))
+
+
+def _walk(
+    model: dict[str, Any], definitions: dict[str, Any], path: str, values: Any, part: str | None
+) -> Iterator[Field]:
+    for key, given in model["properties"].items():
+        name = f"{path}{key}"
+        if name in _LEFT_OUT:
+            continue
+        spec, nullable = _without_null(given)
+        inner = values.get(key) if isinstance(values, dict) else None
+        if "$ref" in spec:
+            below = definitions[spec["$ref"].rpartition("/")[2]]
+            yield from _walk(below, definitions, f"{name}.", inner, name if nullable else part)
+            continue
+        # What belongs to a part that may be missing stands empty: the part is there when one of its fields is filled in.
+        default = inner if inner is not None else None if part else given.get("default")
+        empty = (
+            nullable or part is not None or key not in model.get("required", []) or default is None
+        )
+        schema = _leaf(spec, empty, given.get("title", key))
+        schema["section"] = _section(path)
+        help_text = given.get("description", "")
+        if part and given.get("default") is not None:
+            help_text += f"; default: {_plain(given['default'])}"
+        yield Field(name, schema, help_text, _first(default, schema), part)
+
+
+def _without_null(spec: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """A schema without its null, merged where one alternative is left; whether null was allowed."""
+    options = spec.get("anyOf")
+    if options is None:
+        return spec, False
+    left = [one for one in options if one.get("type") != "null"]
+    rest = {key: value for key, value in spec.items() if key != "anyOf"}
+    return ({**left[0], **rest} if len(left) == 1 else {**rest, "anyOf": left}), len(left) < len(
+        options
+    )
+
+
+def _leaf(spec: dict[str, Any], empty: bool, title: str) -> dict[str, Any]:
+    schema: dict[str, Any] = {"title": title}
+    if "anyOf" in spec:  # a number or a word
+        words = "|".join(one["const"] for one in spec["anyOf"] if "const" in one)
+        schema |= {
+            "type": ["string", "number"],
+            "pattern": rf"^\s*({words}|[0-9.]+([eE][-+]?[0-9]+)?)\s*$",
+            "examples": [words],
+        }
+    else:
+        schema["type"] = [spec.get("type", "string")]
+        schema |= {key: spec[key] for key in _TAKEN_OVER if key in spec}
+        if "enum" in spec:
+            schema["enum"] = [*spec["enum"], None] if empty else spec["enum"]
+        if "items" in spec or "prefixItems" in spec:
+            schema["items"] = {"type": spec.get("items", {"type": "number"}).get("type", "string")}
+    schema["type"] = [*schema["type"], "null"] if empty else schema["type"]
+    if len(schema["type"]) == 1:
+        schema["type"] = schema["type"][0]
+    return schema
+
+
+def _section(path: str) -> str:
+    words = path.rstrip(".").replace("_", " ").replace(".", ": ")
+    return words[:1].upper() + words[1:] if words else "Job"
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _first(default: Any, schema: dict[str, Any]) -> Any:
+    """The first value as a person would write it: a time with its unit."""
+    if "examples" not in schema or "number" in schema["type"]:
+        return default
+    seconds = default.removesuffix("s") if isinstance(default, str) else default
+    return default if seconds is None else f"{float(seconds):g}s"
+
+
+class Form:
+    """A form with its first values, and the way back to a job. A field that is left empty is left out of the job."""
+
+    def __init__(self, example: Job | None = None) -> None:
+        self.fields = fields(example)
+
+    def job(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The job that the filled-in form means, as a job file would say it. Raises BadInput with one line."""
+        found: dict[str, Any] = {}
+        filled = {one.name: _read(one, values.get(one.name, one.default)) for one in self.fields}
+        parts = {
+            one.optional_part
+            for one in self.fields
+            if one.optional_part and filled[one.name] is not None
+        }
+        for one in self.fields:
+            if filled[one.name] is None or (one.optional_part and one.optional_part not in parts):
+                continue
+            *above, last = one.name.split(".")
+            place = found
+            for key in above:
+                place = place.setdefault(key, {})
+            place[last] = filled[one.name]
+        require_share(validated(Job, found, "form"), "form")
+        return found
+
+    def job_text(self, params: Mapping[str, Any]) -> str:
+        """What a chain is given: the job file where one is named, else the form's job as JSON. Raises BadInput."""
+        named = params.get("job")
+        if not named:
+            return json.dumps(self.job(params))
+        changed = [
+            one.name for one in self.fields if params.get(one.name, one.default) != one.default
+        ]
+        if changed:
+            raise BadInput(
+                f"job: got {named!r} and {', '.join(changed[:5])}; allowed: a job file, or the form's fields"
+            )
+        return json.dumps(named) if isinstance(named, dict) else str(named)
+
+
+def _read(one: Field, value: Any) -> Any:
+    """A field's value: nothing where it is empty; a number where a number or a word stood as text."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    kinds = one.schema["type"]
+    if isinstance(value, str) and "number" in kinds and "string" in kinds:
+        return _number(value.strip())
+    return value
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

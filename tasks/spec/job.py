@@ -1,0 +1,369 @@
+"""The job file: which data, which model, how to train, by when. The same class is the file, the REST body and the form.
+
+Paths in a job file are relative to the file; `load_job` makes them absolute. README.md shows one.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.spec.documents import (
+    Document,
+    Duration,
+    Wait,
+    matching,
+    read_mapping,
+    validated,
+)
+
+Task = Literal[
+    "image-classification",
+    "tabular-classification",
+    "tabular-regression",
+    "text-classification",
+    "forecasting",
+    "custom",
+]
+Name = Annotated[
+    str,
+    matching(
+        r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+        "1 to 63 lower-case letters, digits and -, no - at the ends",
+        description="lower-case letters, digits, -",
+    ),
+]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Scalar = str | int | float | bool | None
+
+
+def _cron_pattern() -> re.Pattern[str]:
+    def field(value: str) -> str:
+        part = rf"(\*|{value}(-{value})?)(/[1-9][0-9]?)?"
+        return rf"{part}(,{part})*"
+
+    months, days = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec", "sun|mon|tue|wed|thu|fri|sat"
+    minute, hour, day = "[0-5]?[0-9]", "([01]?[0-9]|2[0-3])", "(0?[1-9]|[12][0-9]|3[01])"
+    return re.compile(
+        " +".join(map(field, (minute, hour, day, f"(0?[1-9]|1[0-2]|{months})", f"([0-7]|{days})")))
+    )
+
+
+_CRON = _cron_pattern()
+
+
+def _cron(value: str) -> str:
+    if not _CRON.fullmatch(value.strip().lower()):
+        raise ValueError(
+            'minute, hour, day, month and weekday as cron writes them, such as "0 3 * * *"'
+        )
+    return value
+
+
+Cron = Annotated[str, AfterValidator(_cron)]
+
+
+class JobName(Document):
+    """The name of a job alone, where a person gives one."""
+
+    name: Name
+
+
+class DataSpec(Document):
+    """The data of a job."""
+
+    uri: str = Field(
+        min_length=1,
+        description="builtin:NAME, s3://…, file://… or a path: parquet, csv, npz, image folder",
+    )
+    target: str = Field(default="label", min_length=1, description="the column or array to predict")
+    task: Task | None = Field(
+        default=None, description="what is to be learnt; inferred from the data when left out"
+    )
+    validation_fraction: Fraction = Field(
+        default=0.2, description="share of rows held out for validation"
+    )
+    expectations: str | None = Field(
+        default=None, description="a Great Expectations suite (JSON); inferred when left out"
+    )
+
+
+class ModelSpec(Document):
+    """The model of a job."""
+
+    source: str = Field(
+        min_length=1, description="path/to/model.py, or a module that defines build_model"
+    )
+    config: dict[str, Scalar | list[Scalar]] = Field(
+        default_factory=dict, description="arguments of build_model"
+    )
+
+
+class Optimizer(Document):
+    """The optimizer and its constants (torch.optim's names)."""
+
+    name: Literal["sgd", "momentum", "adam", "adamw"] = Field(
+        default="adamw", description="the update rule"
+    )
+    weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty (decoupled in adamw)")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="for momentum only")
+
+
+class CheckpointPolicy(Document):
+    """When checkpoints are written and which are kept."""
+
+    every_steps: int = Field(default=50, ge=1, description="steps between checkpoints")
+    keep_last: int = Field(default=3, ge=1, description="how many of the newest stay")
+    keep_best: bool = Field(
+        default=True, description="keep the one with the best validation metric too"
+    )
+    keep_every: int | None = Field(
+        default=None,
+        ge=1,
+        description="steps between checkpoints that stay for good; a multiple of every_steps",
+    )
+
+    @model_validator(mode="after")
+    def _kept_ones_are_written(self) -> CheckpointPolicy:
+        if self.keep_every is not None and self.keep_every % self.every_steps:
+            raise ValueError(
+                f"keep_every as a multiple of every_steps ({self.every_steps}), not {self.keep_every}"
+            )
+        return self
+
+
+class FaultPolicy(Document):
+    """What is done about devices that are lost while training."""
+
+    stall_timeout: Duration = Field(
+        default=60.0,
+        ge=1.0,
+        description="a rank that gives no sign, keeps the others waiting or is at one step for this long is lost",
+    )
+    wait_for_devices: Wait = Field(
+        default=60.0,
+        description="with fewer devices than devices.min_count: how long to wait for one to come back",
+    )
+    restarts: int = Field(
+        default=10,
+        ge=0,
+        description="how often a device's process is started again without reaching a checkpoint",
+    )
+
+
+class Target(Document):
+    """A metric that training should reach; it is reported, and marks the best checkpoint."""
+
+    metric: Literal["accuracy", "loss"] = Field(
+        default="accuracy", description="measured on the held-out rows"
+    )
+    value: float = Field(description="what is to be reached; an accuracy is a share, 0.97 for 97 %")
+
+
+class TrainSpec(Document):
+    """How to train."""
+
+    epochs: int = Field(default=5, ge=1, le=100_000, description="passes over the training rows")
+    global_batch_size: int | Literal["auto"] = Field(
+        default="auto", description="samples per step over all devices"
+    )
+    batch_bounds: tuple[int, int] = Field(
+        default=(64, 1024), description="least and greatest global batch for auto"
+    )
+    noise_scale: float | None = Field(
+        default=None,
+        ge=1e-3,
+        le=1e12,
+        description="gradient noise scale in samples, where known: what a large global batch costs in learning",
+    )
+    optimizer: Optimizer = Optimizer()
+    learning_rate: float | Literal["auto"] = Field(
+        default="auto", description="a number, or found by search_lr"
+    )
+    learning_rate_rule: Literal["auto", "constant", "linear", "sqrt", "adascale"] = Field(
+        default="auto", description="how it follows a batch that grows while training"
+    )
+    schedule: Literal["constant", "cosine"] = Field(
+        default="cosine", description="of the learning rate over the run"
+    )
+    clip_norm: float | None = Field(default=None, gt=0, description="bound on the gradient's norm")
+    precision: Literal["fp32", "fp64", "bf16", "amp"] = Field(
+        default="fp32",
+        description="of parameters and arithmetic; amp: parameters in fp32, arithmetic in half precision where that is safe",
+    )
+    seed: int = Field(
+        default=0, ge=0, lt=2**31, description="of initial weights, data order and split"
+    )
+    backend: Literal["auto", "horovod", "torch"] = Field(
+        default="auto", description="the collectives' library"
+    )
+    adaptive_split: bool = Field(
+        default=True, description="correct the batch split by measured step times"
+    )
+    adaptive_batch: bool = Field(
+        default=False, description="let the global batch grow within batch_bounds"
+    )
+    checkpoint: CheckpointPolicy = CheckpointPolicy()
+    faults: FaultPolicy = FaultPolicy()
+    target: Target | None = None
+
+    @field_validator("batch_bounds", mode="before")
+    @classmethod
+    def _ordered(cls, bounds: Any) -> Any:
+        """All of it in one message, whichever part is wrong."""
+        given = list(bounds) if isinstance(bounds, list | tuple) else []
+        whole = all(type(one) is int or (type(one) is float and one.is_integer()) for one in given)
+        if len(given) != 2 or not whole or not 1 <= given[0] <= given[1]:
+            raise ValueError("[least, greatest] with 1 <= least <= greatest, both whole numbers")
+        return bounds
+
+    @model_validator(mode="after")
+    def _grows_within_its_bounds(self) -> TrainSpec:
+        size, most = self.global_batch_size, self.batch_bounds[1]
+        if self.adaptive_batch and size != "auto" and size > most:
+            raise ValueError(
+                f"global_batch_size of at most {most}, the greatest of batch_bounds, not {size}"
+            )
+        return self
+
+    @field_validator("global_batch_size", "learning_rate")
+    @classmethod
+    def _above_zero(cls, value: float | Literal["auto"]) -> float | Literal["auto"]:
+        if value != "auto" and value <= 0:
+            raise ValueError("more than zero, or auto")
+        return value
+
+
+class Objective(Document):
+    """What the planner minimises, within which limits."""
+
+    minimize: Literal["energy", "cost", "time"] = Field(default="energy", description="what counts")
+    deadline: Duration | None = Field(
+        default=None, description="from the lease to the end of training, such as 30m"
+    )
+    budget: float | None = Field(
+        default=None, gt=0, description="the most it may cost, in the pool's currency"
+    )
+    confidence: Annotated[float, Field(ge=0.5, lt=1)] = Field(
+        default=0.9, description="how surely the limits must hold"
+    )
+
+
+class DeviceFilter(Document):
+    """Which of the pool's devices may be used; left out, the planner is free."""
+
+    types: list[str] = Field(default_factory=list, description="device types; empty: all")
+    hosts: list[str] = Field(default_factory=list, description="host names; empty: all")
+    ids: list[str] = Field(default_factory=list, description="device ids; empty: all")
+    exclude: list[str] = Field(default_factory=list, description="types, hosts or ids not to use")
+    min_count: int = Field(default=1, ge=1, description="the fewest devices")
+    max_count: int | None = Field(default=None, ge=1, description="the most devices")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> DeviceFilter:
+        for field in ("types", "hosts", "ids", "exclude"):
+            names = getattr(self, field)
+            twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+            if twice is not None:
+                raise ValueError(f"{field} with each name once, not {twice!r} twice")
+        if self.max_count is not None and self.max_count < self.min_count:
+            raise ValueError(
+                f"max_count of at least min_count ({self.min_count}), not {self.max_count}"
+            )
+        return self
+
+
+class Schedule(Document):
+    """When Airflow runs the job by itself."""
+
+    cron: Cron | None = Field(default=None, description="five cron fields, UTC")
+    on_new_data: bool = Field(default=False, description="whenever the data's Asset is updated")
+
+
+class Promotion(Document):
+    """What a finished model must be to get an alias in the store."""
+
+    alias: Name = Field(default="production", description="the name that serving follows")
+    require_approval: bool = Field(default=False, description="a person must agree first")
+    only_if_better: str | None = Field(
+        default=None,
+        description="the metric that must beat the current model's; left out: that of train.target, where there is one",
+    )
+
+
+class Job(Document):
+    """A training job. Every field's description is its help in the form."""
+
+    name: Name
+    pool: str | None = Field(
+        default=None, min_length=1, description="a pool file; left out: this machine"
+    )
+    priority: int = Field(
+        default=0, ge=-100, le=100, description="rank in the queue for devices; higher goes first"
+    )
+    queue_timeout: Wait = Field(
+        default=3600.0,
+        description="how long to wait for devices that others hold, such as 30m; 0s: fail at once",
+    )
+    data: DataSpec
+    model: ModelSpec | None = Field(default=None, description="the model's source")
+    train: TrainSpec = TrainSpec()
+    objective: Objective = Objective()
+    devices: DeviceFilter = DeviceFilter()
+    schedule: Schedule | None = None
+    promotion: Promotion | None = None
+
+    @property
+    def needs_approval(self) -> bool:
+        """Whether a person must agree before an alias names a model of this job."""
+        return self.promotion is not None and self.promotion.require_approval
+
+
+def load_job(source: str | Path | dict[str, Any], pool: str | Path | None = None) -> Job:
+    """The job in a file, or in a mapping (as an Airflow parameter carries it).
+
+    `pool` overrides the job's pool. Paths become absolute: relative to the job's file, or to the current folder for a
+    mapping and for `pool`. Raises BadInput with one line.
+    """
+    if isinstance(source, dict):
+        values, base, name = source, Path.cwd(), "job"
+    else:
+        path = Path(source).absolute()
+        values, base, name = read_mapping(path), path.parent, str(source)
+    job = validated(Job, values, name)
+    require_share(job, name)
+    data = job.data.model_copy(
+        update={
+            "uri": _absolute(job.data.uri, base),
+            "expectations": job.data.expectations and _absolute(job.data.expectations, base),
+        }
+    )
+    model = job.model
+    if model is not None and (model.source.endswith(".py") or "/" in model.source):
+        model = model.model_copy(update={"source": _absolute(model.source, base)})
+    chosen = (
+        str(Path(pool).absolute()) if pool is not None else job.pool and _absolute(job.pool, base)
+    )
+    return job.model_copy(update={"data": data, "model": model, "pool": chosen})
+
+
+def require_share(job: Job, name: str) -> None:
+    """Raise BadInput where an accuracy to reach is no share; stored jobs of earlier versions may hold such a one."""
+    target = job.train.target
+    if target is not None and target.metric == "accuracy" and not 0 < target.value <= 1:
+        raise BadInput(
+            f"{name}: train.target.value: got {target.value:g}; allowed: a share above 0, up to 1, such as 0.97 for 97 %"
+        )
+
+
+def _absolute(uri: str, base: Path) -> str:
+    if uri.startswith("builtin:") or "://" in uri:
+        return uri
+    try:
+        return str((base / uri).resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL
+        raise BadInput(f"{uri}: can't be resolved to a path ({error})") from None

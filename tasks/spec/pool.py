@@ -1,0 +1,332 @@
+"""The pool file: hosts, their devices, the network between them, what they cost and draw.
+
+Who holds which device is the ledger's business (`tasks.allocate.ledger`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import Counter
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from trainwright.estimator.devices import DEVICE_TYPES, EMULATED, HOST_MEMORY_TYPES, threads_of
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.spec.documents import (
+    Bandwidth,
+    Document,
+    Duration,
+    matching,
+    parse_text,
+    read_mapping,
+    validated,
+)
+from trainwright.tasks.spec.job import Name
+from trainwright.tasks.spec.windows import WINDOW
+
+_MOST_PRICE = 1e9
+_MOST_DEVICES = 100_000
+LOCAL_ADDRESSES = ("localhost", "127.0.0.1", "::1")
+
+
+def _prices(values: object) -> object:
+    """{type: "2.1/h", energy: "0.25/kWh"} -> numbers."""
+    if not isinstance(values, dict):
+        return values
+    parsed = {}
+    for name, value in values.items():
+        unit = "kWh" if name == "energy" else "h"
+        match = (
+            re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*/\s*" + unit + r"\s*", value)
+            if isinstance(value, str)
+            else None
+        )
+        price = math.inf if match is None else float(match.group(1))
+        if price > _MOST_PRICE:
+            raise ValueError(
+                f"for {name} a number of zero or more per {unit}, such as 2.1/{unit}, up to {_MOST_PRICE:g}, not "
+                f"{str(value)[:80]!r}"
+            )
+        parsed[name] = price
+    return parsed
+
+
+def _price_texts(prices: dict[str, float]) -> dict[str, str]:
+    return {
+        name: f"{Decimal(repr(value)):f}/{'kWh' if name == 'energy' else 'h'}"
+        for name, value in prices.items()
+    }
+
+
+Prices = Annotated[
+    dict[str, float],
+    BeforeValidator(_prices),
+    PlainSerializer(_price_texts, return_type=dict[str, str]),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "additionalProperties": {"type": "string", "examples": ["2.1/h", "0.25/kWh"]},
+        }
+    ),
+]
+"""Per hour of a device type, and per kWh of energy, in the pool's currency."""
+
+
+class DeviceEntry(Document):
+    """One or more equal devices of a host."""
+
+    type: str = Field(description="a known device type, cpu or emulated")
+    count: int = Field(default=1, ge=1, le=10_000, description="how many")
+    cores: float | None = Field(
+        default=None, gt=0, le=4096, description="for cpu: how many cores, or a fraction of one"
+    )
+    speed: float | None = Field(
+        default=None, ge=1e-6, le=1e9, description="for emulated: relative speed"
+    )
+
+    @field_validator("type")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in DEVICE_TYPES:
+            raise ValueError(f"a device type of {', '.join(sorted(DEVICE_TYPES))}")
+        return value
+
+    @model_validator(mode="after")
+    def _fitting(self) -> DeviceEntry:
+        if self.cores is not None and self.type != "cpu":
+            raise ValueError(f"cores only for cpu devices, not for {self.type}")
+        if (self.speed is not None) != (self.type == EMULATED):
+            raise ValueError("speed for emulated devices, and only for them")
+        return self
+
+
+class HostNetwork(Document):
+    """A host's own way to the network; what is left out is as the pool's."""
+
+    bandwidth: Bandwidth | None = Field(default=None, description="to other hosts, such as 1Gbit")
+    latency: Duration | None = Field(default=None, description="to other hosts, such as 200us")
+
+
+class Host(Document):
+    """A machine and its devices."""
+
+    name: Name
+    address: str = matching(
+        r"^[A-Za-z0-9.:_][A-Za-z0-9.:_-]{0,252}$",
+        "a host name or IP address of 1 to 253 letters, digits and . : _ -, without user@ and with no - first",
+        default="localhost",
+        description="name or IP address",
+    )
+    devices: list[DeviceEntry] = Field(min_length=1, description="at least one")
+    available: str | None = matching(
+        WINDOW,
+        "a daily window from HH:MM to HH:MM, UTC, such as 18:00-08:00",
+        default=None,
+        description="daily window, UTC, such as 18:00-08:00",
+    )
+    network: HostNetwork = Field(
+        default=HostNetwork(),
+        description="where this host's bandwidth or latency is not the pool's",
+    )
+    python: str | None = matching(
+        r"^/",
+        "a path from the root on, such as /opt/trainwright/bin/python",
+        default=None,
+        description="the Python there that has trainwright; left out: at this one's path",
+    )
+
+
+class Ssh(Document):
+    """How to log in to the hosts; what is left out is as the user's own ssh has it. Paths are relative to the pool file."""
+
+    user: str | None = matching(
+        r"^[A-Za-z0-9_][A-Za-z0-9._-]*$",
+        "a name of letters, digits and . _ -, not first . or -",
+        default=None,
+        description="name there",
+    )
+    port: int | None = Field(default=None, ge=1, le=65535, description="of their sshd")
+    identity: str | None = Field(default=None, description="file of the private key")
+    known_hosts: str | None = Field(
+        default=None, description="file of the hosts' keys, instead of the user's"
+    )
+
+
+class Network(Document):
+    """The network between hosts. Two hosts have the lesser bandwidth of theirs and the greater latency."""
+
+    bandwidth: Bandwidth = 125e6
+    latency: Duration = 50e-6
+
+    def slower(self, other: Network) -> Network:
+        """What lies between a host of this and one of the other."""
+        return Network.model_construct(
+            bandwidth=min(self.bandwidth, other.bandwidth), latency=max(self.latency, other.latency)
+        )
+
+
+class Power(Document):
+    """What a device draws; overrides the datasheet."""
+
+    idle_w: float = Field(ge=0, le=1e6, description="leased, but waiting")
+    load_w: float = Field(gt=0, le=1e6, description="computing")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Power:
+        if self.idle_w > self.load_w:
+            raise ValueError(f"idle_w up to load_w ({self.load_w:g}), not {self.idle_w:g}")
+        return self
+
+
+class Pool(Document):
+    """A pool of devices."""
+
+    name: Name
+    network: Network = Network()
+    ssh: Ssh = Ssh()
+    hosts: list[Host] = Field(min_length=1, description="at least one")
+    prices: Prices = Field(default_factory=dict, description="per type, and of energy")
+    power: dict[str, Power] = Field(default_factory=dict, description="per type")
+
+    @field_validator("prices", "power")
+    @classmethod
+    def _of_known_types(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if info.field_name == "power" and "energy" in value:
+            raise ValueError(
+                "device types, not 'energy', which is a price (prices: {energy: 0.25/kWh})"
+            )
+        for named in value:
+            if named not in DEVICE_TYPES and named != "energy":
+                known = ", ".join(
+                    [*DEVICE_TYPES, *(["energy"] if info.field_name == "prices" else [])]
+                )
+                raise ValueError(f"device types ({known}), not {named[:80]!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Pool:
+        names = [host.name for host in self.hosts]
+        twice = next((name for name, count in Counter(names).items() if count > 1), None)
+        if twice is not None:
+            raise ValueError(f"hosts of different names, not {twice!r} twice")
+        count = sum(entry.count for host in self.hosts for entry in host.devices)
+        if count > _MOST_DEVICES:
+            raise ValueError(f"hosts with {_MOST_DEVICES} devices together at most, not {count}")
+        return self
+
+    def devices(self) -> list[Device]:
+        """Every device, in the order of the file, with an id that stays while the file does."""
+        found = []
+        for host in self.hosts:
+            numbers: dict[str, int] = {}
+            for entry in host.devices:
+                for _ in range(entry.count):
+                    number = numbers[entry.type] = numbers.get(entry.type, -1) + 1
+                    found.append(
+                        Device(
+                            id=f"{host.name}/{entry.type}-{number}",
+                            type=entry.type,
+                            host=host.name,
+                            address=host.address,
+                            index=number,
+                            cores=entry.cores if entry.type != "cpu" else entry.cores or 1.0,
+                            speed=entry.speed,
+                        )
+                    )
+        return found
+
+    def networks(self) -> dict[str, Network]:
+        """Each host's network: its own where it says so, else the pool's."""
+        return {
+            host.name: Network.model_construct(
+                bandwidth=host.network.bandwidth or self.network.bandwidth,
+                latency=host.network.latency or self.network.latency,
+            )
+            for host in self.hosts
+        }
+
+    def kinds(self) -> list[dict[str, Any]]:
+        """What there is to calibrate: device types, CPUs by their threads, and the addresses that have them."""
+        found: dict[tuple[str, int], set[str]] = {}
+        for device in self.devices():
+            found.setdefault((device.type, device.threads), set()).add(device.address)
+        return [
+            {"device_type": device_type, "threads": threads, "addresses": sorted(addresses)}
+            for (device_type, threads), addresses in found.items()
+        ]
+
+
+class Device(Document):
+    """One device of a pool. `index` counts the devices of its type on its host."""
+
+    id: str
+    type: str
+    host: str
+    address: str
+    index: int
+    cores: float | None = None
+    speed: float | None = None
+
+    @property
+    def variant(self) -> tuple[str, float | None, float | None]:
+        """What devices must share to take the same time: type, cores, speed."""
+        return (self.type, self.cores, self.speed)
+
+    @property
+    def threads(self) -> int:
+        """With how many CPU threads it computes."""
+        return threads_of(self.cores) if self.type == "cpu" else 1
+
+    @property
+    def local(self) -> bool:
+        """Whether the device is on this machine."""
+        return self.address in LOCAL_ADDRESSES
+
+    @property
+    def resource(self) -> str:
+        """The ledger's name of the device, the same in every pool that lists it by this address.
+
+        A GPU is the machine's, whatever a pool calls its host; a CPU device is the part of a machine that its pool has cut out.
+        """
+        machine = LOCAL_ADDRESSES[0] if self.local else self.address
+        return f"device {machine} {self.id if self.type in HOST_MEMORY_TYPES else f'{self.type}-{self.index}'}"
+
+
+def load_pool(path: str | Path | None) -> Pool:
+    """The pool in a file; without one, this machine as one CPU device. Raises BadInput with one line."""
+    if path is None:
+        cores = float(len(os.sched_getaffinity(0)))
+        return Pool(
+            name="local",
+            hosts=[Host(name="localhost", devices=[DeviceEntry(type="cpu", cores=cores)])],
+        )
+    pool = validated(Pool, read_mapping(Path(path), "pool"), str(path))
+    files = {"identity": pool.ssh.identity, "known_hosts": pool.ssh.known_hosts}
+    beside = {
+        name: str(Path(path).absolute().parent / Path(file).expanduser())
+        for name, file in files.items()
+        if file
+    }
+    return pool.model_copy(update={"ssh": pool.ssh.model_copy(update=beside)})
+
+
+def is_pool(content: bytes) -> bool:
+    """Whether a file's content is a pool."""
+    try:
+        validated(Pool, parse_text(content.decode(), ""), "")
+    except (BadInput, UnicodeDecodeError):
+        return False
+    return True

@@ -1,0 +1,35 @@
+"""The daily window in which a host is there: `HH:MM-HH:MM`, UTC."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+
+_CLOCK = r"([01]\d|2[0-3]):[0-5]\d"
+WINDOW = rf"^{_CLOCK}-{_CLOCK}$"
+
+
+def seconds_left(window: str | None, now: datetime | None) -> float:
+    """For how long from `now` (with its time zone) a host of this daily window is there: 0 outside it, infinite without one.
+
+    A window that ends where it begins is the whole day.
+    """
+    if window is None or now is None:
+        return math.inf
+    begin, end = (int(clock[:2]) * 3600 + int(clock[3:]) * 60 for clock in window.split("-"))
+    if begin == end:
+        return math.inf
+    here = now.astimezone(UTC)
+    since = (
+        here.hour * 3600 + here.minute * 60 + here.second + here.microsecond / 1e6 - begin
+    ) % 86400
+    return max(0.0, (end - begin) % 86400 - since)
+
+
+def next_change(window: str, now: datetime) -> datetime | None:
+    """When a daily window that is open at `now` ends, or one that is closed begins; None where it is the whole day."""
+    left_s = seconds_left(window, now)
+    if math.isinf(left_s):
+        return None
+    begin, end = window.split("-")
+    return now + timedelta(seconds=left_s or seconds_left(f"{end}-{begin}", now))

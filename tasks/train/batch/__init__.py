@@ -1,0 +1,1 @@
+"""The global batch: samples, splits, rebalancing, growth."""

@@ -1,0 +1,60 @@
+"""The noise scale of a rank that is alone: from the two halves of its own batch, every so many steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch  # noqa: TID253 - only ranks import this
+
+from trainwright.tasks.train.batch.noise_scale import LEAST_ESTIMATES
+
+EVERY_STEPS = 16
+"""Both halves together cost one more forward and backward pass: a sixteenth of the training,"""
+FIRST_EVERY_STEPS = 4
+"""and a quarter until there are enough estimates to say something."""
+
+
+def due(step: int, estimates: int) -> bool:
+    """Whether a rank that is alone measures at this step."""
+    return step % (FIRST_EVERY_STEPS if estimates < LEAST_ESTIMATES else EVERY_STEPS) == 0
+
+
+def half_squares(
+    model: torch.nn.Module,
+    loss_of: Callable[[Any], torch.Tensor],
+    rows: Sequence[int] | Any,
+    count: int | None = None,
+) -> tuple[list[int], list[float], float]:
+    """Batches and |g|² of both halves of these rows, and |g|² of them together. Leaves model, buffers and gradients as they were.
+
+    `loss_of` is the mean loss over some rows; the halves are equal, unless `count` says how many rows the first one has.
+    """
+    parameters = [one for one in model.parameters() if one.requires_grad]
+    buffers = [(one, one.detach().clone()) for one in model.buffers()]
+    middle = len(rows) // 2 if count is None else count
+    parts = [rows[:middle], rows[middle:]]
+    try:
+        first, second = (
+            torch.autograd.grad(
+                loss_of(part), parameters, allow_unused=True, materialize_grads=True
+            )
+            for part in parts
+        )
+    finally:
+        with torch.no_grad():
+            for buffer, kept in buffers:
+                buffer.copy_(kept)
+    a, b = len(parts[0]), len(parts[1])
+    squares = [_inner(first, first), _inner(second, second)]
+    joint = (a * a * squares[0] + 2 * a * b * _inner(first, second) + b * b * squares[1]) / (
+        a + b
+    ) ** 2
+    return [a, b], squares, joint
+
+
+def _inner(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> float:
+    return sum(
+        float(torch.dot(one.to_dense().reshape(-1).double(), other.to_dense().reshape(-1).double()))
+        for one, other in zip(left, right, strict=True)
+    )

@@ -1,0 +1,1 @@
+"""Checkpoints: their files, how they reach the store, which of them count."""

@@ -1,0 +1,1 @@
+"""Ranks on other hosts: connections, the agent there, staging of data."""

@@ -1,0 +1,262 @@
+"""A host's part in a launch: starts ranks there, passes on what they say, and ends them when its launcher is gone.
+
+The launcher (`hosts`) starts it by ssh, one on each host, and speaks with it over the connection: JSON, one object a line.
+
+| from the launcher | |
+|---|---|
+| reach address port | can the launcher be reached there, and by which interface? |
+| put path data | append bytes (base64) to a file of the work folder |
+| sync | reply when all before is done |
+| share name cores, hold name | a share of the CPU for a process to come; hold the process to it from now on |
+| start name command environment | start a process of that name, with a channel (`channel`) |
+| say name text | give a process the answer to what it has asked |
+| signal name number, kill name | |
+| beat | I am still here |
+
+Back come `reply` (to reach, sync, share) or `failed`; `said`, `log` and `ended` of a process; `file`, what was appended to
+TensorBoard's events; `beat`, every `BEAT_S` too. The end of the connection, or silence of `SILENCE_S`, ends every process and
+removes the work folder.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import queue
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from trainwright.estimator.interfaces import interface_of
+from trainwright.infra.memory_limit import kernel_oom_kills
+from trainwright.infra.process import dying_with_parent
+from trainwright.tasks.settings import settings
+from trainwright.tasks.train.channel import VARIABLE
+from trainwright.tasks.train.cpu_share import CpuShare, remove_stale_cgroups
+
+BEAT_S = 5.0
+SILENCE_S = 60.0
+_LOOK_S = 1.0
+_REACH_TIMEOUT_S = 10.0
+_HERE = os.uname().nodename.replace(".", "-")
+Message = dict[str, Any]
+
+
+class Node:
+    """One launch on this host. Processes are started by the thread that calls `run`: the kernel ties their lives to it."""
+
+    def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
+        self._source, self._sink, self._writing = source, sink, threading.Lock()
+        folder = settings().home / "nodes"
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_stale(folder)
+        self.work = (
+            folder / f"{_HERE}.{os.getpid()}.{os.urandom(4).hex()}"
+        )  # machines may share a home
+        self.work.mkdir(mode=0o700)
+        self._children: dict[str, _Child] = {}
+        self._shares: dict[str, CpuShare] = {}
+        self._heard_at = time.monotonic()
+        self._brought: dict[Path, int] = {}
+        self._bringing = threading.Lock()
+
+    def run(self) -> None:
+        """Until the launcher is gone."""
+        remove_stale_cgroups()
+        self.send("ready", work=str(self.work), python=sys.executable)
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        try:
+            for line in self._source:
+                self._heard_at = time.monotonic()
+                message = json.loads(line)
+                try:
+                    self._do(**message)
+                except OSError as error:
+                    what = f"{message['do']} {message.get('path') or message.get('name', '')}"
+                    self.send("failed", what=what, why=error.strerror or str(error))
+        except OSError:
+            pass  # the connection has ended
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Leave nothing of this launch."""
+        for child in self._children.values():
+            child.kill()
+        for child in self._children.values():
+            child.process.wait()
+        for share in self._shares.values():
+            share.let_go()
+            share.remove()
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Tell the launcher something; where it is gone, the end of its connection is noticed elsewhere."""
+        line = (json.dumps({"kind": kind, **fields}) + "\n").encode()
+        with self._writing, contextlib.suppress(OSError, ValueError):
+            self._sink.write(line)
+            self._sink.flush()
+
+    def _do(self, do: str, **fields: Any) -> None:
+        if do == "put":
+            path = self.work / fields["path"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as file:
+                file.write(base64.b64decode(fields["data"]))
+        elif do == "reach":
+            self.send("reply", **reach(fields["address"], fields["port"]))
+        elif do == "sync":
+            self.send("reply")
+        elif do == "share":
+            share = self._shares[fields["name"]] = CpuShare(fields["name"], fields["cores"])
+            self.send("reply", how=share.how, group=str(share.group) if share.group else None)
+        elif do == "hold":
+            self._shares[fields["name"]].hold(self._children[fields["name"]].process.pid)
+        elif do == "start":
+            name = fields["name"]
+            self._children[name] = _Child(self, name, fields["command"], fields["environment"])
+        elif do == "say":
+            self._children[fields["name"]].say(fields["text"].encode())
+        elif do == "signal":
+            self._children[fields["name"]].process.send_signal(fields["number"])
+        elif do == "kill":
+            self._children[fields["name"]].kill()
+
+    def let_go(self, name: str) -> None:
+        """A process is about to be waited for."""
+        if name in self._shares:
+            self._shares[name].let_go()
+
+    def _watch(self) -> None:
+        """Say that we are here, bring back what is appended to the events; end it all after a long silence."""
+        beaten_at = -BEAT_S
+        while time.monotonic() - self._heard_at < SILENCE_S:
+            if time.monotonic() - beaten_at >= BEAT_S:
+                beaten_at = time.monotonic()
+                self.send("beat")
+            time.sleep(_LOOK_S)
+            self.bring_back()
+        for child in list(self._children.values()):
+            child.kill()
+        shutil.rmtree(self.work, ignore_errors=True)
+        os._exit(1)  # the main thread waits for a line that does not come
+
+    def bring_back(self) -> None:
+        """Send what the files of events have grown by."""
+        with (
+            self._bringing,
+            contextlib.suppress(FileNotFoundError),
+        ):  # the folder, when it is all over
+            for path in sorted(self.work.glob("events/*")):
+                with path.open("rb") as file:
+                    file.seek(self._brought.get(path, 0))
+                    while data := file.read(1 << 18):
+                        self.send("file", path=path.name, data=base64.b64encode(data).decode())
+                    self._brought[path] = file.tell()
+
+
+class _Child:
+    """A process with its channel; a thread passes on what it says and what it logs, then that it has ended."""
+
+    def __init__(
+        self, node: Node, name: str, command: list[str], environment: dict[str, str]
+    ) -> None:
+        self._node, self._name = node, name
+        self._socket, other = socket.socketpair()
+        self._words, self._kills_before = queue.SimpleQueue[bytes | None](), kernel_oom_kills()
+        with other:
+            self.process = subprocess.Popen(
+                dying_with_parent(command),
+                cwd=node.work,
+                env={**os.environ, **environment, VARIABLE: str(other.fileno())},
+                pass_fds=[other.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        threading.Thread(target=self._relay, name=f"relay-{name}", daemon=True).start()
+        threading.Thread(target=self._tell, name=f"tell-{name}", daemon=True).start()
+
+    def say(self, text: bytes) -> None:
+        """Pass a word on. A process that does not listen, because it is stopped, holds up no other."""
+        self._words.put(text)
+
+    def _tell(self) -> None:
+        with contextlib.suppress(OSError):  # one that has gone meanwhile is told of by `ended`
+            while (text := self._words.get()) is not None:
+                self._socket.sendall(text)
+
+    def kill(self) -> None:
+        """End it, with what it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def _relay(self) -> None:
+        log = self.process.stdout
+        assert log is not None
+        partial = {"said": b"", "log": b""}
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_READ, "said")
+            selector.register(log, selectors.EVENT_READ, "log")
+            while selector.get_map():
+                for key, _ in selector.select():
+                    kind = key.data
+                    data = _read(key.fd)
+                    if not data:
+                        selector.unregister(key.fileobj)
+                        data = b"\n" if partial[kind] else b""
+                    *lines, partial[kind] = (partial[kind] + data).split(b"\n")
+                    for line in lines:
+                        self._node.send(kind, name=self._name, text=line.decode(errors="replace"))
+        log.close()
+        self._words.put(None)
+        self._socket.close()
+        self._node.let_go(self._name)
+        code = self.process.wait()
+        self._node.bring_back()
+        kills = kernel_oom_kills() - self._kills_before
+        self._node.send("ended", name=self._name, code=code, oom_kills=kills)
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 1 << 16)
+    except ConnectionResetError:
+        return b""
+
+
+def reach(address: str, port: int) -> Message:
+    """The interface by which this machine reaches a listening address, or why it does not."""
+    try:
+        with socket.create_connection((address, port), timeout=_REACH_TIMEOUT_S) as connection:
+            own = connection.getsockname()[0]
+    except OSError as error:
+        return {"error": error.strerror or str(error)}
+    return {"interface": interface_of(own), "address": own}
+
+
+def _remove_stale(folder: Path) -> None:
+    """What launches whose node was killed have left."""
+    for work in folder.iterdir():
+        machine, _, rest = work.name.partition(".")
+        pid = rest.partition(".")[0]
+        if machine == _HERE and pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def main() -> None:
+    """Serve the launcher at the other end of standard input and output."""
+    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # nothing else may write between the messages
+    Node(source, sink).run()

@@ -1,0 +1,274 @@
+"""The hosts of one launch other than this machine: made sure of, given the model and the data, and told to start ranks.
+
+Before the first rank starts, every host has answered with the key that is known of it, runs the same versions and sources, has
+the model's source and the data with the content that was validated, and reaches the launcher. One that is lost in the training is
+made sure of in the same way when it answers again. How a host is spoken to: `session`; what runs there: `node`. Loads no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from trainwright.estimator.interfaces import interface_of
+from trainwright.tasks.errors import BadInput, ServiceUnreachable
+from trainwright.tasks.runs.artefacts import PlannedDevice
+from trainwright.tasks.spec.pool import load_pool
+from trainwright.tasks.train.exchange.host_name import ADDRESS
+from trainwright.tasks.train.hosts import versions
+from trainwright.tasks.train.hosts.reconnect import Returning, Shares
+from trainwright.tasks.train.hosts.remote_rank import RemoteChannel, RemoteRank, RemoteShare
+from trainwright.tasks.train.hosts.session import Session
+from trainwright.tasks.train.hosts.staging import Preloading
+from trainwright.tasks.train.hosts.store_proxy import StoreServer
+from trainwright.tasks.train.request import Order
+from trainwright.tasks.train.world import INTERFACE
+
+_END_GRACE_S = 5.0
+_HEED_EVERY_S = 0.5
+_ORDER = "order.json"
+LOOPBACK_WAY = {INTERFACE: "lo"}
+"""The way to the others where all are on this machine."""
+
+
+def machine(device: PlannedDevice) -> str:
+    """What tells one machine from another."""
+    return "localhost" if device.local else device.address
+
+
+class Hosts:
+    """The hosts of a launch, connected, checked and with all that ranks need, until `close`."""
+
+    def __init__(self, order: Order, folder: Path, heed: Callable[[], None]) -> None:
+        """`heed` is called twice a second meanwhile, and raises what is to end it."""
+        self._order, self._folder, self._heed = order, folder, heed
+        self._devices = order.request.plan.devices
+        self._pool = load_pool(order.request.job.pool)
+        self._sessions: dict[str, Session] = {}
+        self._ways: dict[str, dict[str, str]] = {}
+        self._data: dict[str, str] = {}
+        self._returning: Returning | None = None
+        self.peers: set[str] = set()
+        """The addresses that ranks come from."""
+        try:
+            self._connect()
+            self.address = self._own_address()
+            """this machine's, that the hosts see"""
+            self._reach()
+            self._each(self._give)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self) -> None:
+        (self._folder / "logs").mkdir(parents=True, exist_ok=True)
+        for device in self._devices:
+            if not device.local and device.address not in self._sessions:
+                self._sessions[device.address] = self._session_with(device.address)
+        self._came_by: list[str] = self._each(self._check)
+
+    def _session_with(self, address: str) -> Session:
+        name = next(device.host for device in self._devices if device.address == address)
+        python = (
+            next((host.python for host in self._pool.hosts if host.name == name), None)
+            or sys.executable
+        )
+        return Session(name, address, python, self._pool.ssh, self._folder)
+
+    def _each(self, action: Callable[[Session], Any]) -> list[Any]:
+        """Do it on all hosts at once. Raises what went wrong on the first of them."""
+        with ThreadPoolExecutor(max_workers=len(self._sessions)) as pool:
+            tasks = [pool.submit(action, one) for one in self._sessions.values()]
+            try:
+                while wait(tasks, timeout=_HEED_EVERY_S).not_done:
+                    self._heed()
+            except BaseException:
+                for session in self._sessions.values():
+                    session.hang_up("the launch has ended")
+                raise
+        return [task.result() for task in tasks]
+
+    def _check(self, session: Session) -> str:
+        there = session.hello()
+        found = versions.differences(versions.facts(), there, self._order.backend)
+        if found:
+            raise BadInput(
+                f"{session}: {found[0]}; allowed: the same on all hosts", differences=found
+            )
+        session.begin()
+        return str(there["came_by"])
+
+    def _own_address(self) -> str:
+        """This machine's address that the hosts see. Raises BadInput where they see several."""
+        seen = sorted({came_by.split()[0] for came_by in self._came_by if came_by})
+        with contextlib.suppress(OSError):
+            if len(seen) == 1:
+                interface_of(seen[0])
+                return str(seen[0])
+        routes = {_route_to(session.address) for session in self._sessions.values()}
+        if len(routes) != 1:
+            raise BadInput(
+                f"pool: its hosts reach this machine at {', '.join(sorted(routes))}; allowed: all by one address"
+            )
+        return routes.pop()
+
+    def _give(self, session: Session) -> None:
+        """The model's source to a host; and its data, unless it has them."""
+        folder = Path(self._order.request.source_folder)
+        for path in sorted(
+            one for one in folder.rglob("*") if one.is_file() and "__pycache__" not in one.parts
+        ):
+            session.put(f"source/{path.relative_to(folder).as_posix()}", path)
+        session.sync()
+        self._data[session.address] = Preloading(session, self._order).run()
+
+    def _reach(self) -> None:
+        """Make sure that every host reaches this machine, and note by which interface. Raises ServiceUnreachable."""
+        self._each(self._reach_from)
+
+    def _reach_from(self, session: Session) -> None:
+        with socket.create_server((self.address, 0)) as listening:
+            port = listening.getsockname()[1]
+            reply = session.ask("reach", address=self.address, port=port)
+        if "error" in reply:
+            raise ServiceUnreachable(
+                f"{session}: can't connect to this machine at {self.address}, port {port}: {reply['error']}; "
+                "a firewall must let it through",
+                service="rendezvous",
+                address=self.address,
+            )
+        self._ways[session.address] = _way(reply["interface"], reply["address"])
+        self.peers.add(reply["address"])
+
+    @property
+    def way(self) -> dict[str, str]:
+        """The way of this machine's ranks."""
+        return _way(interface_of(self.address), self.address)
+
+    def share(self, rank: int) -> RemoteShare:
+        """The rank's share of its host's CPU."""
+        return RemoteShare(self._session(rank), str(rank), self._devices[rank].cores)
+
+    def give_order(self, order: Order) -> None:
+        """Put what the ranks are to do on every host. From now on, one that is lost while it trains is tried again."""
+        self._order = order
+        for session in self._sessions.values():
+            self._give_order(order, session)
+        if order.mode == "train":
+            self._returning = Returning(self._lost, self._session_with, self._admit)
+
+    def _give_order(self, order: Order, session: Session) -> None:
+        text = self._order_there(order, session).model_dump_json(by_alias=True)
+        session.put(_ORDER, text.encode())
+
+    def _lost(self) -> list[str]:
+        return [address for address, session in self._sessions.items() if session.gone]
+
+    def _admit(self, session: Session) -> Shares:
+        """Make sure of a host that was lost, and give it what its ranks need; their shares of its CPU."""
+        self._check(session)
+        self._reach_from(session)
+        self._give(session)
+        shares = {
+            rank: RemoteShare(session, str(rank), device.cores)
+            for rank, device in enumerate(self._devices)
+            if not device.local and device.address == session.address
+        }
+        groups = [
+            shares[rank].group if rank in shares else group
+            for rank, group in enumerate(self._order.cgroups)
+        ]
+        self._give_order(self._order.model_copy(update={"cgroups": groups}), session)
+        return shares
+
+    def returned(self) -> Shares:
+        """The ranks whose hosts answer again since it was asked last, and their new shares of the CPU there."""
+        ranks: Shares = {}
+        found = self._returning.back if self._returning is not None else {}
+        for address, (session, shares) in list(found.items()):
+            self._sessions[address].close(_END_GRACE_S)  # it has ended long since
+            self._sessions[address] = session
+            del found[address]
+            ranks |= shares
+        return ranks
+
+    def start(
+        self, rank: int, environment: dict[str, str], log: Path
+    ) -> tuple[RemoteRank, RemoteChannel]:
+        """Start a rank on its host; its process, and how to speak with it."""
+        session, name = self._session(rank), str(rank)
+        channel = RemoteChannel(session, name)
+        process = RemoteRank(session, name, channel, StoreServer(self._order, rank), log)
+        command = [
+            session.python,
+            "-P",
+            "-m",
+            "trainwright.tasks.train.worker.entry",
+            f"{session.work}/{_ORDER}",
+            name,
+        ]
+        session.start(name, command, environment | self._ways[session.address], process)
+        return process, channel
+
+    def is_gone(self, rank: int) -> bool:
+        """Whether the connection to the rank's host has ended."""
+        return not self._devices[rank].local and self._session(rank).gone
+
+    def _session(self, rank: int) -> Session:
+        return self._sessions[self._devices[rank].address]
+
+    def _order_there(self, order: Order, session: Session) -> Order:
+        """The order, as it reads on a host."""
+        request, work = order.request, session.work
+        job = request.job.model_copy(
+            update={
+                "data": request.job.data.model_copy(update={"uri": self._data[session.address]})
+            }
+        )
+        return order.model_copy(
+            update={
+                "request": request.model_copy(
+                    update={
+                        "job": job,
+                        "source_folder": f"{work}/source",
+                        "work_folder": work,
+                        "run_uri": None,
+                    }
+                ),
+                "launcher_work": request.work_folder,
+                "keeps": False,
+            }
+        )
+
+    def close(self) -> None:
+        """End everything on the hosts."""
+        if self._returning is not None:
+            self._returning.settle()
+        if self._sessions:
+            with ThreadPoolExecutor(max_workers=len(self._sessions)) as pool:
+                list(pool.map(lambda session: session.close(_END_GRACE_S), self._sessions.values()))
+        if self._returning is not None:
+            self._returning.close()
+
+
+def _way(interface: str, address: str) -> dict[str, str]:
+    """The variables by which ranks of a machine find the interface to the others, and its address."""
+    return {INTERFACE: interface, ADDRESS: address}
+
+
+def _route_to(address: str) -> str:
+    """This machine's address on the way to another."""
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise BadInput(
+            f"pool: {address}: no way from it back to this machine can be told: {error}"
+        ) from None

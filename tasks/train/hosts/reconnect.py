@@ -1,0 +1,93 @@
+"""Lost hosts of a launch, tried again beside the training until they answer. Loads no torch."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from trainwright.tasks import progress
+from trainwright.tasks.errors import TrainwrightError
+from trainwright.tasks.train.hosts.remote_rank import RemoteShare
+from trainwright.tasks.train.hosts.session import Session
+
+TRY_EVERY_S = 10.0
+_END_GRACE_S = 5.0
+_log = logging.getLogger(__name__)
+Shares = dict[int, RemoteShare]
+
+
+class Returning:
+    """The thread that tries them.
+
+    `lost` says whose connection has ended, by address; `connect` opens a new one; `admit` makes sure of a host as at the start,
+    gives it what its ranks need, and says their shares of its CPU, by rank.
+    """
+
+    def __init__(
+        self,
+        lost: Callable[[], list[str]],
+        connect: Callable[[str], Session],
+        admit: Callable[[Session], Shares],
+    ) -> None:
+        self._lost, self._connect, self._admit = lost, connect, admit
+        self.back: dict[str, tuple[Session, Shares]] = {}
+        """Those that answer again, by address, until somebody takes them out."""
+        self._trying: Session | None = None
+        self._told: dict[str, str] = {}
+        self._ending, self._idle, self._may_go = (
+            threading.Event(),
+            threading.Event(),
+            threading.Event(),
+        )
+        self._thread = threading.Thread(target=self._run, name="returning-hosts", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._ending.wait(TRY_EVERY_S):
+                for address in self._lost():
+                    if address not in self.back and not self._ending.is_set():
+                        self._try(address)
+        finally:
+            self._idle.set()
+            self._may_go.wait()  # the kernel ties a connection's life to the thread that made it
+
+    def _try(self, address: str) -> None:
+        session = None
+        try:
+            session = self._trying = self._connect(address)
+            if self._ending.is_set():  # `settle` may not have seen it
+                session.hang_up("the launch has ended")
+            self.back[address] = session, self._admit(session)
+            self._told.pop(address, None)
+            progress.emit("notice", message=f"{session} answers again")
+        except (TrainwrightError, OSError) as why:
+            if session is not None:
+                session.close(_END_GRACE_S)
+            if self._told.get(address) != str(why) and not self._ending.is_set():
+                self._told[address] = str(why)
+                progress.emit(
+                    "notice", message=f"a lost host is tried again every {TRY_EVERY_S:g} s: {why}"
+                )
+        except Exception:  # noqa: BLE001 - logged with its traceback; the others are to be tried all the same
+            _log.exception("host %s can't be taken back", address)
+            if session is not None:
+                session.close(_END_GRACE_S)
+        finally:
+            self._trying = None
+
+    def settle(self) -> None:
+        """Try no other, and give up the one at hand. The connections that were made live on until `close`."""
+        self._ending.set()
+        if (session := self._trying) is not None:
+            session.hang_up("the launch has ended")
+        self._idle.wait()
+
+    def close(self) -> None:
+        """End the thread, and the connections of hosts that nobody took."""
+        self.settle()
+        for session, _ in self.back.values():
+            session.close(_END_GRACE_S)
+        self._may_go.set()
+        self._thread.join()

@@ -1,0 +1,295 @@
+"""One host of a launch, from the launcher's side: an ssh connection, and the node at its other end (`node`).
+
+The connection, and with it everything on the host, ends with the launcher's process, whatever ends that.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import logging
+import os
+import queue
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainwright.infra.process import dying_with_parent
+from trainwright.tasks.errors import ServiceUnreachable, TrainingFailed
+from trainwright.tasks.spec.pool import Ssh
+from trainwright.tasks.ssh import ssh_command, unreachable, why_ended
+from trainwright.tasks.train.hosts import versions
+from trainwright.tasks.train.hosts.agent import BEAT_S, SILENCE_S
+
+HELLO_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 300.0
+_PIECE_BYTES = 1 << 18
+_LOOK_S = 0.5
+# Says what is there, and becomes the node once the launcher has agreed. Read byte by byte: what follows is the node's.
+_BOOT = """
+import json, os, sys
+exec({facts!r})
+os.write(1, (json.dumps(facts()) + "\\n").encode())
+while (byte := os.read(0, 1)) != b"\\n":
+    byte or sys.exit()
+from trainwright.tasks.train.node import main
+main()
+"""
+Message = dict[str, Any]
+_log = logging.getLogger(__name__)
+
+
+class Child(Protocol):
+    """A process on the host, as the launcher sees it."""
+
+    def said(self, line: str) -> None:
+        """It has said this on its channel."""
+        ...
+
+    def logged(self, line: str) -> None:
+        """It has written this line on standard output or error."""
+        ...
+
+    def ended(self, code: int, lost: str | None, oom_kills: int = 0) -> None:
+        """It has ended; `lost` says why nothing more is known of it, where the host is gone.
+
+        `oom_kills`: how many processes the kernel there has killed for want of memory since it began.
+        """
+        ...
+
+
+class Session:
+    """A connection to a host. Made by a thread that lives as long: the kernel ties the connection's life to it."""
+
+    def __init__(self, name: str, address: str, python: str, login: Ssh, folder: Path) -> None:
+        self.name, self.address, self.python, self.work = name, address, python, ""
+        self._login = login
+        self._folder, self._log = folder, folder / "logs" / f"host-{name}.log"
+        self._children: dict[str, Child] = {}
+        self._replies: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._writing, self._closed = threading.Lock(), threading.Event()
+        self._hung_up: str | None = None
+        self._listening_since: float | None = None
+        boot = _BOOT.format(facts=Path(versions.__file__).read_text())
+        one_line = (
+            f"import base64; exec(base64.b64decode('{base64.b64encode(boot.encode()).decode()}'))"
+        )
+        command = [*ssh_command(address, login), shlex.join([python, "-P", "-c", one_line])]
+        with self._log.open("ab") as log:
+            self._log_begins = log.tell()  # what an earlier connection wrote is before
+            self._ssh = subprocess.Popen(
+                dying_with_parent(command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._reader = threading.Thread(target=self._read, name=f"host-{name}", daemon=True)
+
+    def __str__(self) -> str:
+        return f"host {self.name} ({self.address})"
+
+    def hello(self) -> Message:
+        """What the host is (`equality.facts`). Raises ServiceUnreachable."""
+        return self._first_line()
+
+    def begin(self) -> None:
+        """Become a node."""
+        self._write(b"\n")
+        self.work = self._first_line()["work"]
+        self._reader.start()
+        for work in (
+            self._beat,
+            self._watch,
+        ):  # two, since telling a node that has stopped may take for ever
+            threading.Thread(
+                target=work, name=f"{work.__name__[1:]}-{self.name}", daemon=True
+            ).start()
+
+    def _first_line(self) -> Message:
+        assert self._ssh.stdout is not None
+        timer = threading.Timer(HELLO_TIMEOUT_S, self._ssh.kill)
+        timer.start()
+        try:
+            line = self._ssh.stdout.readline()
+        finally:
+            timer.cancel()
+        if not line:
+            raise self._unreachable(self._why_ended())
+        try:
+            found = json.loads(line)
+        except ValueError:
+            raise self._unreachable(
+                f"answered {line[:80]!r}; nothing may print there on login"
+            ) from None
+        return dict(found)
+
+    def _unreachable(self, why: str) -> ServiceUnreachable:
+        return unreachable(self.address, why, self.name, self._login, self.python)
+
+    def _why_ended(self) -> str:
+        code = self._ssh.wait()
+        if self._hung_up is not None:
+            return self._hung_up
+        if code == -signal.SIGKILL:
+            return f"no answer in {HELLO_TIMEOUT_S:g} s"
+        text = self._log.read_bytes()[self._log_begins :].decode(errors="replace")
+        if code in (126, 127):
+            return f"{self.python} can't be run there ({why_ended(text, code)}); the pool file's `python` says where it is"
+        if "Unknown option: -P" in text:
+            return f"{self.python} there is older than Python 3.11"
+        return why_ended(text, code)
+
+    def tell(self, do: str, **fields: Any) -> None:
+        """Have the node do something; that the host is gone is noticed by the reader."""
+        self._write((json.dumps({"do": do, **fields}) + "\n").encode())
+
+    def _write(self, line: bytes) -> None:
+        assert self._ssh.stdin is not None
+        with self._writing, contextlib.suppress(OSError, ValueError):
+            self._ssh.stdin.write(line)
+            self._ssh.stdin.flush()
+
+    def ask(self, do: str, **fields: Any) -> Message:
+        """Have the node do something; its reply. Raises TrainingFailed where it can't, or the host is gone."""
+        self.tell(do, **fields)
+        try:
+            reply = self._replies.get(timeout=ANSWER_TIMEOUT_S)
+        except queue.Empty:
+            raise TrainingFailed(
+                f"{self}: no answer in {ANSWER_TIMEOUT_S:g} s; its log is {self._log}"
+            ) from None
+        if reply is None:
+            self._replies.put(None)
+            raise self._unreachable(self._lost())
+        if reply["kind"] == "failed":
+            raise TrainingFailed(f"{self}: {reply['what']}: {reply['why']}")
+        return reply
+
+    def put(
+        self, path: str, source: Path | bytes, progress: Callable[[int], None] | None = None
+    ) -> None:
+        """Write a file below the node's work folder; `progress` is told how many bytes went."""
+        with open(source, "rb") if isinstance(source, Path) else contextlib.nullcontext() as file:
+            rest = source if isinstance(source, bytes) else b""
+            while not self._closed.is_set():
+                data = file.read(_PIECE_BYTES) if file is not None else rest[:_PIECE_BYTES]
+                rest = rest[_PIECE_BYTES:]
+                self.tell("put", path=path, data=base64.b64encode(data).decode())
+                if progress is not None:
+                    progress(len(data))
+                if len(data) < _PIECE_BYTES:
+                    break
+
+    def sync(self) -> None:
+        """Wait until all that was told is done. Raises TrainingFailed where it could not be."""
+        self.ask("sync")
+
+    def start(
+        self, name: str, command: list[str], environment: dict[str, str], child: Child
+    ) -> None:
+        """Start a process; its words, its log and its end go to `child`."""
+        self._children[name] = child
+        self.tell("start", name=name, command=command, environment=environment)
+        if self._closed.is_set():
+            child.ended(255, self._lost())
+
+    def _read(self) -> None:
+        while (message := self._next()) is not None:
+            try:
+                self._take(message)
+            except Exception as error:  # noqa: BLE001 - a thread's boundary: logged, and whoever waits for the host is told
+                _log.exception("%s: what it said could not be taken", self)
+                self.hang_up(f"what it said could not be taken: {type(error).__name__}: {error}")
+                break
+        self._closed.set()
+        self._replies.put(None)
+        for child in list(self._children.values()):
+            try:
+                child.ended(255, self._lost())
+            except Exception:  # noqa: BLE001 - logged, and the others are told all the same
+                _log.exception("%s: its end could not be told", self)
+
+    def _next(self) -> Message | None:
+        """What the node says next; None where the connection has ended."""
+        assert self._ssh.stdout is not None
+        self._listening_since = time.monotonic()
+        line = b""
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # the pipe was closed, or the line is none of the node's
+            line = self._ssh.stdout.readline()
+            if isinstance(message := json.loads(line), dict):
+                return message
+        if line.endswith(b"\n"):  # else it was cut short by the connection's end
+            self.hang_up(f"it said {line[:80]!r}")
+        return None
+
+    def _take(self, message: Message) -> None:
+        self._listening_since = None
+        kind = message["kind"]
+        if kind == "beat":
+            return
+        if kind in ("reply", "failed"):
+            self._replies.put(message)
+        elif kind == "file":
+            path = self._folder / "events" / Path(message["path"]).name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as file:
+                file.write(base64.b64decode(message["data"]))
+        elif (child := self._children.get(message["name"])) is None:
+            return
+        elif kind == "said":
+            child.said(message["text"])
+        elif kind == "log":
+            child.logged(message["text"])
+        elif kind == "ended":
+            del self._children[message["name"]]
+            child.ended(message["code"], None, message["oom_kills"])
+
+    def _lost(self) -> str:
+        return f"the connection to {self} ended: {self._why_ended()}"
+
+    def _beat(self) -> None:
+        while not self._closed.wait(BEAT_S):
+            self.tell("beat")
+
+    def _watch(self) -> None:
+        """Hang up on a node that has fallen silent: sshd there answers for one that is stopped, too."""
+        while not self._closed.wait(_LOOK_S):
+            since = self._listening_since
+            if since is not None and time.monotonic() - since > SILENCE_S:
+                self.hang_up(f"it said nothing for {SILENCE_S:g} s")
+                return
+
+    @property
+    def gone(self) -> bool:
+        """Whether the connection has ended."""
+        return self._closed.is_set()
+
+    def hang_up(self, why: str) -> None:
+        """End the connection at once, from any thread; what waits for the host fails."""
+        self._hung_up = self._hung_up or why
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._ssh.pid, signal.SIGKILL)
+
+    def close(self, grace_s: float) -> None:
+        """End everything there, and the connection."""
+        assert self._ssh.stdin is not None
+        assert self._ssh.stdout is not None
+        with contextlib.suppress(OSError):
+            self._ssh.stdin.close()
+        try:
+            self._ssh.wait(timeout=grace_s)  # the node removes what it has made
+        except subprocess.TimeoutExpired:
+            os.killpg(self._ssh.pid, signal.SIGKILL)
+            self._ssh.wait()
+        if self._reader.is_alive():
+            self._reader.join()
+        self._ssh.stdout.close()

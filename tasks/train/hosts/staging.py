@@ -1,0 +1,121 @@
+"""Brings a training's data to a host before its ranks start: the launcher's side of `preload`. Loads no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from trainwright.tasks import progress
+from trainwright.tasks.data.sources import content_sha256, files_of, localized, require_content
+from trainwright.tasks.errors import BadInput, TrainingFailed, from_document
+from trainwright.tasks.settings import settings
+from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.spec.pool import LOCAL_ADDRESSES
+from trainwright.tasks.train.hosts.session import Session
+from trainwright.tasks.train.request import Order
+
+_DATA = "data"
+Message = dict[str, Any]
+
+
+class Preloading:
+    """Brings the data to one host, before its ranks start: the host's own copy, its own fetching from S3, or ours."""
+
+    def __init__(self, session: Session, order: Order) -> None:
+        self._session, self._words = session, queue.SimpleQueue[Message]()
+        self._spec, self._sha256 = order.request.job.data, order.request.schema_.sha256
+        self._log: list[str] = []
+
+    def run(self) -> str:
+        """Where the data is on the host. Raises BadInput, or ServiceUnreachable where S3 is, with the host and the URI."""
+        fetched = self._spec.uri.startswith("s3://") and not _embedded()
+        spec = self._spec if fetched else localized(self._spec)
+        found = self._look(spec, None)
+        if found["kind"] == "missing" and not (fetched or spec.uri.startswith("builtin:")):
+            found = self._look(spec, self._copy(spec))
+        if found["kind"] == "missing":
+            error = from_document(found["error"])
+            raise type(error)(
+                f"{self._session}: {self._spec.uri} is missing there: {error}", **error.details
+            )
+        return str(found["uri"])
+
+    def _copy(self, spec: DataSpec) -> str:
+        """Copy our files there; the data's path on the host, below its cache's folder."""
+        root, files = Path(spec.uri), files_of(spec)
+        require_content(self._spec, content_sha256(spec), self._sha256)
+        below = root if root.is_dir() else root.parent
+        done, total = 0, sum(path.stat().st_size for path in files)
+
+        def went(count: int) -> None:
+            nonlocal done
+            done += count
+            self._tell(done, total)
+
+        for path in dict.fromkeys(files):
+            self._session.put(
+                f"{_DATA}/copy/{self._below(root)}{path.relative_to(below).as_posix()}", path, went
+            )
+        try:
+            self._session.sync()
+        except TrainingFailed as error:
+            raise BadInput(
+                f"{self._spec.uri} is missing there and can't be copied: {error}"
+            ) from None
+        return f"{self._session.work}/{_DATA}/copy/{root.name}"
+
+    @staticmethod
+    def _below(root: Path) -> str:
+        return f"{root.name}/" if root.is_dir() else ""
+
+    def _tell(self, done: int, total: int) -> None:
+        progress.emit("preload", host=self._session.name, uri=self._spec.uri, bytes=done, of=total)
+
+    def _look(self, spec: DataSpec, copied: str | None) -> Message:
+        asked = {"spec": spec.model_dump(mode="json"), "sha256": self._sha256, "copied": copied}
+        name = f"{_DATA}{'-copied' if copied else ''}"
+        self._session.put(f"{name}.json", json.dumps(asked).encode())
+        command = [
+            self._session.python,
+            "-P",
+            "-m",
+            "trainwright.tasks.train.hosts.stage_data",
+            f"{self._session.work}/{name}.json",
+        ]
+        self._session.start(
+            name, command, _s3_environment() if spec.uri.startswith("s3://") else {}, self
+        )
+        found: Message | None = None
+        while (word := self._words.get())["kind"] != "ended":
+            if word["kind"] == "fetched":
+                self._tell(word["bytes"], word["of"])
+            elif word["kind"] in ("found", "missing"):
+                found = word
+        why = word["lost"] or (self._log or ["it ended without a word"])[-1]
+        return found or {"kind": "missing", "error": TrainingFailed(why).document()}
+
+    def said(self, line: str) -> None:
+        """From the host."""
+        self._words.put(json.loads(line))
+
+    def logged(self, line: str) -> None:
+        """The last of it says why nothing else came."""
+        self._log = [*self._log[-9:], line]
+
+    def ended(self, code: int, lost: str | None, oom_kills: int = 0) -> None:
+        """Said after all other words."""
+        self._words.put({"kind": "ended", "lost": lost})
+
+
+def _embedded() -> bool:
+    """Whether the S3 server is one that only this machine can reach."""
+    endpoint = settings().s3_endpoint
+    return endpoint is None or urlsplit(endpoint).hostname in LOCAL_ADDRESSES
+
+
+def _s3_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("TRAINWRIGHT_S3_")}

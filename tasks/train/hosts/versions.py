@@ -1,0 +1,70 @@
+"""What a rank's numbers depend on besides its order: versions of Python and of the libraries, and trainwright's own sources.
+
+This file's text is also run on other hosts, before anything of trainwright is imported there: it needs the standard library
+only. `differences` compares what two machines say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("estimator", "infra", "tasks")
+DISTRIBUTIONS = ("trainwright", "torch", "numpy", "horovod")
+
+
+def facts() -> dict[str, Any]:
+    """Versions, the SHA-256 of trainwright's sources (None where it is not installed), and how this login came here."""
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for name in DISTRIBUTIONS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return {
+        "versions": versions,
+        "sources": sources_sha256(),
+        "came_by": os.environ.get("SSH_CONNECTION", ""),
+    }
+
+
+def sources_sha256() -> str | None:
+    """One SHA-256 over the names and contents of the modules that ranks run."""
+    whole = hashlib.sha256()
+    for package in PACKAGES:
+        try:
+            spec = importlib.util.find_spec(f"trainwright.{package}")
+        except (ImportError, ValueError):
+            spec = None
+        if spec is None or spec.origin is None:
+            return None
+        root = Path(spec.origin).parent
+        for path in sorted(root.rglob("*.py")):
+            data = path.read_bytes()
+            whole.update(
+                f"{package}/{path.relative_to(root).as_posix()}\0{len(data)}\0".encode() + data
+            )
+    return whole.hexdigest()
+
+
+def differences(here: dict[str, Any], there: dict[str, Any], backend: str) -> list[str]:
+    """What differs, each as `what: here, there`. Horovod counts where it is used."""
+    found = []
+    if there["sources"] is None:
+        return ["trainwright: installed here, not there"]
+    for name, version in here["versions"].items():
+        other = there["versions"].get(name)
+        if version != other and (name != "horovod" or backend == "horovod"):
+            found.append(
+                f"{name}: {version or 'not installed'} here, {other or 'not installed'} there"
+            )
+    if here["sources"] != there["sources"]:
+        found.append(
+            f"trainwright's sources: sha256 {here['sources'][:12]}… here, {there['sources'][:12]}… there"
+        )
+    return found

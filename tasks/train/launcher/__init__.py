@@ -1,0 +1,1 @@
+"""The launcher: starts ranks, watches them, restarts the lost ones, collects the result. Loads no torch."""

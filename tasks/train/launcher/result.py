@@ -1,0 +1,208 @@
+"""What became of a training: the Result, from what the ranks said and the rows they recorded. Loads no torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from trainwright.estimator.predict.curves import Interval
+from trainwright.estimator.predict.energy import datasheet_power
+from trainwright.estimator.quantiles import quantile
+from trainwright.tasks import progress
+from trainwright.tasks.runs.artefacts import (
+    Checkpoint,
+    DeviceResult,
+    Measured,
+    PlannedDevice,
+    Result,
+    SplitEvent,
+    split_since,
+)
+from trainwright.tasks.spec.job import Target
+from trainwright.tasks.spec.pool import Device, load_pool
+from trainwright.tasks.storage.objects import ObjectStore
+from trainwright.tasks.train.checkpoint import files
+from trainwright.tasks.train.checkpoint.fence import folder_name
+from trainwright.tasks.train.record.metrics import read_steps
+from trainwright.tasks.train.request import Order
+
+Message = dict[str, Any]
+
+
+def result_of(
+    order: Order,
+    store: ObjectStore,
+    done: dict[int, Message],
+    shares: list[str],
+    resumed_from_step: int | None,
+) -> Result:
+    """The result of a training that has reached its end. Rows of earlier launches count, those of lost steps do not."""
+    request, first = order.request, next(said for said in done.values() if "events" in said)
+    plan, job = request.plan, request.job
+    by_device = _rows_by_device(store, plan.devices)
+    rows = [by_device.pop(device.id, []) for device in plan.devices]
+    events = [SplitEvent.model_validate(event) for event in first["events"]]
+    since = split_since(events, [device.batch_size for device in plan.devices])
+    devices = [
+        _device_result(
+            rank, device, done[rank], rows[rank], first["split"][rank], since, shares[rank]
+        )
+        for rank, device in enumerate(plan.devices)
+    ]
+    others = [
+        device for device in load_pool(job.pool).devices() if device.id in by_device
+    ]  # of a plan before this one
+    if gone := sorted(by_device.keys() - {device.id for device in others}):
+        progress.emit(
+            "notice", message=f"energy and cost leave out {', '.join(gone)}: no longer in the pool"
+        )
+    used: list[tuple[Device, list[Message]]] = list(zip(plan.devices, rows, strict=True))
+    used += [(device, by_device[device.id]) for device in others]
+    energy_j, cost = energy_and_cost(
+        job.pool,
+        [device for device, _ in used],
+        [sum(row["compute_s"] for row in own) for _, own in used],
+        [
+            first["duration_s"] * _part(own, first["step"], to_the_end=device not in others)
+            for device, own in used
+        ],
+    )
+    states = files.list_states(store)
+    best = files.best_of(states)
+    return Result(
+        state="success",
+        metrics=first["metrics"],
+        target_reached=_reached(job.train.target, first["metrics"]),
+        predicted=plan.predicted,
+        measured=Measured(
+            step_time_s=percentiles([row["step_time_s"] for row in _longest(rows)]),
+            duration_s=first["duration_s"],
+            peak_memory_bytes=max(device.peak_memory_bytes for device in devices),
+            energy_j=energy_j,
+            energy_source=energy_source([*plan.devices, *others]),
+            cost=cost,
+        ),
+        devices=devices,
+        split_events=events,
+        checkpoints=[
+            Checkpoint(
+                path=folder_name(state.step),
+                step=state.step,
+                metrics=state.metrics,
+                best=state is best,
+            )
+            for state in states
+        ],
+        learning_rate=request.learning_rate,
+        global_batch_size=plan.global_batch_size,
+        steps=first["step"],
+        epochs=job.train.epochs,
+        noise_scale=first["noise_scale"],
+        resumed_from_step=resumed_from_step,
+        backend=order.backend,
+        versions=_versions(order.backend),
+    )
+
+
+def _rows_by_device(store: ObjectStore, devices: Sequence[Device]) -> dict[str, list[Message]]:
+    """Each device's rows, by step; those that name none were recorded by an earlier version, and are of the rank's device."""
+    found: dict[str, list[Message]] = {}
+    for rank, rows in read_steps(store).items():
+        for row in rows:
+            name = row.get("device") or (devices[rank].id if rank < len(devices) else None)
+            if name is not None:
+                found.setdefault(name, []).append(row)
+    return {name: sorted(rows, key=lambda row: int(row["step"])) for name, rows in found.items()}
+
+
+def _part(rows: Sequence[Message], steps: int, *, to_the_end: bool) -> float:
+    """Of a training's steps, those from a device's first on: to its last, or to the end."""
+    if not rows or not steps:
+        return 1.0
+    last = steps - 1 if to_the_end else rows[-1]["step"]
+    return float(min(1.0, max(0.0, (last - rows[0]["step"] + 1) / steps)))
+
+
+def _longest(rows: list[list[Message]]) -> list[Message]:
+    """The rows of the rank that took part in the most steps."""
+    return [row for row in max(rows, key=len) if row["step_time_s"] > 0]
+
+
+def _device_result(
+    rank: int,
+    device: PlannedDevice,
+    said: Message,
+    rows: list[Message],
+    batch_size: int,
+    split_since: int,
+    share: str,
+) -> DeviceResult:
+    full = [
+        row["compute_s"]
+        for row in rows
+        if row["step"] >= split_since and row["batch_size"] == batch_size > 0
+    ]
+    return DeviceResult(
+        id=device.id,
+        type=device.type,
+        rank=rank,
+        batch_size=batch_size,
+        samples=sum(row["batch_size"] for row in rows),
+        step_time_s=percentiles(full),
+        wait_s=sum(row["wait_s"] for row in rows),
+        communication_s=sum(row.get("communication_s", 0.0) for row in rows),
+        peak_memory_bytes=said["peak_memory_bytes"],
+        cpu_s=said["cpu_s"],
+        share=share,
+    )
+
+
+def percentiles(values: Sequence[float]) -> Interval | None:
+    """Median, 5th and 95th percentile; None of nothing."""
+    if not values:
+        return None
+    low, median, high = (quantile(values, share) for share in (0.05, 0.5, 0.95))
+    return Interval(low=low, median=median, high=high)
+
+
+def energy_and_cost(
+    pool_file: str | None,
+    devices: Sequence[Device],
+    busy_s: Sequence[float],
+    held_s: Sequence[float],
+) -> tuple[float, float | None]:
+    """Joule and money: measured times by power, load while busy, idle while a device is held and not busy.
+
+    Power is the plan's (the pool file's, else as measured, else the datasheet's); where it holds none, the pool file's or the
+    datasheet's.
+    """
+    pool = load_pool(pool_file)
+    energy_j = rent = 0.0
+    for device, busy, held in zip(devices, busy_s, held_s, strict=True):
+        planned = device.power if isinstance(device, PlannedDevice) else None
+        power = planned or pool.power.get(device.type) or datasheet_power(device.type, device.cores)
+        energy_j += power.load_w * busy + power.idle_w * max(0.0, held - busy)
+        rent += pool.prices.get(device.type, 0.0) * held / 3600
+    return energy_j, rent + pool.prices.get(
+        "energy", 0.0
+    ) * energy_j / 3.6e6 if pool.prices else None
+
+
+def energy_source(devices: Sequence[Device]) -> Literal["measured", "datasheet"]:
+    """`measured` where the power of every device was."""
+    powers = [device.power if isinstance(device, PlannedDevice) else None for device in devices]
+    measured = all(power is not None and power.energy_source == "measured" for power in powers)
+    return "measured" if measured else "datasheet"
+
+
+def _reached(target: Target | None, metrics: dict[str, float]) -> bool | None:
+    if target is None or target.metric not in metrics:
+        return None
+    value = metrics[target.metric]
+    return value <= target.value if target.metric == "loss" else value >= target.value
+
+
+def _versions(backend: str) -> dict[str, str]:
+    names = ["trainwright", "torch", *(["horovod"] if backend == "horovod" else [])]
+    return {name: importlib.metadata.version(name) for name in names}

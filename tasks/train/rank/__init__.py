@@ -1,0 +1,1 @@
+"""What a rank does within a step: model, optimizer, gradients."""

@@ -1,0 +1,140 @@
+"""BatchNorm over the joint batch of unequal ranks.
+
+Forward: one sum of [Σx, Σx², n] over ranks gives mean and variance of the joint batch. Backward: one sum of [Σg, Σg·x̂] gives
+dx = (g − Σg/n − x̂ · Σ(g·x̂)/n) / σ. Sums are carried in float64, so that E[x²] − E[x]² loses nothing in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch  # noqa: TID253 - only ranks import this
+from torch import nn  # noqa: TID253
+
+from trainwright.estimator.precision import wide
+from trainwright.tasks.train.exchange.collective import Collective
+
+
+class JointForward:
+    """The `forward` of a BatchNorm while training together; its parameters, buffers and names stay as they are.
+
+    `weight` is 0 on a rank whose samples do not count: it takes part in the sums, and adds nothing.
+    """
+
+    def __init__(
+        self, norm: nn.modules.batchnorm._BatchNorm, collective: Collective, name: str
+    ) -> None:
+        self.norm, self.collective, self.name = norm, collective, name
+        self.alone = norm.forward
+        self.weight = 1.0
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        norm = self.norm
+        if not norm.training:
+            return self.alone(inputs)
+        axes, channels = [0, *range(2, inputs.dim())], inputs.shape[1]
+        wide = inputs.detach().to(torch.float64)
+        count = torch.tensor(
+            [inputs.numel() // channels], dtype=torch.float64, device=inputs.device
+        )
+        sums = self.sum(
+            torch.cat([wide.sum(axes), (wide * wide).sum(axes), count]) * self.weight, "forward"
+        )
+        total = float(sums[-1])
+        if total <= 1:  # one value has no variance: what was learnt of it so far stands in
+            if (
+                norm.running_mean is None
+                or norm.running_var is None
+                or not norm.num_batches_tracked
+            ):
+                raise ValueError(
+                    f"Expected more than 1 value per channel when training, got input size {inputs.shape}"
+                )
+            return nn.functional.batch_norm(
+                inputs,
+                norm.running_mean,
+                norm.running_var,
+                norm.weight,
+                norm.bias,
+                training=False,
+                eps=norm.eps,
+            )
+        mean = sums[:channels] / total
+        variance = (sums[channels:-1] / total - mean * mean).clamp_min(0)
+        self._track(mean, variance * (total / (total - 1)))
+        scale = torch.rsqrt(variance + norm.eps)
+        normal: torch.Tensor = _Normalise.apply(inputs, mean, scale, total, self)  # type: ignore[no-untyped-call]
+        if norm.affine:
+            shape = _beside_channels(inputs)
+            normal = normal * norm.weight.view(shape) + norm.bias.view(shape)
+        return normal.to(inputs.dtype)
+
+    def sum(self, sums: torch.Tensor, direction: str) -> torch.Tensor:
+        """Sum over ranks, in the host's memory."""
+        return self.collective.sum_(sums.cpu(), f"{self.name}.{direction}").to(sums.device)
+
+    def _track(self, mean: torch.Tensor, unbiased_variance: torch.Tensor) -> None:
+        norm = self.norm
+        if not norm.track_running_stats or norm.running_mean is None or norm.running_var is None:
+            return
+        momentum = norm.momentum
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.add_(1)
+            if momentum is None:  # torch's word for a cumulative average
+                momentum = 1.0 / float(norm.num_batches_tracked)
+        for running, value in ((norm.running_mean, mean), (norm.running_var, unbiased_variance)):
+            running.copy_(
+                (1 - (momentum or 0.0)) * running + (momentum or 0.0) * value.to(running.dtype)
+            )
+
+
+class _Normalise(torch.autograd.Function):
+    """x̂ = (x − mean) · scale; its gradient knows that mean and scale depend on every rank's x."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: torch.Tensor,
+        mean: torch.Tensor,
+        scale: torch.Tensor,
+        total: float,
+        owner: JointForward,
+    ) -> torch.Tensor:
+        shape = _beside_channels(inputs)
+        ctx.save_for_backward(inputs, mean, scale)
+        ctx.total, ctx.owner, ctx.weight = total, owner, owner.weight
+        return ((inputs.to(torch.float64) - mean.view(shape)) * scale.view(shape)).to(
+            wide(inputs.dtype)
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        inputs, mean, scale = ctx.saved_tensors
+        axes, channels, shape = (
+            [0, *range(2, inputs.dim())],
+            inputs.shape[1],
+            _beside_channels(inputs),
+        )
+        normal = (inputs.to(torch.float64) - mean.view(shape)) * scale.view(shape)
+        gradient = gradients[0].to(torch.float64)
+        sums = torch.cat([gradient.sum(axes), (gradient * normal).sum(axes)]) * ctx.weight
+        means = ctx.owner.sum(sums, "backward") / ctx.total
+        about_mean, about_scale = means[:channels].view(shape), means[channels:].view(shape)
+        # Samples that do not count had no part in mean and scale either.
+        result = scale.view(shape) * (gradient - about_mean - normal * about_scale) * ctx.weight
+        return result.to(inputs.dtype), None, None, None, None
+
+
+def _beside_channels(inputs: torch.Tensor) -> list[int]:
+    return [1, inputs.shape[1]] + [1] * (inputs.dim() - 2)
+
+
+def join_batch_norms(model: nn.Module, collective: Collective) -> list[JointForward]:
+    """Let every BatchNorm of a model, while training, see the joint batch."""
+    joined = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            forward = JointForward(module, collective, f"batch_norm.{name}")
+            module.forward = forward  # type: ignore[assignment, method-assign]  # on the instance: class and names stay
+            joined.append(forward)
+    return joined

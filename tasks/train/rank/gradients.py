@@ -1,0 +1,190 @@
+"""Gradients of the joint batch from ranks with unequal batches.
+
+With loss_r the mean over rank r's b_r samples, the mean over all B is Σ_r (b_r / B) · loss_r. So each rank scales its loss by
+b_r / B before the backward pass, and the gradients are summed (not averaged: at a split of 3:1 that would be off by 25 %), in
+fp32 at least.
+
+Gradients travel in buckets, each sent as soon as the backward pass has filled it, while the pass goes on; a model that fits one
+bucket is spared the hooks that tell when. What lies where in a bucket is fixed: with three ranks or more, the order of a sum is
+part of its last digit, and a replay must have the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch  # noqa: TID253 - only ranks import this
+
+from trainwright.estimator.precision import wide
+from trainwright.estimator.predict.communication import GRADIENT_BUCKET_BYTES
+from trainwright.tasks.errors import TrainingFailed
+from trainwright.tasks.train.exchange.collective import Collective
+
+
+@dataclass
+class _Bucket:
+    """A flat buffer in the host's memory, and the part of it that belongs to each of some parameters."""
+
+    name: str
+    flat: torch.Tensor
+    parts: dict[int, torch.Tensor]
+    missing: set[int] = field(default_factory=set)
+    handle: Any = None
+
+
+class GradientSum:
+    """Sums the gradients of some parameters over all ranks: `begin`, the backward passes, `send_rest`, `finish`."""
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], collective: Collective) -> None:
+        # The backward pass reaches the last parameters first.
+        self._parameters = [one for one in parameters if one.requires_grad][::-1]
+        self._collective = collective
+        self._buckets = _buckets(self._parameters)
+        self._sent = 0
+        self.own_square = 0.0
+        """|.|² of what this rank has sent in this step: its gradient times b_r / B."""
+        self.used = [0.0] * len(self._parameters)
+        """1 for every parameter that had a gradient in this step."""
+        self.overflowed = False
+        """Whether a gradient that this rank sent was no finite number."""
+        self.loss_scale = 1.0
+        """By what the loss was multiplied, beside b_r / B."""
+        self._widened: dict[int, torch.Tensor] = {}
+        self.last = True
+        """Whether the backward pass is the step's last: those before it only add to the gradients."""
+        for at, bucket in enumerate(self._buckets):
+            for number in bucket.parts:
+                short = wide(self._parameters[number].dtype) != self._parameters[number].dtype
+                if short or len(self._buckets) > 1:
+                    self._parameters[number].register_post_accumulate_grad_hook(
+                        self._hook(at, number, short=short)
+                    )
+
+    def begin(self) -> None:
+        """Forget the step before."""
+        for bucket in self._buckets:
+            bucket.handle = None
+            bucket.missing.update(bucket.parts)
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._sent = 0
+        self.own_square = 0.0
+        self._widened.clear()
+        self.overflowed = False
+
+    def _hook(self, at: int, number: int, *, short: bool) -> Any:
+        bucket = self._buckets[at]
+
+        def arrived(_: torch.Tensor) -> None:
+            if short:
+                self._widen(number)
+            if not self.last:
+                return
+            if self._sent > at:
+                raise TrainingFailed(
+                    "model: a parameter gets its gradient in several parts (reentrant checkpointing?)"
+                )
+            bucket.missing.discard(number)
+            if not bucket.missing:
+                self._send(only_full=True)
+
+        return arrived
+
+    def _widen(self, number: int) -> None:
+        """Micro-batches' gradients add up in `grad`, but for half precision: it is too short for sums."""
+        parameter, before = self._parameters[number], self._widened.get(number)
+        if parameter.grad is not None:
+            gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+            self._widened[number] = (
+                gradient.to(wide(parameter.dtype)) if before is None else before.add_(gradient)
+            )
+            parameter.grad = None
+
+    def _fill(self, bucket: _Bucket) -> None:
+        """Put the gradients into their bucket; a parameter that this rank did not use adds nothing."""
+        parts, gradients = [], []
+        for number, part in bucket.parts.items():
+            gradient = self._widened.pop(number, self._parameters[number].grad)
+            self.used[number] = float(gradient is not None)
+            if gradient is None:
+                part.zero_()
+            else:
+                parts.append(part)
+                gradients.append(gradient.to_dense() if gradient.is_sparse else gradient)
+        if parts:
+            torch._foreach_copy_(parts, gradients)
+
+    def _send(self, *, only_full: bool) -> None:
+        while self._sent < len(self._buckets) and not (
+            only_full and self._buckets[self._sent].missing
+        ):
+            bucket = self._buckets[self._sent]
+            self._fill(bucket)
+            if self.loss_scale != 1:
+                bucket.flat.div_(self.loss_scale)
+            square = float(
+                torch.dot(bucket.flat, bucket.flat)
+            )  # now: the sum takes place in the buffer
+            self.overflowed |= not math.isfinite(square) and not bool(bucket.flat.isfinite().all())
+            self.own_square += square
+            bucket.handle = self._collective.start_sum(bucket.flat, bucket.name)
+            self._sent += 1
+
+    def send_rest(self) -> None:
+        """After the backward pass: what was not sent yet."""
+        self._send(only_full=False)
+
+    def finish(self, used_anywhere: Sequence[float]) -> None:
+        """Every `grad` becomes the sum over ranks; None for a parameter that no rank used (`used`, summed, is 0)."""
+        for bucket in self._buckets:
+            self._collective.finish(bucket.handle)
+            for number, part in bucket.parts.items():
+                parameter = self._parameters[number]
+                parameter.grad = (
+                    part.to(parameter.device, parameter.dtype) if used_anywhere[number] else None
+                )
+
+    def joint_square(self) -> float:
+        """|.|² of the summed gradient, after `finish`."""
+        return sum(float(torch.dot(bucket.flat, bucket.flat)) for bucket in self._buckets)
+
+    def clip(self, bound: float) -> None:
+        """Scale the gradients so that their norm is at most `bound`.
+
+        The norm is taken in float64: ranks with other numbers of threads add in another order, and must find the same.
+        """
+        gradients = [one.grad for one in self._parameters if one.grad is not None]
+        norms = torch._foreach_norm(gradients, dtype=torch.float64) if gradients else []
+        norm = sum(float(value) ** 2 for value in norms) ** 0.5
+        if norm > bound:
+            torch._foreach_mul_(gradients, bound / (norm + 1e-6))
+
+
+def _buckets(parameters: list[torch.nn.Parameter]) -> list[_Bucket]:
+    groups: list[list[int]] = []
+    size = 0
+    for number, parameter in enumerate(parameters):
+        dtype = wide(parameter.dtype)
+        count = parameter.numel() * dtype.itemsize
+        if (
+            not groups
+            or size + count > GRADIENT_BUCKET_BYTES
+            or wide(parameters[groups[-1][0]].dtype) != dtype
+        ):
+            groups.append([])
+            size = 0
+        groups[-1].append(number)
+        size += count
+    buckets = []
+    for at, group in enumerate(groups):
+        counts = [parameters[number].numel() for number in group]
+        flat = torch.zeros(sum(counts), dtype=wide(parameters[group[0]].dtype))
+        parts = {
+            number: part.view(parameters[number].shape)
+            for number, part in zip(group, flat.split(counts), strict=True)
+        }
+        buckets.append(_Bucket(f"gradients.{at}", flat, parts))
+    return buckets

@@ -1,0 +1,348 @@
+"""What one rank does within a step, and in validation.
+
+Its model and data are `replica`, the loops over steps `loop`; how sums over ranks become those of one process on the joint
+batch, `gradients` and `batch_norm`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np  # noqa: TID253 - only ranks import this
+import torch  # noqa: TID253
+
+from trainwright.estimator.devices import EMULATED_SAMPLE_S, half_precision
+from trainwright.estimator.memory.freed_memory import keep_freed_memory
+from trainwright.estimator.precision import autocast, for_loss
+from trainwright.tasks.data import dataset as data
+from trainwright.tasks.errors import BadInput, TrainingFailed, TrainwrightError
+from trainwright.tasks.train.batch.half_batches import due, half_squares
+from trainwright.tasks.train.batch.noise_scale import NoiseScale, noise_and_signal
+from trainwright.tasks.train.batch.sampling import own_part, shares
+from trainwright.tasks.train.channel import usage_of_this_process
+from trainwright.tasks.train.exchange.collective import Collective, PeersLost
+from trainwright.tasks.train.rank.gradients import GradientSum
+from trainwright.tasks.train.rank.loss_scale import LossScale
+from trainwright.tasks.train.rank.replica import Replica
+from trainwright.tasks.train.record.timings import Figures, RankFigures, own_meter
+from trainwright.tasks.train.request import TrainRequest
+
+LEAST_VALIDATION_BATCH = 64
+_NO_MEMORY = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "out of memory",
+)
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """What a step found on the joint batch, and what this rank's passes took, without waiting for the others."""
+
+    loss: float
+    correct: float
+    samples: int
+    stop: bool
+    leave: bool
+    own_s: float
+    figures: RankFigures
+    """its own"""
+
+
+class OutOfMemory(TrainingFailed):
+    """This rank's part of the batch does not fit into its device's memory."""
+
+    kind = "out_of_memory"
+
+
+class Rank(Replica):
+    """A rank, which takes part in every step with its share of the batch."""
+
+    def __init__(
+        self,
+        request: TrainRequest,
+        dataset: data.Dataset,
+        collective: Collective,
+        device: torch.device,
+        number: int,
+    ) -> None:
+        super().__init__(request, dataset, collective, device, number)
+        self.split = [planned.batch_size for planned in request.plan.devices]
+        self.noise_scale = NoiseScale()
+        self._joint_square = 0.0
+        self.stop_asked = False
+        self.leave_asked: Callable[[], bool] = lambda: False
+        self._speed = request.plan.devices[number].speed
+        self.rest_s = 0.0
+        """what the rank's own work takes besides `StepFigures.own_s`, by the step before"""
+        self._proven = self._skip = self._updated = False
+        self._batch_size = 0
+        halves = [half_precision(device.type) for device in request.plan.devices]
+        self._half = torch.float16 if halves[number] == "fp16" else torch.bfloat16
+        self._scales = self.spec.precision == "amp" and "fp16" in halves
+        self.loss_scale = LossScale()
+        self._gradients = GradientSum(self.model.parameters(), self.collective)
+        self._with_buffers = [module for module in self.model.modules() if module._buffers]
+        self._before_step: list[tuple[torch.nn.Module, str, torch.Tensor]] | None = None
+        self.fits = 0
+        """the largest batch that a step was finished with"""
+        self.computing_since: float | None = None
+        """since when it is at its passes and sums of a step (time.monotonic); not of its first one, in which much is prepared"""
+        devices = request.plan.devices
+        self._figures = Figures(collective, device, own_meter(devices[number], devices, device))
+
+    def used(self) -> dict[str, float]:
+        """The most memory that it has held, of its device, and the CPU time that its process took."""
+        on_gpu = self.device.type == "cuda"
+        peak = (
+            {"peak_memory_bytes": float(torch.cuda.max_memory_reserved(self.device))}
+            if on_gpu
+            else {}
+        )
+        return usage_of_this_process() | peak
+
+    def stop_on(self, number: signal.Signals) -> None:
+        """From now on, this signal asks for a stop at the end of the step."""
+
+        def ask(*_: object) -> None:
+            self.stop_asked = True
+
+        signal.signal(number, ask)
+
+    def begin_anew(self) -> None:
+        """Parameters, buffers, optimizer and noise scale as they were before the first step."""
+        super().begin_anew()
+        self.noise_scale, self._joint_square = NoiseScale(), 0.0
+        self.loss_scale = LossScale()
+
+    def _buffers(self) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor]]:
+        """As `model.named_buffers()`, which walks the whole tree of modules, and that at every step."""
+        for module in self._with_buffers:
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    yield module, name, buffer
+
+    def abandon_step(self) -> None:
+        """Undo what a step has changed that did not come to its end: the forward pass moves running statistics."""
+        if self._before_step is not None:
+            for module, name, value in self._before_step:
+                module._buffers[name].copy_(value)  # type: ignore[union-attr]
+        self._before_step = self.computing_since = None
+        self._gradients.begin()
+        self.model.train()
+
+    def step(self, order: Any, begin: int, step: int) -> StepFigures:
+        """Forward, backward and the sums; `update` is the other half. `order` holds the epoch's rows, `begin` of them taken.
+
+        Where the plan accumulates, the share is taken in micro-batches. What they add up to is the gradient of the joint batch,
+        but where a sample's loss depends on others: batch normalisation takes the statistics of a micro-batch, over all ranks.
+        """
+        rows, total = own_part(order, begin, self.split, self.number)
+        started, waited = time.perf_counter(), self.collective.wait_s
+        self.computing_since = time.monotonic() if self._updated else None
+        self._figures.begin()
+        self._seed(step)
+        self._batch_size = len(rows)
+        self._before_step = [
+            (module, name, buffer.clone()) for module, name, buffer in self._buffers()
+        ]
+        self._gradients.begin()
+        self._gradients.loss_scale = self.loss_scale.value if self._scales else 1.0
+        try:
+            parts = self._micro_batches(rows, total)
+            loss, correct = self._forward_backward_all(parts, order, total)
+            passes = 1 + self._measure_alone(parts, step)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(
+                f"a batch of {len(rows)} does not fit into memory", batch_size=len(rows)
+            ) from None
+        own = time.perf_counter() - started - (self.collective.wait_s - waited)
+        if self._speed is not None:
+            emulated = EMULATED_SAMPLE_S * passes * len(rows) / self._speed - self.rest_s
+            time.sleep(max(0.0, emulated - own))
+            own = max(own, emulated)
+        # With h = (b / B) · g, what was sent, b · |g|² is B² / b · |h|². |g|² of the step before comes from the first rank: a
+        # sum's last digit may differ between unlike devices, and what is decided by it may not.
+        spread = total**2 / len(rows) * self._gradients.own_square if len(rows) else 0.0
+        joint_square = self._joint_square if self.first else 0.0
+        asked = [self.stop_asked, self.leave_asked()]
+        said = [
+            loss,
+            correct,
+            *asked,
+            spread,
+            len(rows) > 0,
+            joint_square,
+            self._gradients.overflowed,
+        ]
+        head = torch.tensor([*said, *self._gradients.used], dtype=torch.float64)
+        figures = torch.cat([head, self._figures.arrive(own + self.rest_s)])
+        summed = self.collective.sum_(figures, "figures").tolist()
+        # Where ranks share a core, those that were waiting leave the sum first: else they begin when this one's work is done.
+        os.sched_yield()
+        self._gradients.finish(summed[len(said) : len(head)])
+        self._figures.finish(summed[len(head) :])
+        loss, correct, stops, leaves, spread, ranks, joint_square, overflows = summed[: len(said)]
+        self._skip = self._scales and overflows > 0
+        self.noise_scale.complete(joint_square)
+        self.noise_scale.begin(spread, total, round(ranks))
+        self._joint_square = self._gradients.joint_square() if ranks > 1 else 0.0
+        if self._skip:
+            self.noise_scale.ranks, self._joint_square = 0, 0.0
+        self.computing_since = None
+        return StepFigures(loss, correct, total, stops > 0, leaves > 0, own, self._figures.own)
+
+    @property
+    def figures_of_all(self) -> list[RankFigures]:
+        """What each member's last step took, in the order of their ranks."""
+        return self._figures.all
+
+    def _measure_alone(self, parts: list[Any], step: int) -> float:
+        """The only device of a plan measures the noise from halves of its batch now and then; how many more passes that took.
+
+        Where its batch is in several parts, since it does not fit at once, two of them are the halves. One that is left of
+        several does not: in a replay, where all are there again, it would have to do so too.
+        """
+        rows, first = np.concatenate(parts[:2]), len(parts[0]) if len(parts) > 1 else None
+        wanted = len(self.request.plan.devices) == 1 and self.spec.adaptive_batch and len(rows) >= 4
+        if not wanted or not due(step, self.noise_scale.estimates):
+            return 0
+
+        def loss_of(part: Any) -> torch.Tensor:
+            return self._forward(*self._batch(part))[1]
+
+        self.noise_scale.add(*noise_and_signal(*half_squares(self.model, loss_of, rows, first)))
+        return len(rows) / sum(map(len, parts))
+
+    def noise_document(self) -> dict[str, Any]:
+        """What the noise scale is made of, and the loss scale where there is one, for a checkpoint."""
+        scale = {"loss_scale": self.loss_scale.document()} if self._scales else {}
+        return self.noise_scale.document() | {"joint_square": self._joint_square} | scale
+
+    def load_noise(self, document: dict[str, Any]) -> None:
+        """Take up `noise_document`."""
+        self._joint_square = document["joint_square"]
+        self.noise_scale = NoiseScale(
+            **{name: document[name] for name in self.noise_scale.document()}
+        )
+        self.loss_scale = LossScale(**document.get("loss_scale", {}))
+
+    def _micro_batches(self, rows: Any, total: int) -> list[Any]:
+        """The share in as many parts as the plan accumulates, or as samples allow, and as even as can be.
+
+        Where ranks normalise together, all have as many parts; otherwise one that is empty is left out, except where all are.
+        """
+        if self.request.plan.accumulation == 1:
+            return [rows]
+        parts = np.array_split(
+            rows, min(self.request.plan.accumulation, max(shares(total, self.split)))
+        )
+        return parts if self._joined else [part for part in parts if len(part)] or parts[:1]
+
+    def _forward_backward_all(
+        self, parts: list[Any], order: Any, total: int
+    ) -> tuple[float, float]:
+        loss, correct = 0.0, 0.0
+        for number, part in enumerate(parts):
+            self._gradients.last = number == len(parts) - 1
+            for joint in self._joined:
+                joint.weight = 1.0 if len(part) else 0.0
+            # A part without samples takes part in every sum, with a sample that does not count.
+            found = self._forward_backward(part if len(part) else order[:1], len(part) / total)
+            loss, correct = loss + found[0], correct + (found[1] if len(part) else 0.0)
+        return loss, correct
+
+    def _seed(self, step: int) -> None:
+        """Dropout and the like: the same in a replay. (`torch.manual_seed` would record a stack trace each time.)"""
+        on_gpu = self.device.type == "cuda"
+        generator = (
+            torch.cuda.default_generators[self.device.index] if on_gpu else torch.default_generator
+        )
+        generator.manual_seed((self.spec.seed * 1_000_003 + step) * 4096 + self.number)
+
+    def _forward(self, inputs: Any, targets: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        """The model's outputs and their mean loss."""
+        if self.spec.precision in ("fp32", "fp64"):
+            outputs = self.model(inputs)
+            return outputs, self._loss(outputs, targets)
+        with autocast(self.spec.precision, self.device.type, half=self._half):
+            outputs = for_loss(self.model(inputs))
+            return outputs, self._loss(outputs, targets)
+
+    def _forward_backward(self, rows: Any, weight: float) -> tuple[float, float]:
+        """The rank's part of the joint loss, and how many samples are classified rightly."""
+        inputs, targets = self._batch(rows)
+        try:
+            outputs, loss = self._forward(inputs, targets)
+            (loss * (weight * self._gradients.loss_scale)).backward()
+            if self._gradients.last:
+                self._gradients.send_rest()
+            correct = self._correct(outputs, targets)
+        except TrainwrightError:
+            raise
+        except Exception as error:
+            if self._proven or is_out_of_memory(error) or isinstance(error.__cause__, PeersLost):
+                raise
+            raise BadInput(
+                f"model: a batch of inputs {_shapes(inputs)} and targets {_shapes(targets)} ends in "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        self._proven = True
+        return float(loss.detach()) * weight if weight else 0.0, correct
+
+    def update(self, learning_rate: float) -> None:
+        """One step of the optimizer with the summed gradients; none where a scaled gradient overflowed."""
+        if not self._skip:
+            if self.spec.clip_norm is not None:
+                self._gradients.clip(self.spec.clip_norm)
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate
+            self.optimizer.step()
+            if not self._updated:  # what stays for the whole training is there now
+                keep_freed_memory()
+            self._updated = True
+        if self._scales:
+            self.loss_scale.after_step(overflowed=self._skip)
+        self._before_step = None
+        self.fits = max(self.fits, self._batch_size)
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """Loss (and accuracy) on the held-out rows, each rank its share of them."""
+        parts = shares(len(self.validation_rows), self.split)
+        begin = sum(parts[: self.number])
+        rows = self.validation_rows[begin : begin + parts[self.number]]
+        figures = torch.zeros(3, dtype=torch.float64)
+        size = max(LEAST_VALIDATION_BATCH, self.split[self.number])
+        self.model.eval()
+        for at in range(0, len(rows), size):
+            inputs, targets = self._batch(rows[at : at + size])
+            outputs, loss = self._forward(inputs, targets)
+            count = len(targets)
+            figures += torch.tensor(
+                [float(loss) * count, self._correct(outputs, targets), count], dtype=torch.float64
+            )
+        self.model.train()
+        loss, correct, count = self.collective.sum_(figures, "validation").tolist()
+        found = {"loss": loss / count}
+        return found | {"accuracy": correct / count} if self.classifies else found
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python, torch's allocators or the driver had no memory left."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+    )
+
+
+def _shapes(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shapes(one)}" for name, one in value.items())
+    return f"{tuple(value.shape)} {value.dtype}".replace("torch.", "")

@@ -1,0 +1,151 @@
+"""One rank's copy of the model and the optimizer, its data, and its place among the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch  # noqa: TID253 - only ranks import this
+
+from trainwright.estimator.precision import PARAMETER_DTYPES, cast, wide
+from trainwright.estimator.trace import source as model_source
+from trainwright.tasks.data import dataset as data
+from trainwright.tasks.data.sources import require_content
+from trainwright.tasks.errors import BadInput, TrainingFailed
+from trainwright.tasks.train.checkpoint.tensors import load_optimizer, optimizer_tensors
+from trainwright.tasks.train.exchange.collective import Collective, take_from_first
+from trainwright.tasks.train.rank.batch_norm import join_batch_norms
+from trainwright.tasks.train.rank.optimizer import make_optimizer
+from trainwright.tasks.train.request import TrainRequest
+
+
+class Replica:
+    """A model whose parameters are those of all other ranks, with its optimizer and its data.
+
+    `number` is that of its device in the plan and stays; its place in `collective` changes with the members.
+    """
+
+    def __init__(
+        self,
+        request: TrainRequest,
+        dataset: data.Dataset,
+        collective: Collective,
+        device: torch.device,
+        number: int,
+    ) -> None:
+        self.request, self.collective, self.device, self.number = (
+            request,
+            collective,
+            device,
+            number,
+        )
+        self.spec = request.job.train
+        self.work = Path(request.work_folder)
+        self.classifies = request.schema_.task.endswith("classification")
+        self._dtype = PARAMETER_DTYPES[self.spec.precision]
+        self._take(dataset)
+        self._build_model()
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank speaks and writes for all."""
+        return self.collective.rank == 0
+
+    def memory_bytes(self) -> float:
+        """The memory that this rank can have: what it holds and what is free."""
+        if self.device.type == "cuda":
+            return float(
+                torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
+            )
+        import psutil
+
+        return float(psutil.virtual_memory().available + psutil.Process().memory_info().rss)
+
+    def _take(self, dataset: data.Dataset) -> None:
+        request = self.request
+        require_content(request.job.data, dataset.schema.sha256, request.schema_.sha256)
+        self._inputs = {
+            name: self._tensor(array, self._dtype) for name, array in dataset.inputs.items()
+        }
+        self._targets = self._tensor(dataset.targets, wide(self._dtype))
+        self.train_rows, self.validation_rows = data.split_rows(
+            dataset.schema.rows, request.job.data.validation_fraction, self.spec.seed
+        )
+
+    def _tensor(self, array: Any, dtype: torch.dtype) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor.to(
+            device=self.device, dtype=dtype if tensor.is_floating_point() else tensor.dtype
+        )
+
+    def _build_model(self) -> None:
+        request = self.request
+        definition = model_source.load(Path(request.source_folder), request.entry)
+        torch.set_default_dtype(self._dtype)
+        self._new: Callable[[], torch.nn.Module] = lambda: model_source.build(
+            definition, request.job.model.config if request.job.model else {}
+        )
+        self.model = self._newly_built()
+        for name, parameter in self.model.named_parameters():
+            if parameter.is_complex() and parameter.requires_grad:
+                raise BadInput(
+                    f"model: the parameter {name} is {str(parameter.dtype).removeprefix('torch.')}, and gradients are summed as "
+                    "real numbers; hold its real and imaginary parts, and join them by torch.view_as_complex"
+                )
+        self.model.train()
+        self._loss: Callable[[Any, Any], torch.Tensor] = model_source.loss_function(
+            definition, request.schema_.task
+        )
+        self._joined = join_batch_norms(self.model, self.collective)
+        self.optimizer = make_optimizer(
+            self.model.parameters(), self.spec.optimizer, request.learning_rate
+        )
+
+    def _newly_built(self) -> torch.nn.Module:
+        torch.manual_seed(self.spec.seed)
+        return cast(self._new(), self.spec.precision).to(self.device)
+
+    def begin_anew(self) -> None:
+        """Parameters, buffers, and optimizer as they were before the first step."""
+        self.model.load_state_dict(self._newly_built().state_dict())
+        self.optimizer.state.clear()
+
+    def take_state_from_first(self, source: int = 0) -> None:
+        """All go on from one rank's parameters, buffers and optimizer: unlike devices round differently."""
+        state = [*self.model.state_dict().values(), *optimizer_tensors(self.optimizer).values()]
+        take_from_first(self.collective, state, "state", source)
+
+    def expect_optimizer(self, shapes: dict[str, list[Any]]) -> None:
+        """Make room for an optimizer's state that another rank has: shape and type by name (`optimizer_shapes`)."""
+        if shapes != self.optimizer_shapes():
+            tensors = {
+                name: torch.zeros(shape, dtype=getattr(torch, kind))
+                for name, (shape, kind) in shapes.items()
+            }
+            self.optimizer.state.clear()
+            load_optimizer(self.optimizer, tensors)
+
+    def optimizer_shapes(self) -> dict[str, list[Any]]:
+        """Shape and type of each tensor of the optimizer's state."""
+        return {
+            name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
+            for name, tensor in optimizer_tensors(self.optimizer).items()
+        }
+
+    def load_state(self, model: dict[str, torch.Tensor]) -> None:
+        """Take parameters and buffers from a checkpoint. Raises TrainingFailed where they are another model's."""
+        try:
+            self.model.load_state_dict(model)
+        except RuntimeError as error:
+            raise TrainingFailed(f"the checkpoint does not fit the model: {error}") from error
+
+    def _batch(self, rows: Any) -> tuple[Any, torch.Tensor]:
+        index = torch.as_tensor(rows, device=self.device)
+        inputs = {name: tensor[index] for name, tensor in self._inputs.items()}
+        return next(iter(inputs.values())) if len(inputs) == 1 else inputs, self._targets[index]
+
+    def _correct(self, outputs: Any, targets: torch.Tensor) -> float:
+        if not self.classifies or not isinstance(outputs, torch.Tensor):
+            return 0.0
+        return float((outputs.argmax(dim=1) == targets).sum())

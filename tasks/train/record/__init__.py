@@ -1,0 +1,1 @@
+"""What a training records: metrics, events, timings, TensorBoard."""

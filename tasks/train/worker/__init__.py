@@ -1,0 +1,1 @@
+"""A rank's process: its start, its loop over steps, the learning-rate ramp."""

@@ -1,0 +1,39 @@
+"""A rank as a process: `python -m trainwright.tasks.train.worker.entry ORDER.json RANK`, started by `ranks`, here or on a host.
+
+With `spare` in the rank's place it loads and waits to be given the device of a process that was lost. The same worker runs
+under `torchrun`. What it does is `member`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+from trainwright.tasks.train.launcher.rank_process import SPARE
+from trainwright.tasks.train.worker.low_priority import standing_back
+from trainwright.tasks.train.worker.torchrun import is_launcher
+
+_MEMBER = "trainwright.tasks.train.worker.member"
+
+
+def main(order: Path, place: str) -> int:
+    """The exit code of a rank; a spare one loads in the time that the ranks leave it."""
+    if place == SPARE:
+        standing_back(importlib.import_module, _MEMBER)
+    return int(importlib.import_module(_MEMBER).main(order, place))
+
+
+if __name__ == "__main__":
+    given = [*sys.argv[1:], *([os.environ["RANK"]] if is_launcher() else [])]
+    if len(given) != 2 or not Path(given[0]).is_file():
+        shown = " ".join(sys.argv[1:]) or "nothing"
+        sys.stderr.write(
+            f"ORDER.json: got {shown}; allowed: the file that a training left in its work folder\n"
+        )
+        sys.exit(2)
+    code = main(Path(given[0]), given[1])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # Horovod's threads may hang at the interpreter's exit after a peer has gone

@@ -1,0 +1,329 @@
+"""The loop over steps: a training from its start or a checkpoint to its end. (The search of the learning rate is `ramp`.)"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch  # noqa: TID253 - only ranks import this
+
+from trainwright.tasks.errors import TrainingFailed
+from trainwright.tasks.train.batch.batch_split import BatchSplit
+from trainwright.tasks.train.batch.sampling import epoch_order, shares, steps_left
+from trainwright.tasks.train.channel import Channel, busy_with_store
+from trainwright.tasks.train.checkpoint import files
+from trainwright.tasks.train.checkpoint.fence import Fence
+from trainwright.tasks.train.checkpoint.saver import Saver
+from trainwright.tasks.train.hosts.store_proxy import journal_of, store_of
+from trainwright.tasks.train.rank.divergence import RanAway, judge, require_finite
+from trainwright.tasks.train.rank.optimizer import learning_rate_at
+from trainwright.tasks.train.rank.rank import Rank, StepFigures
+from trainwright.tasks.train.record.metrics import Rows, drop_from
+from trainwright.tasks.train.record.tensorboard import Events
+from trainwright.tasks.train.record.timings import RankFigures
+from trainwright.tasks.train.request import Order
+from trainwright.tasks.train.worker.state_sync import agree, begin, take_all
+from trainwright.tasks.train.world import World
+
+MOST_SETBACKS = 3
+
+
+class Training:
+    """The loop over epochs. It outlives the worlds in which it takes part."""
+
+    def __init__(self, rank: Rank, channel: Channel, order: Order) -> None:
+        self.rank, self.channel, self.order = rank, channel, order
+        self.store, self.work = store_of(order, channel), Path(rank.request.work_folder)
+        self.steps = Rows(
+            self.store, f"steps-rank{rank.number}", journal_of(order, channel, rank.number)
+        )
+        # Every rank has these and the splits', in case the first is lost.
+        self.epochs = Rows(self.store, "epochs", by_step=True)
+        self.batch = BatchSplit(rank, channel, self.store)
+        self.rows, self.device = len(rank.train_rows), rank.request.plan.devices[rank.number].id
+        self.total_samples = self.rows * rank.spec.epochs
+        self.state: files.State | None = None
+        self.last: dict[str, Any] | None = None
+        """the step that was finished last, as every rank saw it"""
+        self.committed = 0
+        """the step of the newest checkpoint that was in the store when the world began"""
+        self.saved, self.best_at, self.redo = 0, 0, False
+        """the steps of the newest checkpoint that was begun, and of the newest that was the best; whether it takes another,
+        because a rank was lost while one was being written"""
+        self.saver = Saver(rank, channel, order, [self.steps], [self.epochs, self.batch.rows])
+        self._recording_s = 0.0
+        """what noting the step before took"""
+        self.writer: Events | None = None
+
+    @property
+    def finished(self) -> int | None:
+        """How many steps this rank has finished; None before it has a state."""
+        return self.state.step if self.state is not None else None
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole training, if the batch stays as it is."""
+        state = self._state
+        return state.step + steps_left(
+            state.samples, self.rows, self.rank.spec.epochs, sum(self.rank.split)
+        )
+
+    def take_part(self, world: World) -> dict[str, Any] | None:
+        """Train with the members of a world; what this rank says at the end, or None where all leave it between steps."""
+        self.enter(world)
+        return self._run(stopped=world.end)
+
+    def enter(self, world: World) -> None:
+        """Come to one state with the members of a world, and to each one's batch."""
+        self.committed = world.committed
+        agree(self, world)
+        self.batch.enter(self._state, world)
+        self._open_writer()
+
+    @property
+    def _state(self) -> files.State:
+        assert self.state is not None
+        return self.state
+
+    @property
+    def _members(self) -> list[int]:
+        return self._state.members or []
+
+    def _open_writer(self) -> None:
+        if not self.rank.first:
+            if self.writer is not None:
+                self.writer.close()
+            self.writer = None
+        elif self.writer is None:
+            self.writer = Events(self.work / "events", self._state.step)
+
+    def _run(self, stopped: bool) -> dict[str, Any] | None:
+        rank, spec = self.rank, self.rank.spec
+        leave, order, ordered_for, epoch_started = False, None, -1, time.perf_counter()
+        stepped = False
+        while True:
+            try:
+                self._finish_step(stopped, time.perf_counter() - epoch_started)
+                state = self._state
+                if stopped or state.samples == self.total_samples:
+                    break
+                if stepped:
+                    self.batch.rebalance(state)
+                if leave:
+                    return None
+                state.epoch, begun = divmod(state.samples, self.rows)
+                if state.epoch != ordered_for:
+                    order, ordered_for = (
+                        epoch_order(rank.train_rows, spec.seed, state.epoch),
+                        state.epoch,
+                    )
+                    epoch_started = time.perf_counter()
+                self.batch.obey_replay(state)
+                stopped, leave = self.step(order, begun)
+                stepped = True
+            except RanAway as error:
+                self._go_back(str(error))
+                stopped = leave = stepped = False
+        if self.writer is not None:
+            self.writer.close()
+            self.writer = None
+        return {
+            "stopped": stopped and state.samples < self.total_samples,
+            "step": state.step,
+            "metrics": state.metrics,
+            "events": state.events,
+            "split": rank.split,
+            "duration_s": state.duration_s,
+            "noise_scale": rank.noise_scale.value,
+            **rank.used(),
+        }
+
+    def _finish_step(self, stopped: bool, epoch_s: float) -> None:
+        """What is due after a step. A rank that is lost meanwhile ends it; the next world then begins with it again."""
+        state, policy = self._state, self.rank.spec.checkpoint
+        last = stopped or state.samples == self.total_samples
+        if state.samples % self.rows == 0 and state.epoch_samples > 0:
+            self._end_epoch(epoch_s)
+        due = self.redo or state.step % policy.every_steps == 0 or (state.best and policy.keep_best)
+        if (last and state.step > self.committed) or (due and state.step > self.saved):
+            self._checkpoint(last=last)
+
+    def step(self, order: Any, begun: int) -> tuple[bool, bool]:
+        """One step; whether somebody asked to stop, and whether the world ends after it. Raises RanAway.
+
+        `order` holds the epoch's rows, `begun` of them taken. Its own time is all of it but what it waits for the others.
+        """
+        rank, state = self.rank, self._state
+        started, waited_s, recording_s = (
+            time.perf_counter(),
+            rank.collective.wait_s,
+            self._recording_s,
+        )
+        base = rank.request.learning_rate * state.rate_factor
+        rate = learning_rate_at(state.samples, self.total_samples, base, rank.spec.schedule)
+        rate *= self.batch.rate_factor(state.step)
+        noise = rank.noise_scale.value
+        found = rank.step(order, begun, state.step)
+        judge(state, found.loss, rate)
+        rank.update(rate)
+        updated = time.perf_counter()
+        taken_s = updated - started + recording_s
+        own_s = taken_s - (rank.collective.wait_s - waited_s)
+        parts, own = shares(found.samples, rank.split), found.figures
+        common = {
+            "step": state.step,
+            "epoch": state.epoch,
+            "loss": found.loss,
+            "learning_rate": rate,
+            "noise_scale": math.nan if noise is None else noise,
+        }
+        self.last = {"row": common, "parts": parts, "members": self._members}
+        self.steps.add(
+            **common,
+            rank=rank.number,
+            device=self.device,
+            batch_size=parts[rank.number],
+            compute_s=own_s,
+            wait_s=own.wait_s,
+            communication_s=own.communication_s,
+            step_time_s=taken_s,
+            samples_per_s=parts[rank.number] / taken_s,
+            memory_bytes=own.memory_bytes,
+            energy_j=None if math.isnan(own.energy_j) else own.energy_j,
+        )
+        if found.samples == sum(rank.split):
+            self.batch.note(own_s, taken_s)
+        state.epoch_loss_sum += found.loss * found.samples
+        state.epoch_samples += found.samples
+        state.samples += found.samples
+        state.step += 1
+        if rank.first:
+            self._show(found, parts, rate, taken_s)
+        self._recording_s = time.perf_counter() - updated
+        rank.rest_s = own_s - found.own_s - recording_s + self._recording_s
+        return found.stop, found.leave
+
+    def _go_back(self, what: str) -> None:
+        """To the last good checkpoint, or the beginning, with half the learning rate."""
+        rank, state = self.rank, self._state
+        setbacks, factor = state.setbacks + 1, state.rate_factor / 2
+        if setbacks > MOST_SETBACKS:
+            raise TrainingFailed(
+                f"{what}, after {MOST_SETBACKS} returns to the last good checkpoint, each with half the learning rate; a lower "
+                "train.learning_rate or a train.clip_norm may help",
+                final=True,
+                step=state.step,
+                learning_rate=rank.request.learning_rate * state.rate_factor,
+            )
+        rank.abandon_step()
+        members, folder, read = self._members, self.work / "setback", None
+        self.saver.settle()
+        rank.collective.sum_(torch.zeros(1, dtype=torch.float64), "settled")
+        if rank.first:
+            with busy_with_store(self.channel):
+                read = files.fetch_latest(self.store, folder)
+        begin(self, str(folder) if read is not None else None)
+        take_all(self, 0)
+        state = self._state
+        self.saver.forget_from(state.step)
+        self.steps.forget_from(state.step)
+        if rank.first:
+            Fence(self.store, self.order.claim).forget(after=state.step if read is not None else -1)
+            drop_from(self.store, state.step)
+            self.channel.send("back", step=state.step)
+            assert self.writer is not None
+            self.writer.close()
+            self.writer = None
+        self._open_writer()
+        state.setbacks, state.rate_factor = setbacks, factor
+        self.committed = state.step
+        reason = f"{what}; back to step {state.step} with {100 * factor:g} % of the learning rate"
+        self.batch.go_back(state, members, reason)
+
+    def _show(self, found: StepFigures, parts: list[int], rate: float, taken_s: float) -> None:
+        step, speed = self._state.step, found.samples / taken_s
+        assert self.writer is not None
+        values = {"loss/train": found.loss, "learning_rate": rate, "samples_per_s": speed}
+        if (noise := self.rank.noise_scale.value) is not None:
+            values["gradient_noise_scale"] = noise
+        if self.rank.classifies:
+            values["accuracy/train"] = found.correct / found.samples
+        if (
+            self.writer.due
+        ):  # of each rank, as often as events are written; the rows under metrics/ have every step
+            for number, figures in zip(self._members, self.rank.figures_of_all, strict=True):
+                by_rank = {
+                    **_known(figures),
+                    "samples_per_s": parts[number] / taken_s,
+                    "batch_size": parts[number],
+                }
+                values |= {f"rank-{number}/{name}": value for name, value in by_rank.items()}
+        self.writer.add(step, values)
+        if not self.channel.due:
+            return
+        self.channel.progress(
+            "train",
+            step=step,
+            steps=self.total_steps,
+            epoch=self._state.epoch,
+            epochs=self.rank.spec.epochs,
+            loss=found.loss,
+            learning_rate=rate,
+            samples_per_s=speed,
+            batch_sizes=self.rank.split,
+            step_time_s=taken_s,
+            ranks=[
+                {
+                    "rank": number,
+                    "batch_size": parts[number],
+                    "samples_per_s": parts[number] / taken_s,
+                    **_known(figures),
+                }
+                for number, figures in zip(self._members, self.rank.figures_of_all, strict=True)
+            ],
+        )
+
+    def _end_epoch(self, duration_s: float) -> None:
+        """Validate, and see whether the metrics are the best so far."""
+        rank, state = self.rank, self._state
+        found = rank.validate()
+        train_loss = state.epoch_loss_sum / state.epoch_samples
+        state.epoch_loss_sum, state.epoch_samples = 0.0, 0
+        state.metrics = {**found, "train_loss": train_loss}
+        target = rank.spec.target.metric if rank.spec.target is not None else "accuracy"
+        score = found[target] if target in found and target != "loss" else -found["loss"]
+        state.best = state.best_score is None or score > state.best_score
+        if state.best:
+            state.best_score = score if math.isfinite(score) else None
+        row = {"epoch": state.epoch, "train_loss": train_loss, **found, "duration_s": duration_s}
+        self.epochs.add(step=state.step - 1, **row)
+        if rank.first:
+            assert self.writer is not None
+            self.writer.add(
+                state.step, {f"{name}/validation": value for name, value in found.items()}
+            )
+            self.channel.send("epoch", epochs=rank.spec.epochs, **row)
+
+    def _checkpoint(self, *, last: bool) -> None:
+        """Training goes on while it is written, but for the last."""
+        rank, state = self.rank, self._state
+        if last:
+            self.channel.send("saving")  # who asked for a stop gives this its time
+        rank.take_state_from_first()
+        require_finite(rank.model, state.step)
+        state.split, state.adaptive = list(rank.split), self.batch.document()
+        state.duration_s = self.order.earlier_s + time.time() - self.order.started_at_s
+        state.best |= self.best_at > self.committed and self.redo
+        self.saver.save(state, last=last)
+        if state.best:
+            self.best_at = state.step
+        self.saved, self.redo, state.best = state.step, False, False
+
+
+def _known(figures: RankFigures) -> dict[str, float]:
+    """A rank's figures, without what no meter measures."""
+    names = ("compute_s", "wait_s", "communication_s", "memory_bytes", "energy_j")
+    values = {name: float(getattr(figures, name)) for name in names}
+    return {name: value for name, value in values.items() if not math.isnan(value)}

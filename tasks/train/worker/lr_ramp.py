@@ -1,0 +1,97 @@
+"""The learning-rate search on a rank: a ramp and short trials from one start, after which the rank is as it was before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from trainwright.tasks.errors import TrainingFailed
+from trainwright.tasks.search_lr.learning_rate import runaway_rate
+from trainwright.tasks.train.batch.sampling import epoch_order, split_among
+from trainwright.tasks.train.channel import Channel
+from trainwright.tasks.train.rank.rank import Rank
+from trainwright.tasks.train.worker import lr_trials
+from trainwright.tasks.train.worker.snapshot import Snapshot
+from trainwright.tasks.train.world import World
+
+DIVERGED = 3.0
+SMOOTHING = 0.9
+_BEGIN = 5
+
+
+def begin_search(rank: Rank, world: World) -> None:
+    """The members of a world share the batch as the plan has it, each with the model of the first."""
+    planned = [device.batch_size for device in rank.request.plan.devices]
+    rank.split = split_among(sum(planned), world.members, planned, world.limits) or planned
+    rank.begin_anew()
+    rank.take_state_from_first()
+
+
+def search(
+    rank: Rank, channel: Channel, learning_rates: list[float], trial_steps: int
+) -> dict[str, Any]:
+    """Raise the learning rate step by step until the loss runs away; then, with `trial_steps`, try rates below that.
+
+    `state` is the hash of all that was put back (see `snapshot`). Raises TrainingFailed where it is not what it was.
+    """
+    start = Snapshot(rank)
+    done, trials, tried = 0, list[dict[str, Any]](), dict[float, float]()
+
+    def series(rates: Sequence[float]) -> tuple[list[dict[str, Any]], bool]:
+        nonlocal done
+        try:
+            return _series(rank, channel, rates, done)
+        finally:
+            done += len(rates)
+            start.restore(rank)
+
+    points, stopped = series(learning_rates)
+    if trial_steps and not stopped:
+        edge = runaway_rate(
+            [(one["learning_rate"], one["loss"], one["accuracy"]) for one in points]
+        )
+        while (
+            edge is not None
+            and not stopped
+            and (rate := lr_trials.next_trial(edge, tried)) is not None
+        ):
+            found, stopped = series([rate] * trial_steps)
+            tried[rate] = lr_trials.score([one["loss"] for one in found], trial_steps)
+            trials.append({"learning_rate": rate, "loss": tried[rate], "steps": len(found)})
+    if Snapshot(rank).digest() != start.digest():
+        raise TrainingFailed("search_lr: the model's state could not be put back as it was")
+    return {"points": points, "trials": trials, "state": start.digest()}
+
+
+def _series(
+    rank: Rank, channel: Channel, learning_rates: Sequence[float], done: int
+) -> tuple[list[dict[str, Any]], bool]:
+    """One step at each rate, from the training's first batch on: loss and accuracy before each update, and whether to stop.
+
+    Ends early where the loss is no number, or has risen by DIVERGED times what it began with.
+    """
+    points: list[dict[str, Any]] = []
+    smoothed, best, samples = 0.0, math.inf, 0
+    for step, rate in enumerate(learning_rates):
+        epoch, begin = divmod(samples, len(rank.train_rows))
+        if begin == 0:
+            order = epoch_order(rank.train_rows, rank.spec.seed, epoch)
+        found = rank.step(order, begin, step)
+        samples += found.samples
+        if found.stop:
+            return points, True
+        accuracy = found.correct / found.samples if rank.classifies else None
+        points.append({"learning_rate": rate, "loss": found.loss, "accuracy": accuracy})
+        if not math.isfinite(found.loss):
+            break
+        smoothed = SMOOTHING * smoothed + (1 - SMOOTHING) * found.loss
+        unbiased = smoothed / (1 - SMOOTHING ** (step + 1))
+        best = min(best, unbiased)
+        first = [one["loss"] for one in points[:_BEGIN]]
+        if unbiased > best + DIVERGED * max(abs(best), abs(math.fsum(first) / len(first))):
+            break
+        rank.update(rate)
+        if rank.first:
+            channel.progress("ramp", step=done + step + 1, learning_rate=rate, loss=found.loss)
+    return points, False

@@ -1,0 +1,271 @@
+"""Measures what training's loop adds to a model's step here: `python -m trainwright.tasks.train.worker.measure_loop --out FILE …`.
+
+Small models, each rich in one thing that the loop's time depends on (`estimator.loop_cost`), are trained by the loop itself, one
+rank, nobody to wait for; and step by themselves on the same batch: in turn, in random order. What counts is the CPU time of the
+thread, which is that of a core of one's own, however busy the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np  # noqa: TID253 - this is a process of its own
+import torch  # noqa: TID253
+
+from trainwright.estimator.memory.freed_memory import map_blocks
+from trainwright.estimator.predict.curves import Interval
+from trainwright.estimator.predict.loop_cost import LoopCost, LoopWork, fit_loop, loop_work
+from trainwright.estimator.trace import source as model_source
+from trainwright.estimator.trace.source import BatchSpec
+from trainwright.estimator.trace.trace import trace
+from trainwright.estimator.trace.training_step import StepSpec, prepare
+from trainwright.tasks.data import dataset as data
+from trainwright.tasks.runs.artefacts import DataSchema, Plan, PlannedDevice
+from trainwright.tasks.spec.job import Job
+from trainwright.tasks.spec.pool import load_pool
+from trainwright.tasks.train.batch.sampling import epoch_order
+from trainwright.tasks.train.channel import Computes, Message, Waits
+from trainwright.tasks.train.exchange.peers import Peers
+from trainwright.tasks.train.rank.rank import Rank
+from trainwright.tasks.train.request import Order, TrainRequest
+from trainwright.tasks.train.worker.loop import Training
+from trainwright.tasks.train.world import World
+
+_BATCH, _ROWS = 64, 256
+_TOGETHER = 4  # steps at a time, after one that warms the caches
+_LEAST_ROUNDS = 3
+_SOURCE = """
+from torch import nn
+
+
+class Part(nn.Module):
+    def forward(self, inputs):
+        return inputs[:, :8]
+
+
+class Images(nn.Module):
+    def forward(self, inputs):
+        return inputs.view(len(inputs), 64, 16, 16)
+
+
+class Mean(nn.Module):
+    def forward(self, inputs):
+        return inputs.mean(dim=(2, 3))
+
+
+def build_model(kind):
+    if kind == "deep":
+        body = [nn.Linear(8, 8) for _ in range(24)]
+    elif kind == "wide":
+        body = [nn.Linear(8, 1024), nn.Linear(1024, 1024), nn.Linear(1024, 8)]
+    elif kind == "norms":
+        body = [nn.BatchNorm1d(8) for _ in range(12)]
+    elif kind == "image norms":
+        body = [nn.Linear(8, 16384), Images(), nn.BatchNorm2d(64), nn.BatchNorm2d(64), Mean(), nn.Linear(64, 8)]
+    else:
+        body = []
+    return nn.Sequential(Part(), *body, nn.Linear(8, 2))
+"""
+_WIDTH_OF = {"plain": 8, "deep": 8, "wide": 8, "norms": 8, "image norms": 8, "inputs": 16384}
+
+
+class _Unheard:
+    """What a rank has to say goes nowhere."""
+
+    leave_asked = out_asked = -1
+    writing = due = False
+
+    def attend(self, peers: Waits, rank: Computes | None = None) -> None:
+        return
+
+    def send(self, kind: str, **fields: Any) -> None:
+        return
+
+    def receive(self, *kinds: str) -> Message:
+        raise AssertionError(kinds)
+
+    def ask(self, about: str, **fields: Any) -> Message:
+        return {}
+
+    def progress(self, kind: str, **fields: Any) -> None:
+        return
+
+
+@dataclass
+class Case:
+    """A model with its two steps, training's and its own, and the seconds that they took."""
+
+    work: LoopWork
+    trained: Callable[[], None]
+    alone: Callable[[], None]
+    trained_s: list[float] = field(default_factory=list)
+    alone_s: list[float] = field(default_factory=list)
+
+    @property
+    def beyond_s(self) -> float:
+        """What training adds: at least a microsecond, however noisy."""
+        return max(1e-6, statistics.median(self.trained_s) - statistics.median(self.alone_s))
+
+
+def measure_loop(budget_s: float, folder: Path, seed: int = 0) -> LoopCost:
+    """What the loop costs on one thread of this machine; `folder` takes the models, their data and what they record."""
+    torch.set_num_threads(1)
+    (folder / "model.py").write_text(_SOURCE)
+    cases = [case_of(_job(folder, kind), folder / f"work {kind}") for kind in _WIDTH_OF]
+    time_cases(cases, budget_s, random.Random(seed))
+    return fit_loop([(case.work, case.beyond_s) for case in cases])
+
+
+def time_cases(cases: Sequence[Case], budget_s: float, draw: random.Random) -> None:
+    """Rounds over all cases in random order, some steps of each kind, until the budget is used."""
+    began, rounds = time.monotonic(), 0
+    while rounds < _LEAST_ROUNDS or time.monotonic() - began < budget_s:
+        for case in draw.sample(cases, len(cases)):
+            for step, seen in draw.sample(
+                [(case.trained, case.trained_s), (case.alone, case.alone_s)], 2
+            ):
+                seen += _timed(step)
+        rounds += 1
+
+
+def _timed(step: Callable[[], None]) -> list[float]:
+    step()
+    seen = []
+    for _ in range(_TOGETHER):
+        started = time.thread_time()
+        step()
+        seen.append(time.thread_time() - started)
+    return seen
+
+
+def case_of(job: Job, work: Path) -> Case:
+    """A job whose global batch is given, on one device of this machine; `work` is a folder that is not there yet."""
+    assert job.model is not None
+    dataset, source = data.load(job.data), Path(job.model.source)
+    schema, batch = dataset.schema, int(job.train.global_batch_size)
+    rank = Rank(_request(job, schema, work), dataset, Peers("torch"), torch.device("cpu"), 0)
+    training = Training(rank, _Unheard(), _order(rank.request))
+    training.enter(World(generation=1, members=[0], meeting="", checkpoint=None, reason="measured"))
+    order = epoch_order(rank.train_rows, 0, 0)
+    begun = [0]
+
+    def trained() -> None:
+        training.step(order, begun[0])
+        begun[0] = (begun[0] + batch) % (len(order) // batch * batch)
+
+    definition = model_source.load(source.parent, source.name)
+    spec = BatchSpec(
+        inputs=schema.inputs,
+        input_dtypes=schema.input_dtypes,
+        target_dtype=schema.target_dtype,
+        classes=len(schema.classes or ()),
+        task=schema.task,
+    )
+    what = StepSpec(definition, job.model.config, spec, job.train.optimizer.model_dump())
+    alone = prepare(what, model_source.build(definition, job.model.config), batch)
+    rows, inputs = (
+        order[:batch],
+        {name: torch.from_numpy(array) for name, array in dataset.inputs.items()},
+    )
+    # Of the data: what branches on values, as pooling does, is quicker on zeros.
+    chosen = {name: tensor[rows] for name, tensor in inputs.items()}
+    targets = torch.from_numpy(dataset.targets)[rows]
+    alone.micro_batches = [(next(iter(chosen.values())) if len(chosen) == 1 else chosen, targets)]
+    return Case(loop_work(trace(what, batch), batch), trained, alone)
+
+
+def _job(folder: Path, kind: str) -> Job:
+    draw = np.random.default_rng(0)
+    table = folder / f"{_WIDTH_OF[kind]}.npz"
+    if not table.exists():
+        inputs = draw.random((_ROWS, _WIDTH_OF[kind]), dtype=np.float32)
+        np.savez(table, inputs=inputs, label=draw.integers(0, 2, _ROWS))
+    return Job.model_validate(
+        {
+            "name": "measured",
+            "data": {
+                "uri": str(table),
+                "target": "label",
+                "task": "tabular-classification",
+                "validation_fraction": 0.1,
+            },
+            "model": {"source": str(folder / "model.py"), "config": {"kind": kind}},
+            "train": {
+                "global_batch_size": _BATCH,
+                "epochs": 100_000,
+                "learning_rate": 1e-3,
+                "adaptive_split": False,
+            },
+        }
+    )
+
+
+def _request(job: Job, schema: DataSchema, work: Path) -> TrainRequest:
+    assert job.model is not None
+    source = Path(job.model.source)
+    none = Interval(median=0.0, low=0.0, high=0.0)
+    device = load_pool(None).devices()[0]
+    batch = int(job.train.global_batch_size)
+    planned = PlannedDevice(
+        **device.model_dump(), batch_size=batch, step_time_s=none, peak_memory_bytes=0.0
+    )
+    plan = Plan(
+        feasible=True,
+        objective="time",
+        devices=[planned],
+        global_batch_size=batch,
+        steps_per_epoch=1,
+        epochs=1,
+        strategy={},
+        predicted=None,
+        deadline_s=None,
+        solve_time_s=0.0,
+    )
+    return TrainRequest(
+        job=job,
+        plan=plan,
+        learning_rate=1e-3,
+        schema=schema,
+        source_folder=str(source.parent),
+        entry=source.name,
+        run_uri=None,
+        work_folder=str(work),
+        resume=False,
+    )
+
+
+def _order(request: TrainRequest) -> Order:
+    Path(request.work_folder).mkdir()
+    return Order(
+        request=request, mode="train", backend="torch", cgroups=[None], started_at_s=time.time()
+    )
+
+
+def main() -> int:
+    """Measure, and write the cost as JSON."""
+    parser = argparse.ArgumentParser(
+        description="Measures what training's loop adds to a model's step on this machine."
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--budget", type=float, default=3.0, help="seconds to measure")
+    given = parser.parse_args()
+    map_blocks()
+    with tempfile.TemporaryDirectory(prefix="trainwright-loop-") as name:
+        given.out.write_text(measure_loop(given.budget, Path(name)).model_dump_json())
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # the savers' threads wait for checkpoints that do not come

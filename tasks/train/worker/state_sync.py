@@ -1,0 +1,148 @@
+"""How the ranks that meet in a new world come to one state, so that no step is lost while anyone lives who finished it.
+
+Who finished the most steps gives parameters, buffers, optimizer and `State` to all. They may differ by one step: a rank dies
+while some have the last sum of a step already and others wait for it. Where nobody has a state, the first reads the checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch  # noqa: TID253 - only ranks import this
+
+from trainwright.tasks.train.batch.sampling import samples_after, shares
+from trainwright.tasks.train.channel import busy_with_store
+from trainwright.tasks.train.checkpoint import files
+from trainwright.tasks.train.checkpoint.tensors import load_optimizer
+from trainwright.tasks.train.exchange.collective import take_document
+from trainwright.tasks.train.hosts.store_proxy import journal_of
+from trainwright.tasks.train.record.metrics import NOT_MEASURED, Part, Rows
+
+if TYPE_CHECKING:
+    from trainwright.tasks.train.worker.loop import Training
+    from trainwright.tasks.train.world import World
+
+
+def agree(training: Training, world: World) -> None:
+    """Take the state of the member that is farthest, and put the rows of steps in order."""
+    peers, state = training.rank.collective, training.state
+    finished = torch.zeros(peers.size, dtype=torch.float64)
+    finished[peers.rank] = state.step + 1 if state is not None else 0
+    counts = peers.sum_(finished, "finished").tolist()
+    source = counts.index(max(counts))
+    if max(counts) == 0:
+        begin(training, _here(training, world.checkpoint))
+    take_all(training, source)
+    own = training.state
+    assert own is not None
+    _order_rows(training, training.steps, training.rank.number, own.step)
+    left: list[Part] = []
+    if training.rank.first:
+        for number in sorted(set(range(len(own.split))) - set(world.members)):
+            rows = Rows(
+                training.store,
+                f"steps-rank{number}",
+                journal_of(training.order, training.channel, number),
+            )
+            _order_rows(training, rows, number, own.step)
+            left += rows.take()
+            rows.detach()
+    training.redo |= world.broken and training.saved > world.committed
+    training.saver.join(world, left)
+
+
+def _here(training: Training, folder: str | None) -> str | None:
+    """The folder of the checkpoint, fetched by a first rank that is not on the launcher's machine."""
+    if folder is None or training.order.launcher_work is None or not training.rank.first:
+        return folder
+    with busy_with_store(training.channel):
+        found = files.fetch_latest(training.store, training.work / "resume")
+    return str(training.work / "resume") if found is not None else None
+
+
+def begin(training: Training, folder: str | None) -> None:
+    """From the checkpoint in a folder, or anew."""
+    rank, plan = training.rank, training.rank.request.plan
+    training.last, training.saved, training.best_at, training.redo = None, 0, 0, False
+    training.epochs.replace([])
+    training.batch.rows.replace([])
+    if folder is None or not rank.first:
+        rank.begin_anew()
+        split = [planned.batch_size for planned in plan.devices]
+        training.state = files.State(step=0, epoch=0, samples=0, split=split)
+        training.batch.take_up({})
+        return
+    training.state, model, optimizer = files.read_local(Path(folder))
+    if training.state.samples < 0:  # such a training's batch never changed
+        training.state.samples = samples_after(
+            training.state.step, training.rows, sum(training.state.split)
+        )
+    training.batch.take_up(training.state.adaptive)
+    rank.load_state(model)
+    load_optimizer(rank.optimizer, optimizer)
+    if len(training.state.split) != len(
+        training.batch.weights
+    ):  # of another plan's devices: `enter` shares the same batch
+        planned = [device.batch_size for device in plan.devices]
+        training.state.split, training.state.members = (
+            shares(sum(training.state.split), planned),
+            [],
+        )
+    training.saved = training.state.step
+    training.batch.rows.replace(
+        [event for event in training.state.events if event["step"] >= training.state.step]
+    )
+
+
+def take_all(training: Training, source: int) -> None:
+    """Everything that the training goes on from, as `source` has it."""
+    rank = training.rank
+    assert training.state is not None or rank.collective.rank != source
+    said: dict[str, Any] = {}
+    if training.state is not None:
+        training.state.adaptive = training.batch.document()
+        said = {
+            "state": asdict(training.state),
+            "weights": training.batch.weights,
+            "last": training.last,
+            "saved": training.saved,
+            "best_at": training.best_at,
+            "redo": training.redo,
+            "epochs": training.epochs.waiting,
+            "splits": training.batch.rows.waiting,
+            "optimizer": rank.optimizer_shapes(),
+        }
+    said = take_document(rank.collective, said, "said", source)
+    training.state = files.State(**said["state"])
+    training.batch.take_up(training.state.adaptive)
+    training.batch.weights, training.last = said["weights"], said["last"]
+    training.saved, training.best_at, training.redo = said["saved"], said["best_at"], said["redo"]
+    training.epochs.replace([row for row in said["epochs"] if row["step"] >= training.committed])
+    training.batch.rows.replace(
+        [row for row in said["splits"] if row["step"] >= training.committed]
+    )
+    rank.expect_optimizer(said["optimizer"])
+    rank.take_state_from_first(source)
+
+
+def _order_rows(training: Training, rows: Rows, number: int, step: int) -> None:
+    """Take over what a killed process noted; forget steps that are done again; add the last one where it is missing."""
+    fresh, last = rows.recover(), training.last
+    rows.forget_from(step)
+    if (
+        last is not None
+        and number in last["members"]
+        and max(rows.newest, training.committed - 1) < last["row"]["step"]
+    ):
+        device = training.rank.request.plan.devices[number].id
+        rows.add(
+            **last["row"],
+            rank=number,
+            device=device,
+            batch_size=last["parts"][number],
+            **NOT_MEASURED,
+        )
+    if fresh:
+        rows.seal()

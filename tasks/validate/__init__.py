@@ -1,0 +1,1 @@
+"""Step `validate`: checks data before anything is allocated."""

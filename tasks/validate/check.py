@@ -1,0 +1,161 @@
+"""Step `validate`: meet the data with Great Expectations before anything is allocated.
+
+The suite is the job's own, or the one kept from the data seen first, or inferred (`tasks.suite`). Great Expectations runs in a
+process of its own (`tasks.expectations`) without this one's secrets, and ends with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from trainwright.estimator.named_file import read_named
+from trainwright.infra.process import dying_with_parent
+from trainwright.tasks.data.sources import localized
+from trainwright.tasks.errors import BadInput, TrainwrightError, from_document
+from trainwright.tasks.runs.artefacts import Expectation, Validation
+from trainwright.tasks.spec.job import DataSpec
+
+_PASSED_ON = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TMPDIR",
+    "TZ",
+    "PYTHONPATH",
+    "VIRTUAL_ENV",
+    "LD_LIBRARY_PATH",
+)
+_KEYS = ("type", "kwargs", "meta", "severity")
+_NAMED = 5
+
+
+def validate(
+    data: DataSpec,
+    *,
+    seed: int = 0,
+    kept_suite: list[dict[str, Any]] | None = None,
+    timeout_s: float = 600,
+) -> Validation:
+    """How the data meets its expectations: `success` is False where it does not, or can't be trained on.
+
+    Raises BadInput where there is nothing to check (no such file, not what it claims to be, a target that no column has) or the
+    job's suite is wrong, ServiceUnreachable where the data lies on a server that does not answer. A table of more than five
+    million cells is judged by a sample of its rows, except by the job's own suite; `checked_rows` says how many were read.
+    """
+    local = localized(data)
+    suite, source = (kept_suite, "kept") if kept_suite is not None else ([], "inferred")
+    if data.expectations is not None:
+        suite, source = read_suite(data.expectations), "given"
+    request = {
+        "data": local.model_dump(mode="json", exclude={"expectations"}),
+        "seed": seed,
+        "suite_source": source,
+        "suite": suite,
+    }
+    answer = _ask(request, timeout_s)
+    if "error" in answer:
+        raise from_document(answer["error"])
+    return Validation.model_validate(answer)
+
+
+def read_suite(file: str) -> list[dict[str, Any]]:
+    """The expectations in a JSON file: a list of `{"type", "kwargs"}`, or a suite as Great Expectations saves it."""
+    content = read_named(unquote(file.removeprefix("file://")), "data.expectations")
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"data.expectations: got {file}; it is not JSON: {error}") from error
+    entries = document.get("expectations") if isinstance(document, dict) else document
+    if not isinstance(entries, list) or not entries:
+        raise BadInput(
+            f"data.expectations: {file} holds none; allowed: a list of expectations, or a suite with them"
+        )
+    for number, entry in enumerate(entries):
+        named = isinstance(entry, dict) and isinstance(entry.get("type"), str)
+        if not named or not isinstance(entry.get("kwargs", {}), dict):
+            raise BadInput(
+                f'data.expectations: {file}, expectation {number}: got {entry!r:.80}; allowed: {{"type": "expect_…", "kwargs": '
+                "{…}}"
+            )
+    return [
+        {"kwargs": {}} | {key: entry[key] for key in _KEYS if entry.get(key) is not None}
+        for entry in entries
+    ]
+
+
+def _ask(request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """The answer of the process with Great Expectations, which is gone afterwards, however this ends."""
+    environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    environment |= {"GX_ANALYTICS_ENABLED": "false", "PYTHONWARNINGS": "ignore"}
+    with tempfile.TemporaryDirectory(prefix="trainwright-validate-") as name:
+        question, answer, log = (
+            Path(name) / file for file in ("request.json", "response.json", "log.txt")
+        )
+        question.write_text(json.dumps(request))
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "trainwright.tasks.validate.expectations",
+            str(question),
+            str(answer),
+        ]
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                dying_with_parent(command),
+                env=environment,
+                cwd=name,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                raise TrainwrightError(
+                    f"validate: Great Expectations took longer than {timeout_s:g} s"
+                ) from None
+            finally:
+                process.kill()
+                process.wait()
+        if code != 0:
+            said = log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+            raise TrainwrightError(
+                f"validate: the process with Great Expectations ended with {code}: {said[-1]}"
+            )
+        found: dict[str, Any] = json.loads(answer.read_text())
+        return found
+
+
+def failure_line(validation: Validation) -> str:
+    """One line that names the expectations which fail, with counts."""
+    failed = [expectation for expectation in validation.expectations if not expectation.success]
+    listed = "; ".join(_said(expectation) for expectation in failed[:_NAMED])
+    more = f"; and {len(failed) - _NAMED} more" if len(failed) > _NAMED else ""
+    return f"the data fails {len(failed)} of {len(validation.expectations)} expectations: {listed}{more}"
+
+
+def _said(failed: Expectation) -> str:
+    name = failed.expectation + (f"({failed.column})" if failed.column is not None else "")
+    if failed.unexpected_count:
+        first = f", the first is row {failed.sample_rows[0]['index']}" if failed.sample_rows else ""
+        return f"{name}: {failed.unexpected_count} row{'s' if failed.unexpected_count > 1 else ''}{first}"
+    if isinstance(failed.observed, str):  # what evaluating it raised
+        return f"{name}: {_short(failed.observed)}"
+    allowed = ", ".join(f"{key}={_short(str(value))}" for key, value in failed.expected.items())
+    return f"{name}: got {_short(str(failed.observed))}" + (
+        f", expected {allowed}" if allowed else ""
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else text[:197] + "..."

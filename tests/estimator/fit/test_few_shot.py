@@ -1,0 +1,179 @@
+"""Few-shot calibration. The probes are made up of known costs, so that the fit must find them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainwright.estimator.devices import DEVICE_TYPES
+from trainwright.estimator.fit.few_shot import Probe, ProbeOp, fit_few
+from trainwright.estimator.predict import datasheet
+from trainwright.estimator.predict.calibration import Calibration, load, save
+from trainwright.estimator.predict.curves import Affine
+from trainwright.estimator.predict.machine_speed import Speed
+from trainwright.estimator.predict.op_cost import Roofline
+from trainwright.estimator.predict.step_time import estimate_step, predict_curve
+from trainwright.estimator.predict.structure import Operation, Structure
+
+FACTS = {
+    "threads": 1,
+    "dtype": "float32",
+    "torch": "2.0.0",
+    "processor": "made up",
+    "created_at": "2026-01-01T00:00:00+00:00",
+    "duration_s": 1.0,
+    "sentinel_drift": 0.0,
+    "speed": Speed(compute_s=1.0, memory_s=1.0, calls_s=1.0),
+}
+PROBED = ("matmul", "conv", "elementwise", "view")
+
+
+def truth(device_type: str, family: str, slower: float) -> Roofline:
+    """The datasheet's, so many times as slow in all."""
+    sheet = datasheet.reached(DEVICE_TYPES[device_type], family)
+    return Roofline(
+        latency_s=sheet.latency_s * slower,
+        flops_per_s=sheet.flops_per_s / slower,
+        bytes_per_s=sheet.bytes_per_s / slower,
+    )
+
+
+def probes(device_type: str, slower: float, noise: float = 0.0) -> list[Probe]:
+    """Each family at four sizes, and steps of two kinds; of the steps, every other one is off by the noise."""
+    made, ops = [], []
+    for family in PROBED:
+        cost = truth(device_type, family, slower)
+        for size in (0.0, 1e-4, 1e-3, 1e-2):  # seconds of work at the device's rates
+            flops = size * cost.flops_per_s if family in ("matmul", "conv") else 0.0
+            moved = 0.0 if flops else size * cost.bytes_per_s
+            op = ProbeOp(kind=f"aten.{family}", family=family, count=3, flops=flops, bytes=moved)
+            ops.append((op, 3 * float(cost(flops, moved))))
+            made.append(Probe(template=family, seconds=ops[-1][1], ops=(op,)))
+    for number in range(8):
+        parts = ops[number], ops[(number + 5) % len(ops)]
+        seconds = sum(each for _, each in parts) * (1 + noise * (-1) ** (number // 2))
+        made.append(
+            Probe(
+                template=f"step {number % 2}",
+                step=True,
+                seconds=seconds,
+                ops=tuple(op for op, _ in parts),
+            )
+        )
+    return made
+
+
+def calibration(device_type: str = "cpu", slower: float = 1.0, noise: float = 0.0) -> Calibration:
+    return fit_few(probes(device_type, slower, noise), device_type=device_type, **FACTS)
+
+
+def structure(*families: str, precision: str = "fp32", dtype: str = "float32") -> Structure:
+    none = Affine(fixed=0, per_sample=0)
+    return Structure(
+        batch_size=32,
+        optimizer="adamw",
+        precision=precision,
+        method="fake tensors",
+        parameters=10,
+        parameter_bytes=40,
+        forward_flops_per_sample=1.0,
+        activation_bytes_per_sample=100,
+        peak_memory_bytes=Affine(fixed=1000, per_sample=10),
+        layers=[],
+        features={},
+        operations={},
+        trace=[
+            Operation(
+                kind=f"aten.{family}",
+                family=family,
+                dtype=dtype,
+                count=10,
+                flops=Affine(fixed=0, per_sample=1e7) if family in ("matmul", "conv") else none,
+                bytes=Affine(fixed=1e4, per_sample=1e5),
+                dims={"given": Affine(fixed=0, per_sample=1e3)},
+            )
+            for family in families
+        ],
+    )
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    slower=st.floats(0.25, 4.0),
+    device_type=st.sampled_from(["cpu", "nvidia-m40-12gb", "amd-mi300x"]),
+)
+def test_a_device_that_is_slower_or_faster_than_its_datasheet_is_found_so(
+    slower: float, device_type: str
+) -> None:
+    found = calibration(device_type, slower)
+    step = structure("matmul", "conv", "elementwise")
+    sheet = predict_curve(step, None, device_type=device_type).step_time(32).median
+    shot = predict_curve(step, found, device_type=device_type)
+    assert shot.mode == found.mode == "few-shot"
+    assert shot.step_time(32).median == pytest.approx(
+        slower * sheet, rel=0.5
+    )  # by the datasheet: off by up to four
+    assert found.cross_validated_error.median <= found.cross_validated_error.p90
+
+
+def test_families_that_were_not_probed_go_with_the_device_in_general() -> None:
+    slow = calibration(slower=3.0)
+    step = structure("norm", "index")
+    sheet = predict_curve(step, None, device_type="cpu").step_time(32).median
+    curve = predict_curve(step, slow, device_type="cpu", cores=1.0)
+    assert 1.5 * sheet < curve.step_time(32).median <= 3.1 * sheet
+    assert (curve.coverage, curve.unknown) == (0.0, ("aten.index", "aten.norm"))
+
+
+def test_the_interval_lies_round_the_median_and_widens_with_the_probes_scatter_and_with_what_was_not_probed() -> (
+    None
+):
+    calm, noisy = calibration(), calibration(noise=0.6)
+    ends = [
+        (found.low_factor, found.high_factor)
+        for found in (one.about(structure("conv"), 32) for one in (noisy, calm))
+    ]
+    assert 0 < ends[0][0] < ends[1][0] < 1 < ends[1][1] < ends[0][1]
+    known, strange = (
+        predict_curve(structure(*families), calm, device_type="cpu", cores=1.0)
+        for families in (("conv",), ("norm",))
+    )
+    sheet = predict_curve(structure("conv"), None, device_type="cpu")
+    assert known.high_factor < strange.high_factor
+    assert known.high_factor < sheet.high_factor
+
+
+def test_half_precision_costs_what_the_datasheet_says_it_does() -> None:
+    found = calibration("nvidia-h100-80gb")
+    large = (
+        structure("matmul").trace[0].model_copy(update={"flops": Affine(fixed=0, per_sample=1e12)})
+    )
+    full = structure("matmul").model_copy(update={"trace": [large]})
+    half = structure("matmul", precision="bf16").model_copy(
+        update={"trace": [large.model_copy(update={"dtype": "bfloat16"})]}
+    )
+    times = [found.step_times_s(one, [32])[0] for one in (full, half)]
+    assert times[0] / times[1] == pytest.approx(989 / 67, rel=0.05)
+
+
+def test_it_is_kept_like_any_calibration_and_an_estimate_names_its_mode(tmp_path: Path) -> None:
+    found = calibration()
+    save(found, tmp_path / "few.json")
+    assert load(tmp_path / "few.json", "2.0.0") == found
+    document = estimate_step(
+        predict_curve(structure("conv"), found, device_type="cpu", cores=1.0), 32
+    )
+    assert document["mode"] == "few-shot"
+    assert document["coverage"] == 1.0
+
+
+@pytest.mark.parametrize(("kept", "says"), [("conv", "of operations"), ("step 0", "of steps")])
+def test_one_template_of_operations_or_of_steps_is_too_few(kept: str, says: str) -> None:
+    made = probes("cpu", 1.0)
+    of_step = kept.startswith("step")
+    some = [one for one in made if one.step is not of_step or one.template == kept]
+    with pytest.raises(ValueError, match=f"{says}; at least two"):
+        fit_few(some, device_type="cpu", **FACTS)

@@ -1,0 +1,348 @@
+"""A run that goes on when its pool has changed: real steps, a real training, a pool file that loses a device."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from trainwright.estimator.predict.structure import Structure
+from trainwright.tasks import progress, step, steps
+from trainwright.tasks.allocate import acquire
+from trainwright.tasks.errors import BadInput, Infeasible, Interrupted, TrainingFailed
+from trainwright.tasks.leases.ledger import Holder
+from trainwright.tasks.leases.queue import Queue
+from trainwright.tasks.runs.artefacts import Estimate, Plan, Result, Validation
+from trainwright.tasks.runs.run import Run
+from trainwright.tasks.spec.job import Job
+from trainwright.tasks.spec.pool import load_pool
+from trainwright.tasks.train.checkpoint import files
+from trainwright.tasks.train.record.live import happened
+from trainwright.tasks.train.record.metrics import read_rows
+
+ME = Holder("me")
+MODEL = """
+import torch
+
+
+def build_model():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _nobody_stops() -> Iterator[None]:
+    step.stop.clear()
+    yield
+    step.stop.clear()
+
+
+def write_pool(folder: Path, *cores: float, **more: Any) -> Path:
+    """A pool of one host; device 0 is always the first of the given."""
+    devices = [{"type": "emulated", "speed": 100.0 * value} for value in cores]
+    path = folder / "pool.json"
+    hosts = [{"name": "here", "address": "localhost", "devices": devices}]
+    path.write_text(json.dumps({"name": "p", "hosts": hosts, **more}))
+    return path
+
+
+def make(folder: Path, **fields: Any) -> Job:
+    (folder / "net.py").write_text(MODEL)
+    values = {
+        "name": "case",
+        "pool": str(write_pool(folder, 1.0, 1.0)),
+        "data": {"uri": "builtin:digits"},
+        "model": {"source": str(folder / "net.py")},
+        "objective": {"minimize": "time"},
+        "train": {
+            "epochs": 40,
+            "global_batch_size": 64,
+            "learning_rate": 0.01,
+            "backend": "torch",
+            "checkpoint": {"every_steps": 5},
+            "adaptive_split": False,
+        },
+        "devices": {"min_count": 2},
+        **fields,
+    }
+    return Job.model_validate(values)
+
+
+@pytest.fixture(scope="module")
+def known(stack: Path, tmp_path_factory: pytest.TempPathFactory) -> list[BaseModel]:
+    """What validating the data and tracing the model found, which is the same for all jobs of this file."""
+    folder = tmp_path_factory.mktemp("known")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_me", "_right"):  # as tests/conftest.py does for a test
+            patch.setattr(step, name, None)
+        run = opened(make(folder), folder)
+        steps.do(run, "extract")
+        step.ledger().release(run.uri)
+    return [run.read(Validation), run.read(Structure)]
+
+
+def opened(job: Job, folder: Path, known: Sequence[BaseModel] = (), **options: Any) -> Run:
+    run = steps.open_for(job, ME, store=(folder / "store").as_uri(), **options)
+    for one in known:
+        run.write(one)
+    return run
+
+
+def test_a_training_goes_on_without_the_device_that_is_gone(
+    stack: Path, tmp_path: Path, known: list[BaseModel]
+) -> None:
+    job = make(tmp_path, devices={"min_count": 1, "ids": []})
+    run = opened(job, tmp_path, known)
+    steps.do(run, "allocate")
+    first = run.read(Plan)
+
+    def stop_at_a_checkpoint() -> None:
+        while not files.list_states(run.objects):
+            time.sleep(0.05)
+        step.stop.set()
+
+    watcher = threading.Thread(target=stop_at_a_checkpoint, daemon=True)
+    watcher.start()
+    with pytest.raises(Interrupted):
+        steps.do(run, "train")
+    watcher.join()
+    step.stop.clear()
+    step.ledger().release(run.uri)
+    used = first.devices[0]
+    write_pool(
+        tmp_path, *(1.0 if device.id != used.id else 0.25 for device in first.devices), 1.0
+    )  # now another device
+
+    again = opened(job, tmp_path)
+    assert again.uri == run.uri
+    steps.do(again, "train")
+    second, result = again.read(Plan), again.read(Result)
+    assert (used.id, used.speed) not in {(device.id, device.speed) for device in second.devices}
+    assert second.global_batch_size == first.global_batch_size
+    assert result.resumed_from_step
+    assert {device.id for device in result.devices} == {device.id for device in second.devices}
+    step.ledger().release(again.uri)  # or the next test waits for the lease's end
+
+
+def ask_to_plan_anew(run: Run) -> dict[str, Any]:
+    command = [
+        sys.executable,
+        "-m",
+        "trainwright.tasks.cli.main",
+        "replan",
+        run.id,
+        "--store",
+        run.store_uri,
+        "--json",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(
+    ("affordable", "asks"), [(True, 1), (False, 1), pytest.param(True, 2, marks=pytest.mark.slow)]
+)
+def test_a_training_that_is_asked_to_plan_anew_takes_a_new_device_where_it_may(
+    stack: Path,
+    tmp_path: Path,
+    known: list[BaseModel],
+    monkeypatch: pytest.MonkeyPatch,
+    affordable: bool,
+    asks: int,
+) -> None:
+    """However often it is asked at once: the second may come when it has planned anew already, and do so again."""
+    monkeypatch.setattr(acquire, "TTL_S", 6.0)
+    job = make(tmp_path, devices={"min_count": 1}, objective={"minimize": "time", "budget": 1000.0})
+    job = job.model_copy(update={"train": job.train.model_copy(update={"epochs": 4000})})
+    write_pool(tmp_path, 0.02, prices={"emulated": "1/h"})
+    run = opened(job, tmp_path, known)
+    steps.do(run, "allocate")
+    heard: list[dict[str, Any]] = []
+
+    def hear(event: dict[str, Any]) -> None:
+        """Two devices are there from the first checkpoint on; the end comes at the first one of the second plan."""
+        heard.append(event)
+        launches = [one["event"] for one in heard].count("ranks")
+        if (
+            event["event"] == "checkpoint"
+            and launches == 1
+            and not asked.is_alive()
+            and asked.ident is None
+        ):
+            asked.start()
+        if event["event"] == "checkpoint" and launches >= 2 and len(answers) == asks:
+            step.stop.set()
+
+    def ask() -> None:
+        write_pool(tmp_path, 0.02, 0.02, prices={"emulated": "1/h" if affordable else "1000000/h"})
+        with ThreadPoolExecutor(asks) as pool:
+            answers.extend(pool.map(ask_to_plan_anew, [run] * asks))
+
+    answers: list[dict[str, Any]] = []
+    asked = threading.Thread(target=ask)
+    with progress.heard_by(hear), pytest.raises(Interrupted):
+        steps.do(run, "train")
+    asked.join()
+    assert {answer["run"] for answer in answers} == {run.uri}
+    assert min(answer["devices"] for answer in answers) == 1  # of the first to ask
+    assert len(answers) == asks
+    plan = run.read(Plan)
+    assert len(plan.devices) == (2 if affordable else 1)
+    assert plan.global_batch_size == 64
+    assert {one.resource for one in step.ledger().held("device ")} == set(plan.resources)
+    taken: Counter[int] = Counter()
+    for rank in range(len(plan.devices)):
+        for row in read_rows(run.objects, f"steps-rank{rank}"):
+            taken[row["step"]] += row["batch_size"]
+    assert sorted(taken) == list(range(len(taken)))
+    assert {taken[step] for step in taken if (step + 1) % plan.steps_per_epoch} == {
+        64
+    }  # the last of an epoch takes what is left
+    splits = [
+        (event["batch_sizes"], event["reason"]) for event in heard if event["event"] == "split"
+    ]
+    assert splits == ([([32, 32], "another plan; begins with 2 of 2")] if affordable else [])
+    said = [str(event.get("message", "")) for event in heard]
+    assert any(line.startswith("asked to plan anew; stopped after step") for line in said)
+    stays = any(
+        line.startswith("plan: stays as it was: plan: for the same global batch of 64")
+        for line in said
+    )
+    assert stays is not affordable
+    noted = happened(run, running=False)
+    assert [
+        str(event.get("message", "")).startswith("asked to plan anew; stopped after")
+        for event in noted
+    ].count(True) == 1
+    saved = [
+        [event["step"] for event in of if event["event"] == "checkpoint"] for of in (noted, heard)
+    ]
+    assert saved[0] == saved[1]
+    step.ledger().release(run.uri)
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_run_that_waits_takes_another_kind_of_device_that_the_pool_gets(
+    stack: Path, tmp_path: Path, known: list[BaseModel], stays: bool
+) -> None:
+    job = make(tmp_path, devices={"min_count": 1, "ids": []})
+    write_pool(tmp_path, 1.0)
+    run = opened(job, tmp_path, known)
+    steps.do(run, "estimate")
+    (held,) = load_pool(job.pool).devices()
+    queue = Queue(step.ledger())
+    token = queue.take("other", Holder("other"), [held.resource])
+    assert token is not None
+    try:
+        waiter = threading.Thread(target=steps.do, args=(run, "allocate"), daemon=True)
+        waiter.start()
+        while not queue.waiting():
+            time.sleep(0.05)
+        devices = [{"type": "emulated", "speed": 100.0}, {"type": "emulated", "speed": 70.0}]
+        hosts = [
+            {"name": "other" if not stays else "here", "devices": devices if stays else devices[1:]}
+        ]
+        (tmp_path / "pool.json").write_text(json.dumps({"name": "p", "hosts": hosts}))
+        waiter.join(timeout=60)
+        assert [device.speed for device in run.read(Plan).devices] == [70.0]
+        assert 70.0 in {curve.speed for curve in run.read(Estimate).curves}
+        assert queue.waiting() == []
+    finally:
+        step.stop.set()
+        step.ledger().release("other", token=token)
+        step.ledger().release(run.uri)
+
+
+NARROW = """
+import torch
+
+
+class Net(torch.nn.Sequential):
+    def forward(self, images):
+        if self.training and len(images) > MOST:
+            raise MemoryError
+        return super().forward(images)
+
+
+def build_model():
+    return Net(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+"""
+
+
+def test_where_the_devices_do_not_hold_the_planned_batches_they_take_them_in_parts(
+    stack: Path, tmp_path: Path, known: list[BaseModel]
+) -> None:
+    job = make(tmp_path)
+    job = job.model_copy(update={"train": job.train.model_copy(update={"epochs": 1})})
+    (tmp_path / "net.py").write_text(NARROW.replace("MOST", "20"))
+    run, heard = opened(job, tmp_path, known), list[dict[str, Any]]()
+    with progress.heard_by(heard.append):
+        steps.do(run, "allocate")
+        steps.do(run, "train")
+    step.ledger().release(run.uri)
+    told = [
+        event["message"]
+        for event in heard
+        if event["event"] == "notice" and "planned anew with" in event["message"]
+    ]
+    assert len(told) == 1
+    assert "the global batch of 64 does not fit into the memory of 2 of 2 devices" in told[0]
+    plan, result = run.read(Plan), run.read(Result)
+    assert plan.accumulation == 2
+    assert plan.global_batch_size == 64
+    assert {curve.most_batch_size for curve in run.read(Estimate).curves} == {16}
+    assert result.steps == plan.steps_per_epoch
+    assert sum(device.samples for device in result.devices) == run.read(Validation).data.train_rows
+
+
+def test_where_no_device_holds_a_sample_it_says_which_and_that_no_plan_does(
+    stack: Path, tmp_path: Path, known: list[BaseModel]
+) -> None:
+    job = make(tmp_path)
+    job = job.model_copy(update={"train": job.train.model_copy(update={"global_batch_size": 4})})
+    (tmp_path / "net.py").write_text(NARROW.replace("MOST", "0"))
+    run = opened(job, tmp_path, known)
+    steps.do(run, "allocate")
+    said = r"rank \d \(here/emulated-\d\) has no memory for a batch of 2; .*no feasible plan: memory binds.*hold 0 at once"
+    with pytest.raises(TrainingFailed, match=said):
+        steps.do(run, "train")
+    step.ledger().release(run.uri)
+
+
+def test_where_nothing_else_will_do_it_says_what_is_gone_and_why(
+    stack: Path, tmp_path: Path, known: list[BaseModel]
+) -> None:
+    job = make(tmp_path, objective={"minimize": "time", "deadline": "1h"})
+    run = opened(job, tmp_path, known)
+    steps.do(run, "allocate")
+    step.ledger().release(run.uri)
+    write_pool(tmp_path, 1.0)
+    with pytest.raises(BadInput, match=r"devices.min_count: got 2; pool p has 1 device"):
+        opened(job, tmp_path)
+    write_pool(tmp_path, 1e-7, 1e-7)
+    with pytest.raises(
+        Infeasible, match=r"no longer has here/\S+, .*same global batch of 64"
+    ) as caught:
+        steps.do(opened(job, tmp_path), "allocate")
+    assert caught.value.exit_code == 3
+
+
+def test_a_replay_is_not_planned_anew(stack: Path, tmp_path: Path, known: list[BaseModel]) -> None:
+    job = make(tmp_path)
+    run = opened(job, tmp_path, known)
+    steps.do(run, "allocate")
+    step.ledger().release(run.uri)
+    write_pool(tmp_path, 0.5, 0.5)
+    again = opened(job, tmp_path, known, new=True)
+    with pytest.raises(BadInput, match="--replay: its plan uses here/"):
+        steps.do(again, "allocate", run.uri)

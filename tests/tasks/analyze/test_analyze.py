@@ -1,0 +1,363 @@
+"""Step `analyze`: the numbers are right whichever engine counts them, and the page opens offline and trusts nobody's text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import cloudpickle
+import pandas as pd
+import pytest
+from finished_run import begin_run, finished_training, local_path, write_metrics, write_outcome
+
+from trainwright.estimator.predict.curves import Affine, Interval
+from trainwright.tasks.analyze import history as step
+from trainwright.tasks.analyze.history import (
+    analyze,
+    device_use,
+    history,
+    predicted_and_measured,
+    with_devices,
+)
+from trainwright.tasks.runs.artefacts import Estimate, Plan, Report, Result
+from trainwright.tasks.runs.run import Run, list_runs
+from trainwright.tasks.store import save_model, seal, verify
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return (tmp_path / "store").as_uri()
+
+
+class _Page(HTMLParser):
+    """What a page would load, the text that a reader sees, and its elements."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.elements: list[str] = []
+        self.styles = self.text = ""
+        self._inside = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._inside = tag
+        self.elements.append(tag)
+        self.loads += [
+            value or ""
+            for name, value in attrs
+            if name in ("src", "href", "srcset", "data", "action")
+        ]
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "style":
+            self.styles += data
+        elif self._inside != "script":
+            self.text += data
+
+
+def _page(run: Run) -> _Page:
+    return _Page(run.objects.get("report/report.html").decode())
+
+
+def _no_nan(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    return [
+        {
+            name: pytest.approx(v, rel=1e-12) if isinstance(v, float) else v
+            for name, v in row.items()
+        }
+        for row in rows
+    ]
+
+
+def test_dask_and_pandas_give_the_same_device_use(store: str) -> None:
+    result = finished_training(store).read(Result)
+    chance = random.Random(0)
+    table = pd.DataFrame(
+        {
+            "step": [k // 2 for k in range(60_000)],
+            "rank": [k % 2 for k in range(60_000)],
+            "batch_size": [chance.randint(1, 64) for _ in range(60_000)],
+            "compute_s": [chance.random() for _ in range(60_000)],
+            "wait_s": [chance.random() for _ in range(60_000)],
+        }
+    )
+    table["step_time_s"] = table["compute_s"] + table["wait_s"]
+    dask, plain = (
+        device_use(with_devices(table, result), result, engine) for engine in ("dask", "pandas")
+    )
+    assert dask == _no_nan(plain)
+
+
+def test_dask_and_pandas_give_the_same_history(store: str) -> None:
+    runs = [
+        finished_training(store, name, number)
+        for number, name in enumerate(("one", "two", "one", "one"))
+    ]
+    runs.append(begin_run(store, "two", 9))
+    assert history(runs, "dask") == _no_nan(history(runs, "pandas"))
+
+
+def test_device_use_is_what_the_rows_add_up_to(store: str) -> None:
+    run = begin_run(store, "small", 1)
+    rows = write_metrics(run, 30)
+    write_outcome(run, metrics={"accuracy": 0.95})
+    for found in analyze(run, store).devices:
+        own = [row for row in rows if row["rank"] == found["rank"]]
+        total = sum(row["step_time_s"] for row in own)
+        assert found["samples"] == sum(row["batch_size"] for row in own)
+        assert found["samples_per_s"] == pytest.approx(found["samples"] / total)
+        assert found["computing"] == pytest.approx(sum(row["compute_s"] for row in own) / total)
+        assert found["computing"] + found["waiting"] == pytest.approx(1.0)
+
+
+def test_steps_of_a_rank_are_of_the_device_that_it_had_then(store: str) -> None:
+    result = finished_training(store).read(Result)
+    first, second = (device.id for device in result.devices)
+    rows = pd.DataFrame(
+        [
+            {
+                "step": step,
+                "rank": rank,
+                "batch_size": 10 + rank,
+                "compute_s": 0.01,
+                "step_time_s": 0.02,
+            }
+            for rank in (0, 1)
+            for step in range(4)
+        ]
+    )
+    earlier = with_devices(rows, result)
+    assert earlier["device"].tolist() == 4 * [first] + 4 * [second]
+    of_the_other = rows.assign(device=4 * ["gone"] + 2 * [first] + 2 * [None])
+    found = {
+        one["device"]: one
+        for one in device_use(with_devices(of_the_other, result), result, "pandas")
+    }
+    assert (found[first]["samples"], found[second]["samples"]) == (22, 22)
+
+
+def test_epochs_come_in_their_order_from_all_parts(store: str) -> None:
+    run = finished_training(store)
+    epochs = analyze(run, store).epochs
+    assert [row["epoch"] for row in epochs] == [0, 1, 2]
+    assert [row["accuracy"] for row in epochs] == pytest.approx([0.9, 0.92, 0.94])
+
+
+def test_predicted_stands_beside_measured_with_error_and_whether_the_interval_held(
+    store: str,
+) -> None:
+    run = finished_training(store)
+    rows = {
+        row["quantity"]: row
+        for row in predicted_and_measured(run.read(Result), run.find(Estimate), run.find(Plan))
+    }
+    duration, energy = rows["duration"], rows["energy"]
+    assert (duration["predicted"], duration["measured"], duration["inside"]) == (25.0, 20.0, True)
+    assert duration["error"] == pytest.approx(0.25)
+    assert (energy["error"], energy["inside"]) == (pytest.approx(-0.5), False)
+    assert "cost" not in rows
+    assert rows["memory of here/cpu-0"]["inside"] is True
+    assert rows["own step time of here/cpu-1"]["predicted"] == pytest.approx(0.016)
+
+
+def test_a_time_that_is_set_and_not_predicted_has_no_interval_to_be_outside_of(store: str) -> None:
+    run = finished_training(store)
+    result = run.read(Result)
+    assert result.predicted is not None
+    exact = result.predicted.model_copy(
+        update={"duration_s": Interval(median=25.0, low=25.0, high=25.0)}
+    )
+    rows = predicted_and_measured(
+        result.model_copy(update={"predicted": exact}), run.find(Estimate), run.find(Plan)
+    )
+    duration = next(row for row in rows if row["quantity"] == "duration")
+    assert (duration["error"], duration["inside"]) == (pytest.approx(0.25), None)
+
+
+def test_the_memory_of_a_step_in_micro_batches_is_compared_with_one_of_them_and_the_kept_sum(
+    store: str,
+) -> None:
+    run = finished_training(store)
+    result, estimate, plan = run.read(Result), run.read(Estimate), run.read(Plan)
+    curves = [
+        one.model_copy(update={"peak_memory_bytes": Affine(fixed=0.0, per_sample=1e5)})
+        for one in estimate.curves
+    ]
+    estimate = estimate.model_copy(update={"curves": curves})
+    whole, pieces = (
+        {
+            row["quantity"]: row
+            for row in predicted_and_measured(
+                result, estimate, plan.model_copy(update={"accumulation": count})
+            )
+        }
+        for count in (1, 4)
+    )
+    for device in result.devices:
+        name = f"memory of {device.id}"
+        assert whole[name]["predicted"] == pytest.approx(1e5 * device.batch_size)
+        assert pieces[name]["predicted"] == pytest.approx(
+            1e5 * device.batch_size / 4 + estimate.gradient_bytes
+        )
+
+
+def test_only_earlier_runs_are_compared_newest_first(store: str) -> None:
+    runs = [finished_training(store, "small", number) for number in (1, 2, 3)]
+    report = analyze(runs[1], store)
+    assert [row["run"] for row in report.history] == [runs[1].uri, runs[0].uri]
+    assert report.runs_compared == 1
+
+
+def test_unfinished_and_damaged_runs_are_shown_as_such_and_break_nothing(store: str) -> None:
+    begin_run(store, "small", 1)
+    for number, key in ((2, "result.json"), (3, "status.json")):
+        damaged = local_path(finished_training(store, "small", number), key)
+        damaged.write_bytes(damaged.read_bytes()[:50])
+    local_path(finished_training(store, "small", 4), "status.json").unlink()
+    run = finished_training(store, "small", 5)
+    report = analyze(run, store)
+    states = {row["id"]: row["state"] for row in report.history[1:]}
+    assert [states[key] for key in sorted(states)] == ["running", "damaged", "damaged", "damaged"]
+    assert _page(run).text.count("smalldamaged") == 3  # job and state stand in neighbouring cells
+
+
+def test_the_report_is_what_was_returned_and_is_sealed(store: str) -> None:
+    run = finished_training(store)
+    save_model(run)
+    seal(run)
+    report = analyze(run, store)
+    assert run.read(Report) == report
+    files = json.loads(run.objects.get("report/manifest.json"))["files"]
+    assert files.keys() == {"report.html", "report.json"}
+    for name, sealed in files.items():
+        assert sealed["sha256"] == hashlib.sha256(run.objects.get(f"report/{name}")).hexdigest()
+    verify(run)
+
+
+def test_the_numbers_are_the_same_when_it_is_analysed_again(store: str) -> None:
+    run = finished_training(store)
+    assert analyze(run, store) == analyze(run, store)
+
+
+def test_the_page_loads_nothing_and_shows_the_numbers(store: str) -> None:
+    earlier, run = (finished_training(store, "small", number) for number in (1, 2))
+    report = analyze(run, store)
+    page = _page(run)
+    assert page.loads == []
+    assert not re.search(r"@import|url\(\s*['\"]?(?!data:)", page.styles)
+    for shown in ("0.9500", "20.0 s", "25.0 s", "1 kJ", "here/cpu-0", earlier.id, "32 : 16"):
+        assert shown in page.text, shown
+    assert f"{report.devices[0]['samples']:,}" in page.text
+
+
+def test_what_people_named_is_text_on_the_page_and_never_markup(store: str) -> None:
+    run = begin_run(store, "small", 1)
+    write_metrics(run, 30)
+    write_outcome(
+        run,
+        metrics={"accuracy": 0.9},
+        reason="</p><script>alert(1)</script><img src=x onerror=alert(2)>",
+    )
+    analyze(run, store)
+    page = _page(run)
+    assert page.loads == []
+    assert "img" not in page.elements
+    assert page.text.count("<script>alert(1)</script>") == 2
+
+
+def test_a_model_without_accuracy_and_a_run_without_rows_have_a_report_too(store: str) -> None:
+    regression = begin_run(store, "small", 1)
+    write_metrics(regression, 30, accuracy=False)
+    write_outcome(regression, metrics={"loss": 0.3})
+    report = analyze(regression, store)
+    assert "accuracy" not in report.epochs[0]
+    assert report.history[0]["accuracy"] is None
+    bare = begin_run(store, "small", 2)
+    write_outcome(bare, metrics={"loss": 0.3})
+    report = analyze(bare, store)
+    assert (report.epochs, report.devices[0]["samples_per_s"]) == ([], None)
+
+
+def test_a_run_whose_training_has_not_finished_is_not_analysed(store: str) -> None:
+    run = begin_run(store, "small", 1)
+    with pytest.raises(FileNotFoundError):
+        analyze(run, store)
+    assert list(run.objects.list("report/")) == []
+    assert [one.uri for one in list_runs(store)] == [run.uri]
+
+
+def test_this_run_shows_its_outcome_and_not_the_step_that_writes_the_report(store: str) -> None:
+    assert analyze(finished_training(store), store).history[0]["state"] == "success"
+
+
+def test_this_jobs_runs_come_before_those_of_other_jobs(store: str) -> None:
+    own = finished_training(store, "mine", 1)
+    for number in range(2, 62):
+        begin_run(store, "other", number)
+    run = finished_training(store, "mine", 99)
+    assert analyze(run, store).history[1]["run"] == own.uri
+    assert own.id in run.objects.get("report/report.html").decode()
+
+
+def test_runs_compared_are_those_that_were_read(store: str) -> None:
+    for number in range(1, 206):
+        begin_run(store, "other", number)
+    report = analyze(finished_training(store, "mine", 999), store)
+    assert report.runs_compared == len(report.history) - 1
+
+
+def test_a_plan_of_devices_that_the_estimate_does_not_know_is_analysed_without_them(
+    store: str,
+) -> None:
+    run = finished_training(store)
+    estimate = run.read(Estimate)
+    run.write(estimate.model_copy(update={"curves": estimate.curves[:1]}))
+    named = [row["quantity"] for row in analyze(run, store).predicted_and_measured]
+    assert "memory of here/cpu-0" in named
+    assert "memory of here/cpu-1" not in named
+
+
+def test_an_earlier_run_that_took_no_time_breaks_nothing(store: str) -> None:
+    write_outcome(finished_training(store, "small", 1), metrics={"accuracy": 0.9}, duration_s=0.0)
+    assert analyze(finished_training(store, "small", 2), store).runs_compared == 1
+
+
+def test_a_metric_that_a_model_names_is_text_on_the_page(store: str) -> None:
+    run = begin_run(store, "small", 1)
+    write_outcome(run, metrics={"<img src=x>": 1.0})
+    analyze(run, store)
+    assert b"<img src=x>" not in run.objects.get("report/report.html")
+
+
+def test_large_rows_are_read_by_a_clusters_processes(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = finished_training(store)
+    threads = analyze(run, store)
+    monkeypatch.setattr(step, "_LOCAL_CLUSTER_BYTES", 0)
+    before = dict(os.environ)
+    assert analyze(run, store).devices == threads.devices
+    assert dict(os.environ) == before
+
+
+def test_what_goes_to_a_clusters_processes_can_be_sent_there_from_an_s3_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (
+        ("ENDPOINT", "http://127.0.0.1:9"),
+        ("ACCESS_KEY", "a"),
+        ("SECRET_KEY", "b"),
+    ):
+        monkeypatch.setitem(os.environ, f"TRAINWRIGHT_S3_{name}", value)
+    assert cloudpickle.dumps(
+        (step._part, "s3://bucket/runs/small/20260101T000001Z-abcdef", "metrics/x.parquet")
+    )

@@ -1,0 +1,148 @@
+"""`trainwright estimate structure.json`: options that disagree with the file, and numbers that can not be, are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from trainwright.estimator.predict.curves import Affine
+from trainwright.estimator.predict.structure import Operation, Structure
+from trainwright.tasks.cli.main import app
+from trainwright.tasks.cli.screens import console
+from trainwright.tasks.errors import BadInput
+
+ESTIMATE = ["--batch-size", "8", "--device-type", "nvidia-t4", "--json"]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    flops = Affine(fixed=0, per_sample=1e9)
+    one = Operation(
+        kind="aten.mm",
+        family="matmul",
+        count=1,
+        flops=flops,
+        bytes=Affine(fixed=1e6, per_sample=1e6),
+    )
+    structure = Structure(
+        batch_size=8,
+        optimizer="sgd",
+        precision="fp32",
+        method="fake tensors",
+        parameters=10,
+        parameter_bytes=40,
+        forward_flops_per_sample=1.0,
+        activation_bytes_per_sample=1.0,
+        peak_memory_bytes=Affine(fixed=1, per_sample=1),
+        layers=[],
+        features={},
+        operations={},
+        trace=[one],
+    )
+    path = tmp_path / "structure.json"
+    path.write_text(structure.model_dump_json())
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--optimizer", "adamw"], "--optimizer: got 'adamw'"),
+        (["--precision", "bf16"], "--precision: got 'bf16'"),
+        (["--config", "width=8"], "--config: got 'width=8'"),
+    ],
+)
+def test_an_option_that_the_file_contradicts_is_bad_input(
+    file: str, options: list[str], says: str
+) -> None:
+    done = CliRunner().invoke(app, ["estimate", file, *ESTIMATE, *options])
+    assert done.exit_code != 0
+    assert says in str(done.exception) + done.output
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"flops": {"fixed": -1e300, "per_sample": 1e308}}, "flops of 0 to 1e+24"),
+        ({"bytes": {"fixed": 0, "per_sample": -1}}, "bytes of 0 to 1e+24"),
+        ({"dims": {"rows": {"fixed": 1e200, "per_sample": 0}}}, "dims.rows of 0 to 1e+24"),
+        ({"count": 10**18}, "trace.0.count"),
+        ({"family": "conv", "dims": {}}, "dims with batch, channels, filters"),
+        (
+            {"family": "conv_backward", "dims": {"filters": {"fixed": 8, "per_sample": 0}}},
+            "has no batch, channels, groups",
+        ),
+        ({"family": "rnn", "dims": {}}, "'aten.mm' has no steps, batch"),
+    ],
+)
+def test_an_operation_that_can_not_be_is_bad_input(
+    file: str, change: dict[str, Any], says: str
+) -> None:
+    document = json.loads(Path(file).read_text())
+    document["trace"][0] |= change
+    Path(file).write_text(json.dumps(document))
+    done = CliRunner().invoke(app, ["estimate", file, *ESTIMATE])
+    assert isinstance(done.exception, BadInput)
+    assert says in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {"sizes": [1, 2], "values": []},
+        {"sizes": [1, 1], "values": [1, 1]},
+        {"sizes": [1, 10**400], "values": [1, 1]},
+        {"sizes": [1, 2], "values": [1, -1]},
+    ],
+    ids=["no values", "sizes that do not rise", "a huge size", "less than nothing"],
+)
+def test_what_is_held_must_be_a_curve(file: str, held: dict[str, Any]) -> None:
+    Path(file).write_text(
+        json.dumps(json.loads(Path(file).read_text()) | {"most_held_bytes": held})
+    )
+    done = CliRunner().invoke(app, ["estimate", file, *ESTIMATE])
+    assert isinstance(done.exception, BadInput)
+    assert "most_held_bytes" in str(done.exception)
+
+
+def test_a_batch_size_that_no_model_is_traced_at_is_bad_input(file: str) -> None:
+    done = CliRunner().invoke(
+        app, ["estimate", file, "--batch-size", "1000000000", "--device-type", "nvidia-t4"]
+    )
+    assert isinstance(done.exception, BadInput)
+    assert "allowed: 1 to 1000000" in str(done.exception)
+
+
+def test_an_option_that_the_file_agrees_with_is_taken(file: str) -> None:
+    plain, told = (
+        CliRunner().invoke(app, ["estimate", file, *ESTIMATE, *options])
+        for options in ([], ["--optimizer", "sgd", "--precision", "fp32"])
+    )
+    assert plain.exit_code == told.exit_code == 0, told.output
+    assert json.loads(plain.stdout) == json.loads(told.stdout)
+
+
+def test_an_estimate_says_by_how_many_runs_it_is_corrected_only_where_a_store_is_given(
+    file: str, tmp_path: Path
+) -> None:
+    options = ["estimate", file, "--batch-size", "8", "--device-type", "nvidia-t4"]
+    (tmp_path / "store").mkdir()
+    alone = CliRunner().invoke(app, options)
+    with_store = CliRunner().invoke(app, [*options, "--store", f"file://{tmp_path / 'store'}"])
+    assert "step time" in alone.output
+    assert "corrected by" not in alone.output
+    assert "0 finished run(s)" in with_store.output
+
+
+@pytest.mark.parametrize(("family", "said"), [("rnn", True), ("matmul", False)])
+def test_the_table_of_layers_says_where_flops_are_not_counted(
+    file: str, family: str, said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    structure = Structure.model_validate_json(Path(file).read_text())
+    one = structure.trace[0].model_copy(update={"family": family})
+    console.layers(structure.model_copy(update={"trace": [one]}), depth=3)
+    assert ("fused recurrent layers" in capsys.readouterr().out) is said

@@ -1,0 +1,241 @@
+"""What a person sees of a training: a line for each rank, as wide as the terminal is, from the events alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from trainwright.tasks.cli.screens.run_view import Watch
+from trainwright.tasks.cli.screens.train_view import LINE_EVERY_S, TrainView
+
+FIGURES = st.floats(0, 1e5, allow_nan=False)
+
+
+def event(step: int, steps: int, ranks: list[int], **fields: Any) -> dict[str, Any]:
+    """What the first rank says of a step."""
+    return {
+        "event": "train",
+        "step": step,
+        "steps": steps,
+        "epoch": 1,
+        "epochs": 5,
+        "loss": 0.25,
+        "learning_rate": 1e-3,
+        "samples_per_s": 1000.0,
+        "step_time_s": 0.1,
+        "ranks": [
+            {
+                "rank": number,
+                "batch_size": 10 * (number + 1),
+                "samples_per_s": 100.0,
+                "compute_s": 0.05,
+                "wait_s": 0.03,
+                "communication_s": 0.02,
+                "memory_bytes": 2.0**30,
+            }
+            for number in ranks
+        ],
+        **fields,
+    }
+
+
+def shown(view: TrainView, width: int = 80) -> list[str]:
+    """The lines on a terminal of this width."""
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    with console.capture() as capture:
+        console.print(view)
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def test_every_rank_has_a_line_with_its_share_of_the_step() -> None:
+    view = TrainView()
+    view.take({"event": "ranks", "devices": ["lab/gpu-0", "lab/gpu-1", "lab/gpu-2"]})
+    view.take(event(10, 100, [0, 2]))
+    lines = shown(view)
+    assert lines[0].startswith("step 10/100  epoch 2/5  loss 0.2500  lr 1.00e-03")
+    by_device = {
+        line.split()[0]: line.split()[1:] for line in lines[3:]
+    }  # below the bar and the names of columns
+    assert " ".join(by_device["lab/gpu-0"]) == "10 100 ms 50 % 30 % 20 % 100 1 GiB"
+    assert by_device["lab/gpu-2"][0] == "30"
+    assert by_device["lab/gpu-1"][-1] == "out"  # it was lost, and the others go on
+
+
+@given(
+    names=st.lists(st.text("abc/-_09", min_size=1, max_size=60), min_size=1, max_size=8),
+    step_s=FIGURES,
+    figure=FIGURES,
+    memory=st.one_of(st.none(), st.floats(0, 1e13)),
+    steps=st.integers(1, 10**8),
+)
+def test_any_figures_fit_80_columns(
+    names: list[str], step_s: float, figure: float, memory: float | None, steps: int
+) -> None:
+    view = TrainView()
+    view.take({"event": "ranks", "devices": names})
+    one = event(
+        steps // 2,
+        steps,
+        list(range(len(names))),
+        step_time_s=step_s,
+        samples_per_s=figure,
+        loss=figure,
+    )
+    for rank in one["ranks"]:
+        part = min(figure, step_s)
+        rank |= {
+            "compute_s": part,
+            "wait_s": part,
+            "samples_per_s": figure,
+            "memory_bytes": memory,
+            "batch_size": 99999,
+        }
+    view.take(one)
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    lines = console.render_lines(view, console.options)
+    assert all(sum(segment.cell_length for segment in line) <= 80 for line in lines)
+    assert len(lines) == 3 + len(names)
+
+
+@given(st.integers(1, 1000), st.integers(1, 1000), st.floats(0.01, 100))
+def test_the_end_is_foretold_by_the_pace_so_far(done: int, left: int, step_s: float) -> None:
+    now = [0.0]
+    view = TrainView(lambda: now[0])
+    view.take(event(5, 5 + done + left, [0]))
+    assert view.left_s() is None
+    now[0] = done * step_s
+    view.take(event(5 + done, 5 + done + left, [0]))
+    assert view.left_s() == pytest.approx(left * step_s)
+    now[0] += step_s
+    assert view.left_s() == pytest.approx(
+        left * step_s
+    )  # it does not count upwards where nothing comes
+    view.take(
+        event(3, 5 + done + left, [0])
+    )  # it went back to a checkpoint: the pace is taken anew
+    assert view.left_s() is None
+
+
+def test_lines_for_a_file_come_now_and_then_and_only_while_it_trains() -> None:
+    now = [0.0]
+    view = TrainView(lambda: now[0])
+    assert view.due_line() is None
+    view.take(event(1, 9, [0]))
+    assert view.due_line() == "step 1/9  epoch 2/5  loss 0.2500  lr 1.00e-03  1000 samples/s"
+    assert view.due_line() is None
+    now[0] += LINE_EVERY_S
+    assert view.due_line() is not None
+    view.take({"event": "step", "name": "train", "state": "success"})
+    now[0] += LINE_EVERY_S
+    assert (view.training, view.due_line(), shown(view)) == (False, None, [""])
+
+
+SHOW = """
+import json, sys, time
+from trainwright.tasks.watch import Watch
+with Watch() as watch:
+    for event in json.loads(sys.argv[1]):
+        watch(event)
+        time.sleep(0.4)
+"""
+
+
+def test_lost_ranks_are_told_at_once_a_notice_of_every_rank_once_and_how_a_step_ended() -> None:
+    lost = {"event": "rank", "rank": 1, "device": "a/cpu1", "state": "was killed by SIGKILL"}
+    waits = {"event": "notice", "message": "waits for the store"}
+    world = {"event": "world", "generation": 2, "ranks": [0, 1], "reason": "rank 1 is back"}
+    ends = [
+        {
+            "event": "step",
+            "name": "train",
+            "state": "failed",
+            "error": {"kind": kind, "message": ""},
+        }
+        for kind in ("interrupted", "training_failed")
+    ]
+    events = json.dumps([lost | {"state": "loaded"}, lost, waits, waits, world, *ends])
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW, events],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stderr.splitlines() == [
+        "lost       rank 1 (a/cpu1) was killed by SIGKILL",
+        "note       waits for the store",
+        "ranks      training goes on with 2",
+        "train      stopped",
+        "train      failed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "interval", "line"),
+    [
+        ("given", [0.01, 0.01], "search_lr     0.2 s  learning rate 0.01 (given)"),
+        (
+            "searched",
+            [0.0025, 0.04],
+            "search_lr     0.2 s  learning rate 0.01 (0.0025 to 0.04, searched)",
+        ),
+    ],
+)
+def test_a_searched_learning_rate_is_told_with_its_interval_and_a_given_one_has_none(
+    source: str, interval: list[float], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = {"learning_rate": 0.01, "interval": interval, "source": source}
+    Watch()(
+        {"event": "step", "name": "search_lr", "state": "done", "seconds": 0.2, "summary": summary}
+    )
+    assert capsys.readouterr().err.splitlines() == [line]
+
+
+def test_a_terminal_is_updated_in_place_and_a_file_gets_plain_lines(tmp_path: Path) -> None:
+    events = json.dumps(
+        [
+            {"event": "step", "name": "train", "state": "started"},
+            {"event": "ranks", "devices": ["a/cpu0", "b/cpu0"]},
+            event(1, 4, [0, 1]),
+            event(2, 4, [0, 1]),
+            {"event": "epoch", "epoch": 0, "loss": 0.5},
+        ]
+    )
+    command = [sys.executable, "-c", SHOW, events]
+    environment = os.environ | {"COLUMNS": "80", "LINES": "30", "TERM": "xterm-256color"}
+    plain = subprocess.run(
+        command, stderr=subprocess.PIPE, env=environment, check=True, timeout=120
+    ).stderr.decode()
+    assert "\x1b" not in plain
+    assert [line.split()[:2] for line in plain.splitlines()] == [["step", "1/4"], ["epoch", "1"]]
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(command, stderr=theirs, env=environment)
+    os.close(theirs)
+    text = b""
+    try:
+        while chunk := os.read(ours, 1 << 16):
+            text += chunk
+    except OSError:  # the other end has closed
+        pass
+    assert process.wait(60) == 0
+    os.close(ours)
+    seen = text.decode()
+    assert all(text in seen for text in ("a/cpu0", "b/cpu0", "step 2/4"))
+    assert "\x1b[1A" in seen or "\x1b[2K" in seen  # it goes back over what it wrote
+    widest = max(
+        len(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rstrip())
+        for line in re.split(r"[\r\n]+", seen)
+    )
+    assert widest <= 80

@@ -1,0 +1,343 @@
+"""Reading data: what a model gets of it, and one clear line for what can't be used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from pyarrow import parquet
+
+from trainwright.infra.local import start_s3, stop_s3
+from trainwright.tasks.data.dataset import describe, load, split_rows
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.storage.objects import open_store
+
+PEOPLE = "age,colour,member,label\n20,red,true,yes\n31.5,blue,false,no\n40,red,true,yes\n52,blue,false,no\n"
+
+
+def write(folder: Path, name: str, content: Any) -> str:
+    path = folder / name
+    if isinstance(content, str):
+        path.write_text(content)
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    elif isinstance(content, dict):
+        np.savez(path, **content)
+    else:
+        np.save(path, content)
+    return str(path)
+
+
+def pictures(folder: Path, index: str, count: int = 4, shape: tuple[int, ...] = (6, 5, 3)) -> str:
+    folder.mkdir(exist_ok=True)
+    for number in range(count):
+        Image.fromarray(np.full(shape, 51 * number, dtype=np.uint8)).save(folder / f"{number}.png")
+    (folder / "index.csv").write_text(index)
+    return str(folder)
+
+
+def test_the_digits_are_scaled_images_with_ten_classes() -> None:
+    digits = load(DataSpec(uri="builtin:digits"))
+    assert digits.inputs["inputs"].shape == (1797, 1, 8, 8)
+    assert digits.inputs["inputs"].dtype == np.float32
+    assert (digits.inputs["inputs"].min(), digits.inputs["inputs"].max()) == (0, 1)
+    assert digits.targets.dtype == np.int64
+    assert digits.schema.task == "image-classification"
+    assert digits.schema.inputs == {"inputs": (1, 8, 8)}
+    assert digits.schema.classes == [str(number) for number in range(10)]
+    assert (digits.schema.train_rows, digits.schema.validation_rows) == (1438, 359)
+
+
+def test_the_digits_are_those_of_scikit_learn() -> None:
+    from sklearn.datasets import load_digits
+
+    digits, theirs = load(DataSpec(uri="builtin:digits")), load_digits()
+    assert np.array_equal(digits.inputs["inputs"][:, 0], theirs.images.astype(np.float32) / 16)
+    assert np.array_equal(digits.targets, theirs.target)
+
+
+def test_loading_imports_no_pandas(tmp_path: Path) -> None:
+    arrays = {"x": np.ones((4, 2)), "label": np.array(["a", "é", "a", "b"])}
+    uris = ["builtin:digits", write(tmp_path, "a.csv", PEOPLE), write(tmp_path, "b.npz", arrays)]
+    code = f"""if True:
+        import sys
+        from trainwright.tasks.data import load
+        from trainwright.tasks.job import DataSpec
+        for uri in {uris!r}:
+            load(DataSpec(uri=uri))
+        sys.exit(any(name in sys.modules for name in ("pandas", "torch", "great_expectations", "sklearn")))"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_a_table_gives_numbers_codes_of_texts_and_classes(tmp_path: Path) -> None:
+    people = load(DataSpec(uri=write(tmp_path, "people.csv", PEOPLE)))
+    assert people.inputs["inputs"].tolist() == [[20, 1, 1], [31.5, 0, 0], [40, 1, 1], [52, 0, 0]]
+    assert people.targets.tolist() == [1, 0, 1, 0]
+    assert people.schema.classes == ["no", "yes"]
+    assert people.schema.task == "tabular-classification"
+
+
+def test_parquet_and_csv_of_the_same_rows_give_the_same(tmp_path: Path) -> None:
+    columns = {
+        "age": [20, 31.5, 40, 52],
+        "colour": ["red", "blue", "red", "blue"],
+        "member": [True, False, True, False],
+    }
+    table = pa.table(columns | {"label": pa.array(["yes", "no", "yes", "no"]).dictionary_encode()})
+    parquet.write_table(table, tmp_path / "people.parquet", row_group_size=2)
+    one, other = (
+        load(DataSpec(uri=uri))
+        for uri in (f"file://{tmp_path}/people.parquet", write(tmp_path, "people.csv", PEOPLE))
+    )
+    assert np.array_equal(one.inputs["inputs"], other.inputs["inputs"])
+    assert np.array_equal(one.targets, other.targets)
+    assert one.schema.sha256 != other.schema.sha256
+
+
+def test_fractions_to_predict_make_it_a_regression(tmp_path: Path) -> None:
+    prices = load(
+        DataSpec(
+            uri=write(tmp_path, "prices.csv", "size,price\n1,0.5\n2,0.75\n3,1.5\n"), target="price"
+        )
+    )
+    assert (prices.schema.task, prices.schema.classes) == ("tabular-regression", None)
+    assert prices.targets.dtype == np.float32
+
+
+def test_an_array_of_one_kind_is_a_table_with_numbered_columns(tmp_path: Path) -> None:
+    rows = load(
+        DataSpec(uri=write(tmp_path, "rows.npy", np.array([[1.0, 2.5], [3.0, 4.5]])), target="1")
+    )
+    assert (rows.inputs["inputs"].tolist(), rows.targets.tolist()) == ([[1], [3]], [2.5, 4.5])
+
+
+def test_arrays_keep_their_names_where_there_are_several(tmp_path: Path) -> None:
+    arrays = {
+        "text": np.arange(12).reshape(4, 3),
+        "image": np.full((4, 9, 8, 3), 255, np.uint8),
+        "y": np.arange(4) % 2,
+    }
+    both = load(DataSpec(uri=write(tmp_path, "both.npz", arrays), target="y", task="custom"))
+    assert both.schema.inputs == {"text": (3,), "image": (3, 9, 8)}
+    assert both.schema.input_dtypes == {"text": "int64", "image": "float32"}
+    assert both.inputs["image"].max() == 1
+
+
+def test_tokens_stay_whole_numbers(tmp_path: Path) -> None:
+    arrays = {
+        "tokens": np.arange(12, dtype=np.int32).reshape(4, 3),
+        "label": np.array(["b", "a", "b", "a"]),
+    }
+    text = load(DataSpec(uri=write(tmp_path, "text.npz", arrays), task="text-classification"))
+    assert (text.schema.input_dtypes, text.targets.tolist()) == ({"inputs": "int64"}, [1, 0, 1, 0])
+
+
+def test_a_folder_of_images_is_read_by_its_index(tmp_path: Path) -> None:
+    images = load(
+        DataSpec(uri=pictures(tmp_path / "pets", "file,label\n0.png,cat\n2.png,dog\n1.png,cat\n"))
+    )
+    assert images.schema.inputs == {"inputs": (3, 6, 5)}
+    assert images.inputs["inputs"][:, 0, 0, 0] == pytest.approx([0, 0.4, 0.2])
+    assert images.schema.classes == ["cat", "dog"]
+
+
+def test_a_change_of_the_content_changes_the_digest(tmp_path: Path) -> None:
+    spec = DataSpec(uri=pictures(tmp_path / "pets", "file,label\n0.png,cat\n1.png,dog\n"))
+    before = describe(spec).sha256
+    assert describe(spec).sha256 == before
+    Image.fromarray(np.full((6, 5, 3), 7, dtype=np.uint8)).save(tmp_path / "pets" / "1.png")
+    assert describe(spec).sha256 != before
+
+
+CLASSES = {"x": np.ones((4, 2)), "label": np.arange(4) % 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fields", "said"),
+    [
+        ("none.csv", None, {}, r"data\.uri: got .*none\.csv; there is no such file"),
+        (
+            "a.txt",
+            "x",
+            {},
+            r"data\.uri: got .*a\.txt; allowed: \.parquet, \.csv, \.npz, \.npy, or a folder",
+        ),
+        (
+            "a.csv",
+            PEOPLE,
+            {"target": "lable"},
+            r"data\.target: got 'lable'; allowed: .*: age, colour, member, label$",
+        ),
+        ("a.csv", "", {}, "it has none"),
+        ("a.csv", "a,label\n1,2,3\n", {}, "can't be read: CSV parse error"),
+        ("a.csv", "a,a,label\n1,2,3\n", {}, "the column 'a' stands there twice"),
+        ("a.csv", "a,label\n,x\n2,y\n", {}, "column 'a': 1 of 2 values are missing"),
+        (
+            "a.csv",
+            "a,label\ninf,x\n2,y\n",
+            {},
+            "column 'a': 1 of 2 values are not a number or infinite",
+        ),
+        ("a.csv", "a,label\n1,\n2,y\n", {}, "data.target: 'label': 1 of 2 values are missing"),
+        (
+            "a.csv",
+            "a,label\n2020-01-01,x\n2020-01-02,y\n",
+            {},
+            r"column 'a' holds date32\[day\]; allowed: numbers",
+        ),
+        (
+            "a.csv",
+            "a,label\n" + "".join(f"t{n},x\n" for n in range(60)),
+            {},
+            "column 'a' holds 60 different texts",
+        ),
+        (
+            "a.csv",
+            "a,label\n1,x\n2,y\n",
+            {"task": "tabular-regression"},
+            "holds texts; allowed for tabular-regression: numbers",
+        ),
+        ("a.csv", "a,label\n1,0.5\n2,1\n", {"task": "tabular-classification"}, "holds fractions"),
+        (
+            "a.csv",
+            "a,label\n1,x\n2,y\n",
+            {"task": "image-classification"},
+            "got image-classification; allowed for a table",
+        ),
+        ("a.csv", "label\nx\ny\n", {}, "no column but the target"),
+        ("a.csv", "a,label\n1,x\n", {}, "got 1 rows; allowed: at least 2"),
+        ("a.parquet", "garbage", {}, "can't be read"),
+        ("a.npz", "garbage", {}, "it is no npz file"),
+        ("a.npy", "garbage", {}, "can't be read"),
+        ("a.npz", CLASSES | {"label": np.arange(3)}, {}, r"unlike lengths \(x 4, label 3\)"),
+        ("a.npz", CLASSES, {"target": "y"}, "data.target: got 'y'; allowed: .*: x, label"),
+        (
+            "a.npz",
+            CLASSES | {"x": np.array([{}, 1, 2, 3], dtype=object)},
+            {},
+            "Object arrays cannot be loaded",
+        ),
+        (
+            "a.npz",
+            CLASSES | {"x": np.array([1, np.nan, 2, 3])},
+            {},
+            "1 of 4 values are not a number or infinite",
+        ),
+        ("a.npy", np.ones(3), {}, r"an array of shape \(3,\) is no table"),
+    ],
+)
+def test_bad_data_gives_one_clear_line(
+    tmp_path: Path, name: str, content: Any, fields: dict[str, Any], said: str
+) -> None:
+    uri = str(tmp_path / name) if content is None else write(tmp_path, name, content)
+    with pytest.raises(BadInput, match=said) as error:
+        load(DataSpec(uri=uri, **fields))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("builtin:cifar", "got builtin:cifar; allowed: builtin:digits"),
+        ("https://example.org/a.csv", "allowed: builtin:NAME, s3://…, file://… or a path"),
+        ("s3://bucket", "allowed: s3://bucket/key"),
+    ],
+)
+def test_an_unknown_source_names_those_there_are(uri: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        load(DataSpec(uri=uri))
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        (
+            "file,label\n../secret.png,cat\n0.png,dog\n",
+            r"names '\.\./secret\.png'; allowed: files within the folder",
+        ),
+        (
+            "file,label\n/etc/passwd,cat\n0.png,dog\n",
+            "names '/etc/passwd'; allowed: files within the folder",
+        ),
+        (
+            "file,label\nlink.png,cat\n0.png,dog\n",
+            "names 'link.png'; allowed: files within the folder",
+        ),
+        ("file,label\n9.png,cat\n0.png,dog\n", "names '9.png'; there is no such file"),
+        ("name,label\n0.png,cat\n", "has no column 'file'; it has: name, label"),
+        ("file,label\n0.png,cat\nbroken.png,dog\n", "broken.png can't be read as an image"),
+        (
+            "file,label\n0.png,cat\ntall.png,dog\n",
+            "tall.png is 7×5 with 1 channel, 0.png is 6×5 with 3 channels",
+        ),
+    ],
+)
+def test_an_index_that_names_no_proper_image_is_refused(
+    tmp_path: Path, index: str, said: str
+) -> None:
+    (tmp_path / "secret.png").write_bytes(b"")
+    folder = Path(pictures(tmp_path / "pets", index))
+    (folder / "link.png").symlink_to(tmp_path / "secret.png")
+    (folder / "broken.png").write_bytes(b"no image")
+    Image.fromarray(np.zeros((7, 5), dtype=np.uint8)).save(folder / "tall.png")
+    with pytest.raises(BadInput, match=said):
+        load(DataSpec(uri=str(folder)))
+
+
+@pytest.fixture
+def server(home: Path) -> Iterator[Path]:
+    start_s3(home)
+    yield home
+    stop_s3(home)
+
+
+def test_what_lies_in_s3_is_fetched_once_per_content(server: Path, tmp_path: Path) -> None:
+    store = open_store("s3://data/sets")
+    store.put("people.csv", PEOPLE.encode())
+    spec = DataSpec(uri="s3://data/sets/people.csv")
+    first = load(spec)
+    fetched = {path: path.stat().st_mtime_ns for path in (server / "data").rglob("*.csv")}
+    assert (
+        load(spec).schema
+        == first.schema
+        == load(DataSpec(uri=write(tmp_path, "people.csv", PEOPLE))).schema
+    )
+    assert {path: path.stat().st_mtime_ns for path in (server / "data").rglob("*.csv")} == fetched
+    store.put("people.csv", (PEOPLE + "60,red,true,yes\n").encode())
+    assert load(spec).schema.rows == 5
+    folder = Path(pictures(tmp_path / "pets", "file,label\n0.png,cat\n1.png,dog\n"))
+    for path in folder.iterdir():
+        store.put_file(f"pets/{path.name}", path)
+    assert load(DataSpec(uri="s3://data/sets/pets")).schema.inputs == {"inputs": (3, 6, 5)}
+    with pytest.raises(
+        BadInput, match=r"data\.uri: got s3://data/sets/none\.csv; there is no such object"
+    ):
+        load(DataSpec(uri="s3://data/sets/none.csv"))
+
+
+@given(rows=st.integers(2, 3000), fraction=st.floats(0.001, 0.999), seed=st.integers(0, 2**31 - 1))
+def test_the_split_is_disjoint_complete_and_the_same_again(
+    rows: int, fraction: float, seed: int
+) -> None:
+    train, validation = split_rows(rows, fraction, seed)
+    assert sorted([*train, *validation]) == list(range(rows))
+    assert 1 <= len(validation) < rows
+    assert abs(len(validation) - rows * fraction) <= 1
+    again = split_rows(rows, fraction, seed)
+    assert all(
+        np.array_equal(one, other) for one, other in zip((train, validation), again, strict=True)
+    )
+
+
+def test_another_seed_splits_otherwise() -> None:
+    assert not np.array_equal(split_rows(100, 0.2, 0)[1], split_rows(100, 0.2, 1)[1])

@@ -1,0 +1,261 @@
+"""The steps `calibrate` and `estimate`: one curve for each kind of device, measured where it has to be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from trainwright.estimator.predict.calibration import Calibration, load
+from trainwright.estimator.predict.communication import HOROVOD_CYCLE_S, Link
+from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.trace.source import BatchSpec, ModelDefinition
+from trainwright.estimator.trace.trace import StepSpec, trace
+from trainwright.infra.lock import locked
+from trainwright.infra.memory_limit import usable_memory_bytes
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.estimate import calibrate as step
+from trainwright.tasks.estimate import link
+from trainwright.tasks.estimate.calibrate import calibrate
+from trainwright.tasks.estimate.pool_estimate import estimate
+from trainwright.tasks.runs.artefacts import Estimate
+from trainwright.tasks.spec.pool import Device, Power
+
+
+@pytest.fixture(scope="module")
+def structure() -> Structure:
+    images = BatchSpec(
+        inputs={"inputs": (1, 8, 8)},
+        input_dtypes={"inputs": "float32"},
+        target_dtype="int64",
+        classes=10,
+        task="image-classification",
+    )
+    definition = ModelDefinition(
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 8, 3),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(72, 10),
+        ),
+        None,
+        None,
+    )
+    return trace(StepSpec(definition, {}, images, {"name": "adamw"}, "fp32"), 16)
+
+
+@pytest.fixture(scope="module")
+def measured(_made_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A home in which this machine was measured at first use, as shortly as it gets; what was said is in `progress`."""
+    folder = tmp_path_factory.mktemp("measured")
+    shutil.copy(_made_once / "progress", folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAINWRIGHT_HOME", str(folder))
+        step.cached(1).parent.mkdir()
+        shutil.copy(_made_once / "calibrations" / step.cached(1).name, step.cached(1))
+        patch.setenv("TRAINWRIGHT_PROGRESS", str(folder / "progress"))
+        patch.setattr(step, "FIRST_USE_S", 1.0)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def calibration(measured: Path) -> Calibration:
+    """This machine's calibration."""
+    [kept] = (measured / "calibrations").iterdir()
+    return load(kept)
+
+
+def _device(
+    number: int, type_: str, *, cores: float | None = None, speed: float | None = None
+) -> Device:
+    return Device(
+        id=f"here/{type_}-{number}",
+        type=type_,
+        host="here",
+        address="localhost",
+        index=number,
+        cores=cores,
+        speed=speed,
+    )
+
+
+def test_a_calibration_of_this_machine_says_what_it_is_worth(calibration: Calibration) -> None:
+    assert (calibration.device_type, calibration.threads) == ("cpu", 1)
+    assert calibration.measurements > 50
+    assert calibration.sentinel_drift >= 0
+    assert 0 <= calibration.cross_validated_error.median <= calibration.cross_validated_error.p90
+    assert calibration.interval_quantile > 0
+    assert calibration.duration_s > 0
+
+
+def test_a_calibration_covers_what_a_convolutional_network_does(
+    calibration: Calibration, structure: Structure
+) -> None:
+    assert calibration.about(structure, 16).coverage == 1.0
+    small, large = calibration.step_times_s(structure, [16, 512])
+    assert large >= small > 0
+
+
+def test_each_kind_of_device_gets_one_curve_and_its_calibration_is_named(
+    calibration: Calibration, structure: Structure
+) -> None:
+    devices = [
+        _device(0, "cpu", cores=1.0),
+        _device(1, "cpu", cores=0.5),
+        _device(2, "cpu", cores=0.5),
+        _device(0, "emulated", speed=2.0),
+        _device(0, "nvidia-t4"),
+        _device(1, "nvidia-t4"),
+    ]
+    found = estimate(
+        structure, devices, [calibration], power={"nvidia-t4": Power(idle_w=9, load_w=60)}
+    )
+    assert len(found.curves) == 4
+    whole, half = found.curve(devices[0]), found.curve(devices[1])
+    assert half.step_time_s(64) == pytest.approx(2 * whole.step_time_s(64))
+    assert found.curve(devices[3]).step_time_s(100) == pytest.approx(0.05)
+    assert found.curve(devices[4]).mode == "datasheet"
+    assert found.curve(devices[5]).load_w == 60
+    assert found.mode == "datasheet"
+    assert found.gradient_bytes == structure.parameter_bytes
+    assert list(found.calibrations) == ["cpu, 1 thread(s)"]
+    assert Estimate.model_validate_json(found.model_dump_json()) == found
+
+
+def test_the_memory_of_this_machine_is_a_limit_and_that_nothing_is_known_of_other_hosts_is_told(
+    structure: Structure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINWRIGHT_PROGRESS", str(tmp_path / "progress"))
+    here = _device(0, "emulated", speed=2.0)
+    far = _device(1, "emulated", speed=1.0).model_copy(
+        update={"host": "there", "address": "10.0.0.7"}
+    )
+    gpu = _device(0, "nvidia-t4").model_copy(update={"host": "gpus", "address": "10.0.0.8"})
+    assert estimate(structure, [here]).curve(here).memory_limit_bytes == usable_memory_bytes()
+    assert not (tmp_path / "progress").exists()
+    assert estimate(structure, [here, far, gpu]).curve(far).memory_limit_bytes is None
+    [said] = [
+        json.loads(line)["message"] for line in (tmp_path / "progress").read_text().splitlines()
+    ]
+    assert said.startswith("memory of there: not known")
+    alike = far.model_copy(update={"speed": 2.0})
+    for order in ([here, alike], [alike, here]):
+        assert estimate(structure, order).curve(here).memory_limit_bytes == usable_memory_bytes()
+    assert (
+        len((tmp_path / "progress").read_text().splitlines()) == 1
+    )  # of one like ours, ours is planned for
+
+
+def test_only_calibrated_devices_make_a_calibrated_estimate(
+    calibration: Calibration, structure: Structure
+) -> None:
+    found = estimate(structure, [_device(0, "cpu", cores=1.0)], [calibration])
+    assert found.mode == "calibrated"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"device": "tpu"}, "--device: got 'tpu'; allowed: cpu"),
+        ({"threads": 0}, "--threads: got 0"),
+        ({"budget_s": 0.0}, "--budget: got 0"),
+    ],
+)
+def test_calibrate_refuses_what_it_can_not_do(
+    options: dict[str, object], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput) as raised:
+        calibrate(tmp_path / "cpu.json", **{"budget_s": 1.0, **options})  # type: ignore[arg-type]
+    assert says in str(raised.value)
+    assert not (tmp_path / "cpu.json").exists()
+
+
+def test_a_calibration_is_measured_once_with_progress(
+    calibration: Calibration, measured: Path
+) -> None:
+    said = (measured / "progress").read_text().splitlines()
+    assert any(json.loads(line)["event"] == "calibrate" for line in said)
+    assert step.calibration_for(1) == calibration
+    assert (measured / "progress").read_text().splitlines() == said
+
+
+@pytest.mark.slow
+def test_a_calibration_is_measured_again_where_its_file_is_damaged(
+    calibration: Calibration, measured: Path
+) -> None:
+    said = (measured / "progress").read_text().splitlines()
+    [kept] = (measured / "calibrations").iterdir()
+    kept.write_text(kept.read_text()[:100])
+    assert step.calibration_for(1).measurements == calibration.measurements
+    assert len((measured / "progress").read_text().splitlines()) > len(said)
+    assert load(kept).threads == 1
+
+
+def test_the_link_between_ranks_is_measured_once_where_two_devices_are_on_this_machine(
+    calibration: Calibration, structure: Structure, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "LINK_S", 0.3)
+    one, two = [_device(0, "emulated", speed=1.0), _device(1, "emulated", speed=1.0)]
+    elsewhere = two.model_copy(update={"host": "there", "address": "10.0.0.7"})
+    assert estimate(structure, [one]).local_link is None
+    assert estimate(structure, [one, elsewhere]).local_link is None
+    assert not home.exists()
+    found = estimate(structure, [one, two]).local_link
+    assert found is not None
+    assert estimate(structure, [one, two]).local_link == found
+    [kept] = (home / "links").iterdir()
+    kept.write_text(kept.read_text()[:20])
+    assert estimate(structure, [one, two]).local_link is not None
+    assert Link.model_validate_json(kept.read_text()) == link.link_for_this_machine()
+
+
+def test_only_where_horovod_sums_does_a_sum_wait_for_its_cycle(structure: Structure) -> None:
+    device = _device(0, "emulated", speed=1.0)
+    assert estimate(structure, [device], backend="horovod").cycle_s == HOROVOD_CYCLE_S
+    assert estimate(structure, [device], backend="torch").cycle_s == 0
+
+
+@pytest.mark.slow
+def test_calibrating_for_all_measures_the_link_anew(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "LINK_S", 0.3)
+    old = Link(bandwidth_bytes_per_s=1.0, latency_s=1.0, spread=0.0)
+    link.link_file().parent.mkdir(parents=True)
+    link.link_file().write_text(old.model_dump_json())
+    assert link.link_for_this_machine() == old
+    step.calibrate_and_share(
+        "cpu", 1, budget_s=1.0, most_drift=1e9, store=(tmp_path / "store").as_uri()
+    )
+    assert link.link_for_this_machine().latency_s < old.latency_s
+    assert [one.name for one in link.link_file().parent.iterdir()] == [link.link_file().name]
+
+
+def test_who_waits_for_another_to_measure_the_link_takes_its_link(home: Path) -> None:
+    path = link.link_file()
+    path.parent.mkdir(parents=True)
+    theirs = Link(bandwidth_bytes_per_s=1.0, latency_s=1.0, spread=0.0)
+    with ThreadPoolExecutor(1) as pool:
+        with locked(path.with_name(f"{path.name}.lock"), wait=True):
+            found = pool.submit(link.link_for_this_machine)
+            with pytest.raises(TimeoutError):
+                found.result(timeout=0.5)
+            path.write_text(theirs.model_dump_json())
+        assert found.result(timeout=60) == theirs
+
+
+def test_a_link_that_can_not_be_kept_is_an_error(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "LINK_S", 0.3)
+    home.mkdir()
+    (home / "links").touch()
+    with pytest.raises(BadInput, match="can't be written"):
+        link.link_for_this_machine()

@@ -1,0 +1,412 @@
+"""What a finished run measured is added to the store once, and the next prediction uses it."""
+
+from __future__ import annotations
+
+import json
+import math
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from finished_run import finished_training
+
+from trainwright.estimator.machine import machine_key
+from trainwright.estimator.predict.calibration import (
+    Calibration,
+    ErrorSummary,
+    StepCorrection,
+    save,
+)
+from trainwright.estimator.predict.correction import FinishedRun, learn
+from trainwright.estimator.predict.curves import Affine, Basis, DeviceCurve, Knots
+from trainwright.estimator.predict.loop_cost import LoopCost
+from trainwright.estimator.predict.machine_speed import Speed
+from trainwright.estimator.predict.op_cost import FamilyCost, Kernel, Roofline
+from trainwright.infra.s3 import S3Access
+from trainwright.tasks import alone, steps
+from trainwright.tasks.errors import ServiceUnreachable
+from trainwright.tasks.estimate import finished_runs
+from trainwright.tasks.leases.ledger import Holder
+from trainwright.tasks.runs.artefacts import (
+    Estimate,
+    Manifest,
+    Plan,
+    Result,
+    SplitEvent,
+    split_since,
+)
+from trainwright.tasks.runs.run import Run, open_run
+from trainwright.tasks.spec.job import Job, load_job
+from trainwright.tasks.step import act_as
+from trainwright.tasks.storage.objects import open_store
+
+TORCH = "2"  # as `finished_run` says of its runs
+SIZES = (4, 16, 64)
+NAME = "20260101T000001Z-abcdef.json"
+
+
+@pytest.fixture
+def store(tmp_path: Path, home: Path) -> str:
+    return (tmp_path / "store").as_uri()
+
+
+def _basis(**changes: str) -> Basis:
+    facts = {"model": "m", "calibration": "0", "processor": "made up", "torch": TORCH} | changes
+    return Basis.model_validate(facts | {"shares": {"matmul": 1.0}})
+
+
+def _curve(cores: float = 1.0, **changes: Any) -> DeviceCurve:
+    facts = {
+        "device_type": "cpu",
+        "cores": cores,
+        "mode": "calibrated",
+        "coverage": 1.0,
+        "step_time_s": Affine(fixed=0.01, per_sample=0.0),
+        "time_knots": Knots(sizes=SIZES, values=(0.01,) * 3),
+        "low_factor": 0.7,
+        "high_factor": 1.4,
+        "peak_memory_bytes": Affine(fixed=1e6, per_sample=0.0),
+        "memory_knots": Knots(sizes=SIZES, values=(1e6,) * 3),
+        "memory_safe_factor": 1.1,
+        "basis": _basis(),
+    }
+    return DeviceCurve.model_validate(facts | changes)
+
+
+def _trained(store: str, number: int = 1, **changes: Any) -> Run:
+    """A trained run on a whole and half a core. Predicted 10 ms and 1 MB each; measured 15 ms and 1.2 MB."""
+    run = finished_training(store, number=number)
+    curves = [_curve(1.0, **changes), _curve(0.5, **changes)]
+    run.write(Estimate(mode="calibrated", curves=curves, gradient_bytes=60.0))
+    return run
+
+
+def _objects(store: str) -> Any:
+    return open_store(f"{store}/calibrations/cpu/runs")
+
+
+def _notices(path: Path) -> list[str]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [one["message"] for one in map(json.loads, lines) if one["event"] == "notice"]
+
+
+@pytest.fixture
+def progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRAINWRIGHT_PROGRESS", str(tmp_path / "progress"))
+    return tmp_path / "progress"
+
+
+def test_what_a_run_measured_stands_beside_what_its_calibration_said(store: str) -> None:
+    [uri] = finished_runs.append(_trained(store))
+    assert uri == f"{store}/calibrations/cpu/runs/{NAME}"
+    [found] = finished_runs.read(store, ["cpu"])
+    assert [(one.cores, one.batch_size) for one in found.findings] == [(1.0, 32), (0.5, 16)]
+    for one in found.findings:
+        assert (one.predicted_step_time_s, one.measured_step_time_s.median) == (0.01, 0.015)
+        assert (one.predicted_peak_memory_bytes, one.measured_peak_memory_bytes) == (1e6, 1.2e6)
+        assert one.steps == 30  # the split was the planned one all the time
+    assert learn(_curve(), [found]).step_time(32).median > 0.01
+
+
+def test_nothing_is_learned_of_the_cpus_of_other_hosts_whose_processor_may_be_another(
+    store: str,
+) -> None:
+    run = _trained(store)
+    plan = run.read(Plan)
+    run.write(
+        plan.model_copy(
+            update={
+                "devices": [one.model_copy(update={"address": "10.0.0.7"}) for one in plan.devices]
+            }
+        )
+    )
+    assert finished_runs.append(run) == []
+
+
+def test_a_corrected_run_tells_what_its_calibration_alone_said(store: str) -> None:
+    corrected = {
+        "calibrated_time_knots": Knots(sizes=SIZES, values=(0.02,) * 3),
+        "learned_from": 3,
+    }
+    finished_runs.append(_trained(store, **corrected))
+    [found] = finished_runs.read(store, ["cpu"])
+    assert {one.predicted_step_time_s for one in found.findings} == {0.02}
+
+
+def test_a_run_is_added_once_however_often_and_by_however_many(store: str) -> None:
+    run = _trained(store)
+    with ThreadPoolExecutor(8) as pool:
+        named = list(pool.map(lambda _: finished_runs.append(Run(run.uri)), range(8)))
+    before = _objects(store).get(NAME)
+    finished_runs.append(run)
+    assert {one for each in named for one in each} == {f"{store}/calibrations/cpu/runs/{NAME}"}
+    assert [item.key for item in _objects(store).list()] == [NAME]
+    assert _objects(store).get(NAME) == before
+
+
+def test_a_run_that_ended_between_its_lesson_and_its_seal_is_sealed_later_and_counted_once(
+    store: str,
+) -> None:
+    run = _trained(store)
+    finished_runs.append(run)
+    assert not run.finished()
+    run.note(state="interrupted")
+    assert steps.store(run)["verified"]
+    assert run.find(Manifest) is not None
+    assert len(finished_runs.read(store, ["cpu"])) == 1
+
+
+@pytest.mark.parametrize(
+    "changes", [{"basis": None}, {"basis": _basis(torch="1")}, {"time_knots": None}]
+)
+def test_nothing_is_learned_without_a_calibration_or_with_another_torch(
+    store: str, changes: dict[str, Any]
+) -> None:
+    assert finished_runs.append(_trained(store, **changes)) == []
+    assert finished_runs.read(store, ["cpu"]) == []
+
+
+def test_steps_count_since_the_split_changed_not_since_another_process_took_a_share_over(
+    store: str,
+) -> None:
+    run = _trained(store)
+    result, planned = run.read(Result), [device.batch_size for device in run.read(Plan).devices]
+    other = [planned[0] + 1, *planned[1:]]
+    events = [
+        SplitEvent(step=step, batch_sizes=split, reason="")
+        for step, split in ((3, planned), (5, other), (9, other))
+    ]
+    for split_events, since in ((events, 5), (events[:1], 0), ([], 0)):
+        run.write(result.model_copy(update={"split_events": split_events}))
+        assert split_since(run.read(Result).split_events, planned) == since
+    run.write(result.model_copy(update={"split_events": events}))
+    finished_runs.append(run)
+    (finished,) = finished_runs.read(store, ["cpu"])
+    assert {one.steps for one in finished.findings} == {result.steps - 5}
+
+
+def test_nothing_is_learned_from_emulated_devices(store: str) -> None:
+    run = _trained(store)
+    plan, result = run.read(Plan), run.read(Result)
+    emulated = [
+        one.model_copy(update={"type": "emulated", "cores": None, "speed": 1.0})
+        for one in plan.devices
+    ]
+    run.write(plan.model_copy(update={"devices": emulated}))
+    curve = _curve().model_copy(
+        update={"device_type": "emulated", "cores": None, "speed": 1.0, "basis": None}
+    )
+    run.write(Estimate(mode="calibrated", curves=[curve], gradient_bytes=60.0))
+    run.write(result)
+    assert finished_runs.append(run) == []
+
+
+@pytest.mark.parametrize(
+    ("damaged", "says"),
+    [
+        (b"", "nothing is learned from it"),
+        (b"\xff\xfe", "nothing is learned from it"),
+        (b'{"run": "r", "device_type": "cpu"}', "findings: missing"),
+        (b'{"run": "r", "device_type": "nvidia-t4", "findings": []}', "is of nvidia-t4"),
+        (
+            b'{"schema_version": 99, "run": "r", "device_type": "cpu", "findings": []}',
+            "schema version 99",
+        ),
+        (b'{"run": "r", "device_type": "cpu", "findings": []}' + b" " * 1_000_000, "larger than"),
+    ],
+    ids=["empty", "not text", "cut short", "another device type", "a later version", "huge"],
+)
+def test_what_can_not_be_read_is_left_out_with_a_notice(
+    store: str, progress: Path, damaged: bytes, says: str
+) -> None:
+    finished_runs.append(_trained(store))
+    _objects(store).put("20260102T000000Z-abcdef.json", damaged)
+    _objects(store).put("notes.txt", b"not a run")
+    assert [one.run for one in finished_runs.read(store, ["cpu"])] == [
+        f"{store}/runs/small/{NAME.removesuffix('.json')}"
+    ]
+    [notice] = _notices(progress)
+    assert "20260102T000000Z-abcdef.json" in notice
+    assert says in notice
+
+
+def test_only_the_newest_runs_are_read(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finished_runs, "NEWEST", 2)
+    for number in (3, 1, 2):
+        finished_runs.append(_trained(store, number))
+    assert [one.run.split("Z")[0][-1] for one in finished_runs.read(store, ["cpu"])] == ["2", "3"]
+
+
+def test_an_object_is_fetched_once_and_again_where_its_copy_is_damaged(
+    store: str, home: Path
+) -> None:
+    finished_runs.append(_trained(store))
+    first = finished_runs.read(store, ["cpu"])
+    [copy] = (home / "calibration-sets").rglob("*.json")
+    path = Path(store.removeprefix("file://")) / "calibrations/cpu/runs" / NAME
+    whole = path.read_bytes()
+    path.write_bytes(b"unread from here on")
+    assert finished_runs.read(store, ["cpu"]) == first
+    path.write_bytes(whole)
+    copy.write_bytes(whole[:50])
+    assert finished_runs.read(store, ["cpu"]) == first
+    assert copy.read_bytes() == whole
+
+
+def test_a_home_that_can_not_keep_copies_is_no_obstacle(store: str, home: Path) -> None:
+    finished_runs.append(_trained(store))
+    home.mkdir(exist_ok=True)
+    (home / "calibration-sets").touch()
+    assert len(finished_runs.read(store, ["cpu"])) == 1
+
+
+def test_an_s3_server_keeps_each_run_once_too(s3: S3Access, home: Path) -> None:
+    store = "s3://test-calibration-set/somewhere"
+    run = _trained(store)
+    assert finished_runs.append(run) == finished_runs.append(Run(run.uri))
+    [found] = finished_runs.read(store, ["cpu", "nvidia-t4"])
+    assert isinstance(found, FinishedRun)
+    assert learn(_curve(), [found]).step_time(32).median > 0.01
+
+
+def test_a_store_out_of_reach_fails_who_names_it(
+    monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    monkeypatch.setenv("TRAINWRIGHT_S3_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("TRAINWRIGHT_S3_ACCESS_KEY", "k")
+    monkeypatch.setenv("TRAINWRIGHT_S3_SECRET_KEY", "s")
+    with pytest.raises(ServiceUnreachable):
+        finished_runs.read("s3://nowhere", ["cpu"])
+
+
+MODEL = """
+import torch
+
+
+def build_model():
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 16, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(576, 10)
+    )
+
+
+def example_batch(size):
+    return torch.rand(size, 1, 8, 8), torch.randint(0, 10, (size,))
+"""
+"""Its steps take far longer than the calibration of `known` says."""
+
+
+@pytest.fixture
+def known(home: Path) -> Calibration:
+    """A calibration of this machine as from a far faster one, where the steps look for it."""
+    import importlib.metadata
+
+    cost = FamilyCost(
+        roofline=Roofline(latency_s=1e-6, flops_per_s=1e12, bytes_per_s=1e12),
+        dims=(),
+        kernel=Kernel(lengths=(None, None), family_sigma=0.5, kind_sigma=0.5, noise=0.1),
+        kinds=("aten.mm",),
+        points=((0.0, 0.0),),
+        weights=(0.0,),
+    )
+    version = importlib.metadata.version("torch")
+    made = Calibration(
+        device_type="cpu",
+        threads=1,
+        dtype="float32",
+        torch=version,
+        processor="made up",
+        created_at="now",
+        measurements=1,
+        duration_s=1.0,
+        sentinel_drift=0.0,
+        families={"elementwise": cost, "matmul": cost},
+        kinds=("aten.mm",),
+        correction=StepCorrection(),
+        cross_validated_error=ErrorSummary(median=0.1, p90=0.2),
+        step_deviation=0.15,
+        interval_quantile=2.0,
+        speed=Speed(compute_s=1e-3, memory_s=1e-3, calls_s=1e-4),
+        loop=LoopCost(
+            step_s=1e-3, tensor_s=1e-5, gradient_byte_s=0, input_byte_s=0, norm_s=0, norm_byte_s=0
+        ),
+    )
+    save(made, home / "calibrations" / f"cpu-{machine_key()}-1-threads.json")
+    return made
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """The model on one core."""
+    (tmp_path / "m.py").write_text(MODEL)
+    (tmp_path / "pool.yaml").write_text(
+        "name: one\nhosts: [{name: here, address: localhost, devices: [{type: cpu, cores: 1.0}]}]\n"
+    )
+    return load_job(
+        {
+            "name": "small",
+            "pool": str(tmp_path / "pool.yaml"),
+            "data": {"uri": "builtin:digits"},
+            "model": {"source": str(tmp_path / "m.py")},
+            "train": {"epochs": 1, "global_batch_size": 32, "learning_rate": 0.01},
+        }
+    )
+
+
+@pytest.mark.parametrize("store", ["s3://nowhere", "no store at all"])
+def test_a_plan_needs_no_store_and_says_that_none_corrected_it(
+    store: str, job: Job, known: Calibration, monkeypatch: pytest.MonkeyPatch, progress: Path
+) -> None:
+    monkeypatch.setenv("TRAINWRIGHT_STORE", store)
+    assert alone.plan_job(job).feasible
+    assert any(
+        "finished runs do not correct the prediction" in notice for notice in _notices(progress)
+    )
+
+
+@pytest.mark.slow
+def test_the_second_run_of_a_model_is_predicted_nearer_to_what_the_first_took(
+    store: str, job: Job, known: Calibration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINWRIGHT_STORE", store)
+    before = alone.plan_job(job)
+    runs = []
+    for _ in range(2):
+        run = open_run(job, store, act_as(Holder("me")), new=True)
+        steps.do(run, "store")
+        steps.release(run)
+        run.note(state="success")
+        steps.ledger().release(run.uri)
+        runs.append(run)
+    first, second = (run.read(Estimate) for run in runs)
+    assert (first.learned_from, second.learned_from, second.mode) == (0, 1, "calibrated")
+    took = runs[0].read(Result).devices[0].step_time_s
+    assert took is not None
+    without, with_it = (one.curves[0].step_time(32).median for one in (first, second))
+    assert abs(math.log(with_it / took.median)) < abs(math.log(without / took.median))
+    assert len(finished_runs.read(store, ["cpu"])) == 2
+    assert before.devices[0].step_time_s.median == pytest.approx(without)
+    assert alone.plan_job(job).devices[0].step_time_s.median != pytest.approx(without)
+
+
+def test_an_estimate_alone_is_corrected_by_the_store_that_it_names(
+    store: str, tmp_path: Path, known: Calibration
+) -> None:
+    (tmp_path / "m.py").write_text(MODEL)
+    structure = alone.extract_model(str(tmp_path / "m.py"), batch_size=16)
+    plain = alone.estimate_step(structure, batch_size=16, calibration=known)
+    assert alone.estimate_step(structure, batch_size=16, calibration=known, store=store) == plain
+    run = _trained(store)
+    basis = _basis(torch=known.torch, model=structure.fingerprint(), processor="made up")
+    run.write(
+        Estimate(
+            mode="calibrated",
+            curves=[_curve(one, basis=basis) for one in (1.0, 0.5)],
+            gradient_bytes=6.0,
+        )
+    )
+    run.write(run.read(Result).model_copy(update={"versions": {"torch": known.torch}}))
+    finished_runs.append(run)
+    learned = alone.estimate_step(structure, batch_size=16, calibration=known, store=store)
+    assert (plain["learned_from"], learned["learned_from"]) == (0, 1)
+    assert learned["step_time_s"]["median"] > plain["step_time_s"]["median"]

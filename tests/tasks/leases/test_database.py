@@ -1,0 +1,106 @@
+"""The ledger's database when a client is stopped in the middle of a transaction, on SQLite and on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainwright.tasks.errors import ServiceUnreachable
+from trainwright.tasks.leases import database
+from trainwright.tasks.leases.ledger import Holder, Ledger
+
+LEASES = Path(__file__).parents[2] / "benchmarks" / "leases.py"
+STOPPED = """
+import os, signal, sys
+from trainwright.tasks.allocate.ledger import Holder, Ledger
+times = []
+def work(connection):
+    times.append(0)
+    if len(times) == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return len(times)
+print(Ledger(sys.argv[1]).database.serialised(work))
+"""
+
+BEGIN = """
+import sys, time
+from trainwright.tasks.allocate.ledger import Ledger
+print("loaded", flush=True)
+start = float(sys.stdin.readline())
+for n in range(60):
+    time.sleep(max(0, start + 0.05 * n - time.time()))
+    assert Ledger(f"sqlite:///{sys.argv[1]}/{n}.sqlite").held() == []
+"""
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'ledger.sqlite'}"
+        return
+    try:
+        with runpy.run_path(str(LEASES))["postgresql"]() as address:
+            yield address
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+
+
+def test_a_client_stopped_in_a_transaction_does_not_hold_up_the_others_for_long(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "LOCK_TIMEOUT_S", 3.0)
+    Ledger(url).take(["other"], Holder("me"), "run")
+    process = subprocess.Popen(
+        [sys.executable, "-c", STOPPED, url], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        if url.startswith("sqlite"):
+            with pytest.raises(
+                ServiceUnreachable, match=rf"locked by process {process.pid}, which is stopped"
+            ):
+                Ledger(url).take(["device a"], Holder("me"), "run")
+        else:
+            Ledger(url).take(["device a"], Holder("me"), "run")
+        assert "other" in {
+            lease.resource for lease in Ledger(url).held()
+        }  # who only looks is not held up
+    finally:
+        process.send_signal(signal.SIGCONT)
+        said, _ = process.communicate(timeout=60)
+    assert said.strip() == (
+        "1" if url.startswith("sqlite") else "2"
+    )  # what PostgreSQL undid is done again
+    Ledger(url).take(["device a"], Holder("me"), "run")
+
+
+def test_several_begin_new_ledgers_at_once(tmp_path: Path) -> None:
+    command, pipe = [sys.executable, "-c", BEGIN, str(tmp_path)], subprocess.PIPE
+    processes = [
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for _ in range(6)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loaded\n"
+    start = f"{time.time() + 0.5}\n"
+    assert [process.communicate(start, timeout=300)[1][-300:] for process in processes] == [""] * 6
+
+
+def test_tokens_of_a_ledger_begun_anew_are_larger_than_those_of_the_one_that_was_lost(
+    tmp_path: Path,
+) -> None:
+    lost = Ledger(f"sqlite:///{tmp_path / 'lost.sqlite'}")
+    given = [lost.take(["a"], Holder("me"), "run") for _ in range(2)]
+    assert given[1] > given[0]
+    time.sleep(2.1)  # tokens keep up with the clock, in seconds
+    assert (
+        Ledger(f"sqlite:///{tmp_path / 'anew.sqlite'}").take(["a"], Holder("me"), "run") > given[1]
+    )

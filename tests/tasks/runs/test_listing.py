@@ -1,0 +1,102 @@
+"""The list of runs: what is read once, and what is looked at again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from finished_run import begin_run, finished_training
+from plans import TWO, plan
+
+from trainwright.tasks import step
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.leases.ledger import Holder
+from trainwright.tasks.runs import listing
+from trainwright.tasks.runs.listing import Listing
+from trainwright.tasks.settings import overridden
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that may change counts without another look."""
+    monkeypatch.setattr(listing, "_FRESH_S", -1.0)
+    monkeypatch.setattr(listing, "_ENDED_FRESH_S", -1.0)
+
+
+@pytest.mark.usefixtures("always")
+def test_a_run_that_begins_goes_on_ends_and_is_continued_is_listed_as_what_it_is(
+    tmp_path: Path,
+) -> None:
+    store = tmp_path.as_uri()
+    found = Listing(store)
+    assert found.page(10).runs == []
+    run = begin_run(store, "small", 1)
+    assert [row.state for row in found.page(10).runs] == ["running"]
+    run.note(step="train")
+    assert [row.step for row in found.page(10).runs] == ["train"]
+    finished_training(store, "small", 1).note(state="failed")
+    (row,) = found.page(10).runs
+    assert (row.state, row.duration_s) == ("failed", 20.0)
+    run.note(state="running")
+    assert [row.state for row in found.page(10).runs] == ["running"]
+    found.close()
+
+
+@pytest.mark.usefixtures("always")
+def test_folders_that_are_no_runs_and_a_run_that_is_being_created_are_left_out(
+    tmp_path: Path,
+) -> None:
+    store = tmp_path.as_uri()
+    begin_run(store, "small", 2)
+    for name in (
+        "small/notes",
+        "<script>/20260101T000001Z-abcdef",
+        "small/20260101T000001Z-abcdef",
+    ):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    found = Listing(store)
+    assert [row.id for row in found.page(10).runs] == ["20260101T000002Z-abcdef"]
+    found.close()
+
+
+def test_rows_are_read_with_the_settings_of_who_asks(tmp_path: Path, home: Path) -> None:
+    run = begin_run(tmp_path.as_uri(), "small", 1)
+    run.note(step="train")
+    run.work_folder()  # this machine has worked on it, and its own ledger knows of nobody who does
+    with overridden({"TRAINWRIGHT_LEDGER": f"sqlite:///{tmp_path / 'elsewhere.sqlite'}"}):
+        step.ledger().take([run.hold], Holder("somebody"), run.uri)
+        found = Listing(tmp_path.as_uri())
+        assert [row.state for row in found.page(10).runs] == ["running"]
+        found.close()
+    found = Listing(tmp_path.as_uri())
+    assert [row.state for row in found.page(10).runs] == ["interrupted"]
+    found.close()
+
+
+def test_a_run_that_was_stopped_keeps_what_was_predicted(tmp_path: Path) -> None:
+    run = begin_run(tmp_path.as_uri(), "small", 1)
+    run.note(state="interrupted", step="train")
+    planned = plan(TWO)
+    run.write(planned)
+    found = Listing(tmp_path.as_uri())
+    row = found.page(10).runs[0]
+    found.close()
+    assert planned.predicted is not None
+    assert (row.state, row.predicted_duration_s) == ("interrupted", planned.predicted.duration_s)
+    assert row.devices == len(planned.devices)
+
+
+def test_runs_of_one_moment_in_several_jobs_are_each_listed_once(tmp_path: Path) -> None:
+    for job in ("a", "b", "c"):
+        begin_run(tmp_path.as_uri(), job, 1)
+    found, seen, after = Listing(tmp_path.as_uri()), [], None
+    while True:
+        page = found.page(1, after)
+        seen += [row.job for row in page.runs]
+        after = page.next
+        if after is None:
+            break
+    assert seen == ["c", "b", "a"]
+    with pytest.raises(BadInput, match="after: got"):
+        found.page(1, "../../etc")
+    found.close()

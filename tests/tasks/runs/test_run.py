@@ -1,0 +1,213 @@
+"""The run folder: one live run for each job, continued when it is unfinished and the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainwright.tasks import progress
+from trainwright.tasks.errors import BadInput, CorruptArtefact, RunHeld
+from trainwright.tasks.leases.ledger import Holder, Ledger
+from trainwright.tasks.runs.artefacts import Manifest, Plan, Status
+from trainwright.tasks.runs.run import Run, list_runs, open_run
+from trainwright.tasks.settings import settings
+from trainwright.tasks.spec.job import Job, load_job
+
+ME, OTHER = Holder("me"), Holder("other")
+
+
+@pytest.fixture
+def job(tmp_path: Path, home: Path) -> Job:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "m.py").write_text("def build_model():\n    return None\n")
+    return load_job(
+        {
+            "name": "small",
+            "data": {"uri": "builtin:digits"},
+            "model": {"source": str(tmp_path / "model" / "m.py")},
+        }
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return (tmp_path / "store").as_uri()
+
+
+def freed() -> None:
+    ledger = Ledger(settings().ledger_url)
+    for lease in ledger.held():
+        ledger.release(lease.run)
+
+
+def finish(run: Run) -> None:
+    run.write(Manifest(run=run.uri, sealed_at="now", files={}))
+    run.note(state="success")
+
+
+def test_a_second_run_of_a_live_job_is_refused_with_the_holders_name(job: Job, store: str) -> None:
+    first = open_run(job, store, ME)
+    for new in (False, True):
+        with pytest.raises(RunHeld, match="held by me"):
+            open_run(job, store, OTHER, new=new)
+    assert [run.uri for run in list_runs(store)] == [first.uri]
+
+
+def test_an_unfinished_run_nobody_holds_goes_on_and_a_finished_one_does_not(
+    job: Job, store: str
+) -> None:
+    first = open_run(job, store, ME)
+    freed()
+    again = open_run(job, store, OTHER)
+    assert again.uri == first.uri
+    assert again.status().holder == "other"
+    finish(again)
+    freed()
+    assert open_run(job, store, ME).uri != first.uri
+
+
+def test_a_changed_job_or_source_or_new_starts_afresh(
+    job: Job, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[dict[str, Any]] = []
+    monkeypatch.setattr(progress, "_listeners", [heard.append])
+    first = open_run(job, store, ME)
+    freed()
+    changed = job.model_copy(update={"train": job.train.model_copy(update={"epochs": 99})})
+    second = open_run(changed, store, ME)
+    freed()
+    assert job.model is not None
+    Path(job.model.source).write_text("def build_model():\n    return 1\n")
+    third = open_run(changed, store, ME)
+    freed()
+    fourth = open_run(changed, store, ME, new=True)
+    assert len({first.uri, second.uri, third.uri, fourth.uri}) == 4
+    assert len(heard) == 2
+    assert (
+        heard[0]["message"]
+        == f"{first.uri} is unfinished, and was begun with other train.epochs: a new run begins"
+    )
+
+
+def test_a_field_that_is_left_out_is_another_than_one_that_is_null(job: Job, store: str) -> None:
+    assert job.model is not None
+    null = job.model_copy(
+        update={"model": job.model.model_copy(update={"config": {"dropout": None}})}
+    )
+    first = open_run(job, store, ME)
+    freed()
+    assert open_run(null, store, ME).uri != first.uri
+
+
+def test_why_a_new_run_begins_is_told_where_a_module_has_changed(
+    job: Job, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[dict[str, Any]] = []
+    monkeypatch.setattr(progress, "_listeners", [heard.append])
+    first = open_run(job, store, ME)
+    freed()
+    assert job.model is not None
+    source = Path(job.model.source)
+    whole = source.read_text()
+    source.write_text("def build_model():\n    return 1\n")
+    (source.parent / "added.py").touch()
+    assert open_run(job, store, ME).uri != first.uri
+    assert [event["message"] for event in heard] == [
+        f"{first.uri} is unfinished, and was begun with other source/added.py, source/{source.name}: a new run begins"
+    ]
+    freed()
+    source.write_text(whole)
+    (source.parent / "added.py").unlink()
+    assert open_run(job, store, ME).uri == first.uri
+
+
+def test_what_is_damaged_in_an_unfinished_run_is_told_with_the_way_out(
+    job: Job, store: str
+) -> None:
+    first = open_run(job, store, ME)
+    freed()
+    for file, whole in ((f, first.objects.get(f)) for f in ("source/source.json", "job.json")):
+        for damaged in (b"{", b"{}", b""):
+            first.objects.put(file, damaged)
+            with pytest.raises(CorruptArtefact, match="--new begins another"):
+                open_run(job, store, ME)
+        first.objects.put(file, whole)
+    assert open_run(job, store, ME).uri == first.uri
+
+
+def test_a_worker_goes_on_only_with_what_it_worked_on_itself_and_never_past_what_is_done(
+    job: Job, store: str
+) -> None:
+    first = open_run(job, store, ME)
+    freed()
+    others = open_run(job, store, OTHER, worker=OTHER.name)
+    freed()
+    assert others.uri != first.uri
+    assert open_run(job, store, ME, worker=ME.name).uri == first.uri
+    freed()
+    newest = open_run(job, store, ME, lacking=Plan)
+    assert newest.uri in (first.uri, others.uri)
+    freed()
+    newest.objects.put(Plan.FILE, b"{}")
+    assert open_run(job, store, ME, lacking=Plan).uri not in (first.uri, others.uri)
+
+
+def test_the_source_is_kept_whole_and_verified(job: Job, store: str) -> None:
+    run = open_run(job, store, ME)
+    folder, entry = run.source()
+    assert (folder / entry).read_text().startswith("def build_model")
+    run.objects.put("source/m.py", b"evil = True\n")
+    with pytest.raises(CorruptArtefact, match="sha256 differs"):
+        run.source()
+
+
+def test_a_damaged_artefact_is_named(job: Job, store: str) -> None:
+    run = open_run(job, store, ME)
+    assert run.find(Plan) is None
+    run.objects.put("plan.json", b'{"feasible": ')
+    with pytest.raises(CorruptArtefact, match=r"plan\.json"):
+        run.read(Plan)
+
+
+def test_artefacts_of_a_later_version_are_read(job: Job, store: str) -> None:
+    run = open_run(job, store, ME)
+    later = (
+        run.status()
+        .model_dump_json()
+        .replace('"schema_version":1', '"schema_version":2,"colour":"blue"')
+    )
+    run.objects.put("status.json", later.encode())
+    assert run.read(Status).state == "running"
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "",
+        "runs/x",
+        "s3://b/runs/../x",
+        "s3://b/runs/<script>/20260101T000000Z-abcdef",
+        "http://h/runs/a/b",
+    ],
+)
+def test_what_is_no_runs_uri_is_refused(uri: str) -> None:
+    with pytest.raises(BadInput, match="run: got"):
+        Run(uri)
+
+
+def test_a_run_that_was_sealed_but_not_analysed_goes_on(job: Job, store: str) -> None:
+    first = open_run(job, store, ME)
+    first.write(Manifest(run=first.uri, sealed_at="now", files={}))
+    freed()
+    assert open_run(job, store, OTHER).uri == first.uri
+
+
+def test_a_job_that_a_later_version_wrote_is_read(job: Job, store: str) -> None:
+    run = open_run(job, store, ME)
+    document = json.loads(run.objects.get("job.json"))
+    document["train"]["of_a_later_version"] = 1
+    run.objects.put("job.json", json.dumps(document).encode())
+    assert run.job().model_dump(exclude={"schema_version"}) == job.model_dump()

@@ -1,0 +1,153 @@
+"""How a run is shown whose worker is gone: killed in a step, or done with the only step that was asked for."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainwright.tasks import progress, step, steps
+from trainwright.tasks.errors import TrainingFailed, TrainwrightError
+from trainwright.tasks.leases.ledger import Holder
+from trainwright.tasks.runs.listing import Listing
+from trainwright.tasks.runs.run import Run, open_run
+from trainwright.tasks.runs.summary import summary
+from trainwright.tasks.spec.job import Job
+from trainwright.tasks.step import ledger
+
+JOB = {"name": "alone", "data": {"uri": "builtin:digits"}}
+WORKER = """
+import os, sys, time
+from trainwright.tasks.allocate.ledger import Holder
+from trainwright.tasks.run import Run
+from trainwright.tasks.step import act_as, step
+
+@step("train")
+def train(run):
+    print("works", flush=True)
+    time.sleep(600)
+
+act_as(Holder("worker", os.getpid()))
+train(Run(sys.argv[1]))
+"""
+
+
+def opened(folder: Path, holder: Holder) -> Run:
+    return open_run(Job.model_validate(JOB), f"file://{folder / 'store'}", holder)
+
+
+def shown(run: Run) -> tuple[str, str | None]:
+    listing = Listing(run.store_uri)
+    try:
+        (row,) = listing.page(10).runs
+    finally:
+        listing.close()
+    assert summary(run)["state"] == row.state
+    return row.state, row.step
+
+
+def test_a_run_whose_worker_is_killed_is_interrupted_and_goes_on(
+    home: Path, tmp_path: Path
+) -> None:
+    run = opened(tmp_path, Holder("worker"))
+    ledger().release(run.uri)
+    with subprocess.Popen(
+        [sys.executable, "-c", WORKER, run.uri], stdout=subprocess.PIPE, text=True
+    ) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "works\n"
+        assert shown(run) == ("running", "train")
+        worker.kill()
+    assert shown(run) == ("interrupted", "train")
+    again = opened(tmp_path, Holder("another", os.getpid()))
+    assert again.uri == run.uri
+    assert shown(run) == ("running", "train")
+
+
+def test_a_step_took_what_its_work_says_that_killed_processes_took_too(
+    home: Path, tmp_path: Path
+) -> None:
+    run = opened(tmp_path, step.act_as(Holder("one")))
+    work = step.step("train")(lambda _: {"duration_s": 100.0})
+    work(run)
+    assert run.status().steps == {"train": 100.0}
+    run.note(steps={"train": 300.0})  # with what failed in between
+    work(run)
+    assert 300.0 <= run.status().steps["train"] < 400.0
+
+
+def test_a_step_fails_with_its_own_error_also_where_that_can_not_be_noted(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[dict[str, Any]] = []
+    monkeypatch.setattr(progress, "_listeners", [heard.append])
+    run = opened(tmp_path, step.act_as(Holder("one")))
+
+    def work(run: Run) -> dict[str, Any]:
+        shutil.rmtree(tmp_path / "store")
+        raise TrainingFailed("a cable came loose")
+
+    with pytest.raises(TrainingFailed, match="a cable came loose"):
+        step.step("train")(work)(run)
+    assert heard[-1]["message"].startswith("how train ended could not be noted: ")
+    assert ledger().held() == []
+
+
+@pytest.mark.parametrize(("file", "where"), [("/x/full", "/x/full"), (None, "work/alone/.* or /")])
+def test_a_disk_of_this_machine_that_is_full_is_one_line(
+    home: Path, tmp_path: Path, file: str | None, where: str
+) -> None:
+    run = opened(tmp_path, step.act_as(Holder("one")))
+
+    def work(run: Run) -> dict[str, Any]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)
+
+    with pytest.raises(
+        TrainwrightError, match=f"train: .*{where}.* can't be written .No space left.*; free space"
+    ):
+        step.step("train")(work)(run)
+    assert run.status().state == "failed"
+
+
+def test_a_run_that_no_further_step_came_to_is_left(home: Path, tmp_path: Path) -> None:
+    me = step.act_as(Holder("somebody's DAG"))
+    run = opened(tmp_path, me)
+    steps.do(run, "validate", None)
+    assert shown(run) == ("running", None)  # the next step may be on its way
+    assert ledger().renew(run.uri, [run.hold], ttl_s=-1.0)  # a minute later
+    assert shown(run) == ("left", None)
+
+
+def test_a_run_that_another_of_its_job_followed_is_not_running_any_more(
+    home: Path, tmp_path: Path
+) -> None:
+    first = opened(tmp_path, Holder("one"))
+    first.note(step="train")
+    assert ledger().renew(first.uri, [first.hold], ttl_s=-1.0)
+    second = open_run(Job.model_validate(JOB), first.store_uri, Holder("two"), new=True)
+    assert [summary(one)["state"] for one in (first, second)] == ["interrupted", "running"]
+
+
+def test_what_another_machines_ledger_knows_is_shown_as_it_is_noted(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = opened(tmp_path, Holder("one"))
+    monkeypatch.setenv("TRAINWRIGHT_HOME", str(tmp_path / "elsewhere"))
+    assert shown(run)[0] == "running"
+    monkeypatch.setenv("TRAINWRIGHT_LEDGER", "postgresql+psycopg://nobody@127.0.0.1:9/none")
+    assert shown(run)[0] == "running"
+
+
+def test_a_finished_state_is_not_asked_for(home: Path, tmp_path: Path) -> None:
+    run = opened(tmp_path, Holder("one"))
+    ledger().release(run.uri)
+    run.work_folder()
+    assert shown(run)[0] == "left"
+    run.note(state="failed", step="train")
+    assert shown(run) == ("failed", "train")

@@ -1,0 +1,78 @@
+"""What `show` prints of a run: of one that is finished, and of one whose launcher was killed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import run as command
+from finished_run import begin_run, finished_training, write_checkpoints, write_outcome
+
+from trainwright.tasks.runs.artefacts import LearningRateSearch
+from trainwright.tasks.runs.run import Run
+
+RATE = LearningRateSearch(
+    learning_rate=0.01,
+    interval=(0.001, 0.1),
+    source="searched",
+    reason="the loss is least there",
+    plot="lr_search.html",
+)
+
+
+def shown(run: Run) -> tuple[dict[str, Any], list[str]]:
+    """`show`'s document, and its lines for a person."""
+    asked = ("show", run.id, "--store", run.store_uri)
+    document, screen = (command(*asked, *more) for more in (["--json"], []))
+    assert document.returncode == screen.returncode == 0
+    return json.loads(document.stdout), [
+        " ".join(line.split()) for line in screen.stdout.splitlines()
+    ]
+
+
+def test_a_run_whose_launcher_was_killed_names_its_newest_checkpoint(
+    home: Path, tmp_path: Path
+) -> None:
+    run = begin_run(tmp_path.as_uri(), "killed", 1)
+    document, lines = shown(run)
+    assert (document["trained_steps"], document["checkpoints"]) == (None, [])
+    assert not [line for line in lines if "checkpoint" in line]
+    write_checkpoints(run, (True, False))
+    document, lines = shown(run)
+    paths = [f"{run.uri}/checkpoints/step-{step:08d}" for step in (10, 20)]
+    assert (document["trained_steps"], document["checkpoints"]) == (20, paths)
+    assert f"newest checkpoint of step 20: {paths[-1]}" in lines
+
+
+def test_a_rate_that_was_searched_comes_with_its_reason_and_its_plot(
+    home: Path, tmp_path: Path
+) -> None:
+    run = finished_training(tmp_path.as_uri())
+    document, lines = shown(run)
+    assert document["learning_rate_plot"] is None
+    assert "because measured" in lines
+    run.write(RATE)
+    document, lines = shown(run)
+    assert document["learning_rate_reason"] == "the loss is least there"
+    at = lines.index("learning rate 0.01")
+    assert lines[at + 1 : at + 3] == [
+        "because the loss is least there",
+        f"its plot {run.uri}/lr_search.html",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reached", "says"), [(True, "reached"), (False, "not reached"), (None, "not known yet")]
+)
+def test_whether_a_target_was_reached_is_said(
+    home: Path, tmp_path: Path, reached: bool | None, says: str
+) -> None:
+    run = begin_run(tmp_path.as_uri(), "aimed", 1, target={"metric": "accuracy", "value": 0.97})
+    if reached is not None:
+        result = write_outcome(run, metrics={"accuracy": 0.95})
+        run.write(result.model_copy(update={"target_reached": reached}))
+    document, lines = shown(run)
+    assert document["target"] == {"metric": "accuracy", "value": 0.97}
+    assert f"target accuracy 0.97: {says}" in lines

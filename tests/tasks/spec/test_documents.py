@@ -1,0 +1,94 @@
+"""What people write is read strictly, and a mistake is one clear line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.spec.documents import Bandwidth, Duration, parse_text, read_mapping
+
+BOMB = "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is empty"),
+        ("- a\n- b\n", "got a list; allowed: a mapping"),
+        ("just words", "got text; allowed: a mapping"),
+        ("a: [1, 2", "not valid YAML or JSON (line"),
+        ("a: !!python/object/apply:os.system [echo]", "tags"),
+        ("a: !custom 1", "tags"),
+        (BOMB, "aliases"),
+        ("a: 1\na: 2\n", "stands there twice"),
+        ("1: a\n", "is not text"),
+        ("a: " + "[" * 40 + "]" * 40, "nested deeper"),
+        ("a: 1\n---\nb: 2\n", "not valid YAML"),
+        ("a: \x00", "not valid YAML"),
+    ],
+)
+def test_a_document_that_is_no_mapping_is_refused_in_one_line(text: str, says: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        parse_text(text, "job.yaml")
+    assert says in str(caught.value)
+    assert str(caught.value).startswith("job.yaml: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_words_of_yaml_1_1_stay_words() -> None:
+    parsed = parse_text("a: no\nb: on\nc: 18:00\nd: 2026-01-01\ne: 012\nf: 1_000\n", "x")
+    assert parsed == {"a": "no", "b": "on", "c": "18:00", "d": "2026-01-01", "e": 12, "f": "1_000"}
+
+
+def test_core_types_are_read_and_json_too() -> None:
+    assert parse_text("a: 1\nb: 1.5\nc: 1e-3\nd: true\ne: null\nf: ~\ng:\n", "x") == {
+        "a": 1,
+        "b": 1.5,
+        "c": 1e-3,
+        "d": True,
+        "e": None,
+        "f": None,
+        "g": None,
+    }
+    assert parse_text('{"a": {"b": [1, 2.5, "c", null]}}', "x") == {"a": {"b": [1, 2.5, "c", None]}}
+
+
+@pytest.mark.parametrize("make", ["missing", "folder", "binary", "large"])
+def test_a_file_that_cannot_be_read_is_bad_input(tmp_path: Path, make: str) -> None:
+    path = tmp_path / "job.yaml"
+    if make == "folder":
+        path.mkdir()
+    elif make == "binary":
+        path.write_bytes(b"\xff\xfe\x00")
+    elif make == "large":
+        path.write_text("a: " + "x" * 1_000_001)
+    with pytest.raises(BadInput, match=r"job\.yaml: "):
+        read_mapping(path)
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_read_or_refused_never_more(text: str) -> None:
+    try:
+        parsed = parse_text(text, "x")
+    except BadInput:
+        return
+    assert isinstance(parsed, dict)
+
+
+@given(st.floats(min_value=1e-6, max_value=1e9))
+def test_durations_and_bandwidths_survive_writing_and_reading(value: float) -> None:
+    for kind in (Duration, Bandwidth):
+        adapter: TypeAdapter[float] = TypeAdapter(kind)
+        parsed = adapter.validate_json(adapter.dump_json(value))
+        assert parsed == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize("text", ["10", 10, "10 parsecs", "-3s", "0s", "", None, "nan s"])
+def test_a_quantity_without_its_unit_is_refused(text: object) -> None:
+    with pytest.raises(ValueError, match=r"a number with its unit|more than zero"):
+        TypeAdapter(Duration).validate_python(text)

@@ -1,0 +1,117 @@
+"""The form and the job file say the same thing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.spec.documents import validated
+from trainwright.tasks.spec.form import Form
+from trainwright.tasks.spec.job import Job, load_job
+
+DIGITS = Path(__file__).parents[3] / "dags" / "jobs" / "digits.yaml"
+seconds = st.integers(1, 10**6).map(lambda value: f"{value}s")
+names = st.text("abcdefghij0123456789-", min_size=1, max_size=20).map(lambda text: f"a{text}b")
+jobs = st.fixed_dictionaries(
+    {
+        "name": names,
+        "data": st.fixed_dictionaries(
+            {"uri": st.just("builtin:digits")}, optional={"target": names}
+        ),
+    },
+    optional={
+        "priority": st.integers(-100, 100),
+        "queue_timeout": seconds,
+        "model": st.fixed_dictionaries(
+            {"source": st.just("m.py")}, optional={"config": st.just({"width": 3, "x": [1, "a"]})}
+        ),
+        "train": st.fixed_dictionaries(
+            {},
+            optional={
+                "epochs": st.integers(1, 100),
+                "global_batch_size": st.one_of(st.just("auto"), st.integers(1, 10**6)),
+                "learning_rate": st.one_of(st.just("auto"), st.floats(1e-6, 10.0)),
+                "adaptive_split": st.booleans(),
+                "target": st.fixed_dictionaries({"value": st.floats(0, 1, exclude_min=True)}),
+                "optimizer": st.fixed_dictionaries({"name": st.sampled_from(["sgd", "adam"])}),
+            },
+        ),
+        "objective": st.fixed_dictionaries({"deadline": seconds}),
+        "devices": st.fixed_dictionaries({"types": st.just(["cpu"])}),
+        "promotion": st.fixed_dictionaries(
+            {}, optional={"alias": names, "require_approval": st.booleans()}
+        ),
+    },
+)
+
+
+@given(jobs)
+def test_a_form_filled_in_as_a_job_means_that_job_and_its_values_meet_their_schemas(
+    values: dict[str, Any],
+) -> None:
+    job = validated(Job, values, "job")
+    form = Form(job)
+    for one in form.fields:
+        jsonschema.validate(one.default, one.schema)
+    assert validated(Job, form.job({}), "form") == job
+
+
+def test_every_field_of_the_job_is_in_the_form_with_its_help_and_section() -> None:
+    fields = {one.name: one for one in Form().fields}
+    assert {
+        "name",
+        "data.uri",
+        "train.optimizer.name",
+        "objective.deadline",
+        "promotion.require_approval",
+    } <= set(fields)
+    assert not [name for name in fields if name.startswith("schedule")]
+    assert all(one.description for one in fields.values())
+    assert fields["train.optimizer.name"].schema["section"] == "Train: optimizer"
+    assert fields["objective.minimize"].schema["enum"][:3] == ["energy", "cost", "time"]
+
+
+@pytest.mark.parametrize(("given", "means"), [("auto", "auto"), ("96", 96), (" 96 ", 96), (96, 96)])
+def test_a_number_or_a_word_may_be_written_as_text(given: object, means: object) -> None:
+    values = {"name": "a", "data.uri": "builtin:digits", "train.global_batch_size": given}
+    assert Form().job(values)["train"]["global_batch_size"] == means
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({}, "form: name: missing, and needed"),
+        ({"name": "<script>"}, "form: name: got '<script>'"),
+        ({"name": "../../x"}, r"form: name: got '../../x'"),
+        (
+            {"name": "a", "objective.deadline": "30"},
+            "form: objective.deadline: got '30'; allowed: a number with its unit",
+        ),
+        ({"name": "a", "train.learning_rate": "fast"}, "form: train.learning_rate"),
+        (
+            {"name": "a", "train.target.value": 97},
+            "form: train.target.value: got 97; allowed: a share",
+        ),
+        ({"name": "a", "train.target.metric": "loss"}, "form: train.target.value: missing"),
+    ],
+)
+def test_what_is_wrong_in_a_form_is_told_by_its_field(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        Form().job({"data.uri": "builtin:digits", **values})
+
+
+def test_a_job_file_stays_possible_but_not_both() -> None:
+    form = Form(load_job(DIGITS))
+    untouched = {one.name: one.default for one in form.fields}
+    assert form.job_text({**untouched, "job": "/jobs/x.yaml"}) == "/jobs/x.yaml"
+    with pytest.raises(
+        BadInput,
+        match=r"got '/jobs/x.yaml' and train.epochs; allowed: a job file, or the form's fields",
+    ):
+        form.job_text({**untouched, "job": "/jobs/x.yaml", "train.epochs": 1})

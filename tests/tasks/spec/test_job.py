@@ -1,0 +1,220 @@
+"""The job file: DESIGN's example is read whole; what is wrong is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.runs.artefacts import RunJob
+from trainwright.tasks.spec.job import Job, load_job
+
+EXAMPLE = """
+name: digits
+pool: ../pools/two-cpus.yaml
+priority: 0
+data:
+  {uri: builtin:digits, target: label, task: image-classification, validation_fraction: 0.2, expectations: suite.json}
+model: {source: cnn.py, config: {width: 64}}
+train:
+  {epochs: 5, global_batch_size: auto, batch_bounds: [64, 1024], optimizer: {name: adamw, weight_decay: 0.01},
+   learning_rate: auto, learning_rate_rule: auto, schedule: cosine, clip_norm: 1.0, precision: fp32, seed: 0, backend: auto,
+   adaptive_split: true, adaptive_batch: false, checkpoint: {every_steps: 50, keep_last: 3, keep_best: true},
+   target: {metric: accuracy, value: 0.97}}
+objective: {minimize: energy, deadline: 30m, budget: 5.0, confidence: 0.9}
+devices: {types: [cpu], hosts: [], ids: [], exclude: [], min_count: 1, max_count: 4}
+schedule: {cron: "0 3 * * *", on_new_data: true}
+promotion: {alias: production, require_approval: false, only_if_better: accuracy}
+"""
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    """A small good job with some fields changed; a change to None takes the field away."""
+    values: dict[str, Any] = {
+        "name": "small",
+        "data": {"uri": "builtin:digits"},
+        "model": {"source": "m.py"},
+    } | changes
+    path = folder / "job.yaml"
+    path.write_text(
+        yaml.safe_dump({name: value for name, value in values.items() if value is not None})
+    )
+    return path
+
+
+def test_every_field_of_the_contract_is_read_and_paths_are_relative_to_the_file(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "jobs").mkdir()
+    path = tmp_path / "jobs" / "job.yaml"
+    path.write_text(EXAMPLE)
+    job = load_job(path)
+    assert job.objective.deadline == 1800
+    assert job.pool == str(tmp_path / "pools" / "two-cpus.yaml")
+    assert job.model is not None
+    assert job.model.source == str(tmp_path / "jobs" / "cnn.py")
+    assert job.data.expectations == str(tmp_path / "jobs" / "suite.json")
+    assert job.data.uri == "builtin:digits"
+
+
+def test_a_job_survives_the_run_folder(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(EXAMPLE)
+    job = load_job(tmp_path / "job.yaml")
+    stored = RunJob.model_validate(job.model_dump(mode="json"))
+    again = RunJob.model_validate_json(stored.model_dump_json())
+    assert again.model_dump(exclude={"schema_version"}) == job.model_dump()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"nmae": "x"}, "nmae: unknown field; allowed: name, pool, "),
+        ({"train": {"epoch": 3}}, "train.epoch: unknown field; allowed: epochs, "),
+        ({"train": {"epochs": "many"}}, "train.epochs: got 'many'; allowed:"),
+        ({"train": {"epochs": True}}, "train.epochs: got True; allowed: a number"),
+        ({"train": {"epochs": "5"}}, "train.epochs: got '5'; allowed: a number"),
+        (
+            {"train": {"global_batch_size": True}},
+            "train.global_batch_size: got True; allowed: a number or auto",
+        ),
+        (
+            {"train": {"batch_bounds": [True, True]}},
+            "train.batch_bounds: got [True, True]; allowed: [least, greatest] with",
+        ),
+        (
+            {"train": {"checkpoint": {"keep_best": "yes"}}},
+            "keep_best: got 'yes'; allowed: true or false",
+        ),
+        (
+            {"train": {"target": {"value": 97}}},
+            "train.target.value: got 97; allowed: a share above 0, up to 1",
+        ),
+        (
+            {"train": {"target": {"value": 0}}},
+            "train.target.value: got 0; allowed: a share above 0, up to 1",
+        ),
+        ({"train": {"epochs": 0}}, "train.epochs: got 0; allowed: greater than or equal to 1"),
+        (
+            {"train": {"global_batch_size": -4}},
+            "train.global_batch_size: got -4; allowed: more than zero, or auto",
+        ),
+        (
+            {"train": {"batch_bounds": [9, 3]}},
+            "train.batch_bounds: got [9, 3]; allowed: [least, greatest] with",
+        ),
+        (
+            {
+                "train": {
+                    "adaptive_batch": True,
+                    "global_batch_size": 512,
+                    "batch_bounds": [64, 128],
+                }
+            },
+            "global_batch_size of at most 128, the greatest of batch_bounds, not 512",
+        ),
+        ({"train": {"faults": {"stall_timeout": "1ms"}}}, "train.faults.stall_timeout: got "),
+        (
+            {"train": {"learning_rate": -1.0}},
+            "train.learning_rate: got -1.0; allowed: more than zero, or auto",
+        ),
+        (
+            {"train": {"learning_rate": ".nan"}},
+            "train.learning_rate: got '.nan'; allowed: a finite number or auto",
+        ),
+        (
+            {"train": {"clip_norm": "-.Inf"}},
+            "train.clip_norm: got '-.Inf'; allowed: a finite number",
+        ),
+        ({"train": {"learning_rate": float("inf")}}, "train.learning_rate"),
+        ({"name": "../../etc"}, "name: got '../../etc'; allowed:"),
+        ({"name": "<script>"}, "name: got '<script>'"),
+        ({"name": "a" * 64}, "name: got "),
+        ({"name": ""}, "name: got ''"),
+        ({"name": None}, "name: missing, and needed"),
+        ({"data": None}, "data: missing, and needed"),
+        (
+            {"data": {"uri": "builtin:digits", "validation_fraction": 1.5}},
+            "data.validation_fraction: got 1.5",
+        ),
+        (
+            {"objective": {"deadline": 30}},
+            "objective.deadline: got 30; allowed: a number with its unit",
+        ),
+        (
+            {"objective": {"minimize": "joy"}},
+            "objective.minimize: got 'joy'; allowed: 'energy', 'cost' or 'time'",
+        ),
+        ({"objective": {"budget": -1}}, "objective.budget: got -1"),
+        (
+            {"devices": {"min_count": 3, "max_count": 2}},
+            "max_count of at least min_count (3), not 2",
+        ),
+    ],
+)
+def test_a_wrong_field_gives_one_line_with_field_given_and_allowed(
+    tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(BadInput) as caught:
+        load_job(write(tmp_path, **changes))
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_other_fields_that_are_wrong_are_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"\(wrong too: nmae\)"):
+        load_job(write(tmp_path, nmae="x", train={"epochs": 0}))
+
+
+def test_every_field_has_help_for_the_form() -> None:
+    def bare(model: Any, path: str = "") -> list[str]:
+        missing = []
+        for name, field in model.model_fields.items():
+            inner = field.annotation
+            nested = [
+                one
+                for one in (inner, *getattr(inner, "__args__", ()))
+                if hasattr(one, "model_fields")
+            ]
+            if nested:
+                missing += bare(nested[0], f"{path}{name}.")
+            elif not field.description:
+                missing.append(path + name)
+        return missing
+
+    assert bare(Job) == []
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        ["a", 3],
+        [True, 3],
+        [64.5, 128],
+        [0, 5],
+        [9, 5],
+        [1, 2, 3],
+        [5],
+        64,
+        "64",
+        None,
+        [1, float("inf")],
+    ],
+)
+def test_whatever_is_wrong_with_batch_bounds_the_message_says_all_that_is_allowed(
+    tmp_path: Path, bounds: object
+) -> None:
+    with pytest.raises(
+        BadInput,
+        match=r"train\.batch_bounds: got .*; allowed: \[least, greatest\] with 1 <= .*, both whole",
+    ):
+        load_job(write(tmp_path, train={"batch_bounds": bounds}))
+
+
+def test_batch_bounds_may_be_whole_numbers_in_any_writing() -> None:
+    job = Job.model_validate(
+        {"name": "j", "data": {"uri": "builtin:digits"}, "train": {"batch_bounds": (16.0, 64)}}
+    )
+    assert job.train.batch_bounds == (16, 64)

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainwright.tasks.train.batch.sampling import (
+    epoch_order,
+    own_part,
+    samples_after,
+    shares,
+    steps_left,
+    steps_per_epoch,
+)
+
+SPLITS = st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(sum)
+
+
+@given(
+    rows=st.integers(1, 400),
+    split=SPLITS,
+    seed=st.integers(0, 2**31 - 1),
+    epoch=st.integers(0, 1000),
+)
+def test_an_epoch_takes_every_row_exactly_once_whatever_the_split(
+    rows: int, split: list[int], seed: int, epoch: int
+) -> None:
+    order = epoch_order(np.arange(rows) * 3, seed, epoch)
+    taken = []
+    for step in range(steps_per_epoch(rows, sum(split))):
+        for rank in range(len(split)):
+            part, total = own_part(order, step * sum(split), split, rank)
+            assert total == min(sum(split), rows - step * sum(split))
+            taken += part.tolist()
+    assert sorted(taken) == [3 * row for row in range(rows)]
+
+
+@given(rows=st.integers(1, 300), splits=st.lists(SPLITS, min_size=1, max_size=8))
+def test_an_epoch_takes_every_row_exactly_once_when_split_and_batch_change_within_it(
+    rows: int, splits: list[list[int]]
+) -> None:
+    order, taken, begin = epoch_order(np.arange(rows), 0, 0), [], 0
+    for split in itertools.cycle(splits):
+        for rank in range(len(split)):
+            part, total = own_part(order, begin, split, rank)
+            taken += part.tolist()
+        begin += total
+        if begin == rows:
+            break
+    assert taken == order.tolist()
+
+
+@given(
+    rows=st.integers(1, 200),
+    batch=st.integers(1, 90),
+    epochs=st.integers(1, 5),
+    step=st.integers(0, 2000),
+)
+def test_samples_and_steps_say_the_same_of_a_training_with_one_batch(
+    rows: int, batch: int, epochs: int, step: int
+) -> None:
+    batch = min(batch, rows)
+    whole = epochs * steps_per_epoch(rows, batch)
+    step = min(step, whole)
+    samples = samples_after(step, rows, batch)
+    assert step + steps_left(samples, rows, epochs, batch) == whole
+    assert (samples == rows * epochs) == (step == whole)
+
+
+@given(count=st.integers(0, 500), split=SPLITS)
+def test_shares_are_in_proportion_to_within_one_sample(count: int, split: list[int]) -> None:
+    found = shares(count, split)
+    assert sum(found) == count
+    assert all(
+        abs(part - count * share / sum(split)) < 1 for part, share in zip(found, split, strict=True)
+    )
+
+
+@given(seed=st.integers(0, 2**31 - 1), epoch=st.integers(0, 100))
+def test_the_order_of_an_epoch_depends_on_seed_and_epoch_alone(seed: int, epoch: int) -> None:
+    rows = np.arange(64)
+    assert epoch_order(rows, seed, epoch).tolist() == epoch_order(rows, seed, epoch).tolist()
+    assert epoch_order(rows, seed, epoch).tolist() != epoch_order(rows, seed, epoch + 1).tolist()

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainwright.tasks import progress
+from trainwright.tasks.spec.job import CheckpointPolicy
+from trainwright.tasks.storage.folder import FolderStore
+from trainwright.tasks.storage.objects import sha256
+from trainwright.tasks.train.checkpoint import fence, files, tensors
+
+
+def saved(store: FolderStore, steps: dict[int, bool], policy: CheckpointPolicy) -> None:
+    """Checkpoints after these steps, some of them the best so far; each holds its step as its weights."""
+    weights = {"weight": torch.zeros(2)}
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
+    for step, best in steps.items():
+        weights["weight"].fill_(step)
+        state = files.State(step=step, epoch=0, split=[2, 1], best=best)
+        files.save(store, state, weights, optimizer, policy)
+
+
+def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    saved(
+        store, {10: False, 20: True, 30: False, 40: False, 50: False}, CheckpointPolicy(keep_last=2)
+    )
+    assert [state.step for state in files.list_states(store)] == [20, 40, 50]
+    assert {item.key.split("/")[1] for item in store.list("checkpoints/")} == {
+        "step-00000020",
+        "step-00000040",
+        "step-00000050",
+    }
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "missing", "state", "no state"])
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
+    tmp_path: Path, damage: str
+) -> None:
+    store = FolderStore(tmp_path / "run")
+    saved(store, {10: False, 20: False}, CheckpointPolicy())
+    folder = "checkpoints/step-00000020"
+    model = store.get(f"{folder}/model.safetensors")
+    if damage == "cut":
+        store.put(f"{folder}/model.safetensors", model[:-1])
+    elif damage == "changed":
+        store.put(f"{folder}/model.safetensors", model[:-1] + b"!")
+    elif damage == "missing":
+        store.delete(f"{folder}/optimizer.safetensors")
+    elif damage == "state":
+        store.put(f"{folder}/state.json", b'{"step": 20')
+    else:
+        store.delete(f"{folder}/state.json")
+    found = files.fetch_latest(store, tmp_path / "here")
+    assert found is not None
+    assert found.step == 10
+    assert (tmp_path / "here/model.safetensors").read_bytes() == store.get(
+        "checkpoints/step-00000010/model.safetensors"
+    )
+
+
+def test_where_all_checkpoints_are_damaged_it_is_said_that_training_begins_anew(
+    tmp_path: Path,
+) -> None:
+    store, said = FolderStore(tmp_path / "run"), list[str]()
+    saved(store, {10: False, 20: False}, CheckpointPolicy())
+    for step in (10, 20):
+        store.put(f"checkpoints/step-{step:08d}/model.safetensors", b"!")
+    with progress.heard_by(lambda event: said.append(event["message"])):
+        assert files.fetch_latest(store, tmp_path / "here") is None
+    assert ["step-00000020" in said[0], "step-00000010" in said[1]] == [True, True]
+    assert said[0].endswith("; the checkpoint before is used")
+    assert said[1].endswith("; there is none before it: training begins anew")
+
+
+def test_where_there_is_no_checkpoint_there_is_none(tmp_path: Path) -> None:
+    assert files.fetch_latest(FolderStore(tmp_path), tmp_path / "here") is None
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_an_optimizers_state_survives_the_round_trip(name: str) -> None:
+    def make(parameter: torch.nn.Parameter) -> torch.optim.Optimizer:
+        if name == "adam":
+            return torch.optim.Adam([parameter], lr=0.1)
+        return torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+
+    def step(parameter: torch.nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
+        parameter.grad = parameter.detach() * 2 + 1
+        optimizer.step()
+
+    first = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    one = make(first)
+    step(first, one)
+    second = torch.nn.Parameter(first.detach().clone())
+    other = make(second)
+    kept = {key: value.clone() for key, value in tensors.optimizer_tensors(one).items()}
+    tensors.load_optimizer(other, kept)
+    step(first, one)
+    step(second, other)
+    assert torch.equal(first, second)
+
+
+def test_a_checkpoint_of_a_later_version_is_gone_on_from(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "run")
+    saved(store, {10: False}, CheckpointPolicy())
+    key, index = "checkpoints/step-00000010/state.json", fence.INDEX
+    before = store.get(key)
+    later = before.replace(b"{", b'{"of_a_later_version": 1, ', 1)
+    store.put(key, later)
+    store.put(index, store.get(index).replace(sha256(before).encode(), sha256(later).encode()))
+    found = files.fetch_latest(store, tmp_path / "here")
+    assert found is not None
+    assert found.step == 10
+
+
+def test_a_run_from_before_the_index_is_gone_on_from(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "run")
+    saved(store, {10: False, 20: True}, CheckpointPolicy())
+    store.delete(fence.INDEX)
+    for step in (10, 20):
+        key = f"checkpoints/step-{step:08d}/state.json"
+        document = json.loads(store.get(key))
+        for name in ("size_bytes", "owner", "token"):
+            del document[name]
+        store.put(key, json.dumps(document | {"schema_version": 1}).encode())
+    found = files.fetch_latest(store, tmp_path / "here")
+    assert found is not None
+    assert found.step == 20
+    assert fence.claim(store, 3).require().checkpoints[1].best
+    assert [state.step for state in files.list_states(store)] == [10, 20]

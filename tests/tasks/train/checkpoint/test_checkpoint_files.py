@@ -1,0 +1,205 @@
+"""What checkpoints are made of: files, shards and host copies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load
+
+from trainwright.tasks.errors import CorruptArtefact, TrainingFailed
+from trainwright.tasks.spec.job import CheckpointPolicy
+from trainwright.tasks.storage.folder import FolderStore
+from trainwright.tasks.storage.objects import sha256
+from trainwright.tasks.train.checkpoint import fence, tensors
+from trainwright.tasks.train.checkpoint import files as checkpoint
+from trainwright.tasks.train.checkpoint.confirmations import FAILED
+from trainwright.tasks.train.checkpoint.shards import merged
+from trainwright.tasks.train.checkpoint.spill import Spill
+from trainwright.tasks.train.checkpoint.writer import CheckpointWriter, PendingCheckpoint
+from trainwright.tasks.train.record import metrics
+
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+]
+SHAPES = st.lists(st.integers(0, 5), max_size=3)
+MADE = st.dictionaries(
+    st.text(min_size=1, max_size=8).filter(lambda name: name != "__metadata__"),
+    st.tuples(st.sampled_from(DTYPES), SHAPES),
+    max_size=8,
+)
+
+
+def make(shapes: dict[str, tuple[torch.dtype, list[int]]]) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(len(shapes))
+    return {
+        name: torch.randint(0, 2, shape, generator=generator).to(dtype)
+        for name, (dtype, shape) in shapes.items()
+    }
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype
+        and one[name].shape == other[name].shape
+        and torch.equal(one[name], other[name])
+        for name in one
+    )
+
+
+def file_of(one: dict[str, torch.Tensor]) -> bytes:
+    """The safetensors file of these."""
+    return bytes(tensors.HostCopy().take({"file": one})["file"])
+
+
+class Told:
+    """A channel whose launcher agrees to everything."""
+
+    def __init__(self) -> None:
+        self.parts: list[dict[str, object]] = []
+
+    def ask(self, about: str, **_: object) -> dict[str, object]:
+        return {"failed": None, "files": {}, "stored": True}
+
+    def send(self, kind: str, **fields: object) -> None:
+        if kind == "part":
+            self.parts.append(fields)
+
+
+def test_rows_that_no_disk_took_are_forgotten_with_the_steps_that_are_done_again(
+    tmp_path: Path,
+) -> None:
+    for name in ("run", "work"):
+        (tmp_path / name).touch()
+    rows, told = metrics.Rows(FolderStore(tmp_path / "run"), "steps-rank1"), Told()
+    writer = CheckpointWriter(
+        1,
+        fence.Fence(FolderStore(tmp_path / "run"), ""),
+        Spill(tmp_path / "work", 1),
+        told,
+        CheckpointPolicy(),
+    )
+    for step in (5, 9):
+        rows.add(step=step - 1)
+        copies = tensors.HostCopy(tmp_path / "place")
+        files = copies.take({"model.safetensors": {"w": torch.ones(1)}})
+        state = checkpoint.State(step=step, epoch=0, split=[1, 1], members=[0, 1])
+        writer.write(
+            PendingCheckpoint(state, files, copies, rows.take(), False, False, 1, False),
+            lambda: None,
+        )
+        assert told.parts[-1]["where"] == FAILED
+        writer.forget_from(0)
+
+
+@given(MADE)
+def test_a_copy_of_tensors_is_a_file_that_safetensors_reads(
+    shapes: dict[str, tuple[torch.dtype, list[int]]],
+) -> None:
+    given_ = make(shapes)
+    assert equal(load(file_of(given_)), given_)
+
+
+@given(MADE, MADE, st.integers(1, 5))
+def test_the_ranks_parts_are_all_of_it_once_and_merge_to_one_file(
+    model: dict[str, tuple[torch.dtype, list[int]]],
+    optimizer: dict[str, tuple[torch.dtype, list[int]]],
+    size: int,
+) -> None:
+    files = {"model": make(model), "optimizer": make(optimizer)}
+    parts = [tensors.own_part(files, rank, size) for rank in range(size)]
+    for file, whole in files.items():
+        names = [name for part in parts for name in part.get(file, {})]
+        assert sorted(names) == sorted(whole)
+        assert names == list(whole)  # contiguous, in the order of the ranks
+        if whole:
+            shards = [file_of(part[file]) for part in parts if file in part]
+            assert equal(load(merged(shards)), whole)
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 6))
+def test_no_part_is_larger_than_its_share_by_more_than_a_tensor(
+    sizes: list[int], ranks: int
+) -> None:
+    files = {
+        "model": {str(n): torch.zeros(size, dtype=torch.uint8) for n, size in enumerate(sizes)}
+    }
+    for rank in range(ranks):
+        own = sum(map(tensors.size_bytes, tensors.own_part(files, rank, ranks).values()))
+        assert own <= sum(sizes) / ranks + max(sizes)
+
+
+def test_a_name_in_two_shards_is_no_checkpoint() -> None:
+    shard = file_of({"w": torch.ones(2)})
+    with pytest.raises(ValueError, match="two tensors are named 'w'"):
+        merged([shard, shard])
+
+
+def test_shards_that_are_no_safetensors_are_refused(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    right = fence.claim(store, None)
+    state = checkpoint.State(step=1, epoch=0, split=[1])
+    for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
+        right.put(f"checkpoints/step-00000001/{name}", b"\xff" * 40)
+        state.sha256[name] = sha256(b"\xff" * 40)
+    checkpoint.write_state(right, state, CheckpointPolicy())
+    with pytest.raises(CorruptArtefact):
+        checkpoint.whole_model(store, state)
+
+
+def test_a_copy_keeps_what_was_there_and_gives_tied_weights_memory_of_their_own() -> None:
+    tied = torch.ones(3)
+    half, scalar = torch.ones(2, dtype=torch.bfloat16), torch.tensor(2.0)
+    files = {"model": {"a": tied, "b": tied, "scalar": scalar, "half": half}, "optimizer": {}}
+    copies = tensors.HostCopy()
+    taken = copies.take(files)
+    tied.fill_(7)
+    found = load(bytes(taken["model"]))
+    assert equal(found, {"a": torch.ones(3), "b": torch.ones(3), "scalar": scalar, "half": half})
+    assert load(bytes(taken["optimizer"])) == {}
+    again = copies.take(files)["model"]
+    assert (
+        torch.frombuffer(again, dtype=torch.uint8).data_ptr()
+        == torch.frombuffer(taken["model"], dtype=torch.uint8).data_ptr()
+    )  # no new memory for the next one
+    assert load(bytes(again))["a"].tolist() == load(bytes(again))["b"].tolist() == [7, 7, 7]
+
+
+def test_a_copy_of_other_tensors_than_before_is_laid_out_anew() -> None:
+    copies = tensors.HostCopy()
+    for one in (
+        {"w": torch.ones(2)},
+        {"w": torch.ones(3)},
+        {"w": torch.ones(3).double()},
+        {"v": torch.ones(3).double()},
+    ):
+        assert equal(load(bytes(copies.take({"model": one})["model"])), one)
+
+
+def test_a_type_that_safetensors_cannot_hold_is_named() -> None:
+    with pytest.raises(TrainingFailed, match=r"w is of torch\.complex128"):
+        file_of({"w": torch.ones(1, dtype=torch.complex128)})
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"exp_avg.1": torch.ones(2)},
+        {"exp_avg.0": torch.ones(3)},
+        {"exp_avg.x": torch.ones(2)},
+        {"0": torch.ones(2)},
+    ],
+)
+def test_an_optimizer_state_of_other_parameters_is_refused(state: dict[str, torch.Tensor]) -> None:
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
+    with pytest.raises(TrainingFailed, match="does not fit the optimizer"):
+        tensors.load_optimizer(optimizer, state)

@@ -1,0 +1,320 @@
+"""Which checkpoints count: the index, who may add to it, what is retained, and what an earlier launch had spilled."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+
+from trainwright.infra.s3 import S3Access
+from trainwright.tasks.errors import BadInput, CorruptArtefact, RunHeld
+from trainwright.tasks.spec.job import CheckpointPolicy, Job
+from trainwright.tasks.storage.folder import FolderStore
+from trainwright.tasks.storage.objects import ObjectInfo, ObjectStore, open_store, sha256
+from trainwright.tasks.train.checkpoint import fence, files
+from trainwright.tasks.train.checkpoint.spill import Spill, recover
+
+
+@pytest.fixture(params=["folder", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    """An empty run folder in a store of each kind."""
+    if request.param == "folder":
+        return open_store((tmp_path / "run").as_uri())
+    request.getfixturevalue("s3")
+    return open_store(f"s3://fenced/{sha256(str(tmp_path).encode())[:16]}")
+
+
+def write(
+    right: fence.Fence, step: int, content: bytes = b"weights", **fields: object
+) -> files.State:
+    """A checkpoint whose one file holds anything."""
+    state = files.State(step=step, epoch=0, split=[1], owner=right.owner, **fields)  # type: ignore[arg-type]
+    right.put(f"{fence.folder_name(step)}/model.safetensors", content)
+    state.sha256, state.size_bytes = (
+        {"model.safetensors": sha256(content)},
+        {"model.safetensors": len(content)},
+    )
+    files.write_state(right, state, CheckpointPolicy(keep_last=3))
+    return state
+
+
+@pytest.mark.parametrize(
+    "name", ["../../../etc/passwd", "model.pkl", "model-1-of-2.safetensors", "a/model.safetensors"]
+)
+def test_a_state_that_names_a_strange_file_is_passed_over(tmp_path: Path, name: str) -> None:
+    store = FolderStore(tmp_path / "run")
+    right = fence.claim(store, None)
+    write(right, 1)
+    bad = files.State(step=2, epoch=0, split=[1], sha256={name: sha256(b"weights")})
+    files.write_state(right, bad, CheckpointPolicy())
+    found = files.fetch_latest(store, tmp_path / "here")
+    assert found is not None
+    assert found.step == 1
+
+
+def test_a_file_of_another_size_is_not_even_read(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "run")
+    state = write(fence.claim(store, None), 1, b"weights")
+    (tmp_path / "run/checkpoints/step-00000001/model.safetensors").write_bytes(b"weights and more")
+    with pytest.raises(CorruptArtefact, match="16 bytes; 7 were written"):
+        files.whole_model(store, state)
+
+
+def test_every_store_takes_a_view_of_memory(store: ObjectStore) -> None:
+    content, right = bytearray(b"weights" * 99_999), fence.claim(store, None)
+    right.put("checkpoints/step-00000001/model.safetensors", memoryview(content))
+    store.put("put", memoryview(content))
+    version = store.get_versioned("put")[1]
+    content[:7] = b"anothe "
+    assert store.swap("put", memoryview(content), version)
+    assert store.get("put") == content != store.get("checkpoints/step-00000001/model.safetensors")
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 60), st.booleans()), unique_by=lambda one: one[0], max_size=30
+    ),
+    st.integers(1, 4),
+    st.booleans(),
+    st.one_of(st.none(), st.integers(1, 4)),
+)
+def test_what_is_retained_is_the_last_the_best_and_every_so_many(
+    given_: list[tuple[int, bool]], last: int, best: bool, every: int | None
+) -> None:
+    policy = CheckpointPolicy(every_steps=1, keep_last=last, keep_best=best, keep_every=every)
+    entries = [fence.Entry(step, "", is_best) for step, is_best in given_]
+    steps = sorted(step for step, _ in given_)
+    kept = {one.step for one in fence.retained(entries, policy)}
+    bests = sorted(step for step, is_best in given_ if is_best)
+    expected = set(steps[-last:]) | (set(bests[-1:]) if best else set())
+    assert kept == expected | {step for step in steps if every and step % every == 0}
+    assert fence.retained(fence.retained(entries, policy), policy) == fence.retained(
+        entries, policy
+    )
+
+
+def test_keep_every_is_a_multiple_of_every_steps() -> None:
+    document = {
+        "name": "j",
+        "data": {"uri": "builtin:digits"},
+        "train": {"checkpoint": {"keep_every": 70}},
+    }
+    with pytest.raises(ValueError, match=r"keep_every as a multiple of every_steps \(50\), not 70"):
+        Job.model_validate(document)
+
+
+def test_a_holder_whose_lease_is_older_cannot_begin(store: ObjectStore) -> None:
+    write(fence.claim(store, 7), 10)
+    before = {item.key: store.get(item.key) for item in store.list()}
+    with pytest.raises(RunHeld, match=r"later lease \(token 7; this one's is 5\)"):
+        fence.claim(store, 5)
+    assert {item.key: store.get(item.key) for item in store.list()} == before
+    assert [one.step for one in fence.claim(store, 7).require().checkpoints] == [10]
+
+
+def test_a_stale_holder_can_neither_add_nor_replace_a_checkpoint(store: ObjectStore) -> None:
+    stale = fence.claim(store, 5)
+    write(stale, 10)
+    stale.put("checkpoints/step-00000020/model.safetensors", b"of the stale one, before")
+    newer = fence.claim(store, 7)
+    write(newer, 20, b"of the new one")
+    with pytest.raises(RunHeld):
+        write(stale, 20, b"of the stale one")
+    with pytest.raises(RunHeld):
+        write(stale, 30, b"of the stale one")
+    for step in (0, 10):  # of the second, its own list lacks nothing
+        with pytest.raises(RunHeld):
+            stale.forget(after=step)
+    assert [state.step for state in files.list_states(store)] == [10, 20]
+    assert files.whole_model(store, files.list_states(store)[-1]) == b"of the new one"
+    write(newer, 30, b"of the new one")  # over what the stale one left there
+    assert [state.step for state in files.list_states(store)] == [10, 20, 30]
+    assert files.whole_model(store, files.list_states(store)[-1]) == b"of the new one"
+
+
+class Noted(FolderStore):
+    """A folder that notes what is read, and how often something is taken away."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.done = list[str]()
+
+    def get(self, key: str) -> bytes:
+        self.done.append("get")
+        return super().get(key)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        self.done.append("list")
+        return super().list(prefix)
+
+    def delete(self, *keys: str) -> None:
+        self.done.append("delete")
+        super().delete(*keys)
+
+
+def test_only_the_first_checkpoint_of_a_launch_looks_at_what_is_there(tmp_path: Path) -> None:
+    store = Noted(tmp_path)
+    right = fence.claim(store, 1)
+    write(right, 10)
+    store.done.clear()
+    for step in (20, 30, 40):
+        write(right, step)
+    # A swap reads, below its lock, what it is about to replace.
+    assert store.done == ["get", "get", "get", "delete"]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*/*")) == sorted(
+        ["model.safetensors", "state.json"] * 3
+    )
+
+
+def test_files_that_others_left_go_when_it_looks_again(store: ObjectStore) -> None:
+    right = fence.claim(store, 1)
+    write(right, 10)
+    orphan = "checkpoints/step-00000015/model-00001-of-00002.safetensors"
+    store.put(orphan, b"of a rank that was lost")
+    write(right, 20)
+    assert orphan in {item.key for item in store.list()}
+    right.look_again()
+    write(right, 30)
+    assert orphan not in {item.key for item in store.list()}
+    assert [state.step for state in files.list_states(store)] == [10, 20, 30]
+
+
+def test_what_an_earlier_launch_listed_is_dropped_with_all_its_files(store: ObjectStore) -> None:
+    before = fence.claim(store, 1)
+    for step in (10, 20, 30):
+        write(before, step)
+    right = fence.claim(store, 2)
+    for step in (40, 50):
+        write(right, step)
+    folders = {item.key.split("/")[1] for item in store.list("checkpoints/")}
+    assert folders == {"step-00000030", "step-00000040", "step-00000050"}
+
+
+def test_an_index_that_was_changed_since_it_was_read_is_read_again(store: ObjectStore) -> None:
+    right = fence.claim(store, 1)
+    write(right, 10)
+    right.require()
+    same = fence.Fence(store, right.owner)
+    write(same, 20)
+    right.commit(fence.Entry(30, "0"), [], CheckpointPolicy(keep_last=3))
+    assert [one.step for one in right.require().checkpoints] == [10, 20, 30]
+
+
+def test_of_many_that_claim_at_once_the_last_one_alone_can_write(store: ObjectStore) -> None:
+    barrier = threading.Barrier(4)
+
+    def launch(number: int) -> fence.Fence | None:
+        barrier.wait()
+        try:
+            return fence.claim(store, number)
+        except RunHeld:
+            return None
+
+    with ThreadPoolExecutor(4) as pool:
+        rights = [right for right in pool.map(launch, range(4)) if right is not None]
+    able = []
+    for right in rights:
+        try:
+            write(right, 10)
+            able.append(right.owner)
+        except RunHeld:
+            continue
+    index, _ = fence.read_index(store)
+    assert able == [index.owner]
+    assert [one.step for one in index.checkpoints] == [10]
+
+
+def test_a_version_is_swapped_by_one_of_many(store: ObjectStore) -> None:
+    assert store.swap("key", b"0", None)
+    assert not store.swap("key", b"late", None)
+    for number in range(1, 4):
+        _, version = store.get_versioned("key")
+        with ThreadPoolExecutor(6) as pool:
+            marks = pool.map(
+                lambda n, v=version, k=number: store.swap("key", b"%d-%d" % (k, n), v), range(6)
+            )  # type: ignore[misc]
+            winners = [writer for writer, mark in enumerate(marks) if mark is not None]
+        assert len(winners) == 1
+        assert store.get("key") == b"%d-%d" % (number, winners[0])
+        assert not store.swap("key", b"stale", version)
+    store.delete("key")
+    assert not store.swap("key", b"gone", version)
+
+
+def test_a_damaged_index_does_not_lose_the_checkpoints(store: ObjectStore) -> None:
+    write(fence.claim(store, 7), 10, best=True)
+    store.put(fence.INDEX, b'{"checkpoints": [')
+    assert [(one.step, one.best) for one in fence.claim(store, 8).require().checkpoints] == [
+        (10, True)
+    ]
+
+
+def test_without_an_index_what_a_stale_holder_left_does_not_count(store: ObjectStore) -> None:
+    stale = fence.claim(store, 5)
+    write(stale, 10, token=5)
+    newer = fence.claim(store, 7)
+    write(newer, 20, token=7)
+    with pytest.raises(RunHeld):
+        write(stale, 30, token=5)
+    store.delete(fence.INDEX)
+    assert [state.step for state in files.list_states(store)] == [10, 20]
+
+
+def spilled(work: Path, right: fence.Fence, step: int, content: bytes) -> None:
+    """A checkpoint that a launch kept on this machine."""
+    spill = Spill(work, 0)
+    state = files.State(step=step, epoch=0, split=[1], owner=right.owner)
+    state.sha256 = {"model.safetensors": sha256(content)}
+    for name, data in (("model.safetensors", content), (fence.STATE, state.encoded())):
+        spill.add(f"{fence.folder_name(step)}/{name}", data, step)
+    spill.add(f"metrics/steps-rank0-{step - 10:08d}.parquet", b"rows", step)
+
+
+def test_what_was_spilled_comes_into_the_store_at_the_next_start(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    right = fence.claim(store, 5)
+    write(right, 10)
+    spilled(tmp_path / "work", right, 20, b"twenty")
+    spilled(tmp_path / "work", right, 30, b"thirty")
+    file = tmp_path / "work/spill/rank-0/checkpoints/step-00000020/model.safetensors"
+    file.write_bytes(b"twenty" + b"!")
+    assert recover(store, tmp_path / "work", CheckpointPolicy()) == [30]
+    assert [state.step for state in files.list_states(store)] == [10, 30]
+    assert files.whole_model(store, files.list_states(store)[-1]) == b"thirty"
+    assert store.get("metrics/steps-rank0-00000020.parquet") == b"rows"
+    assert not (tmp_path / "work/spill").exists()
+
+
+def test_what_was_spilled_is_passed_over_where_the_run_went_on_elsewhere(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    right = fence.claim(store, 5)
+    spilled(tmp_path / "work", right, 20, b"of the first")
+    write(fence.claim(store, 7), 10, b"of another")
+    assert recover(store, tmp_path / "work", CheckpointPolicy()) == []
+    assert [state.step for state in files.list_states(store)] == [10]
+    assert not any(item.key.startswith("metrics/") for item in store.list())
+
+
+def test_an_odd_key_is_never_spilled_outside_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(BadInput):
+        Spill(tmp_path, 0).add("../escaped", b"", 1)
+
+
+def test_the_state_is_plain_json(s3: S3Access) -> None:
+    store = open_store("s3://fenced/plain")
+    state = write(fence.claim(store, 3), 10, metrics={"loss": 0.5})
+    document = json.loads(store.get("checkpoints/step-00000010/state.json"))
+    assert document["schema_version"] == 2
+    assert document["step"] == state.step
+    assert document["metrics"] == {"loss": 0.5}
+    assert load(save({"w": torch.ones(1)})).keys() == {"w"}

@@ -1,0 +1,86 @@
+"""Sums by Horovod, in processes of their own. (Trainings by it are in the other files.)"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from trainwright.tasks.train.exchange.collective import LEAST_PAUSE_S, HorovodCollective, PeersLost
+from trainwright.tasks.train.exchange.rendezvous import rendezvous
+from trainwright.tasks.train.world import World, horovod_environment
+
+RANK = """
+import os, time
+import torch
+import horovod.torch as hvd
+from trainwright.tasks.train.collective import HorovodCollective
+
+ranks, done, synchronize = HorovodCollective(), [], hvd.synchronize
+ranks.sum_(torch.ones(2), "first")
+if ranks.rank == 1:
+    time.sleep(2.0)
+poll = hvd.poll
+hvd.poll = lambda handle: done.append(poll(handle)) or done[-1]
+hvd.synchronize = lambda handle: synchronize(handle) if done[-1] else None
+started = time.perf_counter()
+found = ranks.sum_(torch.full((5,), 1.0 + ranks.rank), "second")
+print(found.tolist(), len(done), time.perf_counter() - started, flush=True)
+ranks.shutdown()
+os._exit(0)
+"""
+
+
+@contextmanager
+def world_of(count: int) -> Iterator[World]:
+    """A world of ranks on this machine."""
+    server = rendezvous("127.0.0.1", ["localhost"] * count)
+    try:
+        meeting = f"127.0.0.1:{server.server_address[1]}"
+        yield World(generation=1, members=list(range(count)), meeting=meeting)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_who_waits_for_a_sum_leaves_the_core_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("horovod")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with world_of(2) as world:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", RANK],
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, **horovod_environment(world, number)},
+            )
+            for number in range(2)
+        ]
+        try:
+            said = [one.communicate(timeout=120)[0].strip() for one in ranks]
+        finally:
+            for one in ranks:
+                one.kill()
+    for one in said:
+        assert one.startswith("[3.0, 3.0, 3.0, 3.0, 3.0]")
+        looks, took_s = (float(word) for word in one.split("]")[1].split())
+        assert 1 <= looks <= 1 + took_s / LEAST_PAUSE_S
+
+
+def test_where_horovod_forms_no_group_a_rank_has_lost_the_others_and_may_meet_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hvd, done = pytest.importorskip("horovod.torch"), list[str]()
+
+    def no_group() -> None:
+        raise ValueError("Horovod initialization failed.")
+
+    monkeypatch.setattr(hvd, "init", no_group)
+    monkeypatch.setattr(hvd, "shutdown", lambda: done.append("shutdown"))
+    with pytest.raises(PeersLost, match="initialization failed"):
+        HorovodCollective()
+    assert done == ["shutdown"]

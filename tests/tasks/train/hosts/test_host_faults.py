@@ -1,0 +1,112 @@
+"""One clear line for whatever is wrong with a host of a lab: its address, its key, its sources, what it says, its silence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hosts_case import act, no_python, on_hosts, other_sources, until
+from lab import Lab
+
+from trainwright.tasks.errors import BadInput, ServiceUnreachable, TrainingFailed
+from trainwright.tasks.train import train
+from trainwright.tasks.train.checkpoint import shared_memory
+from trainwright.tasks.train.hosts import session
+from trainwright.tasks.train.hosts.agent import BEAT_S
+
+
+def test_a_host_that_does_not_answer_is_named(tmp_path: Path, lab: Callable[..., Lab]) -> None:
+    made = lab(cores=[None])
+    asked = on_hosts(tmp_path, made, [40, 20], here=1)
+    nobody = made.driver.rpartition(".")[0] + ".250"
+    plan = json.loads(asked.plan.model_dump_json().replace(made.hosts[0].address, nobody))
+    asked = asked.model_copy(update={"plan": type(asked.plan).model_validate(plan)})
+    with pytest.raises(ServiceUnreachable, match=rf"host h1 \({nobody}\): .*(No route|timed out)"):
+        train(asked)
+    assert not list(tmp_path.glob("run/metrics/*"))
+
+
+def test_a_host_with_another_key_or_an_unknown_one_is_refused(
+    tmp_path: Path, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", shared)
+    made = lab(cores=[None, None])
+    asked = on_hosts(tmp_path, made, [40, 20])
+    first, second = made.known_hosts.read_text().splitlines()
+    wrong = f"{first}\n{second.split()[0]} {first.split(maxsplit=1)[1]}\n"
+    made.known_hosts.write_text(wrong)
+    with pytest.raises(
+        ServiceUnreachable, match=r"host h2 \(.*\): its host key is not the one in known_hosts"
+    ):
+        train(asked)
+    assert made.known_hosts.read_text() == wrong
+    made.known_hosts.write_text(first + "\n")
+    with pytest.raises(
+        ServiceUnreachable, match=r"host h2 \(.*\): its host key is not in known_hosts"
+    ):
+        train(asked)
+    assert made.known_hosts.read_text() == first + "\n"
+    assert list(shared.iterdir()) == []
+    assert until(lambda: [host.words() for host in made.hosts] == [[], []])
+
+
+def test_a_host_that_runs_other_sources_is_told(tmp_path: Path, lab: Callable[..., Lab]) -> None:
+    made = lab(cores=[None, None])
+    asked = on_hosts(tmp_path, made, [40, 20])
+    other_sources(made, 1, tmp_path)
+    with pytest.raises(
+        BadInput, match=r"host h2 \(.*\): trainwright's sources: sha256 \w+… here, \w+… there"
+    ):
+        train(asked)
+    no_python(made, 1)
+    with pytest.raises(
+        ServiceUnreachable, match=r"host h2 \(.*\): .*can't be run there.*python-h2 -V` must work"
+    ):
+        train(asked)
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        (
+            '{"kind": "journal", "rank": "../../../evil", "text": "evil", "anew": true}',
+            "journal: rank 1 named",
+        ),
+        pytest.param(
+            '{"kind": "journal", "rank": 2, "text": "evil", "anew": true}',
+            "allowed: a rank, 0 to 1",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("{}", "KeyError", marks=pytest.mark.slow),
+    ],
+)
+def test_a_host_that_says_what_no_rank_may_say_is_given_up(
+    says: str, why: str, tmp_path: Path, lab: Callable[..., Lab]
+) -> None:
+    made = lab(cores=[None, None])
+    asked = on_hosts(tmp_path, made, [40, 20])
+    (tmp_path / "says").write_text(says + "\n")
+    act(made, 1, "train.worker", f"cat {tmp_path}/says >&$TRAINWRIGHT_CHANNEL; exec sleep 600")
+    train(asked)  # by the other
+    assert why in (tmp_path / "work" / "logs" / "rank-1.log").read_text()
+    assert not [
+        path
+        for path in tmp_path.rglob("*")
+        if "evil" in path.name or path.name == "steps-rank2.jsonl"
+    ]
+    assert until(lambda: [host.words() for host in made.hosts] == [[], []])
+
+
+def test_a_host_whose_node_is_stopped_is_given_up_after_a_silence(
+    tmp_path: Path, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "SILENCE_S", 2 * BEAT_S)
+    made = lab(cores=[None, None])
+    asked = on_hosts(tmp_path, made, [40, 20])
+    act(made, 1, "train.preload", "kill -STOP $PPID; exec sleep 600")
+    with pytest.raises(TrainingFailed, match=r"host h2 \(.*it said nothing for 10 s"):
+        train(asked)

@@ -1,0 +1,36 @@
+"""Lost hosts that are tried again: what goes wrong with one keeps no other from coming back."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import pytest
+
+from trainwright.tasks.train.hosts import reconnect
+from trainwright.tasks.train.hosts.reconnect import Returning, Shares
+from trainwright.tasks.train.hosts.session import Session
+
+
+def test_an_error_that_nobody_foresaw_ends_no_attempt_but_its_own(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(reconnect, "TRY_EVERY_S", 0.001)
+    tried, enough = Counter[str](), threading.Event()
+
+    def connect(address: str) -> Session:
+        tried[address] += 1
+        if min(tried["a"], tried["b"]) > 2:
+            enough.set()
+        raise KeyError("python")
+
+    def admit(session: Session) -> Shares:
+        raise AssertionError(session)
+
+    hosts = Returning(lambda: ["a", "b"], connect, admit)
+    try:
+        assert enough.wait(60)
+    finally:
+        hosts.close()
+    assert "host a can't be taken back" in caplog.text
+    assert "KeyError: 'python'" in caplog.text

@@ -1,0 +1,55 @@
+"""A host's cache of data: nothing but the content that was validated comes in, and what was damaged there is replaced."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.train.hosts.stage_data import cache_of, keep, look
+
+TEXT = "a,label\n1,yes\n2,no\n"
+SHA256 = hashlib.sha256(hashlib.sha256(TEXT.encode()).digest()).hexdigest()
+"""of the checksums of its one file"""
+
+
+def copied(folder: Path, text: str) -> Path:
+    """A table, as the launcher has copied it into a launch's folder."""
+    path = folder / "copy" / "table.csv"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> DataSpec:
+    """Of a table that this machine lacks."""
+    return DataSpec(uri=str(tmp_path / "elsewhere" / "table.csv"), target="label")
+
+
+def test_a_copy_that_was_cut_short_does_not_come_into_the_cache(
+    spec: DataSpec, home: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput, match="another content than was validated"):
+        keep(spec, copied(tmp_path / "cut", TEXT[:-3]), SHA256)
+    assert not cache_of(SHA256).exists()
+    keep(spec, copied(tmp_path / "whole", TEXT), SHA256)
+    assert Path(look(spec, SHA256)).read_text() == TEXT
+
+
+@pytest.mark.parametrize("there", [TEXT[:-3], TEXT, None])
+def test_what_lies_in_the_cache_is_replaced_where_it_is_damaged(
+    there: str | None, spec: DataSpec, home: Path, tmp_path: Path
+) -> None:
+    cache_of(SHA256).mkdir(parents=True)
+    if there is not None:
+        (cache_of(SHA256) / "table.csv").write_text(there)
+    inode = cache_of(SHA256).stat().st_ino
+    keep(spec, copied(tmp_path / "whole", TEXT), SHA256)
+    found = Path(look(spec, SHA256))
+    assert found.parent == cache_of(SHA256)
+    assert found.read_text() == TEXT
+    assert (cache_of(SHA256).stat().st_ino == inode) == (there == TEXT)

@@ -1,0 +1,101 @@
+"""What a result says of the devices of a training: also of one that was left out, and of those of an earlier plan."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_case import NO_SPARE, ROWS, planned, request
+
+from trainwright.estimator.predict.energy import datasheet_power
+from trainwright.tasks import progress
+from trainwright.tasks.errors import Interrupted
+from trainwright.tasks.runs.artefacts import Result
+from trainwright.tasks.train import train
+
+NO_MEMORY = """
+import os
+import torch
+
+
+class Net(torch.nn.Sequential):
+    def forward(self, images):
+        if self.training and os.environ.get("HOROVOD_RANK") == "1":
+            raise MemoryError
+        return super().forward(images)
+
+
+def build_model():
+    return Net(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+"""
+
+
+def test_a_device_that_holds_not_one_sample_is_left_out_and_the_others_train_to_the_end(
+    tmp_path: Path,
+) -> None:
+    asked = request(tmp_path, [40, 1], backend="torch")
+    (tmp_path / "source" / "net.py").write_text(NO_MEMORY)
+    result = train(asked)
+    assert [(device.batch_size, device.samples) for device in result.devices] == [
+        (41, ROWS),
+        (0, 0),
+    ]
+    assert all(device.peak_memory_bytes > 1e8 for device in result.devices)
+
+
+def replanned(tmp_path: Path, pool: dict[str, Any]) -> tuple[Result, int]:
+    """A training that was planned anew after this step, in which each device has what it did itself."""
+    first = [
+        {"type": "emulated", "speed": speed, "id": f"here/emulated-{n}"}
+        for n, speed in enumerate((2.0, 1.0))
+    ]
+    asked = request(tmp_path, [40, 20], devices=first, backend="torch", epochs=4, **NO_SPARE)
+    (tmp_path / "pool.json").write_text(json.dumps(pool))
+    stop = threading.Event()
+
+    def hear(event: dict[str, Any]) -> None:
+        if event["event"] == "train" and event["step"] >= 40:
+            stop.set()
+
+    with progress.heard_by(hear), pytest.raises(Interrupted):
+        train(asked, stop=stop)
+    before = int(max((tmp_path / "run/checkpoints").glob("step-*")).name.removeprefix("step-"))
+    plan = planned([{"type": "emulated", "speed": 1e6, "id": "here/emulated-2"}], [60])
+    result = train(asked.model_copy(update={"plan": plan}))
+    epochs, steps = divmod(before, 24)  # of 60 samples; an epoch's last is of 58
+    [device] = result.devices
+    assert (device.id, result.steps) == ("here/emulated-2", 96)
+    assert device.samples == 4 * ROWS - (epochs * ROWS + 60 * steps)
+    return result, before
+
+
+def test_energy_and_cost_count_the_devices_of_an_earlier_plan_for_as_long_as_they_were_held(
+    tmp_path: Path, heard: list[dict[str, Any]]
+) -> None:
+    devices = [{"type": "emulated", "speed": speed} for speed in (2.0, 1.0, 1e6)]
+    prices = {"emulated": "3600/h"}  # one for a second that a device is held
+    result, before = replanned(
+        tmp_path, {"name": "p", "hosts": [{"name": "here", "devices": devices}], "prices": prices}
+    )
+    parts = (2 * before + 96 - before) / 96
+    assert result.measured.cost == pytest.approx(parts * result.measured.duration_s, rel=1e-6)
+    assert result.measured.energy_source == "datasheet"
+    idle = datasheet_power("emulated").idle_w
+    assert result.measured.energy_j is not None
+    assert result.measured.energy_j > 2 * idle * before / 96 * result.measured.duration_s
+    assert not [event for event in heard if "no longer in the pool" in event.get("message", "")]
+
+
+def test_devices_of_an_earlier_plan_that_left_the_pool_are_told_to_be_left_out(
+    tmp_path: Path, heard: list[dict[str, Any]]
+) -> None:
+    replanned(tmp_path, {"name": "p", "hosts": [{"name": "here", "devices": [{"type": "cpu"}]}]})
+    [said] = [
+        event["message"] for event in heard if "no longer in the pool" in event.get("message", "")
+    ]
+    assert (
+        said == "energy and cost leave out here/emulated-0, here/emulated-1: no longer in the pool"
+    )

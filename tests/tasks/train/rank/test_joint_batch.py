@@ -1,0 +1,150 @@
+"""Unlike ranks together compute what one process computes on the joint batch; with either library."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from pathlib import Path
+
+import pytest
+from joint_batch_case import (
+    BOUNDS,
+    SPLITS,
+    WAYS,
+    flat,
+    joint,
+    largest_difference,
+    normalized,
+    normalized_single,
+    relative_difference,
+    trained,
+)
+from training_case import NO_SPARE, ROWS, alone, request, rows, scalars
+
+from trainwright.tasks.train import train
+
+QUICK = {
+    ("horovod", "3:1", "adamw", "fp64"),
+    ("horovod", "2:1:0", "clipped", "fp32"),
+    ("torch", "5:3:1:1", "accumulated", "fp32"),
+    ("torch", "3:1", "sgd", "fp64"),
+}
+"""of each kind one; the others are slow, all together"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "split", "way", "precision"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in itertools.product(("horovod", "torch"), SPLITS, WAYS, BOUNDS)
+    ],
+)
+def test_unlike_ranks_equal_one_process_after_50_steps(
+    tmp_path: Path, backend: str, split: str, way: str, precision: str
+) -> None:
+    asked = joint(tmp_path, backend, split, way, precision)
+    result = train(asked)
+    assert (result.steps, result.backend.split(".")[0]) == (50, backend)
+    assert largest_difference(tmp_path / "run", 50, alone(asked)) <= BOUNDS[precision]
+
+
+def test_metrics_are_those_of_all_rows_however_they_are_split(tmp_path: Path) -> None:
+    # 2:1 of 60, but 39 and 19 of an epoch's last 58 rows, and 239 and 120 of the 359 held-out ones: none is a mean of the ranks'.
+    asked = request(tmp_path, [40, 20], epochs=2, backend="torch", precision="fp64", **NO_SPARE)
+    assert train(asked).steps == 48
+    expected: list[dict[str, float]] = []
+    alone(asked, metrics=expected)
+    steps = [one for one in expected if "epoch" not in one]
+    exactly = {"rel": 1e-12, "abs": 0.0}
+    for rank in (0, 1):
+        found = [row["loss"] for row in rows(asked, f"steps-rank{rank}")]
+        assert found == pytest.approx([one["loss"] for one in steps], **exactly)
+    shown = [value for _, value in scalars(asked)["accuracy/train"]]
+    assert shown == pytest.approx([one["accuracy"] for one in steps], rel=1e-6)  # in fp32
+    epochs = [one for one in expected if "epoch" in one]
+    for own, batches, one in zip(
+        rows(asked, "epochs"), (steps[:24], steps[24:]), epochs, strict=True
+    ):
+        total = sum(
+            batch["loss"] * count for batch, count in zip(batches, [60] * 23 + [58], strict=True)
+        )
+        assert own["train_loss"] == pytest.approx(total / ROWS, **exactly)
+        assert own["loss"] == pytest.approx(one["loss"], **exactly)
+        assert (own["epoch"], own["accuracy"]) == (one["epoch"], one["accuracy"])
+
+
+@pytest.mark.parametrize("backend", ["horovod", pytest.param("torch", marks=pytest.mark.slow)])
+def test_batch_norm_sees_the_joint_batch_in_double_precision(tmp_path: Path, backend: str) -> None:
+    asked = normalized(tmp_path, backend, True)
+    result = train(asked)
+    assert result.steps == 50
+    assert [device.samples for device in result.devices] == [1442, 720, 240]
+    assert largest_difference(tmp_path / "run", 50, alone(asked)) <= 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["torch", "horovod"])
+def test_batch_norm_after_a_bias_differs_by_the_noise_that_adam_makes_of_its_gradient(
+    tmp_path: Path, backend: str
+) -> None:
+    # That gradient is nothing but rounding, which Adam divides by itself: so does one process with its samples re-ordered.
+    asked = normalized(tmp_path, backend, "biased")
+    assert train(asked).steps == 50
+    expected = alone(asked)
+    found = trained(tmp_path / "run", 50)
+    assert relative_difference({"all": flat(found)}, {"all": flat(expected)}) <= 1e-8
+    by_order = relative_difference(alone(asked, reordered=0), expected)
+    assert relative_difference(found, expected) <= 2 * by_order
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["torch", "horovod"])
+def test_batch_norm_in_single_precision_differs_as_another_order_of_samples_does(
+    tmp_path: Path, backend: str
+) -> None:
+    asked = normalized_single(tmp_path, backend)
+    assert train(asked).steps == 50
+    expected = alone(asked)
+    by_order = [relative_difference(alone(asked, reordered=seed), expected) for seed in range(3)]
+    assert largest_difference(tmp_path / "run", 50, expected) <= 2 * statistics.median(by_order)
+
+
+def test_batch_norm_sees_the_joint_batch_in_single_precision_for_one_step(tmp_path: Path) -> None:
+    asked = request(
+        tmp_path, [80, 40], validation_fraction=1677 / 1797, model={"norm": True}, **NO_SPARE
+    )
+    assert train(asked).steps == 1
+    assert largest_difference(tmp_path / "run", 1, alone(asked)) <= 1e-6
+
+
+@pytest.mark.parametrize("backend", ["horovod", pytest.param("torch", marks=pytest.mark.slow)])
+def test_micro_batches_add_up_to_the_joint_batch(tmp_path: Path, backend: str) -> None:
+    # A rank has fewer samples than micro-batches, and the last step takes 10 rows.
+    asked = request(
+        tmp_path,
+        [40, 17, 3],
+        validation_fraction=587 / 1797,
+        backend=backend,
+        precision="fp64",
+        **NO_SPARE,
+    )
+    asked = asked.model_copy(update={"plan": asked.plan.model_copy(update={"accumulation": 4})})
+    assert train(asked).steps == 21
+    assert largest_difference(tmp_path / "run", 21, alone(asked)) <= 1e-12
+
+
+def test_batch_norm_takes_the_statistics_of_each_micro_batch_over_all_ranks(tmp_path: Path) -> None:
+    asked = request(
+        tmp_path,
+        [40, 17, 3],
+        validation_fraction=1677 / 1797,
+        model={"norm": True},
+        precision="fp64",
+        **NO_SPARE,
+    )
+    asked = asked.model_copy(update={"plan": asked.plan.model_copy(update={"accumulation": 4})})
+    assert train(asked).steps == 2
+    from safetensors.torch import load_file
+
+    found = load_file(tmp_path / "run/checkpoints/step-00000002/model.safetensors")
+    assert int(found["norm.num_batches_tracked"]) == 2 * 4

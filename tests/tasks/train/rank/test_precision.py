@@ -1,0 +1,268 @@
+"""Training in half precision: unlike ranks compute what one process does, up to the rounding that halves bring anywhere."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from training_case import LEARNING_RATE, NO_SPARE, alone, request, rows, when_checkpoint
+
+from trainwright.estimator.devices import DEVICE_TYPES, half_precision
+from trainwright.tasks.data import dataset as data
+from trainwright.tasks.errors import Interrupted
+from trainwright.tasks.train import train
+from trainwright.tasks.train.batch.sampling import epoch_order
+from trainwright.tasks.train.rank.loss_scale import GROWS_AFTER_STEPS, LEAST, MOST, LossScale
+from trainwright.tasks.train.rank.rank import Rank
+
+ROWS_OF_20_STEPS = 0.332
+SPLIT = [45, 15]
+
+
+def difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """The greatest difference of a tensor, relative to its own norm."""
+    norm = torch.linalg.vector_norm
+    assert {name: one.dtype for name, one in found.items()} == {
+        name: one.dtype for name, one in expected.items()
+    }
+    return max(
+        float(norm(one.double() - expected[name].double()))
+        / max(1e-12, float(norm(expected[name].double())))
+        for name, one in found.items()
+    )
+
+
+def trained(folder: Path, step: int = 20) -> dict[str, torch.Tensor]:
+    """The model of a checkpoint."""
+    return load_file(folder / f"run/checkpoints/step-{step:08d}/model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("precision", "backend", "optimizer", "clip_norm"),
+    [
+        ("amp", "torch", "momentum", 0.5),
+        (
+            "bf16",
+            "horovod",
+            "adam",
+            None,
+        ),  # torch's own clipping takes the norm of bf16 in bf16: no reference
+        pytest.param("amp", "horovod", "adam", 0.5, marks=pytest.mark.slow),
+        pytest.param("bf16", "torch", "momentum", None, marks=pytest.mark.slow),
+    ],
+)
+def test_two_ranks_at_3_to_1_differ_from_one_process_by_rounding_alone(
+    tmp_path: Path, precision: str, backend: str, optimizer: str, clip_norm: float | None
+) -> None:
+    asked = request(
+        tmp_path,
+        SPLIT,
+        validation_fraction=ROWS_OF_20_STEPS,
+        precision=precision,
+        backend=backend,
+        optimizer={"name": optimizer},
+        clip_norm=clip_norm,
+        **NO_SPARE,
+    )
+    assert train(asked).steps == 20
+    found, whole = trained(tmp_path), alone(asked)
+    # Each part's gradient is rounded to half precision. One process that takes the same parts one after another rounds the
+    # same; that takes others, differs from the whole batch as these do.
+    assert difference(found, alone(asked, SPLIT)) <= 1e-6
+    rounding = max(
+        difference(alone(asked, parts), whole)
+        for parts in ([30, 30], [50, 10], [20, 20, 20], [15, 45])
+    )
+    assert 0 < difference(found, whole) <= 3 * rounding
+
+
+@pytest.mark.parametrize("precision", ["amp", pytest.param("bf16", marks=pytest.mark.slow)])
+def test_batch_norm_sees_the_joint_batch_in_half_precision(tmp_path: Path, precision: str) -> None:
+    asked = request(
+        tmp_path,
+        [30, 15, 5],
+        validation_fraction=646 / 1797,
+        model={"norm": True},
+        precision=precision,
+        backend="torch",
+        **NO_SPARE,
+    )
+    assert train(asked).steps == 24
+    single = asked.job.train.model_copy(update={"precision": "fp32"})
+    in_fp32 = alone(
+        asked.model_copy(update={"job": asked.job.model_copy(update={"train": single})})
+    )
+    found, one = trained(tmp_path, 24), alone(asked)
+    statistics = [name for name in one if "running" in name]
+    assert {found[name].dtype for name in statistics} == {torch.float32}
+    halves_bring = difference(
+        {name: value.double() for name, value in one.items()},
+        {name: in_fp32[name].double() for name in one},
+    )
+    assert difference(found, one) < halves_bring
+    # Statistics of each rank's own samples would be off by several percent.
+    assert (
+        difference(
+            {name: found[name] for name in statistics}, {name: one[name] for name in statistics}
+        )
+        < 0.01
+    )
+
+
+def test_micro_batches_in_bf16_add_up_in_fp32(tmp_path: Path) -> None:
+    # Every rank has whole micro-batches, which one process can take one after another.
+    asked = request(
+        tmp_path,
+        [40, 20],
+        validation_fraction=ROWS_OF_20_STEPS,
+        backend="torch",
+        precision="bf16",
+        **NO_SPARE,
+    )
+    asked = asked.model_copy(update={"plan": asked.plan.model_copy(update={"accumulation": 4})})
+    assert train(asked).steps == 20
+    # The order of a sum in fp32 seldom tells after rounding to bf16; sums in bf16 would tell at once.
+    whole = difference(alone(asked, [60]), alone(asked, [10] * 4 + [5] * 4))
+    assert difference(trained(tmp_path), alone(asked, [10] * 4 + [5] * 4)) < whole / 4
+
+
+@pytest.mark.parametrize("precision", ["amp", pytest.param("bf16", marks=pytest.mark.slow)])
+def test_a_stopped_training_in_half_precision_goes_on_to_the_last_digit(
+    tmp_path: Path, precision: str
+) -> None:
+    settings: dict[str, Any] = {
+        "devices": [{"type": "emulated", "speed": speed} for speed in (1.0, 0.5)],
+        "optimizer": {"name": "adamw"},
+        "model": {"norm": True, "dropout": 0.3},
+        "precision": precision,
+        "schedule": "cosine",
+        "backend": "torch",
+        **NO_SPARE,
+    }
+    whole, stopped = (
+        request(tmp_path / name, [40, 20], **settings) for name in ("whole", "stopped")
+    )
+    expected, stop = train(whole), threading.Event()
+    watcher = when_checkpoint(tmp_path / "stopped", 10, stop.set)
+    with pytest.raises(Interrupted, match="checkpoint"):
+        train(stopped, stop=stop)
+    watcher.join()
+    result = train(stopped)
+    assert result.resumed_from_step
+    assert result.metrics == expected.metrics
+    last = result.checkpoints[-1].step
+    assert difference(trained(tmp_path / "stopped", last), trained(tmp_path / "whole", last)) == 0
+    losses = [[row["loss"] for row in rows(asked, "steps-rank1")] for asked in (stopped, whole)]
+    assert losses[0] == losses[1]
+
+
+class Together:
+    """The collective of ranks that are threads of this process."""
+
+    def __init__(self, rank: int, shared: dict[str, Any]) -> None:
+        self.rank, self.size, self.wait_s = rank, 2, 0.0
+        self._shared = shared
+        self._rounds: dict[str, int] = {}
+
+    def sum_(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        self.finish(self.start_sum(tensor, name))
+        return tensor
+
+    def start_sum(self, tensor: torch.Tensor, name: str) -> Any:
+        self._rounds[name] = number = self._rounds.get(name, 0) + 1
+        self._shared[name, number, self.rank] = tensor.clone()
+        return tensor, name, number
+
+    def finish(self, handle: Any) -> None:
+        tensor, name, number = handle
+        self._shared["barrier"].wait(60)
+        tensor.copy_(self._shared[name, number, 0] + self._shared[name, number, 1])
+        self._shared["barrier"].wait(60)
+
+    def shutdown(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_where_one_rank_overflows_in_fp16_all_leave_the_step_out(
+    tmp_path: Path, norm: bool
+) -> None:
+    # The first device's type has no bf16 units: it computes in fp16, the other in bf16, which has fp32's range.
+    devices = [{"type": "nvidia-t4"}, {"type": "cpu"}]
+    asked = request(tmp_path, SPLIT, precision="amp", devices=devices, model={"norm": norm})
+    dataset, shared = data.load(asked.job.data), {"barrier": threading.Barrier(2)}
+    ranks = [
+        Rank(asked, dataset, Together(number, shared), torch.device("cpu"), number)
+        for number in (0, 1)
+    ]
+    order = epoch_order(ranks[0].train_rows, 0, 0)
+    start = {name: value.clone() for name, value in ranks[0].model.state_dict().items()}
+    for rank in ranks:
+        rank.loss_scale = LossScale(value=MOST)
+    overflowed: list[list[bool]] = [[], []]
+    found: list[list[tuple[float, float]]] = [[], []]
+    after_first: list[dict[str, torch.Tensor]] = [{}, {}]
+
+    def run(number: int) -> None:
+        rank = ranks[number]
+        for step in range(20):
+            seen = rank.step(order, step * 60, step)
+            overflowed[number].append(rank._gradients.overflowed)
+            rank.update(LEARNING_RATE)
+            found[number].append((seen.loss, rank.loss_scale.value))
+            if step == 0:
+                after_first[number] = {
+                    name: value.detach().clone() for name, value in rank.model.named_parameters()
+                }
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert overflowed[0][0]
+    assert norm or not any(overflowed[1])  # batch normalisation hands it on
+    assert all(
+        torch.equal(start[name], value) for one in after_first for name, value in one.items()
+    )
+    assert found[0] == found[1]
+    scales = [scale for _, scale in found[0]]
+    assert scales[0] == MOST / 2
+    assert scales[-1] == scales[-5] == MOST / 2 ** sum(overflowed[0])  # it has found one that holds
+    for name, value in ranks[0].model.named_parameters():
+        assert torch.equal(value, ranks[1].model.get_parameter(name))
+    assert found[0][-1][0] < found[0][0][0]
+    document = ranks[0].noise_document()
+    ranks[1].begin_anew()
+    ranks[1].load_noise(document)
+    assert ranks[1].loss_scale == ranks[0].loss_scale
+
+
+def test_the_loss_scale_halves_at_overflows_and_doubles_after_a_while_within_its_bounds() -> None:
+    scale = LossScale()
+    first = scale.value
+    scale.after_step(overflowed=True)
+    assert scale.value == first / 2
+    for _ in range(GROWS_AFTER_STEPS):
+        assert scale.value == first / 2
+        scale.after_step(overflowed=False)
+    assert scale.value == first
+    for overflowed, bound in ((True, LEAST), (False, MOST)):
+        for _ in range(40 * GROWS_AFTER_STEPS):
+            scale.after_step(overflowed=overflowed)
+        assert scale.value == bound
+
+
+def test_devices_without_bf16_units_compute_in_fp16() -> None:
+    old = {name for name in DEVICE_TYPES if half_precision(name) == "fp16"}
+    assert old == {
+        "nvidia-m40-12gb",
+        "nvidia-p100-16gb",
+        "nvidia-v100-16gb",
+        "nvidia-v100-32gb",
+        "nvidia-t4",
+    }

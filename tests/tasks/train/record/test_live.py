@@ -1,0 +1,125 @@
+"""What a run has recorded so far: parts of the store and rows that wait for it, as one stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from finished_run import begin_run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainwright.tasks.runs.run import Run
+from trainwright.tasks.train.record import events
+from trainwright.tasks.train.record.journal import journal_of
+from trainwright.tasks.train.record.live import Parts, happened, recorded
+from trainwright.tasks.train.record.metrics import Rows
+
+
+def _row(step: int, rank: int, loss: float = 1.0) -> dict[str, Any]:
+    return {
+        "step": step,
+        "epoch": 0,
+        "rank": rank,
+        "batch_size": 8,
+        "loss": loss,
+        "learning_rate": 0.1,
+        "step_time_s": 0.1,
+    }
+
+
+def _begun(home: Path) -> Run:
+    return begin_run(f"file://{home / 'store'}", "small", 1)
+
+
+def _writers(run: Run, ranks: int) -> list[Rows]:
+    return [
+        Rows(run.objects, f"steps-rank{rank}", journal_of(run.work_path, rank))
+        for rank in range(ranks)
+    ]
+
+
+def test_rows_are_there_before_the_store_has_them_and_once_afterwards(home: Path) -> None:
+    run = _begun(home)
+    writers = _writers(run, 2)
+    for step in range(10):
+        for rank, rows in enumerate(writers):
+            rows.add(**_row(step, rank))
+        if step == 5:
+            for rows in writers:
+                rows.write()
+    found = recorded(run, Parts())
+    assert [(row["step"], row["rank"]) for row in found["rows"]] == [
+        (step, rank) for step in range(10) for rank in (0, 1)
+    ]
+    assert found["next_step"] == 10
+    stored = recorded(run, Parts(), running=False)
+    assert {row["step"] for row in stored["rows"]} == set(range(6))
+
+
+def test_what_is_done_again_counts_in_place_of_what_was(home: Path) -> None:
+    run = _begun(home)
+    (rows,) = _writers(run, 1)
+    for step in range(6):
+        rows.add(**_row(step, 0, loss=1.0))
+    rows.write()
+    rows.forget_from(3)
+    for step in range(3, 5):
+        rows.add(**_row(step, 0, loss=2.0))
+    found = recorded(run, Parts())
+    assert [row["loss"] for row in found["rows"]][:5] == [1.0, 1.0, 1.0, 2.0, 2.0]
+
+
+def test_a_line_that_is_being_written_is_not_read(home: Path) -> None:
+    run = _begun(home)
+    (rows,) = _writers(run, 1)
+    rows.add(**_row(0, 0))
+    journal_of(run.work_path, 0).append('{"step": 1, "ra')
+    assert [row["step"] for row in recorded(run, Parts())["rows"]] == [0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    steps=st.integers(0, 120),
+    ranks=st.integers(1, 5),
+    every=st.integers(1, 40),
+    first=st.integers(0, 130),
+    most=st.integers(1, 300),
+)
+def test_however_it_is_cut_into_parts_following_sees_the_rows_of_the_whole(
+    tmp_path_factory: Any, steps: int, ranks: int, every: int, first: int, most: int
+) -> None:
+    run = begin_run(f"file://{tmp_path_factory.mktemp('store')}", "small", 1)
+    for rank in range(ranks):
+        rows = Rows(run.objects, f"steps-rank{rank}")
+        for step in range(steps):
+            rows.add(**_row(step, rank))
+            if step % every == 0:
+                rows.write()
+        rows.write()
+    whole = recorded(run, Parts(), most=most)
+    assert whole["stride"] * most >= steps * ranks  # as few as asked for
+    wanted = [(step, rank) for step in range(0, steps, whole["stride"]) for rank in range(ranks)]
+    assert [(row["step"], row["rank"]) for row in whole["rows"]] == wanted
+    rest = recorded(run, Parts(), first, most=most)
+    assert [(row["step"], row["rank"]) for row in rest["rows"]] == [
+        key for key in wanted if key[0] >= first
+    ]
+    assert rest["newest"] == whole["newest"]
+
+
+def test_what_happens_is_kept_with_its_time_and_other_progress_is_not(home: Path) -> None:
+    run = _begun(home)
+    record = events.recorder(run.work_path)
+    record(
+        {"event": "world", "generation": 2, "ranks": [0], "reason": "rank 1 (here/cpu-1) was lost"}
+    )
+    record({"event": "train", "step": 3})
+    with (run.work_path / events.KEY).open("a") as file:
+        file.write('{"at": "2026')
+    (event,) = happened(run)
+    assert event["reason"] == "rank 1 (here/cpu-1) was lost"
+    assert event["at"]
+    assert happened(run, running=False) == []
+    run.objects.put_file(events.KEY, run.work_path / events.KEY)
+    assert happened(run, running=False) == [event]

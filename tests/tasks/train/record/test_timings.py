@@ -1,0 +1,65 @@
+"""What each rank spends a step on: the slowest waits for nobody, and time in sums is either waiting or communication."""
+
+from __future__ import annotations
+
+import io
+import math
+import mmap
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from trainwright.tasks.train.record.metrics import NOT_MEASURED, encode
+from trainwright.tasks.train.record.timings import Figures, memory_bytes
+
+
+class Place:
+    """A rank's place among three; its time in sums is set by the test."""
+
+    size = 3
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.wait_s = rank, 0.0
+
+    def sum_(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        raise AssertionError("the figures travel with the step's own sum")
+
+    start_sum = finish = shutdown = sum_  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("in_sums_s", [0.0, 150.0, 30000.0])
+def test_ranks_hear_of_each_other_and_split_their_time_in_sums(in_sums_s: float) -> None:
+    places = [Place(rank) for rank in range(3)]
+    ranks = [Figures(place, torch.device("cpu"), None) for place in places]  # type: ignore[arg-type]
+    for place, figures in zip(places, ranks, strict=True):
+        figures.begin()
+        place.wait_s -= 100.0 * place.rank  # as if it had been at work for so much longer
+    summed = sum(figures.arrive(0.1 * rank) for rank, figures in enumerate(ranks))
+    assert isinstance(summed, torch.Tensor)
+    for place, figures in zip(places, ranks, strict=True):
+        place.wait_s = in_sums_s
+        figures.finish(summed.tolist())
+    busy_s = [one.busy_s for one in ranks[0].all]
+    assert busy_s[0] < busy_s[1] < busy_s[2]
+    for rank, figures in enumerate(ranks):
+        own = figures.own
+        assert own.wait_s == min(max(busy_s) - busy_s[rank], in_sums_s)
+        assert own.wait_s + own.communication_s == pytest.approx(in_sums_s)
+        assert [one.compute_s for one in figures.all] == [0.0, 0.1, 0.2]
+        assert math.isnan(own.energy_j)
+    assert ranks[2].own.wait_s == 0
+
+
+def test_memory_is_what_the_process_holds() -> None:
+    before = memory_bytes(torch.device("cpu"))
+    held = mmap.mmap(-1, 2**26)  # of the allocator's, what was freed before may be held again
+    for _ in range(64):
+        held.write(bytes(2**20))
+    assert 0.9 * len(held) < memory_bytes(torch.device("cpu")) - before < 1.5 * len(held)
+
+
+def test_what_nothing_measures_is_empty_in_a_column_of_numbers() -> None:
+    table = pq.read_table(io.BytesIO(encode([{"step": 0, **NOT_MEASURED}])))
+    assert str(table.schema.field("energy_j").type) == "double"
+    assert table.column("energy_j").to_pylist() == [None]

@@ -1,0 +1,25 @@
+"""Work that leaves the CPU to the training beside it."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from trainwright.tasks.train.worker.low_priority import NICE, standing_back
+
+
+def own_niceness() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+def test_the_work_has_a_low_priority_and_its_caller_keeps_its_own() -> None:
+    before = own_niceness()
+    assert standing_back(own_niceness) == max(before, NICE)
+    assert own_niceness() == before
+
+
+def test_what_the_work_raises_its_caller_hears() -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        standing_back(int, "none")

@@ -1,0 +1,30 @@
+"""The loop's cost, measured by a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from trainwright.estimator.predict.loop_cost import LoopCost, LoopWork
+
+
+def test_it_is_measured_and_costs_something_and_more_for_a_larger_model(
+    tmp_path: Path, home: Path
+) -> None:
+    out = tmp_path / "loop.json"
+    command = [
+        sys.executable,
+        "-m",
+        "trainwright.tasks.train.worker.measure_loop",
+        "--out",
+        str(out),
+        "--budget",
+        "0.1",
+    ]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=240)
+    cost = LoopCost.model_validate_json(out.read_bytes())
+    small, normed = LoopWork(1, 2, 72, 2048, 0, 0), LoopWork(1, 26, 840, 2048, 12, 24_576)
+    assert 0 <= cost(small) <= cost(normed)
+    assert cost(normed) > 0
+    assert any(vars(cost).values())

@@ -1,0 +1,294 @@
+"""Validation with the real Great Expectations, in its process."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from trainwright.tasks.data.dataset import load
+from trainwright.tasks.errors import BadInput, TrainwrightError
+from trainwright.tasks.runs.artefacts import Expectation, Validation
+from trainwright.tasks.spec.job import DataSpec
+from trainwright.tasks.validate.check import failure_line, validate
+
+DIGITS = DataSpec(uri="builtin:digits")
+
+
+@pytest.fixture(scope="module")
+def digits() -> Validation:
+    return validate(DIGITS)
+
+
+def table(path: Path, changes: dict[int, str] | None = None, rows: int = 40) -> str:
+    """A csv of columns a, colour, label; the changed rows by number."""
+    lines = [
+        f"{number}.5,{'red' if number % 3 else 'blue'},{'yes' if number % 2 else 'no'}"
+        for number in range(rows)
+    ]
+    for number, line in (changes or {}).items():
+        lines[number] = line
+    path.write_text("a,colour,label\n" + "".join(f"{line}\n" for line in lines))
+    return str(path)
+
+
+def failed(validation: Validation) -> dict[tuple[str, str | None], Expectation]:
+    return {
+        (entry.expectation, entry.column): entry
+        for entry in validation.expectations
+        if not entry.success
+    }
+
+
+def test_the_digits_meet_the_suite_that_they_suggest(digits: Validation) -> None:
+    assert digits.success
+    assert (digits.suite_source, digits.checked_rows) == ("inferred", 1797)
+    assert digits.data == load(DIGITS).schema
+    assert failed(digits) == {}
+    named = {entry["type"] for entry in digits.suite}
+    assert {"expect_table_row_count_to_be_between", "expect_column_values_to_be_in_set"} <= named
+    assert digits.great_expectations["statistics"]["evaluated_expectations"] == len(digits.suite)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        [1763900000.0 + place for place in range(40)],
+        [1763900000 + place for place in range(40)],
+        [0.1] * 40,
+        [1 / 3] * 40,
+        [1234567.891 + 1e-9 * place for place in range(40)],
+        [-5e-324, *[0.0] * 39],
+        [1e38, -1e38] * 20,
+        [3e38] * 40,
+    ],
+)
+def test_data_meets_the_suite_that_it_suggests_whatever_its_numbers(
+    tmp_path: Path, column: list[float]
+) -> None:
+    lines = [f"{value!r},{'ab'[place % 2]}" for place, value in enumerate(column)]
+    (tmp_path / "data.csv").write_text("\n".join(["x,label", *lines]) + "\n")
+    found = validate(DataSpec(uri=str(tmp_path / "data.csv")))
+    assert found.success, failed(found)
+
+
+@pytest.mark.parametrize("value", [1e300, 1.7e308])
+def test_numbers_too_large_to_train_on_are_found_unusable_without_an_error(
+    tmp_path: Path, value: float
+) -> None:
+    lines = [f"{value * (-1) ** place!r},{'ab'[place % 3 % 2]}" for place in range(40)]
+    (tmp_path / "data.csv").write_text("\n".join(["x,label", *lines]) + "\n")
+    found = validate(DataSpec(uri=str(tmp_path / "data.csv")))
+    assert list(failed(found)) == [("data_to_be_usable_for_training", None)]
+
+
+def test_a_validation_is_json(digits: Validation) -> None:
+    assert (
+        Validation.model_validate(
+            json.loads(json.dumps(digits.model_dump(mode="json"), allow_nan=False))
+        )
+        == digits
+    )
+
+
+def test_a_kept_suite_names_images_with_an_unknown_label_or_without_a_value(
+    digits: Validation, tmp_path: Path
+) -> None:
+    data = load(DIGITS)
+    images, labels = data.inputs["inputs"].copy(), data.targets.copy()
+    labels[[7, 9]] = 11
+    images[3, 0, 2, 2] = np.nan
+    np.savez(tmp_path / "digits.npz", images=images, label=labels)
+    validation = validate(DataSpec(uri=str(tmp_path / "digits.npz")), kept_suite=digits.suite)
+    assert not validation.success
+    assert (validation.suite_source, validation.suite, validation.data) == (
+        "kept",
+        digits.suite,
+        None,
+    )
+    label = failed(validation)["expect_column_values_to_be_in_set", "label"]
+    assert (label.unexpected_count, [row["index"] for row in label.sample_rows]) == (2, [7, 9])
+    assert {row["label"] for row in label.sample_rows} == {11}
+    pixels = failed(validation)["expect_column_values_to_be_between", "nan_count"]
+    assert (
+        pixels.unexpected_count,
+        pixels.sample_rows[0]["index"],
+        pixels.sample_rows[0]["nan_count"],
+    ) == (1, 3, 1)
+    line = failure_line(validation)
+    assert "expect_column_values_to_be_in_set(label): 2 rows, the first is row 7" in line
+    assert "\n" not in line
+
+
+def test_data_seen_first_is_rejected_for_what_no_data_may_have(tmp_path: Path) -> None:
+    changes = {3: ",red,yes", 5: "inf,red,yes", 9: "9.5,red,maybe", 11: "11.5,blue,"}
+    validation = validate(DataSpec(uri=table(tmp_path / "bad.csv", changes)))
+    assert not validation.success
+    found = {
+        key: (entry.unexpected_count, [row["index"] for row in entry.sample_rows])
+        for key, entry in failed(validation).items()
+        if entry.unexpected_count
+    }
+    assert found == {
+        ("expect_column_values_to_not_be_null", "a"): (1, [3]),
+        ("expect_column_values_to_be_between", "a"): (1, [5]),
+        ("expect_column_values_to_be_between", "rows with this label"): (1, [9]),
+        ("expect_column_values_to_not_be_null", "label"): (1, [11]),
+    }
+
+
+def test_data_without_rows_is_rejected_by_its_row_count(tmp_path: Path) -> None:
+    validation = validate(DataSpec(uri=table(tmp_path / "empty.csv", rows=0)))
+    assert (validation.success, validation.checked_rows, validation.data) == (False, 0, None)
+    assert failed(validation)["expect_table_row_count_to_be_between", None].observed == 0
+
+
+GIVEN: list[dict[str, Any]] = [
+    {"type": "expect_column_values_to_be_between", "kwargs": {"column": "a", "max_value": 30}},
+    {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "weight"}},
+    {
+        "type": "expect_column_quantile_values_to_be_between",
+        "kwargs": {
+            "column": "a",
+            "quantile_ranges": {"quantiles": [0.5], "value_ranges": [[0, 100]]},
+        },
+    },
+    {
+        "type": "expect_column_values_to_be_in_set",
+        "kwargs": {"column": "label", "value_set": ["no", "yes"]},
+    },
+]
+
+
+def test_a_given_suite_decides_alone_and_names_rows_and_missing_columns(tmp_path: Path) -> None:
+    suite = tmp_path / "suite.json"
+    suite.write_text(json.dumps({"name": "mine", "expectations": GIVEN, "meta": {}}))
+    spec = DataSpec(uri=table(tmp_path / "data.csv"), expectations=str(suite))
+    validation = validate(
+        spec, kept_suite=[{"type": "expect_column_to_exist", "kwargs": {"column": "never"}}]
+    )
+    assert (validation.success, validation.suite_source, validation.suite) == (
+        False,
+        "given",
+        GIVEN,
+    )
+    assert [entry.success for entry in validation.expectations] == [False, False, True, True]
+    high, absent = validation.expectations[:2]
+    assert (high.unexpected_count, high.sample_rows[0]) == (
+        10,
+        {"index": 30, "a": 30.5, "label": "no", "colour": "blue"},
+    )
+    assert len(high.sample_rows) == 5
+    assert 'The column "weight" in BatchData does not exist' in str(absent.observed)
+    assert "Traceback" not in json.dumps(validation.great_expectations)
+
+
+def test_data_that_a_given_suite_lets_pass_must_still_be_fit_for_training(tmp_path: Path) -> None:
+    suite = tmp_path / "suite.json"
+    suite.write_text(json.dumps(GIVEN[3:]))
+    validation = validate(
+        DataSpec(uri=table(tmp_path / "hole.csv", {4: ",red,no"}), expectations=str(suite))
+    )
+    assert (validation.success, validation.data) == (False, None)
+    assert "column 'a': 1 of 40 values are missing" in failure_line(validation)
+
+
+def test_a_very_large_table_is_judged_by_a_sample_that_holds_every_odd_row(tmp_path: Path) -> None:
+    rows = 2_600_000
+    array = np.zeros(rows, dtype=[("a", "f4"), ("label", "i4")])
+    array["a"] = np.arange(rows) % 1000
+    array["label"] = np.arange(rows) % 3
+    array["label"][1_700_003] = 7
+    array["a"][1_234_567] = np.nan
+    array["a"][2_000_001] = np.inf
+    np.save(tmp_path / "large.npy", array)
+    validation = validate(DataSpec(uri=str(tmp_path / "large.npy")))
+    assert validation.checked_rows < rows
+    assert validation.expectations[0].observed == rows
+    odd = {row["index"] for entry in failed(validation).values() for row in entry.sample_rows}
+    assert odd == {1_700_003, 1_234_567, 2_000_001}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, r"data\.expectations: .*suite\.json: no such file"),
+        ("{", r"data\.expectations: got .*suite\.json; it is not JSON"),
+        ("{}", "holds none; allowed: a list of expectations, or a suite with them"),
+        ('[{"kwargs": {}}]', r"expectation 0: got .*; allowed: \{\"type\""),
+    ],
+)
+def test_a_suite_file_that_is_none_is_refused_at_once(
+    tmp_path: Path, content: str | None, said: str
+) -> None:
+    suite = tmp_path / "suite.json"
+    if content is not None:
+        suite.write_text(content)
+    with pytest.raises(BadInput, match=said):
+        validate(DataSpec(uri="builtin:digits", expectations=str(suite)))
+
+
+def test_an_expectation_that_does_not_exist_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "suite.json").write_text('[{"type": "expect_bananas"}]')
+    with pytest.raises(BadInput, match="expect_bananas not found"):
+        validate(DataSpec(uri="builtin:digits", expectations=str(tmp_path / "suite.json")))
+
+
+def test_a_target_that_no_column_has_is_the_jobs_mistake(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"data\.target: got 'lable'; allowed: .*: a, colour, label"):
+        validate(DataSpec(uri=table(tmp_path / "data.csv"), target="lable"))
+
+
+def test_a_file_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="there is no such file"):
+        validate(DataSpec(uri=str(tmp_path / "none.csv")))
+
+
+def test_a_check_that_takes_too_long_is_ended() -> None:
+    before = set(psutil.Process().children(recursive=True))
+    with pytest.raises(TrainwrightError, match=r"longer than 0\.05 s"):
+        validate(DIGITS, timeout_s=0.05)
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def start_validation() -> tuple[subprocess.Popen[bytes], psutil.Process]:
+    """A process that validates, and the process that it started for Great Expectations."""
+    code = """if True:
+        from trainwright.tasks.job import DataSpec
+        from trainwright.tasks.validate import validate
+        validate(DataSpec(uri="builtin:digits"))"""
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    while parent.poll() is None:
+        for child in psutil.Process(parent.pid).children():
+            if "trainwright.tasks.validate.expectations" in child.cmdline():
+                return parent, child
+        time.sleep(0.01)
+    raise AssertionError("it ended without a process for Great Expectations")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_parent_that_is_stopped_leaves_no_process(how: signal.Signals) -> None:
+    parent, child = start_validation()
+    parent.send_signal(how)
+    assert parent.wait(30) != 0
+    psutil.wait_procs([child], timeout=30)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_process_is_given_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINWRIGHT_S3_SECRET_KEY", "not-for-it")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-for-it")
+    parent, child = start_validation()
+    environment = child.environ()
+    parent.kill()
+    parent.wait()
+    assert environment
+    assert "not-for-it" not in environment.values()
