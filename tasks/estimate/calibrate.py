@@ -282,7 +282,7 @@ def _measured(
     powercap: Path = RAPL_ROOT,
 ) -> Calibration:
     more = ("--most-drift", str(most_drift), "--powercap", str(powercap))
-    return _with_loop(out, _run("measure", out, budget_s, threads, lock, *more))
+    return _with_loop(out, _run("measure_device", out, budget_s, threads, lock, *more))
 
 
 def _with_loop(out: Path, calibration: Calibration) -> Calibration:
@@ -332,7 +332,7 @@ def _run(
     command = [
         sys.executable,
         "-m",
-        f"trainwright.estimator.{module}",
+        f"trainwright.estimator.measure.{module}",
         "--out",
         str(out.absolute()),
     ]

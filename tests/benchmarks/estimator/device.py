@@ -36,7 +36,7 @@ def calibrated(module: str, seconds: float, threads: int, *more: str) -> Calibra
             [
                 sys.executable,
                 "-m",
-                f"trainwright.estimator.{module}",
+                f"trainwright.estimator.measure.{module}",
                 "--out",
                 path,
                 *numbers,

@@ -102,7 +102,7 @@ def measured(given: argparse.Namespace) -> Piece:
     calibration = (
         load(given.calibration, torch.__version__)
         if given.calibration
-        else device.calibrated("measure", given.seconds, given.threads)
+        else device.calibrated("measure_device", given.seconds, given.threads)
     )
     sentinel = Sentinel(calibration.speed)
     modes: dict[str, Calibration | None] = {OURS: calibration}
