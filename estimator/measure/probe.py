@@ -1,4 +1,4 @@
-"""Probes a device: `python -m trainwright.estimator.measure.probe --out FILE --budget S --device cpu|cuda:0 --threads N`. Heavy: torch.
+"""Probes a device: `python -m trainwright.estimator.measure.probe --out FILE --budget S --device cpu …`. Heavy: torch.
 
 Every template (`estimator.templates`) is built at sizes from where calls dominate to where a run takes some 20 ms; then all are
 timed in rounds, each in an order of its own, until the budget is used. The spread of the rounds is told as drift.

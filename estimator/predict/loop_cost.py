@@ -4,7 +4,8 @@
 
 P parameters that are trained (tensors), of G bytes; I(b) bytes of a batch of b samples; N batch normalisations, which training
 joins over all ranks, over V(b) bytes of values. What ranks wait for one another is not in it (`communication`). A device's
-coefficients are measured on training's own loop (`trainwright.tasks.train.worker.measure_loop`). Arithmetic on values; loads no torch.
+coefficients are measured on training's own loop (`trainwright.tasks.train.worker.measure_loop`).
+Arithmetic on values; loads no torch.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     validate -> Validation   extract -> Structure   estimate -> Estimate   allocate -> Plan
     search_lr -> LearningRateSearch   train -> Result   store -> Manifest   analyze -> Report
 
-`Structure` is the estimator's (`trainwright.estimator.predict.structure`). Every artefact has a `schema_version` and ignores fields
-it does not know, so that each version reads its neighbours' files. Units stand in the names.
+`Structure` is the estimator's (`trainwright.estimator.predict.structure`). Every artefact has a `schema_version` and ignores
+fields it does not know, so that each version reads its neighbours' files. Units stand in the names.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A process that has imported what answers need, and forks one child for each request.
 
-Run as `python -m trainwright.tasks.service.compute.fork_server KIND`. `trace` runs a model's code: in namespaces of its own for users,
-network and processes, where the kernel permits them; `compute` does our own arithmetic. The child has limits of memory, CPU and
-time, and ends with all it started when its client goes. Standard input is a Unix socket on which each request's own socket is
-passed; the first thing said there is how children are kept off the network.
+Run as `python -m trainwright.tasks.service.compute.fork_server KIND`. `trace` runs a model's code: in namespaces of its own for
+users, network and processes, where the kernel permits them; `compute` does our own arithmetic. The child has limits of memory,
+CPU and time, and ends with all it started when its client goes. Standard input is a Unix socket on which each request's own
+socket is passed; the first thing said there is how children are kept off the network.
 """
 
 from __future__ import annotations

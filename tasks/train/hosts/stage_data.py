@@ -1,4 +1,4 @@
-"""Has a host's data ready before ranks start there: `python -m trainwright.tasks.train.hosts.stage_data ASKED.json`, started by `node`.
+"""Has a host's data ready before ranks start there: `python -m trainwright.tasks.train.hosts.stage_data ASKED.json`, by `node`.
 
 Looks where the data may lie, fetching what lies in S3, and says where it is found with the content that was validated:
 `found` with a path, or `missing` with why. What the launcher has copied goes into the cache by its content's checksum.

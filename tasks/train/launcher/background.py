@@ -1,7 +1,8 @@
 """Train in a process of its own, which outlives whoever started it: followed, attached to again, or stopped from anywhere.
 
-`python -m trainwright.tasks.train.launcher.background RUN HOLDER [REPLAY]` takes the right to launch this run (a lease that ends with the
-process), so that there is never a second one, and trains from the newest checkpoint. Who takes that lease from it stops it.
+`python -m trainwright.tasks.train.launcher.background RUN HOLDER [REPLAY]` takes the right to launch this run (a
+lease that ends with the process), so that there is never a second one, and trains
+from the newest checkpoint. Who takes that lease from it stops it.
 How it ended is in the run's folder: result.json, or the error in status.json.
 """
 

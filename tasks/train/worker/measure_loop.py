@@ -1,4 +1,4 @@
-"""Measures what training's loop adds to a model's step here: `python -m trainwright.tasks.train.worker.measure_loop --out FILE …`.
+"""Measures what training's loop adds to a model's step here: `python -m trainwright.tasks.train.worker.measure_loop --out FILE`.
 
 Small models, each rich in one thing that the loop's time depends on (`estimator.loop_cost`), are trained by the loop itself, one
 rank, nobody to wait for; and step by themselves on the same batch: in turn, in random order. What counts is the CPU time of the

@@ -173,5 +173,6 @@ def test_nothing_is_fitted_to_no_steps(fit: object) -> None:
 
 
 def test_baselines_and_accuracy_load_no_torch() -> None:
-    code = "import sys, trainwright.estimator.fit.baselines, trainwright.estimator.fit.accuracy; assert 'torch' not in sys.modules"
+    code = "import sys, trainwright.estimator.fit.baselines, trainwright.estimator.fit.accuracy"
+    code += "; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
