@@ -15,7 +15,7 @@ from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.predict.calibration import Calibration
 from trainwright.estimator.predict.correction import FinishedRun, learn
 from trainwright.estimator.predict.step_time import estimate_step as step_document
-from trainwright.estimator.predict.structure import PRECISIONS, Structure
+from trainwright.estimator.structure import PRECISIONS, Structure
 from trainwright.estimator.trace import source as model_source
 from trainwright.estimator.trace.source import BatchSpec
 from trainwright.tasks import progress

@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 from typing import IO, Any
 
-from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace.source import BatchSpec
 from trainwright.infra.process import dying_with_parent, kill_all_with
 from trainwright.tasks.errors import BadInput, from_document

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace.source import BatchSpec
 from trainwright.tasks import progress
 from trainwright.tasks.allocate.acquire import Claim, Planner, lease, on_devices

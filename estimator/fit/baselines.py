@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.structure import Structure
 
 Predictor = Callable[[Structure, int], float]
 

@@ -23,12 +23,12 @@ from typing import Any
 from pydantic import Field
 
 from trainwright.estimator.devices import DEVICE_TYPES
+from trainwright.estimator.frozen_model import FrozenModel
 from trainwright.estimator.predict import datasheet
 from trainwright.estimator.predict.calibration import Calibration, ErrorSummary, StepCorrection
 from trainwright.estimator.predict.op_cost import FamilyCost, Kernel, Roofline, log_point, times
 from trainwright.estimator.predict.step_work import by_family, cost_family
 from trainwright.estimator.quantiles import NINETY, quantile
-from trainwright.estimator.value import Value
 
 GENERAL_WIDTH = (datasheet.RATE_WIDTH, datasheet.RATE_WIDTH, datasheet.LATENCY_WIDTH)
 OWN_WIDTH = 0.5
@@ -43,7 +43,7 @@ LENGTH, FAMILY_SIGMA, KIND_SIGMA = 2.0, 0.4, 0.3
 """Of the process: it forgets over a factor of e² in any size, and goes as far as such logarithms from the rooflines."""
 
 
-class ProbeOp(Value):
+class ProbeOp(FrozenModel):
     """Alike operations of a probe."""
 
     kind: str
@@ -54,7 +54,7 @@ class ProbeOp(Value):
     dims: dict[str, float] = Field(default_factory=dict)
 
 
-class Probe(Value):
+class Probe(FrozenModel):
     """A few operations that were timed together: a template at one of its sizes.
 
     `step` where it is a whole training step: it tells what a step takes beyond its operations.

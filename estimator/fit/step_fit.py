@@ -23,6 +23,7 @@ from pydantic import Field
 from trainwright.estimator.errors import BusyMachine
 from trainwright.estimator.fit.cost_fit import LIKELIHOOD_POINTS, Told, fit_families
 from trainwright.estimator.fit.whole_steps import WholeSteps
+from trainwright.estimator.frozen_model import FrozenModel
 from trainwright.estimator.predict.calibration import (
     Calibration,
     ErrorSummary,
@@ -31,16 +32,15 @@ from trainwright.estimator.predict.calibration import (
 )
 from trainwright.estimator.predict.machine_speed import Speed
 from trainwright.estimator.predict.op_cost import FamilyCost, OpSample, times
-from trainwright.estimator.predict.step_work import InStep, Work, by_family
+from trainwright.estimator.predict.step_work import FamilyWork, InStep, by_family
 from trainwright.estimator.quantiles import conformal_quantile, quantile
-from trainwright.estimator.value import Value
 
 _INSIDE = 0.9  # the interval's share
 _FOLDS = 8
 _LEAST_DEVIATION = 0.02
 
 
-class StepSample(Value):
+class StepSample(FrozenModel):
     """Seconds that one training step of a network took, and each of its operations where it stood in it."""
 
     family: str
@@ -310,7 +310,7 @@ class _Sums:
         return np.log(self.seconds / correction(self.ops_s, self.counts))
 
 
-def _work(step: StepSample) -> dict[str, Work]:
+def _work(step: StepSample) -> dict[str, FamilyWork]:
     return by_family(
         [(one.family, one.kind, one.count, one.flops, one.bytes, one.dims) for one in step.ops]
     )

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainwright.estimator.predict.op_cost import FamilyCost, alike
-from trainwright.estimator.predict.step_work import Work
+from trainwright.estimator.predict.step_work import FamilyWork
 
 _SIGMA = 0.3  # of δ
 _NOISE = 0.08  # of ε, beside what a step's measurement is off by
@@ -57,7 +57,7 @@ class WholeSteps:
             )
         )
 
-    def row(self, work: Mapping[str, Work], seconds: Mapping[str, Any]) -> Any:
+    def row(self, work: Mapping[str, FamilyWork], seconds: Mapping[str, Any]) -> Any:
         """Σ_i s_i k(x_i, places) of a step, whose operations' s_i these `seconds` are: shape (places,)."""
         import numpy as np
 

@@ -22,7 +22,7 @@ _OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adamw")
 
 
 @dataclass(frozen=True)
-class Network:
+class BenchmarkNetwork:
     """A network to train for some steps."""
 
     family: str
@@ -47,7 +47,7 @@ class Network:
         return self.inputs(batch_size), torch.randint(0, CLASSES, (batch_size,))
 
 
-def networks(seed: int) -> Iterator[Network]:
+def networks(seed: int) -> Iterator[BenchmarkNetwork]:
     """Networks without end, the families in turn, each with sizes drawn anew; the same for the same seed."""
     number = 0
     made = {**FAMILIES, **SINGLES}
@@ -56,7 +56,7 @@ def networks(seed: int) -> Iterator[Network]:
             number += 1
             draw = random.Random(f"{seed} {number}")
             build, inputs = made[family](draw)
-            yield Network(
+            yield BenchmarkNetwork(
                 family,
                 build,
                 inputs,

@@ -27,7 +27,7 @@ import torch  # noqa: TID253 - this is a process of its own
 from trainwright.estimator.errors import BusyMachine, TrainwrightError
 from trainwright.estimator.fit.step_fit import StepSample, drift, fit, refuse_busy
 from trainwright.estimator.machine import processor
-from trainwright.estimator.measure.benchmark import Network, networks, turn
+from trainwright.estimator.measure.benchmark import BenchmarkNetwork, networks, turn
 from trainwright.estimator.measure.messages import say, tell
 from trainwright.estimator.measure.power import device_power
 from trainwright.estimator.measure.samples import KeptSamples
@@ -37,7 +37,7 @@ from trainwright.estimator.predict.energy import RAPL_ROOT
 from trainwright.estimator.predict.machine_speed import Speed
 from trainwright.estimator.predict.op_cost import OpSample
 from trainwright.estimator.predict.reference import references
-from trainwright.estimator.trace.operations import Operation
+from trainwright.estimator.trace.operations import OperationCall
 from trainwright.estimator.trace.recorder import Clock, Recorder
 from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.estimator.trace.training_step import StepSpec, TrainingStep, prepare
@@ -148,7 +148,7 @@ def measure(
     return made.model_copy(update={"duration_s": spent + time.monotonic() - started})
 
 
-def measure_network(network: Network, sentinel: Sentinel) -> StepSample:
+def measure_network(network: BenchmarkNetwork, sentinel: Sentinel) -> StepSample:
     """Time steps of a network, then its operations; its batch is smaller where a step would be too long to be timed often."""
     model = network.build()
     batch = _affordable(network, model)
@@ -193,7 +193,7 @@ class _Timed:
         return found, speed
 
 
-def _affordable(network: Network, model: torch.nn.Module) -> int:
+def _affordable(network: BenchmarkNetwork, model: torch.nn.Module) -> int:
     """The network's batch size, or the largest power of two whose step is surely short enough to be timed often."""
     least = min(2, network.batch_size)
     longest_s = _LONGEST_SINGLE_S if network.single else _LONGEST_STEP_S
@@ -218,7 +218,9 @@ def _settle(step: Callable[[], None]) -> None:
             break
 
 
-def ready(network: Network, batch_size: int, model: torch.nn.Module | None = None) -> TrainingStep:
+def ready(
+    network: BenchmarkNetwork, batch_size: int, model: torch.nn.Module | None = None
+) -> TrainingStep:
     """A step of a network, of a `model` that has been built or of one that is built now, with an optimizer of its own."""
     built = network.build() if model is None else model
     definition = ModelDefinition(network.build, network.example_batch, network.loss)
@@ -235,7 +237,7 @@ def time_steps(step: Callable[[], None], least_s: float = _TIMED_S) -> float:
     return statistics.median(seen)
 
 
-def _recorded(step: Callable[[], None]) -> list[Operation]:
+def _recorded(step: Callable[[], None]) -> list[OperationCall]:
     """The operations of a step, in their order."""
     recorder = Recorder()
     with recorder, recorder.record() as recording:
@@ -257,11 +259,11 @@ def _clocked(step: Callable[[], None]) -> list[tuple[float, ...]]:
 
 
 def _alike(
-    operations: Sequence[Operation], taken: Sequence[Sequence[float]]
+    operations: Sequence[OperationCall], taken: Sequence[Sequence[float]]
 ) -> tuple[OpSample, ...]:
     """Alike operations of a step as one sample each: the mean over its places of the median over the steps that were timed."""
     groups: dict[
-        tuple[str, float, float, tuple[tuple[str, float], ...]], list[tuple[Operation, float]]
+        tuple[str, float, float, tuple[tuple[str, float], ...]], list[tuple[OperationCall, float]]
     ] = {}
     for one, seconds in zip(operations, taken, strict=True):
         if one.kind == _READ_COUNT:

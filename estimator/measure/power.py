@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch  # noqa: TID253 - measuring runs in a process of its own
 
-from trainwright.estimator.predict.energy import RAPL_ROOT, Power, meter_for, power_over
+from trainwright.estimator.predict.energy import RAPL_ROOT, PowerDraw, meter_for, power_over
 
 _EACH_S = 0.7  # waiting, and again working
 
 
 def device_power(
     device_type: str, device: torch.device, threads: int = 1, rapl_root: Path = RAPL_ROOT
-) -> Power | None:
+) -> PowerDraw | None:
     """Idle and load power; None where the machine has no meter that can be read to the end. Takes about 5 s.
 
     A socket's idle power is shared by its cores, of which `threads` are taken.

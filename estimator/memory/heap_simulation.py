@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from trainwright.estimator.predict.structure import Lifetimes
+    from trainwright.estimator.structure import Lifetimes
 
 _STEPS = 2  # after the first; later ones add little
 _LEAST_BYTES, MOST_BLOCKS = 256.0, 2000

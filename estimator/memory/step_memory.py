@@ -1,7 +1,7 @@
 """Memory that a training step takes: of tensors, and of the process that holds them. Arithmetic on values; loads no torch.
 
 Three figures, each with its meaning:
-- expected: the most bytes of torch's CPU allocator alive at once, `Structure.peak_bytes`;
+- expected: the most bytes of torch's CPU allocator alive at once, `peak_bytes`;
 - safe: what the resident memory of the process stays below, above what it held before the model was built;
 - the process itself: interpreter, torch, Horovod, readers of data, the buffer in which gradients are summed, and copies for
   checkpoints. A plan adds it.
@@ -29,11 +29,12 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from trainwright.estimator.curves import Knots
 from trainwright.estimator.devices import HOST_MEMORY_TYPES
 from trainwright.estimator.memory.freed_memory import MOST_HEAP_BLOCK_BYTES
 from trainwright.estimator.memory.heap_simulation import high_water_bytes
-from trainwright.estimator.predict.curves import Knots
-from trainwright.estimator.predict.structure import Operation, Structure
+from trainwright.estimator.memory.workspace import operation_workspace_bytes
+from trainwright.estimator.structure import Operation, Structure
 
 # Quantile regression of resident memory on the three terms, errors relative, at the 99th percentile, of networks that calibration
 # trains, as `tests/benchmarks/estimator/safe.py --networks 200 --fit` does it; the zoo has no part in it. Widened by 3 %: then
@@ -76,6 +77,32 @@ PROCESS_BYTES = 420 * 2**20
 """Of a rank before its model: torch, oneDNN, Horovod, TensorBoard, the readers of data (measured)."""
 
 
+def peak_bytes(structure: Structure, batch_size: int) -> float:
+    """The most bytes alive at once in a step: of each operation, live tensors and its workspace."""
+    return max(
+        (
+            one.live_bytes(batch_size) + operation_workspace_bytes(one, batch_size)
+            for one in structure.trace
+        ),
+        default=structure.peak_memory_bytes(batch_size),
+    )
+
+
+def made_bytes(structure: Structure, batch_size: int, least_bytes: float) -> float:
+    """Bytes that a step makes in blocks of `least_bytes` or more; 0 if lifetimes are not known.
+
+    The workspace of recurrent layers does not count: its pages are not new in each step (their page
+    faults were counted).
+    """
+    if structure.lifetimes is None:
+        return 0.0
+    workspaces = [
+        0.0 if one.family == "rnn" else operation_workspace_bytes(one, batch_size)
+        for one in structure.trace
+    ]
+    return structure.lifetimes.made_bytes(batch_size, workspaces, least_bytes)
+
+
 def kept_bytes(structure: Structure, device_type: str) -> float:
     """What a rank holds beside its step for a model of this size.
 
@@ -89,7 +116,7 @@ def kept_bytes(structure: Structure, device_type: str) -> float:
 def safe_bytes(structure: Structure, batch_size: int, expected: float) -> float:
     """Resident bytes that a step stays below, above what the process held before: c0 · code + c1 · held + c2 · largest block.
 
-    The latter: whether a block finds room in a hole differs between processes. `expected` is `Structure.peak_bytes` at that batch
+    The latter: whether a block finds room in a hole differs between processes. `expected` is `peak_bytes` at that batch
     size.
     """
     if structure.most_held_bytes is None:
@@ -131,7 +158,7 @@ def block_bytes(structure: Structure, batch_size: int) -> float:
     if structure.lifetimes is None:
         return 0.0
     sizes = [line(batch_size) for line in structure.lifetimes.sizes]
-    sizes += [one.workspace_bytes(batch_size) for one in structure.trace]
+    sizes += [operation_workspace_bytes(one, batch_size) for one in structure.trace]
     return max((size for size in sizes if size <= MOST_HEAP_BLOCK_BYTES), default=0.0)
 
 
@@ -146,7 +173,7 @@ def most_held_bytes(structure: Structure) -> Knots | None:
         return None
     held = []
     for batch_size in _PLAYED_SIZES:
-        workspaces = [one.workspace_bytes(batch_size) for one in structure.trace]
+        workspaces = [operation_workspace_bytes(one, batch_size) for one in structure.trace]
         held.append(
             max(
                 high_water_bytes(
@@ -160,7 +187,7 @@ def most_held_bytes(structure: Structure) -> Knots | None:
 def excess_terms(structure: Structure, batch_size: int, expected: float) -> tuple[float, float]:
     """What the excess depends on: kinds of operations, and bytes that come and go in blocks small enough for the heap.
 
-    `expected` is `Structure.peak_bytes` at that batch size.
+    `expected` is `peak_bytes` at that batch size.
     """
     work = [one for one in structure.trace if one.family != "view"]
     sizes = [(_result_bytes(one, batch_size), one.count) for one in work]

@@ -10,13 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-_CONVOLUTION = ("batch", "channels", "filters", "groups", "kernel", "points_in", "points_out")
-WITH_WORKSPACE = {
-    "conv": _CONVOLUTION,
-    "conv_backward": _CONVOLUTION,
-    "rnn": ("steps", "batch", "inputs", "hidden"),
-}
-"""The families of operations that may need any, and the sizes of theirs that it depends on."""
+from trainwright.estimator.structure import REQUIRED_DIMS, Operation
+
 BLOCK = 16
 _ITEM = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _SCRATCH = 40_000.0  # of oneDNN's kernels for strided and transposed convolutions, about
@@ -25,8 +20,16 @@ _SMALL_KERNEL = 9  # places; depthwise kernels up to this size are summed in reg
 _PARTS = 256  # otherwise, with channels last, from so many parts
 
 
-def workspace_bytes(family: str, kind: str, dtype: str, dims: Mapping[str, float]) -> float:
-    """Bytes at the worst moment of one call."""
+def operation_workspace_bytes(operation: Operation, batch_size: int) -> float:
+    """The workspace of each call of an operation in a step of this many samples."""
+    if operation.family not in REQUIRED_DIMS:
+        return 0.0
+    sizes = {name: line(batch_size) for name, line in operation.dims.items()}
+    return workspace_bytes(operation.family, operation.dtype, {**sizes, **operation.layout})
+
+
+def workspace_bytes(family: str, dtype: str, dims: Mapping[str, float]) -> float:
+    """Bytes that one call needs at its worst moment, beyond its arguments and results."""
     item = _ITEM.get(dtype, 4)
     if family == "rnn" and "steps" in dims:
         return _recurrent(dims, item)

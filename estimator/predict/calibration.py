@@ -25,15 +25,16 @@ from pydantic import Field, ValidationError
 
 from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.errors import BadInput
+from trainwright.estimator.frozen_model import FrozenModel
 from trainwright.estimator.memory.freed_memory import MOST_HEAP_BLOCK_BYTES
+from trainwright.estimator.memory.step_memory import made_bytes
 from trainwright.estimator.named_file import read_named, write_named
-from trainwright.estimator.predict.energy import Power
+from trainwright.estimator.predict.energy import PowerDraw
 from trainwright.estimator.predict.loop_cost import LoopCost
 from trainwright.estimator.predict.machine_speed import Speed
 from trainwright.estimator.predict.op_cost import FamilyCost, times
-from trainwright.estimator.predict.step_work import StepWork, Work
-from trainwright.estimator.predict.structure import Structure
-from trainwright.estimator.value import Value
+from trainwright.estimator.predict.step_work import FamilyWork, StepWork
+from trainwright.estimator.structure import Structure
 
 SCHEMA_VERSION = 9
 # 3 has no `loop`; before 5 what memory costs is in the operations; before 6 what a step costs by itself is; before 7 no cost
@@ -47,14 +48,14 @@ _FLOPS_FACTOR = {
 }  # what is measured is fp32; fp64 has half the lanes (its bytes are counted double)
 
 
-class ErrorSummary(Value):
+class ErrorSummary(FrozenModel):
     """Relative errors, 0.1 for 10 %."""
 
     median: float
     p90: float
 
 
-class StepCorrection(Value):
+class StepCorrection(FrozenModel):
     """t = fixed_s + scale · Σ t + per_op_s · operations, and never below half of Σ t."""
 
     scale: float = 1.0
@@ -68,7 +69,7 @@ class StepCorrection(Value):
         return np.maximum(self.fixed_s + self.scale * ops_s + self.per_op_s * count, 0.5 * ops_s)
 
 
-class About(Value):
+class About(FrozenModel):
     """What is to know of a predicted step beside its median."""
 
     coverage: float = Field(
@@ -85,7 +86,7 @@ class About(Value):
     )
 
 
-class Calibration(Value):
+class Calibration(FrozenModel):
     """The file that `trainwright calibrate` writes."""
 
     schema_version: int = SCHEMA_VERSION
@@ -121,7 +122,7 @@ class Calibration(Value):
     interval_quantile: float = Field(
         ge=0, le=_MOST_QUANTILE, description="q: half the interval's width in deviations"
     )
-    power: Power | None = Field(
+    power: PowerDraw | None = Field(
         default=None, description="where the machine has a meter; of `threads` cores of a CPU"
     )
     first_touch_s_per_byte: float = Field(
@@ -152,13 +153,13 @@ class Calibration(Value):
             )
             raw.append(
                 ops_s
-                + self.first_touch_s_per_byte * structure.made_bytes(size, MOST_HEAP_BLOCK_BYTES)
+                + self.first_touch_s_per_byte * made_bytes(structure, size, MOST_HEAP_BLOCK_BYTES)
             )
             if size == at:
                 about = self._about(work, took)
         return list(itertools.accumulate(raw, max)), about
 
-    def _about(self, work: Mapping[str, Work], took: Mapping[str, tuple[Any, Any]]) -> About:
+    def _about(self, work: Mapping[str, FamilyWork], took: Mapping[str, tuple[Any, Any]]) -> About:
         by_family = {family: float(seconds.sum()) for family, (seconds, _) in took.items()}
         seen, unknown = set(self.kinds), Counter[str]()
         for family, (seconds, _) in took.items():
@@ -182,7 +183,9 @@ class Calibration(Value):
         """What tells this calibration from others."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
-    def _op_times(self, work: Mapping[str, Work], precision: str) -> dict[str, tuple[Any, Any]]:
+    def _op_times(
+        self, work: Mapping[str, FamilyWork], precision: str
+    ) -> dict[str, tuple[Any, Any]]:
         factor = self._flops_factor(precision)
         return {family: times(self.families, family, each, factor) for family, each in work.items()}
 

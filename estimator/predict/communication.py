@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
+from trainwright.estimator.curves import Interval
 from trainwright.estimator.errors import BadInput
-from trainwright.estimator.predict.curves import Interval
+from trainwright.estimator.frozen_model import FrozenModel
 from trainwright.estimator.quantiles import quantile
-from trainwright.estimator.value import Value
 
 HOROVOD_CYCLE_S = 1e-3
 """HOROVOD_CYCLE_TIME where nobody sets it (Horovod 0.28, operations.cc)."""
@@ -33,7 +33,7 @@ _FASTEST_BYTES_PER_S = (
 _SHORTEST_S = 1e-9
 
 
-class Link(Value):
+class Link(FrozenModel):
     """A link between two ranks: latency in s, bandwidth in bytes/s, and how far off a prediction made of them is.
 
     `spread` is the relative half width of the 90 % interval: a time t is predicted as t / (1 + spread) to t · (1 + spread).

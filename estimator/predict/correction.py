@@ -33,9 +33,9 @@ from typing import Any
 
 from pydantic import Field
 
-from trainwright.estimator.predict.curves import Basis, DeviceCurve, Interval, Knots, line_through
+from trainwright.estimator.curves import Basis, DeviceCurve, Interval, Knots, line_through
+from trainwright.estimator.frozen_model import FrozenModel
 from trainwright.estimator.quantiles import NINETY
-from trainwright.estimator.value import Value
 
 SCHEMA_VERSION = 1
 _DEVICE, _FAMILIES, _SAME_MODEL = 0.3, 0.2, 0.5
@@ -53,7 +53,7 @@ _FREEDOM = 4.0  # ν
 _ROUNDS = 8
 
 
-class Finding(Value):
+class Finding(FrozenModel):
     """What one device of a run was predicted to do, by its calibration alone, and what it did."""
 
     basis: Basis
@@ -75,7 +75,7 @@ class Finding(Value):
     measured_peak_memory_bytes: float = Field(gt=0, description="of the rank, its process included")
 
 
-class FinishedRun(Value):
+class FinishedRun(FrozenModel):
     """`<store>/calibrations/<device type>/runs/<run id>.json`: what a run found out about a device type.
 
     Runs are ordered by the last part of `run`, their id: it begins with the time at which they were made.

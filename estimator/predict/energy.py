@@ -15,17 +15,17 @@ from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
+from trainwright.estimator.curves import DeviceCurve, Interval
 from trainwright.estimator.devices import DEVICE_TYPES, cores_used
 from trainwright.estimator.errors import BadInput
-from trainwright.estimator.predict.curves import DeviceCurve, Interval
-from trainwright.estimator.value import Value
+from trainwright.estimator.frozen_model import FrozenModel
 
 RAPL_ROOT = Path("/sys/class/powercap")
 _DATASHEET_SPREAD = 0.5
 """An assumption, not a measurement: boards are stated at their limit, and what training draws of that depends on the model."""
 
 
-class Power(Value):
+class PowerDraw(FrozenModel):
     """What a device draws, W: `idle_w` leased but waiting, `load_w` computing; and who says so.
 
     `spread` is the relative half width of the 90 % interval: a power p is predicted as p / (1 + spread) to p · (1 + spread).
@@ -43,7 +43,7 @@ class Power(Value):
         """The source as estimates name it."""
         return "datasheet" if self.source == "datasheet" else "measured"
 
-    def __mul__(self, factor: float) -> Power:
+    def __mul__(self, factor: float) -> PowerDraw:
         """That of `factor` (>= 0) such devices; a part of a core draws its part."""
         return self.model_copy(
             update={"idle_w": self.idle_w * factor, "load_w": self.load_w * factor}
@@ -142,7 +142,7 @@ def _nvml_meter(uuid: str) -> NvmlMeter | None:
     return meter
 
 
-def datasheet_power(device_type: str, cores: float | None = None) -> Power:
+def datasheet_power(device_type: str, cores: float | None = None) -> PowerDraw:
     """The maker's figures; of a CPU, for those of its cores (default: one) that its threads keep busy.
 
     Raises BadInput for an unknown device type.
@@ -150,7 +150,7 @@ def datasheet_power(device_type: str, cores: float | None = None) -> Power:
     _known(device_type)
     device = DEVICE_TYPES[device_type]
     share = cores_used(cores) if device_type == "cpu" else 1.0
-    return Power(
+    return PowerDraw(
         idle_w=device.idle_w * share,
         load_w=device.load_w * share,
         source="datasheet",
@@ -166,7 +166,7 @@ def measured_power(
     idle_share: float = 1.0,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Power:
+) -> PowerDraw:
     """What a device draws while it waits, and while it does `work`, over and over, for so many seconds each.
 
     A socket's idle power is shared by its cores: with P as read, idle = share · P_idle and load = idle + (P_work − P_idle).
@@ -186,7 +186,7 @@ def measured_power(
     working_w = (after - between) / (ended - changed)
     idle_w = idle_share * waiting_w
     # Counters step coarsely, and others may have worked while this waited: computing never draws less than waiting.
-    return Power(
+    return PowerDraw(
         idle_w=idle_w, load_w=idle_w + max(0.0, working_w - waiting_w), source=meter.source
     )
 
@@ -197,7 +197,7 @@ def power_over(
     *,
     duration_s: float = 1.0,
     idle_share: float = 1.0,
-) -> Power:
+) -> PowerDraw:
     """What a device draws over different work: the geometric mean, and how far the works are from it as the spread.
 
     Raises as `measured_power`, and ValueError for no work.
@@ -215,18 +215,20 @@ def power_over(
         (max(one.load_w / load_w, load_w / one.load_w) - 1 for one in seen if one.load_w > 0),
         default=0.0,
     )
-    return Power(idle_w=idle_w, load_w=load_w, source=meter.source, spread=spread)
+    return PowerDraw(idle_w=idle_w, load_w=load_w, source=meter.source, spread=spread)
 
 
-def power_of(curve: DeviceCurve) -> Power | None:
+def power_of(curve: DeviceCurve) -> PowerDraw | None:
     """What a curve says of its device's power; None where it says nothing."""
     if curve.idle_w is None or curve.load_w is None:
         return None
     source = curve.energy_source or "datasheet"
-    return Power(idle_w=curve.idle_w, load_w=curve.load_w, source=source, spread=curve.power_spread)
+    return PowerDraw(
+        idle_w=curve.idle_w, load_w=curve.load_w, source=source, spread=curve.power_spread
+    )
 
 
-def step_energy(step_time: Interval, power: Power, *, wait_s: float = 0.0) -> Interval:
+def step_energy(step_time: Interval, power: PowerDraw, *, wait_s: float = 0.0) -> Interval:
     """Joules of one step on one device: load_w · step_time + idle_w · wait, where it then waits for others.
 
     The bounds are those of time and power erring together. Raises ValueError for a negative wait.

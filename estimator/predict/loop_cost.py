@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from trainwright.estimator.predict.curves import Affine, DeviceCurve, Knots, line_through
-from trainwright.estimator.predict.structure import Structure
-from trainwright.estimator.value import Value
+from trainwright.estimator.curves import Affine, DeviceCurve, Knots, line_through
+from trainwright.estimator.frozen_model import FrozenModel
+from trainwright.estimator.structure import Structure
 
 _TENSORS_PER_LAYER = 2  # weight and bias, where nobody has counted
 _BATCH_NORM = "aten.native_batch_norm"
@@ -34,7 +34,7 @@ class LoopWork(NamedTuple):
     norm_bytes: float
 
 
-class LoopCost(Value):
+class LoopCost(FrozenModel):
     """Seconds for each part of `LoopWork`, on a whole device."""
 
     step_s: float = Field(ge=0)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from trainwright.estimator.value import Value
+from trainwright.estimator.frozen_model import FrozenModel
 
 SENTINEL_FLOPS = 3 * 2 * 160**3
 SENTINEL_CALLS = 90
 
 
-class Speed(Value):
+class Speed(FrozenModel):
     """Seconds that three kernels took, which are always the same: how fast the machine was at the moment.
 
     Neighbours on a machine take caches, memory and turns of the cores from a program: not all it does is as much slower.

@@ -22,14 +22,14 @@ from typing import Any
 
 from pydantic import model_validator
 
-from trainwright.estimator.predict.step_work import Work
-from trainwright.estimator.value import Value
+from trainwright.estimator.frozen_model import FrozenModel
+from trainwright.estimator.predict.step_work import FamilyWork
 
 _MOST_S, _LEAST_RATE, _MOST_DEVIATION = 1e6, 1e-6, 1e3  # far beyond any device
 _FURTHEST = 2.5  # of r: a cost is never told to be more than e^2.5 off its roofline
 
 
-class OpSample(Value):
+class OpSample(FrozenModel):
     """An operation as it was timed within a step: seconds of one call, the mean of `count` alike calls."""
 
     kind: str
@@ -48,7 +48,7 @@ class OpSample(Value):
         return tuple(round(4 * math.log1p(size)) for size in sizes)
 
 
-class Roofline(Value):
+class Roofline(FrozenModel):
     """t = latency_s + max(flops / flops_per_s, bytes / bytes_per_s)."""
 
     latency_s: float
@@ -62,7 +62,7 @@ class Roofline(Value):
         return self.latency_s + np.maximum(flops / self.flops_per_s, moved / self.bytes_per_s)
 
 
-class Kernel(Value):
+class Kernel(FrozenModel):
     """The process's parameters: a length for each coordinate (None: it does not vary), two amplitudes, the noise."""
 
     lengths: tuple[float | None, ...]
@@ -91,7 +91,7 @@ class Kernel(Value):
         return near
 
 
-class FamilyCost(Value):
+class FamilyCost(FrozenModel):
     """The cost of a family's operations. `weights` are those of the process at its `points`, K⁻¹ r."""
 
     roofline: Roofline
@@ -166,7 +166,7 @@ def alike(left: Sequence[str], right: Sequence[str]) -> Any:
 
 
 def times(
-    costs: Mapping[str, FamilyCost], family: str, work: Work, flops_factor: float = 1.0
+    costs: Mapping[str, FamilyCost], family: str, work: FamilyWork, flops_factor: float = 1.0
 ) -> tuple[Any, Any]:
     """Seconds of each group of alike operations, and the deviation of their logarithm (see `FamilyCost.predict`).
 

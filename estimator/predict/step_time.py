@@ -10,6 +10,14 @@ import gc
 import math
 from typing import Any
 
+from trainwright.estimator.curves import (
+    Basis,
+    DeviceCurve,
+    Knots,
+    Mode,
+    line_above,
+    line_through,
+)
 from trainwright.estimator.devices import (
     DEVICE_TYPES,
     EMULATED,
@@ -18,22 +26,20 @@ from trainwright.estimator.devices import (
     cores_used,
 )
 from trainwright.estimator.errors import BadInput
-from trainwright.estimator.memory.step_memory import PROCESS_BYTES, kept_bytes, rising, safe_bytes
-from trainwright.estimator.predict.calibration import Calibration
-from trainwright.estimator.predict.curves import (
-    Basis,
-    DeviceCurve,
-    Knots,
-    Mode,
-    line_above,
-    line_through,
+from trainwright.estimator.memory.step_memory import (
+    PROCESS_BYTES,
+    kept_bytes,
+    peak_bytes,
+    rising,
+    safe_bytes,
 )
+from trainwright.estimator.predict.calibration import Calibration
 from trainwright.estimator.predict.datasheet import RATE_WIDTH, reached
-from trainwright.estimator.predict.energy import Power, datasheet_power, power_of, step_energy
+from trainwright.estimator.predict.energy import PowerDraw, datasheet_power, power_of, step_energy
 from trainwright.estimator.predict.op_cost import Roofline
 from trainwright.estimator.predict.step_work import cost_family
-from trainwright.estimator.predict.structure import Structure
 from trainwright.estimator.quantiles import NINETY
+from trainwright.estimator.structure import Structure
 
 # 90 % interval of the datasheet's guess: the widths of its priors, and that they err together.
 _DATASHEET_FACTOR = math.exp(NINETY * RATE_WIDTH)
@@ -92,7 +98,7 @@ def predict_curve(
         mode, coverage, low, high = "datasheet", 0.0, 1 / _DATASHEET_FACTOR, _DATASHEET_FACTOR
         times = [_roofline(structure, device, size) / cores_used(cores) for size in sizes]
     power = _power(device_type, calibration, cores, power_w)
-    memory = [structure.peak_bytes(size) for size in sizes]
+    memory = [peak_bytes(structure, size) for size in sizes]
     safe = rising(
         [
             safe_bytes(structure, size, expected)
@@ -136,7 +142,7 @@ def _power(
     calibration: Calibration | None,
     cores: float | None,
     power_w: tuple[float, float] | None,
-) -> Power:
+) -> PowerDraw:
     """What was given, else what was measured, else the datasheet's. A part of a core draws its part."""
     sheet = datasheet_power(device_type, cores)
     if power_w is not None:

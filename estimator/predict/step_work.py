@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainwright.estimator.predict.curves import Affine
-from trainwright.estimator.predict.structure import Operation, Structure
+from trainwright.estimator.curves import Affine
+from trainwright.estimator.structure import Operation, Structure
 
 _LARGE = ("conv", "conv_backward", "matmul", "attention", "rnn")
 _MOVES_NOTHING = "view"
@@ -26,7 +26,7 @@ _PRODUCTS, _SUM, _ROOT = ("aten.mm", "aten.addmm"), "aten.add", "aten.sqrt"
 
 
 @dataclass(frozen=True)
-class Work:
+class FamilyWork:
     """The operations of one family, for one batch size. Arrays have a place for each group of alike ones."""
 
     kinds: tuple[str, ...]
@@ -103,10 +103,10 @@ class StepWork:
             [one for one in structure.trace if one.kind in tells] if has_tables else []
         )
 
-    def __call__(self, batch_size: int) -> dict[str, Work]:
+    def __call__(self, batch_size: int) -> dict[str, FamilyWork]:
         """By family of cost."""
         work = {
-            family: Work(
+            family: FamilyWork(
                 kinds,
                 counts,
                 flops(batch_size),
@@ -127,7 +127,7 @@ class StepWork:
         }
 
 
-def _with_zeros(work: Work, zeros: Mapping[int, float]) -> Work:
+def _with_zeros(work: FamilyWork, zeros: Mapping[int, float]) -> FamilyWork:
     import numpy as np
 
     given = work.dims["given"].tolist() if "given" in work.dims else [0.0] * len(work.kinds)
@@ -213,7 +213,7 @@ def zeros_of_tables(operations: Iterable[tuple[str, int, Mapping[str, float]]]) 
 
 def by_family(
     rows: Sequence[tuple[str, str, int, float, float, Mapping[str, float]]],
-) -> dict[str, Work]:
+) -> dict[str, FamilyWork]:
     """A step's operations (family, kind, count, flops, bytes, dims) by family of cost."""
     import numpy as np
 
@@ -225,7 +225,7 @@ def by_family(
         dims = step.sizes(row[1], row[0], row[5])
         groups.setdefault(cost_family(row[0], dims), []).append((*row[1:5], dims))
     return {
-        family: Work(
+        family: FamilyWork(
             kinds=tuple(row[0] for row in members),
             counts=np.array([float(row[1]) for row in members]),
             flops=np.array([row[2] for row in members]),

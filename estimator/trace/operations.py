@@ -178,7 +178,7 @@ _PICKS = ("embedding", "_embedding_bag", "index_select", "gather", "take")
 
 
 @dataclass(slots=True)
-class Operation:
+class OperationCall:
     """One call: `dims` are the sizes that its time depends on, by name, in a fixed order for each family.
 
     `layout` says how its tensors lie and its filters go, which only the memory it needs depends on.
@@ -211,7 +211,7 @@ def tensors(*trees: Any) -> list[torch.Tensor]:
     ]
 
 
-def describe(func: Any, args: Any, kwargs: Any, out: Any) -> Operation:
+def describe(func: Any, args: Any, kwargs: Any, out: Any) -> OperationCall:
     """What a call that the dispatcher saw is, from its arguments and results."""
     packet = func._overloadpacket
     kind = str(packet)
@@ -223,7 +223,7 @@ def describe(func: Any, args: Any, kwargs: Any, out: Any) -> Operation:
     if (
         func.is_view or not writes
     ):  # a view, or a reshape that needs no copy: it costs its call only
-        return Operation(kind, "view", "", 0.0, 0.0, {})
+        return OperationCall(kind, "view", "", 0.0, 0.0, {})
     name = kind.partition(".")[2]
     family = "elementwise" if kind.partition(".")[0] != "aten" else family_of(name)
     # Not what a recurrent layer keeps for its backward pass: fake tensors do not know how much that is (`hidden_bytes`).
@@ -260,7 +260,7 @@ def describe(func: Any, args: Any, kwargs: Any, out: Any) -> Operation:
         if family in ("conv", "conv_backward") and "filters" in dims
         else {}
     )
-    return Operation(kind, family, dtype, flops, moved, dims, layout)
+    return OperationCall(kind, family, dtype, flops, moved, dims, layout)
 
 
 def hidden_bytes(func: Any, args: Any, out: Any) -> float:

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor  # noqa: TID253
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: TID253
 from torch.utils.flop_counter import flop_registry  # noqa: TID253
 
-from trainwright.estimator.trace.operations import Operation, describe, hidden_bytes, tensors
+from trainwright.estimator.trace.operations import OperationCall, describe, hidden_bytes, tensors
 
 _BOOKKEEPING = ("prim", "profiler")  # namespaces of what is no work
 
@@ -39,7 +39,7 @@ class LayerSeen:
 class Recording:
     """What one step did. Bytes are of tensors' storages; `live_bytes` of an operation counts its results."""
 
-    operations: list[Operation] = field(default_factory=list)
+    operations: list[OperationCall] = field(default_factory=list)
     forward_flops: float = 0.0
     activation_bytes: float = 0.0
     layers: dict[str, LayerSeen] = field(default_factory=dict)

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves  # noqa: TID253
 from trainwright.estimator.errors import BadInput, TrainwrightError
 from trainwright.estimator.memory.step_memory import most_held_bytes
 from trainwright.estimator.precision import PARAMETER_DTYPES
-from trainwright.estimator.predict.structure import Layer, Module, Structure
+from trainwright.estimator.structure import Layer, Module, Structure
 from trainwright.estimator.trace import source as model_source
 from trainwright.estimator.trace.recorder import LayerSeen, Lives, Recorder, Recording
 from trainwright.estimator.trace.source import BatchSpec

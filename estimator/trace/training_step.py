@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves  # noqa: TID253
 
 from trainwright.estimator.errors import BadInput, TrainwrightError
 from trainwright.estimator.precision import PARAMETER_DTYPES, autocast, for_loss
-from trainwright.estimator.predict.structure import Precision
+from trainwright.estimator.structure import Precision
 from trainwright.estimator.trace import source as model_source
 from trainwright.estimator.trace.recorder import Recorder
 from trainwright.estimator.trace.source import BatchSpec, ModelDefinition

@@ -6,10 +6,9 @@ from bisect import bisect_left
 from collections import Counter
 from typing import Any
 
-from trainwright.estimator.memory.workspace import WITH_WORKSPACE
-from trainwright.estimator.predict.curves import Affine
-from trainwright.estimator.predict.structure import Lifetimes, Operation
-from trainwright.estimator.trace.operations import Operation as Seen
+from trainwright.estimator.curves import Affine
+from trainwright.estimator.structure import REQUIRED_DIMS, Lifetimes, Operation
+from trainwright.estimator.trace.operations import OperationCall
 from trainwright.estimator.trace.recorder import Lives
 
 
@@ -24,7 +23,7 @@ def _through_origin(value: float, size: int) -> Affine:
 
 
 def at_any_size(
-    first: list[Seen], second: list[Seen], size: int, idle: Affine
+    first: list[OperationCall], second: list[OperationCall], size: int, idle: Affine
 ) -> tuple[list[Operation], list[int]]:
     """The operations of a step, alike ones together, and for each that ran its place among these.
 
@@ -88,7 +87,7 @@ def lifetimes(
     for one, two in zip(first.events, second.events, strict=True):
         if one.number < 0:
             place = ran[-1 - one.number]
-            if trace[place].family in WITH_WORKSPACE:
+            if trace[place].family in REQUIRED_DIMS:
                 ops[len(codes)] = place
             codes.append(0)
         elif one.bytes is None or two.bytes is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.structure import Structure
 from trainwright.tasks import progress
 from trainwright.tasks.allocate.acquire import Planner, gone
 from trainwright.tasks.allocate.planner import make_plan

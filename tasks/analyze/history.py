@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from trainwright.estimator.predict.curves import DeviceCurve
+from trainwright.estimator.curves import DeviceCurve
 from trainwright.tasks.errors import CorruptArtefact
 from trainwright.tasks.runs.artefacts import (
     Estimate,

@@ -14,7 +14,7 @@ from trainwright.tasks.cli.options import Debug, Json, print_json, print_model, 
 
 if TYPE_CHECKING:
     from trainwright.estimator.predict.calibration import Calibration
-    from trainwright.estimator.predict.structure import Structure
+    from trainwright.estimator.structure import Structure
 
 _NAMED = 5  # operations
 _MORE = 1.25  # times the width that steps have: what operations add is worth a word
@@ -68,7 +68,7 @@ def _structure(
     accumulation: int | None = None,
 ) -> Any:
     """What `extract` finds, or a structure.json, with which no option may disagree."""
-    from trainwright.estimator.predict.structure import Structure
+    from trainwright.estimator.structure import Structure
     from trainwright.tasks import alone
     from trainwright.tasks.spec.documents import parse_text, parsed, validated
     from trainwright.tasks.spec.job import ModelSpec, Optimizer

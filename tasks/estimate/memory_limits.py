@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainwright.estimator.predict.curves import DeviceCurve
+from trainwright.estimator.curves import DeviceCurve
 from trainwright.tasks.runs.artefacts import Estimate, Plan
 from trainwright.tasks.runs.run import Run
 

@@ -6,14 +6,14 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from trainwright.estimator.curves import Mode
 from trainwright.estimator.devices import HOST_MEMORY_TYPES
 from trainwright.estimator.predict.calibration import Calibration
 from trainwright.estimator.predict.communication import HOROVOD_CYCLE_S
 from trainwright.estimator.predict.correction import FinishedRun, learn
-from trainwright.estimator.predict.curves import Mode
 from trainwright.estimator.predict.loop_cost import in_training
 from trainwright.estimator.predict.step_time import predict_curve
-from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.structure import Structure
 from trainwright.infra.memory_limit import usable_memory_bytes
 from trainwright.tasks import progress
 from trainwright.tasks.estimate.calibrate import calibration_for

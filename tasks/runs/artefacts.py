@@ -3,7 +3,7 @@
     validate -> Validation   extract -> Structure   estimate -> Estimate   allocate -> Plan
     search_lr -> LearningRateSearch   train -> Result   store -> Manifest   analyze -> Report
 
-`Structure` is the estimator's (`trainwright.estimator.predict.structure`). Every artefact has a `schema_version` and ignores
+`Structure` is the estimator's (`trainwright.estimator.structure`). Every artefact has a `schema_version` and ignores
 fields it does not know, so that each version reads its neighbours' files. Units stand in the names.
 """
 
@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trainwright.estimator.curves import Affine, DeviceCurve, Interval, Mode
 from trainwright.estimator.predict.communication import Link
-from trainwright.estimator.predict.curves import Affine, DeviceCurve, Interval, Mode
-from trainwright.estimator.predict.energy import Power
+from trainwright.estimator.predict.energy import PowerDraw
 from trainwright.tasks.spec.job import Job, Task
 from trainwright.tasks.spec.pool import Device
 
@@ -158,7 +158,7 @@ class PlannedDevice(Device):
     memory_bytes: Affine | None = Field(
         default=None, description="of the rank, over its batch size, where it is known"
     )
-    power: Power | None = Field(
+    power: PowerDraw | None = Field(
         default=None, description="what the prediction took the device to draw"
     )
     mode: Mode | None = Field(default=None, description="what the prediction is made of")

@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from trainwright.estimator.predict.curves import Interval
+from trainwright.estimator.curves import Interval
 from trainwright.tasks.errors import BadInput, CorruptArtefact
 from trainwright.tasks.runs.artefacts import Manifest, Plan, Result, State, Status
 from trainwright.tasks.runs.run import Run

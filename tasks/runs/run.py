@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace import source as model_source
 from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput, CorruptArtefact

@@ -35,7 +35,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from trainwright.estimator.devices import DEVICE_TYPES
-from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.structure import Structure
 from trainwright.tasks.errors import BadInput, Infeasible, TrainwrightError
 from trainwright.tasks.service import schema
 from trainwright.tasks.service.auth import Client, check_origin

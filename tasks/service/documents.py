@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from trainwright.estimator.predict.curves import Interval, Mode
+from trainwright.estimator.curves import Interval, Mode
 from trainwright.tasks.runs.artefacts import Plan
 from trainwright.tasks.runs.listing import RunRow
 from trainwright.tasks.spec.pool import Device

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from trainwright.estimator.predict.calibration import Calibration
-from trainwright.estimator.predict.structure import PRECISIONS, Structure
+from trainwright.estimator.structure import PRECISIONS, Structure
 from trainwright.estimator.trace.source import BatchSpec
 from trainwright.tasks.runs.artefacts import DataSchema
 from trainwright.tasks.spec.documents import Document

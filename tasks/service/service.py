@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace import source as model_source
 from trainwright.estimator.trace.source import BatchSpec
 from trainwright.tasks import alone

@@ -24,9 +24,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from trainwright.estimator.curves import Interval
 from trainwright.estimator.measure.all_reduce import measure_samples
 from trainwright.estimator.predict.communication import HOROVOD_CYCLE_S, Link, all_reduce, fit_link
-from trainwright.estimator.predict.curves import Interval
 from trainwright.estimator.quantiles import quantile
 
 SIZES_BYTES = [3 << power for power in range(9, 24)]  # 1.5 KiB to 24 MiB

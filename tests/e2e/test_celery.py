@@ -23,7 +23,7 @@ from airflow_whole import DAGS, STEPS_AN_EPOCH, write_job, write_pool
 from browsing import browser
 from celery_stack import AIRFLOW, CeleryStack, celery_stack
 
-from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.structure import Structure
 from trainwright.infra.s3 import S3Access
 from trainwright.tasks import step, steps
 from trainwright.tasks.leases.ledger import Heartbeat, Holder

@@ -10,8 +10,8 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from finished_run import finished_training, sealed_run
 
-from trainwright.estimator.predict.curves import Affine
-from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.curves import Affine
+from trainwright.estimator.structure import Structure
 from trainwright.operators import AnalyzeOperator, ExtractOperator, TrainOperator
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.leases.ledger import Holder, Ledger

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from trainwright.estimator.curves import Affine, DeviceCurve, Interval
 from trainwright.estimator.precision import cast
-from trainwright.estimator.predict.curves import Affine, DeviceCurve, Interval
 from trainwright.estimator.trace import source as model_source
 from trainwright.tasks.runs.artefacts import (
     DataSchema,

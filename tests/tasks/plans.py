@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from trainwright.estimator.curves import Affine, DeviceCurve
 from trainwright.estimator.predict.communication import Link
-from trainwright.estimator.predict.curves import Affine, DeviceCurve
 from trainwright.tasks.allocate.planner import TRAINED_ACCUMULATION, make_plan
 from trainwright.tasks.runs.artefacts import DataSchema, Estimate, Plan
 from trainwright.tasks.spec.job import Job

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace.source import BatchSpec
 from trainwright.tasks import alone
 from trainwright.tasks.errors import BadInput

@@ -26,8 +26,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from trainwright.estimator.curves import DeviceCurve, Interval
 from trainwright.estimator.devices import HOST_MEMORY_TYPES
-from trainwright.estimator.predict.curves import DeviceCurve, Interval
 from trainwright.estimator.quantiles import NINETY, normal_quantile
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts import DataSchema, Estimate, NotExceeded, Prediction

@@ -18,7 +18,7 @@ from rich.table import Table
 from trainwright.tasks import progress
 
 if TYPE_CHECKING:
-    from trainwright.estimator.predict.structure import Structure
+    from trainwright.estimator.structure import Structure
 
 _WIDTH = 120
 out = Console(
@@ -118,6 +118,7 @@ def facts(title: str, lines: Iterable[tuple[str, str]]) -> None:
 
 def layers(structure: Structure, depth: int) -> None:
     """Print a model's modules as a tree with their counts, and below it the model's totals."""
+    from trainwright.estimator.memory.step_memory import peak_bytes
     from trainwright.tasks.cli.screens.layer_table import layer_rows
 
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
@@ -159,7 +160,8 @@ def layers(structure: Structure, depth: int) -> None:
             ),
             (
                 "most memory of a step",
-                f"{size(structure.peak_bytes(batch))}  ({structure.optimizer}, {structure.precision})",
+                f"{size(peak_bytes(structure, batch))}  "
+                f"({structure.optimizer}, {structure.precision})",
             ),
             ("operations in a step", f"{sum(structure.operations.values()):,}"),
             ("read by", structure.method),

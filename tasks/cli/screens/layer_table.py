@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.structure import Structure
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from trainwright.estimator.predict.curves import Interval
+from trainwright.estimator.curves import Interval
 from trainwright.tasks.allocate.front import kinds_of
 from trainwright.tasks.cli.screens.console import out, table
 from trainwright.tasks.runs.artefacts import (

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from trainwright.estimator.predict.calibration import Calibration, parse
-from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.structure import Structure
 from trainwright.tasks import alone
 from trainwright.tasks.errors import BadInput, Forbidden, TrainwrightError
 from trainwright.tasks.runs.artefacts import DataSchema
@@ -96,7 +96,7 @@ def _schema(request: dict[str, Any]) -> dict[str, Any]:
 
 def _warm_up(_: dict[str, Any]) -> dict[str, Any]:
     """Import what the others need."""
-    from trainwright.estimator.predict.curves import line_through
+    from trainwright.estimator.curves import line_through
     from trainwright.tasks.data import dataset
 
     line_through([1, 2], [1.0, 2.0])

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from fastapi import Depends, FastAPI, Path, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
-from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.structure import Structure
 from trainwright.tasks.runs.listing import ID_PATTERN, JOB_PATTERN, MOST_ROWS, RunPage
 from trainwright.tasks.service.auth import check_origin
 from trainwright.tasks.service.documents import ErrorAnswer, History, Opened, Recorded, RunDocument

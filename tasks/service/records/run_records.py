@@ -8,7 +8,7 @@ import math
 import statistics
 from typing import Any
 
-from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.structure import Structure
 from trainwright.tasks.analyze.history import predicted_and_measured
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts import (

@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trainwright.estimator.predict.curves import Affine
+from trainwright.estimator.curves import Affine
 from trainwright.tasks.allocate.plan.split import split_batch
 from trainwright.tasks.train.batch.sampling import shares
 

@@ -6,7 +6,7 @@ import importlib.metadata
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from trainwright.estimator.predict.curves import Interval
+from trainwright.estimator.curves import Interval
 from trainwright.estimator.predict.energy import datasheet_power
 from trainwright.estimator.quantiles import quantile
 from trainwright.tasks import progress

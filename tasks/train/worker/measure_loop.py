@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np  # noqa: TID253 - this is a process of its own
 import torch  # noqa: TID253
 
+from trainwright.estimator.curves import Interval
 from trainwright.estimator.memory.freed_memory import map_blocks
-from trainwright.estimator.predict.curves import Interval
 from trainwright.estimator.predict.loop_cost import LoopCost, LoopWork, fit_loop, loop_work
 from trainwright.estimator.trace import source as model_source
 from trainwright.estimator.trace.source import BatchSpec

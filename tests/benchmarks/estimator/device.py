@@ -16,9 +16,9 @@ from timing import Sentinel, time_steps
 from zoo import Case
 
 from trainwright.estimator.fit.baselines import MeasuredStep
-from trainwright.estimator.measure.benchmark import Network, networks
+from trainwright.estimator.measure.benchmark import BenchmarkNetwork, networks
 from trainwright.estimator.predict.calibration import Calibration, load, op_count
-from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace.trace import trace
 
 Say = Callable[[str], None]
@@ -60,7 +60,7 @@ def _cases(seed: int) -> Iterator[Case]:
         )
 
 
-def _whole(seed: int) -> Iterator[Network]:
+def _whole(seed: int) -> Iterator[BenchmarkNetwork]:
     return (one for one in networks(seed) if not one.single)
 
 

@@ -20,6 +20,7 @@ import torch
 from zoo import Case, cases
 
 from trainwright.estimator.fit.accuracy import HEADER, percent, row, summarise, table
+from trainwright.estimator.memory.step_memory import peak_bytes
 from trainwright.estimator.trace.trace import trace
 
 METHODS = ("predicted", "from another batch size", "lifetimes only", "MemTracker")
@@ -32,8 +33,8 @@ def measure(case: Case) -> tuple[float, dict[str, float]]:
     elsewhere = ELSEWHERE if case.batch_size != ELSEWHERE else 2 * ELSEWHERE
     here = trace(case.spec(), case.batch_size)
     predicted = {
-        "predicted": here.peak_bytes(case.batch_size),
-        "from another batch size": trace(case.spec(), elsewhere).peak_bytes(case.batch_size),
+        "predicted": peak_bytes(here, case.batch_size),
+        "from another batch size": peak_bytes(trace(case.spec(), elsewhere), case.batch_size),
         "lifetimes only": here.peak_memory_bytes(case.batch_size),
         "MemTracker": mem_tracker.peak_bytes(case),
     }

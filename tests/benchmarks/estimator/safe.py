@@ -29,8 +29,14 @@ from zoo import Case
 
 from trainwright.estimator.fit.accuracy import percent, table
 from trainwright.estimator.measure.single_layers import SINGLES
-from trainwright.estimator.memory.step_memory import block_bytes, code_bytes, prepared, safe_bytes
-from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.memory.step_memory import (
+    block_bytes,
+    code_bytes,
+    peak_bytes,
+    prepared,
+    safe_bytes,
+)
+from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace.trace import trace
 
 _LEAST_BYTES, MOST_BYTES = 1e7, 5e8
@@ -112,9 +118,9 @@ def draw(which: str, seed: int, number: int, most: float) -> tuple[Case, Structu
     structure = trace(case.spec(), case.batch_size)
     drawn = random.Random(f"{which} {seed} {number}")
     target, batch_size = _LEAST_BYTES * (most / _LEAST_BYTES) ** drawn.random(), 1
-    while batch_size < _MOST_BATCH and structure.peak_bytes(2 * batch_size) <= target:
+    while batch_size < _MOST_BATCH and peak_bytes(structure, 2 * batch_size) <= target:
         batch_size *= 2
-    return (case, structure, batch_size) if structure.peak_bytes(batch_size) <= most else None
+    return (case, structure, batch_size) if peak_bytes(structure, batch_size) <= most else None
 
 
 def fit(seen: Sequence[Seen], quantile: float = _QUANTILE) -> Any:
@@ -183,7 +189,7 @@ def compare(
         case, structure, batch_size = drawn
         measured = processes.measure(which, seed, number, batch_size, process)
         high = measured["high_bytes"]
-        expected = structure.peak_bytes(batch_size)
+        expected = peak_bytes(structure, batch_size)
         safe = safe_bytes(structure, batch_size, expected)
         held, blocks = 0.0, 0
         if structure.lifetimes is not None and structure.most_held_bytes is not None:

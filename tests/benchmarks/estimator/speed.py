@@ -88,8 +88,8 @@ ESTIMATE = """
 import json, sys, time
 from pathlib import Path
 import numpy, scipy.optimize  # as a process has that has predicted once
-from trainwright.estimator.calibration import load
-from trainwright.estimator.step_time import estimate_step, predict_curve
+from trainwright.estimator.predict.calibration import load
+from trainwright.estimator.predict.step_time import estimate_step, predict_curve
 from trainwright.estimator.structure import Structure
 path, device_type, calibration, what = sys.argv[1:]
 structure = Structure.model_validate_json(Path(path).read_bytes())

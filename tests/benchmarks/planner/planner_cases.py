@@ -9,8 +9,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from trainwright.estimator.curves import Affine, DeviceCurve, Knots
 from trainwright.estimator.predict.communication import Link
-from trainwright.estimator.predict.curves import Affine, DeviceCurve, Knots
 from trainwright.tasks.runs.artefacts import DataSchema, Estimate
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Pool

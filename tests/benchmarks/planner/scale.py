@@ -19,7 +19,7 @@ from pathlib import Path
 
 from planner_cases import data_of
 
-from trainwright.estimator.predict.curves import Affine, DeviceCurve
+from trainwright.estimator.curves import Affine, DeviceCurve
 from trainwright.tasks.allocate.planner import make_plan
 from trainwright.tasks.runs.artefacts import Estimate, Plan
 from trainwright.tasks.spec.job import Job

@@ -23,7 +23,7 @@ import torch
 from lr_tasks import ADAMW, IMAGES, SGD, TABLE, LrTask, _rings, _save, _stripes
 from one_process import OneProcess
 
-from trainwright.estimator.predict.curves import Affine
+from trainwright.estimator.curves import Affine
 from trainwright.tasks.allocate.plan.split import split_batch
 from trainwright.tasks.train.batch.adaptive_batch import BatchGrowth, Rule, rule_for
 from trainwright.tasks.train.batch.half_batches import half_squares

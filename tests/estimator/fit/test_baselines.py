@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainwright.estimator.curves import Affine
 from trainwright.estimator.fit.baselines import (
     MeasuredStep,
     Totals,
@@ -19,8 +20,7 @@ from trainwright.estimator.fit.baselines import (
     torch_roofline,
     totals,
 )
-from trainwright.estimator.predict.curves import Affine
-from trainwright.estimator.predict.structure import Operation, Structure
+from trainwright.estimator.structure import Operation, Structure
 
 
 def operation(kind: str, family: str, count: int, flops: float, moved: float) -> Operation:

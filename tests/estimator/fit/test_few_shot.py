@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainwright.estimator.curves import Affine
 from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.fit.few_shot import Probe, ProbeOp, fit_few
 from trainwright.estimator.predict import datasheet
 from trainwright.estimator.predict.calibration import Calibration, load, save
-from trainwright.estimator.predict.curves import Affine
 from trainwright.estimator.predict.machine_speed import Speed
 from trainwright.estimator.predict.op_cost import Roofline
 from trainwright.estimator.predict.step_time import estimate_step, predict_curve
-from trainwright.estimator.predict.structure import Operation, Structure
+from trainwright.estimator.structure import Operation, Structure
 
 FACTS = {
     "threads": 1,

@@ -11,7 +11,7 @@ import numpy as np
 from trainwright.estimator.fit.cost_fit import fit_families
 from trainwright.estimator.fit.whole_steps import WholeSteps
 from trainwright.estimator.predict.op_cost import FamilyCost, OpSample, Roofline, times
-from trainwright.estimator.predict.step_work import Work, by_family
+from trainwright.estimator.predict.step_work import FamilyWork, by_family
 
 TRUTH = Roofline(latency_s=2e-6, flops_per_s=1e11, bytes_per_s=1e10)
 SLOWER = 1.3  # within a step, of one kind of operation
@@ -39,7 +39,7 @@ def _steps(count: int) -> list[list[OpSample]]:
     ]
 
 
-def _work(ops: list[OpSample]) -> dict[str, Work]:
+def _work(ops: list[OpSample]) -> dict[str, FamilyWork]:
     return by_family(
         [(one.family, one.kind, one.count, one.flops, one.bytes, one.dims) for one in ops]
     )

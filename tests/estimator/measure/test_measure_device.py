@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 import torch
 
-from trainwright.estimator.measure.benchmark import Network, networks
+from trainwright.estimator.measure.benchmark import BenchmarkNetwork, networks
 from trainwright.estimator.measure.blocks import FAMILIES
 from trainwright.estimator.measure.measure_device import (
     Sentinel,
@@ -25,7 +25,7 @@ from trainwright.estimator.trace.trace import trace
 from trainwright.estimator.trace.training_step import StepSpec
 
 
-def _network(optimizer: str) -> Network:
+def _network(optimizer: str) -> BenchmarkNetwork:
     return next(
         one
         for one in networks(3)
@@ -55,7 +55,7 @@ def test_operations_are_as_large_when_they_are_measured_as_when_they_are_traced(
     family: str,
 ) -> None:
     build, inputs = FAMILIES[family](random.Random(1))
-    network = Network(family, build, inputs, 2, "adamw")
+    network = BenchmarkNetwork(family, build, inputs, 2, "adamw")
     step, recorder = ready(network, 2), Recorder()
     step()
     with recorder, recorder.record() as recording:

@@ -16,7 +16,7 @@ from trainwright.estimator.fit.cost_fit import Told, fit_family
 from trainwright.estimator.fit.step_fit import StepSample, fit
 from trainwright.estimator.measure.benchmark import networks, turn
 from trainwright.estimator.measure.measure_device import Sentinel, ready
-from trainwright.estimator.measure.reference import measured
+from trainwright.estimator.measure.measure_reference import measured
 from trainwright.estimator.measure.samples import KeptSamples
 from trainwright.estimator.predict.calibration import Calibration
 from trainwright.estimator.predict.machine_speed import Speed

@@ -11,7 +11,7 @@ from trainwright.estimator.memory.freed_memory import MOST_HEAP_BLOCK_BYTES, fir
 
 _TOUCHED = """
 import resource
-from trainwright.estimator.freed_memory import keep_freed_memory
+from trainwright.estimator.memory.freed_memory import keep_freed_memory
 
 keep_freed_memory(large_blocks={large_blocks})
 for _ in range(3):
@@ -26,7 +26,7 @@ _PLACED = """
 import ctypes
 from pathlib import Path
 
-from trainwright.estimator.freed_memory import keep_freed_memory, map_blocks
+from trainwright.estimator.memory.freed_memory import keep_freed_memory, map_blocks
 
 def on_heap(block):
     place = ctypes.addressof(ctypes.c_char.from_buffer(block))

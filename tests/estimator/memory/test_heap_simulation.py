@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from trainwright.estimator.curves import Affine
 from trainwright.estimator.memory import heap_simulation
 from trainwright.estimator.memory.heap_simulation import high_water_bytes
-from trainwright.estimator.predict.curves import Affine
-from trainwright.estimator.predict.structure import Lifetimes
+from trainwright.estimator.structure import Lifetimes
 
 _MIB = 2**20
 _PLANS = st.lists(st.tuples(st.integers(1, 64 * _MIB), st.integers(0, 30)), max_size=60)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainwright.estimator.curves import Affine, DeviceCurve, Knots
 from trainwright.estimator.memory.step_memory import (
     PROCESS_BYTES,
     block_bytes,
@@ -14,12 +15,12 @@ from trainwright.estimator.memory.step_memory import (
     kept_bytes,
     lasting_bytes,
     most_held_bytes,
+    peak_bytes,
     rising,
     safe_bytes,
 )
-from trainwright.estimator.predict.curves import Affine, DeviceCurve, Knots
 from trainwright.estimator.predict.step_time import predict_curve
-from trainwright.estimator.predict.structure import Lifetimes, Operation, Structure
+from trainwright.estimator.structure import Lifetimes, Operation, Structure
 
 _SIZES = st.floats(0.0, 1e7)
 
@@ -61,7 +62,7 @@ def _structures(draw: st.DrawFn) -> Structure:
 def test_the_safe_bound_is_never_below_what_is_expected(
     structure: Structure, batch_size: int
 ) -> None:
-    expected = structure.peak_bytes(batch_size)
+    expected = peak_bytes(structure, batch_size)
     assert safe_bytes(structure, batch_size, expected) >= expected
 
 
@@ -98,9 +99,9 @@ def test_a_rank_takes_its_process_its_gradients_sum_and_copies_for_checkpoints_b
 
 @given(_structures())
 def test_what_lies_between_steps_leaves_no_holes(structure: Structure) -> None:
-    idle = structure.peak_bytes(64) + 1.0
+    idle = peak_bytes(structure, 64) + 1.0
     still = structure.model_copy(update={"idle_bytes": Affine(fixed=idle, per_sample=0.0)})
-    assert excess_terms(still, 64, still.peak_bytes(64))[1] == 0.0
+    assert excess_terms(still, 64, peak_bytes(still, 64))[1] == 0.0
 
 
 def test_blocks_too_large_for_the_heap_leave_no_holes() -> None:
@@ -129,8 +130,8 @@ def test_blocks_too_large_for_the_heap_leave_no_holes() -> None:
             )
         ],
     )
-    assert excess_terms(structure, 8, structure.peak_bytes(8))[1] == 8 * 2**23
-    assert excess_terms(structure, 9, structure.peak_bytes(9))[1] == 0.0
+    assert excess_terms(structure, 8, peak_bytes(structure, 8))[1] == 8 * 2**23
+    assert excess_terms(structure, 9, peak_bytes(structure, 9))[1] == 0.0
 
 
 @given(st.lists(st.floats(0, 1e12)))
@@ -201,7 +202,7 @@ def test_what_is_held_is_played_over_the_batch_size_and_kept_with_the_structure(
     structure = _played()
     kept = Structure.model_validate_json(structure.model_dump_json())
     assert kept.most_held_bytes is not None
-    expected = structure.peak_bytes(batch_size)
+    expected = peak_bytes(structure, batch_size)
     assert expected - 2**20 <= kept.most_held_bytes(batch_size) < 2.5 * expected
     assert expected < safe_bytes(kept, batch_size, expected) < 3 * expected + 2**24
 
@@ -226,7 +227,7 @@ def test_the_bound_counts_code_by_kinds_of_operations_what_is_held_and_a_block_m
     assert code_bytes(both.model_copy(update={"trace": [*both.trace, convolution]})) == code_bytes(
         both
     )
-    expected = structure.peak_bytes(8)
+    expected = peak_bytes(structure, 8)
     more = safe_bytes(both, 8, expected) - safe_bytes(structure, 8, expected)
     assert more >= code_bytes(both) - code_bytes(structure)
     counted = code_bytes(structure) + structure.most_held_bytes(8) + 0.1 * block_bytes(structure, 8)
@@ -238,7 +239,7 @@ def test_a_structure_that_was_not_played_has_a_bound_by_its_operations_sizes() -
     document["held_bytes"] = document.pop("most_held_bytes")
     del document["lifetimes"]["graphs"]
     stored = Structure.model_validate(document)
-    expected = stored.peak_bytes(8)
+    expected = peak_bytes(stored, 8)
     assert safe_bytes(stored, 8, expected) > expected
     assert most_held_bytes(stored.model_copy(update={"lifetimes": None})) is None
 

@@ -85,7 +85,7 @@ def test_convolutions_need_what_onednn_copies(
         results = made if isinstance(made, tuple) else (made,)
         seen = describe(func, args, {}, made)
         expected = _size(*results) + workspace_bytes(
-            seen.family, seen.kind, seen.dtype, seen.dims | seen.layout
+            seen.family, seen.dtype, seen.dims | seen.layout
         )
         assert expected == pytest.approx(
             _allocated(lambda func=func, args=args: func(*args)), rel=0.05
@@ -118,9 +118,7 @@ def test_recurrent_layers_need_packed_weights_and_gates(
     func = torch.ops.aten.mkldnn_rnn_layer.default
     made = func(*args)
     seen = describe(func, args, {}, made)
-    expected = _size(*made) + workspace_bytes(
-        seen.family, seen.kind, seen.dtype, seen.dims | seen.layout
-    )
+    expected = _size(*made) + workspace_bytes(seen.family, seen.dtype, seen.dims | seen.layout)
     assert expected == pytest.approx(_allocated(lambda: func(*args)), rel=0.05)
 
 
@@ -193,7 +191,7 @@ def test_convolutions_need_what_their_layout_costs(
         results = made if isinstance(made, tuple) else (made,)
         seen = describe(func, args, {}, made)
         expected = _size(*results) + workspace_bytes(
-            seen.family, seen.kind, seen.dtype, seen.dims | seen.layout
+            seen.family, seen.dtype, seen.dims | seen.layout
         )
         assert expected == pytest.approx(
             _allocated(lambda func=func, args=args: func(*args)), rel=0.05
@@ -201,4 +199,4 @@ def test_convolutions_need_what_their_layout_costs(
 
 
 def test_other_operations_need_nothing_more() -> None:
-    assert workspace_bytes("elementwise", "aten.add", "float32", {"given": 1e6}) == 0.0
+    assert workspace_bytes("elementwise", "float32", {"given": 1e6}) == 0.0

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from trainwright.estimator.curves import Affine
 from trainwright.estimator.errors import BadInput
 from trainwright.estimator.fit.step_fit import StepSample, fit, folds
 from trainwright.estimator.predict.calibration import Calibration, load, op_count, save
-from trainwright.estimator.predict.curves import Affine
 from trainwright.estimator.predict.machine_speed import Speed
 from trainwright.estimator.predict.op_cost import OpSample, Roofline
-from trainwright.estimator.predict.structure import Lifetimes, Operation, Structure
+from trainwright.estimator.structure import Lifetimes, Operation, Structure
 
 COSTS = {
     "conv": Roofline(latency_s=2e-5, flops_per_s=1e11, bytes_per_s=1e10),
@@ -356,8 +356,8 @@ def test_predicting_loads_no_torch(calibration: Calibration, tmp_path: Path) -> 
     code = """
 import sys
 from pathlib import Path
-from trainwright.estimator.calibration import load
-from trainwright.estimator.step_time import predict_curve
+from trainwright.estimator.predict.calibration import load
+from trainwright.estimator.predict.step_time import predict_curve
 from trainwright.estimator.structure import Structure
 folder = Path(sys.argv[1])
 structure = Structure.model_validate_json((folder / "structure.json").read_bytes())

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainwright.estimator.curves import Interval
 from trainwright.estimator.errors import BadInput
 from trainwright.estimator.predict.communication import (
     Link,
@@ -22,7 +23,6 @@ from trainwright.estimator.predict.communication import (
     on_cycle,
     point_to_point,
 )
-from trainwright.estimator.predict.curves import Interval
 
 LINKS = st.builds(
     Link,

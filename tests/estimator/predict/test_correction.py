@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainwright.estimator.curves import Affine, Basis, DeviceCurve, Interval, Knots
 from trainwright.estimator.predict.correction import Finding, FinishedRun, learn
-from trainwright.estimator.predict.curves import Affine, Basis, DeviceCurve, Interval, Knots
 from trainwright.estimator.predict.step_time import estimate_step
 
 SIZES = (4, 8, 16, 32, 64, 128, 256)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainwright.estimator.curves import Interval
 from trainwright.estimator.errors import BadInput
-from trainwright.estimator.predict.curves import Interval
 from trainwright.estimator.predict.energy import (
     EnergyMeter,
-    Power,
+    PowerDraw,
     datasheet_power,
     measured_power,
     meter_for,
@@ -213,12 +213,12 @@ def test_energy_is_time_by_power_and_its_interval_that_of_both(
 ) -> None:
     low, median, high = times
     time = Interval(median=median, low=low, high=high)
-    exact = step_energy(time, Power(idle_w=idle, load_w=load, source="nvml"))
+    exact = step_energy(time, PowerDraw(idle_w=idle, load_w=load, source="nvml"))
     assert (exact.low, exact.median, exact.high) == pytest.approx(
         (load * low, load * median, load * high)
     )
     vague = step_energy(
-        time, Power(idle_w=idle, load_w=load, source="datasheet", spread=spread), wait_s=wait
+        time, PowerDraw(idle_w=idle, load_w=load, source="datasheet", spread=spread), wait_s=wait
     )
     assert vague.median == pytest.approx(exact.median + idle * wait)
     assert vague.low * (1 + spread) == pytest.approx(exact.low + idle * wait)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.estimator.predict.curves import Affine, DeviceCurve, Knots
+from trainwright.estimator.curves import Affine, DeviceCurve, Knots
 from trainwright.estimator.predict.loop_cost import (
     LoopCost,
     LoopWork,
@@ -14,7 +14,7 @@ from trainwright.estimator.predict.loop_cost import (
     in_training,
     loop_work,
 )
-from trainwright.estimator.predict.structure import Layer, Operation, Structure
+from trainwright.estimator.structure import Layer, Operation, Structure
 
 COST = LoopCost(
     step_s=1e-3,

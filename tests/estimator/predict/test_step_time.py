@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainwright.estimator.curves import Affine
 from trainwright.estimator.devices import DEVICE_TYPES, EMULATED, EMULATED_SAMPLE_S
 from trainwright.estimator.predict.calibration import Calibration, ErrorSummary, StepCorrection
-from trainwright.estimator.predict.curves import Affine
-from trainwright.estimator.predict.energy import Power
+from trainwright.estimator.predict.energy import PowerDraw
 from trainwright.estimator.predict.machine_speed import Speed
 from trainwright.estimator.predict.op_cost import FamilyCost, Kernel, Roofline
 from trainwright.estimator.predict.step_time import estimate_step, predict_curve
-from trainwright.estimator.predict.structure import Operation, Structure
+from trainwright.estimator.structure import Operation, Structure
 
 PROMISED = [
     "nvidia-m40-12gb",
@@ -134,7 +134,7 @@ def test_half_a_core_takes_twice_as_long_and_no_other_interval() -> None:
 
 @pytest.mark.parametrize("cores", [1.5, 1.9])
 def test_a_part_of_a_core_beyond_the_whole_ones_has_no_thread_and_is_no_help(cores: float) -> None:
-    power = Power(idle_w=3, load_w=9, source="rapl", spread=0.1)
+    power = PowerDraw(idle_w=3, load_w=9, source="rapl", spread=0.1)
     for calibration in (None, _calibration().model_copy(update={"power": power})):
         one, more = (
             predict_curve(_structure(), calibration, device_type="cpu", cores=each)

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from trainwright.estimator.predict.step_work import StepWork, Work, by_family
-from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.predict.step_work import FamilyWork, StepWork, by_family
+from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.estimator.trace.trace import trace
 from trainwright.estimator.trace.training_step import StepSpec
@@ -45,7 +45,7 @@ def _traced(
     return trace(StepSpec(definition, {}, None, optimizer, accumulation=accumulation), batch_size)
 
 
-def _zeros(work: dict[str, Work]) -> list[float]:
+def _zeros(work: dict[str, FamilyWork]) -> list[float]:
     dims = work["elementwise"].dims
     return sorted(one for one in dims["zeros"].tolist() if one) if "zeros" in dims else []
 

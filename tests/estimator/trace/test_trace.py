@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainwright.estimator.errors import BadInput
-from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.memory.step_memory import peak_bytes
+from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace.source import BatchSpec, ModelDefinition
 from trainwright.estimator.trace.trace import StepSpec, trace
 
@@ -188,10 +189,10 @@ def test_where_operations_differ_by_the_batch_size_what_is_held_does_not_grow_wi
     )
     held = sized.parameter_bytes
     for batch_size in (16, 64, 256):
-        in_proportion = held + (sized.peak_bytes(16) - held) * batch_size / 16
+        in_proportion = held + (peak_bytes(sized, 16) - held) * batch_size / 16
         assert (
-            0.99 * usual.peak_bytes(batch_size)
-            <= sized.peak_bytes(batch_size)
+            0.99 * peak_bytes(usual, batch_size)
+            <= peak_bytes(sized, batch_size)
             <= 1.01 * in_proportion
         )
 

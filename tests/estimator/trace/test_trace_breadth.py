@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainwright.estimator.errors import BadInput
-from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.memory.step_memory import peak_bytes
+from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.estimator.trace.trace import trace
 from trainwright.estimator.trace.training_step import StepSpec
@@ -220,7 +221,7 @@ def test_a_model_is_traced_by_fake_tensors_and_agrees_with_torchs_own_counts(nam
     )
     assert sum(one.parameters for one in structure.layers) == structure.parameters
     assert sum(one.count for one in structure.trace) == sum(structure.operations.values())
-    assert structure.peak_bytes(8) > structure.peak_bytes(4) > structure.idle_bytes(4) > 0
+    assert peak_bytes(structure, 8) > peak_bytes(structure, 4) > structure.idle_bytes(4) > 0
 
 
 @pytest.mark.parametrize(
@@ -259,7 +260,7 @@ def test_accumulation_repeats_forward_and_backward_and_needs_less_memory() -> No
         traced(lambda: Blocks(False), example, 4096, accumulation=count) for count in (1, 4)
     )
     assert parts.operations["aten.addmm"] == 4 * whole.operations["aten.addmm"]
-    assert parts.peak_bytes(4096) < 0.5 * whole.peak_bytes(4096)
+    assert peak_bytes(parts, 4096) < 0.5 * peak_bytes(whole, 4096)
     with pytest.raises(
         BadInput, match="accumulation: got 3; allowed: a divisor of the batch size 4096"
     ):
@@ -278,15 +279,15 @@ def test_activations_that_are_computed_again_cost_time_and_save_memory() -> None
         again.operations["aten.addmm"] == kept.operations["aten.addmm"] + 12
     )  # the first layer of each block
     assert again.activation_bytes_per_sample < 0.4 * kept.activation_bytes_per_sample
-    assert again.peak_bytes(2048) < 0.5 * kept.peak_bytes(2048)
+    assert peak_bytes(again, 2048) < 0.5 * peak_bytes(kept, 2048)
 
 
 LARGE = """
 import sys, torch
 from torch import nn
-from trainwright.estimator.source import ModelDefinition
+from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.estimator.trace import trace
-from trainwright.estimator.training_step import StepSpec
+from trainwright.estimator.trace.training_step import StepSpec
 
 class Decoder(nn.Module):
     def __init__(self):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from plans import MANY, NOON, TWO, plan
 
+from trainwright.estimator.curves import Affine, DeviceCurve
 from trainwright.estimator.predict.communication import Link
-from trainwright.estimator.predict.curves import Affine, DeviceCurve
 from trainwright.tasks.errors import Infeasible
 from trainwright.tasks.runs.artefacts import Plan
 

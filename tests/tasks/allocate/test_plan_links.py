@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import TWO, plan
 
+from trainwright.estimator.curves import Interval
 from trainwright.estimator.predict.communication import (
     FIGURES_BYTES,
     HOROVOD_POLL_S,
@@ -16,7 +17,6 @@ from trainwright.estimator.predict.communication import (
     all_reduce,
     all_reduces,
 )
-from trainwright.estimator.predict.curves import Interval
 from trainwright.tasks.runs.artefacts import Estimate
 
 BOTH: dict[str, Any] = {"devices": {"min_count": 2}, "train": {"global_batch_size": 96}}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from plans import DATA, MANY, TWO, curve, plan
 
-from trainwright.estimator.predict.curves import Affine, Knots
+from trainwright.estimator.curves import Affine, Knots
 from trainwright.tasks.errors import BadInput, Infeasible
 from trainwright.tasks.spec.documents import validated
 from trainwright.tasks.spec.eligibility import usable

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.structure import Structure
 from trainwright.tasks import progress, step, steps
 from trainwright.tasks.allocate import acquire
 from trainwright.tasks.errors import BadInput, Infeasible, Interrupted, TrainingFailed

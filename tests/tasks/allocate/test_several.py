@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planner_cases import data_of
 
-from trainwright.estimator.predict.curves import Affine, DeviceCurve
+from trainwright.estimator.curves import Affine, DeviceCurve
 from trainwright.tasks.allocate.joint_planner import Pending, choices, make_joint_plan
 from trainwright.tasks.allocate.schedule import Choice
 from trainwright.tasks.errors import BadInput, Infeasible

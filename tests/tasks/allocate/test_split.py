@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.estimator.predict.curves import Affine
+from trainwright.estimator.curves import Affine
 from trainwright.tasks.allocate.plan.split import split_batch
 
 curves = st.lists(

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from finished_run import begin_run, finished_training, local_path, write_metrics, write_outcome
 
-from trainwright.estimator.predict.curves import Affine, Interval
+from trainwright.estimator.curves import Affine, Interval
 from trainwright.tasks.analyze import history as step
 from trainwright.tasks.analyze.history import (
     analyze,

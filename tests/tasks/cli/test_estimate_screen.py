@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from trainwright.estimator.curves import Affine
 from trainwright.estimator.machine import processor
 from trainwright.estimator.predict.calibration import (
     Calibration,
@@ -17,10 +18,9 @@ from trainwright.estimator.predict.calibration import (
     load,
     save,
 )
-from trainwright.estimator.predict.curves import Affine
 from trainwright.estimator.predict.machine_speed import Speed
 from trainwright.estimator.predict.op_cost import FamilyCost, Kernel, Roofline
-from trainwright.estimator.predict.structure import Operation, Structure
+from trainwright.estimator.structure import Operation, Structure
 from trainwright.tasks.cli import model_commands
 from trainwright.tasks.cli.main import app
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.estimator.trace.trace import trace
 from trainwright.estimator.trace.training_step import StepSpec

@@ -14,7 +14,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.estimator.predict.curves import Affine, DeviceCurve
+from trainwright.estimator.curves import Affine, DeviceCurve
 from trainwright.tasks import progress
 from trainwright.tasks.allocate.planner import make_plan
 from trainwright.tasks.cli.screens import console, plan_screen

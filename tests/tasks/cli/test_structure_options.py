@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from trainwright.estimator.predict.curves import Affine
-from trainwright.estimator.predict.structure import Operation, Structure
+from trainwright.estimator.curves import Affine
+from trainwright.estimator.structure import Operation, Structure
 from trainwright.tasks.cli.main import app
 from trainwright.tasks.cli.screens import console
 from trainwright.tasks.errors import BadInput

@@ -12,7 +12,7 @@ import pytest
 
 from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.predict.calibration import Calibration, load
-from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.structure import Structure
 from trainwright.tasks import alone
 from trainwright.tasks.errors import BadInput, BusyMachine
 from trainwright.tasks.estimate.calibrate import calibrate

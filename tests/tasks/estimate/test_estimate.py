@@ -13,7 +13,7 @@ from torch import nn
 
 from trainwright.estimator.predict.calibration import Calibration, load
 from trainwright.estimator.predict.communication import HOROVOD_CYCLE_S, Link
-from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace.source import BatchSpec, ModelDefinition
 from trainwright.estimator.trace.trace import StepSpec, trace
 from trainwright.infra.lock import locked

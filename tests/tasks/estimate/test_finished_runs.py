@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from finished_run import finished_training
 
+from trainwright.estimator.curves import Affine, Basis, DeviceCurve, Knots
 from trainwright.estimator.machine import machine_key
 from trainwright.estimator.predict.calibration import (
     Calibration,
@@ -19,7 +20,6 @@ from trainwright.estimator.predict.calibration import (
     save,
 )
 from trainwright.estimator.predict.correction import FinishedRun, learn
-from trainwright.estimator.predict.curves import Affine, Basis, DeviceCurve, Knots
 from trainwright.estimator.predict.loop_cost import LoopCost
 from trainwright.estimator.predict.machine_speed import Speed
 from trainwright.estimator.predict.op_cost import FamilyCost, Kernel, Roofline

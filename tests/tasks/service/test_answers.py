@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.estimator.predict.curves import Affine
-from trainwright.estimator.predict.structure import Layer, Operation, Structure
+from trainwright.estimator.curves import Affine
+from trainwright.estimator.structure import Layer, Operation, Structure
 from trainwright.tasks.service.compute.answers import answer
 
 _NUMBERS = st.sampled_from([0, 1, -1, 1e-30, 1e30, -1e30, 10**30, 3.5]) | st.floats(

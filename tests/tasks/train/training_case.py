@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from trainwright.estimator.predict.curves import Interval
+from trainwright.estimator.curves import Interval
 from trainwright.tasks.data import dataset as data
 from trainwright.tasks.runs.artefacts import Plan, PlannedDevice
 from trainwright.tasks.spec.job import Job

@@ -26,7 +26,7 @@ from training_case import (
     with_min_count,
 )
 
-from trainwright.estimator.predict.curves import Interval
+from trainwright.estimator.curves import Interval
 from trainwright.tasks.errors import TrainingFailed
 from trainwright.tasks.runs.artefacts import SplitEvent
 from trainwright.tasks.train import ramp, train

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from training_case import request
 
-from trainwright.estimator.freed_memory import map_blocks
+from trainwright.estimator.memory.freed_memory import map_blocks
 from trainwright.tasks import data
 from trainwright.tasks.train.batches import epoch_order
 from trainwright.tasks.train.collective import TorchCollective

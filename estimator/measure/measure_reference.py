@@ -1,4 +1,4 @@
-"""Measures this machine as the reference of others (`reference`): `python -m trainwright.estimator.measure.reference --out FILE`.
+"""Measures this machine as a reference for others (`predict.reference`): `… --out FILE`.
 
 Other networks than a calibration's own, of so many seeds, one after another; of all of them one calibration, told by nothing
 else. Samples are kept beside FILE: one that was cut short goes on. Heavy: torch. The files in the package are each of

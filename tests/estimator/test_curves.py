@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
-from trainwright.estimator.predict.curves import Knots, line_through
+from trainwright.estimator.curves import Knots, line_through
 
 _points = st.dictionaries(st.integers(1, 5000), st.floats(0.001, 100), min_size=2, max_size=8)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from trainwright.estimator.predict.structure import Structure
+from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace.source import BatchSpec, ModelDefinition
 from trainwright.estimator.trace.trace import StepSpec, trace
 

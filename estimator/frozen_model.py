@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 
-class Value(BaseModel):
+class FrozenModel(BaseModel):
     """Part of a document."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)

@@ -12,12 +12,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from trainwright.estimator.value import Value
+from trainwright.estimator.frozen_model import FrozenModel
 
 Mode = Literal["calibrated", "few-shot", "datasheet"]
 
 
-class Interval(Value):
+class Interval(FrozenModel):
     """A prediction with its 90 % interval, low <= median <= high."""
 
     median: float
@@ -29,7 +29,7 @@ class Interval(Value):
         return Interval(median=self.median * factor, low=self.low * factor, high=self.high * factor)
 
 
-class Affine(Value):
+class Affine(FrozenModel):
     """fixed + per_sample · batch size."""
 
     fixed: float
@@ -39,7 +39,7 @@ class Affine(Value):
         return self.fixed + self.per_sample * batch_size
 
 
-class Knots(Value):
+class Knots(FrozenModel):
     """A curve through points, straight between them and beyond: what is known exactly at some batch sizes.
 
     Before the first it stays above what is in proportion to the batch size: no step of fewer samples takes less for each.
@@ -78,7 +78,7 @@ class Knots(Value):
         ]
 
 
-class Basis(Value):
+class Basis(FrozenModel):
     """What a calibration's prediction was made of: by it, finished runs are told apart (`estimator.experience`)."""
 
     model: str = Field(description="the structure's fingerprint")
@@ -90,7 +90,7 @@ class Basis(Value):
     torch: str
 
 
-class DeviceCurve(Value):
+class DeviceCurve(FrozenModel):
     """A model's training step on one kind of device (type, cores, speed).
 
     `step_time_s` and `peak_memory_bytes` are lines over the batch size; where `time_knots` and `memory_knots` are known they

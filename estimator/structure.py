@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from trainwright.estimator.memory.workspace import WITH_WORKSPACE, workspace_bytes
-from trainwright.estimator.predict.curves import Affine, Knots
-from trainwright.estimator.value import Value
+from trainwright.estimator.curves import Affine, Knots
+from trainwright.estimator.frozen_model import FrozenModel
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,7 +19,7 @@ Precision = Literal["fp32", "fp64", "bf16", "amp"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
-class Module(Value):
+class Module(FrozenModel):
     """A module, named by its place in the model (the model itself: by its class). No shape: it did not run, or gave no tensor."""
 
     name: str
@@ -28,7 +27,7 @@ class Module(Value):
     output_shape: tuple[int, ...]
 
 
-class Layer(Value):
+class Layer(FrozenModel):
     """A module that has no children, or parameters or arithmetic of its own beside theirs.
 
     Counts are its own, for one forward pass of the traced batch: they add up to the model's.
@@ -43,9 +42,16 @@ class Layer(Value):
 
 _MOST = 1e24
 """FLOPs or bytes of an operation: far more than anybody has."""
+_CONVOLUTION = ("batch", "channels", "filters", "groups", "kernel", "points_in", "points_out")
+REQUIRED_DIMS = {
+    "conv": _CONVOLUTION,
+    "conv_backward": _CONVOLUTION,
+    "rnn": ("steps", "batch", "inputs", "hidden"),
+}
+"""The families whose operations need a workspace (`memory.workspace`), and the sizes it follows from."""
 
 
-class Operation(Value):
+class Operation(FrozenModel):
     """Alike operations of the training step: how many, and what each costs over the batch size."""
 
     kind: str = Field(description="the operator's name, such as aten.convolution")
@@ -85,7 +91,7 @@ class Operation(Value):
     @model_validator(mode="after")
     def _has_its_sizes(self) -> Operation:
         """A convolution or recurrent layer has them all, or, called with other arguments, those of any operation (`given`)."""
-        sizes = WITH_WORKSPACE.get(self.family, ())
+        sizes = REQUIRED_DIMS.get(self.family, ())
         missing = [name for name in sizes if name not in self.dims]
         if missing and ("given" not in self.dims or len(missing) < len(sizes)):
             raise ValueError(
@@ -93,15 +99,8 @@ class Operation(Value):
             )
         return self
 
-    def workspace_bytes(self, batch_size: int) -> float:
-        """What it needs while it runs, beyond its arguments and results."""
-        if self.family not in WITH_WORKSPACE:
-            return 0.0
-        sizes = {**{name: line(batch_size) for name, line in self.dims.items()}, **self.layout}
-        return workspace_bytes(self.family, self.kind, self.dtype, sizes)
 
-
-class Lifetimes(Value):
+class Lifetimes(FrozenModel):
     """Storages in the order in which a first step and later ones make and end them.
 
     A number n >= 0 makes a storage of `sizes[n]` bytes, or, from len(sizes) on, the workspace of an operation of the trace, which
@@ -176,7 +175,7 @@ class Lifetimes(Value):
         }
 
 
-class Structure(Value):
+class Structure(FrozenModel):
     """structure.json"""
 
     FILE: ClassVar[str] = "structure.json"
@@ -242,22 +241,3 @@ class Structure(Value):
             [[layer.kind, layer.parameters] for layer in self.layers],
         ]
         return hashlib.sha256(json.dumps(what).encode()).hexdigest()
-
-    def made_bytes(self, batch_size: int, least_bytes: float) -> float:
-        """Bytes that a step of this many samples makes in blocks of `least_bytes` or more; 0 where lifetimes are not known.
-
-        Without the workspace of recurrent layers, whose pages are not new each time (page faults were counted).
-        """
-        if self.lifetimes is None:
-            return 0.0
-        workspaces = [
-            0.0 if one.family == "rnn" else one.workspace_bytes(batch_size) for one in self.trace
-        ]
-        return self.lifetimes.made_bytes(batch_size, workspaces, least_bytes)
-
-    def peak_bytes(self, batch_size: int) -> float:
-        """Most bytes alive at once in a step of this many samples: of the operations' lines, each with its workspace."""
-        return max(
-            (one.live_bytes(batch_size) + one.workspace_bytes(batch_size) for one in self.trace),
-            default=self.peak_memory_bytes(batch_size),
-        )
