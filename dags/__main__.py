@@ -1,23 +1,27 @@
-"""`python -m trainwright.dags CONF`: run the `retrain` DAG once, in this process, with CONF (JSON) as its parameters.
+"""`python -m trainwright.dags MOMENT CONF`: run the `retrain` DAG once, in this process.
 
-Ends with 0 where every task succeeded, 1 otherwise.
+MOMENT (ISO 8601) names the DAG run, CONF (JSON) holds its parameters. Exits with 0 if every task
+succeeded, 1 otherwise.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from datetime import datetime
 
 
 def main() -> int:
-    """Run the DAG with the parameters that the first argument holds."""
+    """Run the DAG with the parameters that the arguments hold."""
     from airflow.sdk import DagRunState
 
     from trainwright.dags.retrain import retrain
 
     for task in retrain.tasks:
-        task.retries = 0  # whoever started this process sees why it failed, and starts it again
-    run = retrain.test(run_conf=json.loads(sys.argv[1]))
+        task.retries = 0  # the caller sees why it failed, and starts it again
+    retrain.get_task("approve").unattended = True  # no UI shows this DAG run
+    moment = datetime.fromisoformat(sys.argv[1])
+    run = retrain.test(run_after=moment, run_conf=json.loads(sys.argv[2]))
     return 0 if run.state == DagRunState.SUCCESS else 1
 
 

@@ -14,11 +14,12 @@ from trainwright.operators import AnalyzeOperator
 def newest_runs(params: dict[str, Any] | None = None) -> list[str]:
     """The newest finished run of every job, or of the job named."""
     from trainwright.operators.base import airflow_errors, given
-    from trainwright.operators.hooks import connected, connection_ids
+    from trainwright.operators.hooks import connection_ids, settings_of
     from trainwright.tasks.runs.run import newest_finished
 
-    with airflow_errors(), connected(connection_ids()):
-        return [run.uri for run in newest_finished(given((params or {}).get("job")))]
+    with airflow_errors():
+        job = given((params or {}).get("job"))
+        return [run.uri for run in newest_finished(settings_of(connection_ids()), job)]
 
 
 with (

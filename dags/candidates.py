@@ -30,11 +30,12 @@ def candidate(job: Any) -> None:
 def best(stored: Any) -> dict[str, Any]:
     """The best of the candidates that ended well, and how the others compare."""
     from trainwright.operators.base import airflow_errors
-    from trainwright.operators.hooks import connected, connection_ids
+    from trainwright.operators.hooks import connection_ids, settings_of
     from trainwright.tasks.promote import best_of
 
-    with airflow_errors(), connected(connection_ids()):
-        return best_of(one["run"] for one in stored if one)
+    with airflow_errors():
+        runs = (one["run"] for one in stored if one)
+        return best_of(runs, settings_of(connection_ids()))
 
 
 with DAG(

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 from airflow.sdk import Asset
 
-from trainwright.operators import (
-    AllocateOperator,
-    AnalyzeOperator,
-    ApprovePromotionOperator,
-    EstimateOperator,
-    ExtractOperator,
-    PromoteOperator,
-    ReleaseOperator,
-    SearchLearningRateOperator,
-    StoreOperator,
-    TrainOperator,
-    ValidateOperator,
-)
+from trainwright.operators import ApprovePromotionOperator, PromoteOperator, ReleaseOperator
 from trainwright.operators.assets import MODELS, PROMOTED
+from trainwright.operators.base import operator_of
+from trainwright.tasks.chain import steps
 
 RETRIES: dict[str, Any] = {
     "retries": 3,
@@ -39,26 +30,31 @@ def chain(
     replay: str | None = None,
     run: str | None = None,
     models: Asset | None = None,
-) -> StoreOperator:
-    """Wire the steps of one run, within a DAG, to the sealed model and its report; the step that stores it."""
-    validate = ValidateOperator(
-        task_id="validate", run=run, job=job, device_pool=pool, new=new, replay=replay
-    )
-    reference = validate.output
-    extract = ExtractOperator(task_id="extract", run=reference)
-    estimate = EstimateOperator(task_id="estimate", run=reference)
-    allocate = AllocateOperator(task_id="allocate", run=reference, replay=replay)
-    search_lr = SearchLearningRateOperator(task_id="search_lr", run=reference, replay=replay)
-    train = TrainOperator(task_id="train", run=reference, replay=replay)
+) -> Any:
+    """Wire the steps of one run, within a DAG, to the sealed model and its report.
+
+    Returns the task that stores the model. The first step opens the run, the others take it from there.
+    """
+    first, *others = steps()
+    tasks = {
+        first.name: operator_of(first)(
+            task_id=first.name, run=run, job=job, device_pool=pool, new=new, replay=replay
+        )
+    }
+    reference = tasks[first.name].output
+    for step in others:
+        more = {"outlets": [models or MODELS]} if step.name == "store" else {}
+        tasks[step.name] = operator_of(step)(
+            task_id=step.name, run=reference, replay=replay, **more
+        )
+    for before, after in pairwise(tasks.values()):
+        before >> after
     release = ReleaseOperator(task_id="release", run=reference)
-    store = StoreOperator(task_id="store", run=reference, outlets=[models or MODELS])
-    analyze = AnalyzeOperator(task_id="analyze", run=reference)
-    validate >> extract >> estimate >> allocate >> search_lr >> train >> store >> analyze
-    train >> release.as_teardown(setups=allocate)
-    return store
+    tasks["train"] >> release.as_teardown(setups=tasks["allocate"])
+    return tasks["store"]
 
 
-def promotion(store: StoreOperator) -> None:
+def promotion(store: Any) -> None:
     """After it, let the job's alias name the model: where that is better, and where a person agrees if one must."""
     approve = ApprovePromotionOperator(
         task_id="approve", run=store.output, response_timeout=APPROVAL_TIMEOUT, defaults="Reject"

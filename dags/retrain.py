@@ -30,15 +30,13 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from trainwright.dags.chain import APPROVAL_TIMEOUT, RETRIES, chain, promotion
 from trainwright.operators.assets import data_asset, model_asset
-from trainwright.operators.hooks import configure
+from trainwright.operators.hooks import configured
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.settings import settings
 from trainwright.tasks.spec.form import Form
 from trainwright.tasks.spec.job import Job, load_job
 
-configure()
 JOB_FILES = sorted(
-    path for path in settings().jobs.glob("*") if path.suffix in (".yaml", ".yml", ".json")
+    path for path in configured().jobs.glob("*") if path.suffix in (".yaml", ".yml", ".json")
 )
 JOBS: dict[str, Job | str] = {}
 NAMED: dict[str, Path] = {}

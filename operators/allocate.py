@@ -53,12 +53,12 @@ class ReleaseOperator(StepOperator):
 
     def work(self, context: Context) -> dict[str, Any]:
         """Release what the run holds."""
-        from trainwright.tasks import step, steps
+        from trainwright.tasks.allocate.step import release
         from trainwright.tasks.train.launcher import background
 
-        run = self.open(context)
-        if background.stop_unfollowed(run, step.holder(run).name):
+        found = self.open(context)
+        if background.stop_unfollowed(found):
             self.log.warning(
                 "training went on though its task has ended: it was stopped; its newest checkpoint stays"
             )
-        return steps.release(run)
+        return release(found)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 
-from trainwright.operators.hooks import connected, connection_ids
+from trainwright.operators.hooks import connection_ids, settings_of
 from trainwright.operators.links import LINKS
 from trainwright.tasks.errors import (
     BadInput,
     BusyMachine,
     Interrupted,
-    MustWait,
     RunHeld,
     ServiceUnreachable,
     TrainwrightError,
@@ -23,7 +23,9 @@ from trainwright.tasks.errors import (
 from trainwright.tasks.spec.documents import parse_text
 
 if TYPE_CHECKING:
-    from trainwright.tasks.runs.run import Run
+    from trainwright.tasks.chain import StepSpec
+    from trainwright.tasks.context import RunContext
+    from trainwright.tasks.settings import Settings
 
 
 class StepOperator(BaseOperator):
@@ -92,11 +94,18 @@ class StepOperator(BaseOperator):
         self.ledger_conn_id = ledger_conn_id
         self.ssh_conn_id = ssh_conn_id
         self._waited: str | None = None
+        self._found: RunContext | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Do the step. Errors that a retry can't mend become AirflowFailException."""
-        with airflow_errors(), connected(self.connections()):
+        """Do the step. Errors that a retry cannot mend become AirflowFailException."""
+        with airflow_errors():
             return self.work(context)
+
+    @property
+    def opened(self) -> RunContext:
+        """The run that this task works on, after `open`."""
+        assert self._found is not None
+        return self._found
 
     def connections(self) -> dict[str, str]:
         """The connections to use, by field."""
@@ -104,88 +113,98 @@ class StepOperator(BaseOperator):
             given(self.store_conn_id), given(self.ledger_conn_id), given(self.ssh_conn_id)
         )
 
+    def settings(self) -> Settings:
+        """The settings, with this task's connections in place."""
+        return settings_of(self.connections())
+
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
-        """Go on after waiting for devices, on the run that waited."""
+        """Continue after a deferral, on the run that waited."""
         self._waited = str(event["run"])
         return self.execute(context)
 
     def work(self, context: Context) -> dict[str, Any]:
-        """The step on its run; the steps before it are done first where they are missing."""
+        """The step on its run; missing earlier steps are done first."""
         from trainwright.operators.triggers import DevicesTrigger
-        from trainwright.tasks import step, steps
-        from trainwright.tasks.allocate import acquire
-        from trainwright.tasks.settings import settings
+        from trainwright.tasks import chain
+        from trainwright.tasks.errors import MustWait
 
-        run = self.open(context)
+        found = self.open(context)
         waits = False
         try:
-            # `trainwright run` has a process of its own, which waits; a worker's slot is for work.
-            with contextlib.nullcontext() if settings().holder else acquire.deferring():
-                reference = steps.do(run, self.step, given(self.replay))
+            reference = chain.do(found, self.step)
             if not self.reference():
-                run.note(
-                    state="success", step=None
-                )  # what was asked for is done: nothing works on the run any more
+                found.run.note(state="success", step=None)  # nothing works on the run any more
             return reference
         except MustWait:
             waits = True
             trigger = DevicesTrigger(
-                run=run.uri, holder=step.holder(run).name, connections=self.connections()
+                found.run.uri, found.holder.name, connections=self.connections()
             )
             self.defer(trigger=trigger, method_name="resume")
             raise AssertionError("defer returns") from None
         finally:
             if not waits and not self.reference():
-                # What it took itself nobody else gives back, but for AllocateOperator's devices.
-                mine = [run.hold] if self.step == "allocate" else None
-                step.ledger().release(run.uri, mine, holder=step.holder(run).name)
+                # This task took it, and no other gives it back, except AllocateOperator's devices.
+                mine = [found.run.hold] if self.step == "allocate" else None
+                found.ledger.release(found.run.uri, mine, holder=found.holder.name)
 
     def reference(self) -> str | None:
-        """The URI of the run that `run` names; None where this operator opens one for its `job`."""
+        """The URI of the run that `run` names; None if this operator opens one for its `job`."""
         return given(self.run.get("run") if isinstance(self.run, dict) else self.run)
 
-    def open(self, context: Context) -> Run:
-        """The run to work on."""
-        from trainwright.tasks.settings import settings
-
-        run = self._open(context)
-        ours = connection_ids(None, None).get("store_conn_id") == self.connections().get(
-            "store_conn_id"
-        )
-        if ours and run.store_uri.rstrip("/") == settings().store.rstrip("/"):
+    def open(self, context: Context) -> RunContext:
+        """The run to work on, on behalf of this DAG run."""
+        found = self._found = self._open(context)
+        run, configured = found.run, settings_of(connection_ids())
+        ours = connection_ids().get("store_conn_id") == self.connections().get("store_conn_id")
+        if ours and run.store_uri.rstrip("/") == configured.store.rstrip("/"):
             self.shown_run = (run.job_name, run.id)
-        return run
+        return found
 
-    def _open(self, context: Context) -> Run:
-        from trainwright.tasks import step, steps
+    def _open(self, context: Context) -> RunContext:
+        from trainwright.tasks import chain
+        from trainwright.tasks.context import RunContext
         from trainwright.tasks.leases.ledger import Holder
         from trainwright.tasks.runs.run import Run, replayed
         from trainwright.tasks.spec.job import load_job
 
+        settings, replay = self.settings(), given(self.replay)
         dag_run = context["dag_run"]
-        owner = step.act_as(Holder(f"Airflow {dag_run.dag_id} {dag_run.run_id}"))
-        uri = self._waited or self.reference()
-        if uri:
-            return Run(uri)
+        name = f"Airflow {dag_run.dag_id} {dag_run.run_id}"
+        terms: dict[str, Any] = {
+            "defers": True,
+            "replay": Run(replay, settings) if replay is not None else None,
+        }
+        if uri := self._waited or self.reference():
+            return RunContext.attach(Run(uri, settings), name, **terms)
         if not isinstance(self.job, dict) and given(self.job) is None:
-            raise BadInput(f"{self.task_id}: got neither `run` nor `job`; allowed: one of them")
+            raise BadInput(f"{self.task_id}: pass either `run` or `job`")
         job = load_job(_mapping(self.job), given(self.device_pool))
-        replay = given(self.replay)
         if replay is not None:
-            replayed(replay, job)
-        new, store = replay is not None or str(self.new).lower() == "true", given(self.store)
-        # Where an earlier DAG run did one of these steps, its result is not this one's.
-        lacking = steps.ORDER[self.step][1] if self.step in ("train", "store", "analyze") else None
-        # A retry goes on with what its own DAG run began anew.
-        return steps.open_for(
-            job, owner, store=store, worker=owner.name if new else None, lacking=lacking
+            replayed(replay, job, settings)
+        new = replay is not None or str(self.new).lower() == "true"
+        once = {one.name: one.artefact for one in chain.steps() if one.once_per_dag_run}
+        return RunContext.open(
+            job,
+            settings,
+            Holder(name),
+            store=given(self.store),
+            worker=name if new else None,  # a retry continues what its own DAG run began
+            lacking=once.get(self.step),
+            **terms,
         )
 
     def on_kill(self) -> None:
         """Stop the running step; training saves a checkpoint first."""
-        from trainwright.tasks import step
+        if self._found is not None:
+            self._found.stop.set()
 
-        step.stop.set()
+
+def operator_of(step: StepSpec) -> type[StepOperator]:
+    """The operator class of a step."""
+    module, _, name = step.operator.partition(":")
+    found: type[StepOperator] = getattr(importlib.import_module(module), name)
+    return found
 
 
 @contextlib.contextmanager

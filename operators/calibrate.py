@@ -10,6 +10,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from trainwright.estimator.machine import MOST_DRIFT
 from trainwright.operators.base import airflow_errors, given
+from trainwright.operators.hooks import configured
 
 
 class CalibrateOperator(BaseOperator):
@@ -78,6 +79,7 @@ class CalibrateOperator(BaseOperator):
             return calibrate_and_share(
                 self.device_type,
                 int(number("threads", self.threads)),
+                configured(),
                 budget_s=number("budget_s", self.budget_s),
                 most_drift=number("most_drift", self.most_drift),
                 store=given(self.store),

@@ -54,13 +54,15 @@ class EstimateOperator(StepOperator):
 
     def work(self, context: Context) -> dict[str, Any]:
         """Predict for the run's pool, or for the device types given."""
-        from trainwright.tasks import alone
+        from trainwright.tasks.estimate.step import estimate_step
+        from trainwright.tasks.extract import extract_model
 
         if self.model is None:
             return super().work(context)
         batch_size = int(self.batch_size)
-        structure = alone.extract_model(self.model, batch_size=batch_size)
+        settings = self.settings()
+        structure = extract_model(self.model, settings, batch_size=batch_size)
         return {
-            name: alone.estimate_step(structure, batch_size=batch_size, device_type=name)
+            name: estimate_step(structure, settings, batch_size=batch_size, device_type=name)
             for name in self.device_types
         }

@@ -46,9 +46,9 @@ class ExtractOperator(StepOperator):
 
     def work(self, context: Context) -> dict[str, Any]:
         """Trace the run's model, or the model given."""
-        from trainwright.tasks import alone
+        from trainwright.tasks.extract import extract_model
 
         if self.model is None:
             return super().work(context)
-        structure = alone.extract_model(self.model, batch_size=int(self.batch_size))
+        structure = extract_model(self.model, self.settings(), batch_size=int(self.batch_size))
         return structure.model_dump(mode="json", exclude={"trace", "layers"})  # an XCom stays small

@@ -1,15 +1,14 @@
-"""Where secrets come from in Airflow: connections to the object store, to the ledger, to hosts; and the settings they stand for.
+"""Airflow connections to the object store, the ledger and the hosts, and the settings that they stand for.
 
-A connection takes the place of the environment's variables (`trainwright.tasks.settings`) as a whole: what its form leaves empty
-is unset, so that one server is never shown another's keys.
+A connection replaces the environment's variables (`trainwright.tasks.settings`) as a whole: a field left
+empty in its form unsets the variable, so that one server never sees another's keys.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from airflow.sdk import BaseHook, Connection
@@ -17,6 +16,7 @@ from airflow.sdk.configuration import conf
 from airflow.sdk.log import mask_secret
 
 from trainwright.tasks.errors import BadInput, TrainwrightError
+from trainwright.tasks.settings import Settings
 
 SSH_TIMEOUT_S = 20
 _CONFIGURED = {
@@ -45,16 +45,13 @@ class StoreHook(BaseHook):
 
         Raises BadInput where the endpoint or a key is missing.
         """
-        from trainwright.tasks.settings import settings
-
         given = {
             "TRAINWRIGHT_S3_ENDPOINT": connection.host,
             "TRAINWRIGHT_S3_ACCESS_KEY": connection.login,
             "TRAINWRIGHT_S3_SECRET_KEY": connection.password,
             "TRAINWRIGHT_S3_REGION": extra.get("region"),
         }
-        configure()
-        store = extra.get("store") or settings().store
+        store = extra.get("store") or configured().store
         if str(store).startswith("s3://") and not (
             connection.host and connection.login and connection.password
         ):
@@ -67,12 +64,10 @@ class StoreHook(BaseHook):
 
     def get_conn(self) -> Any:
         """The store, as `trainwright.tasks.storage.objects.ObjectStore`."""
-        from trainwright.tasks.settings import overridden, settings
-        from trainwright.tasks.storage.objects import open_store
+        from trainwright.tasks.storage.connect import open_store
 
-        connection = self.get_connection(self.store_conn_id)
-        with overridden(self.variables(connection, connection.extra_dejson)):
-            return open_store(settings().store)
+        settings = settings_of({"store_conn_id": self.store_conn_id})
+        return open_store(settings.store, settings)
 
     def test_connection(self) -> tuple[bool, str]:
         """Whether the store answers, for the form's button."""
@@ -151,7 +146,6 @@ class HostHook(BaseHook):
 
     def get_conn(self) -> list[str]:
         """The ssh command that reaches the host; it asks nothing, and trusts known keys only. Raises BadInput."""
-        from trainwright.tasks.settings import overridden
         from trainwright.tasks.ssh import ADDRESS, ssh_command
 
         connection = self.get_connection(self.ssh_conn_id)
@@ -159,8 +153,8 @@ class HostHook(BaseHook):
             raise BadInput(
                 f"connection {connection.conn_id}: got host {connection.host!r}; allowed: a name or address"
             )
-        with overridden(self.variables(connection, connection.extra_dejson)):
-            return ssh_command(str(connection.host))
+        settings = settings_of({"ssh_conn_id": self.ssh_conn_id})
+        return ssh_command(str(connection.host), settings)
 
     def test_connection(self) -> tuple[bool, str]:
         """Whether the host lets us in, for the form's button."""
@@ -180,11 +174,14 @@ class HostHook(BaseHook):
         ]
 
 
-def configure() -> None:
-    """Let Airflow's own configuration ([trainwright]) speak where the environment says nothing."""
-    for option, name in _CONFIGURED.items():
-        if value := conf.get("trainwright", option, fallback=""):
-            os.environ.setdefault(name, str(value))
+def configured() -> Settings:
+    """The settings: the environment's, and where it is silent, Airflow's configuration [trainwright]."""
+    options = {
+        name: str(value)
+        for option, name in _CONFIGURED.items()
+        if (value := conf.get("trainwright", option, fallback=""))
+    }
+    return Settings.from_environment({**options, **os.environ})
 
 
 def connection_ids(
@@ -192,7 +189,7 @@ def connection_ids(
     ledger_conn_id: str | None = None,
     ssh_conn_id: str | None = None,
 ) -> dict[str, str]:
-    """The connections to use, by field: those given, or the configuration's; none where neither names one."""
+    """The connections to use, by field: those given, else the configuration's; may be none."""
     asked = {
         "store_conn_id": store_conn_id,
         "ledger_conn_id": ledger_conn_id,
@@ -212,45 +209,29 @@ _HOOKS: dict[str, type[StoreHook | LedgerHook | HostHook]] = {
 }
 
 
-def _stands_for(field: str, connection: Connection, extra: Mapping[str, Any]) -> dict[str, str]:
-    """The settings of one connection; no log shows its password."""
+def _with(
+    settings: Settings, field: str, connection: Connection, extra: Mapping[str, Any]
+) -> Settings:
+    """The settings with those of one connection; no log shows its password."""
     values = _HOOKS[field].variables(connection, extra)
     if "TRAINWRIGHT_LEDGER" in values:
-        mask_secret(values["TRAINWRIGHT_LEDGER"])  # the password stands in it encoded
-    return values
+        mask_secret(values["TRAINWRIGHT_LEDGER"])  # it holds the password, encoded
+    return settings.replaced(values)
 
 
-def values_of(ids: Mapping[str, str]) -> dict[str, str]:
-    """The settings that connections stand for. Raises BadInput where one lacks something."""
-    values: dict[str, str] = {}
+def settings_of(ids: Mapping[str, str]) -> Settings:
+    """The settings with these connections in place. Raises BadInput if one lacks a field."""
+    settings = configured()
     for field, name in ids.items():
         connection = BaseHook.get_connection(name)
-        values |= _stands_for(field, connection, connection.extra_dejson)
-    return values
+        settings = _with(settings, field, connection, connection.extra_dejson)
+    return settings
 
 
-@contextlib.contextmanager
-def connected(ids: Mapping[str, str]) -> Iterator[None]:
-    """Within the block the environment, that of processes started in it too, is as these connections say."""
-    configure()
-    values = values_of(ids)
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-async def settings_of(ids: Mapping[str, str]) -> dict[str, str]:
-    """The same for `overridden`, in the triggerer, which serves many at once."""
-    configure()
-    values: dict[str, str] = {}
+async def settings_in_triggerer(ids: Mapping[str, str]) -> Settings:
+    """The same as `settings_of`, in the triggerer, whose event loop must not block."""
+    settings = configured()
     for field, name in ids.items():
         connection = await BaseHook.aget_connection(name)
-        values |= _stands_for(field, connection, await connection.aextra_dejson())
-    return values
+        settings = _with(settings, field, connection, await connection.aextra_dejson())
+    return settings

@@ -1,7 +1,8 @@
 """What a step's task imports, imported once by the process from which tasks are forked.
 
-Airflow's scheduler forks the LocalExecutor's workers, and these a process for each task: what the scheduler has imported costs a
-task nothing. All of it is light (no torch, numpy, pandas); after an update of trainwright the scheduler is started anew.
+Airflow's scheduler forks the LocalExecutor's workers, and these fork a process for each task: what the
+scheduler has imported costs a task nothing. All of it is light (no torch, numpy, pandas). After an update
+of trainwright, restart the scheduler.
 """
 
 from __future__ import annotations
@@ -13,27 +14,23 @@ from airflow.sdk.configuration import conf
 
 MODULES = (
     "minio",
-    "trainwright.operators.allocate",
-    "trainwright.operators.analyze",
     "trainwright.operators.deadline",
-    "trainwright.operators.estimate",
-    "trainwright.operators.extract",
     "trainwright.operators.promote",
-    "trainwright.operators.search_lr",
-    "trainwright.operators.store",
-    "trainwright.operators.train",
     "trainwright.operators.triggers",
-    "trainwright.operators.validate",
-    "trainwright.tasks.train.launcher.background",
-    "trainwright.tasks.spec.form",
     "trainwright.tasks.promote",
+    "trainwright.tasks.spec.form",
     "trainwright.tasks.storage.s3",
+    "trainwright.tasks.train.launcher.background",
 )
+"""beside each step's own module and operator"""
 
 
 def preload() -> None:
-    """Import it, where this process is a scheduler whose executor forks."""
+    """Import it, if this process is a scheduler whose executor forks."""
     if sys.argv[1:2] == ["scheduler"] and "LocalExecutor" in conf.get("core", "executor"):
-        for name in MODULES:
+        from trainwright.tasks import chain
+
+        operators = [step.operator.partition(":")[0] for step in chain.steps()]
+        for name in (*MODULES, *operators, *(step.module for step in chain.steps())):
             importlib.import_module(name)
         sys.modules["trainwright.tasks.spec.form"].job_schema()

@@ -10,8 +10,7 @@ from airflow.sdk import Context
 
 from trainwright.operators.assets import alias_asset, announce
 from trainwright.operators.base import StepOperator, airflow_errors, given
-from trainwright.operators.hooks import connected, connection_ids
-from trainwright.tasks.settings import settings
+from trainwright.operators.hooks import connection_ids, settings_of
 
 
 class PromoteOperator(StepOperator):
@@ -57,7 +56,7 @@ class PromoteOperator(StepOperator):
         """Compare, and change the alias."""
         from trainwright.tasks.promote import model_metrics, promote
 
-        run = self.open(context)
+        run = self.open(context).run
         name = given(self.name)
         reference = promote(run, name, given(self.alias), approved=_says_yes(self.approved))
         if reference["promoted"] and reference["current"] != run.uri:
@@ -89,6 +88,7 @@ class ApprovePromotionOperator(ApprovalOperator):
     | `run` *(templated)* | needed | the reference that `store` returned, or a run's URI |
     | `alias`, `name` *(templated)* | the job's | as in `PromoteOperator` |
     | `store_conn_id`, `ledger_conn_id` *(templated)* | [trainwright] | as in `StepOperator` |
+    | `unattended` | False | skip instead of asking: for a DAG run that no UI shows |
     | those of `ApprovalOperator` | | `response_timeout`, `defaults`, `notifiers`, `assigned_users` … |
 
     Returns `{"asked", "reason"}`, or what the person chose.
@@ -114,11 +114,13 @@ class ApprovePromotionOperator(ApprovalOperator):
         run: dict[str, Any] | str,
         alias: str | None = None,
         name: str | None = None,
+        unattended: bool = False,
         store_conn_id: str | None = None,
         ledger_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**{"subject": "Promote this model?", **kwargs})
+        self.unattended = unattended
         self.run, self.alias, self.name = run, alias, name
         self.store_conn_id, self.ledger_conn_id = store_conn_id, ledger_conn_id
 
@@ -129,19 +131,15 @@ class ApprovePromotionOperator(ApprovalOperator):
         from trainwright.tasks.promote import decide
         from trainwright.tasks.runs.run import Run
 
-        with (
-            airflow_errors(),
-            connected(connection_ids(given(self.store_conn_id), given(self.ledger_conn_id))),
-        ):
-            run = Run(str(self.run.get("run") if isinstance(self.run, dict) else self.run))
-            needed, decision = (
-                run.job().needs_approval,
-                decide(run, given(self.name), given(self.alias))[0],
-            )
-            alone = settings().holder is not None
+        with airflow_errors():
+            ids = connection_ids(given(self.store_conn_id), given(self.ledger_conn_id))
+            uri = self.run.get("run") if isinstance(self.run, dict) else self.run
+            run = Run(str(uri), settings_of(ids))
+            needed = run.job().needs_approval
+            decision = decide(run, given(self.name), given(self.alias))[0]
         if not needed or not decision.promoted or decision.current == run.uri:
             return {"asked": False, "reason": decision.reason}
-        if alone:
+        if self.unattended:
             raise AirflowSkipException(
                 f"{decision.alias}: needs a person's approval, which is given in Airflow's UI"
             )

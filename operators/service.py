@@ -1,6 +1,5 @@
 """The REST service behind Airflow's login: who may trigger the DAG `retrain` may start runs, who may see it may read."""
 
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Annotated, Any
 
 from airflow.api_fastapi.app import get_auth_manager
@@ -9,14 +8,12 @@ from airflow.api_fastapi.core_api.security import get_user
 from fastapi import Depends, FastAPI
 
 from trainwright.infra.process import hide
-from trainwright.operators.hooks import configure, connection_ids, values_of
+from trainwright.operators.hooks import connection_ids, settings_of
 from trainwright.tasks.errors import Forbidden
 from trainwright.tasks.service.app import create_app
 from trainwright.tasks.service.auth import Client
 from trainwright.tasks.service.service import Service
-from trainwright.tasks.settings import overridden
 
-Message = MutableMapping[str, Any]
 _DAG = DagDetails(id="retrain")
 
 
@@ -32,25 +29,11 @@ def airflow_client(user: Annotated[Any, Depends(get_user)]) -> Client:
     raise Forbidden("this needs the right to see the DAG retrain")
 
 
-class Connected:
-    """An ASGI application whose store and ledger are those of Airflow's configuration and connections."""
+def mounted_app() -> FastAPI:
+    """The application to mount, with the store and ledger of Airflow's configuration and connections.
 
-    def __init__(self, app: FastAPI) -> None:
-        configure()
-        self._app, self._values = app, values_of(connection_ids())
-
-    async def __call__(
-        self,
-        scope: Message,
-        receive: Callable[[], Awaitable[Message]],
-        send: Callable[[Message], Awaitable[None]],
-    ) -> None:
-        """Pass a request on."""
-        with overridden(self._values):
-            await self._app(scope, receive, send)
-
-
-def mounted_app() -> Connected:
-    """The application to mount. Its fork servers start with the first request that needs them, and end with the server."""
+    Its fork servers start with the first request that needs them, and end with the server.
+    """
     hide()  # a model's code runs as the same user
-    return Connected(create_app(Service(), airflow_client, start=False, login="airflow"))
+    service = Service(settings_of(connection_ids()))
+    return create_app(service, airflow_client, start=False, login="airflow")

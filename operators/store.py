@@ -33,11 +33,10 @@ class StoreOperator(StepOperator):
     def work(self, context: Context) -> dict[str, Any]:
         """Store and seal; tell whoever follows the job's models."""
         from trainwright.tasks.promote import model_metrics
-        from trainwright.tasks.runs.run import Run
 
         reference = super().work(context)
         if self.outlets:
-            run = Run(reference["run"])
+            run = self.opened.run
             extra = {"run": run.uri, "metrics": model_metrics(run)}
             announce(context, self.outlets, model_asset(run.job_name), extra)
         return reference

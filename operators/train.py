@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Context, ResumableJobMixin
 
-from trainwright.operators.base import StepOperator, airflow_errors, given
-from trainwright.operators.hooks import connected
+from trainwright.operators.base import StepOperator, airflow_errors
 
 if TYPE_CHECKING:
-    from trainwright.tasks.runs.run import Run
+    from trainwright.tasks.context import RunContext
 
 LOOK_EVERY_S = 2.0
 
@@ -47,45 +46,38 @@ class TrainOperator(ResumableJobMixin, StepOperator):
     def __init__(self, *, deferrable: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.deferrable = deferrable
-        self._mine: tuple[str, str] | None = None
 
     def work(self, context: Context) -> dict[str, Any]:
-        """Start or find the process, and wait for it. `trainwright run` has a process of its own, in which it is done."""
-        from trainwright.tasks.settings import settings
-
-        if settings().holder:
-            return super().work(context)
+        """Start or find the process, and wait for it."""
         found: dict[str, Any] = self.execute_resumable(context)
         return found
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
-        """Go on when the process has ended."""
-        with airflow_errors(), connected(self.connections()):
+        """Continue when the process has ended."""
+        with airflow_errors():
             self._waited = str(event["run"])
-            self.open(context)
-            return self.get_job_result(self._waited, context)
+            return self._result(self.open(context))
 
     def submit_job(self, context: Context) -> str:
-        """Start the process, or find the one that is there; the run's URI."""
-        from trainwright.tasks import step
+        """Start the process, or find the one that runs; returns the run's URI."""
         from trainwright.tasks.runs.artefacts import Result
         from trainwright.tasks.train.launcher import background
 
-        run = self.open(context)
-        owner = step.holder(run).name
-        self._mine = (run.uri, owner)
-        if not run.has(Result):
-            background.start(run, owner, given(self.replay))
-        return run.uri
+        found = self.open(context)
+        if not found.run.has(Result):
+            background.start(found)
+        return found.run.uri
 
     def get_job_status(self, external_id: Any, context: Context) -> str:
-        """`running`, `success`, or `failed`: then it is started again, from the newest checkpoint."""
+        """`running`, `success`, or `failed`: then it starts again, from the newest checkpoint."""
         from trainwright.tasks.runs.artefacts import Result
         from trainwright.tasks.runs.run import Run
         from trainwright.tasks.train.launcher import background
 
-        run = Run(str(external_id))
-        return "running" if background.launcher(run) else "success" if run.has(Result) else "failed"
+        run = Run(str(external_id), self.settings())
+        if background.launcher(run) is not None:
+            return "running"
+        return "success" if run.has(Result) else "failed"
 
     def is_job_active(self, status: str) -> bool:
         """Whether there is a process to attach to."""
@@ -96,63 +88,57 @@ class TrainOperator(ResumableJobMixin, StepOperator):
         return status == "success"
 
     def poll_until_complete(self, external_id: Any, context: Context) -> dict[str, Any]:
-        """Wait for the process: deferred, or here. The reference (on attaching again, Airflow takes this for the result)."""
+        """Wait for the process, deferred or here. Returns the reference.
+
+        On attaching again, Airflow takes what this returns for the result.
+        """
         from trainwright.operators.triggers import TrainingTrigger
-        from trainwright.tasks import step
         from trainwright.tasks.train.launcher import background
 
         self._waited = str(external_id)
-        run = self.open(context)
-        owner = step.holder(run).name
-        self._mine = (run.uri, owner)
+        found = self.open(context)
+        run = found.run
         if self.deferrable and background.launcher(run):
-            self.defer(
-                trigger=TrainingTrigger(run.uri, owner, connections=self.connections()),
-                method_name="resume",
-            )
+            trigger = TrainingTrigger(run.uri, found.holder.name, connections=self.connections())
+            self.defer(trigger=trigger, method_name="resume")
         logs = background.Logs(run)
         while background.launcher(run):
-            self._tell(logs)
+            self._relay(logs)
             time.sleep(LOOK_EVERY_S)
-        self._tell(logs)
-        return self.get_job_result(run.uri, context)
+        self._relay(logs)
+        return self._result(found)
 
     def get_job_result(self, external_id: Any, context: Context) -> dict[str, Any]:
-        """The reference, or what training ended with."""
-        from trainwright.tasks import step, steps
-        from trainwright.tasks.runs.run import Run
+        """The reference, or the error that ended training."""
+        self._waited = str(external_id)
+        return self._result(self.open(context))
+
+    def _result(self, found: RunContext) -> dict[str, Any]:
+        from trainwright.tasks import chain
         from trainwright.tasks.train.launcher import background
 
-        run = Run(str(external_id))
-        owner = step.holder(run).name
         try:
-            background.raise_failure(run)
-            reference = steps.do(run, self.step, given(self.replay))
+            background.raise_failure(found.run)
+            reference = chain.do(found, self.step)
         except BaseException:
-            self._free(run, owner)
+            self._free(found)
             raise
         if not self.reference():
-            run.note(
-                state="success", step=None
-            )  # what was asked for is done: nothing works on the run any more
-            self._free(run, owner)
+            found.run.note(state="success", step=None)  # nothing works on the run any more
+            self._free(found)
         return reference
 
     def on_kill(self) -> None:
         """Stop the ranks with a checkpoint, and free the devices."""
-        from trainwright.tasks.runs.run import Run
         from trainwright.tasks.train.launcher import background
 
         super().on_kill()
-        if self._mine is not None:
-            run_uri, owner = self._mine
-            background.stop(Run(run_uri), owner)
+        if self._found is not None:
+            background.stop(self._found)
 
-    def _tell(self, logs: Any) -> None:
+    def _relay(self, logs: Any) -> None:
         for line in logs.fresh():
             self.log.info("%s", line)
 
-    def _free(self, run: Run, owner: str) -> None:
-        from trainwright.tasks import step
-
-        step.ledger().release(run.uri, holder=owner)
+    def _free(self, found: RunContext) -> None:
+        found.ledger.release(found.run.uri, holder=found.holder.name)

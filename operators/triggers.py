@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from trainwright.operators.hooks import settings_of
-from trainwright.tasks.settings import overridden
+from trainwright.operators.hooks import settings_in_triggerer
+
+if TYPE_CHECKING:
+    from trainwright.tasks.context import RunContext
 
 LEAST_POLL_S = 0.1
 POLL_SHARE = 0.02
 """of the time that a training has been followed: no later is its end seen, nor later than `look_every_s`"""
-
-
-def _load() -> None:
-    """Import what looking at a run takes, in a thread: the event loop serves many."""
-    from trainwright.tasks.runs import run  # noqa: F401
 
 
 class RunTrigger(BaseTrigger):
@@ -55,80 +52,83 @@ class RunTrigger(BaseTrigger):
             "connections": self.connections,
         }
 
+    async def context(self) -> RunContext:
+        """The run, on behalf of its holder. Made in a thread: the event loop serves many triggers."""
+        settings = await settings_in_triggerer(self.connections)
+
+        def attach() -> RunContext:
+            from trainwright.tasks.context import RunContext
+            from trainwright.tasks.runs.run import Run
+
+            return RunContext.attach(Run(self.run_uri, settings), self.holder)
+
+        return await asyncio.to_thread(attach)
+
 
 class DevicesTrigger(RunTrigger):
     """Keeps a run's place in the queue for devices, and fires when the run has something to do.
 
-    That is: its turn has come, its pool changed, its `queue_timeout` is over, or its place or hold was lost; the task finds out
-    which. The place lives while the trigger does: a task that is killed gives it up.
+    That is: its turn has come, its pool changed, its `queue_timeout` is over, or its place or hold was
+    lost; the task finds out which. The place lasts as long as the trigger: a killed task gives it up.
     """
 
     look_every_s = 5.0
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until there is something to do. A ledger out of reach is asked again: the run keeps waiting."""
-        await asyncio.to_thread(_load)
+        """Look until there is something to do. An unreachable ledger is asked again."""
+        context = await self.context()
         from trainwright.tasks.allocate import acquire
         from trainwright.tasks.errors import ServiceUnreachable
-        from trainwright.tasks.runs.run import Run
 
-        with overridden(await settings_of(self.connections)):
-            run = await asyncio.to_thread(Run, self.run_uri)
-            while True:
-                try:
-                    if await asyncio.to_thread(acquire.look, run, self.holder):
-                        break
-                except ServiceUnreachable as error:
-                    self.log.warning("%s", error)
-                await asyncio.sleep(self.look_every_s)
+        while True:
+            try:
+                if await asyncio.to_thread(acquire.look, context):
+                    break
+            except ServiceUnreachable as error:
+                self.log.warning("%s", error)
+            await asyncio.sleep(self.look_every_s)
         yield TriggerEvent({"run": self.run_uri})
 
     async def on_kill(self) -> None:
-        """Leave the queue: somebody stopped the task."""
+        """Leave the queue: the task was stopped."""
+        context = await self.context()
         from trainwright.tasks.allocate import acquire
-        from trainwright.tasks.leases.ledger import Holder
-        from trainwright.tasks.runs.run import Run
 
-        with overridden(await settings_of(self.connections)):
-            await asyncio.to_thread(lambda: acquire.give_up(Run(self.run_uri), Holder(self.holder)))
+        await asyncio.to_thread(acquire.leave_queue, context)
 
 
 class TrainingTrigger(RunTrigger):
-    """Follows the process that trains a run, its ranks' logs into the task's log, and fires when it has ended.
+    """Follows the training process of a run, relays its ranks' logs, and fires when it has ended.
 
-    It starts and stops nothing when it is moved or started again: the process goes on. Only a task that is killed ends it.
-    A short training is looked at more often, so that little is added to it.
+    Moved to another triggerer, or started again, it stops nothing: the process continues. Only a killed
+    task ends it. A short training is looked at more often, so that little time is added to it.
     """
 
     look_every_s = 1.0
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until the process has ended. A ledger out of reach is asked again: the run goes on."""
-        await asyncio.to_thread(_load)
+        """Look until the process has ended. An unreachable ledger is asked again."""
+        context = await self.context()
         from trainwright.tasks.errors import ServiceUnreachable
-        from trainwright.tasks.runs.run import Run
         from trainwright.tasks.train.launcher import background
 
-        with overridden(await settings_of(self.connections)):
-            run = await asyncio.to_thread(Run, self.run_uri)
-            logs = await asyncio.to_thread(background.Logs, run)
-            running, began = True, time.monotonic()
-            while running:
-                try:
-                    running = await asyncio.to_thread(background.launcher, run) is not None
-                except ServiceUnreachable as error:
-                    self.log.warning("%s", error)
-                for line in await asyncio.to_thread(logs.fresh):
-                    self.log.info("%s", line)
-                if running:
-                    pause_s = max(LEAST_POLL_S, POLL_SHARE * (time.monotonic() - began))
-                    await asyncio.sleep(min(self.look_every_s, pause_s))
+        logs = await asyncio.to_thread(background.Logs, context.run)
+        running, began = True, time.monotonic()
+        while running:
+            try:
+                running = await asyncio.to_thread(background.launcher, context.run) is not None
+            except ServiceUnreachable as error:
+                self.log.warning("%s", error)
+            for line in await asyncio.to_thread(logs.fresh):
+                self.log.info("%s", line)
+            if running:
+                pause_s = max(LEAST_POLL_S, POLL_SHARE * (time.monotonic() - began))
+                await asyncio.sleep(min(self.look_every_s, pause_s))
         yield TriggerEvent({"run": self.run_uri})
 
     async def on_kill(self) -> None:
-        """Stop the ranks with a checkpoint, and free the devices: somebody stopped the task."""
-        from trainwright.tasks.runs.run import Run
+        """Stop the ranks with a checkpoint, and free the devices: the task was stopped."""
+        context = await self.context()
         from trainwright.tasks.train.launcher import background
 
-        with overridden(await settings_of(self.connections)):
-            await asyncio.to_thread(lambda: background.stop(Run(self.run_uri), self.holder))
+        await asyncio.to_thread(background.stop, context)

@@ -38,6 +38,8 @@ class ValidateOperator(StepOperator):
 
     def work(self, context: Context) -> dict[str, Any]:
         """Check the data of the run, or the data given."""
-        from trainwright.tasks import alone
+        from trainwright.tasks.validate.step import validate_data
 
-        return super().work(context) if self.data is None else alone.validate_data(self.data)
+        if self.data is None:
+            return super().work(context)
+        return validate_data(self.data, self.settings())

@@ -17,12 +17,17 @@ import threading
 from pathlib import Path
 from typing import IO, Any
 
-from trainwright.estimator.structure import Structure
+from trainwright.estimator.structure import PRECISIONS, Structure
 from trainwright.estimator.trace.source import BatchSpec
 from trainwright.infra.process import dying_with_parent, kill_all_with
+from trainwright.tasks.context import Reference, RunContext
 from trainwright.tasks.errors import BadInput, from_document
-from trainwright.tasks.settings import settings
-from trainwright.tasks.spec.job import Optimizer
+from trainwright.tasks.runs.artefacts import DataSchema
+from trainwright.tasks.runs.model import ModelSource
+from trainwright.tasks.settings import Settings
+from trainwright.tasks.spec.documents import validated
+from trainwright.tasks.spec.job import ModelSpec, Optimizer, check_batch_size
+from trainwright.tasks.units import amount
 
 _MARK = "TRAINWRIGHT_TRACE"
 # While torch is imported, looking for garbage takes a tenth of the time, and finds nothing.
@@ -33,25 +38,98 @@ _JOIN_S = 5.0  # a process that hides from us may hold the pipe
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 
 
+def work(context: RunContext) -> Reference:
+    """Trace the run's model, and store its structure."""
+    run = context.run
+    structure = run.find(Structure)
+    if structure is None:
+        job, model = run.job(), run.model()
+        structure = extract(
+            run.source_folder(),
+            model.entry,
+            dict(model.config),
+            limits=context.settings.extract_limits(),
+            batch_spec=batch_spec(run.data()),
+            optimizer=job.train.optimizer,
+            precision=job.train.precision,
+        )
+        run.write(structure)
+    return {
+        "artefact": Structure.FILE,
+        "parameters": structure.parameters,
+        "forward_flops_per_sample": structure.forward_flops_per_sample,
+        "operations": sum(structure.operations.values()),
+    }
+
+
+def summary(reference: Reference) -> str:
+    """For example: 9,098 parameters, 316 kFLOP a sample."""
+    flops = amount(reference["forward_flops_per_sample"], "FLOP")
+    return f"{reference['parameters']:,} parameters, {flops} a sample"
+
+
+def batch_spec(schema: DataSchema) -> BatchSpec:
+    """The estimator's view of the data."""
+    return BatchSpec(
+        inputs=schema.inputs,
+        input_dtypes=schema.input_dtypes,
+        target_dtype=schema.target_dtype,
+        classes=len(schema.classes) if schema.classes else None,
+        task=schema.task,
+    )
+
+
+def extract_model(
+    model: str | dict[str, Any] | ModelSpec,
+    settings: Settings,
+    *,
+    batch_size: int = 32,
+    spec: BatchSpec | None = None,
+    optimizer: Optimizer | None = None,
+    precision: str = "fp32",
+    accumulation: int = 1,
+) -> Structure:
+    """The structure of a model's source. Without `spec`, the source must define `example_batch`."""
+    if isinstance(model, str):
+        model = {"source": model}
+    chosen = model if isinstance(model, ModelSpec) else validated(ModelSpec, model, "model")
+    check_batch_size(batch_size)
+    if precision not in PRECISIONS:
+        raise BadInput(f"precision: got {precision!r}; allowed: {', '.join(PRECISIONS)}")
+    if accumulation < 1:
+        raise BadInput(f"accumulation: got {accumulation}; allowed: 1 or more")
+    source = ModelSource.given(chosen)
+    with tempfile.TemporaryDirectory(prefix="trainwright-source-") as name:
+        return extract(
+            source.unpack(Path(name)),
+            source.entry,
+            chosen.config,
+            limits=settings.extract_limits(),
+            batch_size=batch_size,
+            batch_spec=spec,
+            optimizer=optimizer or Optimizer(),
+            precision=precision,
+            accumulation=accumulation,
+        )
+
+
 def extract(
     source_folder: Path,
     entry: str,
     config: dict[str, Any],
     *,
+    limits: tuple[float, int],
     batch_size: int = 32,
     batch_spec: BatchSpec | None = None,
     optimizer: Optimizer | None = None,
     precision: str = "fp32",
     accumulation: int = 1,
-    timeout_s: float | None = None,
-    memory_limit_bytes: int | None = None,
 ) -> Structure:
     """The structure of one training step. Raises BadInput where the model can't do one, or not within the limits.
 
-    The limits are the settings' where none are given.
+    `limits`: seconds, and bytes of address space.
     """
-    usual_s, usual_bytes = settings().extract_limits()
-    timeout_s, memory_limit_bytes = timeout_s or usual_s, memory_limit_bytes or usual_bytes
+    timeout_s, memory_limit_bytes = limits
     with tempfile.TemporaryDirectory(prefix="trainwright-extract-") as name:
         request, result = Path(name) / "request.json", Path(name) / "result.json"
         request.write_text(

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError
 from trainwright.tasks.errors import BadInput, CorruptArtefact, ServiceUnreachable
 from trainwright.tasks.runs.artefacts import Artefact
 from trainwright.tasks.runs.run import Run, now
+from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.documents import one_line, validated
 from trainwright.tasks.spec.job import Job, JobName, Promotion
 from trainwright.tasks.storage.objects import ObjectStore
@@ -190,12 +191,12 @@ def promote(
     )
 
 
-def best_of(runs: Iterable[str]) -> dict[str, Any]:
+def best_of(runs: Iterable[str], settings: Settings) -> dict[str, Any]:
     """Of finished runs, the one with the best model by the metric of the first one's job; all of them, best first.
 
     Raises BadInput where there is none, where a job names no metric, or where they can't be compared by it.
     """
-    found = [Run(uri) for uri in runs]
+    found = [Run(uri, settings) for uri in runs]
     metric = metric_of(found[0].job()) if found else None
     if metric is None:
         raise BadInput(

@@ -1,31 +1,31 @@
-"""The one place where the environment is read.
+"""Where things are: the settings, a value that is passed to whatever needs one of them.
+
+Only a door reads the environment: the command line, an operator, the service, or the main function of a
+process that trainwright starts. It makes the value with `Settings.from_environment` and passes it on. A
+process started in turn gets `Settings.environment()`.
 
 | variable | default | meaning |
 |---|---|---|
-| TRAINWRIGHT_HOME | ~/.trainwright | where the embedded stack, the ledger and the calibrations live |
+| TRAINWRIGHT_HOME | ~/.trainwright | folder of the embedded stack, the ledger and the calibrations |
 | TRAINWRIGHT_STORE | s3://trainwright | where runs are kept: s3://bucket/prefix or file:///folder |
 | TRAINWRIGHT_S3_ENDPOINT | the embedded server | http(s)://host:port of any S3 server |
 | TRAINWRIGHT_S3_ACCESS_KEY, TRAINWRIGHT_S3_SECRET_KEY | the embedded server's | its credentials |
 | TRAINWRIGHT_S3_REGION | us-east-1 | its region |
-| TRAINWRIGHT_SSH_USER, _PORT, _IDENTITY, _KNOWN_HOSTS | as ssh is set up | how to log in to hosts whose pool file does not say |
-| TRAINWRIGHT_LEDGER | sqlite under TRAINWRIGHT_HOME | SQLAlchemy URL of the table of leases |
+| TRAINWRIGHT_SSH_USER, _PORT, _IDENTITY, _KNOWN_HOSTS | the user's ssh configuration | login to hosts |
+| TRAINWRIGHT_LEDGER | SQLite under TRAINWRIGHT_HOME | SQLAlchemy URL of the ledger of leases |
 | TRAINWRIGHT_JOBS | the shipped dags/jobs | the folder of job files that become scheduled DAGs |
 | TRAINWRIGHT_POOLS | the shipped dags/pools | the folder of pool files that the service knows by name |
-| TRAINWRIGHT_SERVICE_TOKEN | a file, see `serve` | the service's token of those who may start runs |
-| TRAINWRIGHT_SERVICE_READ_TOKEN | a file | and of those who may not |
+| TRAINWRIGHT_SERVICE_TOKEN | a file, see `serve` | the service's token for those who may start runs |
+| TRAINWRIGHT_SERVICE_READ_TOKEN | a file | the service's token for those who may not |
 | TRAINWRIGHT_EXTRACT_TIMEOUT_S | 120 | seconds that tracing a model may take |
-| TRAINWRIGHT_EXTRACT_MEMORY_GIB | 12 | and address space of its process, GiB |
-| TRAINWRIGHT_HOLDER, TRAINWRIGHT_HOLDER_PID | none | in whose name leases are taken, and the process they end with |
-| TRAINWRIGHT_PROGRESS | none | a file to which steps append progress, one JSON object a line |
+| TRAINWRIGHT_EXTRACT_MEMORY_GIB | 12 | address space of the tracing process, GiB |
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -33,63 +33,91 @@ from typing import Literal
 from trainwright.estimator.errors import BadInput
 
 EXTRACT_TIMEOUT_S = 120.0
-EXTRACT_MEMORY_GIB = 12.0  # torch alone maps some
+EXTRACT_MEMORY_GIB = 12.0
+"""torch alone maps some of it."""
 SERVICE_SECRETS: dict[Literal["read", "run"], str] = {
     "run": "TRAINWRIGHT_SERVICE_TOKEN",
     "read": "TRAINWRIGHT_SERVICE_READ_TOKEN",
 }
-_over: ContextVar[Mapping[str, str]] = ContextVar("over", default={})  # noqa: B039  # never changed in place
-
-
-@contextlib.contextmanager
-def overridden(values: Mapping[str, str]) -> Iterator[None]:
-    """Within the block, and its context alone, these variables stand before the environment's."""
-    token = _over.set({**_over.get(), **values})
-    try:
-        yield
-    finally:
-        _over.reset(token)
-
-
-def environment() -> dict[str, str]:
-    """The environment as this context sees it, for a process that works in its place."""
-    return {**os.environ, **_over.get()}
-
-
-def _variable(name: str) -> str:
-    over = _over.get()
-    return over[name] if name in over else os.environ.get(name, "")
+_PREFIX = "TRAINWRIGHT_"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Where things are. Secrets are kept out of `repr`, so that no log shows them."""
+    """The variables that are set; each property says what one of them means, or its default.
 
-    home: Path
-    store: str
-    s3_endpoint: str | None
-    s3_region: str
-    ledger_url: str = field(repr=False)  # it may hold a password
-    jobs: Path
-    pools: Path
-    progress: Path | None
-    holder: str | None
-    holder_pid: int | None
+    Secrets are kept out of `repr`, so that no log shows them.
+    """
+
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """The settings that an environment holds; by default this process's."""
+        found = os.environ if environment is None else environment
+        return cls({name: value for name, value in found.items() if name.startswith(_PREFIX)})
+
+    def replaced(self, variables: Mapping[str, str]) -> Settings:
+        """These settings with other values for some variables; an empty value unsets one."""
+        return Settings({**self.variables, **variables})
+
+    def environment(self) -> dict[str, str]:
+        """The environment of a child process that works with these settings."""
+        others = {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
+        return others | {name: value for name, value in self.variables.items() if value}
+
+    def _get(self, name: str) -> str:
+        return self.variables.get(_PREFIX + name, "")
+
+    @property
+    def home(self) -> Path:
+        """The folder of the embedded stack, the ledger and the calibrations."""
+        return Path(self._get("HOME") or Path.home() / ".trainwright").expanduser().absolute()
+
+    @property
+    def store(self) -> str:
+        """The URI of the store."""
+        return self._get("STORE") or "s3://trainwright"
+
+    @property
+    def s3_endpoint(self) -> str | None:
+        """The S3 server; None: the embedded one."""
+        return self._get("S3_ENDPOINT") or None
+
+    @property
+    def s3_region(self) -> str:
+        """The S3 server's region."""
+        return self._get("S3_REGION") or "us-east-1"
+
+    @property
+    def ledger_url(self) -> str:
+        """The SQLAlchemy URL of the ledger. It may hold a password."""
+        return self._get("LEDGER") or f"sqlite:///{self.home / 'ledger.sqlite'}"
+
+    @property
+    def jobs(self) -> Path:
+        """The folder of job files that become scheduled DAGs."""
+        return Path(self._get("JOBS") or dags_folder() / "jobs")
+
+    @property
+    def pools(self) -> Path:
+        """The folder of pool files that the service knows by name."""
+        return Path(self._get("POOLS") or dags_folder() / "pools")
 
     def s3_credentials(self) -> tuple[str, str] | None:
-        """Access and secret key from the environment; None where the embedded server's own are to be used."""
-        access, secret = (
-            _variable("TRAINWRIGHT_S3_ACCESS_KEY"),
-            _variable("TRAINWRIGHT_S3_SECRET_KEY"),
-        )
+        """Access key and secret key; None: the embedded server's own."""
+        access, secret = self._get("S3_ACCESS_KEY"), self._get("S3_SECRET_KEY")
         return (access, secret) if access and secret else None
 
+    def s3_variables(self) -> dict[str, str]:
+        """The variables that a process needs to reach the S3 server."""
+        prefix = f"{_PREFIX}S3_"
+        return {name: value for name, value in self.variables.items() if name.startswith(prefix)}
+
     def ssh_login(self) -> dict[str, str | int]:
-        """How to log in to hosts: the fields of a pool file's `ssh` that are set."""
-        given = {
-            name: _variable(f"TRAINWRIGHT_SSH_{name.upper()}")
-            for name in ("user", "port", "identity", "known_hosts")
-        }
+        """How to log in to hosts: those fields of a pool file's `ssh` that are set."""
+        names = ("user", "port", "identity", "known_hosts")
+        given = {name: self._get(f"SSH_{name.upper()}") for name in names}
         return {
             name: int(text) if name == "port" and text.isdecimal() else text
             for name, text in given.items()
@@ -98,59 +126,34 @@ class Settings:
 
     def extract_limits(self) -> tuple[float, int]:
         """Seconds and bytes of address space that tracing a model may take. Raises BadInput."""
-        timeout_s = _positive("TRAINWRIGHT_EXTRACT_TIMEOUT_S", EXTRACT_TIMEOUT_S, 86_400)
-        return timeout_s, int(
-            2**30 * _positive("TRAINWRIGHT_EXTRACT_MEMORY_GIB", EXTRACT_MEMORY_GIB, 2**20)
-        )
+        timeout_s = self._positive("EXTRACT_TIMEOUT_S", EXTRACT_TIMEOUT_S, 86_400)
+        memory_gib = self._positive("EXTRACT_MEMORY_GIB", EXTRACT_MEMORY_GIB, 2**20)
+        return timeout_s, int(2**30 * memory_gib)
 
     def service_tokens(self) -> dict[Literal["read", "run"], str]:
-        """The service's tokens that the environment names, by role."""
-        found: dict[Literal["read", "run"], str] = {}
-        for role, name in SERVICE_SECRETS.items():
-            if token := _variable(name):
-                found[role] = token
-        return found
+        """The service's tokens that are set, by role."""
+        return {
+            role: self.variables[name]
+            for role, name in SERVICE_SECRETS.items()
+            if self.variables.get(name)
+        }
 
-
-def settings() -> Settings:
-    """The settings as the environment has them now."""
-    home = (
-        Path(_variable("TRAINWRIGHT_HOME") or Path.home() / ".trainwright").expanduser().absolute()
-    )
-    progress = _variable("TRAINWRIGHT_PROGRESS")
-    pid = _variable("TRAINWRIGHT_HOLDER_PID")
-    return Settings(
-        home=home,
-        store=_variable("TRAINWRIGHT_STORE") or "s3://trainwright",
-        s3_endpoint=_variable("TRAINWRIGHT_S3_ENDPOINT") or None,
-        s3_region=_variable("TRAINWRIGHT_S3_REGION") or "us-east-1",
-        ledger_url=_variable("TRAINWRIGHT_LEDGER") or f"sqlite:///{home / 'ledger.sqlite'}",
-        jobs=Path(_variable("TRAINWRIGHT_JOBS") or _shipped("jobs")),
-        pools=Path(_variable("TRAINWRIGHT_POOLS") or _shipped("pools")),
-        progress=Path(progress) if progress else None,
-        holder=_variable("TRAINWRIGHT_HOLDER") or None,
-        holder_pid=int(pid) if pid.isdigit() else None,
-    )
+    def _positive(self, name: str, default: float, most: float) -> float:
+        text = self._get(name)
+        try:
+            value = float(text) if text else default
+        except ValueError:
+            value = 0.0
+        if not 0 < value <= most:
+            raise BadInput(
+                f"{_PREFIX}{name}: got {text!r}; allowed: a number above 0, at most {most:g}"
+            )
+        return value
 
 
 def dags_folder() -> Path:
-    """The folder of the installed package `trainwright.dags`. Raises BadInput if it is not installed."""
+    """The folder of the installed package `trainwright.dags`. Raises BadInput if it is missing."""
     spec = importlib.util.find_spec("trainwright.dags")
     if spec is None or spec.origin is None:
         raise BadInput("trainwright.dags: not installed; install trainwright with its DAGs")
     return Path(spec.origin).parent
-
-
-def _shipped(folder: str) -> Path:
-    return dags_folder() / folder
-
-
-def _positive(name: str, default: float, most: float) -> float:
-    text = _variable(name)
-    try:
-        value = float(text) if text else default
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= most:
-        raise BadInput(f"{name}: got {text!r}; allowed: a number above 0, at most {most:g}")
-    return value

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from trainwright.tasks.errors import BadInput, ServiceUnreachable
-from trainwright.tasks.settings import settings
+from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.documents import validated
 from trainwright.tasks.spec.pool import Ssh
 
@@ -32,12 +32,12 @@ _OPTIONS = {
 }
 
 
-def ssh_command(address: str, login: Ssh | None = None) -> list[str]:
+def ssh_command(address: str, settings: Settings, login: Ssh | None = None) -> list[str]:
     """The command that connects to a host; what is to run there comes after it.
 
     What `login` leaves out is as the settings say, or as the user's own ssh has it. Raises BadInput where those are wrong.
     """
-    options = _OPTIONS | _login_options(login)
+    options = _OPTIONS | _login_options(settings, login)
     return [
         "ssh",
         "-T",
@@ -47,9 +47,9 @@ def ssh_command(address: str, login: Ssh | None = None) -> list[str]:
     ]
 
 
-def _login_options(login: Ssh | None) -> dict[str, str]:
+def _login_options(settings: Settings, login: Ssh | None) -> dict[str, str]:
     given = login.model_dump(exclude_none=True) if login is not None else {}
-    login, options = validated(Ssh, settings().ssh_login() | given, "TRAINWRIGHT_SSH"), {}
+    login, options = validated(Ssh, settings.ssh_login() | given, "TRAINWRIGHT_SSH"), {}
     if login.known_hosts is not None:
         _require_file("known_hosts", login.known_hosts)
         options["UserKnownHostsFile"] = f'"{login.known_hosts}"'
@@ -84,13 +84,14 @@ def why_ended(stderr: str, code: int | None) -> str:
 def unreachable(
     address: str,
     why: str,
+    settings: Settings,
     name: str | None = None,
     login: Ssh | None = None,
     python: str = "python3",
 ) -> ServiceUnreachable:
     """The error of a host that can't be worked on, with the command that must work."""
     host = f"host {name} ({address})" if name else f"host {address}"
-    options = {"BatchMode": "yes", "StrictHostKeyChecking": "yes"} | _login_options(login)
+    options = {"BatchMode": "yes", "StrictHostKeyChecking": "yes"} | _login_options(settings, login)
     words = [word for option, value in options.items() for word in ("-o", f"{option}={value}")]
     return ServiceUnreachable(
         f"{host}: {why}; `{shlex.join(['ssh', *words, address, python, '-V'])}` must work",

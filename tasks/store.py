@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from trainwright.estimator.trace import source as model_source
+from trainwright.tasks.context import Reference, RunContext
 from trainwright.tasks.errors import BadInput, CorruptArtefact
 from trainwright.tasks.runs.artefacts import (
     LearningRateSearch,
@@ -25,8 +26,10 @@ from trainwright.tasks.runs.artefacts import (
     Validation,
 )
 from trainwright.tasks.runs.run import Run, now
+from trainwright.tasks.settings import Settings
 from trainwright.tasks.storage.objects import ObjectStore, get_verified, sha256
 from trainwright.tasks.train.checkpoint import files as checkpoint
+from trainwright.tasks.units import size
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +37,29 @@ if TYPE_CHECKING:
 _SEALED_APART = ("report/", "export/")
 _NOT_SEALED = (Manifest.FILE, Status.FILE)
 _SIGNATURE = "model/signature.json"
+
+
+def work(context: RunContext) -> Reference:
+    """Store the model, add what was measured to the calibration sets, seal the run, and verify it."""
+    from trainwright.tasks.estimate import finished_runs
+
+    run = context.run
+    if not run.finished():
+        save_model(run)
+        finished_runs.append(run)  # before the seal: a sealed run has been learned from
+        seal(run)
+    manifest = verify(run)
+    return {
+        "artefact": manifest.FILE,
+        "files": len(manifest.files),
+        "bytes": sum(file.size for file in manifest.files.values()),
+        "verified": True,
+    }
+
+
+def summary(reference: Reference) -> str:
+    """For example: 25 files, 412 KiB, sealed and verified."""
+    return f"{reference['files']} files, {size(reference['bytes'])}, sealed and verified"
 
 
 def save_model(run: Run) -> None:
@@ -45,16 +71,16 @@ def save_model(run: Run) -> None:
     best = [state for state in states if state.best]
     chosen = best[-1] if best and job.train.checkpoint.keep_best else states[-1]
     weights = checkpoint.whole_model(run.objects, chosen)
-    entry, source = run.stored_source()
+    model = run.model()
     validation = run.read(Validation)
     search = run.find(LearningRateSearch)
     assert validation.data is not None  # a rejected run has no result
     data = validation.data
     signature = {
         "schema_version": 1,
-        "entry": entry,
-        "config": job.model.config if job.model else {},
-        "source_sha256": model_source.digest(source),
+        "entry": model.entry,
+        "config": dict(model.config),
+        "source_sha256": model.sha256,
         "weights_sha256": sha256(weights),
         "checkpoint_step": chosen.step,
         "metrics": chosen.metrics,
@@ -72,7 +98,7 @@ def save_model(run: Run) -> None:
         },
         "how_to_load": "trainwright.tasks.store.load_model(run_uri): verifies, imports the source, loads the safetensors",
     }
-    for name, content in source.items():
+    for name, content in model.files.items():
         run.objects.put(f"model/source/{name}", content)
     run.objects.put("model/model.safetensors", weights)
     run.objects.put(_SIGNATURE, json.dumps(signature, indent=1).encode())
@@ -156,13 +182,13 @@ def seal_folder(objects: ObjectStore, folder: str) -> None:
     objects.put(f"{folder}{Manifest.FILE}", json.dumps(document, indent=1).encode())
 
 
-def load_model(run_uri: str, folder: Path) -> torch.nn.Module:
+def load_model(run_uri: str, folder: Path, settings: Settings | None = None) -> torch.nn.Module:
     """The trained model of a finished run, verified, its source laid in `folder`. Runs the source; loads no pickle."""
     from safetensors.torch import load
 
     from trainwright.estimator.precision import cast
 
-    run = Run(run_uri)
+    run = Run(run_uri, settings or Settings.from_environment())
     files = verify(run).files
     try:
         signature = json.loads(get_verified(run.objects, _SIGNATURE, files[_SIGNATURE].sha256))

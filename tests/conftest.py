@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import doors
 import pytest
 from hypothesis import settings
 from lab import lab  # noqa: F401 - a fixture
@@ -18,7 +20,6 @@ from trainwright.infra.airflow import airflow_services, ensure_airflow_db, train
 from trainwright.infra.background import stop
 from trainwright.infra.lock import locked
 from trainwright.infra.s3 import S3Access, s3_service, start_s3
-from trainwright.tasks import step
 from trainwright.tasks.estimate import calibrate, link
 from trainwright.tasks.spec.pool import load_pool
 
@@ -84,10 +85,12 @@ def _apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def _nobody_in_particular(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test holds things in the name that another one acted as."""
-    monkeypatch.setattr(step, "_me", None)
-    monkeypatch.setattr(step, "_right", None)
+def _nobody_listens() -> Iterator[None]:
+    """No test hears of progress by a listener of another."""
+    log = logging.getLogger("trainwright.progress")
+    before = list(log.handlers)
+    yield
+    log.handlers[:] = before
 
 
 @pytest.fixture(scope="session")
@@ -125,16 +128,18 @@ def _made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ensure_airflow_db(folder, folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAINWRIGHT_HOME", str(folder))
-        patch.setenv("TRAINWRIGHT_PROGRESS", str(folder / "progress"))
         patch.setattr(calibrate, "FIRST_USE_S", 1.0)
         patch.setattr(link, "LINK_S", 0.3)
-        made = calibrate.calibration_for(1)
+        made = calibrate.calibration_for(1, doors.settings())
         # Tests keep the machine busy: it is not to be measured anew for that. Figures of one core stand for those of all.
         calm = made.model_copy(update={"sentinel_drift": min(made.sentinel_drift, MOST_DRIFT)})
         with locked(folder / "calm.lock", wait=True):
             for threads in {1, *(kind["threads"] for kind in load_pool(None).kinds())}:
-                save(calm.model_copy(update={"threads": threads}), calibrate.cached(threads))
-        link.link_for_this_machine()
+                save(
+                    calm.model_copy(update={"threads": threads}),
+                    calibrate.cached(threads, doors.settings()),
+                )
+        link.link_for_this_machine(doors.settings())
     return folder
 
 

@@ -1,1 +1,20 @@
 """Step `allocate`: chooses devices and leases them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainwright.tasks.lazy import exports
+
+if TYPE_CHECKING:
+    from trainwright.tasks.allocate.preview import plan_job, plan_jobs
+
+__all__ = ["plan_job", "plan_jobs"]
+
+__getattr__ = exports(
+    __name__,
+    {
+        "plan_job": "preview",
+        "plan_jobs": "preview",
+    },
+)

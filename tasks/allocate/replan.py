@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from trainwright.estimator.structure import Structure
 from trainwright.tasks import progress
 from trainwright.tasks.allocate.acquire import Planner, gone
 from trainwright.tasks.allocate.planner import make_plan
 from trainwright.tasks.errors import BadInput, Infeasible
+from trainwright.tasks.estimate.step import predicted
 from trainwright.tasks.runs.artefacts import DataSchema, Estimate, Plan
 from trainwright.tasks.runs.run import Run
-from trainwright.tasks.spec.eligibility import usable
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Device, load_pool
 
@@ -84,26 +83,6 @@ def replanner(run: Run, data: DataSchema) -> Planner:
             ) from error
 
     return again
-
-
-def predicted(run: Run) -> Estimate:
-    """Time, memory and energy on each kind of device that the pool has now, by what earlier runs taught too, and this one."""
-    from trainwright.tasks.estimate import finished_runs, memory_limits
-    from trainwright.tasks.estimate.pool_estimate import estimate
-
-    job = run.job()
-    pool = load_pool(job.pool)
-    devices = usable(pool, job.devices)
-    earlier = finished_runs.read(run.store_uri, {device.type for device in devices})
-    found = estimate(
-        run.read(Structure),
-        devices,
-        power=pool.power,
-        backend=job.train.backend,
-        finished=earlier,
-        store=run.store_uri,
-    )
-    return memory_limits.carried_over(found, run.find(Estimate))
 
 
 def require_devices(plan: Plan, job: Job) -> None:

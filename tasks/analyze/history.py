@@ -24,6 +24,7 @@ from trainwright.tasks.runs.artefacts import (
     Validation,
 )
 from trainwright.tasks.runs.run import Run, list_runs
+from trainwright.tasks.settings import Settings
 from trainwright.tasks.store import seal_folder
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _LOCAL_CLUSTER_BYTES = (
 )  # from here on, parquet parts are read by a LocalCluster's processes instead of threads
 
 
-def analyze(run: Run, store_uri: str, engine: Engine = "dask") -> Report:
+def analyze(run: Run, engine: Engine = "dask") -> Report:
     """The report on a run whose training is finished, written to report/ and sealed there.
 
     Earlier runs that failed, or whose files are damaged, are listed as what they are. Raises FileNotFoundError without
@@ -45,7 +46,7 @@ def analyze(run: Run, store_uri: str, engine: Engine = "dask") -> Report:
     from trainwright.tasks.analyze.report import page
 
     result, plan = run.read(Result), run.find(Plan)
-    earlier = [one for one in list_runs(store_uri) if one.id < run.id]
+    earlier = [one for one in list_runs(run.store_uri, run.settings) if one.id < run.id]
     others = sorted(earlier, key=lambda one: one.job_name != run.job_name)[
         :_SHOWN_RUNS
     ]  # this job's first
@@ -88,7 +89,7 @@ def _rows_of(run: Run, prefix: str) -> pd.DataFrame:
 
     if not parts:
         return pd.DataFrame()
-    tasks = [dask.delayed(_part)(run.uri, key) for key, _ in parts]
+    tasks = [dask.delayed(_part)(run.uri, run.settings, key) for key, _ in parts]
     if sum(size for _, size in parts) > _LOCAL_CLUSTER_BYTES:
         from distributed import Client, LocalCluster
 
@@ -104,11 +105,11 @@ def _rows_of(run: Run, prefix: str) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True).sort_values(["rank", "step"], ignore_index=True)
 
 
-def _part(run_uri: str, key: str) -> pd.DataFrame:
+def _part(run_uri: str, settings: Settings, key: str) -> pd.DataFrame:
     """One parquet part. Takes the run by its URI: a connection to a store can't be sent to a cluster's processes."""
     import pandas as pd
 
-    return pd.read_parquet(io.BytesIO(Run(run_uri).objects.get(key)))
+    return pd.read_parquet(io.BytesIO(Run(run_uri, settings).objects.get(key)))
 
 
 def _records(run: Run, prefix: str) -> list[dict[str, Any]]:

@@ -6,10 +6,10 @@ from collections import Counter
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from trainwright.tasks.cli.screens.console import amount, seconds, size
 from trainwright.tasks.runs.artefacts import LearningRateSearch, Report, Result, Validation
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.search_lr.plot import chart as ramp_chart
+from trainwright.tasks.units import amount, seconds, size
 
 if TYPE_CHECKING:
     import pandas as pd

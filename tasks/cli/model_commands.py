@@ -69,7 +69,8 @@ def _structure(
 ) -> Any:
     """What `extract` finds, or a structure.json, with which no option may disagree."""
     from trainwright.estimator.structure import Structure
-    from trainwright.tasks import alone
+    from trainwright.tasks.extract import extract_model
+    from trainwright.tasks.settings import Settings
     from trainwright.tasks.spec.documents import parse_text, parsed, validated
     from trainwright.tasks.spec.job import ModelSpec, Optimizer
 
@@ -94,8 +95,9 @@ def _structure(
         arguments |= parse_text(f"{name}: {value}", "--config")
     spec = validated(ModelSpec, {"source": model, "config": arguments}, "model")
     rule = validated(Optimizer, {"name": optimizer or "adamw"}, "--optimizer")
-    return alone.extract_model(
+    return extract_model(
         spec,
+        Settings.from_environment(),
         batch_size=batch_size,
         optimizer=rule,
         precision="fp32" if precision is None else precision,
@@ -139,15 +141,15 @@ def calibrate(
     One that was cut short goes on when it is started again.
     """
     from trainwright.estimator.predict.calibration import is_calibration
-    from trainwright.tasks import progress
+    from trainwright.tasks import progress, units
     from trainwright.tasks.cli.output import check_output
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.estimate.calibrate import calibrate as measure
     from trainwright.tasks.estimate.link import renew_link
+    from trainwright.tasks.settings import Settings
 
     check_output(out, "--out", "calibration", is_calibration)
-    with console.Countdown(f"measuring {device}") as bar:
-        progress.listen(bar)
+    with console.Countdown(f"measuring {device}") as bar, progress.listening(bar):
         result = measure(
             out,
             budget_s=budget,
@@ -158,7 +160,7 @@ def calibrate(
         )
     if not probes:
         with console.err.status("measuring the link between ranks"):
-            renew_link()
+            renew_link(Settings.from_environment())
     if as_json:
         print_model(result, exclude={"families"})
         return
@@ -190,7 +192,7 @@ def calibrate(
             if result.power
             else "no meter",
         ),
-        ("took", console.seconds(result.duration_s)),
+        ("took", units.seconds(result.duration_s)),
         ("written to", str(out)),
     ]
     console.facts("calibration", facts)
@@ -228,20 +230,28 @@ def estimate(
     debug: Debug = False,
 ) -> None:
     """Predict time, memory and energy of a training step on a device type."""
-    from trainwright.tasks import alone
+    from trainwright.tasks import units
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.estimate.calibrate import given
+    from trainwright.tasks.estimate.step import device_type_of, estimate_step
+    from trainwright.tasks.settings import Settings
 
     if calibration is None and device_type is None:
         raise BadInput("estimate: give --calibration FILE or --device-type NAME")
     if batch_size < 1:
         raise BadInput(f"--batch-size: got {batch_size}; allowed: 1 or more")
-    require_there(store)
+    settings = Settings.from_environment()
+    require_there(store, settings)
     measured = given(calibration) if calibration is not None else None
-    alone.device_type_of(device_type, measured)  # before the model is traced
+    device_type_of(device_type, measured)  # before the model is traced
     structure = _structure(model, batch_size, config, optimizer, precision)
-    document = alone.estimate_step(
-        structure, batch_size=batch_size, device_type=device_type, calibration=measured, store=store
+    document = estimate_step(
+        structure,
+        settings,
+        batch_size=batch_size,
+        device_type=device_type,
+        calibration=measured,
+        store=store,
     )
     if as_json:
         print_json(document)
@@ -256,16 +266,16 @@ def estimate(
             if store is not None
             else []
         ),
-        ("step time", console.interval(document["step_time_s"], console.seconds)),
+        ("step time", units.interval(document["step_time_s"], units.seconds)),
         *(_doubts(measured, structure, document) if measured is not None else []),
         (
             "peak memory",
-            f"{console.size(memory['expected'])}  (safe: {console.size(memory['safe'])})",
+            f"{units.size(memory['expected'])}  (safe: {units.size(memory['safe'])})",
         ),
         *_too_large(document),
         (
             "energy of a step",
-            console.interval(document["energy_j"], lambda value: console.amount(value, "J")),
+            units.interval(document["energy_j"], lambda value: units.amount(value, "J")),
         ),
         ("power known from", str(document["energy_source"])),
     ]
@@ -316,7 +326,7 @@ def _too_large(document: dict[str, Any]) -> list[tuple[str, str]]:
     """That a rank with this step may need more memory than the device has; of a CPU, than this machine has."""
     from trainwright.estimator.devices import HOST_MEMORY_TYPES
     from trainwright.infra.memory_limit import usable_memory_bytes
-    from trainwright.tasks.cli.screens import console
+    from trainwright.tasks import units
 
     needed, has, what = (
         document["device_memory_bytes"],
@@ -330,6 +340,6 @@ def _too_large(document: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         (
             "does not fit",
-            f"up to {console.size(needed)} with the process itself; {what} has {console.size(has)}",
+            f"up to {units.size(needed)} with the process itself; {what} has {units.size(has)}",
         )
     ]

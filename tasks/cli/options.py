@@ -12,6 +12,8 @@ import typer
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from trainwright.tasks.settings import Settings
+
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="a job file (YAML or JSON)")]
 PoolFile = Annotated[
     Path | None, typer.Option("--pool", metavar="FILE", help="a pool file; overrides the job's")
@@ -27,12 +29,12 @@ Store = Annotated[
 ]
 
 
-def require_there(store: str | None) -> None:
+def require_there(store: str | None, settings: Settings) -> None:
     """Raise BadInput where a store is named to be read, and its folder or bucket is not there."""
     from trainwright.estimator.errors import BadInput
-    from trainwright.tasks.storage.objects import open_store
+    from trainwright.tasks.storage.connect import open_store
 
-    if store is not None and (missing := open_store(store).missing()) is not None:
+    if store is not None and (missing := open_store(store, settings).missing()) is not None:
         raise BadInput(f"--store: got {store}; there is no {missing}")
 
 

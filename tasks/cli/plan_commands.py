@@ -17,14 +17,15 @@ def validate(
     job: JobFile, pool: PoolFile = None, as_json: Json = False, debug: Debug = False
 ) -> None:
     """Check a job's data against its expectations."""
-    from trainwright.tasks import alone
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.errors import DataRejected
+    from trainwright.tasks.settings import Settings
     from trainwright.tasks.spec.job import load_job
     from trainwright.tasks.validate.check import failure_line
+    from trainwright.tasks.validate.step import validate_job
 
     with console.err.status("checking the data with Great Expectations"):
-        result = alone.validate_job(load_job(job, pool))
+        result = validate_job(load_job(job, pool), Settings.from_environment())
     if as_json and result.success:
         print_model(result)
     elif not as_json:
@@ -77,13 +78,16 @@ def plan(
     debug: Debug = False,
 ) -> None:
     """Say which devices a job would get, with what shares, and what that would take. Takes nothing."""
-    from trainwright.tasks import alone
+    from trainwright.tasks.allocate.preview import plan_job, plan_jobs
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.cli.screens.plan_plot import check_plot, write_front
     from trainwright.tasks.cli.screens.plan_screen import show_joint, show_plan
     from trainwright.tasks.errors import BadInput, Infeasible
     from trainwright.tasks.estimate.calibrate import given
+    from trainwright.tasks.settings import Settings
     from trainwright.tasks.spec.job import load_job
+
+    settings = Settings.from_environment()
 
     if plot is not None:
         if len(jobs) > 1:
@@ -92,7 +96,7 @@ def plan(
     measured = [given(file) for file in calibration or []]
     if len(jobs) > 1:
         with console.working("tracing the models, predicting, planning"):
-            joint = alone.plan_jobs([load_job(job, pool) for job in jobs], measured)
+            joint = plan_jobs([load_job(job, pool) for job in jobs], settings, measured)
         if as_json and joint.feasible:
             print_model(joint)
         elif not as_json:
@@ -107,7 +111,7 @@ def plan(
             )
         return
     with console.working("tracing the model, predicting, planning"):
-        result = alone.plan_job(load_job(jobs[0], pool), measured)
+        result = plan_job(load_job(jobs[0], pool), settings, measured)
     if plot is not None:
         write_front(result, plot)
     if as_json:
@@ -118,12 +122,12 @@ def plan(
 
 def _why_late(joint: JointPlan) -> str:
     together = [name for name in joint.slips if name not in joint.late_alone]
-    alone = [f"job {name}, even alone: {why}" for name, why in joint.late_alone.items()]
+    late = [f"job {name}, even alone: {why}" for name, why in joint.late_alone.items()]
     if together:
-        alone.append(
-            f"no feasible plan: {', '.join(together)} can not meet the deadline together with the others"
+        late.append(
+            f"no feasible plan: {', '.join(together)} cannot meet the deadline together with the others"
         )
-    return "; ".join(alone)
+    return "; ".join(late)
 
 
 def pool(
@@ -134,11 +138,13 @@ def pool(
     debug: Debug = False,
 ) -> None:
     """Show a pool's devices, when they are there, who holds them until when, and who waits; `pool probe` finds devices."""
-    from trainwright.tasks import alone
+    from trainwright.tasks import units
     from trainwright.tasks.cli.screens import console
+    from trainwright.tasks.leases.pool_status import pool_document
+    from trainwright.tasks.settings import Settings
     from trainwright.tasks.spec.pool import load_pool
 
-    document = alone.pool_document(load_pool(file))
+    document = pool_document(load_pool(file), Settings.from_environment())
     queue = document["queue"]
     if as_json:
         print_json(document)
@@ -183,7 +189,7 @@ def pool(
                 str(one["place"]),
                 str(one["holder"]),
                 str(one["priority"]),
-                console.seconds(one["waited_s"]),
+                units.seconds(one["waited_s"]),
                 f"{one['needed']} of {len(one['wanted'])}",
                 str(one["run"]),
             )
@@ -224,11 +230,12 @@ def pool_probe(
     from trainwright.tasks.cli.output import check_output
     from trainwright.tasks.cli.pool_probe import probe
     from trainwright.tasks.cli.screens import console
+    from trainwright.tasks.settings import Settings
     from trainwright.tasks.spec.pool import is_pool
 
     if out is not None:
         check_output(out, "--out", "pool file", is_pool)
-    found = probe(host or [])
+    found = probe(host or [], Settings.from_environment())
     document = {
         "name": found.name,
         "hosts": [

@@ -15,6 +15,7 @@ from typing import Any
 from trainwright.estimator.devices import other_board, recognise
 from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput
+from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.pool import DeviceEntry, Host, Pool
 from trainwright.tasks.ssh import ADDRESS, ssh_command, unreachable, why_ended
 
@@ -40,24 +41,26 @@ print(json.dumps({"cores": len(os.sched_getaffinity(0)), "gpus": gpus, "name": o
 """
 
 
-def probe(addresses: list[str]) -> Pool:
+def probe(addresses: list[str], settings: Settings) -> Pool:
     """The pool of this machine (without addresses), or of these hosts. Raises BadInput, ServiceUnreachable naming the host."""
     twice = next((one for one, count in Counter(addresses).items() if count > 1), None)
     if twice is not None:
         raise BadInput(f"--host: got {twice!r} twice; allowed: each host once")
     hosts: list[Host] = []
     for address in addresses or ["localhost"]:
-        found = _ask(address)
+        found = _ask(address, settings)
         name = "localhost" if not addresses else _name(found["name"], {host.name for host in hosts})
         hosts.append(Host(name=name, address=address, devices=_entries(found, address)))
     return Pool(name="probed", hosts=hosts)
 
 
-def _ask(address: str) -> dict[str, Any]:
+def _ask(address: str, settings: Settings) -> dict[str, Any]:
     if not ADDRESS.fullmatch(address):
         raise BadInput(f"--host: got {address!r}; allowed: a host's name or address")
     command = (
-        [sys.executable, "-"] if address == "localhost" else [*ssh_command(address), "python3", "-"]
+        [sys.executable, "-"]
+        if address == "localhost"
+        else [*ssh_command(address, settings), "python3", "-"]
     )
     try:
         done = subprocess.run(
@@ -72,9 +75,9 @@ def _ask(address: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise BadInput("--host: needs ssh, which is not installed here") from None
     except subprocess.TimeoutExpired:
-        raise unreachable(address, f"no answer in {TIMEOUT_S:g} s") from None
+        raise unreachable(address, f"no answer in {TIMEOUT_S:g} s", settings) from None
     if done.returncode != 0:
-        raise unreachable(address, why_ended(done.stderr, done.returncode))
+        raise unreachable(address, why_ended(done.stderr, done.returncode), settings)
     try:
         document = json.loads(done.stdout.strip().splitlines()[-1])
         return {
@@ -83,7 +86,7 @@ def _ask(address: str) -> dict[str, Any]:
             "name": str(document["name"]),
         }
     except (ValueError, IndexError, KeyError, TypeError):
-        raise unreachable(address, f"answered {done.stdout[:80]!r}") from None
+        raise unreachable(address, f"answered {done.stdout[:80]!r}", settings) from None
 
 
 def _name(node: str, used: set[str]) -> str:

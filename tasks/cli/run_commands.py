@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import signal
+import socket
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +24,9 @@ from trainwright.tasks.cli.options import (
     print_model,
     require_there,
 )
+
+if TYPE_CHECKING:
+    from trainwright.tasks.runs.run import Run
 
 
 def run(
@@ -42,23 +47,20 @@ def run(
     from trainwright.tasks.cli.screens.run_view import Watch
     from trainwright.tasks.runs.run import resolve
     from trainwright.tasks.runs.summary import summary
-    from trainwright.tasks.settings import settings
+    from trainwright.tasks.settings import Settings
     from trainwright.tasks.spec.job import load_job
 
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # a shell's background jobs start with SIGINT ignored
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell ignores SIGINT for background jobs
         signal.signal(number, signal.default_int_handler)
+    settings = Settings.from_environment()
     chosen = load_job(job, pool)
     if chosen.model is None:
-        raise BadInput(f"{job}: model: missing, and needed by this step")
+        raise BadInput(f"{job}: model: required field is missing; this step needs a model")
     if replay is not None:
-        ensure_store(settings().store)
-        replay = resolve(replay).uri
-    with Watch() as watch:
-        progress.listen(watch)
-        done = run_job(chosen, new=new, replay=replay, watch=watch)
+        ensure_store(settings.store, settings)
+        replay = resolve(replay, settings).uri
+    with Watch() as watch, progress.listening(watch):
+        done = run_job(chosen, settings, new=new, replay=replay, watch=watch)
     document = summary(done)
     print_json(document) if as_json else console.show_run(document)
 
@@ -71,42 +73,44 @@ def _in_process(
     *,
     plan_file: Path | None = None,
     new: bool = False,
-) -> Any:
-    """Do a step of a job's run in this process, and what is missing before it; give the devices back."""
-    from trainwright.tasks import progress, step, steps
-    from trainwright.tasks.cli.airflow_run import ensure_store, holder_name
+) -> Run:
+    """Do a step of a job's run in this process, and the missing steps before it; free the devices."""
+    from trainwright.tasks import chain, progress
+    from trainwright.tasks.cli.airflow_run import ensure_store
     from trainwright.tasks.cli.screens.run_view import Watch
+    from trainwright.tasks.context import RunContext
     from trainwright.tasks.errors import Interrupted
     from trainwright.tasks.leases.ledger import Holder
     from trainwright.tasks.runs.artefacts import Plan
-    from trainwright.tasks.settings import settings
+    from trainwright.tasks.settings import Settings
     from trainwright.tasks.spec.documents import parsed
     from trainwright.tasks.spec.job import load_job
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, step.ask_to_stop)
+    settings = Settings.from_environment()
     chosen = load_job(job, pool)
     given = None
     if plan_file is not None:
         given = parsed(Plan, read_named(plan_file, "--plan"), f"--plan: {plan_file}")
-    ensure_store(store or settings().store)
-    with Watch() as watch:
-        progress.listen(watch)
-        run = steps.open_for(chosen, Holder(holder_name(), os.getpid()), store=store, new=new)
+    ensure_store(store or settings.store, settings)
+    holder = Holder(f"{getpass.getuser()}@{socket.gethostname()} pid {os.getpid()}", os.getpid())
+    with Watch() as watch, progress.listening(watch):
+        context = RunContext.open(chosen, settings, holder, store=store, new=new)
+        run = context.run
         watch({"event": "run", "run": run.uri})
         try:
-            if given is not None:
-                run.write(given)
-            steps.do(run, name)
+            with chain.signals_stop(context):
+                if given is not None:
+                    run.write(given)
+                chain.do(context, name)
         except TrainwrightError as error:
             error.run = run.uri
             raise
         except KeyboardInterrupt:
-            ended = Interrupted(f"interrupted; the same command goes on with {run.uri}")
+            ended = Interrupted(f"interrupted; the same command continues {run.uri}")
             ended.run = run.uri
             raise ended from None
         finally:
-            step.ledger().release(run.uri, holder=holder_name())
+            context.ledger.release(run.uri, holder=holder.name)
     return run
 
 
@@ -166,13 +170,15 @@ def replan(
     """Have a run that trains plan anew with its pool as it is now: a checkpoint, then on with a new device."""
     from trainwright.tasks.allocate.acquire import devices_of
     from trainwright.tasks.cli.screens import console
+    from trainwright.tasks.context import RunContext
     from trainwright.tasks.runs.run import resolve
+    from trainwright.tasks.settings import Settings
     from trainwright.tasks.spec.pool import load_pool
-    from trainwright.tasks.step import ledger
 
-    chosen = resolve(run_id, store)
-    load_pool(chosen.job().pool)  # one that can't be read would end the training
-    devices = ledger().ask_to_plan_anew(chosen.uri, devices_of(chosen))
+    chosen = resolve(run_id, Settings.from_environment(), store)
+    load_pool(chosen.job().pool)  # a pool that cannot be read would end the training
+    context = RunContext.attach(chosen)
+    devices = context.ledger.ask_to_plan_anew(chosen.uri, devices_of(context))
     if not devices:
         raise BadInput(f"replan: {chosen.uri} holds no devices; allowed: a run that trains")
     if as_json:
@@ -197,21 +203,22 @@ def analyze(
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.runs.artefacts import Result
     from trainwright.tasks.runs.run import list_runs, resolve
-    from trainwright.tasks.settings import settings
+    from trainwright.tasks.settings import Settings
 
+    settings = Settings.from_environment()
     if run_id is not None:
-        chosen = resolve(run_id, store)
+        chosen = resolve(run_id, settings, store)
         if not chosen.has(Result):
             raise BadInput(f"analyze: {chosen.uri} has not finished training")
     else:
-        finished = (one for one in list_runs(store or settings().store) if one.finished())
+        finished = (one for one in list_runs(store or settings.store, settings) if one.finished())
         found = next(finished, None)
         if found is None:
             raise BadInput(
                 "analyze: the store holds no finished run; `trainwright run JOB` makes one"
             )
         chosen = found
-    report = report_on(chosen, chosen.store_uri)
+    report = report_on(chosen)
     if as_json:
         print_model(report)
         return
@@ -232,17 +239,19 @@ def runs(
     debug: Debug = False,
 ) -> None:
     """List the runs, newest first."""
+    from trainwright.tasks import units
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.runs.listing import row_of
     from trainwright.tasks.runs.run import list_runs
-    from trainwright.tasks.settings import settings
+    from trainwright.tasks.settings import Settings
     from trainwright.tasks.spec.documents import validated
     from trainwright.tasks.spec.job import JobName
 
     if job is not None:
         validated(JobName, {"name": job}, "runs")
-    require_there(store)
-    found = (row_of(one) for one in list_runs(store or settings().store, job))
+    settings = Settings.from_environment()
+    require_there(store, settings)
+    found = (row_of(one) for one in list_runs(store or settings.store, settings, job))
     documents: list[dict[str, Any]] = [row.model_dump() for row in found if row is not None]
     if as_json:
         print_json({"runs": documents})
@@ -252,7 +261,7 @@ def runs(
             str(one["id"]),
             str(one["job"]),
             str(one["state"]) + (f" ({one['step']})" if one["step"] else ""),
-            console.seconds(one["seconds"]),
+            units.seconds(one["seconds"]),
             _one_metric(one["metrics"]),
         )
         for one in documents
@@ -281,8 +290,9 @@ def show(
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.runs.run import resolve
     from trainwright.tasks.runs.summary import summary
+    from trainwright.tasks.settings import Settings
 
-    chosen = resolve(run_id, store)
+    chosen = resolve(run_id, Settings.from_environment(), store)
     if report is not None:
         from trainwright.estimator.named_file import write_named
         from trainwright.tasks.analyze.report import is_report

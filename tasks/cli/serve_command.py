@@ -48,7 +48,7 @@ def serve(
     import asyncio
 
     from trainwright.tasks.cli.screens import console
-    from trainwright.tasks.settings import settings
+    from trainwright.tasks.settings import Settings
 
     try:
         from trainwright.tasks.service import server
@@ -67,8 +67,9 @@ def serve(
     for folder in allow or ():
         if not folder.is_dir():
             raise BadInput(f"--allow: got {folder}; there is no such folder")
-    given = settings().service_tokens()
-    file = token_file or settings().home / "service" / "token"
+    settings = Settings.from_environment()
+    given = settings.service_tokens()
+    file = token_file or settings.home / "service" / "token"
     tokens: dict[Role, str] = {
         role: checked(token, "the token in the environment") for role, token in given.items()
     }
@@ -91,4 +92,4 @@ def serve(
                 line = f"trainwright at {address}, token: {where} (models' code: {network})"
                 console.err.print(line, markup=False, soft_wrap=True)
 
-        asyncio.run(server.serve(Service(bounds, allow or ()), tokens, listener, ready))
+        asyncio.run(server.serve(Service(settings, bounds, allow or ()), tokens, listener, ready))

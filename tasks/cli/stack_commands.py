@@ -10,11 +10,11 @@ def up(as_json: Json = False, debug: Debug = False) -> None:
     from trainwright.infra import local
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.errors import ServiceUnreachable
-    from trainwright.tasks.settings import dags_folder, settings
+    from trainwright.tasks.settings import Settings, dags_folder
 
     try:
         with console.err.status("starting the S3 server and Airflow (a minute the first time)"):
-            local.up(settings().home, dags_folder())
+            local.up(Settings.from_environment().home, dags_folder())
     except (OSError, TimeoutError) as error:
         raise ServiceUnreachable(str(error)) from error
     _stack(as_json)
@@ -29,19 +29,19 @@ def down(as_json: Json = False, debug: Debug = False) -> None:
     """Stop the embedded stack; what it stored stays."""
     from trainwright.infra import local
     from trainwright.tasks.cli.screens import console
-    from trainwright.tasks.settings import settings
+    from trainwright.tasks.settings import Settings
 
     with console.err.status("stopping Airflow and the S3 server"):
-        local.down(settings().home)
+        local.down(Settings.from_environment().home)
     _stack(as_json)
 
 
 def _stack(as_json: bool) -> None:
     from trainwright.infra import local
     from trainwright.tasks.cli.screens import console
-    from trainwright.tasks.settings import settings
+    from trainwright.tasks.settings import Settings
 
-    services = local.status(settings().home)
+    services = local.status(Settings.from_environment().home)
     if as_json:
         print_json({"services": services})
         return

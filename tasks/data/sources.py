@@ -17,15 +17,16 @@ from trainwright.tasks import progress
 from trainwright.tasks.data import formats
 from trainwright.tasks.data.formats import INDEX, Raw
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.settings import settings
+from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.job import DataSpec
-from trainwright.tasks.storage.objects import checked_key, open_store
+from trainwright.tasks.storage.connect import open_store
+from trainwright.tasks.storage.objects import checked_key
 
 BUILTIN = ("digits",)
 SUFFIXES = (".parquet", ".csv", ".npz", ".npy")
 
 
-def localized(spec: DataSpec) -> DataSpec:
+def localized(spec: DataSpec, settings: Settings) -> DataSpec:
     """The spec with a builtin's name or a path on this machine as its uri; what lies in S3 is fetched.
 
     A version of an object is fetched once, into the folder `data` under TRAINWRIGHT_HOME. Raises BadInput where nothing is
@@ -40,7 +41,7 @@ def localized(spec: DataSpec) -> DataSpec:
         return spec
     split = urlsplit(uri)
     if split.scheme == "s3":
-        path = _fetched(uri)
+        path = _fetched(uri, settings)
     elif split.scheme == "file" and split.netloc in ("", "localhost"):
         path = Path(unquote(split.path))
     elif "://" in uri:
@@ -61,12 +62,12 @@ def localized(spec: DataSpec) -> DataSpec:
     return spec.model_copy(update={"uri": str(path.absolute())})
 
 
-def _fetched(uri: str) -> Path:
+def _fetched(uri: str, settings: Settings) -> Path:
     """The local copy of the object at an S3 URI, or of the folder of objects."""
     parent, _, name = uri.rstrip("/").rpartition("/")
     if parent in ("s3:", "s3:/") or not name:
         raise BadInput(f"data.uri: got {uri}; allowed: s3://bucket/key")
-    store = open_store(parent)
+    store = open_store(parent, settings)
     found = {
         item.key: item
         for item in store.list(name)
@@ -77,7 +78,7 @@ def _fetched(uri: str) -> Path:
     version = hashlib.sha256(
         repr((store.uri, sorted((i.key, i.size, i.etag) for i in found.values()))).encode()
     )
-    cache = settings().home / "data"
+    cache = settings.home / "data"
     folder = cache / version.hexdigest()[:32]
     if not folder.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
@@ -98,10 +99,10 @@ def _fetched(uri: str) -> Path:
 
 
 def read(spec: DataSpec) -> Raw:
-    """The rows of a data source. Raises BadInput where there is none, or it can't be read as what it claims to be."""
+    """The rows of a source on this machine (see `localized`). Raises BadInput if it cannot be read."""
     import pyarrow as pa
 
-    local = localized(spec).uri
+    local = spec.uri
     path = Path(local)
     try:
         if local.startswith("builtin:"):
@@ -141,7 +142,7 @@ def require_content(spec: DataSpec, found: str, validated: str) -> None:
 
 def files_of(spec: DataSpec) -> list[Path]:
     """The files on this machine that the data lies in, in the order of its checksum; what lies in S3 is fetched."""
-    local = localized(spec).uri
+    local = spec.uri
     if local.startswith("builtin:"):
         return [formats.digits_path()]
     path = Path(local)

@@ -33,9 +33,9 @@ from trainwright.infra.process import dying_with_parent
 from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput, Interrupted, RunHeld, TrainwrightError, from_document
 from trainwright.tasks.estimate.link import renew_link
-from trainwright.tasks.settings import settings
+from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.pool import LOCAL_ADDRESSES
-from trainwright.tasks.storage.objects import open_store
+from trainwright.tasks.storage.connect import open_store
 
 FIRST_USE_S = 35.0
 BUDGET_S = 90.0
@@ -50,13 +50,13 @@ _MOST_BYTES = 8 << 20
 """of a calibration, and of the samples that it is made of"""
 
 
-def calibration_for(threads: int, store: str | None = None) -> Calibration:
+def calibration_for(threads: int, settings: Settings, store: str | None = None) -> Calibration:
     """This machine's calibration for a number of CPU threads: from the cache, from the store, or measured now (a minute).
 
     `store` is a URI; default: the settings'. A busy machine is measured all the same; its calibration names the drift, and is of
     use for BUSY_KEPT_S only.
     """
-    path = cached(threads)
+    path = cached(threads, settings)
     if (known := _from_cache(path)) is not None and known.loop is not None:
         return known
     require_space(path, _MOST_BYTES, "--out")
@@ -65,7 +65,7 @@ def calibration_for(threads: int, store: str | None = None) -> Calibration:
     ) as lock:  # another process may be measuring the same: its result is ours too
         if (known := _from_cache(path, tell=True)) is not None:
             return known if known.loop is not None else _with_loop(path, known)
-        if (known := from_store(store or settings().store, "cpu", threads)) is not None:
+        if (known := from_store(store or settings.store, "cpu", threads, settings)) is not None:
             save(known, path)
             return known if known.loop is not None else _with_loop(path, known)
         about_s = FIRST_USE_S + LOOP_S + _LOADING_S
@@ -134,6 +134,7 @@ def calibrate(
 def calibrate_and_share(
     device_type: str,
     threads: int,
+    settings: Settings,
     *,
     budget_s: float = BUDGET_S,
     most_drift: float = MOST_DRIFT,
@@ -145,12 +146,14 @@ def calibrate_and_share(
     ServiceUnreachable where the store can't be written (the cache has it then).
     """
     _check_type(device_type)
-    objects = open_store(f"{(store or settings().store).rstrip('/')}/calibrations/{device_type}")
-    path = cached(threads)
+    objects = open_store(
+        f"{(store or settings.store).rstrip('/')}/calibrations/{device_type}", settings
+    )
+    path = cached(threads, settings)
     made = calibrate(
         path, budget_s=budget_s, device=device_type, threads=threads, most_drift=most_drift
     )
-    renew_link()
+    renew_link(settings)
     name = f"{key(threads)}.json"
     objects.put(name, path.read_bytes())
     told = made.model_dump(
@@ -194,10 +197,10 @@ def given(path: Path) -> Calibration:
     return load(path, importlib.metadata.version("torch"))
 
 
-def from_store(uri: str, device_type: str, threads: int) -> Calibration | None:
+def from_store(uri: str, device_type: str, threads: int, settings: Settings) -> Calibration | None:
     """What another machine like this one left there; None where there is nothing that can be used."""
     try:
-        objects = open_store(f"{uri.rstrip('/')}/calibrations/{device_type}")
+        objects = open_store(f"{uri.rstrip('/')}/calibrations/{device_type}", settings)
         found = parse(
             objects.get(f"{key(threads)}.json"),
             f"{objects.uri}/{key(threads)}.json",
@@ -225,9 +228,9 @@ def key(threads: int) -> str:
     return f"{machine_key()}-{threads}-threads"
 
 
-def cached(threads: int) -> Path:
+def cached(threads: int, settings: Settings) -> Path:
     """Where this machine's own calibration is kept."""
-    return settings().home / "calibrations" / f"cpu-{key(threads)}.json"
+    return settings.home / "calibrations" / f"cpu-{key(threads)}.json"
 
 
 def _from_cache(path: Path, *, tell: bool = False) -> Calibration | None:

@@ -29,10 +29,11 @@ from trainwright.tasks.runs.artefacts import (
     split_since,
 )
 from trainwright.tasks.runs.run import Run
-from trainwright.tasks.settings import settings
+from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.documents import one_line
+from trainwright.tasks.storage.connect import open_store
 from trainwright.tasks.storage.folder import FolderStore
-from trainwright.tasks.storage.objects import ObjectInfo, ObjectStore, open_store
+from trainwright.tasks.storage.objects import ObjectInfo, ObjectStore
 
 NEWEST = 100
 _NAME = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6}\.json")
@@ -55,7 +56,7 @@ def append(run: Run) -> list[str]:
             findings.setdefault(planned.type, []).append(finding)
     written = []
     for device_type, found in findings.items():
-        objects, name = _objects(run.store_uri, device_type), f"{run.id}.json"
+        objects, name = _objects(run.store_uri, device_type, run.settings), f"{run.id}.json"
         document = FinishedRun(run=run.uri, device_type=device_type, findings=tuple(found))
         objects.create(name, document.model_dump_json(indent=1).encode())
         written.append(f"{objects.uri}/{name}")
@@ -115,7 +116,7 @@ def _finding(
     )
 
 
-def read(store_uri: str, device_types: Iterable[str]) -> list[FinishedRun]:
+def read(store_uri: str, device_types: Iterable[str], settings: Settings) -> list[FinishedRun]:
     """What the newest runs found out about these device types; what can't be read is left out with a notice.
 
     Raises ServiceUnreachable where the store is.
@@ -123,15 +124,15 @@ def read(store_uri: str, device_types: Iterable[str]) -> list[FinishedRun]:
     return [
         one
         for device_type in sorted(set(device_types))
-        for one in _read_type(store_uri, device_type)
+        for one in _read_type(store_uri, device_type, settings)
     ]
 
 
-def _read_type(store_uri: str, device_type: str) -> list[FinishedRun]:
-    objects = _objects(store_uri, device_type)
+def _read_type(store_uri: str, device_type: str, settings: Settings) -> list[FinishedRun]:
+    objects = _objects(store_uri, device_type, settings)
     named = [item for item in objects.list() if _NAME.fullmatch(item.key)]
     kept = (
-        settings().home / "calibration-sets" / hashlib.sha256(objects.uri.encode()).hexdigest()[:16]
+        settings.home / "calibration-sets" / hashlib.sha256(objects.uri.encode()).hexdigest()[:16]
     )
     found = []
     for item in named[-NEWEST:]:  # ids begin with the time
@@ -174,6 +175,6 @@ def _parsed(data: bytes, device_type: str) -> FinishedRun:
     return found
 
 
-def _objects(store_uri: str, device_type: str) -> ObjectStore:
-    open_store(store_uri)  # what is wrong with it is told in its own words
-    return open_store(f"{store_uri.rstrip('/')}/calibrations/{device_type}/runs")
+def _objects(store_uri: str, device_type: str, settings: Settings) -> ObjectStore:
+    open_store(store_uri, settings)  # what is wrong with it is told in its own words
+    return open_store(f"{store_uri.rstrip('/')}/calibrations/{device_type}/runs", settings)

@@ -14,23 +14,23 @@ from trainwright.estimator.predict.communication import Link
 from trainwright.infra.lock import locked
 from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.settings import settings
+from trainwright.tasks.settings import Settings
 
 LINK_S = 1.5
 """Loading torch in two processes comes on top: the whole is to stay below 6 s."""
 
 
-def link_file() -> Path:
+def link_file(settings: Settings) -> Path:
     """Where this machine's link between ranks is kept, once measured."""
-    return settings().home / "links" / f"cpu-{machine_key()}.json"
+    return settings.home / "links" / f"cpu-{machine_key()}.json"
 
 
-def link_for_this_machine() -> Link:
+def link_for_this_machine(settings: Settings) -> Link:
     """The link between ranks of this machine, from the cache or measured now (under 6 s).
 
     Raises TrainwrightError where it can't be measured.
     """
-    path = link_file()
+    path = link_file(settings)
     if (known := _kept_link(path)) is not None:
         return known
     with _link_lock(path):
@@ -43,9 +43,9 @@ def link_for_this_machine() -> Link:
         return _measured_link(path)
 
 
-def renew_link() -> Link:
+def renew_link(settings: Settings) -> Link:
     """The link between ranks of this machine, measured now and kept for every estimate. Raises as `link_for_this_machine`."""
-    path = link_file()
+    path = link_file(settings)
     with _link_lock(path):
         return _measured_link(path)
 

@@ -19,6 +19,7 @@ from trainwright.tasks import progress
 from trainwright.tasks.estimate.calibrate import calibration_for
 from trainwright.tasks.estimate.link import link_for_this_machine
 from trainwright.tasks.runs.artefacts import Estimate
+from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.pool import Device, Power
 
 _VAGUEST: tuple[Mode, ...] = ("datasheet", "few-shot", "calibrated")
@@ -28,6 +29,8 @@ def estimate(
     structure: Structure,
     devices: Sequence[Device],
     calibrations: Sequence[Calibration] = (),
+    *,
+    settings: Settings,
     power: Mapping[str, Power] | None = None,
     backend: Literal["auto", "horovod", "torch"] = "auto",
     finished: Sequence[FinishedRun] = (),
@@ -66,7 +69,7 @@ def estimate(
         name = _measured_as(device.type, threads)
         calibration = known.get(name)
         if calibration is None and device.type == "cpu":
-            calibration = known[name] = calibration_for(threads, store)
+            calibration = known[name] = calibration_for(threads, settings, store)
         if calibration is not None:
             sources[name] = calibration.sha256()
         override = (power or {}).get(device.type)
@@ -92,7 +95,9 @@ def estimate(
         gradient_bytes=structure.parameter_bytes
         * (2 if structure.precision == "bf16" else 1),  # summed in fp32
         calibrations=sources,
-        local_link=link_for_this_machine() if sum(device.local for device in devices) > 1 else None,
+        local_link=link_for_this_machine(settings)
+        if sum(device.local for device in devices) > 1
+        else None,
         cycle_s=HOROVOD_CYCLE_S if horovod else 0.0,
     )
 

@@ -8,6 +8,7 @@ the present one, even from another process of its own name. SQLite here; any SQL
 from __future__ import annotations
 
 import math
+import socket
 import threading
 import time
 from collections.abc import Iterable
@@ -134,6 +135,19 @@ class Ledger:
                 sql.select(leases).where(leases.c.resource == resource)
             ).first()
             return None if row is None else row.run == run and alive(row, clock(connection))
+
+        return self.database.autocommit(work)
+
+    def holder_of(self, resource: str) -> Holder | None:
+        """Who holds a resource currently, with its process if that is of this machine; None: nobody."""
+
+        def work(connection: Connection) -> Holder | None:
+            row = connection.execute(
+                sql.select(leases).where(leases.c.resource == resource)
+            ).first()
+            if row is None or not alive(row, clock(connection)):
+                return None
+            return Holder(row.holder, row.pid if row.machine == socket.gethostname() else None)
 
         return self.database.autocommit(work)
 

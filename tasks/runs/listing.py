@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +24,9 @@ from trainwright.tasks.errors import BadInput, CorruptArtefact
 from trainwright.tasks.runs.artefacts import Manifest, Plan, Result, State, Status
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.runs.state import shown_state
-from trainwright.tasks.storage.objects import ObjectStore, open_store
+from trainwright.tasks.settings import Settings
+from trainwright.tasks.storage.connect import open_store
+from trainwright.tasks.storage.objects import ObjectStore
 
 JOB_PATTERN = r"^[a-z0-9-]{1,63}$"
 ID_PATTERN = r"^[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6}$"
@@ -84,8 +85,9 @@ class _Kept:
 class Listing:
     """The runs of a store. Threads may share it."""
 
-    def __init__(self, store_uri: str) -> None:
-        self._store: ObjectStore = open_store(store_uri)
+    def __init__(self, store_uri: str, settings: Settings) -> None:
+        self._settings = settings
+        self._store: ObjectStore = open_store(store_uri, settings)
         self._lock = threading.Lock()
         self._names: tuple[float, list[Name]] = (-_FRESH_S, [])
         self._rows = dict[Name, _Kept]()
@@ -150,11 +152,8 @@ class Listing:
         with self._lock:
             known = {name: self._rows[name] for name in names if name in self._rows}
         old = [name for name in names if name not in known or known[name].until <= now]
-        # A reader opens runs by the settings of who asks, which belong to the asking thread's context.
-        asked = [(copy_context(), one, known.get(one)) for one in old]
-        for name, kept in zip(
-            old, self._readers.map(lambda one: one[0].run(self._kept, *one[1:]), asked), strict=True
-        ):
+        before = [known.get(name) for name in old]
+        for name, kept in zip(old, self._readers.map(self._kept, old, before), strict=True):
             known[name] = kept
         with self._lock:
             self._rows |= {name: known[name] for name in old}
@@ -175,7 +174,7 @@ class Listing:
             and before.row.state != "running"
         ):
             return dataclasses.replace(before, until=now + _ENDED_FRESH_S)
-        run = Run(f"{self._store.uri}/{key}")
+        run = Run(f"{self._store.uri}/{key}", self._settings)
         row = row_of(run)
         if row is None or row.state == "running":
             return _Kept(row, status, now + _FRESH_S)

@@ -6,9 +6,9 @@ job again continues it.
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -16,22 +16,29 @@ from typing import Any, Protocol, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from trainwright.estimator.structure import Structure
-from trainwright.estimator.trace import source as model_source
 from trainwright.tasks import progress
-from trainwright.tasks.errors import BadInput, CorruptArtefact
+from trainwright.tasks.errors import BadInput, CorruptArtefact, DataRejected
 from trainwright.tasks.leases.ledger import Holder, Ledger
-from trainwright.tasks.runs.artefacts import Manifest, Result, RunJob, Status
-from trainwright.tasks.settings import settings
+from trainwright.tasks.runs.artefacts import (
+    DataSchema,
+    Manifest,
+    Result,
+    RunJob,
+    Status,
+    Validation,
+)
+from trainwright.tasks.runs.model import ModelSource, find_model, write_model
+from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.documents import one_line, validated
 from trainwright.tasks.spec.job import Job, JobName
-from trainwright.tasks.storage.objects import ObjectStore, open_store
+from trainwright.tasks.storage.connect import open_store
+from trainwright.tasks.storage.objects import ObjectStore
 
 _URI = re.compile(
     r"^(?P<store>(s3|file)://.+)/runs/(?P<job>[a-z0-9-]{1,63})/(?P<id>[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6})/?$"
 )
 
 
-_SOURCE = "source/source.json"
 _AFRESH = "; where the run is unfinished, --new begins another"
 MOST_CHANGES = 3
 """So many of the differences between two jobs are named."""
@@ -47,7 +54,7 @@ AnyArtefact = TypeVar("AnyArtefact", bound=BaseModel)
 class Run:
     """A run folder. `objects` is rooted at it: the key `plan.json` is the run's plan."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, settings: Settings) -> None:
         match = _URI.match(uri)
         if match is None:
             raise BadInput(
@@ -55,7 +62,8 @@ class Run:
             )
         self.uri = uri.rstrip("/")
         self.store_uri, self.job_name, self.id = match["store"], match["job"], match["id"]
-        self.objects: ObjectStore = open_store(self.uri)
+        self.settings = settings
+        self.objects: ObjectStore = open_store(self.uri, settings)
 
     def __repr__(self) -> str:
         return f"Run({self.uri!r})"
@@ -99,7 +107,7 @@ class Run:
 
     def root(self) -> ObjectStore:
         """The whole store."""
-        return open_store(self.store_uri)
+        return open_store(self.store_uri, self.settings)
 
     @property
     def hold(self) -> str:
@@ -109,7 +117,7 @@ class Run:
     @property
     def work_path(self) -> Path:
         """Where the run's steps work, if they do so on this machine; it is not made."""
-        return settings().home / "work" / self.job_name / self.id
+        return self.settings.home / "work" / self.job_name / self.id
 
     def work_folder(self) -> Path:
         """The local folder for what a step needs on disk, made; it can be lost at any time."""
@@ -117,39 +125,34 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def source(self) -> tuple[Path, str]:
-        """A local copy of the model's source, verified, and its entry point. Raises BadInput where the job has no model."""
-        entry, files = self.stored_source()
-        if not files:
-            raise BadInput("model: missing in the job, and needed by this step")
-        folder = self.work_folder() / "source"
-        for name, data in files.items():
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-        return folder, entry
+    def model(self) -> ModelSource:
+        """The run's model. Raises BadInput if it has none yet, CorruptArtefact if it was changed."""
+        found = self.find_model()
+        if found is None:
+            raise BadInput("model: required field is missing; this step needs a model")
+        return found
 
-    def stored_source(self) -> tuple[str, dict[str, bytes]]:
-        """The model's entry point and its files, as `estimator.source.snapshot` found them; none where there is no model.
+    def find_model(self) -> ModelSource | None:
+        """The run's model; None if it has none yet. Raises CorruptArtefact if it was changed."""
+        job = self.find(RunJob)
+        return find_model(self.objects, job.model.config if job and job.model else {})
 
-        Raises CorruptArtefact where they are not what was stored.
-        """
-        try:
-            listing = json.loads(self.objects.get(_SOURCE))
-        except FileNotFoundError:
-            return "", {}
-        except ValueError:
-            raise CorruptArtefact(f"{self.uri}/{_SOURCE}: not JSON{_AFRESH}") from None
-        try:
-            files = {name: self.objects.get(f"source/{name}") for name in listing["files"]}
-            whole = model_source.digest(files) == listing["sha256"]
-        except (FileNotFoundError, KeyError, TypeError):
-            whole = False
-        if not whole:
-            raise CorruptArtefact(
-                f"{self.uri}/source: changed since the run was created (sha256 differs){_AFRESH}"
+    def write_model(self, model: ModelSource) -> None:
+        """Add the model that a step of this run chose."""
+        write_model(self.objects, model)
+
+    def source_folder(self) -> Path:
+        """A local copy of the model's files. Raises as `model` does."""
+        return self.model().unpack(self.work_folder() / "source")
+
+    def data(self) -> DataSchema:
+        """The schema of the run's data. Raises DataRejected if no validation has passed."""
+        validation = self.find(Validation)
+        if validation is None or not validation.success or validation.data is None:
+            raise DataRejected(
+                f"{self.uri}: the data has not passed validation; run `validate` first"
             )
-        return str(listing["entry"]), files
+        return validation.data
 
     def status(self) -> Status:
         """How far the run is."""
@@ -174,24 +177,24 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def list_runs(store_uri: str, job_name: str | None = None) -> list[Run]:
+def list_runs(store_uri: str, settings: Settings, job_name: str | None = None) -> list[Run]:
     """The runs of a store, or of one job in it, newest first."""
-    store = open_store(store_uri)
+    store = open_store(store_uri, settings)
     jobs = [job_name] if job_name is not None else list(store.folders("runs/"))
     found = []
     for job in jobs:
         for identifier in store.folders(f"runs/{job}/"):
             if _URI.match(uri := f"{store.uri}/runs/{job}/{identifier}"):
-                found.append(Run(uri))
+                found.append(Run(uri, settings))
     return sorted(found, key=lambda run: run.id, reverse=True)
 
 
-def newest_finished(job_name: str | None = None) -> list[Run]:
+def newest_finished(settings: Settings, job_name: str | None = None) -> list[Run]:
     """The newest sealed run of every job of the store, or of one. Raises BadInput for what is no job's name."""
     if job_name is not None:
         validated(JobName, {"name": job_name}, "job")
     found: dict[str, Run] = {}
-    for run in list_runs(settings().store, job_name):
+    for run in list_runs(settings.store, settings, job_name):
         if run.job_name not in found and run.finished():
             found[run.job_name] = run
     return list(found.values())
@@ -199,8 +202,9 @@ def newest_finished(job_name: str | None = None) -> list[Run]:
 
 def open_run(
     job: Job,
-    store_uri: str,
+    settings: Settings,
     holder: Holder,
+    store_uri: str,
     *,
     new: bool = False,
     worker: str | None = None,
@@ -213,13 +217,15 @@ def open_run(
 
     Takes the hold on the job first, so that of two callers one gets it. Raises RunHeld with the other's name.
     """
-    ledger = Ledger(settings().ledger_url)
-    store = open_store(store_uri)
-    fresh = Run(f"{store.uri}/runs/{job.name}/{_new_id()}")
+    ledger = Ledger(settings.ledger_url)
+    store = open_store(store_uri, settings)
+    fresh = Run(f"{store.uri}/runs/{job.name}/{_new_id()}", settings)
     ledger.take([fresh.hold], holder, fresh.uri)
     try:
-        entry, files = model_source.snapshot(job.model.source) if job.model else ("", {})
-        run = fresh if new else _unfinished(job, store.uri, files, worker, lacking) or fresh
+        model = ModelSource.given(job.model) if job.model else None
+        run = (
+            fresh if new else _unfinished(job, settings, store.uri, model, worker, lacking) or fresh
+        )
         if run is not fresh:
             ledger.release(fresh.uri, [fresh.hold])
             ledger.take([run.hold], holder, run.uri)  # RunHeld where another was quicker
@@ -229,11 +235,8 @@ def open_run(
                 ledger.release(run.uri, [run.hold], holder=holder.name)
                 raise
             return run
-        if files:
-            for name, data in files.items():
-                run.objects.put(f"source/{name}", data)
-            listing = {"entry": entry, "sha256": model_source.digest(files), "files": sorted(files)}
-            run.objects.put(_SOURCE, json.dumps(listing, indent=1).encode())
+        if model is not None:
+            run.write_model(model)
         moment = now()
         run.write(Status(state="running", holder=holder.name, started_at=moment, updated_at=moment))
         run.write(RunJob.model_validate(job.model_dump(mode="json")))
@@ -249,13 +252,14 @@ def _new_id() -> str:
 
 def _unfinished(
     job: Job,
+    settings: Settings,
     store_uri: str,
-    files: dict[str, bytes],
+    model: ModelSource | None,
     worker: str | None,
     lacking: type[BaseModel] | None,
 ) -> Run | None:
     other: str | None = None
-    for run in list_runs(store_uri, job.name):
+    for run in list_runs(store_uri, settings, job.name):
         stored = run.find(RunJob)
         if stored is None:
             continue  # killed while it was created
@@ -264,7 +268,7 @@ def _unfinished(
         if worker not in (None, run.status().holder):
             continue
         changed = _changed_fields(stored.model_dump(exclude={"schema_version"}), job.model_dump())
-        changed = changed or _changed_files(run.stored_source()[1], files)
+        changed = changed or _changed_files(_given_files(run.find_model()), _given_files(model))
         if not changed:
             return None if lacking is not None and run.has(lacking) else run
         shown = ", ".join(changed[:MOST_CHANGES]) + (
@@ -290,16 +294,21 @@ def _changed_fields(before: Any, now: Any, name: str = "") -> list[str]:
     return [field for fields in changed for field in fields]
 
 
-def _changed_files(before: dict[str, bytes], now: dict[str, bytes]) -> list[str]:
+def _given_files(model: ModelSource | None) -> Mapping[str, bytes]:
+    """The files that the user gave; a recommended model is the run's own."""
+    return model.files if model is not None and model.origin == "given" else {}
+
+
+def _changed_files(before: Mapping[str, bytes], now: Mapping[str, bytes]) -> list[str]:
     """The modules of the model's folder that are other than before, new or gone."""
     return sorted(
         f"source/{name}" for name in {**before, **now} if before.get(name) != now.get(name)
     )
 
 
-def replayed(run_uri: str, job: Job) -> str:
+def replayed(run_uri: str, job: Job, settings: Settings) -> str:
     """The URI of a run to replay, checked: finished training, the same job. Raises BadInput."""
-    earlier = Run(run_uri)
+    earlier = Run(run_uri, settings)
     if not earlier.exists() or earlier.find(Result) is None:
         raise BadInput(f"--replay: got {run_uri}; allowed: a run whose training has finished")
     if earlier.job_name != job.name:
@@ -307,14 +316,14 @@ def replayed(run_uri: str, job: Job) -> str:
     return earlier.uri
 
 
-def resolve(given: str, store: str | None = None) -> Run:
+def resolve(given: str, settings: Settings, store: str | None = None) -> Run:
     """The run of a URI, or of an id as `runs` prints it. Raises BadInput where there is none."""
     if "://" in given:
-        run = Run(given)
+        run = Run(given, settings)
         if not run.exists():
             raise BadInput(f"run: got {given}; there is no such run")
         return run
-    for run in list_runs(store or settings().store):
+    for run in list_runs(store or settings.store, settings):
         if run.id == given:
             return run
     raise BadInput(

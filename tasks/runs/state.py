@@ -7,9 +7,9 @@ own can't know whether another follows: then the ledger's hold on the run ends, 
 from __future__ import annotations
 
 from trainwright.tasks.errors import ServiceUnreachable
+from trainwright.tasks.leases.ledger import Ledger
 from trainwright.tasks.runs.artefacts import Status
 from trainwright.tasks.runs.run import Run
-from trainwright.tasks.step import ledger
 
 LEFT = "left"
 
@@ -23,7 +23,7 @@ def shown_state(run: Run, status: Status) -> str:
     if status.state != "running":
         return status.state
     try:
-        held = ledger().holds(run.uri, run.hold)
+        held = Ledger(run.settings.ledger_url).holds(run.uri, run.hold)
     except ServiceUnreachable:
         return status.state
     if held or (held is None and not run.work_path.exists()):

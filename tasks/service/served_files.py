@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.settings import settings
+from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.job import DataSpec
 from trainwright.tasks.spec.pool import Pool, load_pool
 
@@ -18,9 +18,8 @@ class NotServed(BadInput):
 class ServedFiles:
     """Folders to read from; relative paths are relative to the folder of jobs, as in a job file there."""
 
-    def __init__(self, folders: Sequence[Path] = ()) -> None:
-        config = settings()
-        self._jobs, self._pools = config.jobs.resolve(), config.pools.resolve()
+    def __init__(self, settings: Settings, folders: Sequence[Path] = ()) -> None:
+        self._jobs, self._pools = settings.jobs.resolve(), settings.pools.resolve()
         self._folders = [self._jobs, self._pools, *(folder.resolve() for folder in folders)]
 
     def file(self, name: str, field: str) -> Path:

@@ -16,8 +16,10 @@ from pydantic import ValidationError
 from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace import source as model_source
 from trainwright.estimator.trace.source import BatchSpec
-from trainwright.tasks import alone
+from trainwright.tasks.allocate.preview import held_devices
 from trainwright.tasks.errors import BadInput, Infeasible, TrainwrightError, from_document
+from trainwright.tasks.extract import batch_spec
+from trainwright.tasks.leases.pool_status import pool_document
 from trainwright.tasks.runs.artefacts import DataSchema
 from trainwright.tasks.service import limits
 from trainwright.tasks.service.auth import Client
@@ -32,11 +34,11 @@ from trainwright.tasks.service.requests import (
     StructureRequest,
 )
 from trainwright.tasks.service.served_files import NotServed, ServedFiles
+from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.documents import validated
 from trainwright.tasks.spec.eligibility import usable
 from trainwright.tasks.spec.job import DataSpec, DeviceFilter, Optimizer
 from trainwright.tasks.spec.pool import Pool
-from trainwright.tasks.steps import batch_spec
 
 _FOREVER = float("inf")
 PLAN_LIFETIME_S = 60.0  # a plan also depends on finished runs and calibrations, which change
@@ -57,19 +59,28 @@ class Bounds:
 class Service:
     """Answers requests. One event loop's."""
 
-    def __init__(self, bounds: Bounds | None = None, folders: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, settings: Settings, bounds: Bounds | None = None, folders: Sequence[Path] = ()
+    ) -> None:
         bounds = bounds or Bounds()
+        self._settings = settings
         self.receiver = limits.Receiver()
-        self.served = ServedFiles(folders)
-        self.records = Records()
+        self.served = ServedFiles(settings, folders)
+        self.records = Records(settings)
         self.boards = Boards()
         self._cache = Cache(bounds.cache_bytes)
         self._work = Work(bounds.at_once, bounds.waiting)
         self.trace = ForkClient(
-            "trace", timeout_s=bounds.timeout_s, memory_limit_bytes=bounds.trace_memory_bytes
+            "trace",
+            settings,
+            timeout_s=bounds.timeout_s,
+            memory_limit_bytes=bounds.trace_memory_bytes,
         )
         self.compute = ForkClient(
-            "compute", timeout_s=bounds.timeout_s, memory_limit_bytes=bounds.compute_memory_bytes
+            "compute",
+            settings,
+            timeout_s=bounds.timeout_s,
+            memory_limit_bytes=bounds.compute_memory_bytes,
         )
 
     async def start(self) -> None:
@@ -174,7 +185,7 @@ class Service:
                 },
                 PLAN_LIFETIME_S,
             )
-            return await asyncio.to_thread(_with_held, made, pool, request.devices)
+            return await asyncio.to_thread(_with_held, made, pool, request.devices, self._settings)
 
         answer = await self._work.do(raw, work)
         if (
@@ -191,7 +202,7 @@ class Service:
             pool = await asyncio.to_thread(self.served.pool, name)
         except NotServed as error:
             raise NotFound(str(error)) from None
-        return json.dumps(await asyncio.to_thread(alone.pool_document, pool)).encode()
+        return json.dumps(await asyncio.to_thread(pool_document, pool, self._settings)).encode()
 
     async def shelved(self) -> bytes:
         """The names of pools and models that clients may use."""
@@ -285,9 +296,9 @@ def _raised(answer: bytes) -> bytes:
     return answer
 
 
-def _with_held(plan: bytes, pool: Pool, chosen: DeviceFilter) -> bytes:
+def _with_held(plan: bytes, pool: Pool, chosen: DeviceFilter, settings: Settings) -> bytes:
     """The plan with who holds the devices that the job may use."""
-    held = alone.held_devices(usable(pool, chosen))
+    held = held_devices(usable(pool, chosen), settings)
     document = json.loads(plan) | {
         "held": None if held is None else [one.model_dump(mode="json") for one in held]
     }

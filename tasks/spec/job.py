@@ -367,3 +367,13 @@ def _absolute(uri: str, base: Path) -> str:
         return str((base / uri).resolve())
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL
         raise BadInput(f"{uri}: can't be resolved to a path ({error})") from None
+
+
+MOST_SAMPLES = 1_000_000
+"""of a step"""
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Raises BadInput if a step cannot have this many samples."""
+    if not 1 <= batch_size <= MOST_SAMPLES:
+        raise BadInput(f"batch size: got {batch_size}; allowed: 1 to {MOST_SAMPLES}")

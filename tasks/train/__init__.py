@@ -14,26 +14,24 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from trainwright.tasks.lazy import exports
 
 if TYPE_CHECKING:
     from trainwright.tasks.train.launcher.launch import ramp, search, train
     from trainwright.tasks.train.request import RampPoint, Searched, TrainRequest
 
-_MODULES = {
-    "ramp": "launcher.launch",
-    "search": "launcher.launch",
-    "train": "launcher.launch",
-    "RampPoint": "request",
-    "Searched": "request",
-    "TrainRequest": "request",
-}
-
 __all__ = ["RampPoint", "Searched", "TrainRequest", "ramp", "search", "train"]
 
-
-def __getattr__(name: str) -> object:
-    if name in _MODULES:
-        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = exports(
+    __name__,
+    {
+        "ramp": "launcher.launch",
+        "search": "launcher.launch",
+        "train": "launcher.launch",
+        "RampPoint": "request",
+        "Searched": "request",
+        "TrainRequest": "request",
+    },
+)

@@ -8,9 +8,11 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainwright.tasks.runs.artefacts import DataSchema, LearningRateTrial, Plan, SplitEvent
-from trainwright.tasks.spec.job import Job
+from trainwright.tasks.settings import Settings
+from trainwright.tasks.spec.job import DataSpec, Job
+from trainwright.tasks.storage.connect import open_store
 from trainwright.tasks.storage.folder import FolderStore
-from trainwright.tasks.storage.objects import ObjectStore, open_store
+from trainwright.tasks.storage.objects import ObjectStore
 
 
 class TrainRequest(BaseModel):
@@ -18,6 +20,9 @@ class TrainRequest(BaseModel):
 
     model_config = ConfigDict(frozen=True)
     job: Job
+    data: DataSpec | None = Field(
+        default=None, description="the data on the ranks' machine; None: where the job says"
+    )
     plan: Plan
     learning_rate: float
     schema_: DataSchema = Field(alias="schema")
@@ -41,11 +46,23 @@ class TrainRequest(BaseModel):
         description="how long the end of a training waits for a store that is away",
     )
 
+    settings: Settings = Field(
+        default_factory=Settings,
+        exclude=True,
+        repr=False,
+        description="of this process; no file has them, for they hold secrets",
+    )
+
+    @property
+    def local_data(self) -> DataSpec:
+        """The data as the ranks of one machine read it."""
+        return self.data or self.job.data
+
     def store(self, patience_s: float | None = None) -> ObjectStore:
         """Where what is kept goes; `patience_s` as in `open_store`."""
         if self.run_uri is None:
             return FolderStore(Path(self.work_folder))
-        return open_store(self.run_uri, patience_s=patience_s)
+        return open_store(self.run_uri, self.settings, patience_s=patience_s)
 
 
 class Order(BaseModel):
@@ -72,6 +89,13 @@ class Order(BaseModel):
     lease_token: int | None = Field(
         default=None, description="the fencing token of the lease on the devices"
     )
+
+    @classmethod
+    def read(cls, path: Path, settings: Settings) -> Order:
+        """The order in a file, to be carried out with a process's own settings."""
+        order = cls.model_validate_json(path.read_text())
+        request = order.request.model_copy(update={"settings": settings})
+        return order.model_copy(update={"request": request})
 
 
 class RampPoint(BaseModel):

@@ -1,1 +1,19 @@
 """Step `validate`: checks data before anything is allocated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainwright.tasks.lazy import exports
+
+if TYPE_CHECKING:
+    from trainwright.tasks.validate.check import validate
+
+__all__ = ["validate"]
+
+__getattr__ = exports(
+    __name__,
+    {
+        "validate": "check",
+    },
+)

@@ -17,7 +17,6 @@ from urllib.parse import unquote
 
 from trainwright.estimator.named_file import read_named
 from trainwright.infra.process import dying_with_parent
-from trainwright.tasks.data.sources import localized
 from trainwright.tasks.errors import BadInput, TrainwrightError, from_document
 from trainwright.tasks.runs.artefacts import Expectation, Validation
 from trainwright.tasks.spec.job import DataSpec
@@ -50,12 +49,11 @@ def validate(
     job's suite is wrong, ServiceUnreachable where the data lies on a server that does not answer. A table of more than five
     million cells is judged by a sample of its rows, except by the job's own suite; `checked_rows` says how many were read.
     """
-    local = localized(data)
     suite, source = (kept_suite, "kept") if kept_suite is not None else ([], "inferred")
     if data.expectations is not None:
         suite, source = read_suite(data.expectations), "given"
     request = {
-        "data": local.model_dump(mode="json", exclude={"expectations"}),
+        "data": data.model_dump(mode="json", exclude={"expectations"}),
         "seed": seed,
         "suite_source": source,
         "suite": suite,

@@ -32,11 +32,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import doors
 import yaml
 
 from trainwright.infra import local
 from trainwright.infra.s3 import start_s3, stop_s3
-from trainwright.tasks.runs.run import Run
 
 E2E, DAGS = Path(__file__).parents[1] / "e2e", Path(__file__).parents[2] / "dags"
 sys.path.insert(0, str(E2E))
@@ -92,7 +92,7 @@ def overhead_s(
     assert api.ended(where, 900) == "success", api.states(where)
     run = api("GET", where)
     took_s = (_time(run["end_date"]) - _time(run["queued_at"])).total_seconds()
-    own = {} if dag == "hello" else Run(api.xcom(where, "validate")["run"]).status().steps
+    own = {} if dag == "hello" else doors.run_at(api.xcom(where, "validate")["run"]).status().steps
     within = {
         one["task_id"]: (_time(one["end_date"]) - _time(one["start_date"])).total_seconds()
         - own.get(one["task_id"], 0.0)

@@ -17,13 +17,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import doors
+
 TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(TESTS / "tasks" / "service"), str(TESTS / "tasks")]
 from browsing import Watched, browser  # noqa: E402
 from finished_run import finished_training  # noqa: E402
 from serving import RUN, serving  # noqa: E402
-
-from trainwright.tasks.runs.run import Run  # noqa: E402
 
 
 def _filled(store: str, runs: int) -> None:
@@ -41,7 +41,7 @@ def _filled(store: str, runs: int) -> None:
     )
     contents = {name: first.objects.get(name) for name in names}
     for number in range(2, runs + 1):
-        run = Run(f"{store}/runs/job-{number % 10}/20260101T{number:06d}Z-abcdef")
+        run = doors.run_at(f"{store}/runs/job-{number % 10}/20260101T{number:06d}Z-abcdef")
         for name, content in contents.items():
             run.objects.put(name, content)
 

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import doors
 import yaml
 from airflow_client import AirflowClient, until
 
 from trainwright.infra import local
 from trainwright.infra.airflow import stop_airflow
 from trainwright.tasks.runs.run import Run, list_runs
-from trainwright.tasks.settings import settings
 
 DAGS = Path(__file__).parents[2] / "dags"
 STEPS_AN_EPOCH = 15
@@ -83,4 +83,4 @@ def write_job(folder: Path, name: str, epochs: int, **fields: Any) -> Path:
 
 def run_of(name: str) -> Run | None:
     """The newest run of a job."""
-    return next(iter(list_runs(settings().store, name)), None)
+    return next(iter(list_runs(doors.settings().store, doors.settings(), name)), None)

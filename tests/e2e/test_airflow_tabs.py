@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import doors
 import httpx
 import pytest
 from airflow_client import AirflowClient, until
@@ -22,7 +23,6 @@ from trainwright.infra import airflow as embedded
 from trainwright.infra import local
 from trainwright.infra.background import free_ports
 from trainwright.tasks.runs.run import Run, list_runs
-from trainwright.tasks.settings import settings
 
 FOREIGN = Path(__file__).parent / "foreign"
 JOBS = Path(__file__).parents[2] / "dags" / "jobs"
@@ -85,7 +85,7 @@ def airflow(
 
 def password(user: str) -> str:
     """What Airflow generated."""
-    return str(json.loads(embedded.password_file(settings().home).read_text())[user])
+    return str(json.loads(embedded.password_file(doors.settings().home).read_text())[user])
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def where(airflow: AirflowClient) -> str:
 @pytest.fixture(scope="module")
 def run(where: str) -> Run:
     """What that DAG run worked on."""
-    return next(iter(list_runs(settings().store, "shown-in-airflow")))
+    return next(iter(list_runs(doors.settings().store, doors.settings(), "shown-in-airflow")))
 
 
 @pytest.fixture(scope="module")
@@ -281,11 +281,11 @@ def test_a_page_of_another_origin_gets_nothing_done_with_the_admins_cookie(
 def test_a_job_of_a_hostile_name_fails_in_one_line_and_harms_nothing(
     chromium: Any, airflow: AirflowClient, name: str
 ) -> None:
-    before = {one.uri for one in list_runs(settings().store)}
+    before = {one.uri for one in list_runs(doors.settings().store, doors.settings())}
     found = airflow.start("tabs", job=JOB | {"name": name})
     assert airflow.ended(found) == "failed"
     assert "bad_input" in airflow.log(found, "validate")
-    assert {one.uri for one in list_runs(settings().store)} == before
+    assert {one.uri for one in list_runs(doors.settings().store, doors.settings())} == before
     with _as(airflow, "admin") as admin:
         quoted = urllib.parse.quote(name, safe="")
         for path in (

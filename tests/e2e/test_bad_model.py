@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import doors
 import psutil
 import pytest
 from command_line import TRAINWRIGHT, process, run
@@ -226,7 +227,10 @@ def test_a_training_that_is_told_to_end_while_its_model_is_traced_is_interrupted
     out, err = process.communicate(timeout=60)
     document = json.loads(out)
     assert (process.returncode, document["state"]) == (130, "interrupted"), err
-    assert next(iter(list_runs((tmp_path / "store").as_uri()))).status().state == "interrupted"
+    assert (
+        next(iter(list_runs((tmp_path / "store").as_uri(), doors.settings()))).status().state
+        == "interrupted"
+    )
 
 
 def _until(happened: Callable[[], bool]) -> None:

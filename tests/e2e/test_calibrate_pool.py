@@ -8,12 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import doors
 import pytest
 import yaml
 
 from trainwright.estimator.predict.calibration import load
 from trainwright.tasks.estimate.calibrate import cached, key
-from trainwright.tasks.storage.objects import open_store
+from trainwright.tasks.storage.connect import open_store
 
 DAGS = Path(__file__).parents[2] / "dags"
 RUN = """
@@ -59,7 +60,7 @@ def test_each_device_type_is_one_task_the_cpu_is_measured_and_the_gpu_skipped(
             ["calibrate", 1, "skipped"],
         ],
     }
-    [item] = open_store(store).list("calibrations/")
+    [item] = open_store(store, doors.settings()).list("calibrations/")
     assert item.key == f"calibrations/cpu/{key(1)}.json"
     assert load(tmp_path / "store" / item.key) == load(cached(1))
     assert "GPUs are not measured by this step" in done.stdout + done.stderr

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import doors
 import psutil
 import pytest
 import yaml
@@ -25,12 +26,10 @@ from celery_stack import AIRFLOW, CeleryStack, celery_stack
 
 from trainwright.estimator.structure import Structure
 from trainwright.infra.s3 import S3Access
-from trainwright.tasks import step, steps
 from trainwright.tasks.leases.ledger import Heartbeat, Holder
 from trainwright.tasks.leases.queue import Queue
 from trainwright.tasks.runs.artefacts import Estimate, Plan, Result, Validation
 from trainwright.tasks.runs.run import Run, list_runs
-from trainwright.tasks.settings import settings
 from trainwright.tasks.spec.job import load_job
 from trainwright.tasks.spec.pool import load_pool
 from trainwright.tasks.store import verify
@@ -82,14 +81,14 @@ class Site:
     def lasting_job(self) -> Path:
         """Write a job file of a training that lasts, and begin its run: what comes before devices is done once for all tests."""
         job = self.job(LASTING)
-        run = steps.open_for(load_job(job), Holder("test", os.getpid()))
+        run = doors.open_for(load_job(job), Holder("test", os.getpid()))
         if self._looked_at is None:
-            steps.do(run, "estimate")
+            doors.do(run, "estimate")
             self._looked_at = run
         else:
             for kind in (Validation, Structure, Estimate):
                 run.write(self._looked_at.read(kind))
-        step.ledger().release(run.uri)
+        doors.ledger().release(run.uri)
         return job
 
     def trains(self, job: Path, where: str, commits: int = 2) -> Run:
@@ -99,7 +98,7 @@ class Site:
             assert self.api("GET", where)["state"] not in ("success", "failed"), self.api.states(
                 where
             )
-            for run in list_runs(settings().store, job.stem):
+            for run in list_runs(doors.settings().store, doors.settings(), job.stem):
                 states = checkpoint.list_states(run.objects)
                 if states and states[-1].step >= commits * COMMIT_EVERY:
                     return run
@@ -193,7 +192,7 @@ def ranks() -> list[tuple[str, int]]:
             if (
                 "trainwright.tasks.train.worker.entry" in words
                 and words[-1].isdigit()
-                and process.environ().get("TRAINWRIGHT_HOME") == str(settings().home)
+                and process.environ().get("TRAINWRIGHT_HOME") == str(doors.settings().home)
                 and process.status() != psutil.STATUS_ZOMBIE
             ):
                 found.append((words[-1], process.ppid()))
@@ -214,7 +213,7 @@ def steps_done(run: Run) -> int:
 
 def device_leases() -> list[str]:
     """Who holds devices."""
-    return [lease.resource for lease in step.ledger().held("device ")]
+    return [lease.resource for lease in doors.ledger().held("device ")]
 
 
 def assert_whole(run: Run, epochs: int) -> None:
@@ -223,7 +222,7 @@ def assert_whole(run: Run, epochs: int) -> None:
     assert verify(run).files
     steps = [row["step"] for row in read_rows(run.objects, "steps-rank0")]
     assert steps == list(range(epochs * STEPS_AN_EPOCH))
-    assert step.ledger().held() == []
+    assert doors.ledger().held() == []
     assert ranks() == []
 
 
@@ -238,7 +237,7 @@ def test_triggered_through_rest_every_task_succeeds_hands_on_small_json_and_bein
     until("the alert is in the log", lambda: told in site.stack.log("triggerer").read_text())
     assert site.api.ended(where) == "success"
     assert site.api.states(where) == dict.fromkeys(TASKS, "success")
-    (run,) = list_runs(settings().store, job.stem)
+    (run,) = list_runs(doors.settings().store, doors.settings(), job.stem)
     for task in STEPS:
         reference = site.api.xcom(where, task)
         assert reference["run"] == run.uri
@@ -250,7 +249,7 @@ def test_triggered_through_rest_every_task_succeeds_hands_on_small_json_and_bein
     (event,) = site.api.events(f"x-trainwright://models/{job.stem}")
     assert event["extra"]["run"] == run.uri
     assert_whole(run, 2)
-    assert "postgresql" in settings().ledger_url
+    assert "postgresql" in doors.settings().ledger_url
 
 
 def test_a_worker_lost_in_mid_training_costs_nothing_and_its_launcher_what_was_not_committed(
@@ -303,7 +302,7 @@ def test_a_retry_attaches_to_the_training_that_a_killed_worker_has_started(site:
     assert [row["step"] for row in read_rows(run.objects, "steps-rank0")] == list(
         range(LASTING * STEPS_AN_EPOCH)
     )
-    assert step.ledger().held() == []
+    assert doors.ledger().held() == []
 
 
 def test_a_triggerer_killed_while_a_run_waits_and_a_scheduler_killed_while_it_trains_change_nothing(
@@ -312,10 +311,10 @@ def test_a_triggerer_killed_while_a_run_waits_and_a_scheduler_killed_while_it_tr
     devices = [
         device.resource for device in load_pool(str(write_pool(site.folder / "jobs"))).devices()
     ]
-    queue, me = Queue(step.ledger()), Holder("test", os.getpid())
+    queue, me = Queue(doors.ledger()), Holder("test", os.getpid())
     token = queue.take("test", me, devices, priority=9)
     assert token is not None
-    with Heartbeat(step.ledger(), "test", devices, holder=me.name, token=token):
+    with Heartbeat(doors.ledger(), "test", devices, holder=me.name, token=token):
         job = site.lasting_job()
         where = site.api.start(job=str(job))
         site.api.reached(where, "allocate", "deferred")
@@ -323,7 +322,7 @@ def test_a_triggerer_killed_while_a_run_waits_and_a_scheduler_killed_while_it_tr
         site.stack.start("triggerer")
         time.sleep(5)
         assert site.api.state(where, "allocate") == "deferred"
-    step.ledger().release("test", devices, token=token)
+    doors.ledger().release("test", devices, token=token)
     with Watch() as watch:
         run = site.trains(job, where)
         site.stack.kill("scheduler")
@@ -355,7 +354,7 @@ def test_a_training_marked_failed_is_gone_soon_cleared_goes_on_and_is_ended_with
     )
     assert site.api.ended(where) == "failed"
     assert site.api.state(where, "train") == "failed"
-    assert step.ledger().held() == []
+    assert doors.ledger().held() == []
 
     reached = checkpoint.list_states(run.objects)[-1].step
     site.api.clear(where, "train")
@@ -372,7 +371,7 @@ def test_a_training_marked_failed_is_gone_soon_cleared_goes_on_and_is_ended_with
     )
     assert site.api.ended(where) == "failed"
     assert site.api.state(where, "release") == "success"
-    assert step.ledger().held() == []
+    assert doors.ledger().held() == []
     assert run.status().state == "interrupted"
 
 
@@ -395,7 +394,7 @@ def test_new_data_starts_a_run_that_promotes_what_a_person_approves(site: Site) 
     )
     assert site.api.ended(where) == "success"
     assert site.api.states(where) == dict.fromkeys(TASKS, "success")
-    (run,) = list_runs(settings().store, job.stem)
+    (run,) = list_runs(doors.settings().store, doors.settings(), job.stem)
     assert site.api.xcom(where, "promote")["promoted"] is True
     (event,) = site.api.events(f"x-trainwright://models/{job.stem}/production")
     assert event["extra"]["run"] == run.uri
@@ -415,7 +414,7 @@ def test_a_run_triggered_in_the_browser_by_the_form_succeeds_and_its_link_shows_
         trigger_by_form(page, {"job": str(job)})
         (where,) = until("the run is there", lambda: _runs(site.api, "retrain") - before)
         assert site.api.ended(where) == "success"
-        (run,) = list_runs(settings().store, job.stem)
+        (run,) = list_runs(doors.settings().store, doors.settings(), job.stem)
         assert_whole(run, 2)
         page.goto(str(site.api.links(where, "train")["Plan"]))
         shares = page.locator('table[aria-label="Shares of a step"]')

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import doors
 import psutil
 import pyarrow.parquet as pq
 import pytest
@@ -21,7 +22,6 @@ import yaml
 from trainwright.tasks.leases.ledger import Ledger
 from trainwright.tasks.runs.run import Run, list_runs
 from trainwright.tasks.runs.summary import summary
-from trainwright.tasks.settings import settings
 from trainwright.tasks.store import verify
 
 JOBS = Path(__file__).parents[2] / "dags" / "jobs"
@@ -85,7 +85,7 @@ def job(tmp_path: Path) -> Callable[..., Path]:
 
 
 def leases() -> list[str]:
-    return [lease.resource for lease in Ledger(settings().ledger_url).held()]
+    return [lease.resource for lease in Ledger(doors.settings().ledger_url).held()]
 
 
 def ours_left() -> list[str]:
@@ -93,9 +93,9 @@ def ours_left() -> list[str]:
     found = []
     for process in psutil.process_iter(["cmdline", "environ"]):
         words = " ".join(process.info["cmdline"] or [])
-        if (process.info["environ"] or {}).get("TRAINWRIGHT_HOME") == str(settings().home) and (
-            "trainwright.tasks.train" in words or "trainwright.dags" in words
-        ):
+        if (process.info["environ"] or {}).get("TRAINWRIGHT_HOME") == str(
+            doors.settings().home
+        ) and ("trainwright.tasks.train" in words or "trainwright.dags" in words):
             found.append(words)
     return found
 
@@ -145,7 +145,7 @@ def test_a_job_becomes_a_sealed_analysed_model_and_a_replay_has_the_same_losses(
     assert leases() == []
     assert ours_left() == []
 
-    run = Run(document["run"])
+    run = doors.run_at(document["run"])
     keys = set(verify(run).files)
     for expected in (
         "job.json",
@@ -162,7 +162,7 @@ def test_a_job_becomes_a_sealed_analysed_model_and_a_replay_has_the_same_losses(
 
     again = trainwright("run", str(path), "--new", "--replay", run.uri, "--json")
     assert again.code == 0, again.err
-    replay = Run(again.document()["run"])
+    replay = doors.run_at(again.document()["run"])
     assert replay.uri != run.uri
     assert losses(replay) == losses(run)
     assert again.document()["learned_from"] >= 1
@@ -210,7 +210,7 @@ def wait_for_checkpoint(name: str, process: subprocess.Popen[str]) -> Run:
     deadline = time.monotonic() + 200
     while time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()
-        for run in list_runs(settings().store, name):
+        for run in list_runs(doors.settings().store, doors.settings(), name):
             if any(item.key.endswith("state.json") for item in run.objects.list("checkpoints/")):
                 return run
         time.sleep(0.3)
@@ -234,7 +234,7 @@ def test_rejected_data_stops_the_run_before_anything_is_allocated(
     assert ended.code == 1
     assert ended.document()["error"]["kind"] == "data_rejected"
     assert "expect_column_values_to_not_be_null(c): 1 row" in ended.document()["error"]["message"]
-    (run,) = list_runs(settings().store, "rejected")
+    (run,) = list_runs(doors.settings().store, doors.settings(), "rejected")
     keys = {item.key for item in run.objects.list()}
     assert "validation.json" in keys
     assert "plan.json" not in keys

@@ -9,9 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import doors
+
 from trainwright.tasks.leases.ledger import Ledger
 from trainwright.tasks.runs.run import list_runs
-from trainwright.tasks.settings import settings
 
 ROOT = Path(__file__).parents[2]
 RUN = """
@@ -51,10 +52,10 @@ def test_the_readmes_foreign_dag_runs_to_success(stack: Path, tmp_path: Path) ->
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])
-    assert Ledger(settings().ledger_url).held() == []
+    assert Ledger(doors.settings().ledger_url).held() == []
     assert result == {
         "state": "success",
         "tasks": {"check": "success", "train": "success", "publish": "success"},
     }
-    run = next(iter(list_runs(settings().store)))
+    run = next(iter(list_runs(doors.settings().store, doors.settings())))
     assert (run.status().state, run.status().step) == ("success", None)

@@ -11,13 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import doors
 import pytest
 
 from trainwright.infra.local import airflow_environment, ensure_airflow_db
-from trainwright.tasks import step
 from trainwright.tasks.runs.artefacts import Plan, Result
 from trainwright.tasks.runs.run import Run, list_runs
-from trainwright.tasks.settings import settings
 from trainwright.tasks.train.launcher import background
 
 FOREIGN = Path(__file__).parent / "foreign"
@@ -70,7 +69,7 @@ def held(runs: list[Run]) -> list[str]:
     ours = {run.uri for run in runs}
     return [
         lease.resource
-        for lease in step.ledger().held()
+        for lease in doors.ledger().held()
         if lease.run in ours or lease.resource.startswith("device ")
     ]
 
@@ -123,7 +122,7 @@ def test_estimate_and_allocate_feed_a_stock_operator_and_the_devices_are_given_b
     found = run_dags("sized.py", stack, {"JOB": json.dumps(wanted), "OUT": str(out)}, "sized")
     assert found["sized"]["state"] == "success", found
     assert sum(json.loads(out.read_text()).values()) == 32
-    assert step.ledger().held("device ") == []
+    assert doors.ledger().held("device ") == []
 
 
 def test_three_models_are_trained_on_data_that_another_task_made(
@@ -140,9 +139,12 @@ def test_three_models_are_trained_on_data_that_another_task_made(
     assert [one for one in found["three_models"]["tasks"] if one[0] == "train"] == [
         ["train", n, "success"] for n in range(3)
     ]
-    runs = [next(iter(list_runs(settings().store, f"width-{width}"))) for width in (2, 4, 8)]
+    runs = [
+        next(iter(list_runs(doors.settings().store, doors.settings(), f"width-{width}")))
+        for width in (2, 4, 8)
+    ]
     assert all(
-        Run(run.uri).read(Result).state == "success" and background.launcher(run) is None
+        doors.run_at(run.uri).read(Result).state == "success" and background.launcher(run) is None
         for run in runs
     )
     assert held(runs) == []
@@ -165,7 +167,10 @@ def test_functions_name_the_data_to_check_and_make_the_jobs_to_train(
             ["train", 1, "success"],
         ],
     }
-    runs = [next(iter(list_runs(settings().store, f"by-function-{width}"))) for width in (2, 4)]
+    runs = [
+        next(iter(list_runs(doors.settings().store, doors.settings(), f"by-function-{width}")))
+        for width in (2, 4)
+    ]
     for run in runs:
         assert run.job().data.uri == str(out)
         assert len(run.read(Plan).devices) >= 1

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import doors
 import pytest
 from lab import Lab
-
-from trainwright.tasks.runs.run import Run
 
 CNN = Path(__file__).parents[2] / "dags" / "jobs" / "cnn.py"
 
@@ -53,7 +52,7 @@ def test_a_job_trains_on_the_hosts_of_its_pool(
     assert document["state"] == "success"
     assert {one["id"] for one in document["devices"]} == {"h1/emulated-0", "h2/emulated-0"}
     assert sum(one["samples"] for one in document["devices"]) == 1438
-    logs = {item.key for item in Run(document["run"]).objects.list("logs/")}
+    logs = {item.key for item in doors.run_at(document["run"]).objects.list("logs/")}
     assert {"logs/rank-0.log", "logs/rank-1.log"} <= logs
     assert [host.words() for host in made.hosts] == [[], []]
 

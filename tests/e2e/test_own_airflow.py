@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import doors
 import pytest
 import yaml
 from airflow_client import AirflowClient, until
@@ -17,7 +18,7 @@ from airflow_client import AirflowClient, until
 from trainwright.infra.airflow import USER, airflow_address, airflow_answers, password_file
 from trainwright.infra.background import Service, free_ports, stop
 from trainwright.infra.s3 import S3Access
-from trainwright.tasks.runs.run import Run, list_runs
+from trainwright.tasks.runs.run import list_runs
 from trainwright.tasks.store import verify
 
 README, DAGS = Path(__file__).parents[2] / "README.md", Path(__file__).parents[2] / "dags"
@@ -119,10 +120,10 @@ def test_a_whole_run_keeps_everything_in_the_store_of_the_connection_and_its_key
         ("SECRET_KEY", access.secret_key),
     ):
         monkeypatch.setenv(f"TRAINWRIGHT_S3_{name}", value)
-    (run,) = list_runs(STORE, "mine")
+    (run,) = list_runs(STORE, doors.settings(), "mine")
     assert run.uri == airflow.xcom(where, "validate")["run"]
     assert run.uri.startswith(f"{STORE}/runs/mine/")
-    assert verify(Run(run.uri)).files
+    assert verify(doors.run_at(run.uri)).files
     assert run.status().state == "success"
     listed = airflow("GET", "/trainwright/runs")
     assert run.id in json.dumps(listed)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import doors
 import pytest
 import yaml
 
@@ -16,7 +17,6 @@ from trainwright.infra import local
 from trainwright.infra.airflow import airflow_address, password_file, stop_airflow
 from trainwright.tasks.leases.ledger import Ledger
 from trainwright.tasks.runs.run import list_runs
-from trainwright.tasks.settings import settings
 from trainwright.tasks.store import verify
 
 DAGS = Path(__file__).parents[2] / "dags"
@@ -93,7 +93,7 @@ def test_the_dag_triggered_through_rest_ends_in_success_with_every_operator_ours
         "TrainOperator",
         "ReleaseOperator",
     }
-    (finished,) = list_runs(settings().store, "by-rest")
+    (finished,) = list_runs(doors.settings().store, doors.settings(), "by-rest")
     assert verify(finished).files
     assert finished.status().state == "success"
-    assert Ledger(settings().ledger_url).held() == []
+    assert Ledger(doors.settings().ledger_url).held() == []

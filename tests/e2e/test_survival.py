@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import doors
 import psutil
 import pytest
 from airflow_client import AirflowClient, until
 from airflow_whole import only_retrain, run_of, whole_airflow, write_job
 
 from trainwright.infra.airflow import airflow_services, start_airflow
-from trainwright.tasks import step
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.train.checkpoint import files
 from trainwright.tasks.train.launcher import background
@@ -100,5 +100,5 @@ def test_training_goes_on_without_airflow_and_a_task_marked_failed_stops_it(
     until("no rank is left", lambda: not ranks(run), 60)
     until("the DAG run is over", lambda: airflow("GET", where)["state"] == "failed", 120)
     assert background.launcher(run) is None
-    assert [one for one in step.ledger().held() if one.run == run.uri] == []
+    assert [one for one in doors.ledger().held() if one.run == run.uri] == []
     assert run.status().state == "interrupted"

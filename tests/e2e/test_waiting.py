@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import doors
 import pytest
 from airflow_client import AirflowClient, until
 from airflow_whole import STEPS_AN_EPOCH, run_of, whole_airflow, write_job, write_pool
 
-from trainwright.tasks import step
 from trainwright.tasks.leases.ledger import Heartbeat, Holder
 from trainwright.tasks.leases.queue import Queue
 from trainwright.tasks.runs.artefacts import Result
@@ -33,11 +33,11 @@ def test_a_run_waits_deferred_and_goes_on_and_a_revoked_training_loses_no_step(
     airflow: AirflowClient, tmp_path: Path
 ) -> None:
     devices = [device.resource for device in load_pool(str(write_pool(tmp_path))).devices()]
-    queue, me = Queue(step.ledger()), Holder("test", os.getpid())
+    queue, me = Queue(doors.ledger()), Holder("test", os.getpid())
     token = queue.take("test", me, devices, priority=9)
     assert token is not None
 
-    with Heartbeat(step.ledger(), "test", devices, holder=me.name, token=token):
+    with Heartbeat(doors.ledger(), "test", devices, holder=me.name, token=token):
         low = airflow.start(job=str(write_job(tmp_path, "low", EPOCHS)))
         airflow.reached(low, "allocate", "deferred")
         time.sleep(8)  # longer than between two looks
@@ -48,7 +48,7 @@ def test_a_run_waits_deferred_and_goes_on_and_a_revoked_training_loses_no_step(
     assert [(one.run, place) for place, (one, _) in enumerate(queue.waiting())] == [
         (run_of("low").uri, 0)
     ]  # type: ignore[union-attr]
-    step.ledger().release("test", devices, token=token)
+    doors.ledger().release("test", devices, token=token)
     low_run = until(
         "low trains",
         lambda: (found := run_of("low")) and files.list_states(found.objects) and found,
@@ -62,7 +62,7 @@ def test_a_run_waits_deferred_and_goes_on_and_a_revoked_training_loses_no_step(
     until("low gave way", lambda: asked() == "interrupted")
     rival = queue.take("rival", me, devices, priority=5)
     assert rival is not None
-    with Heartbeat(step.ledger(), "rival", devices, holder=me.name, token=rival):
+    with Heartbeat(doors.ledger(), "rival", devices, holder=me.name, token=rival):
         kept = files.list_states(low_run.objects)[-1].step
         assert 0 < kept < EPOCHS * STEPS_AN_EPOCH
         time.sleep(8)
@@ -70,11 +70,11 @@ def test_a_run_waits_deferred_and_goes_on_and_a_revoked_training_loses_no_step(
         assert (
             airflow.state(low, "train") == "deferred"
         )  # no worker's slot while it trains, nor while it waits
-    step.ledger().release("rival", devices, token=rival)
+    doors.ledger().release("rival", devices, token=rival)
     until("low is done", lambda: airflow("GET", low)["state"] in ("success", "failed"))
     assert airflow("GET", low)["state"] == "success"
     assert low_run.read(Result).resumed_from_step == kept
     steps = [row["step"] for row in read_rows(low_run.objects, "steps-rank0")]
     assert steps == list(range(EPOCHS * STEPS_AN_EPOCH))
-    assert step.ledger().held() == []
+    assert doors.ledger().held() == []
     assert queue.waiting() == []

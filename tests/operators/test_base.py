@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import doors
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 from finished_run import finished_training, sealed_run
@@ -17,7 +18,6 @@ from trainwright.tasks.errors import BadInput
 from trainwright.tasks.leases.ledger import Holder, Ledger
 from trainwright.tasks.runs.artefacts import Result, Status
 from trainwright.tasks.runs.run import list_runs
-from trainwright.tasks.settings import settings
 
 
 def _job(folder: Path) -> dict[str, Any]:
@@ -40,21 +40,21 @@ def test_a_dag_that_trains_again_does_not_get_the_first_runs_model(
     job = _job(tmp_path)
     first = TrainOperator(task_id="train", job=job, store=store).open(context("first day"))
     first.write(finished_training((tmp_path / "other").as_uri()).read(Result))
-    Ledger(settings().ledger_url).release(first.uri)
+    Ledger(doors.settings().ledger_url).release(first.uri)
     opened = TrainOperator(task_id="train", job=job, store=store).open(context("second day"))
     assert opened.uri != first.uri
-    assert [lease.run for lease in Ledger(settings().ledger_url).held()] == [opened.uri]
+    assert [lease.run for lease in Ledger(doors.settings().ledger_url).held()] == [opened.uri]
 
 
 def test_the_steps_of_one_dag_run_share_a_run(home: Path, tmp_path: Path) -> None:
     store = (tmp_path / "store").as_uri()
     job = _job(tmp_path)
     first = ExtractOperator(task_id="extract", job=job, store=store).open(context("day"))
-    Ledger(settings().ledger_url).release(first.uri)
+    Ledger(doors.settings().ledger_url).release(first.uri)
     assert (
         TrainOperator(task_id="train", job=job, store=store).open(context("day")).uri == first.uri
     )
-    assert len(list(list_runs(store, "small"))) == 1
+    assert len(list(list_runs(store, doors.settings(), "small"))) == 1
 
 
 def test_an_operator_without_run_and_job_says_so(home: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_run_that_ended_well_is_analysed_again_while_its_job_trains_and_its_st
     )
     run.note(state="success", step=None)
     before = run.objects.get(Status.FILE)
-    ledger = Ledger(settings().ledger_url)
+    ledger = Ledger(doors.settings().ledger_url)
     ledger.take([run.hold], Holder("who trains now"), "another run")
     if damaged:
         run.objects.put(Result.FILE, b"{")

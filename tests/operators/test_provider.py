@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import airflow
+import doors
 import jsonschema
 import pytest
 from airflow.sdk import Connection
@@ -38,10 +39,10 @@ from trainwright.operators.hooks import (
 )
 from trainwright.operators.provider import get_provider_info
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.settings import overridden, settings
+from trainwright.tasks.settings import overridden
 from trainwright.tasks.spec.pool import Ssh
 from trainwright.tasks.ssh import ssh_command
-from trainwright.tasks.storage.objects import open_store
+from trainwright.tasks.storage.connect import open_store
 
 LOOK = """
 import json, pkgutil, importlib, sys, warnings
@@ -142,7 +143,7 @@ def test_a_store_connection_takes_the_place_of_the_environment_and_leaves_it_as_
     monkeypatch.setenv("TRAINWRIGHT_S3_SECRET_KEY", "wrong")
     before = dict(os.environ)
     with connected({"store_conn_id": "my_store"}):
-        store = open_store(settings().store)
+        store = open_store(doors.settings().store)
         store.put("a", b"1")
         assert (store.uri, store.get("a")) == ("s3://by-connection/here", b"1")
     assert dict(os.environ) == before
@@ -164,8 +165,8 @@ def test_a_store_connection_without_a_store_has_the_keys_of_the_configured_one(
     monkeypatch.setenv("AIRFLOW_CONN_MY_STORE", json.dumps(connection))
     monkeypatch.setenv("TRAINWRIGHT_S3_SECRET_KEY", "wrong")
     with connected({"store_conn_id": "my_store"}):
-        open_store(settings().store).put("a", b"1")
-        assert settings().store == "s3://by-configuration/here"
+        open_store(doors.settings().store).put("a", b"1")
+        assert doors.settings().store == "s3://by-configuration/here"
     assert StoreHook("my_store").test_connection() == (True, "the store answers")
 
 
@@ -174,7 +175,7 @@ def test_a_store_connection_without_keys_is_told_and_no_others_keys_are_used() -
     with pytest.raises(BadInput, match="connection c: needs endpoint, access key and secret key"):
         StoreHook.variables(connection, {"store": "s3://bucket"})
     with overridden(StoreHook.variables(connection, {"store": "file:///f"})):
-        assert settings().s3_credentials() is None
+        assert doors.settings().s3_credentials() is None
 
 
 @given(st.text(min_size=1, max_size=30), st.text(min_size=1, max_size=30))
@@ -313,8 +314,8 @@ def test_airflows_configuration_speaks_where_the_environment_is_silent(
     monkeypatch.setenv("AIRFLOW__TRAINWRIGHT__STORE", "file:///by-airflow")
     monkeypatch.setenv("TRAINWRIGHT_STORE", "file:///by-variable")
     with connected({}):
-        assert settings().store == "file:///by-variable"
+        assert doors.settings().store == "file:///by-variable"
     monkeypatch.delenv("TRAINWRIGHT_STORE")
     with connected({}):
-        assert settings().store == "file:///by-airflow"
+        assert doors.settings().store == "file:///by-airflow"
     os.environ.pop("TRAINWRIGHT_STORE")  # as long as the process lives, elsewhere

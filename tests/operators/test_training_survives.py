@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import doors
 import psutil
 import pytest
 from airflow_whole import write_job
 
-from trainwright.tasks import step, steps
 from trainwright.tasks.errors import Interrupted
 from trainwright.tasks.leases.ledger import Holder
 from trainwright.tasks.runs.artefacts import Plan
@@ -76,7 +76,7 @@ def newest(run: Run) -> int:
 def run(stack: Path, tmp_path: Path) -> Iterator[Run]:
     """A run that is planned and has its devices, whose training takes minutes."""
     job = write_job(tmp_path, "survivor", 2000)
-    run = steps.open_for(
+    run = doors.open_for(
         load_job(job), Holder(OWNER), store=(tmp_path / "store").as_uri(), new=True
     )
     try:
@@ -119,7 +119,7 @@ def test_a_killed_worker_is_followed_by_one_that_attaches_and_a_killed_launcher_
     assert second.wait(300) != 0  # Interrupted: what a retry mends
     with pytest.raises(Interrupted, match="ended without a word"):
         background.raise_failure(run)
-    assert step.ledger().held("device ") == []
+    assert doors.ledger().held("device ") == []
     third = start_worker(run)
     until("training has gone on", lambda: newest(run) > reached)
     log = (run.work_folder() / "logs" / "launcher.log").read_text()
@@ -135,13 +135,13 @@ def test_a_killed_worker_is_followed_by_one_that_attaches_and_a_killed_launcher_
         ),
         60,
     )
-    assert step.ledger().held() == []
+    assert doors.ledger().held() == []
     assert run.status().state == "interrupted"
     assert newest(run) > reached
 
 
 def test_of_two_launchers_started_at_once_one_trains(run: Run) -> None:
-    steps.do(run, "allocate")
+    doors.do(run, "allocate")
     command = [sys.executable, "-m", "trainwright.tasks.train.launcher.background", run.uri, OWNER]
     both = [subprocess.Popen(command, start_new_session=True) for _ in range(2)]
     until("one gave way", lambda: any(one.poll() is not None for one in both))
@@ -155,7 +155,7 @@ def test_of_two_launchers_started_at_once_one_trains(run: Run) -> None:
     assert background.stop_unfollowed(run, OWNER)
     assert ranks(run) == []
     assert alive.wait(60) == 130
-    assert step.ledger().held() == []
+    assert doors.ledger().held() == []
 
 
 def launch(run: Run) -> subprocess.Popen[bytes]:
@@ -183,15 +183,15 @@ def stop_late(run: Run, owner: str) -> bool:
 
 
 def of_run(run: Run) -> dict[str, int]:
-    return {lease.resource: lease.token for lease in step.ledger().held() if lease.run == run.uri}
+    return {lease.resource: lease.token for lease in doors.ledger().held() if lease.run == run.uri}
 
 
 def test_a_launcher_that_slept_past_its_lease_leaves_its_successor_alone(run: Run) -> None:
-    steps.do(run, "allocate")
+    doors.do(run, "allocate")
     sleeper = launch(run)
     until("training", lambda: newest(run) >= EVERY, 500)
     os.kill(sleeper.pid, signal.SIGSTOP)
-    step.ledger().renew(run.uri, of_run(run), ttl_s=0)  # as a minute later
+    doors.ledger().renew(run.uri, of_run(run), ttl_s=0)  # as a minute later
     reached = newest(run)
     successor = launch(run)
     until("the successor trains", lambda: newest(run) > reached, 500)
@@ -217,7 +217,7 @@ def test_a_launcher_that_slept_past_its_lease_leaves_its_successor_alone(run: Ru
 def test_a_launcher_elsewhere_saves_a_checkpoint_and_ends_before_its_devices_are_free(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps.do(run, "allocate")
+    doors.do(run, "allocate")
     process = launch(run)
     until("training", lambda: newest(run) >= EVERY, 500)
     with monkeypatch.context() as patch:

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import doors
 import torch
 
 from trainwright.estimator.curves import Affine, DeviceCurve, Interval
@@ -43,7 +44,7 @@ def interval(median: float) -> Interval:
 
 def begin_run(store: str, name: str, number: int, **train: Any) -> Run:
     """A run that was started; the greater `number`, the later."""
-    run = Run(f"{store}/runs/{name}/20260101T{number:06d}Z-abcdef")
+    run = doors.run_at(f"{store}/runs/{name}/20260101T{number:06d}Z-abcdef")
     job = {
         "name": name,
         "data": {"uri": "builtin:digits"},

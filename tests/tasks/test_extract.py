@@ -11,14 +11,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import doors
 import psutil
 import pytest
 
 from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace.source import BatchSpec
-from trainwright.tasks import alone
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.extract import extract
+from trainwright.tasks.extract import extract, extract_model
+from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.job import Optimizer
 
 IMAGES = BatchSpec(
@@ -38,12 +39,16 @@ def example_batch(size):
     return torch.rand(size, 1, 8, 8), torch.randint(0, 10, (size,))
 """
 
+LIMITS = Settings().extract_limits()
+
 
 def _extract(
     folder: Path, code: str, config: dict[str, Any] | None = None, **options: Any
 ) -> Structure:
     (folder / "model.py").write_text(HEAD + textwrap.dedent(code))
-    return extract(folder, "model.py", config or {}, **{"batch_spec": IMAGES, **options})
+    return extract(
+        folder, "model.py", config or {}, **{"batch_spec": IMAGES, "limits": LIMITS, **options}
+    )
 
 
 def _refusal(folder: Path, code: str, config: dict[str, Any] | None = None, **options: Any) -> str:
@@ -87,7 +92,7 @@ def test_modules_beside_the_source_and_its_own_batch_and_loss_are_used(tmp_path:
 def test_a_relative_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.py").write_text(HEAD + GOOD)
     monkeypatch.chdir(tmp_path)
-    assert extract(Path(), "model.py", {}, batch_spec=IMAGES).parameters > 0
+    assert extract(Path(), "model.py", {}, batch_spec=IMAGES, limits=LIMITS).parameters > 0
 
 
 def test_the_process_gets_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +190,7 @@ def test_what_is_no_file_beside_the_source_is_passed_over(tmp_path: Path) -> Non
     (tmp_path / "folder.py").mkdir()
     (tmp_path / "dangling.py").symlink_to(tmp_path / "nowhere.py")
     os.mkfifo(tmp_path / "pipe.py")
-    assert alone.extract_model(str(source)).parameters == 10
+    assert extract_model(str(source), doors.settings()).parameters == 10
 
 
 def test_an_example_batch_must_be_as_large_as_asked_for(tmp_path: Path) -> None:
@@ -220,7 +225,7 @@ def test_without_data_a_source_needs_an_example_batch(tmp_path: Path) -> None:
 def test_a_model_that_never_ends_is_stopped_and_no_process_stays(tmp_path: Path) -> None:
     code = "import time\ndef build_model():\n    time.sleep(3600)"
     before = set(psutil.Process().children(recursive=True))
-    assert "not traced within 4 s; does it end?" in _refusal(tmp_path, code, timeout_s=4)
+    assert "not traced within 4 s; does it end?" in _refusal(tmp_path, code, limits=(4, 12 * 2**30))
     deadline = time.monotonic() + 60
     while set(psutil.Process().children(recursive=True)) - before and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -257,7 +262,7 @@ def test_why_a_model_does_not_end_is_told_where_it_is_known(
 
     monkeypatch.setattr(subprocess, "Popen", Patient)
     code = "import os, sys, time\ndef build_model():\n" + code.format(reached=str(reached))
-    assert says in _refusal(tmp_path, code, timeout_s=1)
+    assert says in _refusal(tmp_path, code, limits=(1, 12 * 2**30))
 
 
 def test_a_model_that_writes_without_end_fills_neither_disk_nor_memory(
@@ -282,7 +287,7 @@ def test_a_model_that_writes_without_end_fills_neither_disk_nor_memory(
     looking = threading.Thread(target=look)
     looking.start()
     try:
-        assert "not traced within 8 s" in _refusal(tmp_path, code, timeout_s=8)
+        assert "not traced within 8 s" in _refusal(tmp_path, code, limits=(8, 12 * 2**30))
     finally:
         ended.set()
         looking.join()
@@ -297,5 +302,5 @@ def test_the_last_words_of_a_model_that_said_much_are_told(tmp_path: Path) -> No
 
 def test_a_model_that_takes_too_much_memory_is_stopped(tmp_path: Path) -> None:
     code = "def build_model():\n    kept = bytearray(2**40)\n    return nn.Linear(1, 1)"
-    message = _refusal(tmp_path, code, memory_limit_bytes=6 * 2**30)
+    message = _refusal(tmp_path, code, limits=(120.0, 6 * 2**30))
     assert "MemoryError" in message or "memory" in message

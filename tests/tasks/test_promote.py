@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import doors
 import pytest
 from finished_run import sealed_run
 from hypothesis import given
@@ -20,7 +21,6 @@ from trainwright.tasks.promote import (
     find_alias,
     promote,
 )
-from trainwright.tasks.runs.run import Run
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -114,7 +114,7 @@ def test_the_best_of_several_jobs_is_found_and_named(tmp_path: Path) -> None:
     assert (found["run"], found["metric"]) == (runs[1].uri, "loss")
     assert [one["run"] for one in found["ranking"]] == [runs[1].uri, runs[2].uri, runs[0].uri]
     assert (
-        promote(Run(found["run"]), "candidates", "best")["artefact"]
+        promote(doors.run_at(found["run"]), "candidates", "best")["artefact"]
         == "models/candidates/alias-best.json"
     )
     with pytest.raises(BadInput, match="candidates: no run"):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import doors
 import pytest
 import torch
 from finished_run import begin_run, finished_training, local_path, write_checkpoints, write_outcome
@@ -150,7 +151,7 @@ def test_sealing_again_with_other_content_is_refused_and_names_the_file(sealed: 
 def test_of_many_that_seal_at_once_all_get_the_one_manifest(store: str) -> None:
     run = finished_training(store)
     with ThreadPoolExecutor(8) as pool:
-        manifests = list(pool.map(lambda _: seal(Run(run.uri)), range(8)))
+        manifests = list(pool.map(lambda _: seal(doors.run_at(run.uri)), range(8)))
     assert set(map(Manifest.model_dump_json, manifests)) == {run.read(Manifest).model_dump_json()}
 
 

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from trainwright.tasks import progress
+from trainwright.tasks.units import amount, interval, seconds, size
 
 if TYPE_CHECKING:
     from trainwright.estimator.structure import Structure
@@ -27,59 +28,6 @@ out = Console(
 err = Console(stderr=True, highlight=False)
 
 _OF_POWER = ("energy_j", "cost")
-STEPS = (
-    "validate",
-    "extract",
-    "estimate",
-    "allocate",
-    "search_lr",
-    "train",
-    "release",
-    "store",
-    "analyze",
-)
-
-
-def seconds(value: float | None) -> str:
-    """0.0123 -> 12.3 ms, 75 -> 1 min 15 s."""
-    if value is None:
-        return "-"
-    if value < 1e-3:
-        return f"{value * 1e6:.0f} us"
-    if value < 1:
-        return f"{value * 1e3:.3g} ms"
-    if value < 60:
-        return f"{value:.1f} s"
-    minutes, rest = divmod(round(value), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
-def amount(value: float | None, unit: str = "") -> str:
-    """123456789 FLOP -> 123 MFLOP."""
-    if value is None:
-        return "-"
-    for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= scale:
-            return f"{value / scale:.3g} {prefix}{unit}".rstrip()
-    return f"{value:.3g} {unit}".rstrip()
-
-
-def size(value: float | None) -> str:
-    """Bytes, in powers of 1024."""
-    if value is None:
-        return "-"
-    for scale, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if value >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value:.0f} B"
-
-
-def interval(value: dict[str, float] | None, show: Any) -> str:
-    """median (low to high)."""
-    if value is None:
-        return "-"
-    return f"{show(value['median'])}  ({show(value['low'])} to {show(value['high'])})"
 
 
 def table(
@@ -178,7 +126,7 @@ def working(what: str) -> Iterator[None]:
         if event["event"] == "notice":
             err.print(f"note       {event['message']}", markup=False, soft_wrap=True)
 
-    with progress.heard_by(tell), err.status(what):
+    with progress.listening(tell), err.status(what):
         yield
 
 
@@ -305,7 +253,7 @@ def show_run(document: dict[str, Any]) -> None:
         columns = ("device", "batch", "own step time", "waited", "memory", "samples", "held by")
         table("devices", columns, used, right=(1, 2, 3, 4, 5))
     if document["steps"]:
-        known = [(name, document["steps"][name]) for name in STEPS if name in document["steps"]]
+        known = list(document["steps"].items())
         took = [(name, seconds(value)) for name, value in known] + [
             ("all", seconds(sum(value for _, value in known)))
         ]

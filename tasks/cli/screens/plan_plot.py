@@ -8,9 +8,9 @@ from pathlib import Path
 
 from trainwright.estimator.named_file import write_named
 from trainwright.tasks.cli.output import check_output
-from trainwright.tasks.cli.screens.console import amount, seconds
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.runs.artefacts import FrontPoint, Plan
+from trainwright.tasks.units import amount, seconds
 
 _MARK = "time against energy and cost, by trainwright plan"
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 420, 300, 70, 34, 44

@@ -10,7 +10,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
-from trainwright.tasks.cli.screens.console import amount, err, seconds, size
+from trainwright.tasks import chain
+from trainwright.tasks.cli.screens.console import err
 from trainwright.tasks.cli.screens.train_view import TrainView
 from trainwright.tasks.errors import Interrupted
 
@@ -99,7 +100,9 @@ class Watch:
                 f"{name:<10} {'stopped' if event['error']['kind'] == Interrupted.kind else 'failed'}"
             )
         elif name != "release":
-            self._line(f"{name:<10} {event['seconds']:6.1f} s  {_summary(name, event['summary'])}")
+            self._line(
+                f"{name:<10} {event['seconds']:6.1f} s  {chain.step(name).summary(event['summary'])}"
+            )
 
     def _update(self, event: dict[str, Any]) -> None:
         assert self._task is not None
@@ -126,31 +129,3 @@ class Watch:
 
     def _line(self, text: str) -> None:
         err.print(escape(text), soft_wrap=True)
-
-
-def _summary(name: str, event: dict[str, Any]) -> str:
-    if name == "validate":
-        return f"{event['rows']} rows meet {event['expectations']} expectations ({event['suite']})"
-    if name == "extract":
-        return f"{event['parameters']:,} parameters, {amount(event['forward_flops_per_sample'], 'FLOP')} a sample"
-    if name == "estimate":
-        learned = (
-            f", corrected by {event['learned_from']} earlier run(s)"
-            if event["learned_from"]
-            else ""
-        )
-        return f"{event['device_kinds']} kind(s) of device, {event['mode']}{learned}"
-    if name == "allocate":
-        split = ", ".join(f"{device} {batch}" for device, batch in event["devices"].items())
-        return f"global batch {event['global_batch_size']} ({split}), about {seconds(event['predicted_duration_s'])} of training"
-    if name == "search_lr":
-        low, high = event["interval"]
-        between = f"{low:.2g} to {high:.2g}, " if low < high else ""
-        return f"learning rate {event['learning_rate']:.3g} ({between}{event['source']})"
-    if name == "train":
-        return ", ".join(f"{metric} {value:.4f}" for metric, value in event["metrics"].items())
-    if name == "store":
-        return f"{event['files']} files, {size(event['bytes'])}, sealed and verified"
-    if name == "analyze":
-        return f"compared with {event['runs_compared']} earlier run(s)"
-    return ""

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trainwright.tasks.cli.screens.console import seconds, size
+from trainwright.tasks.units import seconds, size
 
 LINE_EVERY_S = 10.0
 """Between lines where there is no terminal to update."""

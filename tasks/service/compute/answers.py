@@ -11,10 +11,11 @@ from typing import Any
 
 from trainwright.estimator.predict.calibration import Calibration, parse
 from trainwright.estimator.structure import Structure
-from trainwright.tasks import alone
+from trainwright.tasks.allocate.preview import plan_structure
 from trainwright.tasks.errors import BadInput, Forbidden, TrainwrightError
+from trainwright.tasks.estimate.step import estimate_step
 from trainwright.tasks.runs.artefacts import DataSchema
-from trainwright.tasks.settings import settings
+from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.eligibility import usable
 from trainwright.tasks.spec.job import DataSpec, Job, require_share
 from trainwright.tasks.spec.pool import Device, Pool, load_pool
@@ -44,8 +45,9 @@ def error_document(error: TrainwrightError) -> str:
 
 
 def _estimate(request: dict[str, Any]) -> dict[str, Any]:
-    return alone.estimate_step(
+    return estimate_step(
         Structure.model_validate(request["structure"]),
+        Settings.from_environment(),
         batch_size=request["batch_size"],
         device_type=request["device_type"],
         calibration=_calibration(request["calibration"]) if request["calibration"] else None,
@@ -65,7 +67,9 @@ def _plan(request: dict[str, Any]) -> dict[str, Any]:
         _need_nothing_measured(usable(pool, job.devices), calibrations)
     schema = DataSchema.model_validate(request["schema"])
     structure = Structure.model_validate(request["structure"])
-    return alone.plan_structure(job, pool, schema, structure, calibrations).model_dump(mode="json")
+    return plan_structure(
+        job, pool, schema, structure, Settings.from_environment(), calibrations
+    ).model_dump(mode="json")
 
 
 def _need_nothing_measured(devices: list[Device], calibrations: list[Calibration]) -> None:
@@ -73,16 +77,15 @@ def _need_nothing_measured(devices: list[Device], calibrations: list[Calibration
     from trainwright.tasks.estimate.calibrate import cached, from_store
     from trainwright.tasks.estimate.link import link_file
 
-    given, store = (
-        {one.threads for one in calibrations if one.device_type == "cpu"},
-        settings().store,
-    )
+    settings = Settings.from_environment()
+    given = {one.threads for one in calibrations if one.device_type == "cpu"}
     for threads in {one.threads for one in devices if one.type == "cpu"} - given:
-        if not cached(threads).exists() and from_store(store, "cpu", threads) is None:
+        known = cached(threads, settings).exists()
+        if not known and from_store(settings.store, "cpu", threads, settings) is None:
             raise Forbidden(
                 f"calibrations: none for a CPU of {threads} thread(s); give one, or have it measured by who may start runs"
             )
-    if sum(one.local for one in devices) > 1 and not link_file().exists():
+    if sum(one.local for one in devices) > 1 and not link_file(settings).exists():
         raise Forbidden(
             "pool: the link between this machine's devices is not measured yet; that needs the right to start runs"
         )
@@ -90,8 +93,10 @@ def _need_nothing_measured(devices: list[Device], calibrations: list[Calibration
 
 def _schema(request: dict[str, Any]) -> dict[str, Any]:
     from trainwright.tasks.data import dataset
+    from trainwright.tasks.data.sources import localized
 
-    return dataset.describe(DataSpec.model_validate(request["data"])).model_dump(mode="json")
+    data = localized(DataSpec.model_validate(request["data"]), Settings.from_environment())
+    return dataset.describe(data).model_dump(mode="json")
 
 
 def _warm_up(_: dict[str, Any]) -> dict[str, Any]:

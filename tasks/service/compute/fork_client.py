@@ -14,7 +14,7 @@ from typing import Any, Literal
 from trainwright.infra.process import dying_with_parent
 from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.extract import of_memory
-from trainwright.tasks.settings import SERVICE_SECRETS, environment
+from trainwright.tasks.settings import SERVICE_SECRETS, Settings
 
 _PASSED_TO_MODELS = (
     "PATH",
@@ -38,9 +38,15 @@ class ForkClient:
     """A fork server, started at its first use and again when it died."""
 
     def __init__(
-        self, kind: Literal["trace", "compute"], *, timeout_s: float, memory_limit_bytes: int
+        self,
+        kind: Literal["trace", "compute"],
+        settings: Settings,
+        *,
+        timeout_s: float,
+        memory_limit_bytes: int,
     ) -> None:
         self.network = "not started"
+        self._settings = settings
         self._kind, self._timeout_s, self._memory = kind, timeout_s, memory_limit_bytes
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -143,7 +149,7 @@ class ForkClient:
         if self._kind == "compute":
             return {
                 name: value
-                for name, value in environment().items()
+                for name, value in self._settings.environment().items()
                 if name not in SERVICE_SECRETS.values()
             } | _THREADS
         passed = {name: os.environ[name] for name in _PASSED_TO_MODELS if name in os.environ}

@@ -22,7 +22,7 @@ from trainwright.tasks.runs.artefacts import (
 from trainwright.tasks.runs.listing import MOST_ROWS, Listing, RunRow
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.runs.summary import summary
-from trainwright.tasks.settings import settings
+from trainwright.tasks.settings import Settings
 from trainwright.tasks.train.record import live
 from trainwright.tasks.train.record.metrics import warm_up
 
@@ -36,7 +36,8 @@ class NotFound(BadInput):
 class Records:
     """Answers about the runs of the settings' store. Its work is done in threads: reading a store waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._listing: Listing | None = None
         self._parts = live.Parts()
 
@@ -77,7 +78,7 @@ class Records:
 
     def _list(self) -> Listing:
         if self._listing is None:
-            self._listing = Listing(settings().store)
+            self._listing = Listing(self._settings.store, self._settings)
         return self._listing
 
     def _runs(self, limit: int, after: str | None, job: str | None, holder: str | None) -> bytes:
@@ -89,7 +90,7 @@ class Records:
 
     def found(self, job: str, identifier: str) -> Run:
         """A run of the store. Raises NotFound."""
-        run = Run(f"{self._list().uri}/runs/{job}/{identifier}")
+        run = Run(f"{self._list().uri}/runs/{job}/{identifier}", self._settings)
         if not run.exists():
             raise NotFound(f"run: got {job}/{identifier}; there is no such run")
         return run

@@ -39,7 +39,7 @@ from typing import Any, BinaryIO
 from trainwright.estimator.interfaces import interface_of
 from trainwright.infra.memory_limit import kernel_oom_kills
 from trainwright.infra.process import dying_with_parent
-from trainwright.tasks.settings import settings
+from trainwright.tasks.settings import Settings
 from trainwright.tasks.train.channel import VARIABLE
 from trainwright.tasks.train.cpu_share import CpuShare, remove_stale_cgroups
 
@@ -56,7 +56,7 @@ class Node:
 
     def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
         self._source, self._sink, self._writing = source, sink, threading.Lock()
-        folder = settings().home / "nodes"
+        folder = Settings.from_environment().home / "nodes"
         folder.mkdir(parents=True, exist_ok=True)
         _remove_stale(folder)
         self.work = (

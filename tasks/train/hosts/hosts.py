@@ -78,7 +78,9 @@ class Hosts:
             next((host.python for host in self._pool.hosts if host.name == name), None)
             or sys.executable
         )
-        return Session(name, address, python, self._pool.ssh, self._folder)
+        return Session(
+            name, address, python, self._pool.ssh, self._folder, self._order.request.settings
+        )
 
     def _each(self, action: Callable[[Session], Any]) -> list[Any]:
         """Do it on all hosts at once. Raises what went wrong on the first of them."""
@@ -225,16 +227,12 @@ class Hosts:
     def _order_there(self, order: Order, session: Session) -> Order:
         """The order, as it reads on a host."""
         request, work = order.request, session.work
-        job = request.job.model_copy(
-            update={
-                "data": request.job.data.model_copy(update={"uri": self._data[session.address]})
-            }
-        )
+        data = request.job.data.model_copy(update={"uri": self._data[session.address]})
         return order.model_copy(
             update={
                 "request": request.model_copy(
                     update={
-                        "job": job,
+                        "data": data,
                         "source_folder": f"{work}/source",
                         "work_folder": work,
                         "run_uri": None,

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from trainwright.infra.process import dying_with_parent
 from trainwright.tasks.errors import ServiceUnreachable, TrainingFailed
+from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.pool import Ssh
 from trainwright.tasks.ssh import ssh_command, unreachable, why_ended
 from trainwright.tasks.train.hosts import versions
@@ -38,7 +39,7 @@ exec({facts!r})
 os.write(1, (json.dumps(facts()) + "\\n").encode())
 while (byte := os.read(0, 1)) != b"\\n":
     byte or sys.exit()
-from trainwright.tasks.train.node import main
+from trainwright.tasks.train.hosts.agent import main
 main()
 """
 Message = dict[str, Any]
@@ -67,9 +68,17 @@ class Child(Protocol):
 class Session:
     """A connection to a host. Made by a thread that lives as long: the kernel ties the connection's life to it."""
 
-    def __init__(self, name: str, address: str, python: str, login: Ssh, folder: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        python: str,
+        login: Ssh,
+        folder: Path,
+        settings: Settings,
+    ) -> None:
         self.name, self.address, self.python, self.work = name, address, python, ""
-        self._login = login
+        self._login, self._settings = login, settings
         self._folder, self._log = folder, folder / "logs" / f"host-{name}.log"
         self._children: dict[str, Child] = {}
         self._replies: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
@@ -80,7 +89,10 @@ class Session:
         one_line = (
             f"import base64; exec(base64.b64decode('{base64.b64encode(boot.encode()).decode()}'))"
         )
-        command = [*ssh_command(address, login), shlex.join([python, "-P", "-c", one_line])]
+        command = [
+            *ssh_command(address, settings, login),
+            shlex.join([python, "-P", "-c", one_line]),
+        ]
         with self._log.open("ab") as log:
             self._log_begins = log.tell()  # what an earlier connection wrote is before
             self._ssh = subprocess.Popen(
@@ -131,7 +143,7 @@ class Session:
         return dict(found)
 
     def _unreachable(self, why: str) -> ServiceUnreachable:
-        return unreachable(self.address, why, self.name, self._login, self.python)
+        return unreachable(self.address, why, self._settings, self.name, self._login, self.python)
 
     def _why_ended(self) -> str:
         code = self._ssh.wait()

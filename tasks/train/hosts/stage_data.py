@@ -15,14 +15,14 @@ from typing import Any
 from trainwright.tasks import progress
 from trainwright.tasks.data.sources import content_sha256, localized
 from trainwright.tasks.errors import BadInput, TrainwrightError
-from trainwright.tasks.settings import settings
+from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.job import DataSpec
 from trainwright.tasks.train.channel import RankChannel
 
 
 def cache_of(sha256: str) -> Path:
     """The folder under which this machine keeps a copy of data with this content."""
-    return settings().home / "data" / sha256
+    return Settings.from_environment().home / "data" / sha256
 
 
 def look(spec: DataSpec, sha256: str) -> str:
@@ -59,7 +59,7 @@ def _first_whole(spec: DataSpec, sha256: str, uris: list[str]) -> str:
     why: list[TrainwrightError] = []
     for uri in uris:
         try:
-            place = localized(spec.model_copy(update={"uri": uri}))
+            place = localized(spec.model_copy(update={"uri": uri}), Settings.from_environment())
             if content_sha256(place) == sha256:
                 return place.uri
             why.append(BadInput("it has another content than was validated"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from urllib.parse import urlsplit
 from trainwright.tasks import progress
 from trainwright.tasks.data.sources import content_sha256, files_of, localized, require_content
 from trainwright.tasks.errors import BadInput, TrainingFailed, from_document
-from trainwright.tasks.settings import settings
+from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.job import DataSpec
 from trainwright.tasks.spec.pool import LOCAL_ADDRESSES
 from trainwright.tasks.train.hosts.session import Session
@@ -28,12 +27,13 @@ class Preloading:
     def __init__(self, session: Session, order: Order) -> None:
         self._session, self._words = session, queue.SimpleQueue[Message]()
         self._spec, self._sha256 = order.request.job.data, order.request.schema_.sha256
+        self._settings = order.request.settings
         self._log: list[str] = []
 
     def run(self) -> str:
         """Where the data is on the host. Raises BadInput, or ServiceUnreachable where S3 is, with the host and the URI."""
-        fetched = self._spec.uri.startswith("s3://") and not _embedded()
-        spec = self._spec if fetched else localized(self._spec)
+        fetched = self._spec.uri.startswith("s3://") and not _embedded(self._settings)
+        spec = self._spec if fetched else localized(self._spec, self._settings)
         found = self._look(spec, None)
         if found["kind"] == "missing" and not (fetched or spec.uri.startswith("builtin:")):
             found = self._look(spec, self._copy(spec))
@@ -87,7 +87,10 @@ class Preloading:
             f"{self._session.work}/{name}.json",
         ]
         self._session.start(
-            name, command, _s3_environment() if spec.uri.startswith("s3://") else {}, self
+            name,
+            command,
+            self._settings.s3_variables() if spec.uri.startswith("s3://") else {},
+            self,
         )
         found: Message | None = None
         while (word := self._words.get())["kind"] != "ended":
@@ -111,11 +114,7 @@ class Preloading:
         self._words.put({"kind": "ended", "lost": lost})
 
 
-def _embedded() -> bool:
+def _embedded(settings: Settings) -> bool:
     """Whether the S3 server is one that only this machine can reach."""
-    endpoint = settings().s3_endpoint
+    endpoint = settings.s3_endpoint
     return endpoint is None or urlsplit(endpoint).hostname in LOCAL_ADDRESSES
-
-
-def _s3_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith("TRAINWRIGHT_S3_")}

@@ -1,9 +1,11 @@
-"""Train in a process of its own, which outlives whoever started it: followed, attached to again, or stopped from anywhere.
+"""Training in a process of its own, which outlives whoever started it: follow it, attach again, or stop it.
 
-`python -m trainwright.tasks.train.launcher.background RUN HOLDER [REPLAY]` takes the right to launch this run (a
-lease that ends with the process), so that there is never a second one, and trains
-from the newest checkpoint. Who takes that lease from it stops it.
-How it ended is in the run's folder: result.json, or the error in status.json.
+`python -m trainwright.tasks.train.launcher.background RUN HOLDER [REPLAY]` takes the right to launch this
+run and trains from the newest checkpoint. That right is a lease that ends with the process, so there is
+never a second one; whoever takes the lease from it stops it. How training ended is in the run's folder:
+result.json, or the error in status.json.
+
+If the hold on the run ends with a process of this machine (`trainwright run`), so does the training.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ import threading
 import time
 
 from trainwright.infra.airflow import training_service
-from trainwright.tasks import step, steps
+from trainwright.tasks import chain
+from trainwright.tasks.context import RunContext
 from trainwright.tasks.errors import (
     BadInput,
     Interrupted,
@@ -30,53 +33,45 @@ from trainwright.tasks.errors import (
     from_document,
 )
 from trainwright.tasks.leases.launch_right import host_of, on_this_machine, own_name, resource
-from trainwright.tasks.leases.ledger import Holder
+from trainwright.tasks.leases.ledger import Holder, Ledger
+from trainwright.tasks.leases.tables import process_started
 from trainwright.tasks.runs.artefacts import Result
 from trainwright.tasks.runs.run import Run
-from trainwright.tasks.settings import settings
+from trainwright.tasks.settings import Settings
 
 START_TIMEOUT_S = 120.0
 LOOK_EVERY_S = 1.0
 GRACE_S = 7.0
-"""once it is told to stop: for the ranks' last step and checkpoint; whoever ends a task has its ranks gone in 10 s"""
+"""For the ranks' last step and checkpoint after a stop: whoever ends a task has its ranks gone in 10 s."""
 _LOGS = "logs"
 _log = logging.getLogger("trainwright")
 
 
 def launcher(run: Run) -> str | None:
-    """The name of the process that trains this run; None where none does."""
-    found = [
-        lease.holder
-        for lease in step.ledger().held(resource(run.uri))
-        if lease.resource == resource(run.uri)
-    ]
-    return found[0] if found else None
+    """The name of the process that trains this run; None if no process does."""
+    name = resource(run.uri)
+    held = Ledger(run.settings.ledger_url).held(name)
+    return next((lease.holder for lease in held if lease.resource == name), None)
 
 
-def start(run: Run, owner: str, replay: str | None = None) -> None:
-    """Start the process, unless one is there; return once it has the right to launch, or has ended.
+def start(context: RunContext) -> None:
+    """Start the process unless one runs; return once it has the right to launch, or has ended.
 
-    `owner` is in whose name the run and its devices are held. Raises ServiceUnreachable where it did not come up in time.
+    Raises ServiceUnreachable if it does not come up in time.
     """
+    run = context.run
     if launcher(run) is not None:
         return
     run.note(state="running", error=None)
     logs = run.work_folder() / _LOGS
     logs.mkdir(exist_ok=True)
-    inherited = {
-        name: value for name, value in os.environ.items() if name != "TRAINWRIGHT_PROGRESS"
-    }
-    environment = training_service(settings().home).adopt(inherited)
+    arguments = [run.uri, context.holder.name]
+    if context.replay is not None:
+        arguments.append(context.replay.uri)
+    environment = training_service(run.settings.home).adopt(run.settings.environment())
     with (logs / "launcher.log").open("ab") as log:
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "trainwright.tasks.train.launcher.background",
-                run.uri,
-                owner,
-                *([replay] if replay else []),
-            ],
+            [sys.executable, "-m", "trainwright.tasks.train.launcher.background", *arguments],
             env=environment,
             cwd=run.work_folder(),
             stdin=subprocess.DEVNULL,
@@ -89,37 +84,40 @@ def start(run: Run, owner: str, replay: str | None = None) -> None:
         if time.monotonic() > until:
             process.kill()
             raise ServiceUnreachable(
-                f"training process: not up in {START_TIMEOUT_S:g} s; its log is {logs / 'launcher.log'}"
+                f"training process: not up within {START_TIMEOUT_S:g} s; "
+                f"its log is {logs / 'launcher.log'}"
             )
-        time.sleep(0.1)
+        time.sleep(0.05)
 
 
 def raise_failure(run: Run) -> None:
-    """After the process has ended: raise what it ended with; nothing where training is done."""
+    """After the process has ended: raise its error; returns if training is done."""
     if run.has(Result):
         return
     error = run.status().error
     if error is not None:
         raise from_document(error)
     raise Interrupted(
-        f"{run.uri}: the training process ended without a word; it goes on from the newest checkpoint when tried again"
+        f"{run.uri}: the training process exited without reporting an error; a retry continues "
+        "from the newest checkpoint"
     )
 
 
-def stop(run: Run, owner: str) -> bool:
-    """Stop the process, wherever it runs, and free what the run holds; whether there was one.
+def stop(context: RunContext) -> bool:
+    """Stop the process, wherever it runs, and free what the run holds. Returns whether there was one.
 
-    It ends with a checkpoint where step and checkpoint take no longer than GRACE_S. On this machine it is gone when this returns,
-    and keeps its right to launch until then: no other is started beside it, and whoever stops it too waits as long.
-    Elsewhere it learns within LOOK_EVERY_S that it lost its lease; its devices are freed when it has ended, or must have, whoever
-    of several told it to.
+    It ends with a checkpoint if step and checkpoint take no longer than GRACE_S. On this machine it is
+    gone when this returns, and keeps its right to launch until then: no other is started beside it, and a
+    second caller waits as long. On another machine it notices within LOOK_EVERY_S that it lost its lease;
+    this returns when its devices are free, or when it must have ended.
     """
+    run, ledger = context.run, context.ledger
     name = launcher(run)
     if name is None:
-        _wait_for_another(run, owner)
+        _wait_for_another_stop(context)
     elif host_of(name) != socket.gethostname():
-        step.ledger().release(run.uri, [resource(run.uri)])
-        _wait_for_devices(run, owner)
+        ledger.release(run.uri, [resource(run.uri)])
+        _wait_for_devices(context)
     elif (process := on_this_machine(name)) is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGTERM)
@@ -129,138 +127,158 @@ def stop(run: Run, owner: str) -> bool:
         if on_this_machine(name) is not None:
             os.kill(process, signal.SIGKILL)  # ranks end with it
     if name is not None:
-        step.ledger().release(run.uri, [resource(run.uri)], holder=name)
-    step.ledger().release(run.uri, holder=owner)
+        ledger.release(run.uri, [resource(run.uri)], holder=name)
+    ledger.release(run.uri, holder=context.holder.name)
     if name is not None and run.status().state == "running":
-        error = Interrupted("stopped on request; it goes on from the newest checkpoint")
+        error = Interrupted("stopped on request; it continues from the newest checkpoint")
         run.note(state="interrupted", step="train", error=error.document())
     return name is not None
 
 
-def stop_unfollowed(run: Run, owner: str) -> bool:
-    """Stop the process where it works on the run in this owner's name, whose task has ended; whether there was one.
+def stop_unfollowed(context: RunContext) -> bool:
+    """Stop the process if it works for this holder, whose task has ended. Returns whether there was one.
 
-    A deferred task is stopped by its trigger. Where no triggerer lives when the task is ended, Airflow drops the trigger, and
-    nobody tells the process. Where a trigger is about it, this waits for the devices.
+    Normally a deferred task's trigger stops it. If no triggerer runs when the task is ended, Airflow drops
+    the trigger, and nobody stops the process. If a trigger is stopping it, this waits for the devices.
     """
-    if not any(
-        (lease.run, lease.holder) == (run.uri, owner) for lease in step.ledger().held(run.hold)
-    ):
+    run, me = context.run, context.holder.name
+    holds = context.ledger.held(run.hold)
+    if not any((lease.run, lease.holder) == (run.uri, me) for lease in holds):
         return False
     if launcher(run) is not None:
-        return stop(run, owner)
-    _wait_for_another(run, owner)
+        return stop(context)
+    _wait_for_another_stop(context)
     return False
 
 
-def _wait_for_another(run: Run, owner: str) -> None:
-    """Where nobody has the right to launch: it may have been taken, a moment ago, from a process elsewhere that still works."""
-    status = run.status()
-    if status.state == "running" and status.step in ("search_lr", "train") and not run.has(Result):
-        _wait_for_devices(run, owner)
+def _wait_for_another_stop(context: RunContext) -> None:
+    """Nobody has the right to launch: another stop may just have taken it from a process that still works."""
+    status = context.run.status()
+    working = status.state == "running" and status.step in ("search_lr", "train")
+    if working and not context.run.has(Result):
+        _wait_for_devices(context)
 
 
-def _wait_for_devices(run: Run, owner: str) -> None:
-    """Until a process elsewhere, which was told to end, has freed them, or must have ended."""
+def _wait_for_devices(context: RunContext) -> None:
+    """Wait until a process elsewhere, which was told to end, has freed its devices, or must have ended."""
+    run, me = context.run, context.holder.name
     until = time.monotonic() + LOOK_EVERY_S + GRACE_S + 2.0
     while time.monotonic() < until and any(
-        (lease.run, lease.holder) == (run.uri, owner) for lease in step.ledger().held("device ")
+        (lease.run, lease.holder) == (run.uri, me) for lease in context.ledger.held("device ")
     ):
         time.sleep(0.2)
 
 
 class Logs:
-    """What the launcher and the ranks of a run have written since it was last asked, line by line, across restarts of who asks.
+    """New lines of the launcher's and the ranks' logs, since the last call; also across restarts of the reader.
 
-    Live where the run's work folder is on this machine; otherwise the logs come into the run's folder when training ends.
+    Live if the run's work folder is on this machine. Otherwise the logs reach the run's folder when
+    training ends.
     """
 
     def __init__(self, run: Run) -> None:
         self._folder = run.work_folder()
-        self._place = self._folder / "relayed.json"
+        self._positions = self._folder / "relayed.json"
 
     def fresh(self) -> list[str]:
-        """The lines since, each with the name of who wrote it."""
+        """The new lines, each with the name of its log."""
         try:
-            places = json.loads(self._place.read_text())
+            positions = json.loads(self._positions.read_text())
         except (FileNotFoundError, ValueError):
-            places = {}
+            positions = {}
         lines = []
         for path in sorted((self._folder / _LOGS).glob("*.log")):
-            written, place = path.stat().st_size, int(places.get(path.name, 0))
+            written, position = path.stat().st_size, int(positions.get(path.name, 0))
+            begin = position if position <= written else 0
             with path.open("rb") as file:
-                file.seek(place if place <= written else 0)
+                file.seek(begin)
                 whole, _, _ = file.read().rpartition(b"\n")
-                places[path.name] = (place if place <= written else 0) + (
-                    len(whole) + 1 if whole else 0
-                )
-            lines += [
-                f"{path.stem}: {line}"
-                for line in whole.decode(errors="replace").splitlines()
-                if line.strip()
-            ]
+            positions[path.name] = begin + (len(whole) + 1 if whole else 0)
+            shown = whole.decode(errors="replace").splitlines()
+            lines += [f"{path.stem}: {line}" for line in shown if line.strip()]
         if lines:
-            self._place.write_text(json.dumps(places))
+            self._positions.write_text(json.dumps(positions))
         return lines
 
 
-def main(run_uri: str, owner: str, replay: str | None = None) -> int:
+class _Launch:
+    """This process, as the one that trains a run."""
+
+    def __init__(self, run: Run, holder: str, replay: Run | None) -> None:
+        self._run, self._name = run, own_name()
+        self._right = [resource(run.uri)]
+        self._context = RunContext.attach(run, holder, replay=replay, may_act=self._take_right)
+
+    def train(self) -> int:
+        """Train, if no other process does; the exit code."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: self._context.stop.set())
+        if not self._take_right():
+            return 0
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        code = 1
+        try:
+            chain.do(self._context, "train")
+            code = 0
+        except TrainwrightError as error:
+            code = error.exit_code
+            _log.error("%s: %s", error.kind, error)
+        except BaseException:
+            _log.exception("training failed")
+            raise
+        finally:
+            self._end(failed=code != 0)
+        return code
+
+    def _take_right(self) -> bool:
+        """Take or keep the right to launch. Returns whether this process has it."""
+        try:
+            self._context.ledger.take(self._right, Holder(self._name, os.getpid()), self._run.uri)
+        except RunHeld as held:
+            _log.info("%s", held)
+            return False
+        return True
+
+    def _end(self, *, failed: bool) -> None:
+        """Release the right to launch; if training failed, first what the run holds.
+
+        Not if a successor has the right, and with it what the run holds.
+        """
+        ledger = self._context.ledger
+        if failed and self._take_right():
+            ledger.release(self._run.uri, holder=self._context.holder.name)
+        ledger.release(self._run.uri, self._right, holder=self._name)
+
+    def _watch(self) -> None:
+        """Renew the right to launch; stop on a signal, without the right, or when the holder has ended.
+
+        Ends the process if it does not stop in time.
+        """
+        stop = self._context.stop
+        while not stop.wait(LOOK_EVERY_S):
+            with contextlib.suppress(ServiceUnreachable):
+                if not self._context.ledger.renew(self._run.uri, self._right, holder=self._name):
+                    _log.info("another process took the right to launch this run: stopping")
+                    stop.set()
+            pid = self._context.holder.pid
+            if pid is not None and process_started(pid) is None:
+                _log.info("%s has ended: stopping", self._context.holder.name)
+                stop.set()
+        time.sleep(GRACE_S)
+        _log.warning("not stopped within %g s: ending; the newest checkpoint stays", GRACE_S)
+        with contextlib.suppress(ServiceUnreachable):
+            self._end(failed=True)
+        os._exit(130)  # ranks end with their parent
+
+
+def main(run_uri: str, holder: str, replay: str | None = None) -> int:
     """Train; the exit code."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: step.stop.set())
-    run, name = Run(run_uri), own_name()
-    if not _launches(run, name):
-        return 0
-    me = step.act_as(Holder(owner), lambda: _launches(run, name))
-    threading.Thread(target=_obey, args=(run, name, me.name), name="obey", daemon=True).start()
-    code = 0
-    try:
-        steps.do(run, "train", replay)
-    except TrainwrightError as error:
-        code = error.exit_code
-        _log.error("%s: %s", error.kind, error)
-    except BaseException:
-        code = 1
-        _log.exception("training failed")
-        raise
-    finally:
-        _end(run, name, me.name if code != 0 else None)
-    return code
-
-
-def _launches(run: Run, name: str) -> bool:
-    """Whether the right to launch is this process's, or free and now its; not where another has it."""
-    try:
-        step.ledger().take([resource(run.uri)], Holder(name, os.getpid()), run.uri)
-    except RunHeld as held:
-        _log.info("%s", held)
-        return False
-    return True
-
-
-def _end(run: Run, name: str, owner: str | None) -> None:
-    """Give back the right to launch, and before it what an `owner` holds for the run: unless a successor holds it by now."""
-    if owner is not None and _launches(run, name):
-        step.ledger().release(run.uri, holder=owner)
-    step.ledger().release(run.uri, [resource(run.uri)], holder=name)
-
-
-def _obey(run: Run, name: str, owner: str) -> None:
-    """Keep the right to launch; stop when told to, by a signal or by losing it; and then in time."""
-    ledger = step.ledger()
-    while not step.stop.wait(LOOK_EVERY_S):
-        with contextlib.suppress(ServiceUnreachable):
-            if not ledger.renew(run.uri, [resource(run.uri)], holder=name):
-                _log.info("the right to launch this run was taken away: stopping")
-                step.stop.set()
-    time.sleep(GRACE_S)
-    _log.warning("not stopped in %g s: ending the process; the newest checkpoint stays", GRACE_S)
-    with contextlib.suppress(ServiceUnreachable):
-        _end(run, name, owner)
-    os._exit(130)  # ranks end with their parent
+    settings = Settings.from_environment()
+    replayed = Run(replay, settings) if replay is not None else None
+    return _Launch(Run(run_uri, settings), holder, replayed).train()
 
 
 if __name__ == "__main__":

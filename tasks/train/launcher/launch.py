@@ -220,7 +220,9 @@ def _check_plan(request: TrainRequest) -> None:
             f"plan.strategy: got {name!r}; allowed where trainwright trains: {DATA_PARALLEL}"
         )
     if any(device.local for device in request.plan.devices):  # hosts look for themselves
-        require_content(request.job.data, content_sha256(request.job.data), request.schema_.sha256)
+        require_content(
+            request.job.data, content_sha256(request.local_data), request.schema_.sha256
+        )
 
 
 def _keep_files(store: ObjectStore, work: Path) -> None:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,36 +21,31 @@ _TIME = len('{"at": "2026-01-01T00:00:00.000000+00:00"')
 _KINDS = frozenset({"ranks", "rank", "world", "split", "epoch", "checkpoint", "back", "notice"})
 
 
-def recorder(work: Path) -> Callable[[dict[str, Any]], None]:
+@dataclass(frozen=True)
+class Recorder:
     """A listener to progress that appends what happens to the work folder's file."""
-    path = work / KEY
-    path.parent.mkdir(parents=True, exist_ok=True)
 
-    def record(event: dict[str, Any]) -> None:
+    work: Path
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Append an event, if it is of a kind that is kept."""
         if event["event"] in _KINDS:
+            path = self.work / KEY
+            path.parent.mkdir(parents=True, exist_ok=True)
             at = datetime.now(UTC).isoformat(timespec="microseconds")
             with path.open("a") as file:
                 file.write(json.dumps({"at": at, **event}, default=str) + "\n")
 
-    return record
-
-
-_recorded: set[Path] = set()
-"""work folders"""
-
 
 @contextlib.contextmanager
 def recording(work: Path) -> Iterator[None]:
-    """While the block runs, the work folder's file gets what happens: once, where blocks are nested."""
-    if work in _recorded:
+    """While the block runs, events go to the work folder's file; once, also if blocks are nested."""
+    recorder = Recorder(work)
+    if progress.has_listener(recorder):
         yield
         return
-    _recorded.add(work)
-    try:
-        with progress.heard_by(recorder(work)):
-            yield
-    finally:
-        _recorded.remove(work)
+    with progress.listening(recorder):
+        yield
 
 
 def fetch(store: ObjectStore, work: Path) -> None:

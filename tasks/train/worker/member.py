@@ -21,6 +21,7 @@ from trainwright.estimator.memory.freed_memory import map_blocks
 from trainwright.tasks.data import dataset as data
 from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.runs.artefacts import PlannedDevice
+from trainwright.tasks.settings import Settings
 from trainwright.tasks.train.channel import Channel, RankChannel
 from trainwright.tasks.train.cpu_share import join_cgroup
 from trainwright.tasks.train.exchange.collective import SUM_S, PeersLost
@@ -46,7 +47,7 @@ def main(order_path: Path, place: str) -> int:
     channel: Channel = alone or RankChannel()
     training = None
     try:
-        order = Order.model_validate_json(order_path.read_text())
+        order = Order.read(order_path, Settings.from_environment())
         if alone is not None:
             order = alone.begin(order)
         dataset = standing_back(_load, order) if place == SPARE else _load(order)
@@ -97,7 +98,7 @@ def _load(order: Order) -> data.Dataset:
         warm_up()
         for name in ("safetensors.torch", "torch.utils.tensorboard"):
             importlib.import_module(name)
-    return data.load(order.request.job.data)
+    return data.load(order.request.local_data)
 
 
 def _take_part(training: Training, peers: Peers, channel: Channel, order: Order) -> None:

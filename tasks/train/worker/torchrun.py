@@ -28,7 +28,6 @@ from trainwright.tasks.leases.launch_right import own_name, resource
 from trainwright.tasks.leases.ledger import Heartbeat, Holder, Ledger
 from trainwright.tasks.runs.artefacts import Status
 from trainwright.tasks.runs.run import Run
-from trainwright.tasks.settings import settings
 from trainwright.tasks.train.channel import Computes, Message, Waits
 from trainwright.tasks.train.checkpoint import fence, files
 from trainwright.tasks.train.checkpoint.confirmations import Confirmations
@@ -103,10 +102,14 @@ class AloneChannel:
     def _take_over(self, request: TrainRequest) -> tuple[str | None, dict[str, Any]]:
         """Become the one who trains the run, until `close`; its checkpoint's folder, and what all ranks' orders are to say."""
         store, folder = request.store(), Path(request.work_folder) / "resume"
-        ledger, name, uri = Ledger(settings().ledger_url), own_name(), request.run_uri or store.uri
+        ledger, name, uri = (
+            Ledger(request.settings.ledger_url),
+            own_name(),
+            request.run_uri or store.uri,
+        )
         holds, run = [resource(uri)], None
         with contextlib.suppress(BadInput):  # a folder that is no run of a store
-            run = Run(uri)
+            run = Run(uri, request.settings)
             holds.append(run.hold)
         ledger.take(holds, Holder(name, os.getpid()), uri)
         self._held.callback(ledger.release, uri, holds, holder=name)

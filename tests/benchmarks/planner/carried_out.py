@@ -25,12 +25,13 @@ from typing import Any
 import yaml
 
 from trainwright.estimator.predict.energy import power_of
-from trainwright.tasks import alone
 from trainwright.tasks.allocate.plan.cost import CostModel
 from trainwright.tasks.allocate.plan.placement import Layout, Ranks
 from trainwright.tasks.allocate.planner import make_plan
+from trainwright.tasks.allocate.preview import predicted
 from trainwright.tasks.data import dataset
 from trainwright.tasks.runs.artefacts import Estimate, Plan, PlannedDevice
+from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Device, Pool
 from trainwright.tasks.train import TrainRequest, train
@@ -240,7 +241,7 @@ def main() -> None:
             os.environ["TRAINWRIGHT_STORE"] = (folder / "store").as_uri()
             os.environ.setdefault("TRAINWRIGHT_HOME", str(folder / "home"))
             job = job_of(folder, name, pool, batch, epochs, "time")
-            loaded, estimate, schema = alone.predicted(job)
+            loaded, estimate, schema = predicted(job, Settings.from_environment())
             plan = make_plan(job, loaded, estimate, schema)
             ways = ways_of(job, loaded, estimate, schema)
             for _ in range(chosen.rounds):

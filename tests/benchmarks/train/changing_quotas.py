@@ -61,7 +61,7 @@ def trained(given: argparse.Namespace, backend: str) -> tuple[Steps, list[SplitE
         job = {"backend": backend, "model": {"channels": given.channels, "passes": given.passes}}
         epochs = -(-(before + after) * BATCH // ROWS)
         asked = on_hosts(Path(name), made, split, epochs=epochs, adaptive_split=True, **job)
-        with progress.heard_by(listen):
+        with progress.listening(listen):
             result = train(asked)
         return steps_of(asked, len(split)), result.split_events, changed[0]
 

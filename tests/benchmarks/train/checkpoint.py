@@ -159,7 +159,7 @@ def windows_s(
     with (
         tempfile.TemporaryDirectory() as folder,
         Watch(others) as watch,
-        progress.heard_by(watch.hear),
+        progress.listening(watch.hear),
     ):
         asked = request(
             Path(folder),

@@ -113,7 +113,7 @@ def held(made: lab.Lab, cores: list[float]) -> Iterator[None]:
             for host, quota in zip(made.hosts, cores, strict=True):
                 host.hold(quota)
 
-    with progress.heard_by(listen):
+    with progress.listening(listen):
         try:
             yield
         finally:

@@ -101,7 +101,7 @@ def paced(asked: Any, on_step: Any = None) -> tuple[list[tuple[int, float]], Any
             if on_step is not None:
                 on_step(event["step"])
 
-    with progress.heard_by(note):
+    with progress.listening(note):
         result = train(asked)
     return seen, result
 

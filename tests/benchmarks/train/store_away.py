@@ -108,7 +108,7 @@ class Outage:
 
     @contextmanager
     def heard(self) -> Any:
-        with progress.heard_by(self.hear):
+        with progress.listening(self.hear):
             try:
                 yield
             finally:

@@ -117,7 +117,7 @@ def taken(case: Case, fixed: int | None, seed: int, learning_rate: float) -> Wat
             job = asked.job.model_copy(update={"data": rows})
             asked = asked.model_copy(update={"job": job, "schema_": dataset.describe(rows)})
         with (
-            progress.heard_by(watch.hear),
+            progress.listening(watch.hear),
             contextlib.suppress(Interrupted),
         ):  # it ends when the target is reached
             train(asked, stop=watch.stop)

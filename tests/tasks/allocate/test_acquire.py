@@ -8,32 +8,32 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import doors
 import pytest
 from train.training_case import planned
 
 from trainwright.operators.triggers import DevicesTrigger
-from trainwright.tasks import step
 from trainwright.tasks.allocate import acquire
+from trainwright.tasks.context import RunContext
 from trainwright.tasks.errors import Infeasible, Interrupted, MustWait, RunHeld
 from trainwright.tasks.leases.ledger import Holder
 from trainwright.tasks.leases.queue import Queue
 from trainwright.tasks.runs.artefacts import Plan
-from trainwright.tasks.runs.run import Run, open_run
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Device
 
 PLAN = planned([{"type": "cpu", "cores": 1.0}], [8])
 
 
-def make(folder: Path, name: str, **fields: Any) -> Run:
+def make(folder: Path, name: str, **fields: Any) -> RunContext:
     job = Job.model_validate({"name": name, "data": {"uri": "builtin:digits"}, **fields})
-    run = open_run(job, (folder / "store").as_uri(), Holder(name))
+    run = doors.open_for(job, Holder(name), store=(folder / "store").as_uri())
     run.write(PLAN)
-    return run
+    return doors.attach(run)
 
 
 def held() -> dict[str, str]:
-    return {lease.resource: lease.run for lease in step.ledger().held("device ")}
+    return {lease.resource: lease.run for lease in doors.ledger().held("device ")}
 
 
 def test_a_run_waits_until_the_devices_are_given_back(home: Path, tmp_path: Path) -> None:
@@ -42,13 +42,13 @@ def test_a_run_waits_until_the_devices_are_given_back(home: Path, tmp_path: Path
     found: list[tuple[Plan, int]] = []
     waiter = threading.Thread(target=lambda: found.append(acquire.lease(second, PLAN)))
     waiter.start()
-    while not Queue(step.ledger()).waiting():
+    while not Queue(doors.ledger()).waiting():
         assert waiter.is_alive()
-    assert held() == dict.fromkeys(PLAN.resources, first.uri)
-    step.ledger().release(first.uri)
+    assert held() == dict.fromkeys(PLAN.resources, first.run.uri)
+    doors.ledger().release(first.run.uri)
     waiter.join(timeout=30)
     assert found[0][0] == PLAN
-    assert held() == dict.fromkeys(PLAN.resources, second.uri)
+    assert held() == dict.fromkeys(PLAN.resources, second.run.uri)
 
 
 def test_the_end_of_queue_timeout_is_told_with_place_and_holder_and_leaves_the_queue(
@@ -57,21 +57,20 @@ def test_the_end_of_queue_timeout_is_told_with_place_and_holder_and_leaves_the_q
     first, second = make(tmp_path, "first"), make(tmp_path, "second", queue_timeout="0s")
     acquire.lease(first, PLAN)
     with pytest.raises(
-        RunHeld, match=r"queue_timeout; place 1 of 1; .* is held by first for"
+        RunHeld, match=r"queue_timeout .0 s.; place 1 of 1; .* is held by first for"
     ) as caught:
         acquire.lease(second, PLAN)
     assert caught.value.exit_code == 1
-    assert Queue(step.ledger()).waiting() == []
+    assert Queue(doors.ledger()).waiting() == []
 
 
 def test_a_stopped_waiter_leaves_the_queue(home: Path, tmp_path: Path) -> None:
     first, second = make(tmp_path, "first"), make(tmp_path, "second")
     acquire.lease(first, PLAN)
-    halt = threading.Event()
-    halt.set()
+    second.stop.set()
     with pytest.raises(Interrupted):
-        acquire.lease(second, PLAN, halt=halt)
-    assert Queue(step.ledger()).waiting() == []
+        acquire.lease(second, PLAN)
+    assert Queue(doors.ledger()).waiting() == []
 
 
 def test_a_run_plans_with_what_is_free_and_infeasible_needs_no_wait(
@@ -86,7 +85,7 @@ def test_a_run_plans_with_what_is_free_and_infeasible_needs_no_wait(
         seen.append([device.id for device in devices])
         return planned([device.model_dump() for device in devices], [8] * len(devices))
 
-    Queue(step.ledger()).take("other", Holder("other"), ["device localhost here/cpu-1"])
+    Queue(doors.ledger()).take("other", Holder("other"), ["device localhost here/cpu-1"])
     plan, _ = acquire.lease(run, choose)
     assert [device.id for device in plan.devices] == seen[-1] == ["here/cpu-0", "here/cpu-2"]
 
@@ -95,39 +94,40 @@ def test_a_run_plans_with_what_is_free_and_infeasible_needs_no_wait(
 
     with pytest.raises(Infeasible):
         acquire.lease(make(tmp_path, "other", pool=str(pool)), infeasible)
-    assert Queue(step.ledger()).waiting() == []
+    assert Queue(doors.ledger()).waiting() == []
 
 
 def test_the_trigger_keeps_the_place_and_fires_at_the_turn(home: Path, tmp_path: Path) -> None:
     first, second = make(tmp_path, "first"), make(tmp_path, "second")
     acquire.lease(first, PLAN)
-    with acquire.deferring(), pytest.raises(MustWait, match="place 1 of 1"):
+    second.defers = True
+    with pytest.raises(MustWait, match="place 1 of 1"):
         acquire.lease(second, PLAN)
-    assert not acquire.look(second, "second")
-    path, values = DevicesTrigger(second.uri, "second", look_every_s=0.05).serialize()
+    assert not acquire.look(second)
+    path, values = DevicesTrigger(second.run.uri, "second", look_every_s=0.05).serialize()
     assert path == f"{DevicesTrigger.__module__}.{DevicesTrigger.__qualname__}"
 
     async def wait() -> Any:
         pending = asyncio.ensure_future(anext(DevicesTrigger(**values).run()))
         await asyncio.sleep(0.5)
         assert not pending.done()
-        step.ledger().release(first.uri)
+        doors.ledger().release(first.run.uri)
         return await asyncio.wait_for(pending, 30)
 
-    assert asyncio.run(wait()).payload == {"run": second.uri}
-    with acquire.deferring():
-        assert acquire.lease(second, PLAN)[0] == PLAN
+    assert asyncio.run(wait()).payload == {"run": second.run.uri}
+    assert acquire.lease(second, PLAN)[0] == PLAN
 
 
 def test_a_killed_deferred_task_gives_up_its_place_and_its_hold(home: Path, tmp_path: Path) -> None:
     first, second = make(tmp_path, "first"), make(tmp_path, "second")
     acquire.lease(first, PLAN)
-    with acquire.deferring(), pytest.raises(MustWait):
+    second.defers = True
+    with pytest.raises(MustWait):
         acquire.lease(second, PLAN)
-    asyncio.run(DevicesTrigger(second.uri, "second").on_kill())
-    assert Queue(step.ledger()).waiting() == []
-    assert second.status().state == "interrupted"
-    assert second.uri not in {lease.run for lease in step.ledger().held()}
+    asyncio.run(DevicesTrigger(second.run.uri, "second").on_kill())
+    assert Queue(doors.ledger()).waiting() == []
+    assert second.run.status().state == "interrupted"
+    assert second.run.uri not in {lease.run for lease in doors.ledger().held()}
 
 
 def test_nothing_is_written_in_the_name_of_a_lease_that_was_lost_before(
@@ -135,15 +135,15 @@ def test_nothing_is_written_in_the_name_of_a_lease_that_was_lost_before(
 ) -> None:
     run, take = make(tmp_path, "slow"), acquire.lease
 
-    def sleeps_past_its_expiry(run: Run, plan: Any, **more: Any) -> tuple[Plan, int]:
+    def sleeps_past_its_expiry(run: RunContext, plan: Any, **more: Any) -> tuple[Plan, int]:
         _, token = take(run, plan, **more)
-        step.ledger().release(run.uri, PLAN.resources, token=token)
+        doors.ledger().release(run.run.uri, PLAN.resources, token=token)
         return PLAN.model_copy(update={"epochs": PLAN.epochs + 1}), token
 
     monkeypatch.setattr(acquire, "lease", sleeps_past_its_expiry)
-    with pytest.raises(RunHeld, match="was lost before it worked"):
-        acquire.on_devices(run, lambda halt, claim: pytest.fail("it worked"), "it worked")
-    assert run.read(Plan) == PLAN
+    with pytest.raises(RunHeld, match="was lost before the work began"):
+        acquire.on_devices(run, lambda halt, claim: pytest.fail("it worked"), "the work")
+    assert run.run.read(Plan) == PLAN
 
 
 def test_a_holder_that_is_asked_saves_hands_over_and_goes_on_by_itself(
@@ -165,15 +165,15 @@ def test_a_holder_that_is_asked_saves_hands_over_and_goes_on_by_itself(
 
     results: list[str] = []
     thread = threading.Thread(
-        target=lambda: results.append(acquire.on_devices(low, work, "worked"))
+        target=lambda: results.append(acquire.on_devices(low, work, "the work"))
     )
     thread.start()
     assert began.wait(timeout=30)
     _, token = acquire.lease(high, PLAN)
     events.append("high has them")
-    assert low.status().state == "interrupted"
-    assert high.uri in (low.status().error or {})["message"]
-    step.ledger().release(high.uri, PLAN.resources, token=token)
+    assert low.run.status().state == "interrupted"
+    assert high.run.uri in (low.run.status().error or {})["message"]
+    doors.ledger().release(high.run.uri, PLAN.resources, token=token)
     thread.join(timeout=30)
     assert results == ["done"]
     assert events == ["low works", "high has them", "low works"]

@@ -8,16 +8,17 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import doors
 import pytest
 from pydantic import BaseModel
 
 from trainwright.estimator.structure import Structure
-from trainwright.tasks import progress, step, steps
+from trainwright.tasks import progress
 from trainwright.tasks.allocate import acquire
 from trainwright.tasks.errors import BadInput, Infeasible, Interrupted, TrainingFailed
 from trainwright.tasks.leases.ledger import Holder
@@ -38,13 +39,6 @@ import torch
 def build_model():
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
 """
-
-
-@pytest.fixture(autouse=True)
-def _nobody_stops() -> Iterator[None]:
-    step.stop.clear()
-    yield
-    step.stop.clear()
 
 
 def write_pool(folder: Path, *cores: float, **more: Any) -> Path:
@@ -82,17 +76,14 @@ def make(folder: Path, **fields: Any) -> Job:
 def known(stack: Path, tmp_path_factory: pytest.TempPathFactory) -> list[BaseModel]:
     """What validating the data and tracing the model found, which is the same for all jobs of this file."""
     folder = tmp_path_factory.mktemp("known")
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("_me", "_right"):  # as tests/conftest.py does for a test
-            patch.setattr(step, name, None)
-        run = opened(make(folder), folder)
-        steps.do(run, "extract")
-        step.ledger().release(run.uri)
+    run = opened(make(folder), folder)
+    doors.do(run, "extract")
+    doors.ledger().release(run.uri)
     return [run.read(Validation), run.read(Structure)]
 
 
 def opened(job: Job, folder: Path, known: Sequence[BaseModel] = (), **options: Any) -> Run:
-    run = steps.open_for(job, ME, store=(folder / "store").as_uri(), **options)
+    run = doors.open_for(job, ME, store=(folder / "store").as_uri(), **options)
     for one in known:
         run.write(one)
     return run
@@ -103,21 +94,21 @@ def test_a_training_goes_on_without_the_device_that_is_gone(
 ) -> None:
     job = make(tmp_path, devices={"min_count": 1, "ids": []})
     run = opened(job, tmp_path, known)
-    steps.do(run, "allocate")
+    doors.do(run, "allocate")
     first = run.read(Plan)
 
     def stop_at_a_checkpoint() -> None:
         while not files.list_states(run.objects):
             time.sleep(0.05)
-        step.stop.set()
+        stop.set()
 
+    stop = threading.Event()
     watcher = threading.Thread(target=stop_at_a_checkpoint, daemon=True)
     watcher.start()
     with pytest.raises(Interrupted):
-        steps.do(run, "train")
+        doors.do(run, "train", stop=stop)
     watcher.join()
-    step.stop.clear()
-    step.ledger().release(run.uri)
+    doors.ledger().release(run.uri)
     used = first.devices[0]
     write_pool(
         tmp_path, *(1.0 if device.id != used.id else 0.25 for device in first.devices), 1.0
@@ -125,13 +116,13 @@ def test_a_training_goes_on_without_the_device_that_is_gone(
 
     again = opened(job, tmp_path)
     assert again.uri == run.uri
-    steps.do(again, "train")
+    doors.do(again, "train")
     second, result = again.read(Plan), again.read(Result)
     assert (used.id, used.speed) not in {(device.id, device.speed) for device in second.devices}
     assert second.global_batch_size == first.global_batch_size
     assert result.resumed_from_step
     assert {device.id for device in result.devices} == {device.id for device in second.devices}
-    step.ledger().release(again.uri)  # or the next test waits for the lease's end
+    doors.ledger().release(again.uri)  # or the next test waits for the lease's end
 
 
 def ask_to_plan_anew(run: Run) -> dict[str, Any]:
@@ -166,7 +157,7 @@ def test_a_training_that_is_asked_to_plan_anew_takes_a_new_device_where_it_may(
     job = job.model_copy(update={"train": job.train.model_copy(update={"epochs": 4000})})
     write_pool(tmp_path, 0.02, prices={"emulated": "1/h"})
     run = opened(job, tmp_path, known)
-    steps.do(run, "allocate")
+    doors.do(run, "allocate")
     heard: list[dict[str, Any]] = []
 
     def hear(event: dict[str, Any]) -> None:
@@ -181,7 +172,7 @@ def test_a_training_that_is_asked_to_plan_anew_takes_a_new_device_where_it_may(
         ):
             asked.start()
         if event["event"] == "checkpoint" and launches >= 2 and len(answers) == asks:
-            step.stop.set()
+            stop.set()
 
     def ask() -> None:
         write_pool(tmp_path, 0.02, 0.02, prices={"emulated": "1/h" if affordable else "1000000/h"})
@@ -189,9 +180,10 @@ def test_a_training_that_is_asked_to_plan_anew_takes_a_new_device_where_it_may(
             answers.extend(pool.map(ask_to_plan_anew, [run] * asks))
 
     answers: list[dict[str, Any]] = []
+    stop = threading.Event()
     asked = threading.Thread(target=ask)
-    with progress.heard_by(hear), pytest.raises(Interrupted):
-        steps.do(run, "train")
+    with progress.listening(hear), pytest.raises(Interrupted):
+        doors.do(run, "train", stop=stop)
     asked.join()
     assert {answer["run"] for answer in answers} == {run.uri}
     assert min(answer["devices"] for answer in answers) == 1  # of the first to ask
@@ -199,7 +191,7 @@ def test_a_training_that_is_asked_to_plan_anew_takes_a_new_device_where_it_may(
     plan = run.read(Plan)
     assert len(plan.devices) == (2 if affordable else 1)
     assert plan.global_batch_size == 64
-    assert {one.resource for one in step.ledger().held("device ")} == set(plan.resources)
+    assert {one.resource for one in doors.ledger().held("device ")} == set(plan.resources)
     taken: Counter[int] = Counter()
     for rank in range(len(plan.devices)):
         for row in read_rows(run.objects, f"steps-rank{rank}"):
@@ -213,7 +205,7 @@ def test_a_training_that_is_asked_to_plan_anew_takes_a_new_device_where_it_may(
     ]
     assert splits == ([([32, 32], "another plan; begins with 2 of 2")] if affordable else [])
     said = [str(event.get("message", "")) for event in heard]
-    assert any(line.startswith("asked to plan anew; stopped after step") for line in said)
+    assert any(line.startswith("asked to plan again; stopped after step") for line in said)
     stays = any(
         line.startswith("plan: stays as it was: plan: for the same global batch of 64")
         for line in said
@@ -221,14 +213,14 @@ def test_a_training_that_is_asked_to_plan_anew_takes_a_new_device_where_it_may(
     assert stays is not affordable
     noted = happened(run, running=False)
     assert [
-        str(event.get("message", "")).startswith("asked to plan anew; stopped after")
+        str(event.get("message", "")).startswith("asked to plan again; stopped after")
         for event in noted
     ].count(True) == 1
     saved = [
         [event["step"] for event in of if event["event"] == "checkpoint"] for of in (noted, heard)
     ]
     assert saved[0] == saved[1]
-    step.ledger().release(run.uri)
+    doors.ledger().release(run.uri)
 
 
 @pytest.mark.parametrize("stays", [True, False])
@@ -238,13 +230,13 @@ def test_a_run_that_waits_takes_another_kind_of_device_that_the_pool_gets(
     job = make(tmp_path, devices={"min_count": 1, "ids": []})
     write_pool(tmp_path, 1.0)
     run = opened(job, tmp_path, known)
-    steps.do(run, "estimate")
+    doors.do(run, "estimate")
     (held,) = load_pool(job.pool).devices()
-    queue = Queue(step.ledger())
+    queue, stop = Queue(doors.ledger()), threading.Event()
     token = queue.take("other", Holder("other"), [held.resource])
     assert token is not None
     try:
-        waiter = threading.Thread(target=steps.do, args=(run, "allocate"), daemon=True)
+        waiter = threading.Thread(target=lambda: doors.do(run, "allocate", stop=stop), daemon=True)
         waiter.start()
         while not queue.waiting():
             time.sleep(0.05)
@@ -258,9 +250,9 @@ def test_a_run_that_waits_takes_another_kind_of_device_that_the_pool_gets(
         assert 70.0 in {curve.speed for curve in run.read(Estimate).curves}
         assert queue.waiting() == []
     finally:
-        step.stop.set()
-        step.ledger().release("other", token=token)
-        step.ledger().release(run.uri)
+        stop.set()
+        doors.ledger().release("other", token=token)
+        doors.ledger().release(run.uri)
 
 
 NARROW = """
@@ -286,14 +278,14 @@ def test_where_the_devices_do_not_hold_the_planned_batches_they_take_them_in_par
     job = job.model_copy(update={"train": job.train.model_copy(update={"epochs": 1})})
     (tmp_path / "net.py").write_text(NARROW.replace("MOST", "20"))
     run, heard = opened(job, tmp_path, known), list[dict[str, Any]]()
-    with progress.heard_by(heard.append):
-        steps.do(run, "allocate")
-        steps.do(run, "train")
-    step.ledger().release(run.uri)
+    with progress.listening(heard.append):
+        doors.do(run, "allocate")
+        doors.do(run, "train")
+    doors.ledger().release(run.uri)
     told = [
         event["message"]
         for event in heard
-        if event["event"] == "notice" and "planned anew with" in event["message"]
+        if event["event"] == "notice" and "planning again with" in event["message"]
     ]
     assert len(told) == 1
     assert "the global batch of 64 does not fit into the memory of 2 of 2 devices" in told[0]
@@ -312,11 +304,11 @@ def test_where_no_device_holds_a_sample_it_says_which_and_that_no_plan_does(
     job = job.model_copy(update={"train": job.train.model_copy(update={"global_batch_size": 4})})
     (tmp_path / "net.py").write_text(NARROW.replace("MOST", "0"))
     run = opened(job, tmp_path, known)
-    steps.do(run, "allocate")
+    doors.do(run, "allocate")
     said = r"rank \d \(here/emulated-\d\) has no memory for a batch of 2; .*no feasible plan: memory binds.*hold 0 at once"
     with pytest.raises(TrainingFailed, match=said):
-        steps.do(run, "train")
-    step.ledger().release(run.uri)
+        doors.do(run, "train")
+    doors.ledger().release(run.uri)
 
 
 def test_where_nothing_else_will_do_it_says_what_is_gone_and_why(
@@ -324,8 +316,8 @@ def test_where_nothing_else_will_do_it_says_what_is_gone_and_why(
 ) -> None:
     job = make(tmp_path, objective={"minimize": "time", "deadline": "1h"})
     run = opened(job, tmp_path, known)
-    steps.do(run, "allocate")
-    step.ledger().release(run.uri)
+    doors.do(run, "allocate")
+    doors.ledger().release(run.uri)
     write_pool(tmp_path, 1.0)
     with pytest.raises(BadInput, match=r"devices.min_count: got 2; pool p has 1 device"):
         opened(job, tmp_path)
@@ -333,16 +325,16 @@ def test_where_nothing_else_will_do_it_says_what_is_gone_and_why(
     with pytest.raises(
         Infeasible, match=r"no longer has here/\S+, .*same global batch of 64"
     ) as caught:
-        steps.do(opened(job, tmp_path), "allocate")
+        doors.do(opened(job, tmp_path), "allocate")
     assert caught.value.exit_code == 3
 
 
 def test_a_replay_is_not_planned_anew(stack: Path, tmp_path: Path, known: list[BaseModel]) -> None:
     job = make(tmp_path)
     run = opened(job, tmp_path, known)
-    steps.do(run, "allocate")
-    step.ledger().release(run.uri)
+    doors.do(run, "allocate")
+    doors.ledger().release(run.uri)
     write_pool(tmp_path, 0.5, 0.5)
     again = opened(job, tmp_path, known, new=True)
     with pytest.raises(BadInput, match="--replay: its plan uses here/"):
-        steps.do(again, "allocate", run.uri)
+        doors.do(again, "allocate", run.uri)

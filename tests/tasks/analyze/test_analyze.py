@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import cloudpickle
+import doors
 import pandas as pd
 import pytest
 from finished_run import begin_run, finished_training, local_path, write_metrics, write_outcome
@@ -292,7 +293,7 @@ def test_a_run_whose_training_has_not_finished_is_not_analysed(store: str) -> No
     with pytest.raises(FileNotFoundError):
         analyze(run, store)
     assert list(run.objects.list("report/")) == []
-    assert [one.uri for one in list_runs(store)] == [run.uri]
+    assert [one.uri for one in list_runs(store, doors.settings())] == [run.uri]
 
 
 def test_this_run_shows_its_outcome_and_not_the_step_that_writes_the_report(store: str) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import doors
 import pytest
 import yaml
 from hypothesis import given
@@ -22,7 +23,6 @@ from trainwright.tasks.leases.ledger import Heartbeat, Holder
 from trainwright.tasks.runs.artefacts import DataSchema, Estimate
 from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Pool, load_pool
-from trainwright.tasks.step import ledger
 
 JOB = {
     "name": "j",
@@ -91,7 +91,7 @@ def test_the_plan_fits_80_columns_with_whole_words_and_says_who_holds_what(
     job.write_text(yaml.safe_dump(JOB | {"objective": {"minimize": "time"}}))
     taken = load_pool(pool).devices()[0]
     other = "file:///store/runs/other/1"
-    ledger().take([taken.resource], Holder("somebody", os.getpid()), other)
+    doors.ledger().take([taken.resource], Holder("somebody", os.getpid()), other)
     command = [
         sys.executable,
         "-m",
@@ -101,7 +101,7 @@ def test_the_plan_fits_80_columns_with_whole_words_and_says_who_holds_what(
         "--pool",
         str(pool),
     ]
-    with Heartbeat(ledger(), other, [taken.resource], holder="somebody"):
+    with Heartbeat(doors.ledger(), other, [taken.resource], holder="somebody"):
         printed = subprocess.run(
             [*command, "--json"], capture_output=True, timeout=200, check=True
         ).stdout
@@ -116,7 +116,7 @@ def test_the_plan_fits_80_columns_with_whole_words_and_says_who_holds_what(
             ).stdout
             for columns in (80, 120)
         }
-    ledger().release(other)
+    doors.ledger().release(other)
     document = json.loads(printed)
     (held,) = document["held"]
     assert (held["id"], held["holder"], held["run"]) == (taken.id, "somebody", other)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import doors
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -20,7 +21,6 @@ from trainwright.tasks.errors import BadInput, ServiceUnreachable
 from trainwright.tasks.leases.ledger import Holder
 from trainwright.tasks.leases.queue import Queue
 from trainwright.tasks.spec.pool import load_pool
-from trainwright.tasks.step import ledger
 
 
 def test_this_machine_is_found_and_its_pool_file_is_read_back(home: Path, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_gpus_are_found_by_nvml_here_a_fake_one(
     )
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     heard: list[dict[str, Any]] = []
-    with progress.heard_by(heard.append):
+    with progress.listening(heard.append):
         cpu, *gpus = probe([]).hosts[0].devices
     assert cpu.type == "cpu"
     assert {one.type: one.count for one in gpus} == {"nvidia-l4": 2, "nvidia-h200": 1}
@@ -102,7 +102,7 @@ def test_a_host_that_does_not_answer_or_is_no_name_is_told() -> None:
 
 def test_the_pool_says_until_when_a_device_is_held_and_who_waits(home: Path) -> None:
     device = load_pool(None).devices()[0].resource
-    queue = Queue(ledger())
+    queue = Queue(doors.ledger())
     queue.take("run-1", Holder("alice"), [device])
     queue.look("run-2", Holder("bob"), [device], 1, priority=3)
     done = CliRunner().invoke(app, ["pool", "--json"])

@@ -144,7 +144,7 @@ def test_lines_for_a_file_come_now_and_then_and_only_while_it_trains() -> None:
 
 SHOW = """
 import json, sys, time
-from trainwright.tasks.watch import Watch
+from trainwright.tasks.cli.screens.run_view import Watch
 with Watch() as watch:
     for event in json.loads(sys.argv[1]):
         watch(event)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import doors
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -17,12 +18,23 @@ from PIL import Image
 from pyarrow import parquet
 
 from trainwright.infra.local import start_s3, stop_s3
-from trainwright.tasks.data.dataset import describe, load, split_rows
+from trainwright.tasks.data import dataset
+from trainwright.tasks.data.dataset import Dataset, split_rows
+from trainwright.tasks.data.sources import localized
 from trainwright.tasks.errors import BadInput
+from trainwright.tasks.runs.artefacts import DataSchema
 from trainwright.tasks.spec.job import DataSpec
-from trainwright.tasks.storage.objects import open_store
+from trainwright.tasks.storage.connect import open_store
 
 PEOPLE = "age,colour,member,label\n20,red,true,yes\n31.5,blue,false,no\n40,red,true,yes\n52,blue,false,no\n"
+
+
+def load(spec: DataSpec) -> Dataset:
+    return dataset.load(localized(spec, doors.settings()))
+
+
+def describe(spec: DataSpec) -> DataSchema:
+    return dataset.describe(localized(spec, doors.settings()))
 
 
 def write(folder: Path, name: str, content: Any) -> str:
@@ -71,8 +83,8 @@ def test_loading_imports_no_pandas(tmp_path: Path) -> None:
     uris = ["builtin:digits", write(tmp_path, "a.csv", PEOPLE), write(tmp_path, "b.npz", arrays)]
     code = f"""if True:
         import sys
-        from trainwright.tasks.data import load
-        from trainwright.tasks.job import DataSpec
+        from trainwright.tasks.data.dataset import load
+        from trainwright.tasks.spec.job import DataSpec
         for uri in {uris!r}:
             load(DataSpec(uri=uri))
         sys.exit(any(name in sys.modules for name in ("pandas", "torch", "great_expectations", "sklearn")))"""
@@ -302,7 +314,7 @@ def server(home: Path) -> Iterator[Path]:
 
 
 def test_what_lies_in_s3_is_fetched_once_per_content(server: Path, tmp_path: Path) -> None:
-    store = open_store("s3://data/sets")
+    store = open_store("s3://data/sets", doors.settings())
     store.put("people.csv", PEOPLE.encode())
     spec = DataSpec(uri="s3://data/sets/people.csv")
     first = load(spec)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import doors
 import psutil
 import pytest
 
@@ -70,7 +71,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Resumed:
 @pytest.fixture(scope="module")
 def calibration(_made_once: Path) -> Calibration:
     """This machine's, measured as shortly as it gets, however busy it is."""
-    return load(_made_once / "calibrations" / step.cached(1).name)
+    return load(_made_once / "calibrations" / step.cached(1, doors.settings()).name)
 
 
 @pytest.fixture
@@ -170,23 +171,23 @@ def test_what_can_not_be_done_is_refused_before_anything_is_measured(
 def test_a_machine_like_another_takes_its_calibration_from_the_store(
     calibration: Calibration, shared: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert step.calibration_for(1, shared) == calibration
-    assert load(step.cached(1)) == calibration
+    assert step.calibration_for(1, doors.settings(), shared) == calibration
+    assert load(step.cached(1, doors.settings())) == calibration
     monkeypatch.setenv("TRAINWRIGHT_STORE", "ftp://nowhere")  # the cache is enough from now on
-    assert step.calibration_for(1) == calibration
+    assert step.calibration_for(1, doors.settings()) == calibration
 
 
 def test_what_was_measured_on_a_busy_machine_is_told_and_soon_of_no_use(
     calibration: Calibration, shared: str, home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     busy = calibration.model_copy(update={"sentinel_drift": 245.3})
-    save(busy, step.cached(1))
+    save(busy, step.cached(1, doors.settings()))
     with caplog.at_level("INFO", "trainwright"):
-        assert step.calibration_for(1, shared) == busy
+        assert step.calibration_for(1, doors.settings(), shared) == busy
     assert "speed spread by 24530 % while it was measured: predictions are rough" in caplog.text
     long_ago = time.time() - step.BUSY_KEPT_S - 1
-    os.utime(step.cached(1), (long_ago, long_ago))
-    assert step.calibration_for(1, shared) == calibration
+    os.utime(step.cached(1, doors.settings()), (long_ago, long_ago))
+    assert step.calibration_for(1, doors.settings(), shared) == calibration
 
 
 @pytest.mark.parametrize(
@@ -196,20 +197,20 @@ def test_what_was_measured_on_a_busy_machine_is_told_and_soon_of_no_use(
 def test_what_the_store_has_of_others_or_in_pieces_is_not_used(
     changes: dict[str, Any] | None, calibration: Calibration, shared: str, tmp_path: Path
 ) -> None:
-    assert step.from_store(shared, "cpu", 1) == calibration
+    assert step.from_store(shared, "cpu", 1, doors.settings()) == calibration
     path = tmp_path / "store" / "calibrations" / "cpu" / f"{step.key(1)}.json"
     if changes is None:
         path.write_bytes(path.read_bytes()[:1000])
     else:
         save(calibration.model_copy(update=changes), path)
-    assert step.from_store(shared, "cpu", 1) is None
+    assert step.from_store(shared, "cpu", 1, doors.settings()) is None
 
 
 def test_a_store_out_of_reach_gives_no_calibration_and_says_so(
     home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", "trainwright"):
-        assert step.from_store("s3://trainwright", "cpu", 1) is None
+        assert step.from_store("s3://trainwright", "cpu", 1, doors.settings()) is None
     assert "no calibration is taken from the store: S3 server" in caplog.text
 
 

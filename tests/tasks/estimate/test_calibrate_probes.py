@@ -7,16 +7,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import doors
 import psutil
 import pytest
 
 from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.predict.calibration import Calibration, load
 from trainwright.estimator.structure import Structure
-from trainwright.tasks import alone
 from trainwright.tasks.errors import BadInput, BusyMachine
 from trainwright.tasks.estimate.calibrate import calibrate
 from trainwright.tasks.estimate.pool_estimate import estimate
+from trainwright.tasks.estimate.step import estimate_step
+from trainwright.tasks.extract import extract_model
 from trainwright.tasks.spec.job import ModelSpec
 from trainwright.tasks.spec.pool import Device, Power
 
@@ -72,7 +74,7 @@ def probed(powercap: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def structure(tmp_path_factory: pytest.TempPathFactory) -> Structure:
     source = tmp_path_factory.mktemp("model") / "model.py"
     source.write_text(MODEL)
-    return alone.extract_model(ModelSpec(source=str(source)), batch_size=16)
+    return extract_model(ModelSpec(source=str(source)), doors.settings(), batch_size=16)
 
 
 def device(type_: str, cores: float | None = None) -> Device:
@@ -102,7 +104,7 @@ def test_an_estimate_tells_measured_energy_with_both_errors_in_its_interval(
 ) -> None:
     found = load(probed)
     assert found.power is not None
-    document = alone.estimate_step(structure, batch_size=16, calibration=found)
+    document = estimate_step(structure, doors.settings(), batch_size=16, calibration=found)
     time_s, energy_j = document["step_time_s"], document["energy_j"]
     assert (document["mode"], document["energy_source"]) == ("few-shot", "measured")
     assert energy_j["median"] == pytest.approx(time_s["median"] * found.power.load_w)
@@ -117,7 +119,7 @@ def test_an_estimate_tells_measured_energy_with_both_errors_in_its_interval(
 def test_the_datasheet_s_energy_is_named_so_and_is_wider_than_its_time(
     structure: Structure,
 ) -> None:
-    document = alone.estimate_step(structure, batch_size=16, device_type="nvidia-t4")
+    document = estimate_step(structure, doors.settings(), batch_size=16, device_type="nvidia-t4")
     time_s, energy_j = document["step_time_s"], document["energy_j"]
     assert (document["mode"], document["energy_source"]) == ("datasheet", "datasheet")
     assert energy_j["high"] / energy_j["median"] > 1.2 * time_s["high"] / time_s["median"]
@@ -128,10 +130,14 @@ def test_the_power_of_the_pool_file_overrides_what_was_measured(
 ) -> None:
     found = load(probed)
     [curve] = estimate(
-        structure, [device("cpu", 1.0)], [found], power={"cpu": Power(idle_w=3, load_w=11)}
+        structure,
+        [device("cpu", 1.0)],
+        [found],
+        power={"cpu": Power(idle_w=3, load_w=11)},
+        settings=doors.settings(),
     ).curves
     assert (curve.idle_w, curve.load_w, curve.energy_source) == (3, 11, "datasheet")
-    [half] = estimate(structure, [device("cpu", 0.5)], [found]).curves
+    [half] = estimate(structure, [device("cpu", 0.5)], [found], settings=doors.settings()).curves
     assert found.power is not None
     assert half.load_w == pytest.approx(found.power.load_w / 2)
     assert half.energy_source == "measured"
@@ -142,12 +148,19 @@ def test_the_planner_s_estimate_takes_a_gpu_s_probes_and_is_named_by_its_vaguest
 ) -> None:
     cpu: Calibration = load(probed)
     gpu = cpu.model_copy(update={"device_type": "nvidia-t4", "power": None})
-    found = estimate(structure, [device("cpu", 1.0), device("nvidia-t4")], [cpu, gpu])
+    found = estimate(
+        structure, [device("cpu", 1.0), device("nvidia-t4")], [cpu, gpu], settings=doors.settings()
+    )
     assert [curve.mode for curve in found.curves] == ["few-shot", "few-shot"]
     assert (found.mode, set(found.calibrations)) == ("few-shot", {"cpu, 1 thread(s)", "nvidia-t4"})
     assert found.curves[1].load_w == DEVICE_TYPES["nvidia-t4"].load_w
     assert (
-        estimate(structure, [device("cpu", 1.0), device("nvidia-l4")], [cpu, gpu]).mode
+        estimate(
+            structure,
+            [device("cpu", 1.0), device("nvidia-l4")],
+            [cpu, gpu],
+            settings=doors.settings(),
+        ).mode
         == "datasheet"
     )
 

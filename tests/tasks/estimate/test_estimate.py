@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import doors
 import pytest
 from torch import nn
 
-from trainwright.estimator.predict.calibration import Calibration, load
+from trainwright.estimator.predict.calibration import Calibration, load, save
 from trainwright.estimator.predict.communication import HOROVOD_CYCLE_S, Link
 from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace.source import BatchSpec, ModelDefinition
 from trainwright.estimator.trace.trace import StepSpec, trace
 from trainwright.infra.lock import locked
 from trainwright.infra.memory_limit import usable_memory_bytes
+from trainwright.tasks import progress
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.estimate import calibrate as step
 from trainwright.tasks.estimate import link
@@ -53,14 +55,15 @@ def structure() -> Structure:
 
 @pytest.fixture(scope="module")
 def measured(_made_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A home in which this machine was measured at first use, as shortly as it gets; what was said is in `progress`."""
+    """A home in which this machine was measured at first use, as briefly as possible."""
     folder = tmp_path_factory.mktemp("measured")
-    shutil.copy(_made_once / "progress", folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAINWRIGHT_HOME", str(folder))
-        step.cached(1).parent.mkdir()
-        shutil.copy(_made_once / "calibrations" / step.cached(1).name, step.cached(1))
-        patch.setenv("TRAINWRIGHT_PROGRESS", str(folder / "progress"))
+        step.cached(1, doors.settings()).parent.mkdir()
+        shutil.copy(
+            _made_once / "calibrations" / step.cached(1, doors.settings()).name,
+            step.cached(1, doors.settings()),
+        )
         patch.setattr(step, "FIRST_USE_S", 1.0)
         yield folder
 
@@ -115,7 +118,11 @@ def test_each_kind_of_device_gets_one_curve_and_its_calibration_is_named(
         _device(1, "nvidia-t4"),
     ]
     found = estimate(
-        structure, devices, [calibration], power={"nvidia-t4": Power(idle_w=9, load_w=60)}
+        structure,
+        devices,
+        [calibration],
+        power={"nvidia-t4": Power(idle_w=9, load_w=60)},
+        settings=doors.settings(),
     )
     assert len(found.curves) == 4
     whole, half = found.curve(devices[0]), found.curve(devices[1])
@@ -130,33 +137,43 @@ def test_each_kind_of_device_gets_one_curve_and_its_calibration_is_named(
 
 
 def test_the_memory_of_this_machine_is_a_limit_and_that_nothing_is_known_of_other_hosts_is_told(
-    structure: Structure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    structure: Structure,
 ) -> None:
-    monkeypatch.setenv("TRAINWRIGHT_PROGRESS", str(tmp_path / "progress"))
+    heard: list[dict[str, Any]] = []
+    progress.listen(heard.append)
     here = _device(0, "emulated", speed=2.0)
     far = _device(1, "emulated", speed=1.0).model_copy(
         update={"host": "there", "address": "10.0.0.7"}
     )
     gpu = _device(0, "nvidia-t4").model_copy(update={"host": "gpus", "address": "10.0.0.8"})
-    assert estimate(structure, [here]).curve(here).memory_limit_bytes == usable_memory_bytes()
-    assert not (tmp_path / "progress").exists()
-    assert estimate(structure, [here, far, gpu]).curve(far).memory_limit_bytes is None
-    [said] = [
-        json.loads(line)["message"] for line in (tmp_path / "progress").read_text().splitlines()
-    ]
+    assert (
+        estimate(structure, [here], settings=doors.settings()).curve(here).memory_limit_bytes
+        == usable_memory_bytes()
+    )
+    assert heard == []
+    assert (
+        estimate(structure, [here, far, gpu], settings=doors.settings())
+        .curve(far)
+        .memory_limit_bytes
+        is None
+    )
+    [said] = [event["message"] for event in heard]
     assert said.startswith("memory of there: not known")
     alike = far.model_copy(update={"speed": 2.0})
     for order in ([here, alike], [alike, here]):
-        assert estimate(structure, order).curve(here).memory_limit_bytes == usable_memory_bytes()
-    assert (
-        len((tmp_path / "progress").read_text().splitlines()) == 1
-    )  # of one like ours, ours is planned for
+        assert (
+            estimate(structure, order, settings=doors.settings()).curve(here).memory_limit_bytes
+            == usable_memory_bytes()
+        )
+    assert len(heard) == 1  # of a device like ours, ours is planned for
 
 
 def test_only_calibrated_devices_make_a_calibrated_estimate(
     calibration: Calibration, structure: Structure
 ) -> None:
-    found = estimate(structure, [_device(0, "cpu", cores=1.0)], [calibration])
+    found = estimate(
+        structure, [_device(0, "cpu", cores=1.0)], [calibration], settings=doors.settings()
+    )
     assert found.mode == "calibrated"
 
 
@@ -180,21 +197,28 @@ def test_calibrate_refuses_what_it_can_not_do(
 def test_a_calibration_is_measured_once_with_progress(
     calibration: Calibration, measured: Path
 ) -> None:
-    said = (measured / "progress").read_text().splitlines()
-    assert any(json.loads(line)["event"] == "calibrate" for line in said)
-    assert step.calibration_for(1) == calibration
-    assert (measured / "progress").read_text().splitlines() == said
+    heard: list[dict[str, Any]] = []
+    progress.listen(heard.append)
+    assert step.calibration_for(1, doors.settings()) == calibration
+    assert heard == []
+    [kept] = (measured / "calibrations").iterdir()
+    kept.unlink()
+    again = step.calibration_for(1, doors.settings())
+    assert any(event["event"] == "calibrate" for event in heard)
+    assert load(kept) == again
+    save(calibration, kept)
 
 
 @pytest.mark.slow
 def test_a_calibration_is_measured_again_where_its_file_is_damaged(
     calibration: Calibration, measured: Path
 ) -> None:
-    said = (measured / "progress").read_text().splitlines()
+    heard: list[dict[str, Any]] = []
+    progress.listen(heard.append)
     [kept] = (measured / "calibrations").iterdir()
     kept.write_text(kept.read_text()[:100])
-    assert step.calibration_for(1).measurements == calibration.measurements
-    assert len((measured / "progress").read_text().splitlines()) > len(said)
+    assert step.calibration_for(1, doors.settings()).measurements == calibration.measurements
+    assert any(event["event"] == "calibrate" for event in heard)
     assert load(kept).threads == 1
 
 
@@ -204,22 +228,27 @@ def test_the_link_between_ranks_is_measured_once_where_two_devices_are_on_this_m
     monkeypatch.setattr(link, "LINK_S", 0.3)
     one, two = [_device(0, "emulated", speed=1.0), _device(1, "emulated", speed=1.0)]
     elsewhere = two.model_copy(update={"host": "there", "address": "10.0.0.7"})
-    assert estimate(structure, [one]).local_link is None
-    assert estimate(structure, [one, elsewhere]).local_link is None
+    assert estimate(structure, [one], settings=doors.settings()).local_link is None
+    assert estimate(structure, [one, elsewhere], settings=doors.settings()).local_link is None
     assert not home.exists()
-    found = estimate(structure, [one, two]).local_link
+    found = estimate(structure, [one, two], settings=doors.settings()).local_link
     assert found is not None
-    assert estimate(structure, [one, two]).local_link == found
+    assert estimate(structure, [one, two], settings=doors.settings()).local_link == found
     [kept] = (home / "links").iterdir()
     kept.write_text(kept.read_text()[:20])
-    assert estimate(structure, [one, two]).local_link is not None
-    assert Link.model_validate_json(kept.read_text()) == link.link_for_this_machine()
+    assert estimate(structure, [one, two], settings=doors.settings()).local_link is not None
+    assert Link.model_validate_json(kept.read_text()) == link.link_for_this_machine(
+        doors.settings()
+    )
 
 
 def test_only_where_horovod_sums_does_a_sum_wait_for_its_cycle(structure: Structure) -> None:
     device = _device(0, "emulated", speed=1.0)
-    assert estimate(structure, [device], backend="horovod").cycle_s == HOROVOD_CYCLE_S
-    assert estimate(structure, [device], backend="torch").cycle_s == 0
+    assert (
+        estimate(structure, [device], backend="horovod", settings=doors.settings()).cycle_s
+        == HOROVOD_CYCLE_S
+    )
+    assert estimate(structure, [device], backend="torch", settings=doors.settings()).cycle_s == 0
 
 
 @pytest.mark.slow
@@ -228,23 +257,30 @@ def test_calibrating_for_all_measures_the_link_anew(
 ) -> None:
     monkeypatch.setattr(link, "LINK_S", 0.3)
     old = Link(bandwidth_bytes_per_s=1.0, latency_s=1.0, spread=0.0)
-    link.link_file().parent.mkdir(parents=True)
-    link.link_file().write_text(old.model_dump_json())
-    assert link.link_for_this_machine() == old
+    link.link_file(doors.settings()).parent.mkdir(parents=True)
+    link.link_file(doors.settings()).write_text(old.model_dump_json())
+    assert link.link_for_this_machine(doors.settings()) == old
     step.calibrate_and_share(
-        "cpu", 1, budget_s=1.0, most_drift=1e9, store=(tmp_path / "store").as_uri()
+        "cpu",
+        1,
+        doors.settings(),
+        budget_s=1.0,
+        most_drift=1e9,
+        store=(tmp_path / "store").as_uri(),
     )
-    assert link.link_for_this_machine().latency_s < old.latency_s
-    assert [one.name for one in link.link_file().parent.iterdir()] == [link.link_file().name]
+    assert link.link_for_this_machine(doors.settings()).latency_s < old.latency_s
+    assert [one.name for one in link.link_file(doors.settings()).parent.iterdir()] == [
+        link.link_file(doors.settings()).name
+    ]
 
 
 def test_who_waits_for_another_to_measure_the_link_takes_its_link(home: Path) -> None:
-    path = link.link_file()
+    path = link.link_file(doors.settings())
     path.parent.mkdir(parents=True)
     theirs = Link(bandwidth_bytes_per_s=1.0, latency_s=1.0, spread=0.0)
     with ThreadPoolExecutor(1) as pool:
         with locked(path.with_name(f"{path.name}.lock"), wait=True):
-            found = pool.submit(link.link_for_this_machine)
+            found = pool.submit(link.link_for_this_machine, doors.settings())
             with pytest.raises(TimeoutError):
                 found.result(timeout=0.5)
             path.write_text(theirs.model_dump_json())
@@ -258,4 +294,4 @@ def test_a_link_that_can_not_be_kept_is_an_error(
     home.mkdir()
     (home / "links").touch()
     with pytest.raises(BadInput, match="can't be written"):
-        link.link_for_this_machine()
+        link.link_for_this_machine(doors.settings())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import doors
 import pytest
 from finished_run import finished_training
 
@@ -24,10 +25,15 @@ from trainwright.estimator.predict.loop_cost import LoopCost
 from trainwright.estimator.predict.machine_speed import Speed
 from trainwright.estimator.predict.op_cost import FamilyCost, Kernel, Roofline
 from trainwright.infra.s3 import S3Access
-from trainwright.tasks import alone, steps
+from trainwright.tasks import chain
+from trainwright.tasks.allocate.preview import plan_job
+from trainwright.tasks.allocate.step import release
 from trainwright.tasks.errors import ServiceUnreachable
 from trainwright.tasks.estimate import finished_runs
+from trainwright.tasks.estimate.step import estimate_step
+from trainwright.tasks.extract import extract_model
 from trainwright.tasks.leases.ledger import Holder
+from trainwright.tasks.progress import listening
 from trainwright.tasks.runs.artefacts import (
     Estimate,
     Manifest,
@@ -38,8 +44,7 @@ from trainwright.tasks.runs.artefacts import (
 )
 from trainwright.tasks.runs.run import Run, open_run
 from trainwright.tasks.spec.job import Job, load_job
-from trainwright.tasks.step import act_as
-from trainwright.tasks.storage.objects import open_store
+from trainwright.tasks.storage.connect import open_store
 
 TORCH = "2"  # as `finished_run` says of its runs
 SIZES = (4, 16, 64)
@@ -83,24 +88,24 @@ def _trained(store: str, number: int = 1, **changes: Any) -> Run:
 
 
 def _objects(store: str) -> Any:
-    return open_store(f"{store}/calibrations/cpu/runs")
+    return open_store(f"{store}/calibrations/cpu/runs", doors.settings())
 
 
-def _notices(path: Path) -> list[str]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [one["message"] for one in map(json.loads, lines) if one["event"] == "notice"]
+def _notices(events: list[dict[str, Any]]) -> list[str]:
+    return [one["message"] for one in events if one["event"] == "notice"]
 
 
 @pytest.fixture
-def progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TRAINWRIGHT_PROGRESS", str(tmp_path / "progress"))
-    return tmp_path / "progress"
+def progress() -> Iterator[list[dict[str, Any]]]:
+    events: list[dict[str, Any]] = []
+    with listening(events.append):
+        yield events
 
 
 def test_what_a_run_measured_stands_beside_what_its_calibration_said(store: str) -> None:
     [uri] = finished_runs.append(_trained(store))
     assert uri == f"{store}/calibrations/cpu/runs/{NAME}"
-    [found] = finished_runs.read(store, ["cpu"])
+    [found] = finished_runs.read(store, ["cpu"], doors.settings())
     assert [(one.cores, one.batch_size) for one in found.findings] == [(1.0, 32), (0.5, 16)]
     for one in found.findings:
         assert (one.predicted_step_time_s, one.measured_step_time_s.median) == (0.01, 0.015)
@@ -130,14 +135,14 @@ def test_a_corrected_run_tells_what_its_calibration_alone_said(store: str) -> No
         "learned_from": 3,
     }
     finished_runs.append(_trained(store, **corrected))
-    [found] = finished_runs.read(store, ["cpu"])
+    [found] = finished_runs.read(store, ["cpu"], doors.settings())
     assert {one.predicted_step_time_s for one in found.findings} == {0.02}
 
 
 def test_a_run_is_added_once_however_often_and_by_however_many(store: str) -> None:
     run = _trained(store)
     with ThreadPoolExecutor(8) as pool:
-        named = list(pool.map(lambda _: finished_runs.append(Run(run.uri)), range(8)))
+        named = list(pool.map(lambda _: finished_runs.append(doors.run_at(run.uri)), range(8)))
     before = _objects(store).get(NAME)
     finished_runs.append(run)
     assert {one for each in named for one in each} == {f"{store}/calibrations/cpu/runs/{NAME}"}
@@ -152,9 +157,9 @@ def test_a_run_that_ended_between_its_lesson_and_its_seal_is_sealed_later_and_co
     finished_runs.append(run)
     assert not run.finished()
     run.note(state="interrupted")
-    assert steps.store(run)["verified"]
+    assert chain.run_step(doors.attach(run), chain.step("store"))["verified"]
     assert run.find(Manifest) is not None
-    assert len(finished_runs.read(store, ["cpu"])) == 1
+    assert len(finished_runs.read(store, ["cpu"], doors.settings())) == 1
 
 
 @pytest.mark.parametrize(
@@ -164,7 +169,7 @@ def test_nothing_is_learned_without_a_calibration_or_with_another_torch(
     store: str, changes: dict[str, Any]
 ) -> None:
     assert finished_runs.append(_trained(store, **changes)) == []
-    assert finished_runs.read(store, ["cpu"]) == []
+    assert finished_runs.read(store, ["cpu"], doors.settings()) == []
 
 
 def test_steps_count_since_the_split_changed_not_since_another_process_took_a_share_over(
@@ -182,7 +187,7 @@ def test_steps_count_since_the_split_changed_not_since_another_process_took_a_sh
         assert split_since(run.read(Result).split_events, planned) == since
     run.write(result.model_copy(update={"split_events": events}))
     finished_runs.append(run)
-    (finished,) = finished_runs.read(store, ["cpu"])
+    (finished,) = finished_runs.read(store, ["cpu"], doors.settings())
     assert {one.steps for one in finished.findings} == {result.steps - 5}
 
 
@@ -218,12 +223,12 @@ def test_nothing_is_learned_from_emulated_devices(store: str) -> None:
     ids=["empty", "not text", "cut short", "another device type", "a later version", "huge"],
 )
 def test_what_can_not_be_read_is_left_out_with_a_notice(
-    store: str, progress: Path, damaged: bytes, says: str
+    store: str, progress: list[dict[str, Any]], damaged: bytes, says: str
 ) -> None:
     finished_runs.append(_trained(store))
     _objects(store).put("20260102T000000Z-abcdef.json", damaged)
     _objects(store).put("notes.txt", b"not a run")
-    assert [one.run for one in finished_runs.read(store, ["cpu"])] == [
+    assert [one.run for one in finished_runs.read(store, ["cpu"], doors.settings())] == [
         f"{store}/runs/small/{NAME.removesuffix('.json')}"
     ]
     [notice] = _notices(progress)
@@ -235,22 +240,24 @@ def test_only_the_newest_runs_are_read(store: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(finished_runs, "NEWEST", 2)
     for number in (3, 1, 2):
         finished_runs.append(_trained(store, number))
-    assert [one.run.split("Z")[0][-1] for one in finished_runs.read(store, ["cpu"])] == ["2", "3"]
+    assert [
+        one.run.split("Z")[0][-1] for one in finished_runs.read(store, ["cpu"], doors.settings())
+    ] == ["2", "3"]
 
 
 def test_an_object_is_fetched_once_and_again_where_its_copy_is_damaged(
     store: str, home: Path
 ) -> None:
     finished_runs.append(_trained(store))
-    first = finished_runs.read(store, ["cpu"])
+    first = finished_runs.read(store, ["cpu"], doors.settings())
     [copy] = (home / "calibration-sets").rglob("*.json")
     path = Path(store.removeprefix("file://")) / "calibrations/cpu/runs" / NAME
     whole = path.read_bytes()
     path.write_bytes(b"unread from here on")
-    assert finished_runs.read(store, ["cpu"]) == first
+    assert finished_runs.read(store, ["cpu"], doors.settings()) == first
     path.write_bytes(whole)
     copy.write_bytes(whole[:50])
-    assert finished_runs.read(store, ["cpu"]) == first
+    assert finished_runs.read(store, ["cpu"], doors.settings()) == first
     assert copy.read_bytes() == whole
 
 
@@ -258,14 +265,14 @@ def test_a_home_that_can_not_keep_copies_is_no_obstacle(store: str, home: Path) 
     finished_runs.append(_trained(store))
     home.mkdir(exist_ok=True)
     (home / "calibration-sets").touch()
-    assert len(finished_runs.read(store, ["cpu"])) == 1
+    assert len(finished_runs.read(store, ["cpu"], doors.settings())) == 1
 
 
 def test_an_s3_server_keeps_each_run_once_too(s3: S3Access, home: Path) -> None:
     store = "s3://test-calibration-set/somewhere"
     run = _trained(store)
-    assert finished_runs.append(run) == finished_runs.append(Run(run.uri))
-    [found] = finished_runs.read(store, ["cpu", "nvidia-t4"])
+    assert finished_runs.append(run) == finished_runs.append(doors.run_at(run.uri))
+    [found] = finished_runs.read(store, ["cpu", "nvidia-t4"], doors.settings())
     assert isinstance(found, FinishedRun)
     assert learn(_curve(), [found]).step_time(32).median > 0.01
 
@@ -277,7 +284,7 @@ def test_a_store_out_of_reach_fails_who_names_it(
     monkeypatch.setenv("TRAINWRIGHT_S3_ACCESS_KEY", "k")
     monkeypatch.setenv("TRAINWRIGHT_S3_SECRET_KEY", "s")
     with pytest.raises(ServiceUnreachable):
-        finished_runs.read("s3://nowhere", ["cpu"])
+        finished_runs.read("s3://nowhere", ["cpu"], doors.settings())
 
 
 MODEL = """
@@ -355,10 +362,14 @@ def job(tmp_path: Path) -> Job:
 
 @pytest.mark.parametrize("store", ["s3://nowhere", "no store at all"])
 def test_a_plan_needs_no_store_and_says_that_none_corrected_it(
-    store: str, job: Job, known: Calibration, monkeypatch: pytest.MonkeyPatch, progress: Path
+    store: str,
+    job: Job,
+    known: Calibration,
+    monkeypatch: pytest.MonkeyPatch,
+    progress: list[dict[str, Any]],
 ) -> None:
     monkeypatch.setenv("TRAINWRIGHT_STORE", store)
-    assert alone.plan_job(job).feasible
+    assert plan_job(job, doors.settings()).feasible
     assert any(
         "finished runs do not correct the prediction" in notice for notice in _notices(progress)
     )
@@ -369,14 +380,14 @@ def test_the_second_run_of_a_model_is_predicted_nearer_to_what_the_first_took(
     store: str, job: Job, known: Calibration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINWRIGHT_STORE", store)
-    before = alone.plan_job(job)
+    before = plan_job(job, doors.settings())
     runs = []
     for _ in range(2):
-        run = open_run(job, store, act_as(Holder("me")), new=True)
-        steps.do(run, "store")
-        steps.release(run)
+        run = open_run(job, doors.settings(), Holder("me"), store, new=True)
+        doors.do(run, "store")
+        release(doors.attach(run))
         run.note(state="success")
-        steps.ledger().release(run.uri)
+        doors.ledger().release(run.uri)
         runs.append(run)
     first, second = (run.read(Estimate) for run in runs)
     assert (first.learned_from, second.learned_from, second.mode) == (0, 1, "calibrated")
@@ -384,18 +395,21 @@ def test_the_second_run_of_a_model_is_predicted_nearer_to_what_the_first_took(
     assert took is not None
     without, with_it = (one.curves[0].step_time(32).median for one in (first, second))
     assert abs(math.log(with_it / took.median)) < abs(math.log(without / took.median))
-    assert len(finished_runs.read(store, ["cpu"])) == 2
+    assert len(finished_runs.read(store, ["cpu"], doors.settings())) == 2
     assert before.devices[0].step_time_s.median == pytest.approx(without)
-    assert alone.plan_job(job).devices[0].step_time_s.median != pytest.approx(without)
+    assert plan_job(job, doors.settings()).devices[0].step_time_s.median != pytest.approx(without)
 
 
 def test_an_estimate_alone_is_corrected_by_the_store_that_it_names(
     store: str, tmp_path: Path, known: Calibration
 ) -> None:
     (tmp_path / "m.py").write_text(MODEL)
-    structure = alone.extract_model(str(tmp_path / "m.py"), batch_size=16)
-    plain = alone.estimate_step(structure, batch_size=16, calibration=known)
-    assert alone.estimate_step(structure, batch_size=16, calibration=known, store=store) == plain
+    structure = extract_model(str(tmp_path / "m.py"), doors.settings(), batch_size=16)
+    plain = estimate_step(structure, doors.settings(), batch_size=16, calibration=known)
+    assert (
+        estimate_step(structure, doors.settings(), batch_size=16, calibration=known, store=store)
+        == plain
+    )
     run = _trained(store)
     basis = _basis(torch=known.torch, model=structure.fingerprint(), processor="made up")
     run.write(
@@ -407,6 +421,8 @@ def test_an_estimate_alone_is_corrected_by_the_store_that_it_names(
     )
     run.write(run.read(Result).model_copy(update={"versions": {"torch": known.torch}}))
     finished_runs.append(run)
-    learned = alone.estimate_step(structure, batch_size=16, calibration=known, store=store)
+    learned = estimate_step(
+        structure, doors.settings(), batch_size=16, calibration=known, store=store
+    )
     assert (plain["learned_from"], learned["learned_from"]) == (0, 1)
     assert learned["step_time_s"]["median"] > plain["step_time_s"]["median"]

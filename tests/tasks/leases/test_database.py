@@ -20,7 +20,7 @@ from trainwright.tasks.leases.ledger import Holder, Ledger
 LEASES = Path(__file__).parents[2] / "benchmarks" / "leases.py"
 STOPPED = """
 import os, signal, sys
-from trainwright.tasks.allocate.ledger import Holder, Ledger
+from trainwright.tasks.leases.ledger import Holder, Ledger
 times = []
 def work(connection):
     times.append(0)
@@ -32,7 +32,7 @@ print(Ledger(sys.argv[1]).database.serialised(work))
 
 BEGIN = """
 import sys, time
-from trainwright.tasks.allocate.ledger import Ledger
+from trainwright.tasks.leases.ledger import Ledger
 print("loaded", flush=True)
 start = float(sys.stdin.readline())
 for n in range(60):

@@ -17,7 +17,7 @@ from trainwright.tasks.leases.ledger import Heartbeat, Holder, Ledger
 
 RACE = """
 import sys, time
-from trainwright.tasks.allocate.ledger import Holder, Ledger
+from trainwright.tasks.leases.ledger import Holder, Ledger
 from trainwright.tasks.errors import RunHeld
 ledger, me, until = Ledger(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 time.sleep(max(0, until - time.time()))

@@ -94,8 +94,8 @@ def test_a_strictly_higher_priority_asks_and_the_holder_hears_of_it(ledger: Ledg
 
 SLEEPER = """
 import sys, time
-from trainwright.tasks.allocate.ledger import Heartbeat, Holder, Ledger
-from trainwright.tasks.allocate.queue import Queue
+from trainwright.tasks.leases.ledger import Heartbeat, Holder, Ledger
+from trainwright.tasks.leases.queue import Queue
 ledger = Ledger(sys.argv[1])
 token = Queue(ledger).take("run", Holder("sleeper"), ["a"], ttl_s=1.0)
 with Heartbeat(ledger, "run", ["a"], 1.0, holder="sleeper", token=token) as beat:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import doors
 import pytest
 from finished_run import begin_run, finished_training
 from plans import TWO, plan
 
-from trainwright.tasks import step
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.leases.ledger import Holder
 from trainwright.tasks.runs import listing
@@ -64,7 +64,7 @@ def test_rows_are_read_with_the_settings_of_who_asks(tmp_path: Path, home: Path)
     run.note(step="train")
     run.work_folder()  # this machine has worked on it, and its own ledger knows of nobody who does
     with overridden({"TRAINWRIGHT_LEDGER": f"sqlite:///{tmp_path / 'elsewhere.sqlite'}"}):
-        step.ledger().take([run.hold], Holder("somebody"), run.uri)
+        doors.ledger().take([run.hold], Holder("somebody"), run.uri)
         found = Listing(tmp_path.as_uri())
         assert [row.state for row in found.page(10).runs] == ["running"]
         found.close()

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import doors
 import pytest
 
 from trainwright.tasks import progress
@@ -13,7 +14,6 @@ from trainwright.tasks.errors import BadInput, CorruptArtefact, RunHeld
 from trainwright.tasks.leases.ledger import Holder, Ledger
 from trainwright.tasks.runs.artefacts import Manifest, Plan, Status
 from trainwright.tasks.runs.run import Run, list_runs, open_run
-from trainwright.tasks.settings import settings
 from trainwright.tasks.spec.job import Job, load_job
 
 ME, OTHER = Holder("me"), Holder("other")
@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> str:
 
 
 def freed() -> None:
-    ledger = Ledger(settings().ledger_url)
+    ledger = Ledger(doors.settings().ledger_url)
     for lease in ledger.held():
         ledger.release(lease.run)
 
@@ -53,7 +53,7 @@ def test_a_second_run_of_a_live_job_is_refused_with_the_holders_name(job: Job, s
     for new in (False, True):
         with pytest.raises(RunHeld, match="held by me"):
             open_run(job, store, OTHER, new=new)
-    assert [run.uri for run in list_runs(store)] == [first.uri]
+    assert [run.uri for run in list_runs(store, doors.settings())] == [first.uri]
 
 
 def test_an_unfinished_run_nobody_holds_goes_on_and_a_finished_one_does_not(
@@ -73,7 +73,7 @@ def test_a_changed_job_or_source_or_new_starts_afresh(
     job: Job, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[dict[str, Any]] = []
-    monkeypatch.setattr(progress, "_listeners", [heard.append])
+    progress.listen(heard.append)
     first = open_run(job, store, ME)
     freed()
     changed = job.model_copy(update={"train": job.train.model_copy(update={"epochs": 99})})
@@ -106,7 +106,7 @@ def test_why_a_new_run_begins_is_told_where_a_module_has_changed(
     job: Job, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[dict[str, Any]] = []
-    monkeypatch.setattr(progress, "_listeners", [heard.append])
+    progress.listen(heard.append)
     first = open_run(job, store, ME)
     freed()
     assert job.model is not None
@@ -195,7 +195,7 @@ def test_artefacts_of_a_later_version_are_read(job: Job, store: str) -> None:
 )
 def test_what_is_no_runs_uri_is_refused(uri: str) -> None:
     with pytest.raises(BadInput, match="run: got"):
-        Run(uri)
+        doors.run_at(uri)
 
 
 def test_a_run_that_was_sealed_but_not_analysed_goes_on(job: Job, store: str) -> None:

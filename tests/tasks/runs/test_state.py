@@ -7,43 +7,60 @@ import os
 import shutil
 import subprocess
 import sys
+import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import doors
 import pytest
 
-from trainwright.tasks import progress, step, steps
+from trainwright.tasks import chain, progress
+from trainwright.tasks.context import Reference, RunContext
 from trainwright.tasks.errors import TrainingFailed, TrainwrightError
 from trainwright.tasks.leases.ledger import Holder
+from trainwright.tasks.runs.artefacts import Result
 from trainwright.tasks.runs.listing import Listing
 from trainwright.tasks.runs.run import Run, open_run
 from trainwright.tasks.runs.summary import summary
 from trainwright.tasks.spec.job import Job
-from trainwright.tasks.step import ledger
 
 JOB = {"name": "alone", "data": {"uri": "builtin:digits"}}
 WORKER = """
 import os, sys, time
-from trainwright.tasks.allocate.ledger import Holder
-from trainwright.tasks.run import Run
-from trainwright.tasks.step import act_as, step
+from trainwright.tasks import chain
+from trainwright.tasks.context import RunContext
+from trainwright.tasks.leases.ledger import Holder
+from trainwright.tasks.runs.run import Run
+from trainwright.tasks.settings import Settings
 
-@step("train")
-def train(run):
+def work(context):
     print("works", flush=True)
     time.sleep(600)
 
-act_as(Holder("worker", os.getpid()))
-train(Run(sys.argv[1]))
+step = chain.StepSpec("train", chain.step("train").artefact, "__main__", "")
+run = Run(sys.argv[1], Settings.from_environment())
+chain.run_step(RunContext(run, Holder("worker", os.getpid())), step)
 """
 
 
+def run_step(run: Run, work: Callable[[RunContext], Reference]) -> Reference:
+    """Run a step whose work is this function."""
+    module = types.ModuleType("step_of_a_test")
+    module.work = work  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, module.__name__, module)
+        spec = chain.StepSpec("train", Result, module.__name__, operator="")
+        return chain.run_step(doors.attach(run), spec)
+
+
 def opened(folder: Path, holder: Holder) -> Run:
-    return open_run(Job.model_validate(JOB), f"file://{folder / 'store'}", holder)
+    store = f"file://{folder / 'store'}"
+    return open_run(Job.model_validate(JOB), doors.settings(), holder, store)
 
 
 def shown(run: Run) -> tuple[str, str | None]:
-    listing = Listing(run.store_uri)
+    listing = Listing(run.store_uri, doors.settings())
     try:
         (row,) = listing.page(10).runs
     finally:
@@ -56,7 +73,7 @@ def test_a_run_whose_worker_is_killed_is_interrupted_and_goes_on(
     home: Path, tmp_path: Path
 ) -> None:
     run = opened(tmp_path, Holder("worker"))
-    ledger().release(run.uri)
+    doors.ledger().release(run.uri)
     with subprocess.Popen(
         [sys.executable, "-c", WORKER, run.uri], stdout=subprocess.PIPE, text=True
     ) as worker:
@@ -73,12 +90,11 @@ def test_a_run_whose_worker_is_killed_is_interrupted_and_goes_on(
 def test_a_step_took_what_its_work_says_that_killed_processes_took_too(
     home: Path, tmp_path: Path
 ) -> None:
-    run = opened(tmp_path, step.act_as(Holder("one")))
-    work = step.step("train")(lambda _: {"duration_s": 100.0})
-    work(run)
+    run = opened(tmp_path, Holder("one"))
+    run_step(run, lambda _: {"duration_s": 100.0})
     assert run.status().steps == {"train": 100.0}
     run.note(steps={"train": 300.0})  # with what failed in between
-    work(run)
+    run_step(run, lambda _: {"duration_s": 100.0})
     assert 300.0 <= run.status().steps["train"] < 400.0
 
 
@@ -86,41 +102,41 @@ def test_a_step_fails_with_its_own_error_also_where_that_can_not_be_noted(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[dict[str, Any]] = []
-    monkeypatch.setattr(progress, "_listeners", [heard.append])
-    run = opened(tmp_path, step.act_as(Holder("one")))
+    progress.listen(heard.append)
+    run = opened(tmp_path, Holder("one"))
 
-    def work(run: Run) -> dict[str, Any]:
+    def work(context: RunContext) -> Reference:
         shutil.rmtree(tmp_path / "store")
         raise TrainingFailed("a cable came loose")
 
     with pytest.raises(TrainingFailed, match="a cable came loose"):
-        step.step("train")(work)(run)
-    assert heard[-1]["message"].startswith("how train ended could not be noted: ")
-    assert ledger().held() == []
+        run_step(run, work)
+    assert heard[-1]["message"].startswith("cannot record how train ended: ")
+    assert doors.ledger().held() == []
 
 
 @pytest.mark.parametrize(("file", "where"), [("/x/full", "/x/full"), (None, "work/alone/.* or /")])
 def test_a_disk_of_this_machine_that_is_full_is_one_line(
     home: Path, tmp_path: Path, file: str | None, where: str
 ) -> None:
-    run = opened(tmp_path, step.act_as(Holder("one")))
+    run = opened(tmp_path, Holder("one"))
 
-    def work(run: Run) -> dict[str, Any]:
+    def work(context: RunContext) -> Reference:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)
 
     with pytest.raises(
-        TrainwrightError, match=f"train: .*{where}.* can't be written .No space left.*; free space"
+        TrainwrightError, match=f"train: cannot write .*{where}.* .No space left.*; free some space"
     ):
-        step.step("train")(work)(run)
+        run_step(run, work)
     assert run.status().state == "failed"
 
 
 def test_a_run_that_no_further_step_came_to_is_left(home: Path, tmp_path: Path) -> None:
-    me = step.act_as(Holder("somebody's DAG"))
+    me = Holder("somebody's DAG")
     run = opened(tmp_path, me)
-    steps.do(run, "validate", None)
+    doors.do(run, "validate", None)
     assert shown(run) == ("running", None)  # the next step may be on its way
-    assert ledger().renew(run.uri, [run.hold], ttl_s=-1.0)  # a minute later
+    assert doors.ledger().renew(run.uri, [run.hold], ttl_s=-1.0)  # a minute later
     assert shown(run) == ("left", None)
 
 
@@ -129,8 +145,10 @@ def test_a_run_that_another_of_its_job_followed_is_not_running_any_more(
 ) -> None:
     first = opened(tmp_path, Holder("one"))
     first.note(step="train")
-    assert ledger().renew(first.uri, [first.hold], ttl_s=-1.0)
-    second = open_run(Job.model_validate(JOB), first.store_uri, Holder("two"), new=True)
+    assert doors.ledger().renew(first.uri, [first.hold], ttl_s=-1.0)
+    second = open_run(
+        Job.model_validate(JOB), doors.settings(), Holder("two"), first.store_uri, new=True
+    )
     assert [summary(one)["state"] for one in (first, second)] == ["interrupted", "running"]
 
 
@@ -146,7 +164,7 @@ def test_what_another_machines_ledger_knows_is_shown_as_it_is_noted(
 
 def test_a_finished_state_is_not_asked_for(home: Path, tmp_path: Path) -> None:
     run = opened(tmp_path, Holder("one"))
-    ledger().release(run.uri)
+    doors.ledger().release(run.uri)
     run.work_folder()
     assert shown(run)[0] == "left"
     run.note(state="failed", step="train")

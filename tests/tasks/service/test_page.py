@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import doors
 import pytest
 from browsing import UNLABELLED, Watched, browser, tile, until, values
 from finished_run import begin_run, finished_training, write_metrics, write_outcome
@@ -214,7 +215,7 @@ def test_curves_move_while_training_runs_and_events_appear(tab: Watched, home: P
     )
     work = home / "work" / run.job_name / run.id
     ranks = [Rows(run.objects, f"steps-rank{rank}", journal_of(work, rank)) for rank in (0, 1)]
-    record = events.recorder(work)
+    record = events.Recorder(work)
     ended = threading.Event()
 
     def train() -> None:
@@ -284,7 +285,7 @@ def test_a_what_if_from_a_run_shows_the_plan_that_the_api_makes(
     tab: Watched, home: Path, address: str
 ) -> None:
     name = "small/20260101T000003Z-abcdef"
-    run = Run(f"file://{home / 'store'}/runs/{name}")
+    run = doors.run_at(f"file://{home / 'store'}/runs/{name}")
     with client(address) as asker:
         structure = asker.post(
             "/structures",
@@ -371,7 +372,7 @@ def test_a_pool_file_that_is_wrong_says_why_and_another_can_be_chosen(
 
 
 def test_a_run_of_a_dag_run_is_found_from_airflows_tab(tab: Watched, home: Path) -> None:
-    run = Run(f"file://{home / 'store'}/runs/small/20260101T000001Z-abcdef")
+    run = doors.run_at(f"file://{home / 'store'}/runs/small/20260101T000001Z-abcdef")
     run.note(holder="Airflow retrain manual__2026-01-01T10:00:00+00:00")
     page = tab.page
     page.goto(

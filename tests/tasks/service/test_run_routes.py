@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import doors
 import httpx
 import pytest
 from finished_run import begin_run, finished_training, write_metrics
@@ -47,9 +48,8 @@ def address(home: Path) -> Iterator[str]:
 
 
 def _run(home: Path, name: str) -> Any:
-    from trainwright.tasks.runs.run import Run
 
-    return Run(f"file://{home / 'store'}/runs/{name}")
+    return doors.run_at(f"file://{home / 'store'}/runs/{name}")
 
 
 def test_runs_are_listed_newest_first_page_by_page_without_one_left_out_or_twice(

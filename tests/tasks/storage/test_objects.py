@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import ClassVar
 
+import doors
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,13 +18,8 @@ from hypothesis import strategies as st
 from trainwright.infra.background import stop
 from trainwright.infra.s3 import S3Access, s3_service, start_s3
 from trainwright.tasks.errors import BadInput, CorruptArtefact, ServiceUnreachable
-from trainwright.tasks.storage.objects import (
-    ObjectStore,
-    checked_key,
-    get_verified,
-    open_store,
-    sha256,
-)
+from trainwright.tasks.storage.connect import open_store
+from trainwright.tasks.storage.objects import ObjectStore, checked_key, get_verified, sha256
 from trainwright.tasks.storage.s3 import S3Store
 
 
@@ -31,7 +27,7 @@ from trainwright.tasks.storage.s3 import S3Store
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     """An empty store of each kind."""
     if request.param == "folder":
-        return open_store((tmp_path / "objects").as_uri())
+        return open_store((tmp_path / "objects").as_uri(), doors.settings())
     request.getfixturevalue("s3")
     return open_store(f"s3://objects/{sha256(str(tmp_path).encode())[:16]}")
 
@@ -54,7 +50,7 @@ def test_what_a_store_lies_in_is_missing_until_the_first_write(
         ((tmp_path / "objects").as_uri(), f"folder {tmp_path}/objects"),
         (f"s3://{bucket}/x", f"bucket {bucket}"),
     ):
-        store = open_store(uri)
+        store = open_store(uri, doors.settings())
         missing = store.missing()
         assert missing is not None
         assert what in missing
@@ -185,7 +181,7 @@ def test_a_verified_read_refuses_what_changed_or_went(store: ObjectStore) -> Non
 
 
 def test_a_folder_shows_no_half_written_file(tmp_path: Path) -> None:
-    store = open_store(tmp_path.as_uri())
+    store = open_store(tmp_path.as_uri(), doors.settings())
     store.put("a/b", b"whole")
     (tmp_path / "a" / ".part-123").write_bytes(b"ha")
     assert keys(store) == ["a/b"]
@@ -193,7 +189,7 @@ def test_a_folder_shows_no_half_written_file(tmp_path: Path) -> None:
 
 def test_the_sdks_public_put_object_overwrites_in_spite_of_if_none_match(s3: S3Access) -> None:
     """Why `S3Store.create` sends the header by other means; where this fails, the SDK has learnt it."""
-    store = open_store("s3://objects/trap")
+    store = open_store("s3://objects/trap", doors.settings())
     assert isinstance(store, S3Store)
     store.put("key", b"first")
     store.client.put_object(
@@ -272,7 +268,7 @@ def test_what_an_s3_server_does_not_delete_of_many_is_said(told: S3Store) -> Non
 
 
 def test_a_digest_that_the_caller_knows_is_taken_by_the_embedded_server(s3: S3Access) -> None:
-    store = open_store("s3://objects/known")
+    store = open_store("s3://objects/known", doors.settings())
     for key, data in (("empty", b""), ("large", b"data" * 1_000_000)):
         assert store.create(key, data, sha256(data))
         assert store.get(key) == data
@@ -301,11 +297,11 @@ def assert_unreachable(call: Callable[[], object], says: str) -> None:
 def test_wrong_credentials_are_said_in_one_line_without_the_secret(
     s3: S3Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    open_store("s3://objects").put("key", b"1")
+    open_store("s3://objects", doors.settings()).put("key", b"1")
     for access, secret in ((s3.access_key, "very-secret"), ("someone", "very-secret")):
         monkeypatch.setenv("TRAINWRIGHT_S3_ACCESS_KEY", access)
         monkeypatch.setenv("TRAINWRIGHT_S3_SECRET_KEY", secret)
-        for call in each_call(open_store("s3://objects")):
+        for call in each_call(open_store("s3://objects", doors.settings())):
             assert_unreachable(call, "refused the credentials")
 
 
@@ -315,7 +311,7 @@ def test_a_server_that_is_down_is_said_in_one_line_with_how_to_start_it(
     monkeypatch.setenv("TRAINWRIGHT_S3_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("TRAINWRIGHT_S3_ACCESS_KEY", "someone")
     monkeypatch.setenv("TRAINWRIGHT_S3_SECRET_KEY", "very-secret")
-    for call in each_call(open_store("s3://objects")):
+    for call in each_call(open_store("s3://objects", doors.settings())):
         assert_unreachable(
             call,
             "http://127.0.0.1:9 can't be reached; start the embedded one with `trainwright up`",
@@ -326,18 +322,19 @@ def test_a_server_that_dies_between_two_calls_is_unreachable_and_serves_again_wh
     home: Path,
 ) -> None:
     start_s3(home)
-    store = open_store("s3://objects")
+    store = open_store("s3://objects", doors.settings())
     store.put("key", b"kept")
     stop([s3_service(home)], grace_s=0)
     for call in each_call(store):
         assert_unreachable(call, "can't be reached")
     start_s3(home)
-    assert open_store("s3://objects").get("key") == b"kept"
+    assert open_store("s3://objects", doors.settings()).get("key") == b"kept"
 
 
 def test_no_server_set_up_is_unreachable_and_says_how_to_set_one_up(home: Path) -> None:
     assert_unreachable(
-        lambda: open_store("s3://objects"), "none was set up here; start .* `trainwright up`"
+        lambda: open_store("s3://objects", doors.settings()),
+        "none was set up here; start .* `trainwright up`",
     )
 
 
@@ -346,7 +343,7 @@ def test_the_embedded_servers_keys_are_not_shown_to_another_server(
 ) -> None:
     monkeypatch.setenv("TRAINWRIGHT_S3_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(BadInput, match="TRAINWRIGHT_S3_ACCESS_KEY"):
-        open_store("s3://objects")
+        open_store("s3://objects", doors.settings())
 
 
 @pytest.mark.parametrize(
@@ -354,11 +351,11 @@ def test_the_embedded_servers_keys_are_not_shown_to_another_server(
 )
 def test_what_is_no_stores_uri_is_bad_input(home: Path, uri: str) -> None:
     with pytest.raises(BadInput, match="got"):
-        open_store(uri)
+        open_store(uri, doors.settings())
 
 
 def test_a_file_is_no_store(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for uri in ((tmp_path / "file").as_uri(), (tmp_path / "file" / "below").as_uri()):
         with pytest.raises(BadInput, match=r"file is a file; allowed: a folder"):
-            open_store(uri)
+            open_store(uri, doors.settings())

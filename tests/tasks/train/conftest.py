@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ from trainwright.tasks import progress
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def heard() -> Iterator[list[dict[str, Any]]]:
     """What is said about progress while the test runs."""
     events: list[dict[str, Any]] = []
-    monkeypatch.setattr(progress, "_listeners", [events.append])
-    return events
+    with progress.listening(events.append):
+        yield events

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import doors
 import numpy as np
 import psutil
 import pytest
@@ -19,6 +20,7 @@ from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.runs.artefacts import Expectation, Validation
 from trainwright.tasks.spec.job import DataSpec
 from trainwright.tasks.validate.check import failure_line, validate
+from trainwright.tasks.validate.step import validate_data
 
 DIGITS = DataSpec(uri="builtin:digits")
 
@@ -249,7 +251,7 @@ def test_a_target_that_no_column_has_is_the_jobs_mistake(tmp_path: Path) -> None
 
 def test_a_file_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="there is no such file"):
-        validate(DataSpec(uri=str(tmp_path / "none.csv")))
+        validate_data({"uri": str(tmp_path / "none.csv")}, doors.settings())
 
 
 def test_a_check_that_takes_too_long_is_ended() -> None:
@@ -262,7 +264,7 @@ def test_a_check_that_takes_too_long_is_ended() -> None:
 def start_validation() -> tuple[subprocess.Popen[bytes], psutil.Process]:
     """A process that validates, and the process that it started for Great Expectations."""
     code = """if True:
-        from trainwright.tasks.job import DataSpec
+        from trainwright.tasks.spec.job import DataSpec
         from trainwright.tasks.validate import validate
         validate(DataSpec(uri="builtin:digits"))"""
     parent = subprocess.Popen([sys.executable, "-c", code])

@@ -69,7 +69,7 @@ def test_where_all_checkpoints_are_damaged_it_is_said_that_training_begins_anew(
     saved(store, {10: False, 20: False}, CheckpointPolicy())
     for step in (10, 20):
         store.put(f"checkpoints/step-{step:08d}/model.safetensors", b"!")
-    with progress.heard_by(lambda event: said.append(event["message"])):
+    with progress.listening(lambda event: said.append(event["message"])):
         assert files.fetch_latest(store, tmp_path / "here") is None
     assert ["step-00000020" in said[0], "step-00000010" in said[1]] == [True, True]
     assert said[0].endswith("; the checkpoint before is used")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import doors
 import psutil
 import pytest
 import torch
@@ -20,7 +21,8 @@ from trainwright.infra.background import stop
 from trainwright.infra.s3 import s3_service, start_s3
 from trainwright.tasks import progress
 from trainwright.tasks.errors import Interrupted, RunHeld, ServiceUnreachable
-from trainwright.tasks.storage.objects import ObjectStore, open_store
+from trainwright.tasks.storage.connect import open_store
+from trainwright.tasks.storage.objects import ObjectStore
 from trainwright.tasks.train import TrainRequest, train
 from trainwright.tasks.train.checkpoint import files
 from trainwright.tasks.train.checkpoint.fence import claim
@@ -58,7 +60,7 @@ def with_large_model(asked: TrainRequest) -> TrainRequest:
 def events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the launcher tells, as it tells it."""
     found: list[dict[str, Any]] = []
-    monkeypatch.setattr(progress, "_listeners", [found.append])
+    progress.listen(found.append)
     return found
 
 
@@ -84,7 +86,7 @@ def notices(events: list[dict[str, Any]], words: str) -> list[str]:
 
 def in_s3(asked: TrainRequest, name: str) -> tuple[TrainRequest, ObjectStore]:
     uri = f"s3://faults/{name}"
-    return asked.model_copy(update={"run_uri": uri}), open_store(uri)
+    return asked.model_copy(update={"run_uri": uri}), open_store(uri, doors.settings())
 
 
 def losses(store: ObjectStore, rank: int) -> list[tuple[int, float]]:
@@ -399,7 +401,7 @@ def test_a_large_checkpoint_is_in_shards_and_is_gone_on_from_by_fewer_ranks(tmp_
         if event["event"] == "checkpoint":  # whatever becomes of the last one: this one is there
             halt.set()
 
-    with progress.heard_by(listener), pytest.raises(Interrupted):
+    with progress.listening(listener), pytest.raises(Interrupted):
         train(first, stop=halt)
     kept = files.list_states(first.store())[-1]
     assert all(name.endswith("-of-00003.safetensors") for name in kept.sha256)

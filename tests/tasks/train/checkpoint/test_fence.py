@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import doors
 import pytest
 import torch
 from hypothesis import given
@@ -17,8 +18,9 @@ from safetensors.torch import load, save
 from trainwright.infra.s3 import S3Access
 from trainwright.tasks.errors import BadInput, CorruptArtefact, RunHeld
 from trainwright.tasks.spec.job import CheckpointPolicy, Job
+from trainwright.tasks.storage.connect import open_store
 from trainwright.tasks.storage.folder import FolderStore
-from trainwright.tasks.storage.objects import ObjectInfo, ObjectStore, open_store, sha256
+from trainwright.tasks.storage.objects import ObjectInfo, ObjectStore, sha256
 from trainwright.tasks.train.checkpoint import fence, files
 from trainwright.tasks.train.checkpoint.spill import Spill, recover
 
@@ -27,7 +29,7 @@ from trainwright.tasks.train.checkpoint.spill import Spill, recover
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     """An empty run folder in a store of each kind."""
     if request.param == "folder":
-        return open_store((tmp_path / "run").as_uri())
+        return open_store((tmp_path / "run").as_uri(), doors.settings())
     request.getfixturevalue("s3")
     return open_store(f"s3://fenced/{sha256(str(tmp_path).encode())[:16]}")
 
@@ -311,7 +313,7 @@ def test_an_odd_key_is_never_spilled_outside_its_folder(tmp_path: Path) -> None:
 
 
 def test_the_state_is_plain_json(s3: S3Access) -> None:
-    store = open_store("s3://fenced/plain")
+    store = open_store("s3://fenced/plain", doors.settings())
     state = write(fence.claim(store, 3), 10, metrics={"loss": 0.5})
     document = json.loads(store.get("checkpoints/step-00000010/state.json"))
     assert document["schema_version"] == 2

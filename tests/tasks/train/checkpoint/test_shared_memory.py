@@ -439,15 +439,18 @@ def test_a_launcher_that_is_killed_costs_no_more_than_an_interval(tmp_path: Path
     asked = request(tmp_path / "a", [40, 20], devices=SLOW, **spec)
     (tmp_path / "request.json").write_text(asked.model_dump_json(by_alias=True))
     said = tmp_path / "progress"
+    said.touch()
     launcher = subprocess.Popen(
         [
             sys.executable,
             "-c",
-            "import sys; from pathlib import Path; from trainwright.tasks.train import TrainRequest, train;"
+            "import sys; from pathlib import Path; from trainwright.tasks import progress;"
+            "from trainwright.tasks.train import TrainRequest, train;"
+            "progress.listen(progress.appended_to(Path(sys.argv[2])));"
             "train(TrainRequest.model_validate_json(Path(sys.argv[1]).read_text()))",
             str(tmp_path / "request.json"),
+            str(said),
         ],
-        env={**os.environ, "TRAINWRIGHT_PROGRESS": str(said)},
     )
 
     def step() -> int:
@@ -476,7 +479,7 @@ def test_ranks_that_are_all_killed_at_once_cost_no_more_than_an_interval(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str
 ) -> None:
     heard: list[dict[str, Any]] = []
-    monkeypatch.setattr(progress, "_listeners", [heard.append])
+    progress.listen(heard.append)
     epochs = 8 if store == "slow" else 4
     asked = request(
         tmp_path, [40, 20], devices=SLOW, epochs=epochs, backend="torch", checkpoint=CHECKPOINTS

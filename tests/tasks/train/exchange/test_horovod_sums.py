@@ -18,7 +18,7 @@ RANK = """
 import os, time
 import torch
 import horovod.torch as hvd
-from trainwright.tasks.train.collective import HorovodCollective
+from trainwright.tasks.train.exchange.collective import HorovodCollective
 
 ranks, done, synchronize = HorovodCollective(), [], hvd.synchronize
 ranks.sum_(torch.ones(2), "first")

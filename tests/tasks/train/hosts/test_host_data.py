@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import doors
 import pytest
 from hosts_case import act, on_hosts, until
 from lab import Lab
@@ -19,7 +20,7 @@ from training_case import once
 
 from trainwright.infra.s3 import S3Access
 from trainwright.tasks.errors import BadInput, Interrupted, ServiceUnreachable
-from trainwright.tasks.storage.objects import open_store
+from trainwright.tasks.storage.connect import open_store
 from trainwright.tasks.train import TrainRequest, train
 
 
@@ -73,7 +74,7 @@ def test_a_stop_is_heeded_while_a_host_brings_its_data(
 ) -> None:
     made = lab(cores=[None, None])
     asked = on_hosts(tmp_path, made, [40, 20])
-    act(made, 1, "train.preload", "exec sleep 600")
+    act(made, 1, "train.hosts.stage_data", "exec sleep 600")
     stop = threading.Event()
     watcher = once(lambda: any("sleep" in line for line in made.hosts[1].words()), stop.set)
     with pytest.raises(Interrupted, match="stopped before the first step"):
@@ -153,7 +154,9 @@ def test_hosts_fetch_what_lies_in_s3_and_one_that_can_not_is_told(
     made = lab(cores=[None, None])
     first, second = (host.address for host in made.hosts)
     target = ("127.0.0.1", urlsplit(s3.endpoint).port or 0)
-    open_store("s3://hosts").put_file("data/table.csv", Path(table(tmp_path / "table.csv")))
+    open_store("s3://hosts", doors.settings()).put_file(
+        "data/table.csv", Path(table(tmp_path / "table.csv"))
+    )
     with Doorkeeper(made.driver, target, {made.driver, first, second}) as door:
         threading.Thread(target=door.serve_forever, daemon=True).start()
         monkeypatch.setenv(
@@ -161,7 +164,7 @@ def test_hosts_fetch_what_lies_in_s3_and_one_that_can_not_is_told(
         )
         asked = with_data(on_hosts(tmp_path, made, [40, 20]), "s3://hosts/data/table.csv")
         train(asked)
-        open_store("s3://hosts").put_file(
+        open_store("s3://hosts", doors.settings()).put_file(
             "data/table.csv", Path(table(tmp_path / "table.csv", rows=500))
         )
         asked = with_data(asked, "s3://hosts/data/table.csv")

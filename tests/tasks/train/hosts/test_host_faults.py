@@ -107,6 +107,6 @@ def test_a_host_whose_node_is_stopped_is_given_up_after_a_silence(
     monkeypatch.setattr(session, "SILENCE_S", 2 * BEAT_S)
     made = lab(cores=[None, None])
     asked = on_hosts(tmp_path, made, [40, 20])
-    act(made, 1, "train.preload", "kill -STOP $PPID; exec sleep 600")
+    act(made, 1, "train.hosts.stage_data", "kill -STOP $PPID; exec sleep 600")
     with pytest.raises(TrainingFailed, match=r"host h2 \(.*it said nothing for 10 s"):
         train(asked)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import doors
 import pytest
 from hosts_case import SLOW, no_python, on_hosts, other_sources, until
 from lab import Lab
@@ -22,7 +23,7 @@ from training_case import assert_every_sample_once, once, request, rows, scalars
 from trainwright.infra.background import stop as stop_service
 from trainwright.infra.s3 import s3_service, start_s3
 from trainwright.tasks.errors import Interrupted, TrainingFailed
-from trainwright.tasks.storage.objects import open_store
+from trainwright.tasks.storage.connect import open_store
 from trainwright.tasks.train import TrainRequest, train
 from trainwright.tasks.train.checkpoint.files import list_states
 from trainwright.tasks.train.hosts import reconnect
@@ -239,7 +240,7 @@ def test_a_store_that_is_away_costs_hosts_no_step_and_gets_their_checkpoints_aft
         f"checkpoints are kept in {tmp_path / 'work' / 'spill'}" in one for one in notices(heard)
     )
     assert any("the store is back" in one for one in notices(heard))
-    store = open_store("s3://hosts/away")
+    store = open_store("s3://hosts/away", doors.settings())
     assert [state.step for state in list_states(store)] == [90, 96]
     for rank in (0, 1):
         assert [row["step"] for row in read_rows(store, f"steps-rank{rank}")] == list(range(96))

@@ -8,6 +8,7 @@ import urllib.request
 from collections import Counter
 from pathlib import Path
 
+import doors
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,7 +90,7 @@ def test_a_pool_says_how_to_log_in(tmp_path: Path) -> None:
     (tmp_path / "keys").touch()
     login = load_pool(pool).ssh
     assert login.known_hosts == str(tmp_path / "keys")
-    words = ssh_command("10.0.0.1", login)
+    words = ssh_command("10.0.0.1", doors.settings(), login)
     assert words[-2:] == ["--", "10.0.0.1"]
     assert {
         "User=train",
@@ -97,7 +98,7 @@ def test_a_pool_says_how_to_log_in(tmp_path: Path) -> None:
         f'UserKnownHostsFile="{tmp_path}/keys"',
         "StrictHostKeyChecking=yes",
     } <= set(words)
-    assert "StrictHostKeyChecking=yes" in ssh_command("10.0.0.1", Ssh())
+    assert "StrictHostKeyChecking=yes" in ssh_command("10.0.0.1", doors.settings(), Ssh())
     pool.write_text(text.replace("user: train", "user: -oProxyCommand"))
     with pytest.raises(BadInput, match=r"ssh\.user"):
         load_pool(pool)

@@ -286,13 +286,15 @@ def test_a_launcher_that_is_killed_leaves_no_rank_and_what_follows_is_the_same(
     endless = request(tmp_path / "a", [40, 20], devices=SLOW, epochs=500, **spec)
     (tmp_path / "request.json").write_text(endless.model_dump_json(by_alias=True))
     program = (
-        "import sys; from pathlib import Path; from trainwright.tasks.train import TrainRequest, train;"
+        "import sys; from pathlib import Path; from trainwright.tasks import progress;"
+        "from trainwright.tasks.train import TrainRequest, train;"
+        "progress.listen(progress.appended_to(Path(sys.argv[2])));"
         "train(TrainRequest.model_validate_json(Path(sys.argv[1]).read_text()))"
     )
     said = tmp_path / "progress"
+    said.touch()
     launcher = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path / "request.json")],
-        env={**os.environ, "TRAINWRIGHT_PROGRESS": str(said)},
+        [sys.executable, "-c", program, str(tmp_path / "request.json"), str(said)],
     )
     loaded: list[int] = []
     try:

@@ -17,8 +17,8 @@ from training_case import request
 
 from trainwright.estimator.memory.freed_memory import map_blocks
 from trainwright.tasks import data
-from trainwright.tasks.train.batches import epoch_order
-from trainwright.tasks.train.collective import TorchCollective
+from trainwright.tasks.train.batch.sampling import epoch_order
+from trainwright.tasks.train.exchange.collective import TorchCollective
 from trainwright.tasks.train.rank import Rank
 
 def new_pages():

@@ -60,7 +60,7 @@ def replanned(tmp_path: Path, pool: dict[str, Any]) -> tuple[Result, int]:
         if event["event"] == "train" and event["step"] >= 40:
             stop.set()
 
-    with progress.heard_by(hear), pytest.raises(Interrupted):
+    with progress.listening(hear), pytest.raises(Interrupted):
         train(asked, stop=stop)
     before = int(max((tmp_path / "run/checkpoints").glob("step-*")).name.removeprefix("step-"))
     plan = planned([{"type": "emulated", "speed": 1e6, "id": "here/emulated-2"}], [60])

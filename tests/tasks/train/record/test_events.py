@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import doors
 import pytest
 from training_case import SLOW, request
 
@@ -22,7 +23,7 @@ def test_rows_are_seen_while_training_runs_and_what_happened_is_kept_in_the_run_
     asked = request(tmp_path, [40, 20], devices=SLOW, epochs=3, checkpoint={"every_steps": 1000})
     asked = asked.model_copy(update={"run_uri": uri})
     monkeypatch.setattr(Run, "work_path", Path(asked.work_folder))
-    run, parts = Run(uri), Parts()
+    run, parts = doors.run_at(uri), Parts()
     seen: list[tuple[int, bool]] = []
     ended = threading.Event()
 
@@ -61,12 +62,12 @@ def test_a_run_that_comes_back_to_a_machine_has_what_happened_on_all_of_them(
     for number, (machine, stored) in enumerate(zip("ab", kept, strict=True)):
         events.fetch(store, tmp_path / machine)
         for epoch in (2 * number, 2 * number + 1):
-            events.recorder(tmp_path / machine)({"event": "epoch", "epoch": epoch})
+            events.Recorder(tmp_path / machine)({"event": "epoch", "epoch": epoch})
         if stored:  # a machine that dies keeps its own
             store.put_file(events.KEY, tmp_path / machine / events.KEY)
         if stored or machine == "a":
             told += [2 * number, 2 * number + 1]
     events.fetch(store, tmp_path / "a")
-    events.recorder(tmp_path / "a")({"event": "epoch", "epoch": 4})
+    events.Recorder(tmp_path / "a")({"event": "epoch", "epoch": 4})
     found = events.parse((tmp_path / "a" / events.KEY).read_bytes())
     assert [one["epoch"] for one in found] == [*told, 4]

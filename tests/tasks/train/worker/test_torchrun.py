@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import doors
 import psutil
 import pytest
 from training_case import once, request, rows
@@ -18,9 +19,7 @@ from training_case import once, request, rows
 from trainwright.tasks.leases.launch_right import resource
 from trainwright.tasks.leases.ledger import Holder, Ledger
 from trainwright.tasks.runs.artefacts import Status
-from trainwright.tasks.runs.run import Run
 from trainwright.tasks.runs.state import shown_state
-from trainwright.tasks.settings import settings
 from trainwright.tasks.storage.folder import FolderStore
 from trainwright.tasks.train import TrainRequest, train
 from trainwright.tasks.train.checkpoint.fence import claim, folder_name, read_index
@@ -72,7 +71,7 @@ def test_torchrun_starts_the_same_worker(tmp_path: Path, home: Path) -> None:
     assert losses(asked) == losses(local)
     kinds = [json.loads(line)["kind"] for line in done.stdout.splitlines() if line.startswith("{")]
     assert kinds.count("done") == 2
-    assert Ledger(settings().ledger_url).held() == []
+    assert Ledger(doors.settings().ledger_url).held() == []
     refused = run(asked, 1)
     assert refused.returncode != 0
     assert "WORLD_SIZE: got 1; allowed: 2" in refused.stdout
@@ -160,7 +159,7 @@ def test_torchrun_leaves_a_run_alone_that_another_trains_or_holds(
     journal.parent.mkdir(parents=True)
     journal.write_text("{}\n")
     held = resource(uri) if what == "launcher" else f"{tmp_path.as_uri()}/runs/case"
-    Ledger(settings().ledger_url).take([held], Holder("another", os.getpid()), uri)
+    Ledger(doors.settings().ledger_url).take([held], Holder("another", os.getpid()), uri)
     done = run(asked, 1, mine.owner)
     assert done.returncode == 1
     told: dict[str, Any] = next(
@@ -176,14 +175,14 @@ def test_torchrun_leaves_a_run_alone_that_another_trains_or_holds(
 def test_torchrun_holds_the_run_while_it_trains_and_stops_when_that_is_taken_away(
     tmp_path: Path, home: Path
 ) -> None:
-    trained = Run((tmp_path / "runs" / "case" / "20260101T000001Z-abcdef").as_uri())
+    trained = doors.run_at((tmp_path / "runs" / "case" / "20260101T000001Z-abcdef").as_uri())
     times = dict.fromkeys(("started_at", "updated_at"), "2026-01-01")
     trained.write(Status(state="interrupted", step="train", holder="me", **times))
     places = {"run_uri": trained.uri, "work_folder": str(trained.work_folder())}
     asked = request(tmp_path, [40], backend="torch", devices=[SLOW], epochs=400).model_copy(
         update=places
     )
-    ledger, holders, states = Ledger(settings().ledger_url), list[str](), list[str]()
+    ledger, holders, states = Ledger(doors.settings().ledger_url), list[str](), list[str]()
 
     def take_away() -> None:
         holders.extend(lease.holder for lease in ledger.held(resource(trained.uri)))

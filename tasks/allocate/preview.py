@@ -1,0 +1,142 @@
+"""Plans without a run: what jobs would get if they began now. Leases nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from trainwright.estimator.predict.calibration import Calibration
+from trainwright.estimator.predict.correction import FinishedRun
+from trainwright.estimator.structure import Structure
+from trainwright.tasks import progress
+from trainwright.tasks.allocate.joint_planner import Pending, check, make_joint_plan
+from trainwright.tasks.allocate.planner import make_plan
+from trainwright.tasks.errors import BadInput, ServiceUnreachable
+from trainwright.tasks.estimate import finished_runs
+from trainwright.tasks.extract import batch_spec, extract_model
+from trainwright.tasks.leases.ledger import Ledger
+from trainwright.tasks.runs.artefacts import DataSchema, Estimate, HeldDevice, JointPlan, Plan
+from trainwright.tasks.settings import Settings
+from trainwright.tasks.spec.eligibility import require_possible, usable
+from trainwright.tasks.spec.job import Job
+from trainwright.tasks.spec.pool import Device, Pool, load_pool
+
+
+def plan_job(job: Job, settings: Settings, calibrations: Sequence[Calibration] = ()) -> Plan:
+    """The plan for a job that begins now, on its whole pool, whoever holds the devices: `held` says who. Leases nothing."""
+    pool, found, schema = predicted(job, settings, calibrations)
+    made = make_plan(job, pool, found, schema, now=datetime.now(UTC))
+    return made.model_copy(update={"held": held_devices(usable(pool, job.devices), settings)})
+
+
+def plan_jobs(
+    jobs: Sequence[Job], settings: Settings, calibrations: Sequence[Calibration] = ()
+) -> JointPlan:
+    """One plan for several jobs on one pool, from now, whoever holds the devices: `held` says who. Leases nothing.
+
+    Raises BadInput, Infeasible.
+    """
+    pools = {job.pool for job in jobs}
+    if len(pools) > 1:
+        raise BadInput(
+            f"pool: got {', '.join(sorted(str(pool) for pool in pools))}; allowed: one pool for all jobs (--pool FILE)"
+        )
+    check(jobs, load_pool(jobs[0].pool))
+    now = datetime.now(UTC)
+    pending = [Pending(job, *predicted(job, settings, calibrations)) for job in jobs]
+    made = make_joint_plan(pending, now=now)
+    devices = {device.id: device for job in jobs for device in usable(pending[0].pool, job.devices)}
+    return made.model_copy(update={"held": held_devices(list(devices.values()), settings)})
+
+
+def predicted(
+    job: Job, settings: Settings, calibrations: Sequence[Calibration] = ()
+) -> tuple[Pool, Estimate, DataSchema]:
+    """What a job is planned from: its pool, what a step costs on the devices, and its data."""
+    from trainwright.tasks.data import dataset
+    from trainwright.tasks.data.sources import localized
+
+    if job.model is None:
+        raise BadInput("model: missing in the job, and needed by this step")
+    pool = load_pool(job.pool)
+    devices = usable(
+        pool, job.devices
+    )  # what is wrong is told before anything is read, and before anything is measured
+    require_possible(job, pool, devices)
+    schema = dataset.describe(localized(job.data, settings))
+    require_possible(job, pool, devices, schema.train_rows)
+    structure = extract_model(
+        job.model,
+        settings,
+        spec=batch_spec(schema),
+        optimizer=job.train.optimizer,
+        precision=job.train.precision,
+    )
+    return pool, _estimated(job, pool, structure, settings, calibrations), schema
+
+
+def plan_structure(
+    job: Job,
+    pool: Pool,
+    schema: DataSchema,
+    structure: Structure,
+    settings: Settings,
+    calibrations: Sequence[Calibration] = (),
+) -> Plan:
+    """The plan for a job whose model's structure is known already; reads neither its data nor its model's code."""
+    return make_plan(
+        job,
+        pool,
+        _estimated(job, pool, structure, settings, calibrations),
+        schema,
+        now=datetime.now(UTC),
+    )
+
+
+def _estimated(
+    job: Job,
+    pool: Pool,
+    structure: Structure,
+    settings: Settings,
+    calibrations: Sequence[Calibration],
+) -> Estimate:
+    from trainwright.tasks.estimate.pool_estimate import estimate
+
+    devices: list[Device] = usable(pool, job.devices)
+    return estimate(
+        structure,
+        devices,
+        calibrations,
+        power=pool.power,
+        backend=job.train.backend,
+        settings=settings,
+        finished=_finished(devices, settings),
+    )
+
+
+def held_devices(devices: Sequence[Device], settings: Settings) -> list[HeldDevice] | None:
+    """Those of the devices that runs hold now; None, with a notice, where the ledger can't be asked."""
+    try:
+        leases = {lease.resource: lease for lease in Ledger(settings.ledger_url).held("device ")}
+    except (BadInput, ServiceUnreachable) as error:
+        progress.emit("notice", message=f"who holds devices now is not known: {error}")
+        return None
+    return [
+        HeldDevice(id=device.id, holder=lease.holder, run=lease.run, until=_time(lease.expires_at))
+        for device in devices
+        if (lease := leases.get(device.resource)) is not None
+    ]
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def _finished(devices: Sequence[Device], settings: Settings) -> list[FinishedRun]:
+    """What finished runs of the store taught about these devices; nothing where there is no store."""
+    try:
+        types = {device.type for device in devices}
+        return finished_runs.read(settings.store, types, settings)
+    except (BadInput, ServiceUnreachable) as error:
+        progress.emit("notice", message=f"finished runs do not correct the prediction: {error}")
+        return []

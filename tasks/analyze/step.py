@@ -1,0 +1,28 @@
+"""Step `analyze`: compares the run with all earlier ones, and writes the report.
+
+Of a run that has ended with success it changes neither the status nor the hold, so that the job may
+train again meanwhile.
+"""
+
+from __future__ import annotations
+
+from trainwright.tasks.context import Reference, RunContext
+from trainwright.tasks.runs.artefacts import Report
+
+
+def work(context: RunContext) -> Reference:
+    """Analyse the run, and write its report."""
+    from trainwright.tasks.analyze.history import analyze
+
+    run = context.run
+    report = analyze(run)
+    return {
+        "artefact": Report.FILE,
+        "report": f"{run.uri}/{report.html}",
+        "runs_compared": report.runs_compared,
+    }
+
+
+def summary(reference: Reference) -> str:
+    """For example: compared with 3 earlier run(s)."""
+    return f"compared with {reference['runs_compared']} earlier run(s)"

@@ -1,0 +1,303 @@
+"""The steps of a run as values, in their order, and how one of them is done.
+
+    validate -> extract -> estimate -> allocate -> search_lr -> train -> (release) -> store -> analyze
+
+A `StepSpec` says all that the chain, the operators, the command line, the page and the tests need to
+know of a step. A package adds a step of its own with one entry point of the group `trainwright.steps`
+that names its StepSpec:
+
+    [project.entry-points."trainwright.steps"]
+    fairness = "my_package.fairness:STEP"
+
+Each step reads what it needs from the run's folder, does its work and adds its artefact. A step whose
+artefact is there and still true is not done again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from signal import SIGINT, SIGTERM
+from typing import Literal
+
+from pydantic import BaseModel
+
+from trainwright.estimator.structure import Structure
+from trainwright.tasks import progress
+from trainwright.tasks.context import Reference, RunContext
+from trainwright.tasks.errors import (
+    BadInput,
+    Interrupted,
+    MustWait,
+    RunHeld,
+    TrainwrightError,
+    final_state,
+)
+from trainwright.tasks.leases.ledger import Heartbeat
+from trainwright.tasks.runs.artefacts import (
+    Estimate,
+    LearningRateSearch,
+    Manifest,
+    Plan,
+    Report,
+    Result,
+    Validation,
+)
+
+ENTRY_POINTS = "trainwright.steps"
+PROGRESS = "progress.jsonl"
+"""In a run's work folder: if the file exists, every process that works on the run appends its events."""
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """A step. Its module and its operator are imported when they are needed, not before."""
+
+    name: str
+    artefact: type[BaseModel]
+    """the file of the run's folder that says the step is done"""
+    module: str
+    """defines `work(context) -> Reference` and `summary(reference) -> str`, one line for people"""
+    operator: str
+    """the step's Airflow operator, `module:class`, a subclass of StepOperator"""
+    after: str | None = None
+    """for a registered step: the step that it follows"""
+    on_stop: Literal["raise", "end itself"] = "raise"
+    """`end itself`: it watches the context's stop event, saves what it has, and ends"""
+    once_per_dag_run: bool = False
+    """whether an operator with a `job` starts a new run if an earlier DAG run has done this step"""
+    repeatable: bool = False
+    """whether it may be done again on a finished run, changing neither its status nor its hold"""
+
+    def do(self, context: RunContext) -> Reference:
+        """The step's own work, without what surrounds it (see `run_step`)."""
+        reference: Reference = importlib.import_module(self.module).work(context)
+        return reference
+
+    def summary(self, reference: Reference) -> str:
+        """The step's result in one line, for people."""
+        line: str = importlib.import_module(self.module).summary(reference)
+        return line
+
+
+_TASKS, _OPERATORS = "trainwright.tasks", "trainwright.operators"
+_BUILT_IN = (
+    StepSpec(
+        "validate", Validation, f"{_TASKS}.validate.step", f"{_OPERATORS}.validate:ValidateOperator"
+    ),
+    StepSpec("extract", Structure, f"{_TASKS}.extract", f"{_OPERATORS}.extract:ExtractOperator"),
+    StepSpec(
+        "estimate", Estimate, f"{_TASKS}.estimate.step", f"{_OPERATORS}.estimate:EstimateOperator"
+    ),
+    StepSpec(
+        "allocate",
+        Plan,
+        f"{_TASKS}.allocate.step",
+        f"{_OPERATORS}.allocate:AllocateOperator",
+        on_stop="end itself",
+    ),
+    StepSpec(
+        "search_lr",
+        LearningRateSearch,
+        f"{_TASKS}.search_lr.step",
+        f"{_OPERATORS}.search_lr:SearchLearningRateOperator",
+        on_stop="end itself",
+    ),
+    StepSpec(
+        "train",
+        Result,
+        f"{_TASKS}.train.step",
+        f"{_OPERATORS}.train:TrainOperator",
+        on_stop="end itself",
+        once_per_dag_run=True,
+    ),
+    StepSpec(
+        "store",
+        Manifest,
+        f"{_TASKS}.store",
+        f"{_OPERATORS}.store:StoreOperator",
+        once_per_dag_run=True,
+    ),
+    StepSpec(
+        "analyze",
+        Report,
+        f"{_TASKS}.analyze.step",
+        f"{_OPERATORS}.analyze:AnalyzeOperator",
+        once_per_dag_run=True,
+        repeatable=True,
+    ),
+)
+
+
+@cache
+def steps() -> tuple[StepSpec, ...]:
+    """All steps in their order, the registered ones among them.
+
+    Raises BadInput if a registered step has the name of another, or follows an unknown one.
+    """
+    found = list(_BUILT_IN)
+    waiting: list[StepSpec] = [one.load() for one in entry_points(group=ENTRY_POINTS)]
+    while waiting:
+        names = [one.name for one in found]
+        ready = next((one for one in waiting if one.after in names), None)
+        if ready is None:
+            raise BadInput(
+                f"step {waiting[0].name}: after: got {waiting[0].after!r}; "
+                f"allowed: {', '.join(names)}"
+            )
+        if ready.name in names:
+            raise BadInput(f"step {ready.name}: registered twice; give each step its own name")
+        found.insert(names.index(str(ready.after)) + 1, ready)
+        waiting.remove(ready)
+    return tuple(found)
+
+
+def step(name: str) -> StepSpec:
+    """The step of this name. Raises BadInput if there is none."""
+    for one in steps():
+        if one.name == name:
+            return one
+    raise BadInput(f"step: got {name!r}; allowed: {', '.join(one.name for one in steps())}")
+
+
+@contextlib.contextmanager
+def signals_stop(context: RunContext) -> Iterator[None]:
+    """Within the block SIGINT and SIGTERM stop the running step.
+
+    A step that watches the stop event ends itself; any other is interrupted by KeyboardInterrupt.
+    """
+
+    def handle(*_: object) -> None:
+        context.stop.set()
+        if context.running is None or step(context.running).on_stop == "raise":
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, handle) for number in (SIGINT, SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def do(context: RunContext, name: str) -> Reference:
+    """Do a step, and before it those earlier steps of the run that are not done yet."""
+    wanted = step(name)
+    for one in steps():
+        if one is wanted:
+            break
+        if not context.run.has(one.artefact):
+            run_step(context, one)
+    return run_step(context, wanted)
+
+
+def run_step(context: RunContext, spec: StepSpec) -> Reference:
+    """Run one step: holds the run, records its status, handles stop and failure. Returns its reference.
+
+    Raises what the step raises; RunHeld if another process holds the run, or took it over meanwhile;
+    MustWait if the run keeps its place in the queue for devices (the caller keeps the hold, and calls
+    again).
+    """
+    run, ledger, me = context.run, context.ledger, context.holder
+    if not run.exists():
+        raise BadInput(f"run: got {run.uri}; there is no such run")
+    if spec.repeatable and run.finished() and run.status().state == "success":
+        return {"run": run.uri, **spec.do(context)}
+    with progress.listening(progress.appended_to(run.work_path / PROGRESS)):
+        started = time.monotonic()
+        progress.emit("step", name=spec.name, state="started", run=run.uri)
+        if not ledger.renew(run.uri, [run.hold], holder=me.name):
+            ledger.take([run.hold], me, run.uri)
+        run.note(state="running", step=spec.name, error=None, holder=me.name)
+        try:
+            context.running = spec.name
+            if context.stop.is_set():
+                raise Interrupted(f"{spec.name}: stopped before it began")
+            with (
+                _disk_full_reported(spec.name, run.work_path),
+                Heartbeat(ledger, run.uri, [run.hold], holder=me.name) as heartbeat,
+            ):
+                reference = spec.do(context)
+            if not (heartbeat.still_held() and context.may_act()):
+                raise RunHeld(f"{run.uri}: another process took over this run during {spec.name}")
+            seconds = time.monotonic() - started
+            took = _steps_with(context, spec, seconds, least_s=reference.get("duration_s", 0.0))
+            if spec is steps()[-1]:
+                run.note(step=None, steps=took, state="success")
+                ledger.release(run.uri, holder=me.name)
+            else:
+                run.note(step=None, steps=took)
+            progress.emit("step", name=spec.name, state="done", seconds=seconds, summary=reference)
+        except MustWait as wait:
+            progress.emit("queue", message=str(wait), run=run.uri, **wait.details)
+            run.note(steps=_steps_with(context, spec, time.monotonic() - started))
+            raise
+        except BaseException as error:
+            _record_failure(context, spec, error, time.monotonic() - started)
+            raise
+        finally:
+            context.running = None
+        return {"run": run.uri, **reference}
+
+
+@contextlib.contextmanager
+def _disk_full_reported(name: str, work_path: Path) -> Iterator[None]:
+    """Turns a full disk of this machine into one line that names the disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK_FULL:
+            raise
+        # The error of a file that was open already has no name.
+        where = error.filename or f"{work_path} or {tempfile.gettempdir()}"
+        raise TrainwrightError(
+            f"{name}: cannot write {where} ({error.strerror}); free some space and start again: "
+            "the run continues where it was"
+        ) from error
+
+
+def _steps_with(
+    context: RunContext, spec: StepSpec, seconds: float, least_s: float = 0.0
+) -> dict[str, float]:
+    """The seconds of the run's steps, with this one's added: a step that is done again took both times.
+
+    `least_s`: what the work itself took, including the time of killed processes, which recorded none.
+    """
+    before = context.run.status().steps
+    total_s = max(before.get(spec.name, 0.0) + seconds, least_s)
+    return before | {spec.name: round(total_s, 3)}
+
+
+def _record_failure(
+    context: RunContext, spec: StepSpec, error: BaseException, seconds: float
+) -> None:
+    """Record how a step ended, give up the hold, and report it to whoever follows."""
+    run, ledger, me = context.run, context.ledger, context.holder
+    ours = (
+        error
+        if isinstance(error, TrainwrightError)
+        else Interrupted(f"{spec.name}: interrupted")
+        if isinstance(error, KeyboardInterrupt)
+        else TrainwrightError(f"{spec.name}: {type(error).__name__}: {error}")
+    )
+    progress.emit("step", name=spec.name, state="failed", error=ours.document())
+    try:
+        if not (context.may_act() and ledger.renew(run.uri, [run.hold], holder=me.name)):
+            return  # another process has taken over the run, and its status
+        try:
+            took = _steps_with(context, spec, seconds)
+            run.note(state=final_state(ours), step=spec.name, error=ours.document(), steps=took)
+        finally:
+            ledger.release(run.uri, [run.hold], holder=me.name)
+    except (OSError, TrainwrightError) as why:  # the caller gets the step's own error
+        progress.emit("notice", message=f"cannot record how {spec.name} ended: {why}")

@@ -1,0 +1,112 @@
+"""Step `estimate`: predicts what a training step costs on each kind of device of the job's pool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainwright.estimator.devices import DEVICE_TYPES
+from trainwright.estimator.predict.calibration import Calibration
+from trainwright.estimator.predict.correction import learn
+from trainwright.estimator.predict.step_time import estimate_step as step_document
+from trainwright.estimator.predict.step_time import predict_curve
+from trainwright.estimator.structure import Structure
+from trainwright.tasks.context import Reference, RunContext
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.estimate import finished_runs, memory_limits
+from trainwright.tasks.runs.artefacts import Estimate
+from trainwright.tasks.runs.run import Run
+from trainwright.tasks.settings import Settings
+from trainwright.tasks.spec.eligibility import require_possible, usable
+from trainwright.tasks.spec.job import check_batch_size
+from trainwright.tasks.spec.pool import load_pool
+
+
+def work(context: RunContext) -> Reference:
+    """Predict time, memory and energy, corrected by what earlier runs measured."""
+    run = context.run
+    found = run.find(Estimate)
+    if found is None:
+        job = run.job()
+        pool = load_pool(job.pool)
+        # Before this machine is measured: what is wrong is reported at once.
+        require_possible(job, pool, usable(pool, job.devices), run.data().train_rows)
+        found = predicted(run)
+        run.write(found)
+    return {
+        "artefact": Estimate.FILE,
+        "mode": found.mode,
+        "device_kinds": len(found.curves),
+        "learned_from": found.learned_from,
+    }
+
+
+def summary(reference: Reference) -> str:
+    """For example: 2 kind(s) of device, calibrated, corrected by 3 earlier run(s)."""
+    learned_from = reference["learned_from"]
+    learned = f", corrected by {learned_from} earlier run(s)" if learned_from else ""
+    return f"{reference['device_kinds']} kind(s) of device, {reference['mode']}{learned}"
+
+
+def predicted(run: Run) -> Estimate:
+    """Time, memory and energy on each kind of device that the pool has currently.
+
+    Earlier runs correct it, and so does what this run's devices were seen to hold.
+    """
+    from trainwright.tasks.estimate.pool_estimate import estimate
+
+    job = run.job()
+    pool = load_pool(job.pool)
+    devices = usable(pool, job.devices)
+    types = {device.type for device in devices}
+    found = estimate(
+        run.read(Structure),
+        devices,
+        settings=run.settings,
+        power=pool.power,
+        backend=job.train.backend,
+        finished=finished_runs.read(run.store_uri, types, run.settings),
+        store=run.store_uri,
+    )
+    return memory_limits.carried_over(found, run.find(Estimate))
+
+
+def estimate_step(
+    structure: Structure,
+    settings: Settings,
+    *,
+    batch_size: int,
+    device_type: str | None = None,
+    calibration: Calibration | None = None,
+    store: str | None = None,
+) -> dict[str, Any]:
+    """Time, memory and energy of one step on a device type, by a calibration or by the datasheet.
+
+    With `store`, the runs that finished there correct a calibrated prediction.
+    """
+    check_batch_size(batch_size)
+    chosen = device_type_of(device_type, calibration)
+    curve = predict_curve(
+        structure,
+        calibration,
+        device_type=chosen,
+        cores=float(calibration.threads) if calibration is not None and chosen == "cpu" else None,
+        speed=1.0 if chosen == "emulated" else None,
+        batch_size=batch_size,
+    )
+    if store is not None:
+        curve = learn(curve, finished_runs.read(store, [curve.device_type], settings))
+    return step_document(curve, batch_size)
+
+
+def device_type_of(device_type: str | None, calibration: Calibration | None) -> str:
+    """The device type asked for. Raises BadInput if it is unknown, or not the calibration's."""
+    chosen = device_type or (calibration.device_type if calibration else "cpu")
+    if chosen not in DEVICE_TYPES:
+        raise BadInput(
+            f"device type: got {chosen[:80]!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}"
+        )
+    if calibration is not None and calibration.device_type != chosen:
+        raise BadInput(
+            f"device type: got {chosen!r}; the calibration is of {calibration.device_type}"
+        )
+    return chosen

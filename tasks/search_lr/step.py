@@ -1,0 +1,52 @@
+"""Step `search_lr`: finds the learning rate on the real model and data, on the leased devices."""
+
+from __future__ import annotations
+
+from trainwright.tasks.allocate.acquire import on_devices
+from trainwright.tasks.allocate.step import replanner_of
+from trainwright.tasks.context import Reference, RunContext
+from trainwright.tasks.runs.artefacts import LearningRateSearch
+
+
+def work(context: RunContext) -> Reference:
+    """Search; or take the rate that the job names, or that of the run that is replayed."""
+    from trainwright.tasks.search_lr.learning_rate import search_learning_rate
+    from trainwright.tasks.search_lr.plot import plot
+    from trainwright.tasks.train.step import request_of
+
+    run = context.run
+    search = run.find(LearningRateSearch)
+    if search is None:
+        given = run.job().train.learning_rate
+        if context.replay is not None:
+            replayed = context.replay.read(LearningRateSearch)
+            search = replayed.model_copy(update={"source": "replayed"})
+        elif given != "auto":
+            search = LearningRateSearch(
+                learning_rate=given,
+                interval=(given, given),
+                source="given",
+                reason="the job names it",
+            )
+        else:
+            search = on_devices(
+                context,
+                lambda halt, _: search_learning_rate(request_of(context), stop=halt),
+                "the search for the learning rate",
+                again=replanner_of(context),
+            )
+            run.objects.put("lr_search.html", plot(search).encode())
+        run.write(search)
+    return {
+        "artefact": LearningRateSearch.FILE,
+        "learning_rate": search.learning_rate,
+        "interval": list(search.interval),
+        "source": search.source,
+    }
+
+
+def summary(reference: Reference) -> str:
+    """For example: learning rate 0.0123 (0.0041 to 0.037, searched)."""
+    low, high = reference["interval"]
+    between = f"{low:.2g} to {high:.2g}, " if low < high else ""
+    return f"learning rate {reference['learning_rate']:.3g} ({between}{reference['source']})"

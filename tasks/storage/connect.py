@@ -1,0 +1,64 @@
+"""Opens a store by its URI, with the credentials that the settings hold."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from trainwright.infra.local import s3_access
+from trainwright.tasks.errors import BadInput, ServiceUnreachable
+from trainwright.tasks.settings import Settings
+from trainwright.tasks.storage.folder import FolderStore
+from trainwright.tasks.storage.objects import checked_key
+from trainwright.tasks.storage.s3 import S3Store
+
+_PORT = r"[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5]"
+_ENDPOINT = re.compile(rf"https?://([A-Za-z0-9._-]+|\[[0-9a-fA-F:]+\])(:({_PORT}))?/?")
+
+
+def open_store(
+    uri: str, settings: Settings, *, patience_s: float | None = None
+) -> FolderStore | S3Store:
+    """The store at `s3://bucket/prefix` or `file:///folder`. Connects when it is first used.
+
+    `patience_s`: without an answer for this long, the store counts as unreachable, and no request is
+    tried again; by default requests are retried. Raises BadInput for any other URI, ServiceUnreachable
+    if the embedded S3 server was never started.
+    """
+    split = urlsplit(uri)
+    if split.scheme == "file" and split.netloc in ("", "localhost") and split.path:
+        folder = Path(unquote(split.path))
+        if file := next((one for one in (folder, *folder.parents) if os.path.isfile(one)), None):
+            raise BadInput(f"store: got {uri!r}; {file} is a file; allowed: a folder")
+        return FolderStore(folder)
+    if split.scheme != "s3" or not re.match(r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$", split.netloc):
+        raise BadInput(f"store: got {uri!r}; allowed: s3://bucket/prefix or file:///folder")
+    prefix = split.path.strip("/")
+    if prefix:
+        checked_key(prefix)
+    endpoint, credentials = settings.s3_endpoint, settings.s3_credentials()
+    if endpoint is None:
+        try:
+            embedded = s3_access(settings.home)
+        except OSError as error:
+            raise ServiceUnreachable(
+                "S3 server: none was set up here; start the embedded one with `trainwright up`, or set "
+                "TRAINWRIGHT_S3_ENDPOINT, TRAINWRIGHT_S3_ACCESS_KEY and TRAINWRIGHT_S3_SECRET_KEY",
+                service="s3",
+                address="127.0.0.1",
+            ) from error
+        endpoint, credentials = (
+            embedded.endpoint,
+            credentials or (embedded.access_key, embedded.secret_key),
+        )
+    if credentials is None:  # the embedded server's keys are not shown to another server
+        raise BadInput(
+            "TRAINWRIGHT_S3_ACCESS_KEY, TRAINWRIGHT_S3_SECRET_KEY: not set, and needed with TRAINWRIGHT_S3_ENDPOINT"
+        )
+    if not _ENDPOINT.fullmatch(endpoint):  # not told: it may hold a password
+        raise BadInput(
+            "TRAINWRIGHT_S3_ENDPOINT: allowed: http(s)://host:port, without user, password or path"
+        )
+    return S3Store(split.netloc, prefix, endpoint, *credentials, settings.s3_region, patience_s)

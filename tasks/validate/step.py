@@ -1,0 +1,104 @@
+"""Step `validate`: checks the data before anything is allocated, and stores what it found."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from trainwright.tasks import progress
+from trainwright.tasks.context import Reference, RunContext
+from trainwright.tasks.errors import BadInput, CorruptArtefact, DataRejected, ServiceUnreachable
+from trainwright.tasks.runs.artefacts import Plan, Validation
+from trainwright.tasks.settings import Settings
+from trainwright.tasks.spec.documents import validated
+from trainwright.tasks.spec.job import DataSpec, Job
+from trainwright.tasks.storage.connect import open_store
+from trainwright.tasks.storage.objects import ObjectStore
+
+
+def work(context: RunContext) -> Reference:
+    """Check the run's data. Raises DataRejected, after storing the result, if it fails."""
+    from trainwright.tasks.data import dataset
+    from trainwright.tasks.data.sources import localized
+    from trainwright.tasks.validate.check import failure_line, validate
+
+    run, job = context.run, context.run.job()
+    data = localized(job.data, context.settings)
+    earlier = run.find(Validation)
+    root = run.root()
+    if earlier is not None and earlier.success and earlier.data is not None:
+        if dataset.load(data).schema.sha256 == earlier.data.sha256:
+            return _reference(earlier)
+        if run.find(Plan) is not None:
+            raise BadInput(
+                f"{job.data.uri}: the data changed since {run.uri} began; --new starts a new run with it"
+            )
+    validation = validate(data, seed=job.train.seed, kept_suite=kept_suite(root, job))
+    run.write(validation)
+    if not validation.success:
+        raise DataRejected(failure_line(validation), artefact=f"{run.uri}/{Validation.FILE}")
+    if validation.suite_source == "inferred":
+        root.create(_suite_key(job), json.dumps(validation.suite, indent=1).encode())
+    return _reference(validation)
+
+
+def _reference(validation: Validation) -> Reference:
+    return {
+        "artefact": Validation.FILE,
+        "success": validation.success,
+        "expectations": len(validation.expectations),
+        "rows": validation.data.rows if validation.data else 0,
+        "suite": validation.suite_source,
+    }
+
+
+def summary(reference: Reference) -> str:
+    """For example: 1797 rows meet 196 expectations (inferred)."""
+    return (
+        f"{reference['rows']} rows meet {reference['expectations']} expectations "
+        f"({reference['suite']})"
+    )
+
+
+def _suite_key(job: Job) -> str:
+    return f"suites/{job.name}.json"
+
+
+def kept_suite(root: ObjectStore, job: Job) -> list[dict[str, Any]] | None:
+    """The suite that the job's first run inferred; None if there is none or the job names its own."""
+    try:
+        return None if job.data.expectations else json.loads(root.get(_suite_key(job)))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        raise CorruptArtefact(
+            f"{root.uri}/{_suite_key(job)}: not JSON; delete it, and the next run infers it again"
+        ) from None
+
+
+def validate_job(job: Job, settings: Settings) -> Validation:
+    """Check a job's data without a run, against the suite of its earlier runs if the store has one."""
+    from trainwright.tasks.data.sources import localized
+    from trainwright.tasks.validate.check import validate
+
+    suite = None
+    try:
+        suite = kept_suite(open_store(settings.store, settings), job)
+    except ServiceUnreachable as error:
+        progress.emit("notice", message=f"the suite of earlier runs is not used: {error}")
+    return validate(localized(job.data, settings), seed=job.train.seed, kept_suite=suite)
+
+
+def validate_data(data: dict[str, Any], settings: Settings) -> Reference:
+    """Check data described as in a job file. Returns a summary; raises DataRejected if it fails."""
+    from trainwright.tasks.data.sources import localized
+    from trainwright.tasks.validate.check import failure_line, validate
+
+    validation = validate(localized(validated(DataSpec, data, "data"), settings))
+    if not validation.success:
+        raise DataRejected(failure_line(validation))
+    return {
+        "success": True,
+        "expectations": len(validation.expectations),
+        "rows": validation.checked_rows,
+    }

@@ -1,0 +1,43 @@
+"""A test's way in: settings of the test's environment, and runs opened and worked on with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainwright.tasks import chain
+from trainwright.tasks.context import Reference, RunContext
+from trainwright.tasks.leases.ledger import Holder, Ledger
+from trainwright.tasks.runs.run import Run
+from trainwright.tasks.settings import Settings
+from trainwright.tasks.spec.job import Job
+
+
+def settings() -> Settings:
+    """The settings that the environment holds now."""
+    return Settings.from_environment()
+
+
+def ledger() -> Ledger:
+    """The ledger of the settings."""
+    return Ledger(settings().ledger_url)
+
+
+def run_at(uri: str) -> Run:
+    """The run at a URI."""
+    return Run(uri, settings())
+
+
+def open_for(job: Job, holder: Holder, **terms: Any) -> Run:
+    """The run that works on a job, held by a holder."""
+    return RunContext.open(job, settings(), holder, **terms).run
+
+
+def attach(run: Run, **terms: Any) -> RunContext:
+    """The run, on behalf of the holder that its status names."""
+    return RunContext.attach(run, **terms)
+
+
+def do(run: Run, name: str, replay: str | None = None, **terms: Any) -> Reference:
+    """Do a step of the run, and the missing ones before it."""
+    replayed = run_at(replay) if replay is not None else None
+    return chain.do(attach(run, replay=replayed, **terms), name)
