@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from trainwright.tasks.settings import Settings
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="a job file (YAML or JSON)")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="set a field of the job; repeatable"),
+]
 PoolFile = Annotated[
     Path | None, typer.Option("--pool", metavar="FILE", help="a pool file; overrides the job's")
 ]

@@ -7,14 +7,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainwright.tasks.cli.options import Debug, JobFile, Json, PoolFile, print_json, print_model
+from trainwright.tasks.cli.options import (
+    Debug,
+    JobFile,
+    Json,
+    PoolFile,
+    Set,
+    print_json,
+    print_model,
+)
 
 if TYPE_CHECKING:
     from trainwright.tasks.runs.artefacts import JointPlan
 
 
 def validate(
-    job: JobFile, pool: PoolFile = None, as_json: Json = False, debug: Debug = False
+    job: JobFile,
+    pool: PoolFile = None,
+    changes: Set = None,
+    as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Check a job's data against its expectations."""
     from trainwright.tasks.cli.screens import console
@@ -25,7 +37,7 @@ def validate(
     from trainwright.tasks.validate.step import validate_job
 
     with console.err.status("checking the data with Great Expectations"):
-        result = validate_job(load_job(job, pool), Settings.from_environment())
+        result = validate_job(load_job(job, pool, changes or ()), Settings.from_environment())
     if as_json and result.success:
         print_model(result)
     elif not as_json:
@@ -64,6 +76,7 @@ def plan(
         ),
     ],
     pool: PoolFile = None,
+    changes: Set = None,
     calibration: Annotated[
         list[Path] | None,
         typer.Option("--calibration", metavar="FILE", help="from `calibrate --out`"),
@@ -96,7 +109,9 @@ def plan(
     measured = [given(file) for file in calibration or []]
     if len(jobs) > 1:
         with console.working("tracing the models, predicting, planning"):
-            joint = plan_jobs([load_job(job, pool) for job in jobs], settings, measured)
+            joint = plan_jobs(
+                [load_job(job, pool, changes or ()) for job in jobs], settings, measured
+            )
         if as_json and joint.feasible:
             print_model(joint)
         elif not as_json:
@@ -111,7 +126,7 @@ def plan(
             )
         return
     with console.working("tracing the model, predicting, planning"):
-        result = plan_job(load_job(jobs[0], pool), settings, measured)
+        result = plan_job(load_job(jobs[0], pool, changes or ()), settings, measured)
     if plot is not None:
         write_front(result, plot)
     if as_json:

@@ -19,6 +19,7 @@ from trainwright.tasks.cli.options import (
     Json,
     New,
     PoolFile,
+    Set,
     Store,
     print_json,
     print_model,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 def run(
     job: JobFile,
     pool: PoolFile = None,
+    changes: Set = None,
     new: New = False,
     replay: Annotated[
         str | None,
@@ -53,7 +55,7 @@ def run(
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell ignores SIGINT for background jobs
         signal.signal(number, signal.default_int_handler)
     settings = Settings.from_environment()
-    chosen = load_job(job, pool)
+    chosen = load_job(job, pool, changes or ())
     if chosen.model is None:
         raise BadInput(f"{job}: model: required field is missing; this step needs a model")
     if replay is not None:
@@ -68,6 +70,7 @@ def run(
 def _in_process(
     job: Path,
     pool: Path | None,
+    changes: list[str] | None,
     store: str | None,
     name: str,
     *,
@@ -87,7 +90,7 @@ def _in_process(
     from trainwright.tasks.spec.job import load_job
 
     settings = Settings.from_environment()
-    chosen = load_job(job, pool)
+    chosen = load_job(job, pool, changes or ())
     given = None
     if plan_file is not None:
         given = parsed(Plan, read_named(plan_file, "--plan"), f"--plan: {plan_file}")
@@ -117,6 +120,7 @@ def _in_process(
 def search_lr(
     job: JobFile,
     pool: PoolFile = None,
+    changes: Set = None,
     store: Store = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -125,7 +129,7 @@ def search_lr(
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.runs.artefacts import LearningRateSearch
 
-    run = _in_process(job, pool, store, "search_lr")
+    run = _in_process(job, pool, changes, store, "search_lr")
     result = run.read(LearningRateSearch)
     if as_json:
         print_model(result)
@@ -143,6 +147,7 @@ def search_lr(
 def train(
     job: JobFile,
     pool: PoolFile = None,
+    changes: Set = None,
     new: New = False,
     plan_file: Annotated[
         Path | None, typer.Option("--plan", metavar="FILE", help="a plan.json to train by")
@@ -155,7 +160,7 @@ def train(
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.runs.summary import summary
 
-    run = _in_process(job, pool, store, "train", plan_file=plan_file, new=new)
+    run = _in_process(job, pool, changes, store, "train", plan_file=plan_file, new=new)
     run.note(state="success", step=None)
     document = summary(run)
     print_json(document) if as_json else console.show_run(document)

@@ -6,6 +6,7 @@ Paths in a job file are relative to the file; `load_job` makes them absolute. RE
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,7 @@ from trainwright.tasks.spec.documents import (
     Duration,
     Wait,
     matching,
+    parse_text,
     read_mapping,
     validated,
 )
@@ -323,17 +325,24 @@ class Job(Document):
         return self.promotion is not None and self.promotion.require_approval
 
 
-def load_job(source: str | Path | dict[str, Any], pool: str | Path | None = None) -> Job:
+def load_job(
+    source: str | Path | dict[str, Any],
+    pool: str | Path | None = None,
+    changes: Sequence[str] = (),
+) -> Job:
     """The job in a file, or in a mapping (as an Airflow parameter carries it).
 
-    `pool` overrides the job's pool. Paths become absolute: relative to the job's file, or to the current folder for a
-    mapping and for `pool`. Raises BadInput with one line.
+    `changes` are assignments such as `train.epochs=3`; `pool` overrides the job's pool. Paths become
+    absolute: relative to the job's file; for a mapping, `changes` and `pool` to the current folder.
+    Raises BadInput with one line.
     """
     if isinstance(source, dict):
         values, base, name = source, Path.cwd(), "job"
     else:
         path = Path(source).absolute()
         values, base, name = read_mapping(path), path.parent, str(source)
+    for change in changes:
+        values = changed(values, change)
     job = validated(Job, values, name)
     require_share(job, name)
     data = job.data.model_copy(
@@ -349,6 +358,33 @@ def load_job(source: str | Path | dict[str, Any], pool: str | Path | None = None
         str(Path(pool).absolute()) if pool is not None else job.pool and _absolute(job.pool, base)
     )
     return job.model_copy(update={"data": data, "model": model, "pool": chosen})
+
+
+_FILES = ("data.uri", "data.expectations", "pool")
+
+
+def changed(values: dict[str, Any], change: str) -> dict[str, Any]:
+    """A job's mapping with one field set, as `FIELD=VALUE` says: FIELD dotted, VALUE in YAML.
+
+    Raises BadInput if that is no assignment, or FIELD leads through a value that has no fields.
+    """
+    field, equals, text = change.partition("=")
+    parts = field.split(".")
+    if not equals or not all(part.isidentifier() for part in parts):
+        raise BadInput(f"--set: got {change!r}; allowed: FIELD=VALUE, such as train.epochs=3")
+    value = parse_text(f"value: {text}", f"--set {field}")["value"]
+    if isinstance(value, str) and (field in _FILES or (field == "model.source" and "/" in value)):
+        value = _absolute(value, Path.cwd())
+    made: dict[str, Any] = dict(values)
+    inside = made
+    for part in parts[:-1]:
+        below = inside.get(part)
+        if below is not None and not isinstance(below, dict):
+            raise BadInput(f"--set {field}: {part} is {below!r:.80}, which has no fields")
+        inside[part] = dict(below or {})
+        inside = inside[part]
+    inside[parts[-1]] = value
+    return made
 
 
 def require_share(job: Job, name: str) -> None:

@@ -218,3 +218,39 @@ def test_batch_bounds_may_be_whole_numbers_in_any_writing() -> None:
         {"name": "j", "data": {"uri": "builtin:digits"}, "train": {"batch_bounds": (16.0, 64)}}
     )
     assert job.train.batch_bounds == (16, 64)
+
+
+def test_fields_are_set_from_outside_by_their_dotted_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path)
+    changes = [
+        "train.epochs=3",
+        "train.optimizer.name=sgd",
+        "data.uri=d.csv",
+        "devices.types=[cpu]",
+    ]
+    job = load_job(path, changes=[*changes, "train.target={metric: accuracy, value: 0.9}"])
+    assert (job.train.epochs, job.train.optimizer.name) == (3, "sgd")
+    assert job.data.uri == str(tmp_path / "d.csv")
+    assert job.devices.types == ["cpu"]
+    assert job.train.target is not None
+    assert load_job(path, changes=["model=null"]).model is None
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("train.epochs", "--set: got 'train.epochs'; allowed: FIELD=VALUE"),
+        ("train..epochs=3", "--set: got 'train..epochs=3'; allowed: FIELD=VALUE"),
+        ("name.first=x", "--set name.first: name is 'small', which has no fields"),
+        ("train.epochs=many", "train.epochs: got 'many'; allowed: a number"),
+        ("train.epoch=3", "train.epoch: unknown field; allowed: "),
+        ("train.seed=[", "--set train.seed: not valid YAML or JSON"),
+    ],
+)
+def test_an_assignment_that_is_none_is_one_line(tmp_path: Path, change: str, says: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        load_job(write(tmp_path), changes=[change])
+    assert says in str(raised.value)
