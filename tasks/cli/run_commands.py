@@ -48,9 +48,9 @@ def run(
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.cli.screens.run_view import Watch
     from trainwright.tasks.runs.run import resolve
-    from trainwright.tasks.runs.summary import summary
     from trainwright.tasks.settings import Settings
     from trainwright.tasks.spec.job import load_job
+    from trainwright.tasks.summary import summary
 
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell ignores SIGINT for background jobs
         signal.signal(number, signal.default_int_handler)
@@ -158,7 +158,7 @@ def train(
 ) -> None:
     """Train a job in this process's care, without Airflow; the steps before it are done where they are missing."""
     from trainwright.tasks.cli.screens import console
-    from trainwright.tasks.runs.summary import summary
+    from trainwright.tasks.summary import summary
 
     run = _in_process(job, pool, changes, store, "train", plan_file=plan_file, new=new)
     run.note(state="success", step=None)
@@ -294,8 +294,8 @@ def show(
     """Show a run: what was predicted and measured, where things are."""
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.runs.run import resolve
-    from trainwright.tasks.runs.summary import summary
     from trainwright.tasks.settings import Settings
+    from trainwright.tasks.summary import summary
 
     chosen = resolve(run_id, Settings.from_environment(), store)
     if report is not None:

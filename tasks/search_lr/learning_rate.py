@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
@@ -22,13 +21,13 @@ from trainwright.tasks.runs.artefacts import (
     LearningRateTrial,
 )
 from trainwright.tasks.train.worker import lr_trials
+from trainwright.tasks.train.worker.lr_curve import course, smooth
 
 if TYPE_CHECKING:
     from trainwright.tasks.train import TrainRequest
 
 STEPS = 90
 LADDERS = {"sgd": (1e-4, 10.0), "momentum": (1e-5, 3.0), "adam": (1e-5, 1.0), "adamw": (1e-5, 1.0)}
-SMOOTHING = 0.85
 _DEGREE = 5
 _LEARNS = 0.1  # share of the whole fall of the loss at which learning has begun
 
@@ -36,15 +35,6 @@ _LEARNS = 0.1  # share of the whole fall of the loss at which learning has begun
 def ladder(low: float, high: float, steps: int) -> list[float]:
     """Rates from low to high, each the same factor above the one before."""
     return [low * (high / low) ** (number / (steps - 1)) for number in range(steps)]
-
-
-def smooth(values: Sequence[float]) -> list[float]:
-    """Exponential moving average without the bias of its start: m_k / (1 − β^k)."""
-    smoothed, mean = [], 0.0
-    for count, value in enumerate(values, start=1):
-        mean = SMOOTHING * mean + (1 - SMOOTHING) * value
-        smoothed.append(mean / (1 - SMOOTHING**count))
-    return smoothed
 
 
 def choose(points: Sequence[tuple[float, float, float | None]]) -> LearningRateSearch:
@@ -74,7 +64,7 @@ def choose(points: Sequence[tuple[float, float, float | None]]) -> LearningRateS
         )
         for k, (rate, raw, seen) in enumerate(finite)
     ]
-    least, begin, noise, gone = _course(raw_loss, loss)
+    least, begin, noise, gone = course(raw_loss, loss)
     fall = begin - loss[least]
     broken = points[len(finite)][0] if len(finite) < len(points) else None
     diverged_at = rates[gone] if gone is not None else broken
@@ -102,38 +92,6 @@ def choose(points: Sequence[tuple[float, float, float | None]]) -> LearningRateS
         diverged_at=diverged_at,
         plot="lr_search.html",
     )
-
-
-def runaway_rate(points: Sequence[tuple[float, float, float | None]]) -> float | None:
-    """The rate at which a ramp's loss runs away, or its last; None without one loss that is a number."""
-    finite = list(itertools.takewhile(lambda point: math.isfinite(point[1]), points))
-    if not finite:
-        return None
-    raw_loss = [value for _, value, _ in finite]
-    gone = _course(raw_loss, smooth(raw_loss))[-1]
-    return finite[gone][0] if gone is not None else points[min(len(finite), len(points) - 1)][0]
-
-
-def _course(raw_loss: list[float], loss: list[float]) -> tuple[int, float, float, int | None]:
-    """Where the smoothed loss is least, what it began with, its noise, and from where on it is gone for good (or None)."""
-    least = min(range(len(loss)), key=loss.__getitem__)
-    begin = statistics.median(
-        raw_loss[: max(3, len(raw_loss) // 9)]
-    )  # one odd first batch does not move it
-    fall, noise = begin - loss[least], _noise(raw_loss[: max(least, 8)])
-    bound = loss[least] + max(0.5 * fall, 0.05 * abs(begin), noise)
-    last = max((k for k in range(len(loss)) if loss[k] <= bound), default=least)
-    return least, begin, noise, last + 1 if last + 1 < len(loss) else None
-
-
-def _noise(losses: Sequence[float]) -> float:
-    """A fall that chance alone hardly makes: 1.5 deviations, from neighbouring steps, so that the fall itself is not in it.
-
-    For normal noise the median |difference| is 0.954 σ. Smoothing leaves 0.28 σ, and its least of 90 lies about 2.2 of those
-    below the mean; the start's median adds its own.
-    """
-    steps = [abs(after - before) for before, after in itertools.pairwise(losses)]
-    return 1.5 * statistics.median(steps) / 0.954 if steps else 0.0
 
 
 def _fallback(

@@ -21,8 +21,8 @@ import yaml
 
 from trainwright.tasks.leases.ledger import Ledger
 from trainwright.tasks.runs.run import Run, list_runs
-from trainwright.tasks.runs.summary import summary
 from trainwright.tasks.store import verify
+from trainwright.tasks.summary import summary
 
 JOBS = Path(__file__).parents[2] / "dags" / "jobs"
 TRAINWRIGHT = [sys.executable, "-m", "trainwright.tasks.cli.main"]

@@ -21,8 +21,8 @@ from trainwright.tasks.runs.artefacts import (
 )
 from trainwright.tasks.runs.listing import MOST_ROWS, Listing, RunRow
 from trainwright.tasks.runs.run import Run
-from trainwright.tasks.runs.summary import summary
 from trainwright.tasks.settings import Settings
+from trainwright.tasks.summary import summary
 from trainwright.tasks.train.record import live
 from trainwright.tasks.train.record.metrics import warm_up
 

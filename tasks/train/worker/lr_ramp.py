@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainwright.tasks.errors import TrainingFailed
-from trainwright.tasks.search_lr.learning_rate import runaway_rate
 from trainwright.tasks.train.batch.sampling import epoch_order, split_among
 from trainwright.tasks.train.channel import Channel
 from trainwright.tasks.train.rank.rank import Rank
 from trainwright.tasks.train.worker import lr_trials
+from trainwright.tasks.train.worker.lr_curve import runaway_rate
 from trainwright.tasks.train.worker.snapshot import Snapshot
 from trainwright.tasks.train.world import World
 

@@ -29,10 +29,10 @@ from trainwright.tasks.search_lr.learning_rate import (
     STEPS,
     choose,
     ladder,
-    smooth,
     with_trials,
 )
 from trainwright.tasks.train.request import Searched
+from trainwright.tasks.train.worker.lr_curve import smooth
 from trainwright.tasks.train.worker.lr_trials import trial_steps
 
 SEEDS, OTHER_SEEDS = (0, 1, 2), (3, 4, 5)

@@ -22,8 +22,8 @@ from trainwright.tasks.leases.ledger import Holder
 from trainwright.tasks.runs.artefacts import Result
 from trainwright.tasks.runs.listing import Listing
 from trainwright.tasks.runs.run import Run, open_run
-from trainwright.tasks.runs.summary import summary
 from trainwright.tasks.spec.job import Job
+from trainwright.tasks.summary import summary
 
 JOB = {"name": "alone", "data": {"uri": "builtin:digits"}}
 WORKER = """

@@ -16,13 +16,12 @@ from trainwright.tasks.errors import TrainingFailed
 from trainwright.tasks.runs.artefacts import LearningRateSearch
 from trainwright.tasks.search_lr.learning_rate import (
     LADDERS,
-    SMOOTHING,
     STEPS,
     choose,
     ladder,
-    smooth,
 )
 from trainwright.tasks.search_lr.plot import plot
+from trainwright.tasks.train.worker.lr_curve import SMOOTHING, smooth
 
 RATES = ladder(1e-5, 1.0, STEPS)
 Points = list[tuple[float, float, float | None]]

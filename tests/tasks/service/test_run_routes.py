@@ -15,7 +15,7 @@ from finished_run import begin_run, finished_training, write_metrics
 from serving import READ, RUN, client, serving
 
 from trainwright.tasks.runs.listing import RunRow
-from trainwright.tasks.runs.summary import summary
+from trainwright.tasks.summary import summary
 
 SCRIPT = "<script>alert(1)</script>"
 
