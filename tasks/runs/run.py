@@ -39,7 +39,7 @@ _URI = re.compile(
 )
 
 
-_AFRESH = "; where the run is unfinished, --new begins another"
+_AFRESH = "; if the run is unfinished, --new starts a new run"
 MOST_CHANGES = 3
 """So many of the differences between two jobs are named."""
 

@@ -16,14 +16,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainwright.tasks import progress
 from trainwright.tasks.cli.main import main
 
 TRAINWRIGHT = [sys.executable, "-m", "trainwright.tasks.cli.main"]
 
 
 def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`trainwright ARGS` with these variables; listeners and signal handlers are afterwards as they were."""
+    """`trainwright ARGS` with these variables; signal handlers are afterwards as they were."""
     out, err = io.StringIO(), io.StringIO()
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -31,7 +30,6 @@ def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
         contextlib.redirect_stderr(err),
     ):
         patch.setattr(sys, "argv", ["trainwright", *args])
-        patch.setattr(progress, "_listeners", [])
         for name, value in environment.items():
             patch.setenv(name, value)
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

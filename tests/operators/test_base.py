@@ -38,10 +38,10 @@ def test_a_dag_that_trains_again_does_not_get_the_first_runs_model(
 ) -> None:
     store = (tmp_path / "store").as_uri()
     job = _job(tmp_path)
-    first = TrainOperator(task_id="train", job=job, store=store).open(context("first day"))
+    first = TrainOperator(task_id="train", job=job, store=store).open(context("first day")).run
     first.write(finished_training((tmp_path / "other").as_uri()).read(Result))
     Ledger(doors.settings().ledger_url).release(first.uri)
-    opened = TrainOperator(task_id="train", job=job, store=store).open(context("second day"))
+    opened = TrainOperator(task_id="train", job=job, store=store).open(context("second day")).run
     assert opened.uri != first.uri
     assert [lease.run for lease in Ledger(doors.settings().ledger_url).held()] == [opened.uri]
 
@@ -49,16 +49,17 @@ def test_a_dag_that_trains_again_does_not_get_the_first_runs_model(
 def test_the_steps_of_one_dag_run_share_a_run(home: Path, tmp_path: Path) -> None:
     store = (tmp_path / "store").as_uri()
     job = _job(tmp_path)
-    first = ExtractOperator(task_id="extract", job=job, store=store).open(context("day"))
+    first = ExtractOperator(task_id="extract", job=job, store=store).open(context("day")).run
     Ledger(doors.settings().ledger_url).release(first.uri)
     assert (
-        TrainOperator(task_id="train", job=job, store=store).open(context("day")).uri == first.uri
+        TrainOperator(task_id="train", job=job, store=store).open(context("day")).run.uri
+        == first.uri
     )
     assert len(list(list_runs(store, doors.settings(), "small"))) == 1
 
 
 def test_an_operator_without_run_and_job_says_so(home: Path) -> None:
-    with pytest.raises(BadInput, match="neither `run` nor `job`"):
+    with pytest.raises(BadInput, match="pass either `run` or `job`"):
         TrainOperator(task_id="train").open(context("day"))
 
 

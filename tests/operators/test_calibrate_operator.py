@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import doors
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
@@ -52,7 +53,7 @@ def test_what_no_retry_can_mend_fails_at_once(
 
 
 def test_while_another_measures_the_same_it_is_left_to_a_retry(home: Path, tmp_path: Path) -> None:
-    path = cached(1)
+    path = cached(1, doors.settings())
     path.parent.mkdir(parents=True)
     operator = CalibrateOperator(task_id="calibrate", store=(tmp_path / "store").as_uri())
     with locked(path.with_name(f"{path.name}.lock"), wait=False), pytest.raises(RunHeld):

@@ -33,13 +33,11 @@ from trainwright.operators.hooks import (
     HostHook,
     LedgerHook,
     StoreHook,
-    connected,
+    settings_in_triggerer,
     settings_of,
-    values_of,
 )
 from trainwright.operators.provider import get_provider_info
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.settings import overridden
 from trainwright.tasks.spec.pool import Ssh
 from trainwright.tasks.ssh import ssh_command
 from trainwright.tasks.storage.connect import open_store
@@ -142,10 +140,10 @@ def test_a_store_connection_takes_the_place_of_the_environment_and_leaves_it_as_
     monkeypatch.setenv("AIRFLOW_CONN_MY_STORE", json.dumps(connection))
     monkeypatch.setenv("TRAINWRIGHT_S3_SECRET_KEY", "wrong")
     before = dict(os.environ)
-    with connected({"store_conn_id": "my_store"}):
-        store = open_store(doors.settings().store)
-        store.put("a", b"1")
-        assert (store.uri, store.get("a")) == ("s3://by-connection/here", b"1")
+    settings = settings_of({"store_conn_id": "my_store"})
+    store = open_store(settings.store, settings)
+    store.put("a", b"1")
+    assert (store.uri, store.get("a")) == ("s3://by-connection/here", b"1")
     assert dict(os.environ) == before
     assert StoreHook("my_store").test_connection() == (True, "the store answers")
 
@@ -154,8 +152,7 @@ def test_a_store_connection_without_a_store_has_the_keys_of_the_configured_one(
     s3: S3Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW__TRAINWRIGHT__STORE", "s3://by-configuration/here")
-    monkeypatch.setenv("TRAINWRIGHT_STORE", "")  # put back after the test
-    monkeypatch.delenv("TRAINWRIGHT_STORE")
+    monkeypatch.delenv("TRAINWRIGHT_STORE", raising=False)
     connection = {
         "conn_type": "trainwright_store",
         "host": s3.endpoint,
@@ -164,9 +161,9 @@ def test_a_store_connection_without_a_store_has_the_keys_of_the_configured_one(
     }
     monkeypatch.setenv("AIRFLOW_CONN_MY_STORE", json.dumps(connection))
     monkeypatch.setenv("TRAINWRIGHT_S3_SECRET_KEY", "wrong")
-    with connected({"store_conn_id": "my_store"}):
-        open_store(doors.settings().store).put("a", b"1")
-        assert doors.settings().store == "s3://by-configuration/here"
+    settings = settings_of({"store_conn_id": "my_store"})
+    open_store(settings.store, settings).put("a", b"1")
+    assert settings.store == "s3://by-configuration/here"
     assert StoreHook("my_store").test_connection() == (True, "the store answers")
 
 
@@ -174,8 +171,8 @@ def test_a_store_connection_without_keys_is_told_and_no_others_keys_are_used() -
     connection = Connection(conn_id="c", conn_type="trainwright_store", host="http://other:9000")
     with pytest.raises(BadInput, match="connection c: needs endpoint, access key and secret key"):
         StoreHook.variables(connection, {"store": "s3://bucket"})
-    with overridden(StoreHook.variables(connection, {"store": "file:///f"})):
-        assert doors.settings().s3_credentials() is None
+    with_it = doors.settings().replaced(StoreHook.variables(connection, {"store": "file:///f"}))
+    assert with_it.s3_credentials() is None
 
 
 @given(st.text(min_size=1, max_size=30), st.text(min_size=1, max_size=30))
@@ -215,7 +212,9 @@ def test_a_ledger_connection_leads_to_its_database(
 
 
 @pytest.mark.parametrize(
-    "asked", [values_of, lambda ids: asyncio.run(settings_of(ids))], ids=["worker", "triggerer"]
+    "asked",
+    [settings_of, lambda ids: asyncio.run(settings_in_triggerer(ids))],
+    ids=["worker", "triggerer"],
 )
 def test_no_log_of_a_worker_or_triggerer_shows_the_ledgers_url(
     asked: Any, monkeypatch: pytest.MonkeyPatch
@@ -229,7 +228,7 @@ def test_no_log_of_a_worker_or_triggerer_shows_the_ledgers_url(
         "password": password,
     }
     monkeypatch.setenv("AIRFLOW_CONN_MY_LEDGER", json.dumps(connection))
-    url = asked({"ledger_conn_id": "my_ledger"})["TRAINWRIGHT_LEDGER"]
+    url = asked({"ledger_conn_id": "my_ledger"}).ledger_url
     assert make_url(url).password == password
     assert url not in str(redact(f"can't reach {url}"))
 
@@ -265,16 +264,16 @@ def test_a_hosts_connection_is_how_ssh_logs_in_where_the_pool_says_nothing(
         "BatchMode=yes",
     ):
         assert option in command
-    with connected({"ssh_conn_id": "hosts"}):
-        assert "User=bob" in ssh_command("10.0.0.1", Ssh(user="bob"))
-        assert "Port=2222" in ssh_command("10.0.0.1", Ssh(user="bob"))
-    assert "Port=2222" not in ssh_command("10.0.0.1")
+    settings = settings_of({"ssh_conn_id": "hosts"})
+    assert "User=bob" in ssh_command("10.0.0.1", settings, Ssh(user="bob"))
+    assert "Port=2222" in ssh_command("10.0.0.1", settings, Ssh(user="bob"))
+    assert "Port=2222" not in ssh_command("10.0.0.1", doors.settings())
 
 
 def test_a_port_that_is_none_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINWRIGHT_SSH_PORT", "ssh")
     with pytest.raises(BadInput, match=r"TRAINWRIGHT_SSH.*port"):
-        ssh_command("10.0.0.1")
+        ssh_command("10.0.0.1", doors.settings())
 
 
 def test_a_tasks_links_lead_to_its_run_on_the_page(
@@ -313,9 +312,6 @@ def test_airflows_configuration_speaks_where_the_environment_is_silent(
 ) -> None:
     monkeypatch.setenv("AIRFLOW__TRAINWRIGHT__STORE", "file:///by-airflow")
     monkeypatch.setenv("TRAINWRIGHT_STORE", "file:///by-variable")
-    with connected({}):
-        assert doors.settings().store == "file:///by-variable"
+    assert settings_of({}).store == "file:///by-variable"
     monkeypatch.delenv("TRAINWRIGHT_STORE")
-    with connected({}):
-        assert doors.settings().store == "file:///by-airflow"
-    os.environ.pop("TRAINWRIGHT_STORE")  # as long as the process lives, elsewhere
+    assert settings_of({}).store == "file:///by-airflow"

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from trainwright.tasks import chain
+
 LOAD = """
 import json, sys
 from trainwright.operators.plugin import TrainwrightPlugin
@@ -40,7 +42,7 @@ def test_a_scheduler_that_forks_tasks_has_what_they_import_and_nothing_heavy(
     modules, late = loaded(tmp_path, ["scheduler", "--skip-serve-logs"], "LocalExecutor")
     assert {
         "minio",
-        "trainwright.tasks.steps",
+        *(one.module for one in chain.steps()),
         "trainwright.tasks.runs.run",
         "trainwright.operators.train",
     } <= set(modules)

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from airflow_whole import write_job
 
+from trainwright.tasks.context import RunContext
 from trainwright.tasks.errors import Interrupted
 from trainwright.tasks.leases.ledger import Holder
 from trainwright.tasks.runs.artefacts import Plan
@@ -82,7 +83,11 @@ def run(stack: Path, tmp_path: Path) -> Iterator[Run]:
     try:
         yield run
     finally:
-        background.stop(run, OWNER)
+        background.stop(attached(run))
+
+
+def attached(run: Run, holder: str = OWNER) -> RunContext:
+    return RunContext.attach(run, holder)
 
 
 def start_worker(run: Run) -> subprocess.Popen[str]:
@@ -117,7 +122,7 @@ def test_a_killed_worker_is_followed_by_one_that_attaches_and_a_killed_launcher_
     process.kill()
     until("no rank is left", lambda: not ranks(run), 60)
     assert second.wait(300) != 0  # Interrupted: what a retry mends
-    with pytest.raises(Interrupted, match="ended without a word"):
+    with pytest.raises(Interrupted, match="exited without reporting an error"):
         background.raise_failure(run)
     assert doors.ledger().held("device ") == []
     third = start_worker(run)
@@ -127,7 +132,7 @@ def test_a_killed_worker_is_followed_by_one_that_attaches_and_a_killed_launcher_
     third.send_signal(signal.SIGKILL)
     third.wait()
 
-    assert background.stop(run, OWNER)
+    assert background.stop(attached(run))
     until(
         "no process is left",
         lambda: (
@@ -152,7 +157,7 @@ def test_of_two_launchers_started_at_once_one_trains(run: Run) -> None:
     }  # one may write its checkpoints in a process of its own
     assert numbers - {"spare"} == {str(number) for number in range(len(run.read(Plan).devices))}
     alive = next(one for one in both if one.poll() is None)
-    assert background.stop_unfollowed(run, OWNER)
+    assert background.stop_unfollowed(attached(run))
     assert ranks(run) == []
     assert alive.wait(60) == 130
     assert doors.ledger().held() == []
@@ -165,21 +170,21 @@ def launch(run: Run) -> subprocess.Popen[bytes]:
     )
 
 
-def left_after(stops: list[Callable[[Run, str], bool]], run: Run) -> list[list[psutil.Process]]:
+def left_after(stops: list[Callable[[RunContext], bool]], run: Run) -> list[list[psutil.Process]]:
     """The ranks that are left when each of several who stop it at once, a trigger and a teardown, is done."""
 
-    def left(stop: Callable[[Run, str], bool]) -> list[psutil.Process]:
-        stop(run, OWNER)
+    def left(stop: Callable[[RunContext], bool]) -> list[psutil.Process]:
+        stop(attached(run))
         return ranks(run)
 
     with ThreadPoolExecutor(len(stops)) as stoppers:
         return list(stoppers.map(left, stops))
 
 
-def stop_late(run: Run, owner: str) -> bool:
+def stop_late(context: RunContext) -> bool:
     """Stop it when another has just taken its right to launch."""
-    until("another stops it", lambda: background.launcher(run) is None)
-    return background.stop(run, owner)
+    until("another stops it", lambda: background.launcher(context.run) is None)
+    return background.stop(context)
 
 
 def of_run(run: Run) -> dict[str, int]:
@@ -206,7 +211,7 @@ def test_a_launcher_that_slept_past_its_lease_leaves_its_successor_alone(run: Ru
     reached = newest(run)
     until("the successor still trains", lambda: newest(run) > reached)
     assert not background.stop_unfollowed(
-        run, "Airflow survival r2"
+        attached(run, "Airflow survival r2")
     )  # the teardown of a DAG run that does not have this run
     assert successor.poll() is None
     assert left_after([background.stop, background.stop], run) == [[], []]

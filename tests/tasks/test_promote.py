@@ -110,7 +110,7 @@ def test_the_best_of_several_jobs_is_found_and_named(tmp_path: Path) -> None:
         sealed_run(tmp_path.as_uri(), 1, a, name=f"job-{n}", only_if_better="loss")
         for n, a in enumerate((0.5, 0.9, 0.7))
     ]
-    found = best_of(run.uri for run in runs)
+    found = best_of((run.uri for run in runs), doors.settings())
     assert (found["run"], found["metric"]) == (runs[1].uri, "loss")
     assert [one["run"] for one in found["ranking"]] == [runs[1].uri, runs[2].uri, runs[0].uri]
     assert (
@@ -118,7 +118,7 @@ def test_the_best_of_several_jobs_is_found_and_named(tmp_path: Path) -> None:
         == "models/candidates/alias-best.json"
     )
     with pytest.raises(BadInput, match="candidates: no run"):
-        best_of([])
+        best_of([], doors.settings())
 
 
 @given(st.floats(), st.floats(), st.sampled_from(["accuracy", "loss", "val_loss", "rmse", "f1"]))

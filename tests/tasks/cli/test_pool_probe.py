@@ -28,7 +28,7 @@ def test_this_machine_is_found_and_its_pool_file_is_read_back(home: Path, tmp_pa
     done = CliRunner().invoke(app, ["pool", "probe", "--out", str(out), "--json"])
     assert done.exit_code == 0, done.output
     pool = load_pool(out)
-    assert pool == probe([])
+    assert pool == probe([], doors.settings())
     assert pool.hosts[0].devices[0].cores == len(os.sched_getaffinity(0))
     assert yaml.safe_load(out.read_text())["hosts"][0]["address"] == "localhost"
 
@@ -50,7 +50,7 @@ def test_a_key_file_that_is_not_there_is_named(
 ) -> None:
     monkeypatch.setenv(f"TRAINWRIGHT_SSH_{field.upper()}", str(tmp_path / "none.key"))
     with pytest.raises(BadInput, match=rf"^ssh {field}: got .*none.key; there is no such file$"):
-        probe(["127.0.0.9"])
+        probe(["127.0.0.9"], doors.settings())
 
 
 FAKE_NVML = """
@@ -82,7 +82,7 @@ def test_gpus_are_found_by_nvml_here_a_fake_one(
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     heard: list[dict[str, Any]] = []
     with progress.listening(heard.append):
-        cpu, *gpus = probe([]).hosts[0].devices
+        cpu, *gpus = probe([], doors.settings()).hosts[0].devices
     assert cpu.type == "cpu"
     assert {one.type: one.count for one in gpus} == {"nvidia-l4": 2, "nvidia-h200": 1}
     assert ["Quadro P600 is no device type known here" in one["message"] for one in heard] == [True]
@@ -93,11 +93,11 @@ def test_a_host_that_does_not_answer_or_is_no_name_is_told() -> None:
         ServiceUnreachable,
         match=r"host 127\.0\.0\.1: .*; `ssh -o .* 127\.0\.0\.1 python3 -V` must work$",
     ):
-        probe(["127.0.0.1"])
+        probe(["127.0.0.1"], doors.settings())
     with pytest.raises(BadInput, match="--host"):
-        probe(["-oProxyCommand=true"])
+        probe(["-oProxyCommand=true"], doors.settings())
     with pytest.raises(BadInput, match="--host: got 'localhost' twice; allowed: each host once"):
-        probe(["localhost", "localhost"])
+        probe(["localhost", "localhost"], doors.settings())
 
 
 def test_the_pool_says_until_when_a_device_is_held_and_who_waits(home: Path) -> None:

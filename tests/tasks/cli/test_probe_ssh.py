@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import doors
 import pytest
 
 from trainwright.tasks.cli.pool_probe import probe
@@ -86,9 +87,9 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
 def test_a_host_with_a_known_key_tells_its_devices(
     host: Callable[[str | None], str], home: Path
 ) -> None:
-    pool = probe([host("its")])
+    pool = probe([host("its")], doors.settings())
     assert pool.hosts[0].address == "lab"
-    here = probe([]).hosts[0].devices
+    here = probe([], doors.settings()).hosts[0].devices
     found = pool.hosts[0].devices
     assert [device.type for device in found] == [device.type for device in here]
 
@@ -118,7 +119,7 @@ def test_an_unknown_key_is_one_clear_line(host: Callable[[str | None], str], hom
         ServiceUnreachable,
         match=r"^host lab: its host key is not in known_hosts: .*; `ssh -o .* lab python3 -V` must work$",
     ) as caught:
-        probe([address])
+        probe([address], doors.settings())
     assert "\n" not in str(caught.value)
     command = [
         sys.executable,
@@ -140,7 +141,7 @@ def test_another_key_than_the_known_one_is_one_clear_line(
     with pytest.raises(
         ServiceUnreachable, match=r"is not the one in known_hosts \(it shows SHA256:\S+\)"
     ) as caught:
-        probe([address])
+        probe([address], doors.settings())
     assert "\n" not in str(caught.value)
 
 
@@ -150,4 +151,4 @@ def test_a_host_that_does_not_know_the_user_says_so(
     address = host("its")
     (tmp_path / "authorized").write_text("")
     with pytest.raises(ServiceUnreachable, match=r"host lab: .*Permission denied \(publickey\)"):
-        probe([address])
+        probe([address], doors.settings())

@@ -10,10 +10,9 @@ from finished_run import begin_run, finished_training
 from plans import TWO, plan
 
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.leases.ledger import Holder
+from trainwright.tasks.leases.ledger import Holder, Ledger
 from trainwright.tasks.runs import listing
 from trainwright.tasks.runs.listing import Listing
-from trainwright.tasks.settings import overridden
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def test_a_run_that_begins_goes_on_ends_and_is_continued_is_listed_as_what_it_is
     tmp_path: Path,
 ) -> None:
     store = tmp_path.as_uri()
-    found = Listing(store)
+    found = Listing(store, doors.settings())
     assert found.page(10).runs == []
     run = begin_run(store, "small", 1)
     assert [row.state for row in found.page(10).runs] == ["running"]
@@ -54,7 +53,7 @@ def test_folders_that_are_no_runs_and_a_run_that_is_being_created_are_left_out(
         "small/20260101T000001Z-abcdef",
     ):
         (tmp_path / "runs" / name).mkdir(parents=True)
-    found = Listing(store)
+    found = Listing(store, doors.settings())
     assert [row.id for row in found.page(10).runs] == ["20260101T000002Z-abcdef"]
     found.close()
 
@@ -63,12 +62,14 @@ def test_rows_are_read_with_the_settings_of_who_asks(tmp_path: Path, home: Path)
     run = begin_run(tmp_path.as_uri(), "small", 1)
     run.note(step="train")
     run.work_folder()  # this machine has worked on it, and its own ledger knows of nobody who does
-    with overridden({"TRAINWRIGHT_LEDGER": f"sqlite:///{tmp_path / 'elsewhere.sqlite'}"}):
-        doors.ledger().take([run.hold], Holder("somebody"), run.uri)
-        found = Listing(tmp_path.as_uri())
-        assert [row.state for row in found.page(10).runs] == ["running"]
-        found.close()
-    found = Listing(tmp_path.as_uri())
+    theirs = doors.settings().replaced(
+        {"TRAINWRIGHT_LEDGER": f"sqlite:///{tmp_path / 'elsewhere.sqlite'}"}
+    )
+    Ledger(theirs.ledger_url).take([run.hold], Holder("somebody"), run.uri)
+    found = Listing(tmp_path.as_uri(), theirs)
+    assert [row.state for row in found.page(10).runs] == ["running"]
+    found.close()
+    found = Listing(tmp_path.as_uri(), doors.settings())
     assert [row.state for row in found.page(10).runs] == ["interrupted"]
     found.close()
 
@@ -78,7 +79,7 @@ def test_a_run_that_was_stopped_keeps_what_was_predicted(tmp_path: Path) -> None
     run.note(state="interrupted", step="train")
     planned = plan(TWO)
     run.write(planned)
-    found = Listing(tmp_path.as_uri())
+    found = Listing(tmp_path.as_uri(), doors.settings())
     row = found.page(10).runs[0]
     found.close()
     assert planned.predicted is not None
@@ -89,7 +90,7 @@ def test_a_run_that_was_stopped_keeps_what_was_predicted(tmp_path: Path) -> None
 def test_runs_of_one_moment_in_several_jobs_are_each_listed_once(tmp_path: Path) -> None:
     for job in ("a", "b", "c"):
         begin_run(tmp_path.as_uri(), job, 1)
-    found, seen, after = Listing(tmp_path.as_uri()), [], None
+    found, seen, after = Listing(tmp_path.as_uri(), doors.settings()), [], None
     while True:
         page = found.page(1, after)
         seen += [row.job for row in page.runs]

@@ -49,24 +49,24 @@ def finish(run: Run) -> None:
 
 
 def test_a_second_run_of_a_live_job_is_refused_with_the_holders_name(job: Job, store: str) -> None:
-    first = open_run(job, store, ME)
+    first = open_run(job, doors.settings(), ME, store)
     for new in (False, True):
         with pytest.raises(RunHeld, match="held by me"):
-            open_run(job, store, OTHER, new=new)
+            open_run(job, doors.settings(), OTHER, store, new=new)
     assert [run.uri for run in list_runs(store, doors.settings())] == [first.uri]
 
 
 def test_an_unfinished_run_nobody_holds_goes_on_and_a_finished_one_does_not(
     job: Job, store: str
 ) -> None:
-    first = open_run(job, store, ME)
+    first = open_run(job, doors.settings(), ME, store)
     freed()
-    again = open_run(job, store, OTHER)
+    again = open_run(job, doors.settings(), OTHER, store)
     assert again.uri == first.uri
     assert again.status().holder == "other"
     finish(again)
     freed()
-    assert open_run(job, store, ME).uri != first.uri
+    assert open_run(job, doors.settings(), ME, store).uri != first.uri
 
 
 def test_a_changed_job_or_source_or_new_starts_afresh(
@@ -74,16 +74,16 @@ def test_a_changed_job_or_source_or_new_starts_afresh(
 ) -> None:
     heard: list[dict[str, Any]] = []
     progress.listen(heard.append)
-    first = open_run(job, store, ME)
+    first = open_run(job, doors.settings(), ME, store)
     freed()
     changed = job.model_copy(update={"train": job.train.model_copy(update={"epochs": 99})})
-    second = open_run(changed, store, ME)
+    second = open_run(changed, doors.settings(), ME, store)
     freed()
     assert job.model is not None
     Path(job.model.source).write_text("def build_model():\n    return 1\n")
-    third = open_run(changed, store, ME)
+    third = open_run(changed, doors.settings(), ME, store)
     freed()
-    fourth = open_run(changed, store, ME, new=True)
+    fourth = open_run(changed, doors.settings(), ME, store, new=True)
     assert len({first.uri, second.uri, third.uri, fourth.uri}) == 4
     assert len(heard) == 2
     assert (
@@ -97,9 +97,9 @@ def test_a_field_that_is_left_out_is_another_than_one_that_is_null(job: Job, sto
     null = job.model_copy(
         update={"model": job.model.model_copy(update={"config": {"dropout": None}})}
     )
-    first = open_run(job, store, ME)
+    first = open_run(job, doors.settings(), ME, store)
     freed()
-    assert open_run(null, store, ME).uri != first.uri
+    assert open_run(null, doors.settings(), ME, store).uri != first.uri
 
 
 def test_why_a_new_run_begins_is_told_where_a_module_has_changed(
@@ -107,65 +107,68 @@ def test_why_a_new_run_begins_is_told_where_a_module_has_changed(
 ) -> None:
     heard: list[dict[str, Any]] = []
     progress.listen(heard.append)
-    first = open_run(job, store, ME)
+    first = open_run(job, doors.settings(), ME, store)
     freed()
     assert job.model is not None
     source = Path(job.model.source)
     whole = source.read_text()
     source.write_text("def build_model():\n    return 1\n")
     (source.parent / "added.py").touch()
-    assert open_run(job, store, ME).uri != first.uri
+    assert open_run(job, doors.settings(), ME, store).uri != first.uri
     assert [event["message"] for event in heard] == [
         f"{first.uri} is unfinished, and was begun with other source/added.py, source/{source.name}: a new run begins"
     ]
     freed()
     source.write_text(whole)
     (source.parent / "added.py").unlink()
-    assert open_run(job, store, ME).uri == first.uri
+    assert open_run(job, doors.settings(), ME, store).uri == first.uri
 
 
 def test_what_is_damaged_in_an_unfinished_run_is_told_with_the_way_out(
     job: Job, store: str
 ) -> None:
-    first = open_run(job, store, ME)
+    first = open_run(job, doors.settings(), ME, store)
     freed()
     for file, whole in ((f, first.objects.get(f)) for f in ("source/source.json", "job.json")):
         for damaged in (b"{", b"{}", b""):
             first.objects.put(file, damaged)
-            with pytest.raises(CorruptArtefact, match="--new begins another"):
-                open_run(job, store, ME)
+            with pytest.raises(CorruptArtefact, match="--new starts a new run"):
+                open_run(job, doors.settings(), ME, store)
         first.objects.put(file, whole)
-    assert open_run(job, store, ME).uri == first.uri
+    assert open_run(job, doors.settings(), ME, store).uri == first.uri
 
 
 def test_a_worker_goes_on_only_with_what_it_worked_on_itself_and_never_past_what_is_done(
     job: Job, store: str
 ) -> None:
-    first = open_run(job, store, ME)
+    first = open_run(job, doors.settings(), ME, store)
     freed()
-    others = open_run(job, store, OTHER, worker=OTHER.name)
+    others = open_run(job, doors.settings(), OTHER, store, worker=OTHER.name)
     freed()
     assert others.uri != first.uri
-    assert open_run(job, store, ME, worker=ME.name).uri == first.uri
+    assert open_run(job, doors.settings(), ME, store, worker=ME.name).uri == first.uri
     freed()
-    newest = open_run(job, store, ME, lacking=Plan)
+    newest = open_run(job, doors.settings(), ME, store, lacking=Plan)
     assert newest.uri in (first.uri, others.uri)
     freed()
     newest.objects.put(Plan.FILE, b"{}")
-    assert open_run(job, store, ME, lacking=Plan).uri not in (first.uri, others.uri)
+    assert open_run(job, doors.settings(), ME, store, lacking=Plan).uri not in (
+        first.uri,
+        others.uri,
+    )
 
 
 def test_the_source_is_kept_whole_and_verified(job: Job, store: str) -> None:
-    run = open_run(job, store, ME)
-    folder, entry = run.source()
-    assert (folder / entry).read_text().startswith("def build_model")
+    run = open_run(job, doors.settings(), ME, store)
+    folder = run.source_folder()
+    assert (folder / run.model().entry).read_text().startswith("def build_model")
     run.objects.put("source/m.py", b"evil = True\n")
     with pytest.raises(CorruptArtefact, match="sha256 differs"):
-        run.source()
+        run.model()
 
 
 def test_a_damaged_artefact_is_named(job: Job, store: str) -> None:
-    run = open_run(job, store, ME)
+    run = open_run(job, doors.settings(), ME, store)
     assert run.find(Plan) is None
     run.objects.put("plan.json", b'{"feasible": ')
     with pytest.raises(CorruptArtefact, match=r"plan\.json"):
@@ -173,7 +176,7 @@ def test_a_damaged_artefact_is_named(job: Job, store: str) -> None:
 
 
 def test_artefacts_of_a_later_version_are_read(job: Job, store: str) -> None:
-    run = open_run(job, store, ME)
+    run = open_run(job, doors.settings(), ME, store)
     later = (
         run.status()
         .model_dump_json()
@@ -199,14 +202,14 @@ def test_what_is_no_runs_uri_is_refused(uri: str) -> None:
 
 
 def test_a_run_that_was_sealed_but_not_analysed_goes_on(job: Job, store: str) -> None:
-    first = open_run(job, store, ME)
+    first = open_run(job, doors.settings(), ME, store)
     first.write(Manifest(run=first.uri, sealed_at="now", files={}))
     freed()
-    assert open_run(job, store, OTHER).uri == first.uri
+    assert open_run(job, doors.settings(), OTHER, store).uri == first.uri
 
 
 def test_a_job_that_a_later_version_wrote_is_read(job: Job, store: str) -> None:
-    run = open_run(job, store, ME)
+    run = open_run(job, doors.settings(), ME, store)
     document = json.loads(run.objects.get("job.json"))
     document["train"]["of_a_later_version"] = 1
     run.objects.put("job.json", json.dumps(document).encode())

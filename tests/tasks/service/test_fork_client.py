@@ -8,6 +8,7 @@ import pytest
 
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.service.compute.fork_client import ForkClient
+from trainwright.tasks.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ from trainwright.tasks.service.compute.fork_client import ForkClient
 def test_memory_and_processes_are_told_before_the_time(
     ended: str, code: int, last: str, says: str
 ) -> None:
-    client = ForkClient("trace", timeout_s=5, memory_limit_bytes=2 * 2**30)
+    client = ForkClient("trace", Settings(), timeout_s=5, memory_limit_bytes=2 * 2**30)
     how = {"ended": ended, "code": code, "limit_s": 5, "last": last}
     with pytest.raises(BadInput) as raised:
         client._checked(b"-" + json.dumps(how).encode())

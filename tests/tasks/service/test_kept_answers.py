@@ -7,21 +7,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+import doors
 import pytest
 from serving import JOB, JOBS, SPEC
 
 from trainwright.estimator.trace.source import BatchSpec
-from trainwright.tasks import alone
 from trainwright.tasks.errors import Infeasible
+from trainwright.tasks.extract import extract_model
 from trainwright.tasks.service.auth import Client
 from trainwright.tasks.service.service import Bounds, Service
 
 
 def test_that_nothing_is_feasible_is_kept_like_any_other_answer(home: Path) -> None:
     model = {"source": str(JOBS / "cnn.py"), "config": {"width": 8}}
-    structure = alone.extract_model(model, spec=BatchSpec.model_validate(SPEC)).model_dump(
-        mode="json"
-    )
+    structure = extract_model(
+        model, doors.settings(), spec=BatchSpec.model_validate(SPEC)
+    ).model_dump(mode="json")
     host = {"name": "far", "address": "10.0.0.1", "devices": [{"type": "nvidia-t4"}]}
     job = JOB | {
         "pool": {"name": "p", "hosts": [host]},
@@ -32,7 +33,7 @@ def test_that_nothing_is_feasible_is_kept_like_any_other_answer(home: Path) -> N
     body, client, computed = json.dumps(job).encode(), Client(role="read"), []
 
     async def twice() -> list[str]:
-        service = Service(Bounds(at_once=1))
+        service = Service(doors.settings(), Bounds(at_once=1))
         really = service.compute.ask
 
         async def counted(request: dict[str, Any]) -> bytes:

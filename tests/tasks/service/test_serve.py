@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import doors
 import httpx
 import psutil
 import pytest
 from serving import JOB, JOBS, POOL, READ, RUN, SPEC, client, model, serving
 
 from trainwright.estimator.trace.source import BatchSpec
-from trainwright.tasks import alone
+from trainwright.tasks.allocate.preview import plan_job
+from trainwright.tasks.extract import extract_model
 from trainwright.tasks.runs.artefacts import Plan
 from trainwright.tasks.service.auth import token_from
 from trainwright.tasks.service.server import listening
@@ -54,8 +56,9 @@ def _refusal(answer: httpx.Response, status: int, kind: str) -> str:
 
 
 def test_the_structure_is_what_the_command_line_extracts(structure: Any) -> None:
-    same = alone.extract_model(
+    same = extract_model(
         {"source": str(JOBS / "cnn.py"), "config": {"width": 8}},
+        doors.settings(),
         spec=BatchSpec.model_validate(SPEC),
     )
     assert structure == same.model_dump(mode="json")
@@ -91,14 +94,15 @@ def test_a_plan_for_a_job_is_the_command_lines(address: str, tmp_path: Path) -> 
     assert answer.status_code == 200, answer.text
     pool = tmp_path / "pool.json"
     pool.write_text(json.dumps(JOB["pool"]))
-    local = alone.plan_job(
+    local = plan_job(
         load_job(
             {
                 **job,
                 "pool": str(pool),
                 "model": {"source": str(JOBS / "cnn.py"), "config": {"width": 8}},
             }
-        )
+        ),
+        doors.settings(),
     )
     ours, theirs = Plan.model_validate(answer.json()), local
     assert ours.model_copy(update={"solve_time_s": 0}) == theirs.model_copy(
