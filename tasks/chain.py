@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import Literal
@@ -143,10 +143,11 @@ _BUILT_IN = (
 def steps() -> tuple[StepSpec, ...]:
     """All steps in their order, the registered ones among them.
 
-    Raises BadInput if a registered step has the name of another, or follows an unknown one.
+    Raises BadInput if a registered step cannot be loaded, has the name of another, or follows an
+    unknown one.
     """
     found = list(_BUILT_IN)
-    waiting: list[StepSpec] = [one.load() for one in entry_points(group=ENTRY_POINTS)]
+    waiting = [_registered(one) for one in entry_points(group=ENTRY_POINTS)]
     while waiting:
         names = [one.name for one in found]
         ready = next((one for one in waiting if one.after in names), None)
@@ -160,6 +161,22 @@ def steps() -> tuple[StepSpec, ...]:
         found.insert(names.index(str(ready.after)) + 1, ready)
         waiting.remove(ready)
     return tuple(found)
+
+
+def _registered(point: EntryPoint) -> StepSpec:
+    package = point.dist.name if point.dist else point.value
+    try:
+        spec = point.load()
+    except Exception as error:
+        raise BadInput(
+            f"step {point.name} of {package}: cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(spec, StepSpec):
+        raise BadInput(
+            f"step {point.name} of {package}: got {point.value}, a {type(spec).__name__}; "
+            "allowed: a StepSpec"
+        )
+    return spec
 
 
 def step(name: str) -> StepSpec:

@@ -1,4 +1,4 @@
-"""The command line. Commands (`trainwright.tasks.commands`) read arguments, call a step, print.
+"""The command line. Commands (`tasks.cli.*_commands`) read arguments, call a step, print.
 
 Exit codes: 0 done, 1 the work failed, 2 bad input, 3 no feasible plan, 4 a service can't be reached, 130 interrupted.
 """
