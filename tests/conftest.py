@@ -1,4 +1,4 @@
-"""What all tests share: no test sees or touches the user's own trainwright, and no process is left; which files start first."""
+"""Shared by all tests: a home of their own, no processes left behind, which files start first."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ LONGEST_FIRST = [
         "tasks/service/test_serve.py",
     )
 ]
-"""Files that take more than half a minute: one that starts last would leave the other processes without work."""
+"""Files that take over half a minute. One that starts last would leave the other workers idle."""
 
 
-# Everywhere as where CI is set: the same examples each time, and as long as a busy machine takes for them.
+# The profile for CI, everywhere: the same examples each time, and no deadline on a busy machine.
 settings.load_profile("ci")
 
 
 def pytest_configure() -> None:
-    """Ctrl-C means something to the processes that tests start, also where a shell has started us in the background."""
+    """Processes that tests start react to SIGINT, even if a shell put pytest in the background."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -119,7 +119,7 @@ def s3(_server: S3Access, monkeypatch: pytest.MonkeyPatch) -> S3Access:
 
 @pytest.fixture(scope="session")
 def _made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home that all processes of a session share: Airflow's database, and this machine measured as shortly as it gets.
+    """A home that all workers of a session share: Airflow's database, and a very short calibration.
 
     What was said meanwhile is in `progress`.
     """
@@ -131,7 +131,8 @@ def _made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(calibrate, "FIRST_USE_S", 1.0)
         patch.setattr(link, "LINK_S", 0.3)
         made = calibrate.calibration_for(1, doors.settings())
-        # Tests keep the machine busy: it is not to be measured anew for that. Figures of one core stand for those of all.
+        # Tests keep the machine busy, which must not cause another calibration. The figures of one
+        # core stand for those of any number.
         calm = made.model_copy(update={"sentinel_drift": min(made.sentinel_drift, MOST_DRIFT)})
         with locked(folder / "calm.lock", wait=True):
             for threads in {1, *(kind["threads"] for kind in load_pool(None).kinds())}:
@@ -145,7 +146,7 @@ def _made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def stack(_apart: Path, _server: S3Access, _made_once: Path) -> Path:
-    """The session's home, its S3 server running: what one test stores and measures there, the next finds."""
+    """The session's home, with its S3 server running. Tests share what is kept there."""
     airflow = _apart / "airflow"
     airflow.mkdir(mode=0o700, exist_ok=True)
     if not (airflow / "migrated").exists():

@@ -1,4 +1,4 @@
-"""The DAG files: what they load, which DAGs they make, how they are wired. Airflow is real; nothing is run here."""
+"""The DAG files: what they load, which DAGs they make, how they are wired. Nothing is run here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ for line in sys.stdin:
     known = {}
     try:
         exec(asked["code"], known)
-        told = {"answer": known["answer"], "heavy": [name for name in asked["heavy"] if name in sys.modules]}
+        loaded = [name for name in asked["heavy"] if name in sys.modules]
+        told = {"answer": known["answer"], "heavy": loaded}
     except BaseException:
         told = {"error": traceback.format_exc()}
     print("TOLD", json.dumps(told), flush=True)
@@ -36,11 +37,16 @@ import trainwright.dags.retrain as module
 from airflow.sdk import DAG
 dags = {dag.dag_id: dag for dag in vars(module).values() if isinstance(dag, DAG)}
 answer = {
-    name: {"tasks": {t.task_id: [type(t).__module__, sorted(t.downstream_task_ids)] for t in dag.tasks},
-           "schedule": str(dag.schedule), "doc": dag.doc_md, "params": sorted(dag.params), "catchup": dag.catchup,
+    name: {"tasks": {
+               t.task_id: [type(t).__module__, sorted(t.downstream_task_ids)] for t in dag.tasks
+           },
+           "schedule": str(dag.schedule), "doc": dag.doc_md, "params": sorted(dag.params),
+           "catchup": dag.catchup,
            "description": dag.description, "retries": [t.retries for t in dag.tasks],
            "assets": str(getattr(dag.timetable, "asset_condition", "")),
-           "outlets": [getattr(o, "uri", getattr(o, "name", "")) for t in dag.tasks for o in t.outlets],
+           "outlets": [
+               getattr(o, "uri", getattr(o, "name", "")) for t in dag.tasks for o in t.outlets
+           ],
            "deadlines": [one.interval.total_seconds() for one in dag.deadline or []],
            "teardown": [t.task_id for t in dag.tasks if t.is_teardown]}
     for name, dag in dags.items()}
@@ -52,7 +58,7 @@ Look = Callable[..., dict[str, Any]]
 
 
 class DagProcess:
-    """A process that imports DAG files, as a DAG processor does: Airflow is loaded once, for all tests of this file."""
+    """A process that imports DAG files, as a DAG processor does. Tests share it."""
 
     def __init__(self, airflow_home: Path) -> None:
         environment = os.environ | {
@@ -68,7 +74,7 @@ class DagProcess:
         )
 
     def __call__(self, code: str, jobs: Path = SHIPPED) -> Any:
-        """What the code leaves in `answer`, with these job files. Nothing of it may have loaded what is heavy."""
+        """What the code leaves in `answer`, with these job files. It must load no heavy package."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         environment = {
@@ -192,7 +198,8 @@ from airflow.sdk.api.datamodels._generated import DagRunType
 import trainwright.dags.retrain as module
 task = vars(module)["retrain_digits"].get_task("validate")
 kinds = ("scheduled", "asset_triggered", "manual")
-answer = [task.render_template(task.new, {"dag_run": SimpleNamespace(run_type=DagRunType(kind))}) for kind in kinds]
+runs = [SimpleNamespace(run_type=DagRunType(kind)) for kind in kinds]
+answer = [task.render_template(task.new, {"dag_run": run}) for run in runs]
 """
     assert [str(one) for one in airflow(code)] == ["True", "True", "False"]
 
@@ -220,7 +227,10 @@ def test_new_data_and_the_clock_both_run_a_job_that_asks_for_it_and_its_deadline
 ) -> None:
     jobs = tmp_path / "jobs"
     jobs.mkdir()
-    data = "name: {0}\ndata: {{uri: 's3://bucket/{0}.parquet'}}\nobjective: {{deadline: 30m}}\nqueue_timeout: 10m\n"
+    data = (
+        "name: {0}\ndata: {{uri: 's3://bucket/{0}.parquet'}}\nobjective: {{deadline: 30m}}\n"
+        "queue_timeout: 10m\n"
+    )
     (jobs / "a.yaml").write_text(data.format("a") + "schedule: {on_new_data: true}\n")
     (jobs / "b.yaml").write_text(
         data.format("b")
@@ -259,8 +269,10 @@ def test_candidates_are_mapped_and_history_is_analysed_for_every_job(
 from trainwright.dags.candidates import candidates
 from trainwright.dags.analyze_history import analyze_history
 answer = [
-    sorted(candidates.task_dict), [g.group_id for g in candidates.task_dict["candidate.validate"].iter_mapped_task_groups()],
-    sorted(candidates.task_dict["best"].upstream_task_ids), sorted(analyze_history.task_dict["analyze"].upstream_task_ids),
+    sorted(candidates.task_dict),
+    [g.group_id for g in candidates.task_dict["candidate.validate"].iter_mapped_task_groups()],
+    sorted(candidates.task_dict["best"].upstream_task_ids),
+    sorted(analyze_history.task_dict["analyze"].upstream_task_ids),
     sorted(candidates.task_dict["promote"].upstream_task_ids)]
 """
     tasks, mapped, before_best, before_analyze, before_promote = airflow(code)
@@ -290,7 +302,8 @@ from trainwright.operators import CalibrateOperator
 task = dag.task_dict["calibrate"]
 answer = {
     "mapped": isinstance(task, MappedOperator) and task.operator_class is CalibrateOperator,
-    "upstream": sorted(task.upstream_task_ids), "schedule": str(dag.schedule), "params": sorted(dag.params),
+    "upstream": sorted(task.upstream_task_ids), "schedule": str(dag.schedule),
+    "params": sorted(dag.params),
     "drift": [dag.params["most_drift"], CalibrateOperator(task_id="x").most_drift]}
 """
     assert airflow(code) == {
@@ -309,11 +322,14 @@ from airflow.sdk.timezone import utcnow
 from airflow.serialization.serialized_objects import DagSerialization
 import trainwright.dags.analyze_history, trainwright.dags.calibrate_pool, trainwright.dags.retrain
 answer = {}
-for module in (trainwright.dags.analyze_history, trainwright.dags.calibrate_pool, trainwright.dags.retrain):
+dags = trainwright.dags
+for module in (dags.analyze_history, dags.calibrate_pool, dags.retrain):
     for dag in [one for one in vars(module).values() if isinstance(one, DAG) and one.schedule]:
-        first = DagSerialization.from_dict(DagSerialization.to_dict(dag)).next_dagrun_info(last_automated_run_info=None)
+        read = DagSerialization.from_dict(DagSerialization.to_dict(dag))
+        first = read.next_dagrun_info(last_automated_run_info=None)
         late = utcnow() - first.run_after
-        answer[dag.dag_id] = late < timedelta(days=0.7)  # a tenth of a week: a run just missed is made up for
+        # A tenth of a week: a run that was just missed is caught up.
+        answer[dag.dag_id] = late < timedelta(days=0.7)
 """
 
 
@@ -321,7 +337,8 @@ def test_what_runs_by_the_clock_does_not_begin_with_what_was_missed_before_it_wa
     airflow: DagProcess, home: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "nightly.yaml").write_text(
-        "name: nightly\ndata: {uri: 'builtin:digits'}\nmodel: {source: m.py}\nschedule: {cron: '0 3 * * 3'}"
+        "name: nightly\ndata: {uri: 'builtin:digits'}\nmodel: {source: m.py}\n"
+        "schedule: {cron: '0 3 * * 3'}"
     )
     assert airflow(FIRST, tmp_path) == {
         "analyze_history": True,

@@ -1,4 +1,4 @@
-"""The REST API of a running Airflow, as its admin, for tests: trigger, wait, look at states, XComs, links and logs."""
+"""A client of a running Airflow's REST API, logged in as its admin."""
 
 from __future__ import annotations
 

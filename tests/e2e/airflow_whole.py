@@ -21,7 +21,7 @@ STEPS_AN_EPOCH = 15
 
 
 def only_retrain(home: Path) -> Path:
-    """A folder of DAG files without those that run by themselves, and would measure the machine meanwhile."""
+    """A folder with `retrain.py` only: the other DAGs run on a schedule, and would calibrate."""
     folder = home / "only-retrain"
     folder.mkdir(exist_ok=True)
     if not (folder / "retrain.py").exists():
@@ -43,7 +43,7 @@ def whole_airflow(home: Path) -> Iterator[AirflowClient]:
 
 
 def write_pool(folder: Path) -> Path:
-    """The pool file beside job files: two unlike devices, emulated, so that there is nothing to measure first."""
+    """Write the pool file beside job files: two emulated devices, which need no measuring."""
     devices = [{"type": "emulated", "speed": speed} for speed in (0.25, 0.125)]
     path = folder / "pools" / "pair.yaml"
     if not path.exists():

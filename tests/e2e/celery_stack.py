@@ -1,8 +1,8 @@
-"""An Airflow as sites have it: PostgreSQL, Redis, API server, scheduler, DAG processor, triggerer and a Celery worker.
+"""An Airflow as sites run it: PostgreSQL, Redis, the four parts of Airflow, and a Celery worker.
 
-Each part is a background process of its own that can be killed and started again; what Airflow is told is what the embedded one
-is told (`infra.airflow`), but for its database, its executor and how soon it notices that a part is gone. PostgreSQL holds the
-ledger of leases too.
+Each part is a background process that can be killed and started again. Airflow's settings are those
+of the embedded one (`infra.airflow`), except its database, its executor, and how soon it notices that
+a part is gone. PostgreSQL holds the ledger of leases too.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class CeleryStack:
     """The parts, by name: `postgresql`, `redis` and those of `AIRFLOW`."""
 
     def __init__(self, home: Path, dags: Path, folder: Path, more: Mapping[str, str]) -> None:
-        """`home` is trainwright's; logs and sockets lie in `folder`; `more` is added to Airflow's environment."""
+        """`home` is trainwright's, `folder` for logs and sockets, `more` adds variables."""
         self.home, self.folder = home, folder
         self._sockets = folder / "postgresql"
         self._redis_port, self._redis_password = _any_port(), secrets.token_urlsafe(16)
@@ -110,7 +110,7 @@ class CeleryStack:
         wait_until(lambda: all(self._ready(name) for name in names), waited, timeout_s=240)
 
     def kill(self, name: str) -> None:
-        """Kill -9 a part and the processes of its session, all at once; what it put into sessions of its own stays."""
+        """Kill -9 a part and the processes of its session. Processes in other sessions stay."""
         pid = self._services[name].pid()
         assert pid is not None, f"{name} does not run"
         family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
@@ -227,7 +227,7 @@ class CeleryStack:
 
 @contextlib.contextmanager
 def celery_stack(home: Path, dags: Path, **environment: str) -> Iterator[CeleryStack]:
-    """A stack that runs, and ends with the block, its logs printed where the block fails to start it."""
+    """A stack that runs until the block ends. If it does not start, its logs are printed."""
     with tempfile.TemporaryDirectory(
         prefix="trainwright-celery-", ignore_cleanup_errors=True
     ) as name:

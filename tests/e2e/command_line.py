@@ -1,6 +1,6 @@
-"""The command line in the test's own process, through its entry point: its output and exit code, without a start of Python.
+"""The command line, called through its entry point in the test's own process, which starts quickly.
 
-What needs a process of its own (signals, pipes, what is loaded) starts one: `TRAINWRIGHT` is the command.
+Tests of signals, pipes and imports start a process of their own: `TRAINWRIGHT` is the command.
 """
 
 from __future__ import annotations

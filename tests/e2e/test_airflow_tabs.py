@@ -1,5 +1,7 @@
-"""Our page in the UI of a whole Airflow, in a browser: each tab shows the run; a viewer sees and changes nothing; what is hostile
-is refused, or is text."""
+"""The page in the UI of a whole Airflow, in a browser: tabs show the run, viewers only read.
+
+Hostile input is refused, or shown as text.
+"""
 
 from __future__ import annotations
 
@@ -60,13 +62,11 @@ def airflow(
     alone = embedded.airflow_environment
 
     def with_a_viewer(home: Path, folder: Path) -> dict[str, str]:
-        return (
-            alone(home, folder)
-            | {
-                "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin,viewer:viewer",
-                "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",  # on a busy machine, where the browser runs as well
-            }
-        )
+        return alone(home, folder) | {
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin,viewer:viewer",
+            # The machine is busy: the browser runs on it too.
+            "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
+        }
 
     alone(_apart, dags)  # makes the folder
     with free_ports(1, random.randrange(20000, 32000)) as port:
@@ -220,7 +220,7 @@ def test_a_viewer_changes_nothing_whichever_way_it_is_asked(
 
 @contextmanager
 def elsewhere(content: str) -> Iterator[str]:
-    """A page of another origin, to which the browser sends the same cookies all the same: another port of this machine."""
+    """A page of another origin. Cookies ignore the port, so the browser sends it the same ones."""
 
     class Page(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

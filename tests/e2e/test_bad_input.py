@@ -1,6 +1,7 @@
 """Bad input at the command line: one clear line, the documented exit code, nothing left behind.
 
-Most of it in this process, through the entry point; `test_a_process_of_its_own_ends_as_its_entry_point_says` shows they agree.
+Most tests call the entry point in this process. A process of its own ends in the same way:
+`test_a_process_of_its_own_ends_as_its_entry_point_says`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ MODELS = {
     "none.py": "x = 1\n",
     "raises.py": "def build_model():\n    raise ValueError('no width')\n",
     "nomodule.py": "def build_model():\n    return 3\n",
-    "narrow.py": "from torch.nn import *\n\n\ndef build_model():\n    return Sequential(Flatten(), Linear(64, 4))\n",
+    "narrow.py": "from torch.nn import *\n\n\ndef build_model():\n"
+    "    return Sequential(Flatten(), Linear(64, 4))\n",
     "broken.py": "def build_model(:\n",
 }
 
@@ -358,7 +360,8 @@ def test_a_pool_or_limits_that_no_plan_can_be_made_of(
     hosts = [{"name": "h", "devices": [{"type": "emulated", "speed": 1.0}]}]
     path.write_text(yaml.safe_dump({"name": "p", "hosts": hosts} | pool))
     (tmp_path / "linear.py").write_text(
-        "from torch.nn import *\n\n\ndef build_model():\n    return Sequential(Flatten(), Linear(64, 10))\n"
+        "from torch.nn import *\n\n\ndef build_model():\n"
+        "    return Sequential(Flatten(), Linear(64, 10))\n"
     )
     job = write(tmp_path, **({"model": {"source": "linear.py"}} | changes))
     store = (tmp_path / "store").as_uri()
@@ -507,7 +510,10 @@ def test_help_names_the_commands_and_loads_nothing_heavy(home: Path) -> None:
     assert done.returncode == 0
     assert "search-lr" in done.stdout
     heavy = "torch numpy pandas pyarrow dask sqlalchemy minio airflow great_expectations scipy"
-    code = "import sys, trainwright.tasks.cli.main; print([m for m in sys.argv[1].split() if m in sys.modules])"
+    code = (
+        "import sys, trainwright.tasks.cli.main; "
+        "print([m for m in sys.argv[1].split() if m in sys.modules])"
+    )
     loaded = subprocess.run(
         [sys.executable, "-c", code, heavy], capture_output=True, text=True, check=True
     )
@@ -609,7 +615,8 @@ def test_of_two_jobs_one_that_is_late_alone_is_not_said_to_compete(
         "name: p\nhosts: [{name: h, address: 10.0.0.1, devices: [{type: nvidia-t4}]}]\n"
     )
     (tmp_path / "linear.py").write_text(
-        "from torch.nn import *\n\n\ndef build_model():\n    return Sequential(Flatten(), Linear(64, 10))\n"
+        "from torch.nn import *\n\n\ndef build_model():\n"
+        "    return Sequential(Flatten(), Linear(64, 10))\n"
     )
     jobs = []
     for name, deadline in (("easy", "1h"), ("hurried", "1ms")):

@@ -1,4 +1,4 @@
-"""The DAG `calibrate_pool`, executed by Airflow over the shipped pool and a GPU that is not here."""
+"""The DAG `calibrate_pool`, run by Airflow on the shipped pool and a GPU that is not here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ bag = DagBag(dag_folder=sys.argv[1])
 assert not bag.import_errors, bag.import_errors
 run = bag.dags["calibrate_pool"].test(run_conf=json.loads(sys.argv[2]))
 instances = sorted(run.get_task_instances(), key=lambda one: one.map_index)
-print(json.dumps({"state": str(run.state), "tasks": [[i.task_id, i.map_index, str(i.state)] for i in instances]}))
+tasks = [[one.task_id, one.map_index, str(one.state)] for one in instances]
+print(json.dumps({"state": str(run.state), "tasks": tasks}))
 """
 
 

@@ -1,4 +1,4 @@
-"""The DAG in an Airflow of separate parts on PostgreSQL, Redis and Celery: what it leaves, and what it survives."""
+"""The DAG in an Airflow on PostgreSQL, Redis and Celery: what a run leaves and what it survives."""
 
 from __future__ import annotations
 
@@ -79,7 +79,10 @@ class Site:
         return write_job(self.folder / "jobs", f"job-{secrets.token_hex(4)}", epochs, **fields)
 
     def lasting_job(self) -> Path:
-        """Write a job file of a training that lasts, and begin its run: what comes before devices is done once for all tests."""
+        """Write a job file of a long training, and open its run with the first steps done.
+
+        These are done once for all tests.
+        """
         job = self.job(LASTING)
         run = doors.open_for(load_job(job), Holder("test", os.getpid()))
         if self._looked_at is None:
@@ -109,7 +112,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def _site(tmp_path_factory: pytest.TempPathFactory, _server: S3Access) -> Iterator[Site]:
-    """The stack, with a home of its own and the session's S3 server; the ledger is where Airflow's tables are."""
+    """The stack, with its own home and the session's S3 server. The ledger is in PostgreSQL."""
     home, folder = tmp_path_factory.mktemp("celery-home"), tmp_path_factory.mktemp("celery-files")
     for name in ("jobs", "pools", "dags"):
         (folder / name).mkdir()
@@ -200,7 +203,7 @@ def ranks() -> list[tuple[str, int]]:
 
 
 def steps_done(run: Run) -> int:
-    """How many steps rank 0 has finished, by its journal on this machine (`stored`: the last of a commit)."""
+    """How many steps rank 0 has finished, by its local journal (`stored`: the last of a commit)."""
     lines = (
         (run.work_folder() / JOURNAL / "steps-rank0.jsonl")
         .read_text()
@@ -273,7 +276,8 @@ def test_a_worker_lost_in_mid_training_costs_nothing_and_its_launcher_what_was_n
     lost = reached - resumed
     tries = {one["task_id"]: one["try_number"] for one in site.api.instances(where)}
     _log.info(
-        f"lost after step {reached}: {lost} steps done again, tries of train {tries['train']}, {watch}"
+        f"lost after step {reached}: {lost} steps done again, "
+        f"tries of train {tries['train']}, {watch}"
     )
     assert tries["train"] == 2
     assert len(watch.launchers) == 2
@@ -367,7 +371,8 @@ def test_a_training_marked_failed_is_gone_soon_cleared_goes_on_and_is_ended_with
     site.api.set_state(where, "train", "failed")
     until("the ranks are gone", lambda: not ranks())
     _log.info(
-        f"ranks gone {time.monotonic() - marked:.1f} s after the task was marked failed without a triggerer"
+        f"ranks gone {time.monotonic() - marked:.1f} s after the task was marked failed "
+        "without a triggerer"
     )
     assert site.api.ended(where) == "failed"
     assert site.api.state(where, "release") == "success"
@@ -405,7 +410,7 @@ def test_a_run_triggered_in_the_browser_by_the_form_succeeds_and_its_link_shows_
     site: Site,
 ) -> None:
     job = site.job(2)
-    # The form is filled in as the first job file says, here and, when it reads the DAG's file, on the worker.
+    # The first job file gives the form its defaults, here and on the worker that reads the DAG.
     first = min(job.parent.glob("*.yaml")).stem
     form = "/api/v2/dags/retrain/details"
     until("the form is read", lambda: site.api("GET", form)["params"]["name"]["value"] == first)

@@ -1,4 +1,4 @@
-"""The whole chain through the command line: real Airflow, Horovod ranks, S3 server, Great Expectations, Dask."""
+"""The whole chain by the command line, with Airflow, Horovod, S3, Great Expectations and Dask."""
 
 from __future__ import annotations
 

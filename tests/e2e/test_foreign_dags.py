@@ -1,5 +1,4 @@
-"""Our operators in DAGs of others, each run whole: as a gate, sizing for a stock operator, training three models at once,
-as functions."""
+"""Our operators in users' DAGs, a gate, sizing for a stock operator, three models, functions."""
 
 from __future__ import annotations
 
@@ -25,7 +24,8 @@ MODEL = """
 import torch
 
 def build_model(width=4):
-    return torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.ReLU(), torch.nn.Linear(width, 2))
+    layers = torch.nn.Linear(4, width), torch.nn.ReLU(), torch.nn.Linear(width, 2)
+    return torch.nn.Sequential(*layers)
 """
 RUN = """
 import json, sys
@@ -36,7 +36,8 @@ found = {}
 for name in sys.argv[2:]:
     run = bag.dags[name].test()
     instances = run.get_task_instances()
-    found[name] = {"state": str(run.state), "tasks": sorted([ti.task_id, ti.map_index, str(ti.state)] for ti in instances)}
+    tasks = sorted([ti.task_id, ti.map_index, str(ti.state)] for ti in instances)
+    found[name] = {"state": str(run.state), "tasks": tasks}
 print(json.dumps(found))
 """
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]

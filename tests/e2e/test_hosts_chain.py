@@ -1,4 +1,4 @@
-"""The command line with a pool of hosts, from the data to the trained model; no step needs them to be this machine."""
+"""The command line with a pool of other hosts, from the data to the trained model."""
 
 from __future__ import annotations
 

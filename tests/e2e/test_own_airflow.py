@@ -1,4 +1,4 @@
-"""README's "In an Airflow of your own", command by command: a fresh AIRFLOW_HOME, a store that only a connection leads to."""
+"""README's "In an Airflow of your own", command by command; only a connection names the store."""
 
 from __future__ import annotations
 

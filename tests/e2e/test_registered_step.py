@@ -1,4 +1,4 @@
-"""A package outside the tree adds a step to the chain with one entry point, and everything knows it."""
+"""A package outside the tree adds a step with one entry point; run, DAG, show and page have it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,11 @@ def summary(reference: Reference) -> str:
 
 
 STEP = StepSpec(
-    "count_lines", LineCount, "line_count", "line_count_operator:CountLinesOperator", after="extract"
+    "count_lines",
+    LineCount,
+    module="line_count",
+    operator="line_count_operator:CountLinesOperator",
+    after="extract",
 )
 """
 OPERATOR = '''
@@ -61,7 +65,8 @@ class CountLinesOperator(StepOperator):
 WIRED = """
 import json
 from trainwright.dags.retrain import retrain
-wired = {one.task_id: [type(one).__name__, sorted(one.downstream_task_ids)] for one in retrain.tasks}
+tasks = retrain.tasks
+wired = {one.task_id: [type(one).__name__, sorted(one.downstream_task_ids)] for one in tasks}
 print("WIRED", json.dumps(wired))
 """
 

@@ -1,4 +1,4 @@
-"""The same DAG in a whole Airflow (API server, scheduler, DAG processor, triggerer), triggered through its REST API."""
+"""The DAG in a whole Airflow (API server, scheduler, DAG processor, triggerer), started by REST."""
 
 from __future__ import annotations
 

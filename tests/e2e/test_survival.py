@@ -1,4 +1,4 @@
-"""A whole Airflow loses its scheduler, its workers and its triggerer while a run trains; then a person ends the task."""
+"""A whole Airflow loses its scheduler, workers and triggerer while a run trains."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_training_goes_on_without_airflow_and_a_task_marked_failed_stops_it(
     assert set(processes) <= set(
         ranks(run)
     )  # a rank may have begun to write its checkpoints in a process of its own
-    # Airflow gives a lost triggerer's triggers to the next one when its last heartbeat is half a minute old.
+    # Airflow hands a lost triggerer's triggers over when its last heartbeat is half a minute old.
     relayed = (run.work_folder() / "relayed.json").stat().st_mtime_ns
     until(
         "it is followed again",

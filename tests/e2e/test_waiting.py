@@ -1,4 +1,4 @@
-"""Waiting for devices in a whole Airflow: deferred, without a slot; on when they are free; revoked without a lost step."""
+"""Waiting for devices in a whole Airflow: deferred, without a slot; revoking loses no step."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_run_waits_deferred_and_goes_on_and_a_revoked_training_loses_no_step(
         lambda: (found := run_of("low")) and files.list_states(found.objects) and found,
     )
 
-    # Somebody of a higher priority asks for the devices at once: a second DAG run would get there when low has finished.
+    # The rival has a higher priority and asks at once: a second DAG run would come too late.
     def asked() -> str:
         queue.look("rival", me, devices, len(devices), priority=5)
         return low_run.status().state

@@ -1,4 +1,4 @@
-"""Background processes: they outlive their starter, are known again, and end with all they started."""
+"""Background processes outlive their starter, are found again, and end with all their children."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ import subprocess, sys, time
 sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
 subprocess.Popen(sleeps)
 subprocess.Popen(sleeps, start_new_session=True)
-subprocess.run([sys.executable, "-c", f"import subprocess; subprocess.Popen({sleeps!r}, start_new_session=True)"])
+code = f"import subprocess; subprocess.Popen({sleeps!r}, start_new_session=True)"
+subprocess.run([sys.executable, "-c", code])
 print("up", flush=True)
 time.sleep(600)
 """
@@ -127,7 +128,10 @@ def test_free_ports_keep_the_preferred_ones_only_while_all_are_free() -> None:
 
 
 def test_who_asks_for_ports_at_once_gets_others_and_those_of_a_killed_process_are_free() -> None:
-    ask = "with free_ports(4, int(sys.argv[1])) as first:\n    print(first, flush=True); time.sleep(600)"
+    ask = (
+        "with free_ports(4, int(sys.argv[1])) as first:\n"
+        "    print(first, flush=True); time.sleep(600)"
+    )
     code = f"import sys, time\nfrom trainwright.infra.background import free_ports\n{ask}"
     with free_ports(4, 20_000) as first:
         pass

@@ -1,4 +1,4 @@
-"""What operators do with runs, outside a DAG: a real run folder, a real ledger, and a context as Airflow gives it."""
+"""What operators do with runs outside a DAG: a run folder, a ledger, Airflow's context."""
 
 from __future__ import annotations
 

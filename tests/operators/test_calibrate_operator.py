@@ -1,4 +1,4 @@
-"""CalibrateOperator outside a DAG: what it skips, what it fails at once, what it leaves to a retry."""
+"""CalibrateOperator outside a DAG: when it skips, fails at once, or leaves it to a retry."""
 
 from __future__ import annotations
 

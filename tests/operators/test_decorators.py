@@ -1,4 +1,7 @@
-"""What TaskFlow functions hand to the operators, and what is refused. Whole DAGs of them: tests/e2e/test_foreign_dags.py."""
+"""What TaskFlow functions pass to the operators, and what is refused.
+
+Whole DAGs of them run in tests/e2e/test_foreign_dags.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service mounted in Airflow's API server: behind its login, within its rights. A real server."""
+"""The service mounted in Airflow's API server, behind its login and permissions. A real server."""
 
 from __future__ import annotations
 

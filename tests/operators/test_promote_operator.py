@@ -1,4 +1,4 @@
-"""Promotion as tasks: who is asked, what is told to those who follow the models. Airflow's own accessors of events."""
+"""Promotion as tasks: who is asked, and which asset events follow, by Airflow's own accessors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Airflow learns of the provider: checked by Airflow's own code and schema, and what its connections stand for."""
+"""The provider's metadata, checked by Airflow's own code; the settings behind its connections."""
 
 from __future__ import annotations
 
@@ -49,7 +49,11 @@ manager = ProvidersManager()
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of Airflow's own parts
     import airflow.api_fastapi.app
-    hooks = {kind: hook.hook_class_name for kind, hook in manager.hooks.items() if kind.startswith("trainwright") and hook}
+    hooks = {
+        kind: hook.hook_class_name
+        for kind, hook in manager.hooks.items()
+        if kind.startswith("trainwright") and hook
+    }
 warnings.simplefilter("error")
 import trainwright.operators, trainwright.dags
 for package in (trainwright.operators, trainwright.dags):
@@ -59,7 +63,8 @@ for package in (trainwright.operators, trainwright.dags):
 for name in trainwright.operators.__all__:
     needed = {"run": "file:///runs/x/y"} if name == "ApprovePromotionOperator" else {}
     getattr(trainwright.operators, name)(task_id="x", **needed)
-print(json.dumps({"hooks": hooks, "widgets": sorted(manager.connection_form_widgets), "links": manager.extra_links_class_names}))
+widgets, links = sorted(manager.connection_form_widgets), manager.extra_links_class_names
+print(json.dumps({"hooks": hooks, "widgets": widgets, "links": links}))
 """
 
 

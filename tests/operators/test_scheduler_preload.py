@@ -1,4 +1,4 @@
-"""What the process that forks tasks has imported for them: a real interpreter each time, which Airflow's plugin is loaded in."""
+"""What the process that forks tasks has imported: a real interpreter each time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ before = set(sys.modules)
 TrainwrightPlugin.on_load()
 loaded = sorted(set(sys.modules) - before)
 import trainwright.dags.retrain
-late = sorted(name for name in set(sys.modules) - before - set(loaded) if name.startswith("trainwright"))
+late = set(sys.modules) - before - set(loaded)
+late = sorted(name for name in late if name.startswith("trainwright"))
 print("LOADED", json.dumps([loaded, late]))
 """
 HEAVY = {"torch", "numpy", "pandas", "scipy", "great_expectations", "dask", "horovod"}

@@ -1,4 +1,4 @@
-"""Training outlives its task: real processes, real training, killed for real. A worker here is a process with TrainOperator."""
+"""Training outlives its task: real processes, killed. A worker here runs TrainOperator."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ import sys
 from types import SimpleNamespace
 from trainwright.operators import TrainOperator
 context = {"dag_run": SimpleNamespace(dag_id="survival", run_id="r1")}
-print(TrainOperator(task_id="train", run=sys.argv[1], deferrable=False).execute(context), flush=True)
+task = TrainOperator(task_id="train", run=sys.argv[1], deferrable=False)
+print(task.execute(context), flush=True)
 """
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -171,7 +172,7 @@ def launch(run: Run) -> subprocess.Popen[bytes]:
 
 
 def left_after(stops: list[Callable[[RunContext], bool]], run: Run) -> list[list[psutil.Process]]:
-    """The ranks that are left when each of several who stop it at once, a trigger and a teardown, is done."""
+    """The ranks that are left when each of several concurrent stops (trigger, teardown) returns."""
 
     def left(stop: Callable[[RunContext], bool]) -> list[psutil.Process]:
         stop(attached(run))

@@ -1,4 +1,4 @@
-"""An alias names the better model, whoever writes at the same time; a folder and a real S3 server."""
+"""An alias names the better model, with concurrent writers too; on a folder and an S3 server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Step `store`: the model is kept, the run is sealed, and nothing that was touched later passes for it."""
+"""Step `store` keeps the model and seals the run; whatever is changed later is found."""
 
 from __future__ import annotations
 

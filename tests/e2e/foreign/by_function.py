@@ -1,4 +1,4 @@
-"""Somebody's own TaskFlow DAG: functions name the data to check and make the jobs to train, from what another task made."""
+"""A user's TaskFlow DAG: functions name the data to check, and make jobs of another task's data."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Somebody's own DAG: what a model costs, and the devices for it, feed a stock operator; the devices are given back."""
+"""A user's DAG: a stock operator gets a model's estimate and devices, which are released after."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Somebody's own TaskFlow DAG: one task makes data, three models are trained on it, the best is named."""
+"""A user's TaskFlow DAG: one task makes data, three models are trained on it, the best is named."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Step `analyze`: the numbers are right whichever engine counts them, and the page opens offline and trusts nobody's text."""
+"""Step `analyze`: both engines compute the same; the page works offline and escapes text."""
 
 from __future__ import annotations
 

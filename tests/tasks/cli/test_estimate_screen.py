@@ -1,4 +1,4 @@
-"""What `trainwright estimate` says beside its figures: where the interval comes from, of drift, and that a model does not fit."""
+"""What `trainwright estimate` says beside its figures: causes of the interval, drift, no fit."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ def test_an_interval_that_is_due_to_operations_unlike_those_measured_says_so(
 ) -> None:
     said = _estimated(tmp_path, _calibration(tmp_path, family_sigma=0.5))
     assert (
-        "steps differ by 22 % from what their operations come to, with operations unlike the measured ones"
-        in said
+        "steps differ by 22 % from what their operations come to, "
+        "with operations unlike the measured ones" in said
     )
 
 

@@ -1,4 +1,4 @@
-"""The table of layers: whatever depth it is shown to, its rows are the model's modules and add up to its totals."""
+"""The table of layers: at any depth, its rows are the model's modules and add up to its totals."""
 
 from __future__ import annotations
 

@@ -60,7 +60,10 @@ static const unsigned long long gib[] = {22, 140, 22, 2};
 int nvmlInit_v2(void) { return 0; }
 int nvmlShutdown(void) { return 0; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 4; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { *handle = (void *)(unsigned long)index; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
+    *handle = (void *)(unsigned long)index;
+    return 0;
+}
 int nvmlDeviceGetName(void *handle, char *name, unsigned size) {
     return snprintf(name, size, "%s", names[(unsigned long)handle]) < 0;
 }

@@ -1,4 +1,4 @@
-"""Finding another host's devices by ssh: a real sshd on this machine, its key known, unknown, and another's."""
+"""Finding another host's devices by ssh: a real sshd; its key is known, unknown, or another one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def key(path: Path) -> str:
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str | None], str]]:
-    """The address of a host with sshd; called with the key that known_hosts has of it ("its": the right one)."""
+    """Gives the address of a host with sshd, for a key in known_hosts ("its": the right one)."""
     assert SSHD is not None
     tmp_path.chmod(0o700)
     host_key = key(tmp_path / "host")
@@ -40,12 +40,14 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     (tmp_path / "sshd_config").write_text(
-        f"HostKey {tmp_path}/host\nAuthorizedKeysFile {tmp_path}/authorized\nListenAddress 127.0.0.1:{port}\n"
-        f"PasswordAuthentication no\nKbdInteractiveAuthentication no\nStrictModes no\nUsePAM no\nPidFile none\n"
+        f"HostKey {tmp_path}/host\nAuthorizedKeysFile {tmp_path}/authorized\n"
+        f"ListenAddress 127.0.0.1:{port}\nPasswordAuthentication no\n"
+        "KbdInteractiveAuthentication no\nStrictModes no\nUsePAM no\nPidFile none\n"
         "PermitRootLogin prohibit-password\n"
     )
     (tmp_path / "ssh_config").write_text(
-        f"Host lab\n HostName 127.0.0.1\n Port {port}\n User {getpass.getuser()}\n IdentityFile {tmp_path}/user\n"
+        f"Host lab\n HostName 127.0.0.1\n Port {port}\n User {getpass.getuser()}\n"
+        f" IdentityFile {tmp_path}/user\n"
         f" IdentitiesOnly yes\n UserKnownHostsFile {tmp_path}/known\n GlobalKnownHostsFile none\n"
     )
     programs = tmp_path / "bin"
@@ -117,7 +119,8 @@ def test_an_unknown_key_is_one_clear_line(host: Callable[[str | None], str], hom
     address = host(None)
     with pytest.raises(
         ServiceUnreachable,
-        match=r"^host lab: its host key is not in known_hosts: .*; `ssh -o .* lab python3 -V` must work$",
+        match=r"^host lab: its host key is not in known_hosts: .*; "
+        r"`ssh -o .* lab python3 -V` must work$",
     ) as caught:
         probe([address], doors.settings())
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""`trainwright estimate structure.json`: options that disagree with the file, and numbers that can not be, are refused."""
+"""`trainwright estimate structure.json` refuses contradicting options and impossible numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees of a training: a line for each rank, as wide as the terminal is, from the events alone."""
+"""The view of a training: a line for each rank, as wide as the terminal, from the events alone."""
 
 from __future__ import annotations
 

@@ -116,7 +116,8 @@ def test_why_a_new_run_begins_is_told_where_a_module_has_changed(
     (source.parent / "added.py").touch()
     assert open_run(job, doors.settings(), ME, store).uri != first.uri
     assert [event["message"] for event in heard] == [
-        f"{first.uri} is unfinished, and was begun with other source/added.py, source/{source.name}: a new run begins"
+        f"{first.uri} is unfinished, and was begun with other source/added.py, "
+        f"source/{source.name}: a new run begins"
     ]
     freed()
     source.write_text(whole)

@@ -17,12 +17,15 @@ name: digits
 pool: ../pools/two-cpus.yaml
 priority: 0
 data:
-  {uri: builtin:digits, target: label, task: image-classification, validation_fraction: 0.2, expectations: suite.json}
+  {uri: builtin:digits, target: label, task: image-classification, validation_fraction: 0.2,
+   expectations: suite.json}
 model: {source: cnn.py, config: {width: 64}}
 train:
-  {epochs: 5, global_batch_size: auto, batch_bounds: [64, 1024], optimizer: {name: adamw, weight_decay: 0.01},
-   learning_rate: auto, learning_rate_rule: auto, schedule: cosine, clip_norm: 1.0, precision: fp32, seed: 0, backend: auto,
-   adaptive_split: true, adaptive_batch: false, checkpoint: {every_steps: 50, keep_last: 3, keep_best: true},
+  {epochs: 5, global_batch_size: auto, batch_bounds: [64, 1024],
+   optimizer: {name: adamw, weight_decay: 0.01}, learning_rate: auto, learning_rate_rule: auto,
+   schedule: cosine, clip_norm: 1.0, precision: fp32, seed: 0, backend: auto,
+   adaptive_split: true, adaptive_batch: false,
+   checkpoint: {every_steps: 50, keep_last: 3, keep_best: true},
    target: {metric: accuracy, value: 0.97}}
 objective: {minimize: energy, deadline: 30m, budget: 5.0, confidence: 0.9}
 devices: {types: [cpu], hosts: [], ids: [], exclude: [], min_count: 1, max_count: 4}

@@ -17,9 +17,11 @@ EXAMPLE = """
 name: lab
 network: {bandwidth: 10Gbit, latency: 50us}
 hosts:
-  - {name: gpu-a, address: 10.0.0.11, devices: [{type: nvidia-a100-80gb, count: 8}], available: "18:00-08:00"}
+  - {name: gpu-a, address: 10.0.0.11, devices: [{type: nvidia-a100-80gb, count: 8}],
+     available: "18:00-08:00"}
   - {name: here,  address: localhost, devices: [{type: cpu, cores: 1.0}, {type: cpu, cores: 0.5}]}
-  - {name: sim,   address: localhost, devices: [{type: emulated, speed: 2.0}, {type: emulated, speed: 1.0}]}
+  - {name: sim,   address: localhost,
+     devices: [{type: emulated, speed: 2.0}, {type: emulated, speed: 1.0}]}
 prices: {nvidia-a100-80gb: 2.1/h, energy: 0.25/kWh}
 power: {nvidia-a100-80gb: {idle_w: 55, load_w: 400}}
 """
@@ -99,7 +101,8 @@ def test_without_a_file_the_pool_is_this_machine() -> None:
             "cores only for cpu",
         ),
         (
-            "name: p\nhosts: [{name: a, devices: [{type: cpu}]}, {name: a, devices: [{type: cpu}]}]",
+            "name: p\nhosts: [{name: a, devices: [{type: cpu}]}, "
+            "{name: a, devices: [{type: cpu}]}]",
             "different names",
         ),
         (
@@ -133,7 +136,8 @@ def test_without_a_file_the_pool_is_this_machine() -> None:
             "lower-case letters, digits and -",
         ),
         (
-            "name: p\npower: {energy: {idle_w: 1, load_w: 2}}\nhosts: [{name: a, devices: [{type: cpu}]}]",
+            "name: p\npower: {energy: {idle_w: 1, load_w: 2}}\n"
+            "hosts: [{name: a, devices: [{type: cpu}]}]",
             "which is a price",
         ),
         (
@@ -163,7 +167,8 @@ def test_without_a_file_the_pool_is_this_machine() -> None:
             "hosts.0.devices.0.type: got 'abacus'; allowed: a device type",
         ),
         (
-            "name: p\nhosts: [{name: a, devices: [{type: cpu}]}]\npower: {abacus: {idle_w: 1, load_w: 2}}",
+            "name: p\nhosts: [{name: a, devices: [{type: cpu}]}]\n"
+            "power: {abacus: {idle_w: 1, load_w: 2}}",
             "power: allowed: device types",
         ),
         (

@@ -188,7 +188,7 @@ def test_a_folder_shows_no_half_written_file(tmp_path: Path) -> None:
 
 
 def test_the_sdks_public_put_object_overwrites_in_spite_of_if_none_match(s3: S3Access) -> None:
-    """Why `S3Store.create` sends the header by other means; where this fails, the SDK has learnt it."""
+    """Why `S3Store.create` sends the header itself. If this fails, the SDK sends it."""
     store = open_store("s3://objects/trap", doors.settings())
     assert isinstance(store, S3Store)
     store.put("key", b"first")
