@@ -114,12 +114,11 @@ class TrainOperator(ResumableJobMixin, StepOperator):
         return self._result(self.open(context))
 
     def _result(self, found: RunContext) -> dict[str, Any]:
-        from trainwright.tasks import chain
         from trainwright.tasks.train.launcher import background
 
         try:
             background.raise_failure(found.run)
-            reference = chain.do(found, self.step)
+            reference = self._reference_of(found)
         except BaseException:
             self._free(found)
             raise
@@ -127,6 +126,17 @@ class TrainOperator(ResumableJobMixin, StepOperator):
             found.run.note(state="success", step=None)  # nothing works on the run any more
             self._free(found)
         return reference
+
+    def _reference_of(self, found: RunContext) -> dict[str, Any]:
+        """The step's reference. The step is recorded again only if its process has not done so."""
+        from trainwright.tasks import chain
+
+        status = found.run.status()
+        recorded = status.step is None and self.step in status.steps
+        if not recorded or status.holder != found.holder.name:
+            return chain.do(found, self.step)
+        chain.keep_hold(found)  # for the next task
+        return {"run": found.run.uri, **chain.step(self.step).do(found)}
 
     def on_kill(self) -> None:
         """Stop the ranks with a checkpoint, and free the devices."""

@@ -78,11 +78,16 @@ class DevicesTrigger(RunTrigger):
         """Look until there is something to do. An unreachable ledger is asked again."""
         context = await self.context()
         from trainwright.tasks.allocate import acquire
+        from trainwright.tasks.chain import following
         from trainwright.tasks.errors import ServiceUnreachable
+
+        def look() -> bool:
+            with following(context.run):
+                return acquire.look(context)
 
         while True:
             try:
-                if await asyncio.to_thread(acquire.look, context):
+                if await asyncio.to_thread(look):
                     break
             except ServiceUnreachable as error:
                 self.log.warning("%s", error)

@@ -22,6 +22,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -52,6 +53,7 @@ from trainwright.tasks.runs.artefacts import (
     Result,
     Validation,
 )
+from trainwright.tasks.runs.run import Run
 
 ENTRY_POINTS = "trainwright.steps"
 PROGRESS = "progress.jsonl"
@@ -218,6 +220,18 @@ def do(context: RunContext, name: str) -> Reference:
     return run_step(context, wanted)
 
 
+def following(run: Run) -> AbstractContextManager[None]:
+    """While the block runs, events reach whoever follows the run by its progress file."""
+    return progress.listening(progress.appended_to(run.work_path / PROGRESS))
+
+
+def keep_hold(context: RunContext) -> None:
+    """Renew the hold on the run, or take it again. Raises RunHeld if another process has it."""
+    run, ledger, me = context.run, context.ledger, context.holder
+    if not ledger.renew(run.uri, [run.hold], holder=me.name):
+        ledger.take([run.hold], me, run.uri)
+
+
 def run_step(context: RunContext, spec: StepSpec) -> Reference:
     """Run one step: holds the run, records its status, handles stop and failure. Returns its reference.
 
@@ -230,11 +244,10 @@ def run_step(context: RunContext, spec: StepSpec) -> Reference:
         raise BadInput(f"run: got {run.uri}; there is no such run")
     if spec.repeatable and run.finished() and run.status().state == "success":
         return {"run": run.uri, **spec.do(context)}
-    with progress.listening(progress.appended_to(run.work_path / PROGRESS)):
+    with following(run):
         started = time.monotonic()
         progress.emit("step", name=spec.name, state="started", run=run.uri)
-        if not ledger.renew(run.uri, [run.hold], holder=me.name):
-            ledger.take([run.hold], me, run.uri)
+        keep_hold(context)
         run.note(state="running", step=spec.name, error=None, holder=me.name)
         try:
             context.running = spec.name

@@ -40,6 +40,8 @@ class RunContext:
     """whether a step that must wait for devices raises MustWait instead of waiting"""
     running: str | None = None
     """the step that runs currently"""
+    reported_place: int = 0
+    """the place in the queue for devices that was last reported; 0: none yet"""
     may_act: Callable[[], bool] = lambda: True
     """whether this process may still act for the holder; another process may have taken its place"""
 

@@ -56,7 +56,7 @@ def lease(
         plan = _or_stay(again, plan, job) if again is not None and isinstance(plan, Plan) else plan
     elif asked_by is not None:  # another run asked, and nothing of this run works on the devices
         ledger.release(run.uri, devices_of(context), holder=me.name)
-    reported = 0
+    context.reported_place = 0
     least = job.devices.min_count
     try:
         while True:
@@ -87,7 +87,7 @@ def lease(
                     if left := devices_of(context) - set(chosen.resources):  # of the earlier plan
                         ledger.release(run.uri, left, holder=me.name)
                     return chosen, token
-            elif not reported and not isinstance(plan, Plan):
+            elif not context.reported_place and not isinstance(plan, Plan):
                 plan(devices)  # raises Infeasible at once if even every device would not do
             if turn.waited_s >= job.queue_timeout:
                 raise _timed_out(job, turn)
@@ -98,9 +98,7 @@ def lease(
                     holder=me.name,
                     **_place(turn),
                 )
-            if reported != turn.place:
-                reported = turn.place
-                progress.emit("queue", run=run.uri, **_place(turn))
+            _report(context, turn)
             pause_s = LOOK_EVERY_S * min(1 + turn.rivals, _LOOKS_AT_MOST_EVERY)
             pause_s = min(pause_s, max(0.05, job.queue_timeout - turn.waited_s))
             if context.stop.wait(pause_s) or context.stop.is_set():
@@ -110,6 +108,13 @@ def lease(
     except BaseException:
         queue.leave(run.uri)
         raise
+
+
+def _report(context: RunContext, turn: Turn) -> None:
+    """Report the run's place in the queue if it has changed."""
+    if context.reported_place != turn.place:
+        context.reported_place = turn.place
+        progress.emit("queue", run=context.run.uri, **_place(turn))
 
 
 def _place(turn: Turn) -> dict[str, str | int | None]:
@@ -159,7 +164,7 @@ def _plan(make: Planner, devices: list[Device], turn: Turn) -> Plan | None:
 def _timed_out(job: Job, turn: Turn) -> RunHeld:
     lease = turn.blocked_by
     why = (
-        f"{lease.resource} is held by {lease.holder} for {lease.run}"
+        f"{lease.resource} is held by {lease.by} for {lease.run}"
         if lease
         else "others are ahead in the queue"
     )
@@ -259,7 +264,8 @@ def on_devices(
 def look(context: RunContext) -> bool:
     """Keep a waiting run's place and its hold. Returns whether the run has something to do.
 
-    That is: its turn has come, its pool changed, its time is up, or its place or hold was lost.
+    That is: its turn has come, its pool changed, its time is up, or its place or hold was lost. Reports
+    the place if it has changed.
     """
     run, ledger = context.run, context.ledger
     hold = ledger.renew(run.uri, [run.hold], holder=context.holder.name)
@@ -267,6 +273,7 @@ def look(context: RunContext) -> bool:
     if not hold or found is None:
         return True  # lost: the step reports it, or joins the queue again
     turn, wish = found
+    _report(context, turn)
     job = run.job()
     if turn.waited_s >= job.queue_timeout or len(turn.available) >= wish.needed:
         return True

@@ -38,6 +38,15 @@ class Lease:
     expires_at: float
     priority: int = 0
     revoked_by: str | None = None
+    pid: int | None = None
+    """the holder's process, if the lease ends with a process of this machine"""
+
+    @property
+    def by(self) -> str:
+        """The holder, as a message names it: with its process, if that is of this machine."""
+        if self.pid is None or f"pid {self.pid}" in self.holder:
+            return self.holder
+        return f"{self.holder} (pid {self.pid})"
 
     @classmethod
     def of(cls, row: Any) -> Lease:
@@ -50,6 +59,7 @@ class Lease:
             row.expires_at,
             row.priority,
             row.revoked_by,
+            row.pid if row.machine == socket.gethostname() else None,
         )
 
 
@@ -70,7 +80,7 @@ class Ledger:
             found = insert_leases(connection, resources, holder, run, clock(connection), ttl_s, 0)
             if isinstance(found, Lease):
                 raise RunHeld(
-                    f"{found.resource} is held by {found.holder} for {found.run}",
+                    f"{found.resource} is held by {found.by} for {found.run}",
                     resource=found.resource,
                     holder=found.holder,
                     run=found.run,

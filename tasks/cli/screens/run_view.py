@@ -29,6 +29,7 @@ class Watch:
         self._progress = Progress(*columns, console=err, auto_refresh=False)
         self._task: TaskID | None = None
         self._noticed = ""
+        self._queued = ""
         self._training = TrainView()
         self._live = Live(
             console=err, get_renderable=self._now, refresh_per_second=4, transient=True
@@ -64,7 +65,10 @@ class Watch:
             self._line(f"ranks      training goes on with {len(event['ranks'])}")
         elif kind == "queue" and "place" in event:
             held = f"; held by {event['held_by']}" if event.get("held_by") else ""
-            self._line(f"queue      place {event['place']} of {event['waiting']}{held}")
+            place = f"queue      place {event['place']} of {event['waiting']}{held}"
+            if place != self._queued:  # each process that waits reports it
+                self._line(place)
+            self._queued = place
         elif kind == "preload":
             share = event["bytes"] / max(1, event["of"])
             self._begin(f"data to {event['host']}: {share:.0%} of {event['of'] / 1e6:.1f} MB")

@@ -152,9 +152,11 @@ with Watch() as watch:
 """
 
 
-def test_lost_ranks_are_told_at_once_a_notice_of_every_rank_once_and_how_a_step_ended() -> None:
+def test_lost_ranks_and_a_failed_step_are_reported_and_what_several_processes_report_once() -> None:
     lost = {"event": "rank", "rank": 1, "device": "a/cpu1", "state": "was killed by SIGKILL"}
     waits = {"event": "notice", "message": "waits for the store"}
+    place = {"event": "queue", "place": 2, "waiting": 2, "held_by": "other"}
+    moved = place | {"place": 1, "waiting": 1}
     world = {"event": "world", "generation": 2, "ranks": [0, 1], "reason": "rank 1 is back"}
     ends = [
         {
@@ -165,7 +167,9 @@ def test_lost_ranks_are_told_at_once_a_notice_of_every_rank_once_and_how_a_step_
         }
         for kind in ("interrupted", "training_failed")
     ]
-    events = json.dumps([lost | {"state": "loaded"}, lost, waits, waits, world, *ends])
+    events = json.dumps(
+        [lost | {"state": "loaded"}, lost, waits, waits, place, place, moved, world, *ends]
+    )
     done = subprocess.run(
         [sys.executable, "-c", SHOW, events],
         stderr=subprocess.PIPE,
@@ -176,6 +180,8 @@ def test_lost_ranks_are_told_at_once_a_notice_of_every_rank_once_and_how_a_step_
     assert done.stderr.splitlines() == [
         "lost       rank 1 (a/cpu1) was killed by SIGKILL",
         "note       waits for the store",
+        "queue      place 2 of 2; held by other",
+        "queue      place 1 of 1; held by other",
         "ranks      training goes on with 2",
         "train      stopped",
         "train      failed",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,14 @@ def test_a_second_run_of_a_live_job_is_refused_with_the_holders_name(job: Job, s
         with pytest.raises(RunHeld, match="held by me"):
             open_run(job, doors.settings(), OTHER, store, new=new)
     assert [run.uri for run in list_runs(store, doors.settings())] == [first.uri]
+
+
+def test_a_run_that_a_process_of_this_machine_holds_is_refused_with_its_pid(
+    job: Job, store: str
+) -> None:
+    open_run(job, doors.settings(), Holder("me", os.getpid()), store)
+    with pytest.raises(RunHeld, match=rf"held by me \(pid {os.getpid()}\) for"):
+        open_run(job, doors.settings(), OTHER, store)
 
 
 def test_an_unfinished_run_nobody_holds_goes_on_and_a_finished_one_does_not(
