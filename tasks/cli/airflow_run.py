@@ -75,6 +75,7 @@ def run_job(job: Job, settings: Settings, *, new: bool, replay: str | None, watc
         raise error from None
     except TrainwrightError as error:
         error.run = run.uri
+        background.stop(context)  # Airflow may have ended alone
         status = run.status()
         if status.state == "running" and status.holder == name:  # no step reported why
             run.note(state=final_state(error), error=error.document())

@@ -1,15 +1,17 @@
 """Training in a process of its own, which outlives whoever started it: follow it, attach again, or stop it.
 
-`python -m trainwright.tasks.train.launcher.background RUN HOLDER [REPLAY]` takes the right to launch this
-run and trains from the newest checkpoint. That right is a lease that ends with the process, so there is
-never a second one; whoever takes the lease from it stops it. How training ended is in the run's folder:
-result.json, or the error in status.json.
+`python -m trainwright.tasks.train.launcher.background RUN HOLDER [--pid PID] [--replay RUN]` takes the
+right to launch this run and trains from the newest checkpoint. That right is a lease that ends with the
+process, so there is never a second one; whoever takes the lease from it stops it. How training ended is
+in the run's folder: result.json, or the error in status.json.
 
-If the hold on the run ends with a process of this machine (`trainwright run`), so does the training.
+If the holder is a process of this machine (`trainwright run`, PID), training ends with it. PID is passed,
+because that process may end, and its hold with it, while this one starts.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import logging
@@ -25,7 +27,6 @@ from trainwright.infra.airflow import training_service
 from trainwright.tasks import chain
 from trainwright.tasks.context import RunContext
 from trainwright.tasks.errors import (
-    BadInput,
     Interrupted,
     RunHeld,
     ServiceUnreachable,
@@ -66,8 +67,10 @@ def start(context: RunContext) -> None:
     logs = run.work_folder() / _LOGS
     logs.mkdir(exist_ok=True)
     arguments = [run.uri, context.holder.name]
+    if context.holder.pid is not None:
+        arguments += ["--pid", str(context.holder.pid)]
     if context.replay is not None:
-        arguments.append(context.replay.uri)
+        arguments += ["--replay", context.replay.uri]
     environment = training_service(run.settings.home).adopt(run.settings.environment())
     with (logs / "launcher.log").open("ab") as log:
         process = subprocess.Popen(
@@ -204,16 +207,16 @@ class Logs:
 class _Launch:
     """This process, as the one that trains a run."""
 
-    def __init__(self, run: Run, holder: str, replay: Run | None) -> None:
+    def __init__(self, run: Run, holder: Holder, replay: Run | None) -> None:
         self._run, self._name = run, own_name()
         self._right = [resource(run.uri)]
-        self._context = RunContext.attach(run, holder, replay=replay, may_act=self._take_right)
+        self._context = RunContext(run, holder, replay=replay, may_act=self._take_right)
 
     def train(self) -> int:
         """Train, if no other process does; the exit code."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self._context.stop.set())
-        if not self._take_right():
+        if self._holder_ended() or not self._take_right():
             return 0
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         code = 1
@@ -229,6 +232,14 @@ class _Launch:
         finally:
             self._end(failed=code != 0)
         return code
+
+    def _holder_ended(self) -> bool:
+        """Whether the holder is a process of this machine that has ended."""
+        holder = self._context.holder
+        if holder.pid is None or process_started(holder.pid) is not None:
+            return False
+        _log.info("%s has ended: stopping", holder.name)
+        return True
 
     def _take_right(self) -> bool:
         """Take or keep the right to launch. Returns whether this process has it."""
@@ -260,9 +271,7 @@ class _Launch:
                 if not self._context.ledger.renew(self._run.uri, self._right, holder=self._name):
                     _log.info("another process took the right to launch this run: stopping")
                     stop.set()
-            pid = self._context.holder.pid
-            if pid is not None and process_started(pid) is None:
-                _log.info("%s has ended: stopping", self._context.holder.name)
+            if self._holder_ended():
                 stop.set()
         time.sleep(GRACE_S)
         _log.warning("not stopped within %g s: ending; the newest checkpoint stays", GRACE_S)
@@ -271,17 +280,21 @@ class _Launch:
         os._exit(130)  # ranks end with their parent
 
 
-def main(run_uri: str, holder: str, replay: str | None = None) -> int:
-    """Train; the exit code."""
+def main() -> int:
+    """Train, as the arguments say; the exit code."""
+    parser = argparse.ArgumentParser(prog="background", description="Train a run.")
+    parser.add_argument("run", metavar="RUN", help="the run's URI")
+    parser.add_argument("holder", metavar="HOLDER", help="who holds the run and its devices")
+    parser.add_argument("--pid", type=int, help="the holder's process, with which training ends")
+    parser.add_argument("--replay", metavar="RUN", help="the run whose splits are used again")
+    given = parser.parse_args()
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
     settings = Settings.from_environment()
-    replayed = Run(replay, settings) if replay is not None else None
-    return _Launch(Run(run_uri, settings), holder, replayed).train()
+    replayed = Run(given.replay, settings) if given.replay is not None else None
+    return _Launch(Run(given.run, settings), Holder(given.holder, given.pid), replayed).train()
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (3, 4):
-        raise SystemExit(str(BadInput("arguments: RUN HOLDER [REPLAY]")))
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""A training process whose holder ended while it started trains nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import doors
+
+from trainwright.tasks.leases.ledger import Holder
+from trainwright.tasks.runs.artefacts import Status
+from trainwright.tasks.spec.job import Job
+
+
+def test_a_training_process_that_outlives_its_holder_from_the_start_takes_and_writes_nothing(
+    home: Path, tmp_path: Path
+) -> None:
+    job = Job.model_validate({"name": "left", "data": {"uri": "builtin:digits"}})
+    run = doors.open_for(job, Holder("me"), store=(tmp_path / "store").as_uri())
+    doors.ledger().release(run.uri)
+    before = run.objects.get(Status.FILE)
+    with subprocess.Popen([sys.executable, "-c", ""]) as holder:
+        holder.wait()
+    module = "trainwright.tasks.train.launcher.background"
+    command = [sys.executable, "-m", module, run.uri, "me", "--pid", str(holder.pid)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "me has ended" in ended.stderr
+    assert run.objects.get(Status.FILE) == before
+    assert doors.ledger().held() == []
