@@ -68,14 +68,15 @@ def run_job(job: Job, settings: Settings, *, new: bool, replay: str | None, watc
         with Heartbeat(context.ledger, run.uri, [run.hold], holder=name):
             _airflow(context, replay, moment, watch)
     except KeyboardInterrupt:
-        background.stop(context)
+        background.stop_unfollowed(context)
         error = Interrupted(f"interrupted; `trainwright run` continues {run.uri}", run=run.uri)
         error.run = run.uri
         run.note(state="interrupted", error=error.document())
         raise error from None
     except TrainwrightError as error:
         error.run = run.uri
-        background.stop(context)  # Airflow may have ended alone
+        with contextlib.suppress(ServiceUnreachable):  # training ends with this process anyway
+            background.stop_unfollowed(context)  # Airflow may have ended alone
         status = run.status()
         if status.state == "running" and status.holder == name:  # no step reported why
             run.note(state=final_state(error), error=error.document())
