@@ -68,7 +68,7 @@ def run_job(job: Job, settings: Settings, *, new: bool, replay: str | None, watc
         with Heartbeat(context.ledger, run.uri, [run.hold], holder=name):
             _airflow(context, replay, moment, watch)
     except KeyboardInterrupt:
-        background.stop_unfollowed(context)
+        _stop_training(context)
         error = Interrupted(f"interrupted; `trainwright run` continues {run.uri}", run=run.uri)
         error.run = run.uri
         run.note(state="interrupted", error=error.document())
@@ -76,7 +76,7 @@ def run_job(job: Job, settings: Settings, *, new: bool, replay: str | None, watc
     except TrainwrightError as error:
         error.run = run.uri
         with contextlib.suppress(ServiceUnreachable):  # training ends with this process anyway
-            background.stop_unfollowed(context)  # Airflow may have ended alone
+            _stop_training(context)  # Airflow may have ended alone
         status = run.status()
         if status.state == "running" and status.holder == name:  # no step reported why
             run.note(state=final_state(error), error=error.document())
@@ -84,6 +84,12 @@ def run_job(job: Job, settings: Settings, *, new: bool, replay: str | None, watc
     finally:
         context.ledger.release(run.uri, holder=name)
     return run
+
+
+def _stop_training(context: RunContext) -> None:
+    """Stop the training process, if one works for this holder. Its checkpoint stays."""
+    if background.launcher(context.run) is not None:
+        background.stop_unfollowed(context)
 
 
 def dag_run_holder(dag_id: str, run_id: str) -> str:
