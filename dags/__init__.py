@@ -1,1 +1,4 @@
-"""Chains of operators, nothing but wiring. `python -m trainwright.dags` runs the `retrain` DAG in this process."""
+"""The DAGs: chains of operators, nothing but wiring.
+
+`python -m trainwright.dags` runs the `retrain` DAG in this process.
+"""

@@ -12,13 +12,13 @@ from datetime import datetime
 
 
 def main() -> int:
-    """Run the DAG with the parameters that the arguments hold."""
+    """Run the DAG with the parameters given as arguments."""
     from airflow.sdk import DagRunState
 
     from trainwright.dags.retrain import retrain
 
     for task in retrain.tasks:
-        task.retries = 0  # the caller sees why it failed, and starts it again
+        task.retries = 0  # the caller sees the error, and decides whether to start again
     retrain.get_task("approve").unattended = True  # no UI shows this DAG run
     moment = datetime.fromisoformat(sys.argv[1])
     run = retrain.test(run_after=moment, run_conf=json.loads(sys.argv[2]))

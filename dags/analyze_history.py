@@ -1,4 +1,4 @@
-"""Compare anew, weekly: each job's newest finished run beside all earlier ones."""
+"""Weekly: compare each job's newest finished run with all earlier ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainwright.operators import AnalyzeOperator
 
 @task
 def newest_runs(params: dict[str, Any] | None = None) -> list[str]:
-    """The newest finished run of every job, or of the job named."""
+    """The newest finished run of every job, or of the job in `params`."""
     from trainwright.operators.base import airflow_errors, given
     from trainwright.operators.hooks import connection_ids, settings_of
     from trainwright.tasks.runs.run import newest_finished
@@ -22,27 +22,26 @@ def newest_runs(params: dict[str, Any] | None = None) -> list[str]:
         return [run.uri for run in newest_finished(settings_of(connection_ids()), job)]
 
 
-with (
-    DAG(
-        "analyze_history",
-        description="Compare each job's newest run with all earlier ones.",
-        schedule="0 5 * * 0",
-        catchup=False,  # nor is there a start date: the first run is the next one due, not one that was missed
-        max_active_runs=1,
-        is_paused_upon_creation=False,
-        default_args=RETRIES,
-        tags=["trainwright"],
-        doc_md=__doc__,
-        params={
-            "job": Param(
-                None,
-                type=["null", "string"],
-                title="Job",
-                description="a job's name; left empty: every job",
-            )
-        },
-    ) as analyze_history
-):
+with DAG(
+    "analyze_history",
+    description="Compare each job's newest run with all earlier ones.",
+    schedule="0 5 * * 0",
+    # Neither catchup nor a start date: the first run is the next one due, not a missed one.
+    catchup=False,
+    max_active_runs=1,
+    is_paused_upon_creation=False,
+    default_args=RETRIES,
+    tags=["trainwright"],
+    doc_md=__doc__,
+    params={
+        "job": Param(
+            None,
+            type=["null", "string"],
+            title="Job",
+            description="a job's name; empty: every job",
+        )
+    },
+) as analyze_history:
     AnalyzeOperator.partial(task_id="analyze", map_index_template="{{ task.run }}").expand(
         run=newest_runs()
     )

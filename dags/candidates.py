@@ -1,5 +1,6 @@
-"""Several candidate jobs, each trained as a run of its own; of those that end well the best model is kept under an alias,
-on a person's approval where its job asks for that.
+"""Train several candidate jobs, each as its own run, and point an alias at the best model.
+
+If the best one's job requires approval, a person approves first.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from trainwright.operators.assets import PROMOTED
 
 @task
 def candidate_jobs(params: dict[str, Any] | None = None) -> list[Any]:
-    """The candidates: job files, or jobs as mappings."""
+    """The candidates: paths of job files, or jobs as mappings."""
     return list((params or {})["jobs"])
 
 
 @task_group
 def candidate(job: Any) -> None:
-    """One candidate, from its data to its report."""
+    """One candidate, from data to report."""
     chain(job=job, new="true")
 
 
 @task(trigger_rule="all_done")
 def best(stored: Any) -> dict[str, Any]:
-    """The best of the candidates that ended well, and how the others compare."""
+    """The best of the candidates that succeeded, and how the others compare."""
     from trainwright.operators.base import airflow_errors
     from trainwright.operators.hooks import connection_ids, settings_of
     from trainwright.tasks.promote import best_of
@@ -54,21 +55,22 @@ with DAG(
             type="array",
             items={"type": ["string", "object"]},
             title="Jobs",
-            description="job files on the workers, each with a name of its own and the same metric to compare by",
+            description="job files on the workers; each has its own name, all have the same metric "
+            "to compare",
         ),
         "name": Param(
             "candidates",
             type="string",
             pattern="^[a-z0-9-]+$",
             title="Name",
-            description="whose alias it is",
+            description="the name under which the alias is kept",
         ),
         "alias": Param(
             "best",
             type="string",
             pattern="^[a-z0-9-]+$",
             title="Alias",
-            description="that names the best",
+            description="the alias of the best model",
         ),
     },
 ) as candidates:

@@ -1,4 +1,4 @@
-"""What the DAGs share: the steps of a run in their order, and how failures are tried again."""
+"""Shared by all DAGs: the chain of a run's steps, and the retry policy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ RETRIES: dict[str, Any] = {
     "retry_exponential_backoff": 2.0,
     "max_retry_delay": timedelta(minutes=10),
 }
-"""for what a retry can mend (a service out of reach, a process that was killed); bad input fails at once (`operators.base`)"""
+"""For failures that a retry can fix (an unreachable service, a killed process).
+
+Bad input fails without a retry (see `operators.base`).
+"""
 APPROVAL_TIMEOUT = timedelta(days=1)
 
 
@@ -31,9 +34,9 @@ def chain(
     run: str | None = None,
     models: Asset | None = None,
 ) -> Any:
-    """Wire the steps of one run, within a DAG, to the sealed model and its report.
+    """Wire all steps of one run within a DAG. Returns the task that stores the model.
 
-    Returns the task that stores the model. The first step opens the run, the others take it from there.
+    The first step opens the run; the others get its reference.
     """
     first, *others = steps()
     tasks = {
@@ -55,7 +58,7 @@ def chain(
 
 
 def promotion(store: Any) -> None:
-    """After it, let the job's alias name the model: where that is better, and where a person agrees if one must."""
+    """After `store`: ask for approval if the job requires it, then promote a better model."""
     approve = ApprovePromotionOperator(
         task_id="approve", run=store.output, response_timeout=APPROVAL_TIMEOUT, defaults="Reject"
     )

@@ -1,9 +1,10 @@
-"""The whole chain, from data to stored and analysed model: `retrain` for any job, and one DAG per job file.
+"""The whole chain, from data to analysed model: `retrain` for any job, and one DAG per job file.
 
-A job's `deadline` runs from the lease to the end of training, and training is planned to meet it. Airflow's alert can only count
-a whole DAG run, from when it is queued to its end. So it comes after `deadline` + `queue_timeout`, and the day that a person has
-to approve where the job asks for that. The steps before the lease and after training count in it too: where they take longer than
-waiting left over, the alert comes though training was in time; where nothing was waited for, it comes late.
+A job's `deadline` runs from the lease to the end of training, and the plan meets it. Airflow's
+deadline alert can only measure a whole DAG run, from its queueing to its end. The alert therefore
+comes after `deadline` + `queue_timeout` (+ one day if the job requires approval). It is
+approximate: slow steps before the lease or after training can raise it although training was in
+time, and without any waiting in the queue it comes late.
 """
 
 from __future__ import annotations
@@ -45,19 +46,19 @@ for path in JOB_FILES:
         job = load_job(path)
         if (first := NAMED.setdefault(job.name, path)) != path:
             raise BadInput(
-                f"{path}: name: got '{job.name}'; {first} has that name already, give each job its own"
+                f"{path}: name: got '{job.name}'; {first} already has this name; "
+                "give each job its own"
             )
         JOBS[str(path)] = job
-    except (
-        BadInput
-    ) as error:  # one bad file must not take the other DAGs away; its own DAG says what is wrong
+    except BadInput as error:
+        # A bad file must not hide the other DAGs; its own DAG shows the error.
         logging.getLogger(__name__).warning("%s", error)
         JOBS[str(path)] = str(error)
 FORM = Form(next((job for job in JOBS.values() if isinstance(job, Job)), None))
 
 
 def job_of(params: Mapping[str, Any]) -> str:
-    """The job that a trigger means, as a template's text: a file's path, or the filled-in form as JSON."""
+    """The job of a trigger, as text for a template: a file's path, or the form's fields as JSON."""
     try:
         return FORM.job_text(params)
     except BadInput as error:
@@ -85,14 +86,15 @@ with DAG(
             run="{{ params.run }}",
         )
     )
-# After the tasks: a task would have a copy of all that its DAG has by then, and is given the DAG's own anyway.
+# Set after the tasks are made: each task would otherwise be serialised with a copy of all of them.
+# At run time a task gets its DAG's params anyway.
 retrain.params = ParamsDict(
     {
         "job": Param(
             None,
             type=["null", "string", "object"],
             title="Job file",
-            description="path of a job file on the workers; left empty: the job is what the fields below say",
+            description="path of a job file on the workers; empty: the fields below define the job",
             examples=[str(path) for path in JOB_FILES],
         ),
         "pool": Param(
@@ -102,13 +104,13 @@ retrain.params = ParamsDict(
             False,
             type="boolean",
             title="Start afresh",
-            description="do not continue an unfinished run",
+            description="start a new run instead of continuing an unfinished one",
         ),
         "replay": Param(
             None,
             type=["null", "string"],
             title="Replay",
-            description="URI of a run whose plan and learning rate to use",
+            description="URI of a run whose plan, learning rate and split events to use again",
         ),
         "run": Param(
             None, type=["null", "string"], title="Run", description="URI of a run to continue"
@@ -122,7 +124,7 @@ retrain.params = ParamsDict(
 
 
 def schedule_of(job: Job) -> Any:
-    """When the job runs by itself: by the clock, whenever its data is updated, or both."""
+    """When the job runs by itself: by cron, when its data is updated, or both."""
     if job.schedule is None:
         return None
     if not job.schedule.on_new_data:
@@ -136,13 +138,13 @@ def schedule_of(job: Job) -> Any:
 
 
 def deadline_of(job: Job) -> DeadlineAlert | None:
-    """An alert where the DAG run is not over by the job's deadline and what may pass before and after it (above)."""
+    """The alert for a DAG run that is not over in time (see above); None without a deadline."""
     if job.objective.deadline is None:
         return None
     within = timedelta(seconds=job.objective.deadline + job.queue_timeout)
     if job.needs_approval:
         within += APPROVAL_TIMEOUT
-    told = {
+    details = {
         "job": job.name,
         "deadline_s": job.objective.deadline,
         "within_s": within.total_seconds(),
@@ -150,7 +152,7 @@ def deadline_of(job: Job) -> DeadlineAlert | None:
     return DeadlineAlert(
         reference=DeadlineReference.DAGRUN_QUEUED_AT,
         interval=within,
-        callback=AsyncCallback("trainwright.operators.deadline.missed", kwargs=told),
+        callback=AsyncCallback("trainwright.operators.deadline.missed", kwargs=details),
     )
 
 
@@ -160,24 +162,24 @@ for path in JOB_FILES:
     name = job.name if isinstance(job, Job) else re.sub(r"[^a-z0-9-]+", "-", path.stem.lower())
     if problem is not None and (name in NAMED or f"retrain_{name}" in globals()):
         name += f"-{path.suffix[1:]}"
-    with (
-        DAG(
-            f"retrain_{name}",
-            description=f"Retrain {name}." if problem is None else escape(problem, quote=False),
-            schedule=schedule_of(job) if isinstance(job, Job) else None,
-            deadline=deadline_of(job) if isinstance(job, Job) else None,
-            catchup=False,  # nor is there a start date: the first run is the next one due, not one that was missed
-            max_active_runs=1,
-            is_paused_upon_creation=False,
-            default_args=RETRIES,
-            tags=["trainwright", "job file is wrong"] if problem else ["trainwright"],
-            doc_md=escape(f"{path}: {problem or 'the whole chain for this job'}", quote=False),
-        ) as scheduled
-    ):
+    with DAG(
+        f"retrain_{name}",
+        description=f"Retrain {name}." if problem is None else escape(problem, quote=False),
+        schedule=schedule_of(job) if isinstance(job, Job) else None,
+        deadline=deadline_of(job) if isinstance(job, Job) else None,
+        # Neither catchup nor a start date: the first run is the next one due, not a missed one.
+        catchup=False,
+        max_active_runs=1,
+        is_paused_upon_creation=False,
+        default_args=RETRIES,
+        tags=["trainwright", "job file is wrong"] if problem else ["trainwright"],
+        doc_md=escape(f"{path}: {problem or 'the whole chain for this job'}", quote=False),
+    ) as scheduled:
         promotion(
             chain(
                 job=str(path),
-                # What is due trains anew, on the data of its day: an unfinished run may have begun with other data.
+                # A scheduled DAG run starts a new run: an unfinished one may have begun with older
+                # data.
                 new="{{ dag_run.run_type != 'manual' }}",
                 models=model_asset(name) if problem is None else None,
             )

@@ -2,8 +2,8 @@
 
     from trainwright.operators import ValidateOperator, TrainOperator
 
-Nothing is imported until it is named, and no operator's module loads torch, pandas or the like: the work happens in
-`trainwright.tasks`.
+An operator's module is imported when its name is first used, and none loads torch, pandas or
+similar: the work happens in `trainwright.tasks`.
 """
 
 from __future__ import annotations

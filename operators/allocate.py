@@ -1,4 +1,4 @@
-"""Take devices for a run, and give them back."""
+"""`AllocateOperator` and `ReleaseOperator`: lease devices for a run, and release them."""
 
 from __future__ import annotations
 
@@ -10,32 +10,34 @@ from trainwright.operators.base import StepOperator
 
 
 class AllocateOperator(StepOperator):
-    """Choose the devices that meet the job's limits at the least energy, cost or time, split the batch, lease them.
+    """Choose and lease the devices that meet the job's limits at the least energy, cost or time.
 
-    Fails at once where no plan meets the limits, naming the one that binds and the nearest that would do. Where others hold the
-    devices it is deferred, with its place in the queue, and plans anew with what is free when its turn comes. Pair it with
-    `ReleaseOperator` as teardown; a lease also ends by expiry.
+    If no plan meets the limits it fails; the message names the limit that binds and the nearest
+    feasible value. If others hold the devices, the task is deferred with a place in the queue,
+    and plans with the free devices when its turn comes. Pair it with `ReleaseOperator` as
+    teardown; a lease also expires.
 
     | input | default | meaning |
     |---|---|---|
     | those of `StepOperator` | | |
 
-    Returns `{"run", "artefact", "feasible", "devices", "global_batch_size", "predicted_duration_s"}`.
+    Returns `{"run", "artefact", "feasible", "devices", "global_batch_size",
+    "predicted_duration_s"}`.
 
     | failure | what Airflow does |
     |---|---|
-    | no plan meets the limits (the message names the one that binds), bad input | fails at once, no retry |
-    | a service out of reach, the run held by another, killed | fails; retried as `retries` say |
+    | no plan meets the limits, bad input | fails without a retry |
+    | unreachable service, another process holds the run, killed | retries |
     """
 
     step = "allocate"
 
 
 class ReleaseOperator(StepOperator):
-    """Give a run's devices back. Made to be a teardown: it succeeds whatever became of the run, and twice as well.
+    """Release a run's devices. For teardown: idempotent; succeeds even if the run failed.
 
-    What still trains for this DAG run is stopped first, with a checkpoint: a training task that was ended while no triggerer
-    lived has left its process.
+    A training that still runs for this DAG run is stopped first, with a checkpoint. (A training
+    task that was killed while no triggerer was alive leaves its process behind.)
 
     | input | default | meaning |
     |---|---|---|
@@ -45,8 +47,8 @@ class ReleaseOperator(StepOperator):
 
     | failure | what Airflow does |
     |---|---|
-    | no such run | fails at once, no retry |
-    | a service out of reach, the run held by another, killed | fails; retried as `retries` say |
+    | no such run | fails without a retry |
+    | unreachable service, another process holds the run, killed | retries |
     """
 
     step = "release"
@@ -59,6 +61,6 @@ class ReleaseOperator(StepOperator):
         found = self.open(context)
         if background.stop_unfollowed(found):
             self.log.warning(
-                "training went on though its task has ended: it was stopped; its newest checkpoint stays"
+                "stopped a training whose task had ended; its newest checkpoint is kept"
             )
         return release(found)

@@ -1,4 +1,4 @@
-"""Analyse a run beside the earlier ones."""
+"""`AnalyzeOperator`: compare a run with earlier ones."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from trainwright.operators.base import StepOperator
 
 
 class AnalyzeOperator(StepOperator):
-    """Analyse this run and all earlier ones with Dask, and write a self-contained report.
+    """Compare this run with all earlier ones, and write a self-contained HTML report.
 
-    Shows curves, predicted against measured, device use, energy, and the comparison with earlier runs.
+    The report shows curves, predicted and measured values, device use, energy, and earlier runs.
 
     | input | default | meaning |
     |---|---|---|
@@ -18,8 +18,8 @@ class AnalyzeOperator(StepOperator):
 
     | failure | what Airflow does |
     |---|---|
-    | a run that is not trained, a damaged artefact | fails at once, no retry |
-    | a service out of reach, the run held by another, killed | fails; retried as `retries` say |
+    | a run that is not trained, a damaged artefact | fails without a retry |
+    | unreachable service, another process holds the run, killed | retries |
     """
 
     step = "analyze"

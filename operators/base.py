@@ -1,4 +1,4 @@
-"""What every operator shares: which run it works on, how errors reach Airflow, how it is stopped."""
+"""`StepOperator`, the base of all operators: opens the run, maps errors, handles stops."""
 
 from __future__ import annotations
 
@@ -29,28 +29,32 @@ if TYPE_CHECKING:
 
 
 class StepOperator(BaseOperator):
-    """A step of a run. Give it `run` (what an upstream step returned, or a run's URI) or a `job` to open a run for.
+    """One step of a run. Pass either `run` (an upstream step's result, or a run's URI) or `job`.
+
+    With `job` the operator opens a run and first does the earlier steps that are missing.
 
     | input | default | meaning |
     |---|---|---|
     | `run` *(templated)* | none | the reference that another step returned, or a run's URI |
-    | `job` *(templated)* | none | a job file, or the job as a mapping or its JSON; steps that are missing are done first |
+    | `job` *(templated)* | none | a job file's path, or the job as a mapping or as JSON |
     | `device_pool` *(templated)* | the job's | a pool file |
-    | `store` *(templated)* | the settings' | where runs are kept |
-    | `new` *(templated)* | False | with `job`: start afresh instead of continuing an unfinished run; a retry goes on |
-    | `replay` *(templated)* | none | URI of a run whose plan, learning rate and split events are used again |
-    | `store_conn_id` *(templated)* | [trainwright] | connection to the object store; none: the environment's |
-    | `ledger_conn_id` *(templated)* | [trainwright] | connection to the ledger of leases; none: the environment's |
-    | `ssh_conn_id` *(templated)* | [trainwright] | login to hosts whose pool file does not say how; none: the environment's |
+    | `store` *(templated)* | as configured | where runs are kept |
+    | `new` *(templated)* | False | with `job`: start a new run (retries of the task continue it) |
+    | `replay` *(templated)* | none | URI of a run whose plan, rate and splits are used again |
+    | `store_conn_id` *(templated)* | [trainwright] | connection to the object store |
+    | `ledger_conn_id` *(templated)* | [trainwright] | connection to the ledger of leases |
+    | `ssh_conn_id` *(templated)* | [trainwright] | ssh login, unless the pool file has one |
+
+    A connection that neither the input nor the configuration names comes from the environment.
 
     Returns a small JSON reference: `{"run": URI, "artefact": file, …summary}`.
 
     | failure | what Airflow does |
     |---|---|
-    | bad input, rejected data, infeasible plan, failed training | fails at once, no retry |
-    | a service out of reach, devices held past `queue_timeout`, run held by another, killed | fails; retried as `retries` say |
+    | bad input, rejected data, infeasible plan, failed training | fails without a retry |
+    | unreachable service, `queue_timeout` over, another process holds the run, killed | retries |
 
-    A task that has to wait for devices is deferred: it holds no worker slot until its turn comes.
+    A task that waits for devices is deferred: it occupies no worker slot.
     """
 
     template_fields: Sequence[str] = (
@@ -67,7 +71,7 @@ class StepOperator(BaseOperator):
     operator_extra_links = LINKS
     step: ClassVar[str]
     shown_run: tuple[str, str] | None = None
-    """job name and id of the run it works on, once it knows, where the page can show it"""
+    """Job name and id of the task's run, once it is open and if the page can show it."""
 
     def __init__(
         self,
@@ -97,13 +101,13 @@ class StepOperator(BaseOperator):
         self._found: RunContext | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Do the step. Errors that a retry cannot mend become AirflowFailException."""
+        """Do the step. Errors that a retry cannot fix become AirflowFailException."""
         with airflow_errors():
             return self.work(context)
 
     @property
     def opened(self) -> RunContext:
-        """The run that this task works on, after `open`."""
+        """The run that this task works on. Call `open` first."""
         assert self._found is not None
         return self._found
 
@@ -114,16 +118,16 @@ class StepOperator(BaseOperator):
         )
 
     def settings(self) -> Settings:
-        """The settings, with this task's connections in place."""
+        """The settings, with this task's connections applied."""
         return settings_of(self.connections())
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
-        """Continue after a deferral, on the run that waited."""
+        """Continue after a deferral, with the run that waited."""
         self._waited = str(event["run"])
         return self.execute(context)
 
     def work(self, context: Context) -> dict[str, Any]:
-        """The step on its run; missing earlier steps are done first."""
+        """Do the step, and before it the earlier steps that are missing."""
         from trainwright.operators.triggers import DevicesTrigger
         from trainwright.tasks import chain
         from trainwright.tasks.errors import MustWait
@@ -144,16 +148,17 @@ class StepOperator(BaseOperator):
             raise AssertionError("defer returns") from None
         finally:
             if not waits and not self.reference():
-                # This task took it, and no other gives it back, except AllocateOperator's devices.
+                # This task took the hold on the run, so it releases it. The devices that
+                # AllocateOperator leased stay: the training and ReleaseOperator need them.
                 mine = [found.run.hold] if self.step == "allocate" else None
                 found.ledger.release(found.run.uri, mine, holder=found.holder.name)
 
     def reference(self) -> str | None:
-        """The URI of the run that `run` names; None if this operator opens one for its `job`."""
+        """The URI of the run in `run`; None if this operator opens one for its `job`."""
         return given(self.run.get("run") if isinstance(self.run, dict) else self.run)
 
     def open(self, context: Context) -> RunContext:
-        """The run to work on, on behalf of this DAG run."""
+        """Open or attach to the run; this DAG run becomes its holder."""
         found = self._found = self._open(context)
         run, configured = found.run, settings_of(connection_ids())
         ours = connection_ids().get("store_conn_id") == self.connections().get("store_conn_id")
@@ -189,13 +194,13 @@ class StepOperator(BaseOperator):
             settings,
             Holder(name),
             store=given(self.store),
-            worker=name if new else None,  # a retry continues what its own DAG run began
+            worker=name if new else None,  # a retry continues the run that its DAG run started
             lacking=once.get(self.step),
             **terms,
         )
 
     def on_kill(self) -> None:
-        """Stop the running step; training saves a checkpoint first."""
+        """Stop the running step; a training saves a checkpoint first."""
         if self._found is not None:
             self._found.stop.set()
 
@@ -209,7 +214,7 @@ def operator_of(step: StepSpec) -> type[StepOperator]:
 
 @contextlib.contextmanager
 def airflow_errors() -> Iterator[None]:
-    """What a retry can't mend becomes AirflowFailException; the rest is raised as it is."""
+    """Turns errors that a retry cannot fix into AirflowFailException; raises others unchanged."""
     try:
         yield
     except (ServiceUnreachable, RunHeld, BusyMachine, Interrupted):
@@ -219,7 +224,7 @@ def airflow_errors() -> Iterator[None]:
 
 
 def _mapping(job: dict[str, Any] | str | None) -> dict[str, Any] | str:
-    """A job as it was given: a mapping, also as the JSON that a template makes of one, or a file's path."""
+    """The job as a mapping, parsed from JSON if a template rendered it, or the path of a file."""
     if isinstance(job, dict):
         return job
     text = given(job) or ""
@@ -227,6 +232,6 @@ def _mapping(job: dict[str, Any] | str | None) -> dict[str, Any] | str:
 
 
 def given(value: object) -> str | None:
-    """A templated text field: None where it is empty, or where the template rendered None."""
+    """A templated text field; None if it is empty or the template rendered `None`."""
     text = "" if value is None else str(value).strip()
     return None if text in ("", "None") else text

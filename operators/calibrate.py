@@ -1,4 +1,4 @@
-"""Measure a device type of this machine."""
+"""`CalibrateOperator`: measure a device type of this machine."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from trainwright.operators.hooks import configured
 
 
 class CalibrateOperator(BaseOperator):
-    """Measure a device type: operations, training steps of small networks, the link between ranks; for every estimate.
+    """Measure a device type for estimates: operations, small networks, the link between ranks.
 
-    Made to be mapped over `Pool.kinds()`; alone it needs no argument and measures one CPU thread of the worker's machine.
+    Map it over `Pool.kinds()`. Without arguments it measures one CPU thread of the worker's
+    machine. A retry continues an interrupted measurement.
 
     | input | default | meaning |
     |---|---|---|
     | `device_type` *(templated)* | cpu | a known device type |
     | `threads` *(templated)* | 1 | CPU threads |
-    | `addresses` *(templated)* | localhost | where the pool has such devices |
+    | `addresses` *(templated)* | localhost | the addresses at which the pool has such devices |
     | `budget_s` *(templated)* | 90 | seconds to measure |
-    | `most_drift` *(templated)* | `MOST_DRIFT`, 3.0 | how far the machine's speed may spread meanwhile, (p90 - p10) / median |
-    | `store` *(templated)* | the settings' | where the calibration is left for other machines like this one |
+    | `most_drift` *(templated)* | 3.0 | highest allowed drift of speed, (p90 - p10) / median |
+    | `store` *(templated)* | as configured | where equal machines find the calibration |
 
-    Returns `{"calibration": URI, "device_type", "threads", "measurements", "sentinel_drift", "cross_validated_error",
-    "duration_s"}`; the object is `<store>/calibrations/<device type>/<key>.json`, the key of processor, torch and threads.
+    Returns `{"calibration": URI, "device_type", "threads", "measurements", "sentinel_drift",
+    "cross_validated_error", "duration_s"}`. The object is `<store>/calibrations/<device
+    type>/<key>.json`; the key is made of processor, torch and threads.
 
     | failure | what Airflow does |
     |---|---|
-    | a device type that is not on this machine, a GPU, an emulated device | skips the task, saying why |
-    | unknown device type, a budget or number that is not allowed | fails at once, no retry |
-    | the machine busy, another measuring the same, the store out of reach, killed | fails; retried as `retries` say |
-
-    One that was cut short goes on from what it has measured when it is tried again.
+    | a device type that this machine lacks, a GPU, an emulated device | skips, with the reason |
+    | unknown device type, a budget or number out of range | fails without a retry |
+    | busy machine, same measurement elsewhere, unreachable store, killed | retries |
     """
 
     template_fields: Sequence[str] = (
@@ -68,7 +68,7 @@ class CalibrateOperator(BaseOperator):
         self.store = store
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Measure, and leave the calibration in the cache and the store."""
+        """Measure, and keep the calibration in the cache and the store."""
         from trainwright.tasks.estimate.calibrate import calibrate_and_share, why_not_here
         from trainwright.tasks.spec.documents import number
 

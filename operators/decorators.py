@@ -1,14 +1,15 @@
-"""TaskFlow decorators: a function makes the job, or names the data, and the operator does the work.
+"""TaskFlow decorators: a function returns the job or the data, and the operator does the work.
 
     @task.trainwright_train(device_pool="lab.yaml")
     def train(table: str, width: int) -> dict:
-        return {"name": "mine", "data": {"uri": table}, "model": {"source": "/models/m.py", "config": {"width": width}}}
+        model = {"source": "/models/m.py", "config": {"width": width}}
+        return {"name": "mine", "data": {"uri": table}, "model": model}
 
     train.partial(table=make_table()).expand(width=[32, 64])
 
-The function runs on the worker, with upstream results and the context as any TaskFlow function has them; what the decorator is
-given are the operator's inputs. What the function returns is taken as it is: no template in it is rendered. A task that is tried
-again calls the function again; where it returns the same job, training goes on where it was.
+The function runs on the worker and gets upstream results and the context as any TaskFlow function
+does. The decorator takes the operator's inputs. Templates in the returned value are not rendered.
+A retry calls the function again; if it returns the same job, training resumes.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from trainwright.tasks.errors import BadInput
 
 
 class FromFunction(DecoratedOperator):
-    """An operator, one of whose inputs a function returns when the task runs."""
+    """An operator that gets one of its inputs from a function when the task runs."""
 
     input_name: ClassVar[str]
     paths: ClassVar[bool] = False
-    """whether a file's path may stand for the mapping"""
+    """Whether the function may return a file's path instead of the mapping."""
 
     def execute(self, context: Context) -> Any:
         """Call the function, then do the step."""
@@ -46,7 +47,8 @@ class FromFunction(DecoratedOperator):
         returned = self.python_callable(*self.op_args, **kwargs)
         with airflow_errors():
             setattr(self, self.input_name, self._checked(returned))
-        # The UI shows what was returned; not after a deferral, where a later instance that calls nothing would erase it.
+        # The UI then shows the returned value as a rendered field. After a deferral another
+        # instance runs, which has not called the function; it must not overwrite the field.
         self.overwrite_rtif_after_execution = True
         return super().execute(context)
 
@@ -57,12 +59,13 @@ class FromFunction(DecoratedOperator):
             return os.fspath(returned)
         allowed = "a mapping, as in a job file" + (", or a job file's path" if self.paths else "")
         raise BadInput(
-            f"{self.task_id}: the function returned {returned!r:.80} for `{self.input_name}`; allowed: {allowed}"
+            f"{self.task_id}: the function returned {returned!r:.80} for `{self.input_name}`; "
+            f"allowed: {allowed}"
         )
 
 
 class TrainFromFunction(FromFunction, TrainOperator):
-    """`TrainOperator` on the job that a function returns."""
+    """`TrainOperator` with the job that a function returns."""
 
     template_fields: Sequence[str] = (
         *DecoratedOperator.template_fields,
@@ -74,7 +77,7 @@ class TrainFromFunction(FromFunction, TrainOperator):
 
 
 class ValidateFromFunction(FromFunction, ValidateOperator):
-    """`ValidateOperator` on the data that a function names."""
+    """`ValidateOperator` with the data that a function returns."""
 
     template_fields: Sequence[str] = (
         *DecoratedOperator.template_fields,
@@ -85,9 +88,10 @@ class ValidateFromFunction(FromFunction, ValidateOperator):
 
 
 def train_task(python_callable: Callable[..., Any] | None = None, **inputs: Any) -> TaskDecorator:
-    """`@task.trainwright_train`: train on the job, a mapping or a job file's path, that the function returns.
+    """`@task.trainwright_train`: train the job that the function returns (mapping or file's path).
 
-    Takes the inputs of `TrainOperator`, without `job` and `run`, and those of every task; returns what `TrainOperator` returns.
+    Takes the inputs of `TrainOperator` except `job` and `run`, and those of every task. Returns
+    what `TrainOperator` returns.
     """
     return _decorator(TrainFromFunction, ("job", "run"), python_callable, inputs)
 
@@ -95,9 +99,10 @@ def train_task(python_callable: Callable[..., Any] | None = None, **inputs: Any)
 def validate_task(
     python_callable: Callable[..., Any] | None = None, **inputs: Any
 ) -> TaskDecorator:
-    """`@task.trainwright_validate`: a gate on the data, a mapping as in a job file, that the function returns.
+    """`@task.trainwright_validate`: check the data that the function returns (a mapping).
 
-    Takes the inputs of `ValidateOperator`, without `data`, `job` and `run`, and those of every task; returns what it returns.
+    Takes the inputs of `ValidateOperator` except `data`, `job` and `run`, and those of every
+    task. Returns what `ValidateOperator` returns.
     """
     return _decorator(ValidateFromFunction, ("data", "job", "run"), python_callable, inputs)
 
@@ -111,8 +116,10 @@ def _decorator(
     for name in refused:
         if name in inputs:
             raise TypeError(
-                f"{operator.custom_operator_name}: got {name}=; allowed: the function returns `{operator.input_name}`"
+                f"{operator.custom_operator_name}: got {name}=; "
+                f"leave it out: the function returns `{operator.input_name}`"
             )
-    # The annotation of the function is of what it returns, not of the task's result, from which Airflow would infer it.
+    # Airflow would infer it from the function's return type, which is not the type of the task's
+    # result.
     inputs.setdefault("multiple_outputs", False)
     return task_decorator_factory(function, decorated_operator_class=operator, **inputs)

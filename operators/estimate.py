@@ -1,4 +1,4 @@
-"""Predict what a training step costs."""
+"""`EstimateOperator`: predict what a training step costs."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from trainwright.operators.base import StepOperator
 
 
 class EstimateOperator(StepOperator):
-    """Predict step time, memory and energy, each with its interval, on every kind of device of the pool.
+    """Predict step time, memory and energy, with intervals, on every kind of device of the pool.
 
-    Within a chain it takes `run` or `job` (see `StepOperator`). Alone it takes `model` and needs no store; it returns one
-    prediction for each device type named.
+    In a chain, pass `run` or `job` (see `StepOperator`). Alone, pass `model`: it then needs no
+    store and returns one prediction per device type.
 
     | input | default | meaning |
     |---|---|---|
     | those of `StepOperator` | | |
-    | `model` *(templated)* | none | a source alone: a file, or `{"source": …, "config": {…}}` |
-    | `device_types` *(templated)* | cpu | device types to predict for, with `model` |
-    | `batch_size` *(templated)* | 32 | samples in a step, with `model` |
+    | `model` *(templated)* | none | a model source: a file, or `{"source": …, "config": {…}}` |
+    | `device_types` *(templated)* | cpu | with `model`: the device types to predict for |
+    | `batch_size` *(templated)* | 32 | with `model`: samples per step |
 
     Returns `{"run", "artefact", "mode", "device_kinds", "learned_from"}`.
 
     | failure | what Airflow does |
     |---|---|
-    | a model that can't be built or traced, an unknown device type | fails at once, no retry |
-    | a service out of reach, the run held by another, killed | fails; retried as `retries` say |
+    | a model that cannot be built or traced, an unknown device type | fails without a retry |
+    | unreachable service, another process holds the run, killed | retries |
     """
 
     step = "estimate"
@@ -53,7 +53,7 @@ class EstimateOperator(StepOperator):
         self.batch_size = batch_size
 
     def work(self, context: Context) -> dict[str, Any]:
-        """Predict for the run's pool, or for the device types given."""
+        """Predict for the run's pool, or for `model` on `device_types`."""
         from trainwright.tasks.estimate.step import estimate_step
         from trainwright.tasks.extract import extract_model
 

@@ -1,4 +1,4 @@
-"""Read a model's structure from its code."""
+"""`ExtractOperator`: read a model's structure from its code."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from trainwright.operators.base import StepOperator
 
 
 class ExtractOperator(StepOperator):
-    """Trace a training step with fake tensors: operations, FLOPs, bytes, memory, parameters. Nothing is allocated.
+    """Trace a training step with fake tensors: operations, FLOPs, bytes, memory, parameters.
 
-    Within a chain it takes `run` or `job` (see `StepOperator`). Alone it takes `model` and needs no store; it returns the
-    structure's summary.
+    No memory is allocated for the model. In a chain, pass `run` or `job` (see `StepOperator`).
+    Alone, pass `model`: it then needs no store and returns the structure's summary.
 
     | input | default | meaning |
     |---|---|---|
     | those of `StepOperator` | | |
-    | `model` *(templated)* | none | a source alone: a file, or `{"source": …, "config": {…}}` |
-    | `batch_size` *(templated)* | 32 | samples in the traced step, with `model` |
+    | `model` *(templated)* | none | a model source: a file, or `{"source": …, "config": {…}}` |
+    | `batch_size` *(templated)* | 32 | with `model`: samples in the traced step |
 
     Returns `{"run", "artefact", "parameters", "forward_flops_per_sample", "operations"}`.
 
     | failure | what Airflow does |
     |---|---|
-    | a model that can't be built or traced, bad input | fails at once, no retry |
-    | a service out of reach, the run held by another, killed | fails; retried as `retries` say |
+    | a model that cannot be built or traced, bad input | fails without a retry |
+    | unreachable service, another process holds the run, killed | retries |
     """
 
     step = "extract"
@@ -45,10 +45,12 @@ class ExtractOperator(StepOperator):
         self.batch_size = batch_size
 
     def work(self, context: Context) -> dict[str, Any]:
-        """Trace the run's model, or the model given."""
+        """Trace the run's model, or `model`."""
         from trainwright.tasks.extract import extract_model
 
         if self.model is None:
             return super().work(context)
         structure = extract_model(self.model, self.settings(), batch_size=int(self.batch_size))
-        return structure.model_dump(mode="json", exclude={"trace", "layers"})  # an XCom stays small
+        return structure.model_dump(
+            mode="json", exclude={"trace", "layers"}
+        )  # an XCom must be small

@@ -1,7 +1,7 @@
-"""Airflow connections to the object store, the ledger and the hosts, and the settings that they stand for.
+"""Airflow connections to the object store, the ledger and the hosts, and the settings they give.
 
-A connection replaces the environment's variables (`trainwright.tasks.settings`) as a whole: a field left
-empty in its form unsets the variable, so that one server never sees another's keys.
+A connection replaces all of its variables (`trainwright.tasks.settings`): a field that is empty
+in the form unsets its variable, so that one server never gets another server's keys.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class StoreHook(BaseHook):
 
     @staticmethod
     def variables(connection: Connection, extra: Mapping[str, Any]) -> dict[str, str]:
-        """The settings that the connection stands for; its Store left empty, the store is the configured one.
+        """The connection's settings. If its Store is empty, the configured store applies.
 
-        Raises BadInput where the endpoint or a key is missing.
+        Raises BadInput if the endpoint or a key is missing.
         """
         given = {
             "TRAINWRIGHT_S3_ENDPOINT": connection.host,
@@ -56,21 +56,22 @@ class StoreHook(BaseHook):
             connection.host and connection.login and connection.password
         ):
             raise BadInput(
-                f"connection {connection.conn_id}: needs endpoint, access key and secret key with {store}"
+                f"connection {connection.conn_id}: the store {store} needs an endpoint, an access "
+                "key and a secret key; fill them in"
             )
         return {name: str(value or "") for name, value in given.items()} | {
             "TRAINWRIGHT_STORE": str(store)
         }
 
     def get_conn(self) -> Any:
-        """The store, as `trainwright.tasks.storage.objects.ObjectStore`."""
+        """The store (a `trainwright.tasks.storage.objects.ObjectStore`)."""
         from trainwright.tasks.storage.connect import open_store
 
         settings = settings_of({"store_conn_id": self.store_conn_id})
         return open_store(settings.store, settings)
 
     def test_connection(self) -> tuple[bool, str]:
-        """Whether the store answers, for the form's button."""
+        """Whether the store answers; for the Test button of the form."""
         try:
             next(iter(self.get_conn().folders("runs/")), None)
         except TrainwrightError as error:
@@ -79,7 +80,7 @@ class StoreHook(BaseHook):
 
 
 class LedgerHook(BaseHook):
-    """The table of leases on pools' devices: an SQL database."""
+    """The ledger of leases: an SQL database."""
 
     conn_name_attr = "ledger_conn_id"
     default_conn_name = "trainwright_ledger_default"
@@ -92,12 +93,13 @@ class LedgerHook(BaseHook):
 
     @staticmethod
     def variables(connection: Connection, extra: Mapping[str, Any]) -> dict[str, str]:
-        """The settings that the connection stands for. Raises BadInput where it lacks some."""
+        """The connection's settings. Raises BadInput if the database is missing."""
         from sqlalchemy.engine import URL
 
         if not connection.schema:
             raise BadInput(
-                f"connection {connection.conn_id}: Database is empty; allowed: its name, or SQLite's file"
+                f"connection {connection.conn_id}: Database is empty; "
+                "allowed: a database's name, or a file for SQLite"
             )
         url = URL.create(
             str(extra.get("driver") or "postgresql+psycopg"),
@@ -110,14 +112,14 @@ class LedgerHook(BaseHook):
         return {"TRAINWRIGHT_LEDGER": url.render_as_string(hide_password=False)}
 
     def get_conn(self) -> Any:
-        """The ledger, as `trainwright.tasks.leases.ledger.Ledger`."""
+        """The ledger (a `trainwright.tasks.leases.ledger.Ledger`)."""
         from trainwright.tasks.leases.ledger import Ledger
 
         connection = self.get_connection(self.ledger_conn_id)
         return Ledger(self.variables(connection, connection.extra_dejson)["TRAINWRIGHT_LEDGER"])
 
     def test_connection(self) -> tuple[bool, str]:
-        """Whether the database answers, for the form's button."""
+        """Whether the database answers; for the Test button of the form."""
         try:
             held = self.get_conn().held()
         except TrainwrightError as error:
@@ -126,7 +128,7 @@ class LedgerHook(BaseHook):
 
 
 class HostHook(BaseHook):
-    """Hosts of a pool, reached by ssh with a key. The host named here is the one that the form's button tries."""
+    """Login to a pool's hosts by ssh key. The form's Test button tries the host named here."""
 
     conn_name_attr = "ssh_conn_id"
     default_conn_name = "trainwright_ssh_default"
@@ -139,25 +141,29 @@ class HostHook(BaseHook):
 
     @staticmethod
     def variables(connection: Connection, extra: Mapping[str, Any]) -> dict[str, str]:
-        """The settings that the connection stands for."""
+        """The connection's settings."""
         given = {"USER": connection.login, "PORT": connection.port}
         given |= {"IDENTITY": extra.get("identity"), "KNOWN_HOSTS": extra.get("known_hosts")}
         return {f"TRAINWRIGHT_SSH_{name}": str(value or "") for name, value in given.items()}
 
     def get_conn(self) -> list[str]:
-        """The ssh command that reaches the host; it asks nothing, and trusts known keys only. Raises BadInput."""
+        """The ssh command for the host: without prompts, and only to known host keys.
+
+        Raises BadInput if the host's address is not valid.
+        """
         from trainwright.tasks.ssh import ADDRESS, ssh_command
 
         connection = self.get_connection(self.ssh_conn_id)
         if not ADDRESS.fullmatch(connection.host or ""):
             raise BadInput(
-                f"connection {connection.conn_id}: got host {connection.host!r}; allowed: a name or address"
+                f"connection {connection.conn_id}: got host {connection.host!r}; "
+                "allowed: a name or address"
             )
         settings = settings_of({"ssh_conn_id": self.ssh_conn_id})
         return ssh_command(str(connection.host), settings)
 
     def test_connection(self) -> tuple[bool, str]:
-        """Whether the host lets us in, for the form's button."""
+        """Whether the login works; for the Test button of the form."""
         try:
             done = subprocess.run(
                 [*self.get_conn(), "true"],
@@ -169,13 +175,12 @@ class HostHook(BaseHook):
             )
         except (OSError, subprocess.TimeoutExpired, TrainwrightError) as error:
             return False, str(error)
-        return done.returncode == 0, (done.stderr.strip().splitlines() or ["the host lets us in"])[
-            -1
-        ]
+        lines = done.stderr.strip().splitlines() or ["the login works"]
+        return done.returncode == 0, lines[-1]
 
 
 def configured() -> Settings:
-    """The settings: the environment's, and where it is silent, Airflow's configuration [trainwright]."""
+    """The environment's settings; Airflow's [trainwright] section fills in what it lacks."""
     options = {
         name: str(value)
         for option, name in _CONFIGURED.items()
@@ -189,7 +194,7 @@ def connection_ids(
     ledger_conn_id: str | None = None,
     ssh_conn_id: str | None = None,
 ) -> dict[str, str]:
-    """The connections to use, by field: those given, else the configuration's; may be none."""
+    """The connections to use, by field: those given, else the configured ones. May be empty."""
     asked = {
         "store_conn_id": store_conn_id,
         "ledger_conn_id": ledger_conn_id,
@@ -212,15 +217,15 @@ _HOOKS: dict[str, type[StoreHook | LedgerHook | HostHook]] = {
 def _with(
     settings: Settings, field: str, connection: Connection, extra: Mapping[str, Any]
 ) -> Settings:
-    """The settings with those of one connection; no log shows its password."""
+    """The settings, replaced by one connection's. Its password is masked in logs."""
     values = _HOOKS[field].variables(connection, extra)
     if "TRAINWRIGHT_LEDGER" in values:
-        mask_secret(values["TRAINWRIGHT_LEDGER"])  # it holds the password, encoded
+        mask_secret(values["TRAINWRIGHT_LEDGER"])  # the URL contains the encoded password
     return settings.replaced(values)
 
 
 def settings_of(ids: Mapping[str, str]) -> Settings:
-    """The settings with these connections in place. Raises BadInput if one lacks a field."""
+    """The settings with these connections applied. Raises BadInput if one lacks a field."""
     settings = configured()
     for field, name in ids.items():
         connection = BaseHook.get_connection(name)
@@ -229,7 +234,7 @@ def settings_of(ids: Mapping[str, str]) -> Settings:
 
 
 async def settings_in_triggerer(ids: Mapping[str, str]) -> Settings:
-    """The same as `settings_of`, in the triggerer, whose event loop must not block."""
+    """`settings_of` for the triggerer, whose event loop must not block."""
     settings = configured()
     for field, name in ids.items():
         connection = await BaseHook.aget_connection(name)

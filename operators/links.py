@@ -1,6 +1,7 @@
-"""The buttons on a task in Airflow's UI: its run on the page, the plan there, the report, TensorBoard.
+"""The links of a task in Airflow's UI: its run, the plan, the report, TensorBoard.
 
-They lead to the service that is mounted in Airflow's API server, behind its login; a run of another store has none.
+They open the service that is mounted in Airflow's API server, behind its login. A run that is not
+in the configured store has none.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ SERVICE = "/trainwright"
 
 @attrs.define()
 class RunFolderLink(BaseOperatorLink):
-    """What is in the run's folder, on the page."""
+    """The run on the page."""
 
     name = "Run folder"
     address: ClassVar[str] = "page/#/run/{run}"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        """The address, once the task knows its run; else none."""
+        """The address; empty until the task knows its run."""
         shown: tuple[str, str] | None = getattr(operator, "shown_run", None)
         if shown is None:
             return ""
@@ -37,7 +38,7 @@ class RunFolderLink(BaseOperatorLink):
 
 @attrs.define()
 class PlanLink(RunFolderLink):
-    """The plan: devices, batch, strategy, what lost and why."""
+    """The plan: devices, batch, strategy, rejected alternatives with reasons."""
 
     name = "Plan"
     address = "page/#/run/{run}?part=plan"
@@ -53,13 +54,13 @@ class ReportLink(RunFolderLink):
 
 @attrs.define()
 class TensorBoardLink(RunFolderLink):
-    """TensorBoard: the one that the configuration names ([trainwright] tensorboard_url), else one that the service starts."""
+    """TensorBoard: the configured one ([trainwright] tensorboard_url), else the service's."""
 
     name = "TensorBoard"
     address = "page/#/run/{run}?part=tensorboard"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        """The address, once the task knows its run; else none."""
+        """The address; empty until the task knows its run."""
         return str(
             conf.get("trainwright", "tensorboard_url", fallback="")
         ) or RunFolderLink.get_link(self, operator, ti_key=ti_key)

@@ -1,7 +1,7 @@
-"""The Airflow plugin: mounts the REST service at /trainwright, behind Airflow's login, and shows the
-service's page in Airflow's UI: in the navigation, and as a tab of DAGs, their runs and tasks.
+"""The Airflow plugin: the REST service at /trainwright, behind Airflow's login, and its page.
 
-Every Airflow process imports this module; the service itself is imported at the first request.
+The page is in the navigation and a tab of DAGs, DAG runs and tasks. Every Airflow process imports
+this module; the service itself is imported at the first request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Message = MutableMapping[str, Any]
 
 
 class MountedService:
-    """An ASGI application that becomes the service when it is first called."""
+    """An ASGI application that loads the service at the first request."""
 
     def __init__(self) -> None:
         self._app: Any = None
@@ -26,7 +26,7 @@ class MountedService:
         receive: Callable[[], Awaitable[Message]],
         send: Callable[[Message], Awaitable[None]],
     ) -> None:
-        """Pass a request on."""
+        """Pass a request to the service."""
         if self._app is None:
             from trainwright.operators.service import mounted_app
 
@@ -34,7 +34,7 @@ class MountedService:
         await self._app(scope, receive, send)
 
 
-_PAGE = "trainwright/page/"  # relative: Airflow may stand below a path
+_PAGE = "trainwright/page/"  # relative: Airflow may be served below a path
 
 
 def _view(destination: str, screen: str) -> dict[str, Any]:
@@ -50,13 +50,13 @@ def _view(destination: str, screen: str) -> dict[str, Any]:
 
 
 class TrainwrightPlugin(AirflowPlugin):
-    """What Airflow gets from trainwright besides operators."""
+    """The service, the page, and the preloading of modules."""
 
     name = "trainwright"
 
     @classmethod
     def on_load(cls, *_: Any, **__: Any) -> None:
-        """Airflow calls it in every process that loads its plugins."""
+        """Preload modules. Airflow calls this in every process that loads plugins."""
         from trainwright.operators.preload import preload
 
         preload()

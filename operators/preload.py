@@ -1,8 +1,8 @@
-"""What a step's task imports, imported once by the process from which tasks are forked.
+"""Imports what tasks need once, in the process from which tasks are forked.
 
-Airflow's scheduler forks the LocalExecutor's workers, and these fork a process for each task: what the
-scheduler has imported costs a task nothing. All of it is light (no torch, numpy, pandas). After an update
-of trainwright, restart the scheduler.
+Airflow's scheduler forks the LocalExecutor's workers, and these fork a process for each task: a
+module that the scheduler has imported costs a task nothing. All of these modules are light (no
+torch, numpy, pandas). Restart the scheduler after an update of trainwright.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MODULES = (
     "trainwright.tasks.storage.s3",
     "trainwright.tasks.train.launcher.background",
 )
-"""beside each step's own module and operator"""
+"""In addition to each step's module and operator."""
 
 
 def preload() -> None:
-    """Import it, if this process is a scheduler whose executor forks."""
+    """Import the modules if this process is a scheduler whose executor forks."""
     if sys.argv[1:2] == ["scheduler"] and "LocalExecutor" in conf.get("core", "executor"):
         from trainwright.tasks import chain
 

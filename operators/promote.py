@@ -1,4 +1,4 @@
-"""Let an alias name the new model, where it is better, and where a person agrees if one must."""
+"""`PromoteOperator` and `ApprovePromotionOperator`: point an alias at a better model."""
 
 from __future__ import annotations
 
@@ -14,26 +14,31 @@ from trainwright.operators.hooks import connection_ids, settings_of
 
 
 class PromoteOperator(StepOperator):
-    """Let the job's alias (`promotion.alias`) name the run's model, where it is better than the one it names.
+    """Point the job's alias (`promotion.alias`) at the run's model if it is the better one.
 
-    Better by `promotion.only_if_better`, else by the metric of `train.target`; where the job names neither, every model is. A
-    job without `promotion` is left as it is, which is a success. Changed by compare-and-swap: of two at once, the better stays.
-    With outlets `trainwright.operators.assets.PROMOTED` or `alias_asset(job, alias)` a change is an event, metrics its extra.
+    Models are compared by `promotion.only_if_better`, else by the metric of `train.target`; if
+    the job has neither, every model counts as better. A job without `promotion` changes nothing
+    and succeeds. The alias is changed by compare-and-swap: if two runs promote at once, the
+    better model stays. With the outlet `trainwright.operators.assets.PROMOTED` or
+    `alias_asset(job, alias)`, a change is an event with the metrics in its extra.
 
     | input | default | meaning |
     |---|---|---|
-    | `run` *(templated)* | needed | the reference that `store` returned, or a run's URI |
-    | `alias` *(templated)* | the job's | another alias than the job's `promotion` names |
-    | `name` *(templated)* | the job's | whose alias it is: several jobs may compete for one |
-    | `approved` *(templated)* | False | what `ApprovePromotionOperator` returned, or True; needed where the job asks for it |
+    | `run` *(templated)* | required | the reference that `store` returned, or a run's URI |
+    | `alias` *(templated)* | the job's | another alias than the job's |
+    | `name` *(templated)* | the job's | the alias's owner; several jobs may compete for one alias |
+    | `approved` *(templated)* | False | result of `ApprovePromotionOperator`, or True |
     | those of `StepOperator` | | |
 
-    Returns `{"run", "artefact", "promoted", "alias", "reason", "metric", "value", "current", "current_value"}`.
+    `approved` is required if the job requires approval.
+
+    Returns `{"run", "artefact", "promoted", "alias", "reason", "metric", "value", "current",
+    "current_value"}`.
 
     | failure | what Airflow does |
     |---|---|
-    | run not sealed, or changed since; metric unknown; not approved | fails at once, no retry |
-    | the store out of reach | fails; retried as `retries` say |
+    | not sealed, or changed since; unknown metric; not approved | fails without a retry |
+    | unreachable store | retries |
     """
 
     step = "promote"
@@ -72,31 +77,32 @@ class PromoteOperator(StepOperator):
 
 
 def _says_yes(answer: dict[str, Any] | bool | str | None) -> bool:
-    """Whether a person agreed: by what the approving task returned, or as the DAG's author says."""
+    """Whether promotion was approved: by the approving task's result, or by the DAG's author."""
     if isinstance(answer, dict):
         return list(answer.get("chosen_options") or []) == [ApprovalOperator.APPROVE]
     return str(answer).lower() == "true"
 
 
 class ApprovePromotionOperator(ApprovalOperator):
-    """Ask a person, where the job's `promotion.require_approval` says so and the model is better; else go on at once.
+    """Ask a person if the job has `promotion.require_approval` and the model is better.
 
-    Waits without a worker's slot, for as long as `response_timeout` says; "Reject" skips what comes after.
+    Otherwise it continues at once. Waits without a worker slot, up to `response_timeout`.
+    "Reject" skips the tasks that follow.
 
     | input | default | meaning |
     |---|---|---|
-    | `run` *(templated)* | needed | the reference that `store` returned, or a run's URI |
+    | `run` *(templated)* | required | the reference that `store` returned, or a run's URI |
     | `alias`, `name` *(templated)* | the job's | as in `PromoteOperator` |
     | `store_conn_id`, `ledger_conn_id` *(templated)* | [trainwright] | as in `StepOperator` |
-    | `unattended` | False | skip instead of asking: for a DAG run that no UI shows |
-    | those of `ApprovalOperator` | | `response_timeout`, `defaults`, `notifiers`, `assigned_users` … |
+    | `unattended` | False | skip instead of asking; for a DAG run that no UI shows |
+    | those of `ApprovalOperator` | | `response_timeout`, `defaults`, `assigned_users` … |
 
-    Returns `{"asked", "reason"}`, or what the person chose.
+    Returns `{"asked", "reason"}`, or the person's choice.
 
     | failure | what Airflow does |
     |---|---|
-    | run without a model, metric unknown | fails at once, no retry |
-    | the store out of reach | fails; retried as `retries` say |
+    | run without a model, unknown metric | fails without a retry |
+    | unreachable store | retries |
     """
 
     template_fields: Sequence[str] = (
@@ -125,7 +131,7 @@ class ApprovePromotionOperator(ApprovalOperator):
         self.store_conn_id, self.ledger_conn_id = store_conn_id, ledger_conn_id
 
     def execute(self, context: Context) -> Any:
-        """Ask, or go on."""
+        """Ask, or continue without asking."""
         from airflow.sdk.exceptions import AirflowSkipException
 
         from trainwright.tasks.promote import decide
@@ -145,6 +151,6 @@ class ApprovePromotionOperator(ApprovalOperator):
             )
         self.subject = f"Promote {run.job_name} {run.id} to {decision.alias}?"
         self.body = (
-            f"{decision.reason}.\n\n- run: `{run.uri}`\n- now: `{decision.current or 'none'}`"
+            f"{decision.reason}.\n\n- run: `{run.uri}`\n- current: `{decision.current or 'none'}`"
         )
         return super().execute(context)

@@ -1,4 +1,4 @@
-"""What Airflow knows of trainwright before it loads it: connections with their forms, settings, links, decorators, triggers."""
+"""The provider's metadata: connection forms, settings, links, decorators, triggers."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ _CONNECTIONS = [
         {
             "store": _field(
                 "Store",
-                "s3://bucket/prefix, or file:///folder, where runs are kept; left out: as configured",
+                "where runs are kept: s3://bucket/prefix or file:///folder; empty: as configured",
             ),
-            "region": _field("Region", "of the S3 server", default="us-east-1"),
+            "region": _field("Region", "the S3 server's region", default="us-east-1"),
         },
         hidden_fields=["schema", "port", "extra"],
         relabeling={"host": "Endpoint", "login": "Access key", "password": "Secret key"},
@@ -58,7 +58,7 @@ _CONNECTIONS = [
         {
             "driver": _field(
                 "Driver",
-                "SQLAlchemy's name of the database and its driver",
+                "SQLAlchemy's name of the database and driver",
                 default="postgresql+psycopg",
             )
         },
@@ -71,9 +71,9 @@ _CONNECTIONS = [
         "HostHook",
         "Trainwright hosts (ssh)",
         {
-            "identity": _field("Identity file", "the private key's path on the workers"),
+            "identity": _field("Identity file", "path of the private key on the workers"),
             "known_hosts": _field(
-                "Known hosts", "a file of the keys that hosts have; left out: the user's own"
+                "Known hosts", "path of a known_hosts file; empty: the user's own"
             ),
         },
         hidden_fields=["schema", "password", "extra"],
@@ -83,8 +83,8 @@ _CONNECTIONS = [
 ]
 _CONFIG = {
     "trainwright": {
-        "description": "Where trainwright keeps things. A variable of the environment (TRAINWRIGHT_STORE and so on) wins over "
-        "an option of the same name, a connection over both.",
+        "description": "Where trainwright keeps things. An environment variable (such as "
+        "TRAINWRIGHT_STORE) overrides the option of the same name; a connection overrides both.",
         "options": {
             "home": _option(
                 "Folder of the embedded stack, the ledger and the calibrations.", "~/.trainwright"
@@ -93,26 +93,27 @@ _CONFIG = {
                 "Where runs are kept: s3://bucket/prefix or file:///folder.", "s3://trainwright"
             ),
             "jobs": _option(
-                "Folder of the job files that become DAGs; empty: the shipped ones.", "/opt/jobs"
+                "Folder of job files that become DAGs; empty: the shipped ones.", "/opt/jobs"
             ),
             "pools": _option(
-                "Folder of the pool files that are known by name; empty: the shipped ones.",
+                "Folder of pool files that are known by name; empty: the shipped ones.",
                 "/opt/pools",
             ),
             "store_conn_id": _option(
-                "Connection to the object store of operators that name none.",
+                "Connection to the object store for operators that name none.",
                 "trainwright_store_default",
             ),
             "ssh_conn_id": _option(
-                "Connection to the hosts of pools, of operators that name none.",
+                "Connection to the hosts of pools for operators that name none.",
                 "trainwright_ssh_default",
             ),
             "ledger_conn_id": _option(
-                "Connection to the ledger of operators that name none.",
+                "Connection to the ledger for operators that name none.",
                 "trainwright_ledger_default",
             ),
             "tensorboard_url": _option(
-                "Where a TensorBoard shows the store's runs; empty: link to event files.", None
+                "A TensorBoard that shows the store's runs; empty: the service starts one.",
+                None,
             ),
         },
     }

@@ -1,4 +1,4 @@
-"""Find a learning rate."""
+"""`SearchLearningRateOperator`: find the learning rate."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from trainwright.operators.base import StepOperator
 
 
 class SearchLearningRateOperator(StepOperator):
-    """Find the learning rate by an exponential ramp on the real model and data, on the leased devices.
+    """Find the learning rate on the leased devices, with the job's model and data.
 
-    Fits polynomial and logarithmic curves to the loss and the training accuracy, and stores interval, value and plot.
+    A ramp raises the rate until the loss diverges; short trainings below that rate are then
+    compared. Stores the chosen rate, the interval and a plot.
 
     | input | default | meaning |
     |---|---|---|
@@ -18,8 +19,8 @@ class SearchLearningRateOperator(StepOperator):
 
     | failure | what Airflow does |
     |---|---|
-    | a model or loss that fails, bad input | fails at once, no retry |
-    | a service out of reach, the run held by another, killed | fails; retried as `retries` say |
+    | a model or loss that fails, bad input | fails without a retry |
+    | unreachable service, another process holds the run, killed | retries |
     """
 
     step = "search_lr"

@@ -1,4 +1,8 @@
-"""The REST service behind Airflow's login: who may trigger the DAG `retrain` may start runs, who may see it may read."""
+"""The REST service behind Airflow's login.
+
+A user who may trigger the DAG `retrain` has the right `run`; a user who may see it has the right
+`read`.
+"""
 
 from typing import Annotated, Any
 
@@ -18,7 +22,10 @@ _DAG = DagDetails(id="retrain")
 
 
 def airflow_client(user: Annotated[Any, Depends(get_user)]) -> Client:
-    """The client that Airflow's user is. Raises Airflow's 401 for nobody, Forbidden for who may not even see the DAG."""
+    """Airflow's user as a client of the service.
+
+    Raises Airflow's 401 without a login, Forbidden if the user may not see the DAG.
+    """
     manager = get_auth_manager()
     if manager.is_authorized_dag(
         method="POST", access_entity=DagAccessEntity.RUN, details=_DAG, user=user
@@ -30,10 +37,10 @@ def airflow_client(user: Annotated[Any, Depends(get_user)]) -> Client:
 
 
 def mounted_app() -> FastAPI:
-    """The application to mount, with the store and ledger of Airflow's configuration and connections.
+    """The application to mount, with Airflow's configuration and connections.
 
-    Its fork servers start with the first request that needs them, and end with the server.
+    Its fork servers start at the first request that needs them, and end with the server.
     """
-    hide()  # a model's code runs as the same user
+    hide()  # users' model code runs as the same OS user
     service = Service(settings_of(connection_ids()))
     return create_app(service, airflow_client, start=False, login="airflow")

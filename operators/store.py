@@ -1,4 +1,4 @@
-"""Store the model and seal the run."""
+"""`StoreOperator`: store the model and seal the run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from trainwright.operators.base import StepOperator
 
 
 class StoreOperator(StepOperator):
-    """Put the model (safetensors, source, signature) into the run folder and seal all of it with a manifest of sha256 sums.
+    """Store the model (safetensors, source, signature) and seal the run by a manifest of digests.
 
-    The manifest is written once, last; then everything is read back and verified. With outlets
-    `trainwright.operators.assets.MODELS` or `model_asset(job)` each model is an event, its run and metrics the extra.
+    The manifest (size and sha256 of each file) is written once, last; then everything is read
+    back and verified. With the outlet `trainwright.operators.assets.MODELS` or
+    `model_asset(job)`, each model is an event with run and metrics in its extra.
 
     | input | default | meaning |
     |---|---|---|
@@ -24,14 +25,14 @@ class StoreOperator(StepOperator):
 
     | failure | what Airflow does |
     |---|---|
-    | no whole checkpoint, or an artefact that was changed | fails at once, no retry |
-    | a service out of reach, the run held by another, killed | fails; retried as `retries` say |
+    | no complete checkpoint, a changed artefact | fails without a retry |
+    | unreachable service, another process holds the run, killed | retries |
     """
 
     step = "store"
 
     def work(self, context: Context) -> dict[str, Any]:
-        """Store and seal; tell whoever follows the job's models."""
+        """Store and seal; announce the model on the task's outlets."""
         from trainwright.tasks.promote import model_metrics
 
         reference = super().work(context)

@@ -1,4 +1,4 @@
-"""Train on the leased devices."""
+"""`TrainOperator`: train on the leased devices."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ LOOK_EVERY_S = 2.0
 
 
 class TrainOperator(ResumableJobMixin, StepOperator):
-    """Train on the leased, unlike devices: one rank each, with its own batch and share of the CPU; gradients weighted.
+    """Train on the leased devices: one rank each, with its own batch and share of the CPU.
 
-    Training runs in a process of its own, of which there is one at most for a run. The task is deferred meanwhile: it holds no
-    worker's slot while devices train or while it waits for them; the log of every rank comes into the task's log, live where
-    the triggerer is on the same machine. A task that is tried again attaches to the process, or starts one that goes on from
-    the newest checkpoint. Killing the task, by the UI too, saves a checkpoint, stops the ranks and frees the devices. That is the
-    triggerer's work; where none lives at that moment, it is `ReleaseOperator`'s, as teardown: a DAG without it trains to the end.
+    Training runs in a separate process; a run has at most one. The task is deferred meanwhile, so
+    it occupies no worker slot while devices train or while it waits for them. The ranks' logs
+    appear in the task's log, live if the triggerer is on the same machine. A retry attaches to
+    the process, or starts one that resumes from the newest checkpoint. Killing the task (also in
+    the UI) saves a checkpoint, stops the ranks and frees the devices. The triggerer does that; if
+    none is alive at that moment, `ReleaseOperator` does it as teardown. A DAG without either
+    trains to the end.
 
     | input | default | meaning |
     |---|---|---|
     | those of `StepOperator` | | |
-    | `deferrable` | True | False: keep the worker's slot, for executors whose workers end with the task (Kubernetes) |
-    | `durable` | True | remember the run in Airflow's task state, so that a retry finds it (`ResumableJobMixin`) |
+    | `deferrable` | True | False: keep the worker slot, if workers end with their task |
+    | `durable` | True | keep the run in Airflow's task state, so that a retry finds it |
 
     Returns `{"run", "artefact", "state", "metrics", "devices", "target_reached"}`.
 
     | failure | what Airflow does |
     |---|---|
-    | bad input, a model or loss that fails, infeasible plan | fails at once, no retry |
-    | the process was lost, devices not had in `queue_timeout`, a service out of reach | fails; retried as `retries` say |
+    | bad input, a model or loss that fails, infeasible plan | fails without a retry |
+    | training process lost, `queue_timeout` over, unreachable service | retries |
     """
 
     step = "train"
@@ -48,18 +50,18 @@ class TrainOperator(ResumableJobMixin, StepOperator):
         self.deferrable = deferrable
 
     def work(self, context: Context) -> dict[str, Any]:
-        """Start or find the process, and wait for it."""
+        """Start the training process or attach to it, and wait for it."""
         found: dict[str, Any] = self.execute_resumable(context)
         return found
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
-        """Continue when the process has ended."""
+        """Continue after the process has ended."""
         with airflow_errors():
             self._waited = str(event["run"])
             return self._result(self.open(context))
 
     def submit_job(self, context: Context) -> str:
-        """Start the process, or find the one that runs; returns the run's URI."""
+        """Start the process unless one runs. Returns the run's URI."""
         from trainwright.tasks.runs.artefacts import Result
         from trainwright.tasks.train.launcher import background
 
@@ -69,7 +71,7 @@ class TrainOperator(ResumableJobMixin, StepOperator):
         return found.run.uri
 
     def get_job_status(self, external_id: Any, context: Context) -> str:
-        """`running`, `success`, or `failed`: then it starts again, from the newest checkpoint."""
+        """`running`, `success` or `failed`; a failed training resumes from a checkpoint."""
         from trainwright.tasks.runs.artefacts import Result
         from trainwright.tasks.runs.run import Run
         from trainwright.tasks.train.launcher import background
@@ -88,9 +90,9 @@ class TrainOperator(ResumableJobMixin, StepOperator):
         return status == "success"
 
     def poll_until_complete(self, external_id: Any, context: Context) -> dict[str, Any]:
-        """Wait for the process, deferred or here. Returns the reference.
+        """Wait for the process, deferred or in the worker. Returns the reference.
 
-        On attaching again, Airflow takes what this returns for the result.
+        If a retry attaches to the process, Airflow takes this return value as the task's result.
         """
         from trainwright.operators.triggers import TrainingTrigger
         from trainwright.tasks.train.launcher import background
@@ -109,7 +111,7 @@ class TrainOperator(ResumableJobMixin, StepOperator):
         return self._result(found)
 
     def get_job_result(self, external_id: Any, context: Context) -> dict[str, Any]:
-        """The reference, or the error that ended training."""
+        """The reference. Raises the error that ended training."""
         self._waited = str(external_id)
         return self._result(self.open(context))
 

@@ -1,4 +1,4 @@
-"""What deferred tasks wait on, in the triggerer."""
+"""Triggers of deferred tasks: a turn in the queue for devices, the end of a training."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 LEAST_POLL_S = 0.1
 POLL_SHARE = 0.02
-"""of the time that a training has been followed: no later is its end seen, nor later than `look_every_s`"""
+"""Share of the time since the start that may pass between two looks, up to `look_every_s`."""
 
 
 class RunTrigger(BaseTrigger):
-    """Looks after a run every so often.
+    """Polls a run.
 
     :param run: the run's URI
-    :param holder: in whose name the run and its devices are held
-    :param look_every_s: seconds between looks; default: the class's
+    :param holder: the holder of the run and its devices
+    :param look_every_s: seconds between looks; default: the class's value
     :param connections: ids of the connections to store and ledger, by field
     """
 
@@ -43,7 +43,7 @@ class RunTrigger(BaseTrigger):
             self.look_every_s = look_every_s
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The trigger as Airflow keeps it."""
+        """The trigger in the form that Airflow stores."""
         kind = type(self)
         return f"{kind.__module__}.{kind.__qualname__}", {
             "run": self.run_uri,
@@ -53,7 +53,7 @@ class RunTrigger(BaseTrigger):
         }
 
     async def context(self) -> RunContext:
-        """The run, on behalf of its holder. Made in a thread: the event loop serves many triggers."""
+        """The run's context. Made in a thread, because the event loop serves many triggers."""
         settings = await settings_in_triggerer(self.connections)
 
         def attach() -> RunContext:
@@ -66,16 +66,16 @@ class RunTrigger(BaseTrigger):
 
 
 class DevicesTrigger(RunTrigger):
-    """Keeps a run's place in the queue for devices, and fires when the run has something to do.
+    """Keeps a run's place in the queue for devices, and fires when the task has something to do.
 
-    That is: its turn has come, its pool changed, its `queue_timeout` is over, or its place or hold was
-    lost; the task finds out which. The place lasts as long as the trigger: a killed task gives it up.
+    That is: its turn has come, its pool changed, its `queue_timeout` is over, or it lost its
+    place or the run. The task finds out which. A killed task leaves the queue.
     """
 
     look_every_s = 5.0
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until there is something to do. An unreachable ledger is asked again."""
+        """Poll until there is something to do. Retries while the ledger is unreachable."""
         context = await self.context()
         from trainwright.tasks.allocate import acquire
         from trainwright.tasks.chain import following
@@ -95,7 +95,7 @@ class DevicesTrigger(RunTrigger):
         yield TriggerEvent({"run": self.run_uri})
 
     async def on_kill(self) -> None:
-        """Leave the queue: the task was stopped."""
+        """The task was stopped: leave the queue."""
         context = await self.context()
         from trainwright.tasks.allocate import acquire
 
@@ -103,16 +103,17 @@ class DevicesTrigger(RunTrigger):
 
 
 class TrainingTrigger(RunTrigger):
-    """Follows the training process of a run, relays its ranks' logs, and fires when it has ended.
+    """Follows a run's training process, relays its ranks' logs, and fires when it has ended.
 
-    Moved to another triggerer, or started again, it stops nothing: the process continues. Only a killed
-    task ends it. A short training is looked at more often, so that little time is added to it.
+    If the trigger moves to another triggerer or restarts, the process continues; only a killed
+    task ends it. Short trainings are polled more often, so that the polling adds little to their
+    time.
     """
 
     look_every_s = 1.0
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until the process has ended. An unreachable ledger is asked again."""
+        """Poll until the process has ended. Retries while the ledger is unreachable."""
         context = await self.context()
         from trainwright.tasks.errors import ServiceUnreachable
         from trainwright.tasks.train.launcher import background
@@ -132,7 +133,7 @@ class TrainingTrigger(RunTrigger):
         yield TriggerEvent({"run": self.run_uri})
 
     async def on_kill(self) -> None:
-        """Stop the ranks with a checkpoint, and free the devices: the task was stopped."""
+        """The task was stopped: save a checkpoint, stop the ranks, free the devices."""
         context = await self.context()
         from trainwright.tasks.train.launcher import background
 

@@ -1,4 +1,4 @@
-"""Validate data before anything is allocated."""
+"""`ValidateOperator`: check data before anything is allocated."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from trainwright.operators.base import StepOperator
 
 
 class ValidateOperator(StepOperator):
-    """Check data against its expectations with Great Expectations; fail, naming them, where it does not meet them.
+    """Check data with Great Expectations; fail with the expectations that it does not meet.
 
-    Within a chain it takes `run` or `job` (see `StepOperator`). Alone, as a gate before anybody's task, it takes `data` and
-    needs no store.
+    In a chain, pass `run` or `job` (see `StepOperator`). Alone, as a gate before any task, pass
+    `data`: it then needs no store.
 
     | input | default | meaning |
     |---|---|---|
     | those of `StepOperator` | | |
-    | `data` *(templated)* | none | the data alone, as in a job file: `{"uri": …, "target": …, "expectations": …}` |
+    | `data` *(templated)* | none | as in a job file: `{"uri": …, "target": …, "expectations": …}` |
 
     Returns `{"run", "artefact", "success", "expectations", "rows", "suite"}`.
 
     | failure | what Airflow does |
     |---|---|
-    | data that does not meet its expectations, bad input | fails at once, no retry |
-    | a service out of reach, the run held by another, killed | fails; retried as `retries` say |
+    | data that does not meet its expectations, bad input | fails without a retry |
+    | unreachable service, another process holds the run, killed | retries |
     """
 
     step = "validate"
@@ -37,7 +37,7 @@ class ValidateOperator(StepOperator):
         self.data = data
 
     def work(self, context: Context) -> dict[str, Any]:
-        """Check the data of the run, or the data given."""
+        """Check the run's data, or `data`."""
         from trainwright.tasks.validate.step import validate_data
 
         if self.data is None:

@@ -5,7 +5,7 @@ from torch import nn
 
 
 def build_model(width: int = 64, classes: int = 10) -> nn.Module:
-    """Two convolutions, one pooling, two dense layers: images (N, 1, 8, 8) -> logits (N, classes)."""
+    """Two convolutions, pooling, two dense layers: images (N, 1, 8, 8) -> logits (N, classes)."""
     return nn.Sequential(
         nn.Conv2d(1, width, kernel_size=3, padding=1),
         nn.ReLU(),

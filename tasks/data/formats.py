@@ -108,7 +108,7 @@ def read_table(path: Path) -> Any:
         table = csv.read_csv(path, convert_options=csv.ConvertOptions(strings_can_be_null=True))
     doubled = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
     if doubled:
-        raise ValueError(f"the column {doubled[0]!r} stands there twice")
+        raise ValueError(f"the column {doubled[0]!r} occurs twice")
     for number, entry in enumerate(table.schema):
         if pa.types.is_binary(entry.type) and path.suffix.lower() == ".csv":
             raise ValueError(f"the column {entry.name!r} is not UTF-8 text")

@@ -57,7 +57,7 @@ from trainwright.tasks.service.records.routes import (
 )
 from trainwright.tasks.service.requests import EstimateRequest, PlanRequest, StructureRequest
 from trainwright.tasks.service.service import Service
-from trainwright.tasks.spec.documents import told
+from trainwright.tasks.spec.documents import problems_line
 
 log = logging.getLogger(__name__)
 
@@ -274,7 +274,7 @@ async def _invalid(_: Request, error: Exception) -> Response:
     problems = [
         {**one, "loc": one["loc"][1:]} for one in error.errors()
     ]  # without where it was: query, path
-    return _json(error_document(BadInput(told(problems))), 422)
+    return _json(error_document(BadInput(problems_line(problems))), 422)
 
 
 async def _unexpected(_: Request, error: Exception) -> Response:

@@ -1,1 +1,1 @@
-"""What people write: the job, the pool, availability windows, the trigger form, and how they are parsed."""
+"""What people write: job file, pool file, daily windows, the trigger form; and their parser."""

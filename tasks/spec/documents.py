@@ -1,7 +1,7 @@
-"""What people write: YAML (1.2 core types, no tags, no aliases) or JSON, read into frozen pydantic models.
+"""Parses what people write, YAML (1.2 core types, no tags or aliases) or JSON, into models.
 
-A wrong document gives one line: the file, the field, what was given, what is allowed. Stored artefacts are not read
-here (`tasks.artefacts`).
+An invalid document gives an error of one line: the file, the field, the given value, the allowed
+values. Stored artefacts are read elsewhere (`tasks.runs.run`).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _NOT_FINITE = re.compile(r"[-+]?\.?(nan|inf)", re.IGNORECASE)
 
 
 class Document(BaseModel):
-    """Base of what people write: frozen, unknown fields refused, numbers finite."""
+    """Base of everything that people write: frozen, without unknown fields, with finite numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
     def _no_lookalikes(cls, value: Any, info: ValidationInfo) -> Any:
-        """`true` is no number, and "5" none either; "yes" is no truth."""
+        """Refuse what pydantic would convert: `true` or "5" to a number, "yes" to a bool."""
         field = cls.model_fields[info.field_name or ""]
         if any(isinstance(one, BeforeValidator) for one in field.metadata):
             return value
@@ -57,7 +57,7 @@ class Document(BaseModel):
 
 
 def _kinds(annotation: Any) -> set[Any]:
-    """The plain types and literals that an annotation is made of, but for None; what is read from text counts as text."""
+    """The plain types and literals in an annotation, without None. Types parsed from text: text."""
     if get_origin(annotation) is Literal:
         return set(get_args(annotation))
     inner = [one for one in get_args(annotation) if one is not type(None)]
@@ -73,7 +73,7 @@ AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML with the types of YAML 1.2's core schema: `no` is a word, `18:00` is a word."""
+    """Safe YAML with the types of YAML 1.2's core schema: `no` and `18:00` are text."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
     depth = 0
@@ -99,7 +99,7 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, str):
                 raise yaml.YAMLError(f"the key {key!r} is not text")
             if key in seen:
-                raise yaml.YAMLError(f"the field {key!r} stands there twice")
+                raise yaml.YAMLError(f"the field {key!r} occurs twice")
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
@@ -129,7 +129,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _whole)
 
 
 def parse_text(text: str, name: str) -> dict[str, Any]:
-    """The mapping that a YAML or JSON text holds. Raises BadInput, naming the document, for anything else."""
+    """The mapping in a YAML or JSON text. Raises BadInput, with the document's name."""
     if len(text.encode(errors="replace")) > MAX_BYTES:
         raise BadInput(f"{name}: larger than {MAX_BYTES} bytes")
     try:
@@ -147,14 +147,17 @@ def parse_text(text: str, name: str) -> dict[str, Any]:
 
 
 def kind_of(value: object) -> str:
-    """What a document holds where it should hold fields, in words."""
+    """The kind of a value, in words, for errors about values that should be mappings."""
     return {list: "a list", str: "text", bool: str(value).lower(), type(None): "null"}.get(
         type(value), "a number"
     )
 
 
 def read_mapping(path: Path, field: str = "") -> dict[str, Any]:
-    """The mapping that a YAML or JSON file holds; `field` is what names it. Raises BadInput where there is none."""
+    """The mapping in a YAML or JSON file. `field` is the field or option that names the file.
+
+    Raises BadInput if the file does not hold a mapping.
+    """
     try:
         text = read_named(path, field, MAX_BYTES).decode()
     except UnicodeDecodeError:
@@ -163,18 +166,18 @@ def read_mapping(path: Path, field: str = "") -> dict[str, Any]:
 
 
 def validated(model: type[AnyDocument], values: dict[str, Any], name: str) -> AnyDocument:
-    """The model these values describe. Raises BadInput with one line: document, field, given, allowed."""
+    """The model with these values. Raises BadInput: document, field, given, allowed in one line."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
         problems = error.errors(include_url=False)
         if problems[0]["type"] == "extra_forbidden":
             problems[0]["ctx"] = {"fields": ", ".join(_fields(model, problems[0]["loc"]))}
-        raise BadInput(f"{name}: {told(problems)}") from None
+        raise BadInput(f"{name}: {problems_line(problems)}") from None
 
 
 def parsed(model: type[AnyModel], content: bytes, name: str) -> AnyModel:
-    """The artefact that a file of JSON holds, a later version's fields ignored. Raises BadInput with one line."""
+    """The artefact in a JSON file; fields of later versions are ignored. Raises BadInput."""
     try:
         return model.model_validate_json(content, extra="ignore")
     except ValidationError as error:
@@ -183,7 +186,7 @@ def parsed(model: type[AnyModel], content: bytes, name: str) -> AnyModel:
 
 
 def matching(pattern: str, words: str, **more: Any) -> Any:
-    """A field of text that matches; text that does not is told what is allowed in these words."""
+    """A text field that must match a pattern; `words` say what is allowed in the error."""
     _WORDS[pattern] = words
     return Field(pattern=pattern, **more)
 
@@ -219,43 +222,43 @@ _GIVEN = 80
 
 
 def one_line(error: ValidationError) -> str:
-    """The first thing a ValidationError complains of, in one line, and the other fields that are wrong."""
-    return told(error.errors(include_url=False))
+    """A ValidationError in one line: its first problem, and the names of other wrong fields."""
+    return problems_line(error.errors(include_url=False))
 
 
-def told(problems: Sequence[Any]) -> str:
-    """Problems as pydantic lists them, in one line: field, what was given (cut to 80 characters), what is allowed."""
+def problems_line(problems: Sequence[Any]) -> str:
+    """Pydantic's list of problems in one line: field, given (cut to 80 characters), allowed."""
     first = problems[0]
     field = _field(first)
     if first["type"] == "extra_forbidden":
         allowed = first.get("ctx", {}).get("fields")
         line = f"{field}: unknown field{f'; allowed: {allowed}' if allowed else ''}"
     elif first["type"] == "missing":
-        line = f"{field}: missing, and needed"
+        line = f"{field}: required field is missing"
     else:
         given = _given(first)
         line = f"{field}: {f'got {given}; ' if given else ''}allowed: {_allowed(first)}"
     others = list(dict.fromkeys(_field(one) for one in problems[1:] if _field(one) != field))
     more = (
-        f" (wrong too: {', '.join(others[:5])}{' …' if len(others) > 5 else ''})" if others else ""
+        f" (also wrong: {', '.join(others[:5])}{' …' if len(others) > 5 else ''})" if others else ""
     )
     return line.removeprefix(": ") + more
 
 
 def _given(problem: Any) -> str:
-    """What was given; nothing where it is a whole of fields that do not agree: the message names them."""
+    """The given value; empty for fields that contradict each other (the message names them)."""
     value = problem.get("input")
     if problem["type"] == "json_invalid":
-        return f"text that is none ({problem['ctx']['error']})"
+        return f"other text ({problem['ctx']['error']})"
     if isinstance(value, dict | BaseModel):
         return "" if problem["type"] == "value_error" else "a mapping of fields"
-    # Only as much is written out as is shown: a list may be long.
+    # Cut before repr: the value may be very long.
     text = repr(value[:_GIVEN] if isinstance(value, str | bytes | list | tuple) else value)
     return text if len(text) <= _GIVEN else text[: _GIVEN - 3] + "..."
 
 
 def _fields(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
-    """The fields that stand beside the one at this place of a document."""
+    """The allowed fields at this place of a document."""
     here = [model]
     for part in loc[:-1]:
         fields = [
@@ -263,13 +266,13 @@ def _fields(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
             for one in here
             if isinstance(part, str) and part in one.model_fields
         ]
-        if fields:  # else an item of a list, or one of several kinds
+        if fields:  # otherwise an item of a list, or a member of a union
             here = [found for one in fields for found in _models(one.annotation)]
     return [name for one in here for name in one.model_fields]
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
-    """The documents that a field may hold, in lists too."""
+    """The models in a field's annotation, also within lists."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [found for one in get_args(annotation) for found in _models(one)]
@@ -339,7 +342,7 @@ Wait = Annotated[
     PlainSerializer(lambda seconds: f"{seconds!r}s", return_type=str),
     _text_schema("30m"),
 ]
-"""Seconds, as Duration, or none at all: 0s."""
+"""Seconds, as Duration, but may be zero: 0s."""
 
 Bandwidth = Annotated[
     float,
@@ -351,7 +354,7 @@ Bandwidth = Annotated[
 
 
 def number(name: str, value: object) -> float:
-    """A number that was given as one, or as text (a template). Raises BadInput."""
+    """A number, given as a number or as text (from a template). Raises BadInput."""
     try:
         return float(str(value))
     except ValueError:

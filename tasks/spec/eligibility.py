@@ -1,4 +1,7 @@
-"""Which of a pool's devices a job may use, and what no prediction could mend: told before anything is measured."""
+"""Which devices of a pool a job may use, and checks that need no prediction.
+
+These checks run before anything is traced or measured.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _SHOWN = 200  # characters of a list of names
 
 
 def usable(pool: Pool, chosen: DeviceFilter) -> list[Device]:
-    """The pool's devices that the job's restrictions leave. Raises BadInput where a name is unknown or too few are left."""
+    """The devices that the job may use. Raises BadInput for unknown names or too few devices."""
     devices = pool.devices()
     known = {
         "types": {device.type for device in devices},
@@ -24,12 +27,14 @@ def usable(pool: Pool, chosen: DeviceFilter) -> list[Device]:
         for name in names:
             if name not in known[field]:
                 raise BadInput(
-                    f"devices.{field}: got {name[:_SHOWN]!r}; pool {pool.name} has {_some(sorted(known[field]))}"
+                    f"devices.{field}: got {name[:_SHOWN]!r}; "
+                    f"pool {pool.name} has {_some(sorted(known[field]))}"
                 )
     for name in chosen.exclude:
         if not any(name in names for names in known.values()):
             raise BadInput(
-                f"devices.exclude: got {name[:_SHOWN]!r}; pool {pool.name} has no such type, host or id"
+                f"devices.exclude: got {name[:_SHOWN]!r}; "
+                f"pool {pool.name} has no such type, host or id"
             )
     fields = ("types", "hosts", "ids", "exclude")
     restrictions = {
@@ -40,54 +45,55 @@ def usable(pool: Pool, chosen: DeviceFilter) -> list[Device]:
         raise BadInput(_what_leaves_none(pool.name, devices, restrictions))
     if len(left) < chosen.min_count:
         raise BadInput(
-            f"devices.min_count: got {chosen.min_count}; pool {pool.name} has {len(left)} device(s) that the job may use"
+            f"devices.min_count: got {chosen.min_count}; "
+            f"pool {pool.name} has {len(left)} device(s) that the job may use"
         )
     return left
 
 
 MOST_BATCH = 2**20
-"""Samples in a step: a bound on the work of planning, well above what anybody trains with."""
+"""Samples in a step: bounds the planner's work; far above any batch used in practice."""
 
 
 def require_possible(
     job: Job, pool: Pool, devices: Sequence[Device], rows: int | None = None
 ) -> None:
-    """Raise BadInput for what no prediction could mend: batch against rows to train on and devices, prices that are missing."""
+    """Raise BadInput for a batch that the rows or devices rule out, and for missing prices."""
     size = job.train.global_batch_size
     for field, given in (("global_batch_size", size), ("batch_bounds", job.train.batch_bounds[1])):
         if given != "auto" and given > MOST_BATCH:
             raise BadInput(f"train.{field}: got {given}; allowed: at most {MOST_BATCH}")
     if size != "auto" and rows is not None and size > rows:
         raise BadInput(
-            f"train.global_batch_size: got {size}; allowed: at most the {rows} rows to train on"
+            f"train.global_batch_size: got {size}; allowed: at most the {rows} training rows"
         )
     if size != "auto" and size < job.devices.min_count:
         raise BadInput(
-            f"devices.min_count: got {job.devices.min_count}; allowed: at most the global batch of {size} (one sample each)"
+            f"devices.min_count: got {job.devices.min_count}; "
+            f"allowed: at most the global batch of {size} (one sample each)"
         )
     if (asked := asks_for_cost(job)) is None:
         return
     if not pool.prices:
-        raise BadInput(
-            f"objective.{asked}; the cost is not known: pool {pool.name} names no prices"
-        )
+        raise BadInput(f"objective.{asked}; the cost is not known: pool {pool.name} has no prices")
     rented = any(name != "energy" for name in pool.prices)
     free = next((device.type for device in devices if device.type not in pool.prices), None)
     if rented and free:
         raise BadInput(
-            f"objective.{asked}; the cost is not known: pool {pool.name} has no price for {free} (0/h where it is free)"
+            f"objective.{asked}; the cost is not known: "
+            f"pool {pool.name} has no price for {free} (0/h if it is free)"
         )
 
 
 def asks_for_cost(job: Job) -> str | None:
-    """The field of the objective for which the cost must be known, and what it holds."""
+    """The field of the objective that requires the cost, with its value; None if there is none."""
     if job.objective.minimize == "cost":
         return "minimize: got 'cost'"
     return None if job.objective.budget is None else f"budget: got {job.objective.budget:g}"
 
 
 def _left(devices: Sequence[Device], restrictions: Mapping[str, set[str]]) -> list[Device]:
-    """The devices that each restriction names, or, of `exclude`, does not."""
+    """The devices that meet all restrictions."""
 
     def allowed(device: Device, field: str, names: set[str]) -> bool:
         if field == "exclude":
@@ -104,7 +110,7 @@ def _left(devices: Sequence[Device], restrictions: Mapping[str, set[str]]) -> li
 def _what_leaves_none(
     pool: str, devices: Sequence[Device], restrictions: Mapping[str, set[str]]
 ) -> str:
-    """The fewest restrictions that leave no device, in one line."""
+    """The smallest set of restrictions that leaves no device, in one line."""
     blamed = next(
         fields
         for count in range(1, len(restrictions) + 1)
@@ -116,7 +122,10 @@ def _what_leaves_none(
     else:
         named = "devices"
         got = ", ".join(f"{field} [{_some(sorted(restrictions[field]))}]" for field in blamed)
-    return f"{named}: got {got}; with that pool {pool} has 0 device(s) that the job may use, of {len(devices)}"
+    return (
+        f"{named}: got {got}; with this restriction the job may use "
+        f"0 of the {len(devices)} device(s) of pool {pool}"
+    )
 
 
 def _some(names: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
-"""The job as a flat form: one field for each leaf of the job's own JSON schema, named as in error messages (`train.epochs`).
+"""The job as a flat form: one field per leaf of the job's JSON schema, named like `train.epochs`.
 
-Sections, help, choices and limits come from `tasks.job` alone. `schedule` is left out: who fills in a form runs the job now.
+Sections, help, choices and limits come from `tasks.spec.job` alone. The form has no `schedule`:
+it runs the job now.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.documents import validated
 from trainwright.tasks.spec.job import Job, require_share
 
-_LEFT_OUT = ("schedule", "pool")  # the pool has a field of its own beside the form
-_TAKEN_OVER = (
+_LEFT_OUT = ("schedule", "pool")  # the trigger has its own parameter for the pool
+_COPIED = (
     "minimum",
     "maximum",
     "exclusiveMinimum",
@@ -31,7 +32,7 @@ _TAKEN_OVER = (
 
 @dataclass(frozen=True)
 class Field:
-    """A field of the form: its name in the job, its JSON schema (type, enum, limits, title, section), help, first value."""
+    """A form field: name in the job, JSON schema (type, limits, title, section), help, default."""
 
     name: str
     schema: dict[str, Any]
@@ -42,12 +43,12 @@ class Field:
 
 @functools.cache
 def job_schema() -> dict[str, Any]:
-    """The job's own JSON schema."""
+    """The job's JSON schema."""
     return Job.model_json_schema()
 
 
 def fields(example: Job | None = None) -> list[Field]:
-    """The form, filled in as the example where there is one."""
+    """The form's fields, filled in with the example's values if there is one."""
     document = job_schema()
     values = json.loads(example.model_dump_json()) if example is not None else {}
     return list(_walk(document, document["$defs"], "", values, None))
@@ -66,7 +67,8 @@ def _walk(
             below = definitions[spec["$ref"].rpartition("/")[2]]
             yield from _walk(below, definitions, f"{name}.", inner, name if nullable else part)
             continue
-        # What belongs to a part that may be missing stands empty: the part is there when one of its fields is filled in.
+        # Fields of an optional part stay empty: the part exists only if one of its fields is
+        # filled in.
         default = inner if inner is not None else None if part else given.get("default")
         empty = (
             nullable or part is not None or key not in model.get("required", []) or default is None
@@ -80,7 +82,7 @@ def _walk(
 
 
 def _without_null(spec: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """A schema without its null, merged where one alternative is left; whether null was allowed."""
+    """A schema without its null alternative, and whether null was allowed."""
     options = spec.get("anyOf")
     if options is None:
         return spec, False
@@ -102,7 +104,7 @@ def _leaf(spec: dict[str, Any], empty: bool, title: str) -> dict[str, Any]:
         }
     else:
         schema["type"] = [spec.get("type", "string")]
-        schema |= {key: spec[key] for key in _TAKEN_OVER if key in spec}
+        schema |= {key: spec[key] for key in _COPIED if key in spec}
         if "enum" in spec:
             schema["enum"] = [*spec["enum"], None] if empty else spec["enum"]
         if "items" in spec or "prefixItems" in spec:
@@ -123,7 +125,7 @@ def _plain(value: Any) -> str:
 
 
 def _first(default: Any, schema: dict[str, Any]) -> Any:
-    """The first value as a person would write it: a time with its unit."""
+    """The default as a person would write it: a time with its unit."""
     if "examples" not in schema or "number" in schema["type"]:
         return default
     seconds = default.removesuffix("s") if isinstance(default, str) else default
@@ -131,13 +133,13 @@ def _first(default: Any, schema: dict[str, Any]) -> Any:
 
 
 class Form:
-    """A form with its first values, and the way back to a job. A field that is left empty is left out of the job."""
+    """A form with its defaults, and the conversion back to a job, which omits empty fields."""
 
     def __init__(self, example: Job | None = None) -> None:
         self.fields = fields(example)
 
     def job(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The job that the filled-in form means, as a job file would say it. Raises BadInput with one line."""
+        """The job of the filled-in form, as a job file's mapping. Raises BadInput with one line."""
         found: dict[str, Any] = {}
         filled = {one.name: _read(one, values.get(one.name, one.default)) for one in self.fields}
         parts = {
@@ -157,7 +159,10 @@ class Form:
         return found
 
     def job_text(self, params: Mapping[str, Any]) -> str:
-        """What a chain is given: the job file where one is named, else the form's job as JSON. Raises BadInput."""
+        """The chain's `job`: the path of the named job file, else the form's job as JSON.
+
+        Raises BadInput if both are filled in.
+        """
         named = params.get("job")
         if not named:
             return json.dumps(self.job(params))
@@ -166,13 +171,14 @@ class Form:
         ]
         if changed:
             raise BadInput(
-                f"job: got {named!r} and {', '.join(changed[:5])}; allowed: a job file, or the form's fields"
+                f"job: got {named!r} and {', '.join(changed[:5])}; "
+                "pass either a job file or the form's fields"
             )
         return json.dumps(named) if isinstance(named, dict) else str(named)
 
 
 def _read(one: Field, value: Any) -> Any:
-    """A field's value: nothing where it is empty; a number where a number or a word stood as text."""
+    """A field's value: None if empty; a number if the text is one and the field allows both."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     kinds = one.schema["type"]

@@ -1,6 +1,7 @@
-"""The job file: which data, which model, how to train, by when. The same class is the file, the REST body and the form.
+"""The job file: which data, which model, how to train, by when.
 
-Paths in a job file are relative to the file; `load_job` makes them absolute. README.md shows one.
+The same class defines the file, the REST body and the form. Paths in a job file are relative to
+the file; `load_job` makes them absolute. docs/guide.md shows examples.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Name = Annotated[
     str,
     matching(
         r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
-        "1 to 63 lower-case letters, digits and -, no - at the ends",
+        "1 to 63 lower-case letters, digits and -, not beginning or ending with -",
         description="lower-case letters, digits, -",
     ),
 ]
@@ -61,7 +62,7 @@ _CRON = _cron_pattern()
 def _cron(value: str) -> str:
     if not _CRON.fullmatch(value.strip().lower()):
         raise ValueError(
-            'minute, hour, day, month and weekday as cron writes them, such as "0 3 * * *"'
+            'the five cron fields minute, hour, day, month, weekday, such as "0 3 * * *"'
         )
     return value
 
@@ -70,7 +71,7 @@ Cron = Annotated[str, AfterValidator(_cron)]
 
 
 class JobName(Document):
-    """The name of a job alone, where a person gives one."""
+    """A job's name that a person gave."""
 
     name: Name
 
@@ -84,13 +85,14 @@ class DataSpec(Document):
     )
     target: str = Field(default="label", min_length=1, description="the column or array to predict")
     task: Task | None = Field(
-        default=None, description="what is to be learnt; inferred from the data when left out"
+        default=None, description="the kind of learning task; default: inferred from the data"
     )
     validation_fraction: Fraction = Field(
         default=0.2, description="share of rows held out for validation"
     )
     expectations: str | None = Field(
-        default=None, description="a Great Expectations suite (JSON); inferred when left out"
+        default=None,
+        description="a Great Expectations suite (JSON); default: inferred from the data",
     )
 
 
@@ -119,51 +121,53 @@ class CheckpointPolicy(Document):
     """When checkpoints are written and which are kept."""
 
     every_steps: int = Field(default=50, ge=1, description="steps between checkpoints")
-    keep_last: int = Field(default=3, ge=1, description="how many of the newest stay")
+    keep_last: int = Field(default=3, ge=1, description="how many of the newest are kept")
     keep_best: bool = Field(
-        default=True, description="keep the one with the best validation metric too"
+        default=True, description="also keep the one with the best validation metric"
     )
     keep_every: int | None = Field(
         default=None,
         ge=1,
-        description="steps between checkpoints that stay for good; a multiple of every_steps",
+        description="steps between checkpoints that are kept for good; a multiple of every_steps",
     )
 
     @model_validator(mode="after")
     def _kept_ones_are_written(self) -> CheckpointPolicy:
         if self.keep_every is not None and self.keep_every % self.every_steps:
             raise ValueError(
-                f"keep_every as a multiple of every_steps ({self.every_steps}), not {self.keep_every}"
+                f"keep_every as a multiple of every_steps ({self.every_steps}), "
+                f"not {self.keep_every}"
             )
         return self
 
 
 class FaultPolicy(Document):
-    """What is done about devices that are lost while training."""
+    """How a training handles lost devices."""
 
     stall_timeout: Duration = Field(
         default=60.0,
         ge=1.0,
-        description="a rank that gives no sign, keeps the others waiting or is at one step for this long is lost",
+        description="a rank without a heartbeat, or in one step, for this long is restarted",
     )
     wait_for_devices: Wait = Field(
         default=60.0,
-        description="with fewer devices than devices.min_count: how long to wait for one to come back",
+        description="how long to wait for devices to come back if fewer than devices.min_count "
+        "are left",
     )
     restarts: int = Field(
         default=10,
         ge=0,
-        description="how often a device's process is started again without reaching a checkpoint",
+        description="how often a device's process is restarted without reaching a checkpoint",
     )
 
 
 class Target(Document):
-    """A metric that training should reach; it is reported, and marks the best checkpoint."""
+    """A metric that training should reach; reported, and used to choose the best checkpoint."""
 
     metric: Literal["accuracy", "loss"] = Field(
-        default="accuracy", description="measured on the held-out rows"
+        default="accuracy", description="measured on the validation rows"
     )
-    value: float = Field(description="what is to be reached; an accuracy is a share, 0.97 for 97 %")
+    value: float = Field(description="the value to reach; for accuracy a share: 0.97 for 97 %")
 
 
 class TrainSpec(Document):
@@ -171,37 +175,38 @@ class TrainSpec(Document):
 
     epochs: int = Field(default=5, ge=1, le=100_000, description="passes over the training rows")
     global_batch_size: int | Literal["auto"] = Field(
-        default="auto", description="samples per step over all devices"
+        default="auto", description="samples per step, over all devices"
     )
     batch_bounds: tuple[int, int] = Field(
-        default=(64, 1024), description="least and greatest global batch for auto"
+        default=(64, 1024), description="smallest and largest global batch for auto"
     )
     noise_scale: float | None = Field(
         default=None,
         ge=1e-3,
         le=1e12,
-        description="gradient noise scale in samples, where known: what a large global batch costs in learning",
+        description="gradient noise scale in samples, if known: limits how large a batch pays off",
     )
     optimizer: Optimizer = Optimizer()
     learning_rate: float | Literal["auto"] = Field(
-        default="auto", description="a number, or found by search_lr"
+        default="auto", description="a number; auto: found by search_lr"
     )
     learning_rate_rule: Literal["auto", "constant", "linear", "sqrt", "adascale"] = Field(
-        default="auto", description="how it follows a batch that grows while training"
+        default="auto", description="how the rate follows a batch that grows while training"
     )
     schedule: Literal["constant", "cosine"] = Field(
-        default="cosine", description="of the learning rate over the run"
+        default="cosine", description="the learning rate's schedule over the run"
     )
     clip_norm: float | None = Field(default=None, gt=0, description="bound on the gradient's norm")
     precision: Literal["fp32", "fp64", "bf16", "amp"] = Field(
         default="fp32",
-        description="of parameters and arithmetic; amp: parameters in fp32, arithmetic in half precision where that is safe",
+        description="precision of parameters and arithmetic; amp: parameters in fp32, arithmetic "
+        "in half precision where that is safe",
     )
     seed: int = Field(
-        default=0, ge=0, lt=2**31, description="of initial weights, data order and split"
+        default=0, ge=0, lt=2**31, description="seed of initial weights, data order and split"
     )
     backend: Literal["auto", "horovod", "torch"] = Field(
-        default="auto", description="the collectives' library"
+        default="auto", description="library for collectives; auto: Horovod if it is installed"
     )
     adaptive_split: bool = Field(
         default=True, description="correct the batch split by measured step times"
@@ -216,7 +221,7 @@ class TrainSpec(Document):
     @field_validator("batch_bounds", mode="before")
     @classmethod
     def _ordered(cls, bounds: Any) -> Any:
-        """All of it in one message, whichever part is wrong."""
+        """Check both bounds at once, so that one message states all of the rule."""
         given = list(bounds) if isinstance(bounds, list | tuple) else []
         whole = all(type(one) is int or (type(one) is float and one.is_integer()) for one in given)
         if len(given) != 2 or not whole or not 1 <= given[0] <= given[1]:
@@ -228,7 +233,7 @@ class TrainSpec(Document):
         size, most = self.global_batch_size, self.batch_bounds[1]
         if self.adaptive_batch and size != "auto" and size > most:
             raise ValueError(
-                f"global_batch_size of at most {most}, the greatest of batch_bounds, not {size}"
+                f"global_batch_size of at most {most}, the upper bound of batch_bounds, not {size}"
             )
         return self
 
@@ -241,29 +246,31 @@ class TrainSpec(Document):
 
 
 class Objective(Document):
-    """What the planner minimises, within which limits."""
+    """What the planner minimises, and the limits that it keeps."""
 
-    minimize: Literal["energy", "cost", "time"] = Field(default="energy", description="what counts")
+    minimize: Literal["energy", "cost", "time"] = Field(
+        default="energy", description="the quantity to minimise"
+    )
     deadline: Duration | None = Field(
         default=None, description="from the lease to the end of training, such as 30m"
     )
     budget: float | None = Field(
-        default=None, gt=0, description="the most it may cost, in the pool's currency"
+        default=None, gt=0, description="highest cost, in the pool's currency"
     )
     confidence: Annotated[float, Field(ge=0.5, lt=1)] = Field(
-        default=0.9, description="how surely the limits must hold"
+        default=0.9, description="probability with which the plan must keep the limits"
     )
 
 
 class DeviceFilter(Document):
-    """Which of the pool's devices may be used; left out, the planner is free."""
+    """Which of the pool's devices may be used; by default all."""
 
     types: list[str] = Field(default_factory=list, description="device types; empty: all")
     hosts: list[str] = Field(default_factory=list, description="host names; empty: all")
     ids: list[str] = Field(default_factory=list, description="device ids; empty: all")
     exclude: list[str] = Field(default_factory=list, description="types, hosts or ids not to use")
-    min_count: int = Field(default=1, ge=1, description="the fewest devices")
-    max_count: int | None = Field(default=None, ge=1, description="the most devices")
+    min_count: int = Field(default=1, ge=1, description="lowest number of devices")
+    max_count: int | None = Field(default=None, ge=1, description="highest number of devices")
 
     @model_validator(mode="after")
     def _ordered(self) -> DeviceFilter:
@@ -287,13 +294,14 @@ class Schedule(Document):
 
 
 class Promotion(Document):
-    """What a finished model must be to get an alias in the store."""
+    """When a finished model gets an alias in the store."""
 
-    alias: Name = Field(default="production", description="the name that serving follows")
-    require_approval: bool = Field(default=False, description="a person must agree first")
+    alias: Name = Field(default="production", description="the alias, which serving follows")
+    require_approval: bool = Field(default=False, description="whether a person must approve first")
     only_if_better: str | None = Field(
         default=None,
-        description="the metric that must beat the current model's; left out: that of train.target, where there is one",
+        description="metric by which the model must beat the current one; default: train.target's, "
+        "if there is one",
     )
 
 
@@ -302,14 +310,14 @@ class Job(Document):
 
     name: Name
     pool: str | None = Field(
-        default=None, min_length=1, description="a pool file; left out: this machine"
+        default=None, min_length=1, description="a pool file; default: this machine"
     )
     priority: int = Field(
-        default=0, ge=-100, le=100, description="rank in the queue for devices; higher goes first"
+        default=0, ge=-100, le=100, description="priority in the queue for devices; higher first"
     )
     queue_timeout: Wait = Field(
         default=3600.0,
-        description="how long to wait for devices that others hold, such as 30m; 0s: fail at once",
+        description="how long to wait for devices that others hold, such as 30m; 0s: do not wait",
     )
     data: DataSpec
     model: ModelSpec | None = Field(default=None, description="the model's source")
@@ -321,7 +329,7 @@ class Job(Document):
 
     @property
     def needs_approval(self) -> bool:
-        """Whether a person must agree before an alias names a model of this job."""
+        """Whether a person must approve before an alias points at a model of this job."""
         return self.promotion is not None and self.promotion.require_approval
 
 
@@ -330,11 +338,11 @@ def load_job(
     pool: str | Path | None = None,
     changes: Sequence[str] = (),
 ) -> Job:
-    """The job in a file, or in a mapping (as an Airflow parameter carries it).
+    """The job in a file, or in a mapping (for example an Airflow parameter).
 
-    `changes` are assignments such as `train.epochs=3`; `pool` overrides the job's pool. Paths become
-    absolute: relative to the job's file; for a mapping, `changes` and `pool` to the current folder.
-    Raises BadInput with one line.
+    `changes` are assignments such as `train.epochs=3`; `pool` overrides the job's pool. Paths
+    become absolute: those in a file relative to the file; those in a mapping, in `changes` and in
+    `pool` relative to the current folder. Raises BadInput with one line.
     """
     if isinstance(source, dict):
         values, base, name = source, Path.cwd(), "job"
@@ -364,9 +372,9 @@ _FILES = ("data.uri", "data.expectations", "pool")
 
 
 def changed(values: dict[str, Any], change: str) -> dict[str, Any]:
-    """A job's mapping with one field set, as `FIELD=VALUE` says: FIELD dotted, VALUE in YAML.
+    """A job's mapping with one field set by `FIELD=VALUE`: FIELD is dotted, VALUE is YAML.
 
-    Raises BadInput if that is no assignment, or FIELD leads through a value that has no fields.
+    Raises BadInput if `change` is no assignment, or a part of FIELD is a value without fields.
     """
     field, equals, text = change.partition("=")
     parts = field.split(".")
@@ -388,11 +396,15 @@ def changed(values: dict[str, Any], change: str) -> dict[str, Any]:
 
 
 def require_share(job: Job, name: str) -> None:
-    """Raise BadInput where an accuracy to reach is no share; stored jobs of earlier versions may hold such a one."""
+    """Raise BadInput if an accuracy to reach is not a share.
+
+    Not a validator of the class: jobs stored by earlier versions may hold such a value.
+    """
     target = job.train.target
     if target is not None and target.metric == "accuracy" and not 0 < target.value <= 1:
         raise BadInput(
-            f"{name}: train.target.value: got {target.value:g}; allowed: a share above 0, up to 1, such as 0.97 for 97 %"
+            f"{name}: train.target.value: got {target.value:g}; "
+            "allowed: a share above 0, up to 1, such as 0.97 for 97 %"
         )
 
 
@@ -401,15 +413,15 @@ def _absolute(uri: str, base: Path) -> str:
         return uri
     try:
         return str((base / uri).resolve())
-    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a NUL character
         raise BadInput(f"{uri}: can't be resolved to a path ({error})") from None
 
 
 MOST_SAMPLES = 1_000_000
-"""of a step"""
+"""In one step."""
 
 
 def check_batch_size(batch_size: int) -> None:
-    """Raises BadInput if a step cannot have this many samples."""
+    """Raise BadInput if a step cannot have this many samples."""
     if not 1 <= batch_size <= MOST_SAMPLES:
         raise BadInput(f"batch size: got {batch_size}; allowed: 1 to {MOST_SAMPLES}")

@@ -1,6 +1,6 @@
-"""The pool file: hosts, their devices, the network between them, what they cost and draw.
+"""The pool file: hosts, their devices, the network between them, prices and power.
 
-Who holds which device is the ledger's business (`tasks.allocate.ledger`).
+The ledger (`tasks.leases.ledger`) knows which devices are held.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def _prices(values: object) -> object:
         price = math.inf if match is None else float(match.group(1))
         if price > _MOST_PRICE:
             raise ValueError(
-                f"for {name} a number of zero or more per {unit}, such as 2.1/{unit}, up to {_MOST_PRICE:g}, not "
-                f"{str(value)[:80]!r}"
+                f"for {name} a number of zero or more per {unit}, such as 2.1/{unit}, "
+                f"up to {_MOST_PRICE:g}, not {str(value)[:80]!r}"
             )
         parsed[name] = price
     return parsed
@@ -89,9 +89,9 @@ class DeviceEntry(Document):
     """One or more equal devices of a host."""
 
     type: str = Field(description="a known device type, cpu or emulated")
-    count: int = Field(default=1, ge=1, le=10_000, description="how many")
+    count: int = Field(default=1, ge=1, le=10_000, description="number of such devices")
     cores: float | None = Field(
-        default=None, gt=0, le=4096, description="for cpu: how many cores, or a fraction of one"
+        default=None, gt=0, le=4096, description="for cpu: number of cores, or a fraction of one"
     )
     speed: float | None = Field(
         default=None, ge=1e-6, le=1e9, description="for emulated: relative speed"
@@ -109,12 +109,12 @@ class DeviceEntry(Document):
         if self.cores is not None and self.type != "cpu":
             raise ValueError(f"cores only for cpu devices, not for {self.type}")
         if (self.speed is not None) != (self.type == EMULATED):
-            raise ValueError("speed for emulated devices, and only for them")
+            raise ValueError("speed for emulated devices (required), and for no others")
         return self
 
 
 class HostNetwork(Document):
-    """A host's own way to the network; what is left out is as the pool's."""
+    """A host's own network; the pool's values apply for what it leaves out."""
 
     bandwidth: Bandwidth | None = Field(default=None, description="to other hosts, such as 1Gbit")
     latency: Duration | None = Field(default=None, description="to other hosts, such as 200us")
@@ -126,7 +126,8 @@ class Host(Document):
     name: Name
     address: str = matching(
         r"^[A-Za-z0-9.:_][A-Za-z0-9.:_-]{0,252}$",
-        "a host name or IP address of 1 to 253 letters, digits and . : _ -, without user@ and with no - first",
+        "a host name or IP address of 1 to 253 letters, digits and . : _ -, without user@ "
+        "and not beginning with -",
         default="localhost",
         description="name or IP address",
     )
@@ -139,50 +140,53 @@ class Host(Document):
     )
     network: HostNetwork = Field(
         default=HostNetwork(),
-        description="where this host's bandwidth or latency is not the pool's",
+        description="this host's bandwidth and latency, if not the pool's",
     )
     python: str | None = matching(
         r"^/",
-        "a path from the root on, such as /opt/trainwright/bin/python",
+        "an absolute path, such as /opt/trainwright/bin/python",
         default=None,
-        description="the Python there that has trainwright; left out: at this one's path",
+        description="path of the Python with trainwright on the host; default: this machine's path",
     )
 
 
 class Ssh(Document):
-    """How to log in to the hosts; what is left out is as the user's own ssh has it. Paths are relative to the pool file."""
+    """How to log in to the hosts; the user's ssh configuration applies for what it leaves out.
+
+    Paths are relative to the pool file.
+    """
 
     user: str | None = matching(
         r"^[A-Za-z0-9_][A-Za-z0-9._-]*$",
-        "a name of letters, digits and . _ -, not first . or -",
+        "a name of letters, digits and . _ -, not beginning with . or -",
         default=None,
-        description="name there",
+        description="user name on the hosts",
     )
-    port: int | None = Field(default=None, ge=1, le=65535, description="of their sshd")
+    port: int | None = Field(default=None, ge=1, le=65535, description="port of sshd")
     identity: str | None = Field(default=None, description="file of the private key")
     known_hosts: str | None = Field(
-        default=None, description="file of the hosts' keys, instead of the user's"
+        default=None, description="known_hosts file with the hosts' keys; default: the user's"
     )
 
 
 class Network(Document):
-    """The network between hosts. Two hosts have the lesser bandwidth of theirs and the greater latency."""
+    """The network between hosts. Between two hosts: the lower bandwidth and the higher latency."""
 
     bandwidth: Bandwidth = 125e6
     latency: Duration = 50e-6
 
     def slower(self, other: Network) -> Network:
-        """What lies between a host of this and one of the other."""
+        """The network between a host of this and a host of the other."""
         return Network.model_construct(
             bandwidth=min(self.bandwidth, other.bandwidth), latency=max(self.latency, other.latency)
         )
 
 
 class Power(Document):
-    """What a device draws; overrides the datasheet."""
+    """A device's power; overrides the datasheet."""
 
-    idle_w: float = Field(ge=0, le=1e6, description="leased, but waiting")
-    load_w: float = Field(gt=0, le=1e6, description="computing")
+    idle_w: float = Field(ge=0, le=1e6, description="power while it waits")
+    load_w: float = Field(gt=0, le=1e6, description="power while it computes")
 
     @model_validator(mode="after")
     def _ordered(self) -> Power:
@@ -198,8 +202,8 @@ class Pool(Document):
     network: Network = Network()
     ssh: Ssh = Ssh()
     hosts: list[Host] = Field(min_length=1, description="at least one")
-    prices: Prices = Field(default_factory=dict, description="per type, and of energy")
-    power: dict[str, Power] = Field(default_factory=dict, description="per type")
+    prices: Prices = Field(default_factory=dict, description="per device type, and of energy")
+    power: dict[str, Power] = Field(default_factory=dict, description="per device type")
 
     @field_validator("prices", "power")
     @classmethod
@@ -221,14 +225,14 @@ class Pool(Document):
         names = [host.name for host in self.hosts]
         twice = next((name for name, count in Counter(names).items() if count > 1), None)
         if twice is not None:
-            raise ValueError(f"hosts of different names, not {twice!r} twice")
+            raise ValueError(f"hosts with different names, not {twice!r} twice")
         count = sum(entry.count for host in self.hosts for entry in host.devices)
         if count > _MOST_DEVICES:
             raise ValueError(f"hosts with {_MOST_DEVICES} devices together at most, not {count}")
         return self
 
     def devices(self) -> list[Device]:
-        """Every device, in the order of the file, with an id that stays while the file does."""
+        """Every device, in the order of the file. Ids are stable while the file is unchanged."""
         found = []
         for host in self.hosts:
             numbers: dict[str, int] = {}
@@ -249,7 +253,7 @@ class Pool(Document):
         return found
 
     def networks(self) -> dict[str, Network]:
-        """Each host's network: its own where it says so, else the pool's."""
+        """Each host's network: its own values, else the pool's."""
         return {
             host.name: Network.model_construct(
                 bandwidth=host.network.bandwidth or self.network.bandwidth,
@@ -259,7 +263,7 @@ class Pool(Document):
         }
 
     def kinds(self) -> list[dict[str, Any]]:
-        """What there is to calibrate: device types, CPUs by their threads, and the addresses that have them."""
+        """What to calibrate: device types, CPUs by number of threads, with the hosts' addresses."""
         found: dict[tuple[str, int], set[str]] = {}
         for device in self.devices():
             found.setdefault((device.type, device.threads), set()).add(device.address)
@@ -282,12 +286,12 @@ class Device(Document):
 
     @property
     def variant(self) -> tuple[str, float | None, float | None]:
-        """What devices must share to take the same time: type, cores, speed."""
+        """Type, cores, speed: devices that are equal in these take the same time."""
         return (self.type, self.cores, self.speed)
 
     @property
     def threads(self) -> int:
-        """With how many CPU threads it computes."""
+        """The number of CPU threads with which it computes."""
         return threads_of(self.cores) if self.type == "cpu" else 1
 
     @property
@@ -299,14 +303,16 @@ class Device(Document):
     def resource(self) -> str:
         """The ledger's name of the device, the same in every pool that lists it by this address.
 
-        A GPU is the machine's, whatever a pool calls its host; a CPU device is the part of a machine that its pool has cut out.
+        A GPU belongs to the machine, whatever a pool calls the host. A CPU device is a part of a
+        machine that the pool defines, so its name contains the pool's name of the host.
         """
         machine = LOCAL_ADDRESSES[0] if self.local else self.address
-        return f"device {machine} {self.id if self.type in HOST_MEMORY_TYPES else f'{self.type}-{self.index}'}"
+        name = self.id if self.type in HOST_MEMORY_TYPES else f"{self.type}-{self.index}"
+        return f"device {machine} {name}"
 
 
 def load_pool(path: str | Path | None) -> Pool:
-    """The pool in a file; without one, this machine as one CPU device. Raises BadInput with one line."""
+    """The pool in a file; without a file, this machine as one CPU device. Raises BadInput."""
     if path is None:
         cores = float(len(os.sched_getaffinity(0)))
         return Pool(
@@ -324,7 +330,7 @@ def load_pool(path: str | Path | None) -> Pool:
 
 
 def is_pool(content: bytes) -> bool:
-    """Whether a file's content is a pool."""
+    """Whether a file's content is a valid pool."""
     try:
         validated(Pool, parse_text(content.decode(), ""), "")
     except (BadInput, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""The daily window in which a host is there: `HH:MM-HH:MM`, UTC."""
+"""The daily window in which a host is available: `HH:MM-HH:MM`, UTC."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ WINDOW = rf"^{_CLOCK}-{_CLOCK}$"
 
 
 def seconds_left(window: str | None, now: datetime | None) -> float:
-    """For how long from `now` (with its time zone) a host of this daily window is there: 0 outside it, infinite without one.
+    """Seconds from `now` (with a time zone) to the window's end; 0 outside it, inf if no window.
 
-    A window that ends where it begins is the whole day.
+    A window that ends when it begins is the whole day.
     """
     if window is None or now is None:
         return math.inf
@@ -27,7 +27,7 @@ def seconds_left(window: str | None, now: datetime | None) -> float:
 
 
 def next_change(window: str, now: datetime) -> datetime | None:
-    """When a daily window that is open at `now` ends, or one that is closed begins; None where it is the whole day."""
+    """When the window ends, if it is open at `now`, or begins; None if it is the whole day."""
     left_s = seconds_left(window, now)
     if math.isinf(left_s):
         return None

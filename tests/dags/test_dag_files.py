@@ -160,7 +160,7 @@ def test_a_job_file_with_a_schedule_makes_a_scheduled_dag_and_a_wrong_one_harms_
     dags = look(jobs)
     assert set(dags) == {"retrain", "retrain_nightly", "retrain_wrong"}
     assert "0 3 * * *" in dags["retrain_nightly"]["schedule"]
-    assert "data: missing" in dags["retrain_wrong"]["doc"]
+    assert "data: required field is missing" in dags["retrain_wrong"]["doc"]
 
 
 def test_operators_are_exported_lazily() -> None:
@@ -217,7 +217,7 @@ def test_two_job_files_of_one_name_are_one_dag_and_a_word_about_the_other(
     assert "a.json" in dags["retrain_same"]["doc"]
     for name in "ab":
         assert (
-            f"name: got 'same'; {jobs / 'a.json'} has that name already"
+            f"name: got 'same'; {jobs / 'a.json'} already has this name"
             in dags[f"retrain_{name}"]["doc"]
         )
 

@@ -271,9 +271,9 @@ def test_a_wrong_model(home: Path, tmp_path: Path, source: str, says: str) -> No
             {},
             {"devices": {"exclude": ["emulated"]}},
             2,
-            "devices.exclude: got emulated; with that pool p has 0 device(s)",
+            "devices.exclude: got emulated; with this restriction the job may use 0 of the 1 device(s)",
         ),
-        ({}, {"objective": {"minimize": "cost"}}, 2, "pool p names no prices"),
+        ({}, {"objective": {"minimize": "cost"}}, 2, "pool p has no prices"),
         ({}, {"objective": {"minimize": "time", "budget": -1}}, 2, "objective.budget: got -1"),
         ({}, {"objective": {"minimize": "time", "deadline": "0s"}}, 2, "objective.deadline: got"),
         (
@@ -319,7 +319,7 @@ def test_a_wrong_model(home: Path, tmp_path: Path, source: str, says: str) -> No
             {"hosts": [{"name": "h", "devices": [{"type": one}]} for one in ("cpu", "nvidia-t4")]},
             {},
             2,
-            "hosts of different names, not ",
+            "hosts with different names, not ",
         ),
         (
             {},
@@ -479,7 +479,7 @@ def test_a_batch_larger_than_the_data_and_a_model_larger_than_memory(
     model = {"source": "wide.py", "config": {"width": 8}}
     large = write(tmp_path, model=model, train={"global_batch_size": 10**6})
     refused = run("plan", large, "--json")
-    one_line(refused, 2, "rows to train on")
+    one_line(refused, 2, "training rows")
     assert "measuring" not in refused.stderr
     pool = tmp_path / "pool.yaml"  # of a device that nobody measures
     pool.write_text("name: p\nhosts: [{name: h, address: 10.0.0.1, devices: [{type: nvidia-t4}]}]")

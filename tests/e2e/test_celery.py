@@ -236,8 +236,8 @@ def test_triggered_through_rest_every_task_succeeds_hands_on_small_json_and_bein
     dag = f"retrain_{job.stem}"
     until("the job has its DAG", lambda: site.api.has_dag(dag))
     where = site.api.start(dag)
-    told = f"job {job.stem}: deadline 25 s missed: not done 25 s after it was queued"
-    until("the alert is in the log", lambda: told in site.stack.log("triggerer").read_text())
+    alert = f"job {job.stem}: missed its deadline of 25 s: not done 25 s after it was queued"
+    until("the alert is in the log", lambda: alert in site.stack.log("triggerer").read_text())
     assert site.api.ended(where) == "success"
     assert site.api.states(where) == dict.fromkeys(TASKS, "success")
     (run,) = list_runs(doors.settings().store, doors.settings(), job.stem)

@@ -104,7 +104,7 @@ def test_what_the_function_returns_can_not_be_given_as_well(
     decorator: Any, names: tuple[str, ...]
 ) -> None:
     for name in names:
-        with pytest.raises(TypeError, match=rf"got {name}=; allowed: the function returns"):
+        with pytest.raises(TypeError, match=rf"got {name}=; leave it out: the function returns"):
             decorator(**{name: {}})
 
 

@@ -174,7 +174,7 @@ def test_a_store_connection_without_a_store_has_the_keys_of_the_configured_one(
 
 def test_a_store_connection_without_keys_is_told_and_no_others_keys_are_used() -> None:
     connection = Connection(conn_id="c", conn_type="trainwright_store", host="http://other:9000")
-    with pytest.raises(BadInput, match="connection c: needs endpoint, access key and secret key"):
+    with pytest.raises(BadInput, match="connection c: the store s3://bucket needs an endpoint"):
         StoreHook.variables(connection, {"store": "s3://bucket"})
     with_it = doors.settings().replaced(StoreHook.variables(connection, {"store": "file:///f"}))
     assert with_it.s3_credentials() is None

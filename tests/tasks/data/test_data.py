@@ -192,7 +192,7 @@ CLASSES = {"x": np.ones((4, 2)), "label": np.arange(4) % 2}
         ),
         ("a.csv", "", {}, "it has none"),
         ("a.csv", "a,label\n1,2,3\n", {}, "can't be read: CSV parse error"),
-        ("a.csv", "a,a,label\n1,2,3\n", {}, "the column 'a' stands there twice"),
+        ("a.csv", "a,a,label\n1,2,3\n", {}, "the column 'a' occurs twice"),
         ("a.csv", "a,label\n,x\n2,y\n", {}, "column 'a': 1 of 2 values are missing"),
         (
             "a.csv",

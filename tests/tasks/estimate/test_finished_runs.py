@@ -212,7 +212,7 @@ def test_nothing_is_learned_from_emulated_devices(store: str) -> None:
     [
         (b"", "nothing is learned from it"),
         (b"\xff\xfe", "nothing is learned from it"),
-        (b'{"run": "r", "device_type": "cpu"}', "findings: missing"),
+        (b'{"run": "r", "device_type": "cpu"}', "findings: required field is missing"),
         (b'{"run": "r", "device_type": "nvidia-t4", "findings": []}', "is of nvidia-t4"),
         (
             b'{"schema_version": 99, "run": "r", "device_type": "cpu", "findings": []}',

@@ -489,7 +489,7 @@ def test_pool_and_devices_are_the_command_lines(address: str) -> None:
         says = _refusal(
             reader.get("/pool", params={"name": "../jobs/digits.yaml/"}), 422, "bad_input"
         )
-        assert "hosts: missing, and needed" in says  # a file that is served, and no pool
+        assert "hosts: required field is missing" in says  # a file that is served, and no pool
         assert "nvidia-t4" in [one["name"] for one in reader.get("/devices").json()["devices"]]
 
 

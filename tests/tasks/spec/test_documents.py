@@ -25,7 +25,7 @@ BOMB = "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n"
         ("a: !!python/object/apply:os.system [echo]", "tags"),
         ("a: !custom 1", "tags"),
         (BOMB, "aliases"),
-        ("a: 1\na: 2\n", "stands there twice"),
+        ("a: 1\na: 2\n", "occurs twice"),
         ("1: a\n", "is not text"),
         ("a: " + "[" * 40 + "]" * 40, "nested deeper"),
         ("a: 1\n---\nb: 2\n", "not valid YAML"),

@@ -86,7 +86,7 @@ def test_a_number_or_a_word_may_be_written_as_text(given: object, means: object)
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({}, "form: name: missing, and needed"),
+        ({}, "form: name: required field is missing"),
         ({"name": "<script>"}, "form: name: got '<script>'"),
         ({"name": "../../x"}, r"form: name: got '../../x'"),
         (
@@ -98,7 +98,10 @@ def test_a_number_or_a_word_may_be_written_as_text(given: object, means: object)
             {"name": "a", "train.target.value": 97},
             "form: train.target.value: got 97; allowed: a share",
         ),
-        ({"name": "a", "train.target.metric": "loss"}, "form: train.target.value: missing"),
+        (
+            {"name": "a", "train.target.metric": "loss"},
+            "form: train.target.value: required field is missing",
+        ),
     ],
 )
 def test_what_is_wrong_in_a_form_is_told_by_its_field(values: dict[str, Any], says: str) -> None:
@@ -112,6 +115,6 @@ def test_a_job_file_stays_possible_but_not_both() -> None:
     assert form.job_text({**untouched, "job": "/jobs/x.yaml"}) == "/jobs/x.yaml"
     with pytest.raises(
         BadInput,
-        match=r"got '/jobs/x.yaml' and train.epochs; allowed: a job file, or the form's fields",
+        match=r"got '/jobs/x.yaml' and train.epochs; pass either a job file or the form's fields",
     ):
         form.job_text({**untouched, "job": "/jobs/x.yaml", "train.epochs": 1})

@@ -116,7 +116,7 @@ def test_a_job_survives_the_run_folder(tmp_path: Path) -> None:
                     "batch_bounds": [64, 128],
                 }
             },
-            "global_batch_size of at most 128, the greatest of batch_bounds, not 512",
+            "global_batch_size of at most 128, the upper bound of batch_bounds, not 512",
         ),
         ({"train": {"faults": {"stall_timeout": "1ms"}}}, "train.faults.stall_timeout: got "),
         (
@@ -136,8 +136,8 @@ def test_a_job_survives_the_run_folder(tmp_path: Path) -> None:
         ({"name": "<script>"}, "name: got '<script>'"),
         ({"name": "a" * 64}, "name: got "),
         ({"name": ""}, "name: got ''"),
-        ({"name": None}, "name: missing, and needed"),
-        ({"data": None}, "data: missing, and needed"),
+        ({"name": None}, "name: required field is missing"),
+        ({"data": None}, "data: required field is missing"),
         (
             {"data": {"uri": "builtin:digits", "validation_fraction": 1.5}},
             "data.validation_fraction: got 1.5",
@@ -167,7 +167,7 @@ def test_a_wrong_field_gives_one_line_with_field_given_and_allowed(
 
 
 def test_the_other_fields_that_are_wrong_are_named(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"\(wrong too: nmae\)"):
+    with pytest.raises(BadInput, match=r"\(also wrong: nmae\)"):
         load_job(write(tmp_path, nmae="x", train={"epochs": 0}))
 
 

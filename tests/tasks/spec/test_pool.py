@@ -90,7 +90,7 @@ def test_without_a_file_the_pool_is_this_machine() -> None:
     ("text", "says"),
     [
         ("name: p\nhosts: []", "hosts"),
-        ("name: p", "hosts: missing"),
+        ("name: p", "hosts: required field is missing"),
         ("name: p\nhosts: [{name: a, devices: []}]", "hosts.0.devices"),
         ("name: p\nhosts: [{name: a, devices: [{type: abacus}]}]", "a device type of"),
         ("name: p\nhosts: [{name: a, devices: [{type: cpu, cores: -1}]}]", "cores: got -1"),
@@ -121,7 +121,7 @@ def test_without_a_file_the_pool_is_this_machine() -> None:
         ("name: p\nhosts: [{name: a, address: 'x; rm', devices: [{type: cpu}]}]", "address"),
         (
             "name: p\nhosts: [{name: a, address: -oProxyCommand=x, devices: [{type: cpu}]}]",
-            "with no - first",
+            "not beginning with -",
         ),
         (
             "name: p\nhosts: [{name: a, address: root@b, devices: [{type: cpu}]}]",
@@ -142,7 +142,7 @@ def test_without_a_file_the_pool_is_this_machine() -> None:
         ),
         (
             "name: p\nhosts: " + "[{name: a}, " * 1 + "[" * 20 + "1" + "]" * 20 + "]",
-            "hosts.0.devices: missing",
+            "hosts.0.devices: required field is missing",
         ),
         (
             '{"name": "p", "a\\nb": 1, "hosts": [{"name": "a", "devices": [{"type": "cpu"}]}]}',
@@ -152,7 +152,7 @@ def test_without_a_file_the_pool_is_this_machine() -> None:
             "name: p\nhosts: {a: " + "x" * 5000 + "}",
             "hosts: got a mapping of fields; allowed: a list",
         ),
-        ("name: p\nhost: []", "hosts: missing"),
+        ("name: p\nhost: []", "hosts: required field is missing"),
         (
             "name: p\nhosts: [{name: a, devices: [{type: cpu}], network: {bandwidth: 10}}]",
             "network.bandwidth: got 10",
@@ -173,7 +173,7 @@ def test_without_a_file_the_pool_is_this_machine() -> None:
         ),
         (
             "name: p\nhosts: [{name: a, python: python3, devices: [{type: cpu}]}]",
-            "got 'python3'; allowed: a path from the root",
+            "got 'python3'; allowed: an absolute path",
         ),
         (
             "name: p\nssh: {user: -l root}\nhosts: [{name: a, devices: [{type: cpu}]}]",
