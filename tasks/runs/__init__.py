@@ -1,1 +1,1 @@
-"""A run's folder: its artefacts, its state, and the listing of runs."""
+"""Runs: the folder of a run, its artefacts, model and state, and the listing of a store's runs."""

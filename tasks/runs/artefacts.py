@@ -3,8 +3,9 @@
     validate -> Validation   extract -> Structure   estimate -> Estimate   allocate -> Plan
     search_lr -> LearningRateSearch   train -> Result   store -> Manifest   analyze -> Report
 
-`Structure` is the estimator's (`trainwright.estimator.structure`). Every artefact has a `schema_version` and ignores
-fields it does not know, so that each version reads its neighbours' files. Units stand in the names.
+`Structure` is defined in `trainwright.estimator.structure`. Every artefact has a `schema_version`
+and ignores unknown fields, so that each version reads the files of the version before and after
+it. Names contain units.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Artefact(Value):
 
 
 class RunJob(Job):
-    """job.json: the job as it runs, its paths absolute."""
+    """job.json: the run's job, with absolute paths."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
     FILE: ClassVar[str] = "job.json"
@@ -45,31 +46,29 @@ class RunJob(Job):
 
 
 class Status(Artefact):
-    """status.json: how far the run is. The one file that changes, and the only one the manifest leaves out."""
+    """status.json: the run's progress. It changes after sealing, so the manifest omits it."""
 
     FILE: ClassVar[str] = "status.json"
     state: State
     step: str | None = Field(
-        default=None, description="the step that runs, or in which the run ended"
+        default=None, description="the running step, or the one in which the run ended"
     )
     holder: str
     started_at: str
     updated_at: str
-    steps: dict[str, float] = Field(
-        default_factory=dict, description="seconds each finished step took"
-    )
+    steps: dict[str, float] = Field(default_factory=dict, description="seconds by finished step")
     error: dict[str, Any] | None = None
 
 
 class DataSchema(Value):
-    """What the data looks like to a model. Shapes are of one sample, without the batch."""
+    """The data as a model sees it. Shapes are of one sample, without the batch dimension."""
 
     task: Task
     rows: int
     train_rows: int
     validation_rows: int
     inputs: dict[str, tuple[int, ...]] = Field(
-        description="shape by input; one input is called `inputs`"
+        description="shape by input; a single input is called `inputs`"
     )
     input_dtypes: dict[str, str]
     target: str
@@ -77,11 +76,11 @@ class DataSchema(Value):
     classes: list[str] | None = Field(
         default=None, description="labels in the order of their numbers"
     )
-    sha256: str = Field(description="of the content, so that a change is seen")
+    sha256: str = Field(description="digest of the content; a change of the data changes it")
 
 
 class Expectation(Value):
-    """One expectation and how the data met it."""
+    """One expectation and whether the data meets it."""
 
     expectation: str
     column: str | None = None
@@ -90,7 +89,7 @@ class Expectation(Value):
     observed: Any = None
     unexpected_count: int | None = None
     sample_rows: list[dict[str, Any]] = Field(
-        default_factory=list, description="rows that fail it, with their index"
+        default_factory=list, description="failing rows, with their index"
     )
 
 
@@ -101,11 +100,11 @@ class Validation(Artefact):
     success: bool
     suite_source: Literal["given", "kept", "inferred"]
     suite: list[dict[str, Any]] = Field(
-        description="the expectations, as Great Expectations writes them"
+        description="the expectations, in Great Expectations' format"
     )
     expectations: list[Expectation]
     data: DataSchema | None = Field(
-        default=None, description="None where the data can't even be described"
+        default=None, description="None if no arrays can be made of the data"
     )
     checked_rows: int
     great_expectations: dict[str, Any] = Field(description="Great Expectations' own result")
@@ -118,22 +117,23 @@ class Estimate(Artefact):
     mode: Mode
     curves: list[DeviceCurve]
     learned_from: int = Field(
-        default=0, description="finished runs that corrected the curves, the most of any"
+        default=0, description="number of finished runs that corrected the curves; the highest"
     )
-    gradient_bytes: float = Field(description="what an all-reduce carries each step")
+    gradient_bytes: float = Field(description="bytes that each step's all-reduce carries")
     calibrations: dict[str, str] = Field(
         default_factory=dict, description="sha256 of the calibration, by device kind"
     )
     local_link: Link | None = Field(
         default=None,
-        description="between ranks of this machine, measured; None: not needed, or not measured",
+        description="measured link between ranks of this machine; None: not needed or not measured",
     )
     cycle_s: float = Field(
-        default=0.0, description="how often the collectives' library begins sums; 0: at once"
+        default=0.0,
+        description="interval at which the collectives' library starts sums; 0: at once",
     )
 
     def curve(self, device: Device) -> DeviceCurve:
-        """The curve of a device's kind."""
+        """The curve for a device. Raises KeyError if there is none."""
         for curve in self.curves:
             if (curve.device_type, curve.cores, curve.speed) == device.variant:
                 return curve
@@ -147,24 +147,23 @@ class PlannedDevice(Device):
     batch_size: int
     most_batch_size: int | None = Field(
         default=None,
-        description="samples a step that its memory holds, beside the other ranks; None: not known",
+        description="samples that its memory can hold, beside the other ranks; None: not known",
     )
-    step_time_s: Interval = Field(description="of its own share, without waiting for the others")
+    step_time_s: Interval = Field(description="its own work, without waiting for other ranks")
     loop_s: float | None = Field(
         default=None,
-        description="of the step time, what training adds to the model's own step; None: it is not in it",
+        description="the part of the step time that training adds to the model's own step; "
+        "None: not included",
     )
     peak_memory_bytes: float
     memory_bytes: Affine | None = Field(
-        default=None, description="of the rank, over its batch size, where it is known"
+        default=None, description="the rank's memory as a function of its batch size, if known"
     )
-    power: PowerDraw | None = Field(
-        default=None, description="what the prediction took the device to draw"
-    )
-    mode: Mode | None = Field(default=None, description="what the prediction is made of")
+    power: PowerDraw | None = Field(default=None, description="power that the prediction assumes")
+    mode: Mode | None = Field(default=None, description="the prediction's mode")
 
     def largest_batch(self, limit_bytes: float) -> int | None:
-        """The largest batch that the memory curve puts within a limit; None where there is no curve that rises."""
+        """The largest batch within a memory limit; None without a rising memory curve."""
         line = self.memory_bytes
         if line is None or line.per_sample <= 0:
             return None
@@ -172,7 +171,7 @@ class PlannedDevice(Device):
 
 
 class Prediction(Value):
-    """What a plan is predicted to take."""
+    """What a plan is predicted to need."""
 
     step_time_s: Interval
     duration_s: Interval
@@ -181,7 +180,7 @@ class Prediction(Value):
 
 
 class NotExceeded(Value):
-    """What a plan takes at most, at the job's confidence: its deadline and budget are held against this."""
+    """Upper bounds at the job's confidence; the deadline and budget apply to these."""
 
     confidence: float
     duration_s: float
@@ -189,9 +188,9 @@ class NotExceeded(Value):
 
 
 class Alternative(Value):
-    """A configuration that lost, and why."""
+    """A configuration that was not chosen, with the reason."""
 
-    devices: dict[str, int] = Field(description="count by kind of device")
+    devices: dict[str, int] = Field(description="number of devices by kind")
     global_batch_size: int
     accumulation: int = 1
     predicted: Prediction | None = None
@@ -200,12 +199,12 @@ class Alternative(Value):
 
 
 class FrontPoint(Value):
-    """A configuration that none is better than in time, energy and cost at once."""
+    """A Pareto-optimal configuration: none is better in time, energy and cost together."""
 
-    time: float = Field(description="duration, s: median")
+    time: float = Field(description="median duration, s")
     energy: float | None = Field(description="J")
     cost: float | None = Field(description="in the pool's currency")
-    devices: dict[str, int] = Field(description="count by kind of device")
+    devices: dict[str, int] = Field(description="number of devices by kind")
     global_batch_size: int
     accumulation: int = 1
     feasible: bool = Field(description="within the job's limits at its confidence")
@@ -213,22 +212,23 @@ class FrontPoint(Value):
 
 
 class HeldDevice(Value):
-    """A device that a run holds."""
+    """A device that another run holds."""
 
     id: str
     holder: str
     run: str
-    until: str = Field(description="when the lease ends unless it is renewed, ISO 8601, UTC")
+    until: str = Field(description="end of the lease unless it is renewed, ISO 8601, UTC")
 
 
 _HELD: Any = Field(
     default=None,
-    description="devices of the pool that runs held when it was made, which takes all of them to be free; None: not looked at",
+    description="devices of the pool that were held when the plan was made; the plan assumes that "
+    "they are free; None: not checked",
 )
 
 
 class Plan(Artefact):
-    """plan.json. The objective is compared by medians; limits are held at the job's confidence."""
+    """plan.json. Objectives are compared by medians; limits hold at the job's confidence."""
 
     FILE: ClassVar[str] = "plan.json"
     feasible: bool
@@ -240,36 +240,34 @@ class Plan(Artefact):
     strategy: dict[str, Any]
     predicted: Prediction | None
     not_exceeded: NotExceeded | None = Field(
-        default=None, description="what the limits are held against"
+        default=None, description="the values to which the limits apply"
     )
     deadline_s: float | None
     budget: float | None = Field(default=None, description="in the pool's currency")
-    binding: str | None = Field(default=None, description="where infeasible: the limit that binds")
+    binding: str | None = Field(default=None, description="if infeasible: the limit that binds")
     nearest: dict[str, float] = Field(
-        default_factory=dict, description="where infeasible: deadline_s, budget that would do"
+        default_factory=dict, description="if infeasible: the nearest feasible deadline_s, budget"
     )
     alternatives: list[Alternative] = Field(default_factory=list)
     front: list[FrontPoint] = Field(
         default_factory=list,
-        description="Pareto front of time against energy and cost at this global batch, quickest first",
+        description="Pareto front of time, energy and cost at this global batch, fastest first",
     )
     batches: list[FrontPoint] = Field(
         default_factory=list,
-        description="the best for each global batch that was not out of the question",
+        description="the best configuration of each global batch that was considered",
     )
-    accumulation: int = Field(
-        default=1, description="micro-batches that every rank takes a step in"
-    )
-    batch_rule: str | None = Field(default=None, description="why this global batch")
+    accumulation: int = Field(default=1, description="micro-batches per step of every rank")
+    batch_rule: str | None = Field(default=None, description="why this global batch was chosen")
     search: Literal["exact", "bounded", "greedy"] = Field(
-        default="exact", description="bounded: nothing is better by more than `gap`"
+        default="exact", description="bounded: no configuration is better by more than `gap`"
     )
     gap: float = Field(
-        default=0.0, description="by how much, relatively, another configuration can be better"
+        default=0.0, description="upper bound on how much better another can be, relative"
     )
     held: list[HeldDevice] | None = _HELD
     solve_time_s: float = Field(
-        description="until the plan was found; alternatives and front take more"
+        description="time until the plan was found, without alternatives and front"
     )
 
     @property
@@ -285,38 +283,34 @@ class ScheduledJob(Value):
     starts_s: float = Field(description="after now")
     ends_s: float = Field(description="after now, not exceeded at the job's confidence")
     deadline_s: float | None
-    slips: bool = Field(description="it can not meet its deadline with the others")
+    slips: bool = Field(description="whether it misses its deadline in this plan")
     devices: list[PlannedDevice]
     global_batch_size: int
-    accumulation: int = Field(
-        default=1, description="micro-batches that every rank takes a step in"
-    )
+    accumulation: int = Field(default=1, description="micro-batches per step of every rank")
     predicted: Prediction
 
 
 class JointPlan(Value):
-    """Several jobs on one pool: when each runs on which devices."""
+    """Several jobs on one pool: when each runs, and on which devices."""
 
     feasible: bool = Field(description="whether every job meets its deadline")
     objective: Literal["energy"] = "energy"
-    jobs: list[ScheduledJob] = Field(description="in the order of their starts")
-    energy_j: float = Field(description="of all jobs, median")
-    slips: list[str] = Field(
-        default_factory=list, description="the jobs that must miss their deadline"
-    )
+    jobs: list[ScheduledJob] = Field(description="in order of start")
+    energy_j: float = Field(description="median, all jobs together")
+    slips: list[str] = Field(default_factory=list, description="jobs that miss their deadline")
     late_alone: dict[str, str] = Field(
         default_factory=dict,
-        description="those of them that would miss it with all devices to themselves too, and why",
+        description="those that would miss it even with all devices to themselves, with reasons",
     )
     held: list[HeldDevice] | None = _HELD
     search: Literal["exact", "bounded"] = Field(
-        description="exact: every choice of devices and every order was open; bounded: not all. Of how late those are that slip "
-        "it says nothing: that is found in steps"
+        description="exact: all choices of devices and all orders were considered; bounded: not "
+        "all. Says nothing about how late slipping jobs are, which is found in steps"
     )
     gap: float | None = Field(
         default=0.0,
-        description="bounded: by what share the energy can be less, were each job alone and in time, or late as it is; none "
-        "where not all choices of devices were looked at",
+        description="bounded: upper bound on the share of energy that another plan can save; None "
+        "if not all choices of devices were considered",
     )
     solve_time_s: float
 
@@ -332,10 +326,10 @@ class LearningRatePoint(Value):
 
 
 class LearningRateTrial(Value):
-    """A short training at one rate, from the training's own start."""
+    """A short training at one learning rate, from the job's initial state."""
 
     learning_rate: float
-    loss: float = Field(description="mean over its last quarter; infinite where it ran away")
+    loss: float = Field(description="mean over its last quarter; infinite if it diverged")
     steps: int
 
 
@@ -345,8 +339,8 @@ class CurveFit(Value):
     curve: Literal["loss", "accuracy"]
     kind: Literal["polynomial", "logarithmic"]
     coefficients: list[float]
-    low: float = Field(description="least learning rate it was fitted on")
-    high: float = Field(description="greatest")
+    low: float = Field(description="lowest learning rate of the fit")
+    high: float = Field(description="highest learning rate of the fit")
     r2: float
 
 
@@ -361,14 +355,17 @@ class LearningRateSearch(Artefact):
     points: list[LearningRatePoint] = Field(default_factory=list)
     fits: list[CurveFit] = Field(default_factory=list)
     trials: list[LearningRateTrial] = Field(
-        default_factory=list, description="in the order in which they were made"
+        default_factory=list, description="in the order in which they ran"
     )
     diverged_at: float | None = None
     plot: str | None = None
 
 
 class SplitEvent(Value):
-    """Which split holds from `step` on, and why: it changed, the global batch (its sum) did, or other processes took it over."""
+    """The split from `step` on, and the reason for it.
+
+    The split changed, the global batch (its sum) changed, or other processes took it over.
+    """
 
     step: int
     batch_sizes: list[int] = Field(description="by rank")
@@ -376,7 +373,7 @@ class SplitEvent(Value):
 
 
 def split_since(events: Sequence[SplitEvent], planned: list[int]) -> int:
-    """The step since which the shares are what they are at the end."""
+    """The step at which the final split began."""
     since, split = 0, planned
     for event in events:
         if event.batch_sizes != split:
@@ -393,20 +390,20 @@ class DeviceResult(Value):
     batch_size: int = Field(description="at the end")
     samples: int
     step_time_s: Interval | None = Field(
-        description="measured: median, 5th and 95th percentile of its own work"
+        description="median, 5th and 95th percentile of its own work, measured"
     )
-    wait_s: float = Field(description="spent waiting for slower ranks")
+    wait_s: float = Field(description="time spent waiting for slower ranks")
     communication_s: float | None = Field(
         default=None,
-        description="spent in sums over ranks beyond that; None: in wait_s (an earlier version's)",
+        description="other time spent in sums over ranks; None: part of wait_s (earlier version)",
     )
     peak_memory_bytes: float
-    cpu_s: float = Field(description="of its processes since the run was last begun or resumed")
-    share: str = Field(description="how it was held to its share of the CPU")
+    cpu_s: float = Field(description="CPU time of its processes since the run started or resumed")
+    share: str = Field(description="how its share of the CPU was enforced")
 
 
 class Measured(Value):
-    """The measured side of Prediction."""
+    """The measured values that correspond to Prediction."""
 
     step_time_s: Interval | None
     duration_s: float
@@ -438,11 +435,11 @@ class Result(Artefact):
     split_events: list[SplitEvent]
     checkpoints: list[Checkpoint]
     learning_rate: float
-    global_batch_size: int = Field(description="as planned; it may have grown (split_events)")
+    global_batch_size: int = Field(description="as planned; may have grown (see split_events)")
     steps: int
     epochs: int
     noise_scale: float | None = Field(
-        default=None, description="the gradient's, in samples, at the end; None: not measured"
+        default=None, description="gradient noise scale at the end, in samples; None: not measured"
     )
     resumed_from_step: int | None
     backend: str
@@ -473,11 +470,11 @@ class Report(Artefact):
     run: str
     runs_compared: int
     engine: str = Field(
-        description="what did the arithmetic: dask, or pandas below the stated size"
+        description="the engine that computed the numbers: dask, or pandas if asked for"
     )
     epochs: list[dict[str, float | None]] = Field(description="loss and metrics by epoch")
     predicted_and_measured: list[dict[str, Any]]
     devices: list[dict[str, Any]]
     history: list[dict[str, Any]] = Field(
-        description="this run, its job's earlier runs, the others: each newest first"
+        description="this run, then its job's earlier runs, then other jobs'; newest first"
     )

@@ -1,7 +1,8 @@
-"""The runs of a store as rows, newest first, page by page: what lists, compares and searches runs.
+"""Lists the runs of a store as rows, newest first, in pages.
 
-A sealed run that succeeded does not change any more: its row is read once. Of the others the status is read again after a
-while, and the rest only where that has changed, so that a store of a thousand runs is listed quickly whoever asks.
+Rows are cached. The row of a sealed, successful run is final and read once. For other runs,
+status.json is read again after a while, and the other files only if it changed. So a store of a
+thousand runs is listed quickly.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ ID_PATTERN = r"^[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6}$"
 MOST_ROWS = 1000
 _NAME = re.compile(rf"{JOB_PATTERN[:-1]}/{ID_PATTERN[1:]}")
 _FRESH_S = 2.0
-_ENDED_FRESH_S = 10.0  # of a run that has ended, but may be continued
+_ENDED_FRESH_S = 10.0  # for a run that has ended, but may be continued
 _READERS = 8
 _KEPT_ROWS = 20_000
 
 Name = tuple[str, str]
-"""id and job: in the order in which runs are listed"""
+"""Run id and job; runs are sorted by it."""
 
 
 class RunRow(BaseModel):
-    """A run in a list. What is not known yet is None."""
+    """A run in a list. Values that are not known yet are None."""
 
     run: str
     id: str
@@ -66,7 +67,7 @@ class RunRow(BaseModel):
 
 
 class RunPage(BaseModel):
-    """Some rows. `next` is the `after` of the rows that follow; None: there are none."""
+    """A page of rows. `next` is the `after` of the next page; None on the last page."""
 
     runs: list[RunRow]
     total: int
@@ -75,7 +76,7 @@ class RunPage(BaseModel):
 
 @dataclass(frozen=True)
 class _Kept:
-    """A row, the status.json it was made of, and until when it counts without another look."""
+    """A cached row, the status.json it was made of, and the time until which it is valid."""
 
     row: RunRow | None
     status: bytes
@@ -83,7 +84,7 @@ class _Kept:
 
 
 class Listing:
-    """The runs of a store. Threads may share it."""
+    """The runs of a store. Thread-safe."""
 
     def __init__(self, store_uri: str, settings: Settings) -> None:
         self._settings = settings
@@ -99,17 +100,20 @@ class Listing:
 
     @property
     def uri(self) -> str:
-        """The store's."""
+        """The store's URI."""
         return self._store.uri
 
     def page(self, limit: int, after: str | None = None, job: str | None = None) -> RunPage:
-        """Up to `limit` rows after the run `job/id`. A run that is still being created is left out. Raises BadInput."""
+        """Up to `limit` rows after the run `job/id`, without runs that are still being created.
+
+        Raises BadInput if `after` has another form.
+        """
         names = [name for name in self._all() if job is None or name[1] == job]
         rest = names
         if after is not None:
             if _NAME.fullmatch(after) is None:
                 raise BadInput(
-                    f"after: got {after[:100]!r}; allowed: <job>/<run id>, as `next` says"
+                    f"after: got {after[:100]!r}; allowed: <job>/<run id>, the `next` of a page"
                 )
             last = (after.partition("/")[2], after.partition("/")[0])
             rest = [name for name in names if name < last]
@@ -119,7 +123,7 @@ class Listing:
         return RunPage(runs=rows, total=len(names), next=more)
 
     def held_by(self, holder: str, among: int = 200) -> RunRow | None:
-        """The newest run that this holder works on, or was the last to."""
+        """The newest run whose status names this holder."""
         names = self._all()[:among]
         for start in range(0, len(names), _READERS):
             for row in self._read(names[start : start + _READERS]):
@@ -183,7 +187,7 @@ class Listing:
 
 
 def row_of(run: Run) -> RunRow | None:
-    """The row of a run; None while it is being created."""
+    """A run's row; None while the run is being created."""
     try:
         status = run.find(Status)
         if status is None:
@@ -192,7 +196,7 @@ def row_of(run: Run) -> RunRow | None:
     except CorruptArtefact:
         return RunRow(run=run.uri, id=run.id, job=run.job_name, state="damaged")
     plan = None
-    with contextlib.suppress(CorruptArtefact):  # the state counts all the same
+    with contextlib.suppress(CorruptArtefact):  # the row is useful without it
         plan = run.find(Plan) if result is None else None
     row = RunRow(
         run=run.uri,

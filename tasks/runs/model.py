@@ -21,8 +21,8 @@ LISTING = f"{FOLDER}/source.json"
 class ModelSource:
     """The source of a model: `build_model(**config)` of the module `entry` among the files.
 
-    `files` maps relative paths to contents. `origin` is `given` if the user named the model in the job,
-    `recommended` if a step of the run chose it.
+    `files` maps relative paths to contents. `origin` is `given` if the user named the model in
+    the job, `recommended` if a step of the run chose it.
     """
 
     files: Mapping[str, bytes]
@@ -65,9 +65,9 @@ def write_model(objects: ObjectStore, model: ModelSource) -> None:
 
 
 def find_model(objects: ObjectStore, config: Mapping[str, Any]) -> ModelSource | None:
-    """The model in a run's folder; None if it has none yet. `config`: of a listing without one.
+    """The model in a run's folder; None if there is none yet. Raises CorruptArtefact if changed.
 
-    Raises CorruptArtefact if the files are not the ones that were written.
+    `config` is used if the listing has none (listings of earlier versions).
     """
     try:
         listing = json.loads(objects.get(LISTING))

@@ -1,7 +1,7 @@
-"""The run folder: `<store>/runs/<job name>/<run id>/`, the only truth about a run.
+"""The run folder: `<store>/runs/<job name>/<run id>/`, the only source of truth about a run.
 
-Every step reads what it needs from there and adds one artefact. A run without manifest.json is not finished; running the
-job again continues it.
+Every step reads its inputs there and adds one artefact. A run without manifest.json is not
+finished; running the job again continues it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _URI = re.compile(
 )
 
 
-_AFRESH = "; if the run is unfinished, --new starts a new run"
+_START_NEW = "; if the run is unfinished, --new starts a new run"
 MOST_CHANGES = 3
-"""So many of the differences between two jobs are named."""
+"""How many differences between two jobs a message lists."""
 
 
 class _File(Protocol):
@@ -58,7 +58,8 @@ class Run:
         match = _URI.match(uri)
         if match is None:
             raise BadInput(
-                f"run: got {uri!r}; allowed: <store>/runs/<job name>/<run id>, as `trainwright runs` lists them"
+                f"run: got {uri!r}; "
+                "allowed: <store>/runs/<job name>/<run id>, as `trainwright runs` lists them"
             )
         self.uri = uri.rstrip("/")
         self.store_uri, self.job_name, self.id = match["store"], match["job"], match["id"]
@@ -69,28 +70,27 @@ class Run:
         return f"Run({self.uri!r})"
 
     def read(self, kind: type[AnyArtefact]) -> AnyArtefact:
-        """An artefact. Raises FileNotFoundError where it is not there yet, CorruptArtefact where it can't be read."""
+        """An artefact. Raises FileNotFoundError if there is none yet, CorruptArtefact if invalid."""
         file = _file(kind)
+        content = self.objects.get(file)
         try:
-            return kind.model_validate_json(
-                self.objects.get(file), extra="ignore"
-            )  # a later version's fields
+            return kind.model_validate_json(content, extra="ignore")  # a later version's fields
         except ValidationError as error:
-            raise CorruptArtefact(f"{self.uri}/{file}: {one_line(error)}{_AFRESH}") from error
+            raise CorruptArtefact(f"{self.uri}/{file}: {one_line(error)}{_START_NEW}") from error
 
     def find(self, kind: type[AnyArtefact]) -> AnyArtefact | None:
-        """An artefact, or None where it is not there yet."""
+        """An artefact; None if it does not exist yet."""
         try:
             return self.read(kind)
         except FileNotFoundError:
             return None
 
     def has(self, kind: type[BaseModel]) -> bool:
-        """Whether an artefact is there."""
+        """Whether an artefact exists."""
         return any(item.key == _file(kind) for item in self.objects.list(_file(kind)))
 
     def write(self, artefact: BaseModel) -> None:
-        """Add an artefact (or replace it, where a step is done again)."""
+        """Add an artefact, or replace it if the step is done again."""
         self.objects.put(_file(type(artefact)), artefact.model_dump_json(indent=1).encode())
 
     def exists(self) -> bool:
@@ -102,7 +102,7 @@ class Run:
         return self.has(Manifest)
 
     def job(self) -> Job:
-        """The job as it runs."""
+        """The run's job."""
         return self.read(RunJob)
 
     def root(self) -> ObjectStore:
@@ -111,16 +111,16 @@ class Run:
 
     @property
     def hold(self) -> str:
-        """The ledger's name for the right to work on this job's runs."""
+        """The ledger's name of the right to work on this job's runs; one process holds it."""
         return f"{self.store_uri}/runs/{self.job_name}"
 
     @property
     def work_path(self) -> Path:
-        """Where the run's steps work, if they do so on this machine; it is not made."""
+        """The run's work folder on this machine; it may not exist."""
         return self.settings.home / "work" / self.job_name / self.id
 
     def work_folder(self) -> Path:
-        """The local folder for what a step needs on disk, made; it can be lost at any time."""
+        """The run's work folder, created if needed. Steps must survive the loss of its content."""
         folder = self.work_path
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -155,14 +155,14 @@ class Run:
         return validation.data
 
     def status(self) -> Status:
-        """How far the run is."""
+        """The run's status."""
         try:
             return self.read(Status)
         except FileNotFoundError:
-            raise CorruptArtefact(f"{self.uri}/{Status.FILE}: missing") from None
+            raise CorruptArtefact(f"{self.uri}/{Status.FILE}: missing{_START_NEW}") from None
 
     def note(self, **changes: Any) -> Status:
-        """Change the status: state, step, error, steps."""
+        """Change fields of the status: state, step, error, steps, holder."""
         status = self.status().model_copy(update={"updated_at": now(), **changes})
         self.write(status)
         return status
@@ -173,7 +173,7 @@ def _file(kind: type[BaseModel]) -> str:
 
 
 def now() -> str:
-    """This moment, UTC, to the millisecond, as artefacts write it."""
+    """The current time as artefacts write it: UTC, ISO 8601, milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
@@ -190,7 +190,7 @@ def list_runs(store_uri: str, settings: Settings, job_name: str | None = None) -
 
 
 def newest_finished(settings: Settings, job_name: str | None = None) -> list[Run]:
-    """The newest sealed run of every job of the store, or of one. Raises BadInput for what is no job's name."""
+    """The newest sealed run of every job of the store, or of one. Raises BadInput."""
     if job_name is not None:
         validated(JobName, {"name": job_name}, "job")
     found: dict[str, Run] = {}
@@ -210,12 +210,13 @@ def open_run(
     worker: str | None = None,
     lacking: type[BaseModel] | None = None,
 ) -> Run:
-    """The run that works on this job: its newest unfinished one with an identical job and source, or a new one.
+    """The newest unfinished run with an identical job and source, or a new run.
 
-    A new one with `new`; with `worker`, too, where the unfinished one was last worked on by another; with `lacking`, where it
-    has this artefact already.
+    A new run if `new` is set; if `worker` is given and another holder last worked on the
+    unfinished run; or if `lacking` is given and the unfinished run already has this artefact.
 
-    Takes the hold on the job first, so that of two callers one gets it. Raises RunHeld with the other's name.
+    Takes the hold on the job first, so that only one of two callers gets it. Raises RunHeld with
+    the holder's name.
     """
     ledger = Ledger(settings.ledger_url)
     store = open_store(store_uri, settings)
@@ -228,7 +229,7 @@ def open_run(
         )
         if run is not fresh:
             ledger.release(fresh.uri, [fresh.hold])
-            ledger.take([run.hold], holder, run.uri)  # RunHeld where another was quicker
+            ledger.take([run.hold], holder, run.uri)  # RunHeld if another process was faster
             try:
                 run.note(state="running", holder=holder.name, error=None)
             except BaseException:
@@ -264,7 +265,9 @@ def _unfinished(
         if stored is None:
             continue  # killed while it was created
         if run.finished() and run.status().state == "success":
-            break  # only the newest finished run's successors count; one that is sealed may still lack its report
+            # Only runs after the newest successful one count. (A sealed run may still lack its
+            # report.)
+            break
         if worker not in (None, run.status().holder):
             continue
         changed = _changed_fields(stored.model_dump(exclude={"schema_version"}), job.model_dump())
@@ -274,16 +277,14 @@ def _unfinished(
         shown = ", ".join(changed[:MOST_CHANGES]) + (
             f" and {more} more" if (more := len(changed) - MOST_CHANGES) > 0 else ""
         )
-        other = (
-            other or f"{run.uri} is unfinished, and was begun with other {shown}: a new run begins"
-        )
+        other = other or f"starting a new run: the unfinished run {run.uri} has a different {shown}"
     if other is not None:
         progress.emit("notice", message=other)
     return None
 
 
 def _changed_fields(before: Any, now: Any, name: str = "") -> list[str]:
-    """The fields of a document that are other than before."""
+    """The names of the fields that differ between two documents."""
     if not (isinstance(before, dict) and isinstance(now, dict)):
         return [] if before == now else [name]
     lacks = object()
@@ -295,19 +296,19 @@ def _changed_fields(before: Any, now: Any, name: str = "") -> list[str]:
 
 
 def _given_files(model: ModelSource | None) -> Mapping[str, bytes]:
-    """The files that the user gave; a recommended model is the run's own."""
+    """The files that the user gave; a recommended model belongs to the run."""
     return model.files if model is not None and model.origin == "given" else {}
 
 
 def _changed_files(before: Mapping[str, bytes], now: Mapping[str, bytes]) -> list[str]:
-    """The modules of the model's folder that are other than before, new or gone."""
+    """The model's files that changed, were added or were removed."""
     return sorted(
         f"source/{name}" for name in {**before, **now} if before.get(name) != now.get(name)
     )
 
 
 def replayed(run_uri: str, job: Job, settings: Settings) -> str:
-    """The URI of a run to replay, checked: finished training, the same job. Raises BadInput."""
+    """The URI of a run to replay. Raises BadInput unless it is a finished training of this job."""
     earlier = Run(run_uri, settings)
     if not earlier.exists() or earlier.find(Result) is None:
         raise BadInput(f"--replay: got {run_uri}; allowed: a run whose training has finished")
@@ -317,7 +318,7 @@ def replayed(run_uri: str, job: Job, settings: Settings) -> str:
 
 
 def resolve(given: str, settings: Settings, store: str | None = None) -> Run:
-    """The run of a URI, or of an id as `runs` prints it. Raises BadInput where there is none."""
+    """The run with a URI, or with an id as `trainwright runs` prints it. Raises BadInput."""
     if "://" in given:
         run = Run(given, settings)
         if not run.exists():

@@ -1,7 +1,8 @@
-"""How a run is shown: `running` only while somebody works on it, or keeps it for the next step.
+"""The state that users see: `running` only while a process holds the run.
 
-status.json says what the last step noted. Whoever is killed notes nothing, and who does a single step of a run in a DAG of their
-own can't know whether another follows: then the ledger's hold on the run ends, and nobody renews it.
+status.json has the state that the last step recorded. A killed process records nothing, and a
+step that is used alone in a DAG cannot know whether another follows. In both cases the hold on
+the run expires in the ledger, because no process renews it.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ LEFT = "left"
 
 
 def shown_state(run: Run, status: Status) -> str:
-    """The status's state; of a run that is noted as running, and that nobody holds any more:
+    """The recorded state, except for a run that is recorded as running but that no process holds.
 
-    `interrupted` where a step had begun, `left` where its last step is done and no other came. What only another machine's
-    ledger knows is shown as it is noted, and so is everything while the ledger is away.
+    Such a run is `interrupted` if a step had begun, `left` if its last step is done and none
+    followed. If this machine's ledger does not know the run, or is unreachable, the recorded
+    state is returned.
     """
     if status.state != "running":
         return status.state

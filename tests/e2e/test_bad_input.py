@@ -331,7 +331,7 @@ def test_a_wrong_model(home: Path, tmp_path: Path, source: str, says: str) -> No
             {},
             {"devices": {"ids": ["h/emulated-0"], "exclude": ["h"]}},
             2,
-            "devices.exclude: got h; with that pool p has 0",
+            "devices.exclude: got h; with this restriction the job may use 0",
         ),
         (
             {},

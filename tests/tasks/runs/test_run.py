@@ -97,7 +97,7 @@ def test_a_changed_job_or_source_or_new_starts_afresh(
     assert len(heard) == 2
     assert (
         heard[0]["message"]
-        == f"{first.uri} is unfinished, and was begun with other train.epochs: a new run begins"
+        == f"starting a new run: the unfinished run {first.uri} has a different train.epochs"
     )
 
 
