@@ -1,8 +1,8 @@
-"""Step `search_lr`: the learning rate from an exponential ramp on the real model and data.
+"""Chooses a learning rate from an exponential ramp, and short trials, on the real model and data.
 
-Train while the rate rises exponentially, and fit the smoothed loss and accuracy over x = log10(rate) with a polynomial and a
-logarithm: that gives an interval, and the rate at which the loss runs away. Short trainings at rates below that (`lr_trials`)
-then say which is best.
+The ramp trains while the rate rises exponentially. The smoothed loss and accuracy over x = log10(rate) are
+fitted with a polynomial and a logarithm, which gives an interval, and the rate at which the loss diverges.
+Short trials at rates below that (`train.worker.lr_trials`) then show which rate is best.
 """
 
 from __future__ import annotations
@@ -29,25 +29,27 @@ if TYPE_CHECKING:
 STEPS = 90
 LADDERS = {"sgd": (1e-4, 10.0), "momentum": (1e-5, 3.0), "adam": (1e-5, 1.0), "adamw": (1e-5, 1.0)}
 _DEGREE = 5
-_LEARNS = 0.1  # share of the whole fall of the loss at which learning has begun
+_LEARNS = 0.1
+"""Learning has begun when the loss has made this share of its whole fall."""
 
 
 def ladder(low: float, high: float, steps: int) -> list[float]:
-    """Rates from low to high, each the same factor above the one before."""
+    """Rates from low to high, each the same factor above the previous one."""
     return [low * (high / low) ** (number / (steps - 1)) for number in range(steps)]
 
 
 def choose(points: Sequence[tuple[float, float, float | None]]) -> LearningRateSearch:
-    """Interval and value from a ramp's (rate, loss, accuracy), rates rising.
+    """The interval and the value from a ramp's (rate, loss, accuracy), with rising rates.
 
-    The ramp ends at the first loss that is not a number. The interval goes from where the loss has made, for good, a tenth
-    of its whole fall to where its fitted polynomial is least; the value is the interval's middle on the logarithmic scale.
-    Raises TrainingFailed where there are no points at all.
+    The ramp ends at the first loss that is not a number. The interval begins where the loss has made, for
+    good, a tenth of its whole fall, and ends where the fitted polynomial is lowest; the value is the middle
+    of the interval on the logarithmic scale. Raises TrainingFailed if no loss is a number.
     """
     finite = list(itertools.takewhile(lambda point: math.isfinite(point[1]), points))
     if not finite:
         raise TrainingFailed(
-            "search_lr: the loss was not a number from the first step on; name a learning_rate in the job"
+            "search_lr: the loss was not a number from the first step on; "
+            "set train.learning_rate in the job"
         )
     rates = [rate for rate, _, _ in finite]
     raw_loss = [value for _, value, _ in finite]
@@ -97,7 +99,7 @@ def choose(points: Sequence[tuple[float, float, float | None]]) -> LearningRateS
 def _fallback(
     shown: list[LearningRatePoint], rates: list[float], diverged_at: float | None
 ) -> LearningRateSearch:
-    """Where the ramp taught nothing: the middle of what did not diverge."""
+    """If the ramp taught nothing: the middle of the rates that did not diverge."""
     low, high = rates[0], max(rates[0], (diverged_at or rates[-1]) / 10)
     value = math.sqrt(low * high)
     return LearningRateSearch(
@@ -119,7 +121,7 @@ def _fits(
     started: int,
     least: int,
 ) -> list[CurveFit]:
-    """Polynomials up to divergence; logarithms (lines in x) over the fall."""
+    """Polynomials up to divergence; logarithms (lines in x) over the fall of the loss."""
     import numpy as np
 
     fits = []
@@ -153,7 +155,7 @@ def _fits(
 
 
 def _fitted_minimum(fit: CurveFit, low: float, high: float) -> float:
-    """The rate between low and high at which a fitted curve is least."""
+    """The rate between low and high at which a fitted curve is lowest."""
     import numpy as np
 
     x = np.linspace(math.log10(low), math.log10(high), 400)
@@ -163,7 +165,7 @@ def _fitted_minimum(fit: CurveFit, low: float, high: float) -> float:
 def search_learning_rate(
     request: TrainRequest, *, stop: threading.Event | None = None
 ) -> LearningRateSearch:
-    """Ramp and trials on the job's own model, data and split, and choose."""
+    """Ramp and trials on the job's own model, data and split; the chosen rate."""
     from trainwright.tasks.train import search
 
     job, rows = request.job.train, request.schema_.train_rows
@@ -177,7 +179,7 @@ def search_learning_rate(
 def with_trials(
     ramp: LearningRateSearch, trials: Sequence[LearningRateTrial]
 ) -> LearningRateSearch:
-    """The search after its trials: theirs is the value; the ramp's where each of them ran away, or none was made."""
+    """The search after its trials: their value, or the ramp's if every trial diverged or none was run."""
     settled = lr_trials.settle({one.learning_rate: one.loss for one in trials})
     if settled is None:
         return ramp.model_copy(update={"trials": list(trials)})

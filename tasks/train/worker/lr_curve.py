@@ -20,21 +20,26 @@ def smooth(values: Sequence[float]) -> list[float]:
 
 
 def runaway_rate(points: Sequence[tuple[float, float, float | None]]) -> float | None:
-    """The rate at which a ramp's loss runs away, or its last; None without one loss that is a number."""
+    """The rate at which a ramp's loss diverges, or its last rate; None if no loss is a number."""
     finite = list(itertools.takewhile(lambda point: math.isfinite(point[1]), points))
     if not finite:
         return None
     raw_loss = [value for _, value, _ in finite]
-    gone = course(raw_loss, smooth(raw_loss))[-1]
-    return finite[gone][0] if gone is not None else points[min(len(finite), len(points) - 1)][0]
+    diverged = course(raw_loss, smooth(raw_loss))[-1]
+    return (
+        finite[diverged][0]
+        if diverged is not None
+        else points[min(len(finite), len(points) - 1)][0]
+    )
 
 
 def course(raw_loss: list[float], loss: list[float]) -> tuple[int, float, float, int | None]:
-    """Where the smoothed loss is least, what it began with, its noise, and from where on it is gone for good (or None)."""
+    """How the loss went: the index of its minimum after smoothing, its first value, its noise, and the
+    index from which it stays diverged (None: it does not).
+    """
     least = min(range(len(loss)), key=loss.__getitem__)
-    begin = statistics.median(
-        raw_loss[: max(3, len(raw_loss) // 9)]
-    )  # one odd first batch does not move it
+    # The median: one odd first batch does not move it.
+    begin = statistics.median(raw_loss[: max(3, len(raw_loss) // 9)])
     fall, noise = begin - loss[least], _noise(raw_loss[: max(least, 8)])
     bound = loss[least] + max(0.5 * fall, 0.05 * abs(begin), noise)
     last = max((k for k in range(len(loss)) if loss[k] <= bound), default=least)
@@ -42,10 +47,11 @@ def course(raw_loss: list[float], loss: list[float]) -> tuple[int, float, float,
 
 
 def _noise(losses: Sequence[float]) -> float:
-    """A fall that chance alone hardly makes: 1.5 deviations, from neighbouring steps, so that the fall itself is not in it.
+    """A fall that chance alone hardly makes: 1.5 standard deviations of the raw loss.
 
-    For normal noise the median |difference| is 0.954 σ. Smoothing leaves 0.28 σ, and its least of 90 lies about 2.2 of those
-    below the mean; the start's median adds its own.
+    Taken from the differences of neighbouring steps, so that the fall itself is not in it. For normal
+    noise the median |difference| is 0.954 σ. Smoothing leaves 0.28 σ, and the lowest of 90 values lies
+    about 2.2 of those below the mean; the median of the start adds its own noise.
     """
     steps = [abs(after - before) for before, after in itertools.pairwise(losses)]
     return 1.5 * statistics.median(steps) / 0.954 if steps else 0.0

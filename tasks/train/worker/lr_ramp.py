@@ -1,4 +1,4 @@
-"""The learning-rate search on a rank: a ramp and short trials from one start, after which the rank is as it was before."""
+"""The learning-rate search on a rank: a ramp and short trials, all from one start, which is restored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BEGIN = 5
 
 
 def begin_search(rank: Rank, world: World) -> None:
-    """The members of a world share the batch as the plan has it, each with the model of the first."""
+    """The members share the batch as planned, and each takes the model of the first."""
     planned = [device.batch_size for device in rank.request.plan.devices]
     rank.split = split_among(sum(planned), world.members, planned, world.limits) or planned
     rank.begin_anew()
@@ -31,9 +31,10 @@ def begin_search(rank: Rank, world: World) -> None:
 def search(
     rank: Rank, channel: Channel, learning_rates: list[float], trial_steps: int
 ) -> dict[str, Any]:
-    """Raise the learning rate step by step until the loss runs away; then, with `trial_steps`, try rates below that.
+    """Raise the learning rate step by step until the loss diverges; then run trials at lower rates.
 
-    `state` is the hash of all that was put back (see `snapshot`). Raises TrainingFailed where it is not what it was.
+    `trial_steps` is the length of a trial; 0: no trials. `state` in the result is the hash of all that was
+    restored (see `snapshot`). Raises TrainingFailed if it is not what it was.
     """
     start = Snapshot(rank)
     done, trials, tried = 0, list[dict[str, Any]](), dict[float, float]()
@@ -60,16 +61,17 @@ def search(
             tried[rate] = lr_trials.score([one["loss"] for one in found], trial_steps)
             trials.append({"learning_rate": rate, "loss": tried[rate], "steps": len(found)})
     if Snapshot(rank).digest() != start.digest():
-        raise TrainingFailed("search_lr: the model's state could not be put back as it was")
+        raise TrainingFailed("search_lr: the model's state could not be restored")
     return {"points": points, "trials": trials, "state": start.digest()}
 
 
 def _series(
     rank: Rank, channel: Channel, learning_rates: Sequence[float], done: int
 ) -> tuple[list[dict[str, Any]], bool]:
-    """One step at each rate, from the training's first batch on: loss and accuracy before each update, and whether to stop.
+    """One step at each rate, from the training's first batch on.
 
-    Ends early where the loss is no number, or has risen by DIVERGED times what it began with.
+    Returns loss and accuracy before each update, and whether somebody asked to stop. Ends early if the
+    loss is not a number, or has risen by DIVERGED times its first value.
     """
     points: list[dict[str, Any]] = []
     smoothed, best, samples = 0.0, math.inf, 0

@@ -1,9 +1,10 @@
-"""Which rates a learning-rate search tries after its ramp, and which it takes from what they gave. Pure.
+"""Which rates a learning-rate search tries after its ramp, and which rate it chooses. Pure.
 
-The ramp says at which rate the loss runs away, but little about what is best below it: at each rate it takes one step, of a
-model that the steps before have made. So a few short trainings, each from the same start over the same batches, are compared: at
-a third, a ninth and a 27th of the runaway rate, and on by thirds, downwards or upwards, as long as the best lies at an end. From
-the same start the rate at which the ramp ran away may hold: what runs away there has no score.
+The ramp shows at which rate the loss diverges, but little about the best rate below it: it takes one step
+at each rate, with a model that the earlier steps have trained. So a few short trials are compared, each
+from the same start over the same batches: at a third, a ninth and a 27th of the diverging rate, and on by
+thirds, downwards or upwards, as long as the best rate is the lowest or the highest. From the same start the
+rate at which the ramp diverged may hold; a trial that diverges has no score.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ FACTOR = 3.0
 FIRST = 3
 MOST = 6
 SHARE = 5
-"""A trial takes this part of the training's steps,"""
+"""A trial takes one in so many of the training's steps, within the bounds below."""
 LEAST_STEPS, MOST_STEPS = 20, 300
-"""but not fewer or more than these."""
 
 
 def trial_steps(training_steps: int) -> int:
@@ -26,7 +26,7 @@ def trial_steps(training_steps: int) -> int:
 
 
 def score(losses: Sequence[float], steps: int) -> float:
-    """What a trial reached: its mean loss over the last quarter; infinite where it ran away before its end."""
+    """A trial's mean loss over its last quarter; infinite if it diverged before its end."""
     last = losses[-max(1, steps // 4) :]
     if len(losses) < steps or not all(math.isfinite(one) for one in last):
         return math.inf
@@ -34,7 +34,7 @@ def score(losses: Sequence[float], steps: int) -> float:
 
 
 def next_trial(edge: float, tried: Mapping[float, float]) -> float | None:
-    """The rate to try next, given the runaway rate and the scores so far; None where there is enough."""
+    """The rate to try next, given the diverging rate and the scores so far; None: enough were tried."""
     if len(tried) < FIRST:
         return edge / FACTOR ** (len(tried) + 1)
     if len(tried) >= MOST:
@@ -48,14 +48,15 @@ def next_trial(edge: float, tried: Mapping[float, float]) -> float | None:
 
 
 def best_of(tried: Mapping[float, float]) -> float:
-    """The rate with the least score; the lower one where two are equal, or where none has a score."""
+    """The rate with the lowest score; of equal ones, or if none has a score, the lowest rate."""
     return min(sorted(tried), key=lambda rate: tried[rate])
 
 
 def settle(tried: Mapping[float, float]) -> tuple[float, tuple[float, float]] | None:
-    """Value and interval: the least of the parabola over log(rate) through the best trial and its neighbours, and these.
+    """The value and the interval: the minimum of the parabola over log(rate) through the best trial and
+    its neighbours, and these neighbours.
 
-    Where a neighbour is missing or ran away, the best trial itself. None where every trial ran away.
+    If a neighbour is missing or diverged, the value is the best trial's rate. None if every trial diverged.
     """
     rates, best = sorted(tried), best_of(tried) if tried else 0.0
     if not tried or not math.isfinite(tried[best]):
@@ -65,6 +66,7 @@ def settle(tried: Mapping[float, float]) -> tuple[float, tuple[float, float]] | 
     below, above = tried[low] - tried[best], tried[high] - tried[best]
     if low == best or high == best or not math.isfinite(above + below) or below + above <= 0:
         return best, (low, high)
-    # Through (−1, below), (0, 0), (1, above): least at (below − above) / 2 (below + above), at most half a place away.
+    # The parabola through (−1, below), (0, 0), (1, above) is lowest at
+    # (below − above) / 2 (below + above), at most half a place away.
     shift = (below - above) / (2 * (below + above))
     return best * (high / best if shift > 0 else best / low) ** shift, (low, high)

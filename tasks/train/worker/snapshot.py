@@ -1,4 +1,4 @@
-"""Everything of a rank that training changes, kept so that it can be put back exactly."""
+"""A copy of everything in a rank that training changes, to restore it exactly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainwright.tasks.train.rank.rank import Rank
 
 
 class Snapshot:
-    """Parameters, buffers, optimizer, the noise scale, and the random numbers of torch, NumPy and Python."""
+    """Parameters, buffers, optimizer, noise scale, and the random states of torch, NumPy and Python."""
 
     def __init__(self, rank: Rank) -> None:
         import numpy as np
@@ -30,7 +30,7 @@ class Snapshot:
         self._python = random.getstate()
 
     def restore(self, rank: Rank) -> None:
-        """Put everything back; no gradient is left."""
+        """Restore everything; no gradient is left."""
         import numpy as np
 
         rank.model.load_state_dict(self._model)
