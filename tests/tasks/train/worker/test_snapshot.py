@@ -64,7 +64,7 @@ def test_a_state_that_can_not_be_put_back_fails_the_search(
 
     rank.model.register_forward_hook(lambda *_: random.seed(1))
     monkeypatch.setattr(random, "setstate", lambda _: None)
-    with pytest.raises(TrainingFailed, match="could not be put back"):
+    with pytest.raises(TrainingFailed, match="could not be restored"):
         search(rank, Silent(), [0.01] * 3, 0)  # type: ignore[arg-type]
 
 
