@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from trainwright.estimator.curves import Interval
-from trainwright.tasks.allocate.front import kinds_of
+from trainwright.tasks.allocate.plan.device_counts import device_counts
 from trainwright.tasks.cli.screens.console import out, table
 from trainwright.tasks.runs.artefacts import (
     Alternative,
@@ -138,7 +138,7 @@ def show_joint(joint: JointPlan) -> None:
                 *texts[3 * place : 3 * place + 3],
                 energies[place],
                 "SLIPS" if one.slips else "",
-                f"{one.job}: {_shape(kinds_of(one.devices))}",
+                f"{one.job}: {_shape(device_counts(one.devices))}",
             )
             for place, one in enumerate(jobs)
         ],

@@ -13,8 +13,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from trainwright.tasks.allocate.plan.cost import Cost, CostModel, Share
-from trainwright.tasks.allocate.plan.placement import Layout, Ranks, machine_of
+from trainwright.tasks.allocate.plan.collectives import RingShape
+from trainwright.tasks.allocate.plan.cost import Cost, CostModel
+from trainwright.tasks.allocate.plan.kinds import Share
+from trainwright.tasks.allocate.plan.topology import Topology, machine_of
 from trainwright.tasks.spec.pool import Device
 
 
@@ -55,12 +57,12 @@ def every_configuration(
     most_accumulation: int,
 ) -> Iterator[Tried]:
     """All there are for a global batch."""
-    layout = Layout(model, devices)
+    topology = Topology(model, devices)
     ordered = sorted(devices, key=lambda device: model.kind(device).index)
     for count in range(least, min(most, len(devices), batch) + 1):
         for chosen in itertools.combinations(ordered, count):
             for accumulation in accumulations(model, devices, batch, most_accumulation):
-                one = configuration(model, layout, devices, chosen, batch, accumulation)
+                one = configuration(model, topology, devices, chosen, batch, accumulation)
                 if one is not None:
                     yield one
 
@@ -91,7 +93,7 @@ def slowest_network(
 
 def configuration(
     model: CostModel,
-    layout: Layout,
+    topology: Topology,
     devices: list[Device],
     chosen: tuple[Device, ...],
     batch: int,
@@ -131,14 +133,14 @@ def configuration(
     network = slowest_network(model, devices, set(machines)) if len(machines) > 1 else None
     here = machines.pop("this machine", 0)
     total = sum(machines.values()) + here
-    ranks = Ranks(
+    ring = RingShape(
         len(machines) + (here > 0), max(machines.values(), default=0), here, total, network
     )
     shares = [
         Share(kind, size, count)
         for (kind, size), count in Counter(zip(kinds, batches, strict=True)).items()
     ]
-    cost = model.cost(shares, layout.collectives(ranks), batch, accumulation)
+    cost = model.cost(shares, topology.collectives.time(ring), batch, accumulation)
     return Tried(
         chosen, tuple(batches), accumulation, cost, min(kind.available_s for kind in kinds)
     )

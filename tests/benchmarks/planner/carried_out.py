@@ -25,8 +25,9 @@ from typing import Any
 import yaml
 
 from trainwright.estimator.predict.energy import power_of
+from trainwright.tasks.allocate.plan.collectives import RingShape
 from trainwright.tasks.allocate.plan.cost import CostModel
-from trainwright.tasks.allocate.plan.placement import Layout, Ranks
+from trainwright.tasks.allocate.plan.topology import Topology
 from trainwright.tasks.allocate.planner import make_plan
 from trainwright.tasks.allocate.preview import predicted
 from trainwright.tasks.data import dataset
@@ -110,7 +111,7 @@ def job_of(
 def ways_of(job: Job, pool: Pool, estimate: Estimate, schema: dataset.DataSchema) -> list[Way]:
     """The plans and the others; one that is the same as another has both names."""
     devices = pool.devices()
-    layout = Layout(CostModel(job, pool, estimate, schema), devices)
+    topology = Topology(CostModel(job, pool, estimate, schema), devices)
     batch = int(job.train.global_batch_size)
 
     def plan(**changes: Any) -> Plan:
@@ -145,7 +146,7 @@ def ways_of(job: Job, pool: Pool, estimate: Estimate, schema: dataset.DataSchema
             estimate.curve(device).step_time(device.batch_size).median for device in chosen
         )
         predicted_s = float(
-            layout.collectives(Ranks(1, 0, len(chosen), len(chosen))).step_s(slowest)
+            topology.collectives.time(RingShape(1, 0, len(chosen), len(chosen))).step_s(slowest)
         )
         ways.setdefault(key, Way(chosen, predicted_s)).names.append(name)
     return list(ways.values())

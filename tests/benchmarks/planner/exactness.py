@@ -18,9 +18,10 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from planner_cases import NOW, Case, small_cases
 
+from trainwright.tasks.allocate.batch_choice import GOOD_ENOUGH, choose_batch
 from trainwright.tasks.allocate.plan.configuration import Limits
 from trainwright.tasks.allocate.plan.cost import CostModel
-from trainwright.tasks.allocate.planner import GOOD_ENOUGH, Planner
+from trainwright.tasks.allocate.problem import PlanningProblem
 from trainwright.tasks.spec.eligibility import MOST_BATCH, usable
 
 
@@ -105,18 +106,18 @@ def compare(case: Case, pick: float, tally: Tally) -> None:
         tally.cases += 1
         limited = case.within(deadline_s, budget)
         began = time.perf_counter()
-        planner = Planner(
+        problem = PlanningProblem.of(
             limited.job,
             CostModel(limited.job, case.pool, case.estimate, case.data, NOW),
             usable(case.pool, case.job.devices),
             case.most_accumulation,
         )
-        found, _ = planner.choose(planner.goal, planner.limits)
-        nearest = planner.least("upper_time", Limits()) if found is None else None
+        found, _ = choose_batch(problem)
+        nearest = problem.least("upper_time", Limits()) if found is None else None
         tally.planner_s += time.perf_counter() - began
         expected = brute(limited, tried, deadline_s, budget)
         got = (
-            found.best.value(planner.goal)
+            found.best.value(problem.goal)
             if found is not None and found.best is not None
             else math.inf
         )
