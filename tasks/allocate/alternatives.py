@@ -119,8 +119,7 @@ def _missed(problem: PlanningProblem, one: Configuration) -> str:
     )
     if math.isinf(ratio):
         return f"is outside {name}"
+    much = f"takes {ratio:.3g} x {name}"
     if ratio < 1.995:
         much = f"misses {name} by {100 * (ratio - 1):.2g} %"
-    else:
-        much = f"takes {ratio:.3g} x {name}"
     return f"{much} at confidence {problem.model.confidence:g}"

@@ -23,7 +23,7 @@ from trainwright.tasks.allocate.search.packing import pack
 from trainwright.tasks.allocate.search.subproblem import Relaxation, Subproblem
 
 _ACCEPTED_GAP = 1e-3
-"""After `EXACT_NODES` nodes, an incumbent this close to its lower bound (relatively) is accepted."""
+"""After `EXACT_NODES` nodes, an incumbent relatively this close to its bound is accepted."""
 
 
 class BranchAndBound:

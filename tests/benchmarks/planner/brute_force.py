@@ -1,7 +1,8 @@
-"""The planner's answer by plain enumeration: every set of devices, every global batch, every accumulation.
+"""The planner's answer by enumeration: every set of devices, global batch and accumulation.
 
-Written to be read, not to be fast. It shares with the planner what one configuration costs (`CostModel`, the collectives' time)
-and nothing else: not the groups of alike devices, the split, the seats, the bounds, or the search.
+Written to be read, not to be fast. It shares with the planner what one configuration costs
+(`CostModel`, the time of collectives) and nothing else: not the groups of alike devices, the split,
+the placement, the bounds, or the search.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from trainwright.tasks.spec.pool import Device
 
 @dataclass(frozen=True)
 class Tried:
-    """One configuration, and for how long its devices are there."""
+    """One configuration, and how long its devices stay available."""
 
     devices: tuple[Device, ...]
     batches: tuple[int, ...]
@@ -31,6 +32,7 @@ class Tried:
     available_s: float
 
     def value(self, goal: str) -> float:
+        """The value of the goal; infinite if it is unknown."""
         cost = self.cost
         if goal == "upper_time":
             return cost.upper_duration_s
@@ -40,12 +42,9 @@ class Tried:
         return found.median if found is not None else math.inf
 
     def keeps(self, deadline_s: float, budget: float) -> bool:
-        return (
-            self.cost.upper_duration_s <= min(deadline_s, self.available_s)
-            and self.cost.upper_cost <= budget
-        ) or (
-            self.cost.upper_duration_s <= min(deadline_s, self.available_s) and math.isinf(budget)
-        )
+        """Whether it keeps the limits and its hosts' windows."""
+        in_time = self.cost.upper_duration_s <= min(deadline_s, self.available_s)
+        return in_time and (math.isinf(budget) or self.cost.upper_cost <= budget)
 
 
 def every_configuration(
@@ -56,7 +55,7 @@ def every_configuration(
     most: int,
     most_accumulation: int,
 ) -> Iterator[Tried]:
-    """All there are for a global batch."""
+    """All configurations for a global batch."""
     topology = Topology(model, devices)
     ordered = sorted(devices, key=lambda device: model.kind(device).index)
     for count in range(least, min(most, len(devices), batch) + 1):
@@ -68,7 +67,7 @@ def every_configuration(
 
 
 def accumulations(model: CostModel, devices: list[Device], batch: int, most: int) -> list[int]:
-    """1, 2, 4 … up to the first at which memory binds no device."""
+    """1, 2, 4, … up to the first at which memory limits no device."""
     tried, accumulation = [], 1
     while accumulation <= min(most, batch):
         tried.append(accumulation)
@@ -85,7 +84,7 @@ def accumulations(model: CostModel, devices: list[Device], batch: int, most: int
 def slowest_network(
     model: CostModel, devices: list[Device], machines: Iterable[str]
 ) -> tuple[float, float]:
-    """The least bandwidth and the greatest latency of all hosts of these machines."""
+    """The lowest bandwidth and the highest latency of all hosts of these machines."""
     of = model.pool.networks()
     networks = [of[device.host] for device in devices if machine_of(device) in machines]
     return min(one.bandwidth for one in networks), max(one.latency for one in networks)
@@ -99,7 +98,7 @@ def configuration(
     batch: int,
     accumulation: int,
 ) -> Tried | None:
-    """Those chosen of these devices, each sample in turn to the one that is done first with one more."""
+    """These devices; each sample in turn goes to the one that is first done with one more."""
     kinds = [model.kind(device) for device in chosen]
     times = [model.times(kind, batch, accumulation) for kind in kinds]
     batches = [1] * len(chosen)

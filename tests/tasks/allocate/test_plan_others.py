@@ -1,4 +1,4 @@
-"""What else there was: alternatives, why they lost, the front."""
+"""Alternatives and why they lost, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def test_what_misses_a_limit_says_by_how_much_in_words_and_why_more_devices_are_
     assert reasons
     for reason in reasons:
         assert re.fullmatch(
-            r"(takes [0-9]+(\.[0-9]+)? x the deadline|misses the deadline by [0-9.]+ %) at confidence 0.9; "
+            r"(takes [0-9]+(\.[0-9]+)? x the deadline|misses the deadline by [0-9.]+ %) "
+            "at confidence 0.9; "
             "all-reduces take longer than the extra devices save",
             reason,
         )

@@ -44,7 +44,7 @@ def test_the_times_that_are_searched_are_those_of_the_curves(case: Case, accumul
 
 @QUIET
 @given(small_cases())
-def test_a_plan_gives_out_the_whole_batch_on_as_many_devices_as_it_says_and_within_their_memory(
+def test_a_plan_distributes_the_whole_batch_over_its_devices_and_within_their_memory(
     case: Case,
 ) -> None:
     model = CostModel(case.job, case.pool, case.estimate, case.data, NOW)
@@ -81,7 +81,7 @@ def search(pool: Pool, types: int, goal: str, nodes: int) -> tuple[Configuration
 
 
 @pytest.mark.parametrize("goal", ["energy", "time"])
-def test_a_search_that_is_cut_short_says_how_much_better_another_plan_can_be(goal: str) -> None:
+def test_a_search_that_is_cut_short_bounds_how_much_better_another_plan_can_be(goal: str) -> None:
     pool = typed_pool(12, 20)
     short, gap = search(pool, 12, goal, 3)
     long, rest = search(pool, 12, goal, 3000)

@@ -1,4 +1,4 @@
-"""Strategies beside data parallel."""
+"""Strategies other than data parallel."""
 
 from __future__ import annotations
 
