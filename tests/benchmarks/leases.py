@@ -38,9 +38,8 @@ from dataclasses import asdict, dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import leases_counted as counted
-import leases_fighter as fighter
-from temporary_postgresql import postgresql
+from lease_fight import counted, fighter
+from lease_fight.temporary_postgresql import postgresql
 
 from trainwright.tasks.errors import RunHeld
 from trainwright.tasks.leases.ledger import Holder, Ledger

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from temporary_postgresql import postgresql
+from lease_fight.temporary_postgresql import postgresql
 
 from trainwright.tasks.errors import ServiceUnreachable
 from trainwright.tasks.leases import database
@@ -21,12 +21,12 @@ STOPPED = """
 import os, signal, sys
 from trainwright.tasks.leases.ledger import Holder, Ledger
 times = []
-def work(connection):
+def statements(connection):
     times.append(0)
     if len(times) == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     return len(times)
-print(Ledger(sys.argv[1]).database.serialised(work))
+print(Ledger(sys.argv[1]).database.serialised(statements))
 """
 
 BEGIN = """

@@ -1,4 +1,4 @@
-"""Counts what the processes of the `leases` benchmark did, from their logs."""
+"""Counts what the processes of the benchmark `leases` did, from their logs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from leases_fighter import PLACE_TTL_S, DeviceFolder
+from lease_fight.fighter import PLACE_TTL_S, DeviceFolder
 
 Log = list[dict[str, Any]]
 

@@ -1,4 +1,4 @@
-"""One process of the `leases` benchmark: it takes turns on devices, and logs what it did."""
+"""One process of the benchmark `leases`: it takes turns on devices, and logs what it did."""
 
 from __future__ import annotations
 
