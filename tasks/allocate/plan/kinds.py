@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from trainwright.estimator.devices import HOST_MEMORY_TYPES
 from trainwright.estimator.curves import DeviceCurve
+from trainwright.estimator.devices import HOST_MEMORY_TYPES
 from trainwright.tasks.errors import BadInput
 
 
