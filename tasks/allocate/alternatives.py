@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from trainwright.tasks.allocate.plan.configuration import TOLERANCE, Configuration, Goal
 from trainwright.tasks.allocate.plan.device_counts import device_counts
-from trainwright.tasks.allocate.plan.request import SearchResult
+from trainwright.tasks.allocate.plan.search_request import SearchResult
 from trainwright.tasks.allocate.problem import PlanningProblem
 from trainwright.tasks.runs.artefacts import Alternative
 

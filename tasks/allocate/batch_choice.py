@@ -16,7 +16,7 @@ import math
 from dataclasses import replace
 
 from trainwright.tasks.allocate.plan.configuration import TOLERANCE
-from trainwright.tasks.allocate.plan.request import EXACT_NODES, MAX_NODES, SearchResult
+from trainwright.tasks.allocate.plan.search_request import EXACT_NODES, MAX_NODES, SearchResult
 from trainwright.tasks.allocate.problem import PlanningProblem
 from trainwright.tasks.allocate.strategies import best
 

@@ -24,7 +24,7 @@ from trainwright.tasks.allocate.infeasible import infeasible
 from trainwright.tasks.allocate.plan.batch_limits import most_samples
 from trainwright.tasks.allocate.plan.configuration import Configuration
 from trainwright.tasks.allocate.plan.cost import CostModel
-from trainwright.tasks.allocate.plan.request import SearchResult
+from trainwright.tasks.allocate.plan.search_request import SearchResult
 from trainwright.tasks.allocate.problem import PlanningProblem
 from trainwright.tasks.errors import Infeasible
 from trainwright.tasks.runs.artefacts import DataSchema, Estimate, Plan, PlannedDevice

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from trainwright.tasks.allocate.plan.configuration import Configuration, Goal, Limits
 from trainwright.tasks.allocate.plan.cost import CostModel
-from trainwright.tasks.allocate.plan.request import SearchRequest
+from trainwright.tasks.allocate.plan.search_request import SearchRequest
 from trainwright.tasks.allocate.plan.topology import Topology
 from trainwright.tasks.allocate.strategies import best
 from trainwright.tasks.errors import BadInput

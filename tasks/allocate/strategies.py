@@ -30,7 +30,7 @@ from typing import Protocol
 
 from trainwright.tasks.allocate.plan.configuration import Configuration
 from trainwright.tasks.allocate.plan.placement import Placement, placements
-from trainwright.tasks.allocate.plan.request import SearchRequest, SearchResult
+from trainwright.tasks.allocate.plan.search_request import SearchRequest, SearchResult
 from trainwright.tasks.allocate.plan.topology import Topology
 from trainwright.tasks.allocate.search.branch_and_bound import BranchAndBound
 from trainwright.tasks.errors import BadInput

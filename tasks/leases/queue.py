@@ -14,7 +14,8 @@ import sqlalchemy as sql
 from sqlalchemy.engine import Connection
 
 from trainwright.tasks.leases import queue_order
-from trainwright.tasks.leases.ledger import TTL_S, Lease, Ledger, insert_leases
+from trainwright.tasks.leases.lease import Lease, insert_leases
+from trainwright.tasks.leases.ledger import TTL_S, Ledger
 from trainwright.tasks.leases.queue_order import AGE_S, Holding, Waiter
 from trainwright.tasks.leases.tables import Holder, alive, clock, leases, waiters
 

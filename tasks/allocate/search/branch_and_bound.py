@@ -15,7 +15,7 @@ import math
 from typing import Any
 
 from trainwright.tasks.allocate.plan.configuration import TOLERANCE, Configuration, Goal, Limits
-from trainwright.tasks.allocate.plan.request import EXACT_NODES, MAX_NODES, SearchResult
+from trainwright.tasks.allocate.plan.search_request import EXACT_NODES, MAX_NODES, SearchResult
 from trainwright.tasks.allocate.plan.search_space import SearchSpace
 from trainwright.tasks.allocate.search.branching import Branching, enumerated
 from trainwright.tasks.allocate.search.lower_bounds import LowerBounds
