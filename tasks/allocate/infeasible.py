@@ -200,7 +200,7 @@ def _memory(problem: PlanningProblem) -> str:
     have = (roomiest.memory_limit_bytes or 0) / 2**30
     shared = ", which its ranks share" if any(kind.shares_memory for kind in kinds) else ""
     measured = "".join(
-        f"; in earlier runs, {kind.device_type} held {kind.curve.most_batch_size} samples at most"
+        f"; in earlier runs, {kind.device_type} could hold {kind.curve.most_batch_size} at once"
         for kind in kinds
         if kind.curve.most_batch_size is not None
     )
