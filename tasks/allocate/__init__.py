@@ -1,4 +1,4 @@
-"""Step `allocate`: chooses devices and leases them."""
+"""Step `allocate`: plans which devices a run uses, and leases them."""
 
 from __future__ import annotations
 

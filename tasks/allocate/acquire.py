@@ -52,7 +52,7 @@ def lease(
     job, queue = run.job(), Queue(ledger)
     asked_by = ledger.revoked_by(run.uri)
     if asked_by == run.uri:  # to plan again: it keeps the devices that the new plan has too
-        ledger.heard(run.uri)
+        ledger.clear_replan(run.uri)
         plan = _or_stay(again, plan, job) if again is not None and isinstance(plan, Plan) else plan
     elif asked_by is not None:  # another run asked, and nothing of this run works on the devices
         ledger.release(run.uri, devices_of(context), holder=me.name)

@@ -1,176 +1,217 @@
-"""Why there is no plan: which limit binds, the nearest deadline and budget that would do, what one more device would change."""
+"""Why there is no plan: the limit that binds, the nearest that is feasible, one more device."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
-from trainwright.tasks.allocate.front import kinds_of
 from trainwright.tasks.allocate.plan.configuration import Configuration, Goal, Limits
 from trainwright.tasks.allocate.plan.cost import CostModel
+from trainwright.tasks.allocate.plan.device_counts import as_text, device_counts
+from trainwright.tasks.allocate.problem import PlanningProblem
 from trainwright.tasks.errors import Infeasible
 
-if TYPE_CHECKING:
-    from trainwright.tasks.allocate.planner import Planner
-
-_MOST_KINDS = 8
+_MAX_KINDS = 8
 
 
-def infeasible(planner: Planner) -> Infeasible:
-    """The error that says so. `details` has `binding`, `nearest_deadline_s`, `nearest_budget`, `one_more` where they
-    apply: `one_more` is empty where no device more of a type of the pool brings the limit nearer."""
-    objective, limits = planner.job.objective, planner.limits
-    quickest = planner.least("upper_time", Limits())
-    if quickest is None:
-        return _nothing_at_all(planner)
-    details: dict[str, object] = {"confidence": objective.confidence}
-    words = []
-    shape = f"quickest: {_shape(quickest)}"
-    late = quickest.cost.upper_duration_s > limits.deadline_s
-    cheapest = planner.least("upper_cost", Limits()) if limits.budget < math.inf else None
-    dear = cheapest is not None and cheapest.cost.upper_cost > limits.budget
+@dataclass
+class _Explanation:
+    """What binds; `goal` and `nearest` are what one more device of some kind would have to beat."""
+
     binding: str
     goal: Goal
-    if late:
-        binding, goal, within = "deadline", "upper_time", Limits()
-        nearest = rounded_up(quickest.cost.upper_duration_s)
-        words.append(
-            f"the deadline of {limits.deadline_s:g} s binds: the nearest that is feasible is {nearest:g} s"
+    within: Limits
+    nearest: float
+    shape: str
+    sentences: list[str]
+    details: dict[str, object] = field(default_factory=dict)
+
+
+def infeasible(problem: PlanningProblem) -> Infeasible:
+    """The error that explains why no configuration is feasible.
+
+    Its `details` have `binding`, and as far as they apply `nearest_deadline_s`, `nearest_budget`
+    and `one_more`: by kind of device, the nearest feasible limit with one more device of it. That
+    is empty if no such device brings the limit nearer.
+    """
+    fastest = problem.least("upper_time", Limits())
+    if fastest is None:
+        return _nothing_at_all(problem)
+    why = _explain(problem, fastest)
+    one_more = _one_more(problem, why.goal, why.within, why.nearest)
+    if one_more:
+        kind, value = min(one_more.items(), key=lambda pair: pair[1])
+        could = (
+            f"a deadline of {value:g} s" if why.goal == "upper_time" else f"a budget of {value:g}"
         )
-        details |= {"nearest_deadline_s": nearest, "deadline_s": limits.deadline_s}
-    if dear and cheapest is not None:
-        nearest_budget = rounded_up(cheapest.cost.upper_cost)
-        words.append(
-            f"the budget of {limits.budget:g} binds: the nearest that is feasible is {nearest_budget:g}"
-        )
-        details |= {"nearest_budget": nearest_budget, "budget": limits.budget}
-        if not late:
-            binding, goal, within, nearest = "budget", "upper_cost", Limits(), nearest_budget
-            shape = f"cheapest: {_shape(cheapest)}"
-    if not words:
-        binding, goal, within = "budget", "upper_cost", Limits(deadline_s=limits.deadline_s)
-        in_time, affordable = (
-            planner.least(goal, within),
-            planner.least("upper_time", Limits(budget=limits.budget)),
-        )
-        assert in_time is not None
-        assert affordable is not None
-        nearest, nearest_s = (
-            rounded_up(in_time.cost.upper_cost),
-            rounded_up(affordable.cost.upper_duration_s),
-        )
-        words.append(
-            f"deadline and budget bind together: within the deadline it takes a budget of {nearest:g}, within the budget a "
-            f"deadline of {nearest_s:g} s"
-        )
-        details |= {"nearest_budget": nearest, "nearest_deadline_s": nearest_s}
-        shape = f"cheapest in time: {_shape(in_time)}"
-    more = _one_more(planner, goal, within, nearest)
-    details["one_more"] = more
-    if not more:
-        tried = len({device.variant for device in planner.devices})
-        of = (
-            "of a kind of the pool"
-            if tried <= _MOST_KINDS
-            else f"of the first {_MOST_KINDS} kinds of the pool"
-        )
-        words.append(f"no device more {of} brings that nearer")
+        why.sentences.append(f"with one more {kind}, {could} would be feasible")
     else:
-        kind, value = min(more.items(), key=lambda pair: pair[1])
-        could = f"a deadline of {value:g} s" if goal == "upper_time" else f"a budget of {value:g}"
-        words.append(f"with one more {kind}, {could} would be feasible")
+        tried = len({device.variant for device in problem.devices})
+        of = f"the first {_MAX_KINDS} kinds" if tried > _MAX_KINDS else "any kind"
+        why.sentences.append(f"one more device of {of} in the pool would not help")
+    confidence = problem.job.objective.confidence
     return Infeasible(
-        f"no feasible plan: {'; '.join(words)} (at confidence {objective.confidence:g}; {shape})",
+        f"no feasible plan: {'; '.join(why.sentences)} (at confidence {confidence:g}; {why.shape})",
         feasible=False,
-        binding=binding,
-        **details,
+        binding=why.binding,
+        confidence=confidence,
+        **why.details,
+        one_more=one_more,
     )
 
 
-def _one_more(planner: Planner, goal: Goal, limits: Limits, nearest: float) -> dict[str, float]:
-    """By kind, the nearest feasible limit with one more device of it, on the host of the first of them; where that is nearer."""
+def _explain(problem: PlanningProblem, fastest: Configuration) -> _Explanation:
+    """Deadline, budget, or both together."""
+    limits = problem.limits
+    late = _deadline(limits, fastest)
+    cheapest = problem.least("upper_cost", Limits()) if limits.budget < math.inf else None
+    expensive = None if cheapest is None else _budget(limits, cheapest)
+    if late is not None and expensive is not None:
+        late.sentences += expensive.sentences
+        late.details |= expensive.details
+    return late or expensive or _together(problem)
+
+
+def _deadline(limits: Limits, fastest: Configuration) -> _Explanation | None:
+    if fastest.cost.upper_duration_s <= limits.deadline_s:
+        return None
+    nearest = rounded_up(fastest.cost.upper_duration_s)
+    return _Explanation(
+        "deadline",
+        "upper_time",
+        Limits(),
+        nearest,
+        f"fastest: {_shape(fastest)}",
+        [
+            f"the deadline of {limits.deadline_s:g} s binds: "
+            f"the nearest that is feasible is {nearest:g} s"
+        ],
+        {"nearest_deadline_s": nearest, "deadline_s": limits.deadline_s},
+    )
+
+
+def _budget(limits: Limits, cheapest: Configuration) -> _Explanation | None:
+    if cheapest.cost.upper_cost <= limits.budget:
+        return None
+    nearest = rounded_up(cheapest.cost.upper_cost)
+    return _Explanation(
+        "budget",
+        "upper_cost",
+        Limits(),
+        nearest,
+        f"cheapest: {_shape(cheapest)}",
+        [f"the budget of {limits.budget:g} binds: the nearest that is feasible is {nearest:g}"],
+        {"nearest_budget": nearest, "budget": limits.budget},
+    )
+
+
+def _together(problem: PlanningProblem) -> _Explanation:
+    """Each limit can be kept, but not both."""
+    limits = problem.limits
+    within = Limits(deadline_s=limits.deadline_s)
+    in_time = problem.least("upper_cost", within)
+    affordable = problem.least("upper_time", Limits(budget=limits.budget))
+    assert in_time is not None
+    assert affordable is not None
+    nearest = rounded_up(in_time.cost.upper_cost)
+    nearest_s = rounded_up(affordable.cost.upper_duration_s)
+    return _Explanation(
+        "budget",
+        "upper_cost",
+        within,
+        nearest,
+        f"cheapest in time: {_shape(in_time)}",
+        [
+            "deadline and budget bind together: meeting the deadline takes a budget of "
+            f"{nearest:g}, keeping the budget takes a deadline of {nearest_s:g} s"
+        ],
+        {"nearest_budget": nearest, "nearest_deadline_s": nearest_s},
+    )
+
+
+def _one_more(
+    problem: PlanningProblem, goal: Goal, limits: Limits, nearest: float
+) -> dict[str, float]:
+    """By kind: the nearest feasible limit with one more device on the first one's host.
+
+    Only kinds that bring it nearer.
+    """
+    first = list({device.variant: device for device in reversed(problem.devices)}.values())[::-1]
     found = {}
-    for device in list({device.variant: device for device in reversed(planner.devices)}.values())[
-        ::-1
-    ][:_MOST_KINDS]:
-        best = planner.with_one_more(device).least(goal, limits)
+    for device in first[:_MAX_KINDS]:
+        best = problem.with_one_more(device).least(goal, limits)
         if best is not None and (value := rounded_up(best.value(goal))) < nearest:
-            found[next(iter(kinds_of([device])))] = value
+            found[next(iter(device_counts([device])))] = value
     return found
 
 
 def _shape(one: Configuration) -> str:
-    return ", ".join(
-        f"{count} x {kind}"
-        for kind, count in kinds_of(device for device, _ in one.devices()).items()
-    )
+    return as_text(device_counts(device for device, _ in one.devices()))
 
 
-def _nothing_at_all(planner: Planner) -> Infeasible:
-    model, job = planner.model, planner.job
-    always = type(planner)(
+def _nothing_at_all(problem: PlanningProblem) -> Infeasible:
+    """No configuration even without deadline and budget: hosts' windows or memory bind."""
+    model, job = problem.model, problem.job
+    always = PlanningProblem.of(
         job,
         CostModel(job, model.pool, model.estimate, model.data),
-        planner.devices,
-        planner.most_accumulation,
+        problem.devices,
+        problem.max_accumulation,
     )
-    quickest = always.least("upper_time", Limits())
-    if quickest is not None:
-        longest = max(kind.available_s for kind in planner.layout.kinds)
-        needed = rounded_up(quickest.cost.upper_duration_s)
-        return Infeasible(
-            f"no feasible plan: availability binds: it takes {needed:g} s at confidence {job.objective.confidence:g}, and "
-            f"no hosts that would do are available for so long (the longest window has {longest:.0f} s left; "
-            f"windows, UTC: {_windows(planner)})",
-            feasible=False,
-            binding="availability",
-            needed_s=needed,
-            longest_window_s=longest,
-        )
-    return Infeasible(_memory(planner), feasible=False, binding="memory")
+    fastest = always.least("upper_time", Limits())
+    if fastest is None:
+        return Infeasible(_memory(problem), feasible=False, binding="memory")
+    longest = max(kind.available_s for kind in problem.topology.kinds)
+    needed = rounded_up(fastest.cost.upper_duration_s)
+    return Infeasible(
+        f"no feasible plan: availability binds: training takes {needed:g} s at confidence "
+        f"{job.objective.confidence:g}, and no suitable hosts are available for so long "
+        f"(the longest window has {longest:.0f} s left; windows, UTC: {_windows(problem)})",
+        feasible=False,
+        binding="availability",
+        needed_s=needed,
+        longest_window_s=longest,
+    )
 
 
-def _windows(planner: Planner) -> str:
+def _windows(problem: PlanningProblem) -> str:
     """The daily windows of the hosts that the job may use."""
-    hosts = {device.host for device in planner.devices}
+    hosts = {device.host for device in problem.devices}
     found = [
         f"{host.name} {host.available}"
-        for host in planner.model.pool.hosts
+        for host in problem.model.pool.hosts
         if host.name in hosts and host.available
     ]
-    return ", ".join(found[:_MOST_KINDS]) + (
-        f" and {len(found) - _MOST_KINDS} more" if len(found) > _MOST_KINDS else ""
-    )
+    more = f" and {len(found) - _MAX_KINDS} more" if len(found) > _MAX_KINDS else ""
+    return ", ".join(found[:_MAX_KINDS]) + more
 
 
-def _memory(planner: Planner) -> str:
-    """Why nothing fits: a sentence with the figures of the roomiest device."""
-    least = planner.sizes[0]
-    if least < planner.job.devices.min_count:
-        return f"no feasible plan: a global batch of {least} for {planner.job.devices.min_count} devices (a sample each at least)"
-    roomiest = max(
-        (kind.curve for kind in planner.layout.kinds),
-        key=lambda curve: curve.memory_limit_bytes or 0,
-    )
+def _memory(problem: PlanningProblem) -> str:
+    """Why nothing fits, with the figures of the device with the most memory."""
+    least, kinds = problem.sizes[0], problem.topology.kinds
+    count = problem.job.devices.min_count
+    if least < count:
+        return (
+            f"no feasible plan: a global batch of {least} for {count} devices "
+            "(each needs one sample at least)"
+        )
+    roomiest = max((kind.curve for kind in kinds), key=lambda curve: curve.memory_limit_bytes or 0)
     need = roomiest.device_memory_bytes(1) / 2**30
     have = (roomiest.memory_limit_bytes or 0) / 2**30
-    shared = (
-        ", which its ranks share"
-        if any(kind.shares_memory for kind in planner.layout.kinds)
-        else ""
-    )
-    seen = [kind.curve for kind in planner.layout.kinds if kind.curve.most_batch_size is not None]
-    held = "".join(
-        f"; {one.device_type} was seen to hold {one.most_batch_size} at once" for one in seen
+    shared = ", which its ranks share" if any(kind.shares_memory for kind in kinds) else ""
+    measured = "".join(
+        f"; in earlier runs, {kind.device_type} could hold {kind.curve.most_batch_size} at once"
+        for kind in kinds
+        if kind.curve.most_batch_size is not None
     )
     return (
-        f"no feasible plan: memory binds: a global batch of {least} does not fit; one sample takes {need:.2f} GiB, "
-        f"{roomiest.device_type} has {have:.2f} GiB{shared}{held}"
+        f"no feasible plan: memory binds: a global batch of {least} does not fit; one sample takes "
+        f"{need:.2f} GiB, {roomiest.device_type} has {have:.2f} GiB{shared}{measured}"
     )
 
 
 def rounded_up(value: float) -> float:
-    """Three significant digits, never less."""
+    """Three significant digits, never less than the value."""
     if value <= 0:
         return 0.0
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)

@@ -1,4 +1,4 @@
-"""Plans without a run: what jobs would get if they began now. Leases nothing."""
+"""Plans jobs without a run, as if they started now. Leases nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainwright.tasks.spec.pool import Device, Pool, load_pool
 
 
 def plan_job(job: Job, settings: Settings, calibrations: Sequence[Calibration] = ()) -> Plan:
-    """The plan for a job that begins now, on its whole pool, whoever holds the devices: `held` says who. Leases nothing."""
+    """The plan for a job that starts now on its whole pool; `held` lists the devices in use."""
     pool, found, schema = predicted(job, settings, calibrations)
     made = make_plan(job, pool, found, schema, now=datetime.now(UTC))
     return made.model_copy(update={"held": held_devices(usable(pool, job.devices), settings)})
@@ -32,14 +32,15 @@ def plan_job(job: Job, settings: Settings, calibrations: Sequence[Calibration] =
 def plan_jobs(
     jobs: Sequence[Job], settings: Settings, calibrations: Sequence[Calibration] = ()
 ) -> JointPlan:
-    """One plan for several jobs on one pool, from now, whoever holds the devices: `held` says who. Leases nothing.
+    """The joint plan of several jobs on one pool; `held` lists the devices in use.
 
     Raises BadInput, Infeasible.
     """
     pools = {job.pool for job in jobs}
     if len(pools) > 1:
         raise BadInput(
-            f"pool: got {', '.join(sorted(str(pool) for pool in pools))}; allowed: one pool for all jobs (--pool FILE)"
+            f"pool: got {', '.join(sorted(str(pool) for pool in pools))}; "
+            "allowed: one pool for all jobs (--pool FILE)"
         )
     check(jobs, load_pool(jobs[0].pool))
     now = datetime.now(UTC)
@@ -52,16 +53,17 @@ def plan_jobs(
 def predicted(
     job: Job, settings: Settings, calibrations: Sequence[Calibration] = ()
 ) -> tuple[Pool, Estimate, DataSchema]:
-    """What a job is planned from: its pool, what a step costs on the devices, and its data."""
+    """What a job is planned from: its pool, the estimate for its devices, and its data's schema.
+
+    Raises BadInput for an impossible job before it reads data or measures anything.
+    """
     from trainwright.tasks.data import dataset
     from trainwright.tasks.data.sources import localized
 
     if job.model is None:
-        raise BadInput("model: missing in the job, and needed by this step")
+        raise BadInput("model: required field is missing; this step needs a model")
     pool = load_pool(job.pool)
-    devices = usable(
-        pool, job.devices
-    )  # what is wrong is told before anything is read, and before anything is measured
+    devices = usable(pool, job.devices)
     require_possible(job, pool, devices)
     schema = dataset.describe(localized(job.data, settings))
     require_possible(job, pool, devices, schema.train_rows)
@@ -83,7 +85,7 @@ def plan_structure(
     settings: Settings,
     calibrations: Sequence[Calibration] = (),
 ) -> Plan:
-    """The plan for a job whose model's structure is known already; reads neither its data nor its model's code."""
+    """The plan for a job whose structure is known; reads neither its data nor its model's code."""
     return make_plan(
         job,
         pool,
@@ -115,11 +117,11 @@ def _estimated(
 
 
 def held_devices(devices: Sequence[Device], settings: Settings) -> list[HeldDevice] | None:
-    """Those of the devices that runs hold now; None, with a notice, where the ledger can't be asked."""
+    """The devices that runs hold now; None, with a notice, if the ledger is out of reach."""
     try:
         leases = {lease.resource: lease for lease in Ledger(settings.ledger_url).held("device ")}
     except (BadInput, ServiceUnreachable) as error:
-        progress.emit("notice", message=f"who holds devices now is not known: {error}")
+        progress.emit("notice", message=f"which devices are in use is unknown: {error}")
         return None
     return [
         HeldDevice(id=device.id, holder=lease.holder, run=lease.run, until=_time(lease.expires_at))
@@ -133,7 +135,7 @@ def _time(seconds: float) -> str:
 
 
 def _finished(devices: Sequence[Device], settings: Settings) -> list[FinishedRun]:
-    """What finished runs of the store taught about these devices; nothing where there is no store."""
+    """The store's finished runs on such devices; empty, with a notice, if it is out of reach."""
     try:
         types = {device.type for device in devices}
         return finished_runs.read(settings.store, types, settings)

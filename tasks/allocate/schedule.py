@@ -1,8 +1,10 @@
-"""When jobs run whose configurations are chosen: the schedule of least energy that meets their deadlines. Arithmetic on values.
+"""When jobs run: the schedule of least energy that meets their deadlines. Arithmetic on values.
 
-For a choice for each job and an order of the jobs, each starts, in that order, at the earliest time at which its devices stay
-free for long enough; for limits on ends these schedules, over all orders, contain one that keeps them if any schedule does
-(A. Sprecher, R. Kolisch, A. Drexl, "Semi-active, active, and non-delay schedules", EJOR 80, 1995).
+For one choice of devices for each job and an order of the jobs, each job starts, in that order, at
+the earliest time from which its devices stay free for long enough. Over all orders, these
+schedules contain one that keeps given limits on the jobs' ends, if any schedule does
+(A. Sprecher, R. Kolisch, A. Drexl, "Semi-active, active, and non-delay schedules for the
+resource-constrained project scheduling problem", EJOR 80, 1995).
 """
 
 from __future__ import annotations
@@ -13,26 +15,39 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainwright.tasks.allocate.plan.configuration import EXACT, Configuration
+from trainwright.tasks.allocate.plan.configuration import TOLERANCE, Configuration
 
 _FACTORS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
-"""Of the deadlines of jobs that can't be in time."""
+"""By what factor the deadlines of late jobs are stretched: the first that is enough."""
+_QUICK = 5_000
+"""Placements that a quick search may try."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One configuration of a job: what it holds of each group of devices, for how long, at what energy."""
+    """One configuration of a job: which devices it holds, for how long, and its energy."""
 
     configuration: Configuration
     holds: tuple[tuple[object, int], ...]
-    """By machine and kind of device: how many."""
+    """Number of devices by group: alike devices of one machine."""
     upper_s: float
+    """Duration, not exceeded at the job's confidence."""
     energy_j: float
+
+    def beats(self, other: Choice) -> bool:
+        """Whether it takes no more energy, time or devices, and can end as late."""
+        held = dict(other.holds)
+        return (
+            self.energy_j <= other.energy_j
+            and self.upper_s <= other.upper_s
+            and all(count <= held.get(key, 0) for key, count in self.holds)
+            and self.configuration.available_s() >= other.configuration.available_s()
+        )
 
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A choice with its start."""
+    """A choice and its start."""
 
     choice: Choice
     start_s: float
@@ -45,7 +60,7 @@ class Scheduled:
 
 @dataclass
 class Effort:
-    """How many placements may still be tried; a search that has spent them was not to the end."""
+    """How many placements a search may still try; if none are left, it was not exhaustive."""
 
     left: int = 50_000
 
@@ -61,11 +76,15 @@ def fewest_late(
     dispensable: Sequence[int],
     room: Mapping[object, int],
 ) -> tuple[list[Scheduled] | None, tuple[int, ...], bool]:
-    """The schedule of least energy with as few jobs as possible late, which they are, and whether all was tried.
+    """The schedule of least energy with as few late jobs as possible.
 
-    `dispensable` are the jobs from the one that is to be late first to the one that is last. Those that are late are so by the
-    least of `_FACTORS` that is enough, whatever the energy. None where not even deadlines stand in the way. Where not all can be
-    tried, deadlines are kept one by one, the most important first, while they can be.
+    `options` are each job's choices, `room` the devices by group. `dispensable` are the jobs in
+    the order in which they may be late, first the one that should be. Late jobs are late by the
+    least of `_FACTORS` that is enough, whatever the energy.
+
+    Returns the schedule, the late jobs, and whether every combination was tried. The schedule is
+    None if there is none even without deadlines. If there are too many combinations to try all,
+    deadlines are kept one by one, the most important first, as long as that works.
     """
     effort = Effort()
     limited = [number for number in dispensable if deadlines[number] < math.inf]
@@ -85,6 +104,7 @@ def _one_by_one(
     limited: Sequence[int],
     room: Mapping[object, int],
 ) -> tuple[list[Scheduled] | None, tuple[int, ...]]:
+    """Start with all jobs late, and keep the deadlines that can be kept, one after another."""
     late = tuple(limited)
     kept = _quickly(options, _stretched(deadlines, late), room)
     for number in reversed(limited):
@@ -102,7 +122,7 @@ def _less_late(
     late: Sequence[int],
     room: Mapping[object, int],
 ) -> list[Scheduled]:
-    """The same jobs late by the least of a few factors of their deadlines; what was found where none is enough."""
+    """The same jobs late by the least factor that works; `found` if none does."""
     for factor in _FACTORS if late else ():
         less = _quickly(options, _stretched(deadlines, late, factor), room)
         if less is not None:
@@ -113,13 +133,12 @@ def _less_late(
 def _quickly(
     options: Sequence[Sequence[Choice]], deadlines: Sequence[float], room: Mapping[object, int]
 ) -> list[Scheduled] | None:
-    """The first schedule found of little energy, else of the quickest choices."""
-    frugal = least_energy(options, deadlines, room, Effort(5_000))
+    """The schedule of least energy that is found quickly, else one of the fastest choices."""
+    frugal = least_energy(options, deadlines, room, Effort(_QUICK))
     if frugal is not None:
         return frugal
-    return schedule(
-        [min(some, key=lambda one: one.upper_s) for some in options], deadlines, room, Effort(5_000)
-    )
+    fastest = [min(some, key=lambda one: one.upper_s) for some in options]
+    return schedule(fastest, deadlines, room, Effort(_QUICK))
 
 
 def _stretched(
@@ -136,7 +155,10 @@ def least_energy(
     room: Mapping[object, int],
     effort: Effort,
 ) -> list[Scheduled] | None:
-    """The schedule of least energy that meets the deadlines. None: none does, or none was found before the effort was spent."""
+    """The schedule of least energy that meets the deadlines.
+
+    None: there is none, or none was found before the effort was spent.
+    """
     fitting = [
         [one for one in some if one.upper_s <= until]
         for some, until in zip(options, deadlines, strict=True)
@@ -153,7 +175,7 @@ def least_energy(
 
 
 def _by_energy(options: Sequence[Sequence[Choice]]) -> Iterator[list[Choice]]:
-    """Every combination, least energy first."""
+    """Every combination of choices, the one of least energy first."""
 
     def energy(at: tuple[int, ...]) -> float:
         return math.fsum(
@@ -178,9 +200,13 @@ def schedule(
     room: Mapping[object, int],
     effort: Effort,
 ) -> list[Scheduled] | None:
-    """The starts that meet the deadlines with the least sum of ends, over the orders that can have it. None: no order does."""
+    """The starts that meet the deadlines with the least sum of ends; None if no order does.
+
+    Depth-first over the orders, the most urgent job first. A branch is cut if a job is late
+    already, because later it would not end sooner, or if the sum of ends can't get below the best.
+    """
     until = [
-        min(limit, one.configuration.available_s()) * (1 + EXACT)
+        min(limit, one.configuration.available_s()) * (1 + TOLERANCE)
         for one, limit in zip(combination, deadlines, strict=True)
     ]
     urgent = sorted(
@@ -192,17 +218,17 @@ def schedule(
     def place(placed: dict[int, Scheduled], ends_s: float) -> None:
         nonlocal kept, least_s
         if len(placed) == len(until):
-            kept, least_s = [placed[number] for number in range(len(until))], ends_s * (1 - EXACT)
+            kept = [placed[number] for number in range(len(until))]
+            least_s = ends_s * (1 - TOLERANCE)
             return
         following: list[tuple[int, Scheduled]] = []
         for number in urgent:
             if number not in placed:
                 effort.left -= 1
-                one = Scheduled(
-                    combination[number], _earliest(combination[number], list(placed.values()), room)
-                )
+                start_s = _earliest(combination[number], list(placed.values()), room)
+                one = Scheduled(combination[number], start_s)
                 if one.end_s > until[number]:
-                    return  # with more jobs before it, it would not end sooner
+                    return
                 following.append((number, one))
         if ends_s + sum(one.end_s for _, one in following) >= least_s:
             return
@@ -215,33 +241,19 @@ def schedule(
 
 
 def _earliest(choice: Choice, placed: Sequence[Scheduled], room: Mapping[object, int]) -> float:
-    """The first time from which its devices stay free for as long as it takes."""
+    """The first time from which its devices stay free for its whole duration."""
+
+    def held(key: object, at: float) -> int:
+        return sum(
+            dict(one.choice.holds).get(key, 0) for one in placed if one.start_s <= at < one.end_s
+        )
 
     def fits(start: float) -> bool:
-        end = start + choice.upper_s
         # What others hold changes only at their starts and ends.
+        end = start + choice.upper_s
         times = [start, *(one.start_s for one in placed if start < one.start_s < end)]
         return all(
-            count
-            + sum(
-                dict(one.choice.holds).get(key, 0)
-                for one in placed
-                if one.start_s <= at < one.end_s
-            )
-            <= room[key]
-            for key, count in choice.holds
-            for at in times
+            count + held(key, at) <= room[key] for key, count in choice.holds for at in times
         )
 
     return next(start for start in sorted({0.0, *(one.end_s for one in placed)}) if fits(start))
-
-
-def beats(one: Choice, other: Choice) -> bool:
-    """Whether a choice is no dearer, no longer, and holds no device more."""
-    held = dict(other.holds)
-    return (
-        one.energy_j <= other.energy_j
-        and one.upper_s <= other.upper_s
-        and all(count <= held.get(key, 0) for key, count in one.holds)
-        and one.configuration.available_s() >= other.configuration.available_s()
-    )

@@ -1,12 +1,18 @@
-"""How a step is divided among ranks: an open list. Data parallel is built in; others register themselves with a cost function.
+"""How a step is divided among ranks: an open list of strategies.
+
+Data parallel is built in. Others register with a cost function:
 
     @strategy("pipeline")
-    def cost(layout: Layout, counts: Sequence[int], seating: Seating, batch: int) -> Configuration | None: ...
+    def cost(
+        topology: Topology, counts: Sequence[int], placement: Placement, batch: int
+    ) -> Configuration | None: ...
 
-The function is asked for every count of every group, with every way to seat it, where there are few enough of them, and for those
-of one group alone otherwise; the plan is the best of all strategies. One that has bounds of its own registers a `Solver`.
+The function is called for all numbers of ranks by group, with every placement of them, if there
+are few enough; otherwise for one group at a time. The plan is the best of all strategies. A
+strategy with lower bounds of its own registers a `Solver` in `STRATEGIES` instead.
 
-A package that is installed beside trainwright brings its strategies by entry points, each a module that registers them:
+A package installed beside trainwright adds its strategies by entry points, each a module that
+registers them when it is imported:
 
     [project.entry-points."trainwright.strategies"]
     pipeline = "my_package.pipeline"
@@ -19,61 +25,45 @@ import importlib.metadata
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
-from trainwright.tasks.allocate.plan.configuration import Configuration, Found, Goal, Limits, Space
-from trainwright.tasks.allocate.plan.placement import Layout, Seating
-from trainwright.tasks.allocate.search.branch_and_bound import MOST_NODES, Search
+from trainwright.tasks.allocate.plan.configuration import Configuration
+from trainwright.tasks.allocate.plan.placement import Placement, placements
+from trainwright.tasks.allocate.plan.search_request import SearchRequest, SearchResult
+from trainwright.tasks.allocate.plan.topology import Topology
+from trainwright.tasks.allocate.search.branch_and_bound import BranchAndBound
 from trainwright.tasks.errors import BadInput
 
-CostFunction = Callable[[Layout, Sequence[int], Seating, int], Configuration | None]
-_MOST_TRIED = 20_000
+CostFunction = Callable[[Topology, Sequence[int], Placement, int], Configuration | None]
 DATA_PARALLEL = "data-parallel"
 ENTRY_POINTS = "trainwright.strategies"
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is asked of a strategy: the best configuration for a global batch that is better than `cutoff`."""
-
-    layout: Layout
-    batch: int
-    least: int
-    """Fewest ranks."""
-    most: int
-    """Most ranks."""
-    goal: Goal
-    limits: Limits
-    cutoff: float = math.inf
-    most_accumulation: int = 1
-    most_nodes: int = MOST_NODES
+_MAX_TRIED = 20_000
 
 
 class Solver(Protocol):
-    """Answers a request; `Found.bound` says how good anything that it did not look at can be (0: unknown)."""
+    """Answers a request; `SearchResult.bound` covers all that it did not look at (0: unknown)."""
 
-    def __call__(self, request: Request, /) -> Found: ...
+    def __call__(self, request: SearchRequest, /) -> SearchResult: ...
 
 
-def data_parallel(request: Request) -> Found:
-    """Every rank has the whole model and a share of the batch; gradients are summed by ring all-reduce. Exact."""
-    space = Space(
-        request.layout, request.batch, request.least, request.most, request.most_accumulation
-    )
-    return Search(space, request.goal, request.limits, request.cutoff).run(request.most_nodes)
+def data_parallel(request: SearchRequest) -> SearchResult:
+    """Each rank has the whole model and a share of the batch; a ring all-reduce sums gradients."""
+    search = BranchAndBound(request.space(), request.goal, request.limits, request.cutoff)
+    return search.run(request.max_nodes)
 
 
 STRATEGIES: dict[str, Solver] = {DATA_PARALLEL: data_parallel}
+"""By name. Filled when modules are imported, never while a plan is made."""
 
 
 def strategy(name: str) -> Callable[[CostFunction], CostFunction]:
-    """Register a strategy by its cost function. Raises ValueError for a name that is taken."""
+    """Register a strategy by its cost function. Raises ValueError if the name is taken."""
     if name in STRATEGIES:
         raise ValueError(f"strategy {name!r} is registered already")
 
     def add(cost: CostFunction) -> CostFunction:
-        STRATEGIES[name] = lambda request: _tried(name, cost, request)
+        STRATEGIES[name] = lambda request: _enumerate(name, cost, request)
         return cost
 
     return add
@@ -81,19 +71,23 @@ def strategy(name: str) -> Callable[[CostFunction], CostFunction]:
 
 @functools.cache
 def load_installed() -> None:
-    """Have the strategies of installed packages register themselves, once. Raises BadInput naming the package that fails."""
+    """Import the strategies of installed packages, once. Raises BadInput naming a broken one."""
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
             point.load()
         except Exception as error:
             package = point.dist.name if point.dist else point.value
             raise BadInput(
-                f"strategy {point.name} of {package}: can't be loaded: {type(error).__name__}: {error}"
+                f"strategy {point.name} of {package}: can't be loaded: "
+                f"{type(error).__name__}: {error}; update the package or uninstall it"
             ) from error
 
 
-def best(request: Request) -> Found:
-    """The best of all strategies; ties go to the one that was registered first. Raises BadInput as `load_installed` does."""
+def best(request: SearchRequest) -> SearchResult:
+    """The best of all strategies; ties go to the one registered first.
+
+    Raises BadInput as `load_installed` does.
+    """
     load_installed()
     chosen: Configuration | None = None
     bound, nodes = math.inf, 0
@@ -106,36 +100,35 @@ def best(request: Request) -> Found:
             chosen is None or found.best.value(request.goal) < chosen.value(request.goal)
         ):
             chosen = found.best
-    return Found(chosen, bound, nodes, seen)
+    return SearchResult(chosen, bound, nodes, seen)
 
 
-def _tried(name: str, cost: CostFunction, request: Request) -> Found:
-    rooms = [group.count for group in request.layout.groups]
-    complete = math.prod(room + 1 for room in rooms) <= _MOST_TRIED
-    rooms_of_sites = {number: site.size for number, site in enumerate(request.layout.sites)}
+def _enumerate(name: str, cost: CostFunction, request: SearchRequest) -> SearchResult:
+    """Call a cost function for all numbers of ranks, or for one group at a time if too many."""
+    topology, goal = request.topology, request.goal
+    rooms = [group.count for group in topology.groups]
+    complete = math.prod(room + 1 for room in rooms) <= _MAX_TRIED
+    fit = {number: site.size for number, site in enumerate(topology.sites)}
     seen: list[Configuration] = []
-    for counts in _every(rooms) if complete else _alone(rooms):
-        if request.least <= sum(counts) <= request.most:
-            for seating in request.layout.choices(counts, rooms_of_sites):
-                one = cost(request.layout, counts, seating, request.batch)
+    for counts in _all_counts(rooms) if complete else _one_group(rooms):
+        if request.min_ranks <= sum(counts) <= request.max_ranks:
+            for placement in placements(topology, counts, fit):
+                one = cost(topology, counts, placement, request.batch)
                 if one is not None:
                     seen.append(replace(one, strategy=name))
     kept = [
-        one
-        for one in seen
-        if one.excess(request.limits) <= 0 and one.value(request.goal) < request.cutoff
+        one for one in seen if one.excess(request.limits) <= 0 and one.value(goal) < request.cutoff
     ]
-    best = min(kept, key=lambda one: (one.value(request.goal), one.size), default=None)
-    return Found(
-        best, (best.value(request.goal) if best else math.inf) if complete else 0.0, len(seen), seen
-    )
+    chosen = min(kept, key=lambda one: (one.value(goal), one.size), default=None)
+    bound = (chosen.value(goal) if chosen else math.inf) if complete else 0.0
+    return SearchResult(chosen, bound, len(seen), seen)
 
 
-def _every(rooms: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def _all_counts(rooms: Sequence[int]) -> Iterator[tuple[int, ...]]:
     return itertools.product(*(range(room + 1) for room in rooms))
 
 
-def _alone(rooms: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def _one_group(rooms: Sequence[int]) -> Iterator[tuple[int, ...]]:
     for place, room in enumerate(rooms):
-        for count in range(1, min(room, _MOST_TRIED // len(rooms)) + 1):
+        for count in range(1, min(room, _MAX_TRIED // len(rooms)) + 1):
             yield tuple(count if one == place else 0 for one in range(len(rooms)))

@@ -183,7 +183,7 @@ def replan(
     chosen = resolve(run_id, Settings.from_environment(), store)
     load_pool(chosen.job().pool)  # a pool that cannot be read would end the training
     context = RunContext.attach(chosen)
-    devices = context.ledger.ask_to_plan_anew(chosen.uri, devices_of(context))
+    devices = context.ledger.ask_to_replan(chosen.uri, devices_of(context))
     if not devices:
         raise BadInput(f"replan: {chosen.uri} holds no devices; allowed: a run that trains")
     if as_json:

@@ -1,1 +1,1 @@
-"""Who holds which device and run: the ledger of leases, and the queue for devices."""
+"""Leases on devices and runs, and the queue of runs that wait for devices."""

@@ -1,82 +1,55 @@
-"""Who holds what, until when: leases in one SQL table, taken all or none.
+"""The ledger: leases on resources in one SQL table, and the heartbeat that renews them.
 
-A lease is renewed by its holder's heartbeat and ends by release, by expiry, or, on the same machine, with its holder's process.
-Each lease carries a token larger than every earlier one's, so that a holder that slept through its expiry can be told from
-the present one, even from another process of its own name. SQLite here; any SQLAlchemy URL elsewhere. Who waits: `queue`.
+A lease is taken for all of several resources or for none. Its holder's heartbeat renews it; it ends
+by release, by expiry, or, on the same machine, with its holder's process. Each lease has a fencing
+token larger than every earlier one, which tells the current holder from one that slept through its
+expiry, even if both have the same name. SQLite by default; PostgreSQL for several machines. The
+queue of waiting runs is in `queue`.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import socket
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
 
 import sqlalchemy as sql
 from sqlalchemy.engine import Connection
 
 from trainwright.tasks.errors import RunHeld, ServiceUnreachable
-from trainwright.tasks.leases.database import Database
-from trainwright.tasks.leases.tables import Holder, alive, clock, leases, moment, tokens
+from trainwright.tasks.leases.database import Database, database_at
+from trainwright.tasks.leases.lease import Lease, insert_leases
+from trainwright.tasks.leases.tables import Holder, alive, clock, leases, moment
+
+__all__ = ["TTL_S", "Heartbeat", "Holder", "Lease", "Ledger"]
 
 TTL_S = 60.0
-# Tokens keep up with the clock, so that those of a ledger that was lost and begun anew are larger than any it gave before.
-_TOKENS_FROM_S = 1_700_000_000
-
-
-@dataclass(frozen=True)
-class Lease:
-    """A resource that is held. `revoked_by` is the run that asks for it: of a higher priority, or the same, to plan anew."""
-
-    resource: str
-    holder: str
-    run: str
-    token: int
-    expires_at: float
-    priority: int = 0
-    revoked_by: str | None = None
-    pid: int | None = None
-    """the holder's process, if the lease ends with a process of this machine"""
-
-    @property
-    def by(self) -> str:
-        """The holder, as a message names it: with its process, if that is of this machine."""
-        if self.pid is None or f"pid {self.pid}" in self.holder:
-            return self.holder
-        return f"{self.holder} (pid {self.pid})"
-
-    @classmethod
-    def of(cls, row: Any) -> Lease:
-        """The lease in a row of the table."""
-        return cls(
-            row.resource,
-            row.holder,
-            row.run,
-            row.token,
-            row.expires_at,
-            row.priority,
-            row.revoked_by,
-            row.pid if row.machine == socket.gethostname() else None,
-        )
 
 
 class Ledger:
-    """The table of leases at an SQLAlchemy URL."""
+    """The table of leases at an SQLAlchemy URL. Raises BadInput if it is none."""
 
     def __init__(self, url: str) -> None:
-        self.database = Database(url)
+        self._url = url
+        database_at(url, os.getpid())
+
+    @property
+    def database(self) -> Database:
+        """The database, by this process's own connections."""
+        return database_at(self._url, os.getpid())
 
     def take(self, resources: Iterable[str], holder: Holder, run: str, ttl_s: float = TTL_S) -> int:
-        """Lease every resource for a run, or none; what the run holds already is renewed. Returns the token.
+        """Lease all resources for a run, or none; renews what the run holds already.
 
-        Takes no turn: devices are taken with `Queue.take`. Raises RunHeld, naming the holder and the resource, where one is
-        held for another run, or by another for this one.
+        Returns the token. Ignores the queue: devices are taken with `Queue.take`. Raises RunHeld,
+        naming holder and resource, if one is held for another run, or by another holder for this
+        run.
         """
 
-        def work(connection: Connection) -> int:
+        def statements(connection: Connection) -> int:
             found = insert_leases(connection, resources, holder, run, clock(connection), ttl_s, 0)
             if isinstance(found, Lease):
                 raise RunHeld(
@@ -88,7 +61,7 @@ class Ledger:
                 )
             return found
 
-        return self.database.serialised(work)
+        return self.database.serialised(statements)
 
     def renew(
         self,
@@ -99,15 +72,18 @@ class Ledger:
         holder: str | None = None,
         token: int | None = None,
     ) -> bool:
-        """Move the expiry of a run's leases on. False where one of them is no longer the run's (this holder's, this token's)."""
+        """Extend a run's leases, if they are still this holder's and have this token.
+
+        False if one of them is not; the others are extended all the same.
+        """
         wanted = sorted(set(resources))
         mine = (leases.c.resource.in_(wanted), leases.c.run == run, *_held_by(holder, token))
 
-        def work(connection: Connection) -> bool:
+        def statements(connection: Connection) -> bool:
             later = sql.update(leases).where(*mine).values(expires_at=moment(connection) + ttl_s)
             return bool(connection.execute(later).rowcount == len(wanted))
 
-        return self.database.autocommit(work)
+        return self.database.autocommit(statements)
 
     def release(
         self,
@@ -117,7 +93,10 @@ class Ledger:
         holder: str | None = None,
         token: int | None = None,
     ) -> int:
-        """End a run's leases (all, these, only a holder's or a token's). Returns how many there were; none is no error."""
+        """End a run's leases: all, those on `resources`, of a holder, with a token.
+
+        Returns how many there were; 0 is no error.
+        """
         statement = sql.delete(leases).where(leases.c.run == run, *_held_by(holder, token))
         if resources is not None:
             statement = statement.where(leases.c.resource.in_(sorted(set(resources))))
@@ -126,32 +105,32 @@ class Ledger:
         )
 
     def held(self, prefix: str = "") -> list[Lease]:
-        """What is held now, by resource."""
+        """The current leases on resources whose name begins with `prefix`, sorted by resource."""
 
-        def work(connection: Connection) -> list[Lease]:
+        def statements(connection: Connection) -> list[Lease]:
             now = clock(connection)
             rows = connection.execute(sql.select(leases).order_by(leases.c.resource)).all()
             return [
                 Lease.of(row) for row in rows if row.resource.startswith(prefix) and alive(row, now)
             ]
 
-        return self.database.autocommit(work)
+        return self.database.autocommit(statements)
 
     def holds(self, run: str, resource: str) -> bool | None:
-        """Whether a resource is held for a run now; None where nobody has taken it since it was released, if ever."""
+        """Whether a resource is currently held for a run; None if no lease on it is recorded."""
 
-        def work(connection: Connection) -> bool | None:
+        def statements(connection: Connection) -> bool | None:
             row = connection.execute(
                 sql.select(leases).where(leases.c.resource == resource)
             ).first()
             return None if row is None else row.run == run and alive(row, clock(connection))
 
-        return self.database.autocommit(work)
+        return self.database.autocommit(statements)
 
     def holder_of(self, resource: str) -> Holder | None:
-        """Who holds a resource currently, with its process if that is of this machine; None: nobody."""
+        """The current holder of a resource, with its process if on this machine; None if free."""
 
-        def work(connection: Connection) -> Holder | None:
+        def statements(connection: Connection) -> Holder | None:
             row = connection.execute(
                 sql.select(leases).where(leases.c.resource == resource)
             ).first()
@@ -159,10 +138,10 @@ class Ledger:
                 return None
             return Holder(row.holder, row.pid if row.machine == socket.gethostname() else None)
 
-        return self.database.autocommit(work)
+        return self.database.autocommit(statements)
 
     def revoked_by(self, run: str) -> str | None:
-        """The run that asks for a device of this one, another before itself; None where nobody does."""
+        """The run that asks for this run's devices, other runs before itself; None if none does."""
         statement = sql.select(leases.c.revoked_by).where(
             leases.c.run == run, leases.c.revoked_by.is_not(None)
         )
@@ -171,11 +150,14 @@ class Ledger:
         )
         return next((one for one in asked if one != run), run if asked else None)
 
-    def ask_to_plan_anew(self, run: str, resources: Iterable[str]) -> int:
-        """Ask a run for its own devices, these. Returns how many of them it holds; whom another asks for them keeps that."""
+    def ask_to_replan(self, run: str, resources: Iterable[str]) -> int:
+        """Ask a run to plan again, by asking for these of its own devices.
+
+        A request of another run for them stays. Returns how many of them the run holds.
+        """
         mine = (leases.c.run == run, leases.c.resource.in_(sorted(set(resources))))
 
-        def work(connection: Connection) -> int:
+        def statements(connection: Connection) -> int:
             connection.execute(
                 sql.update(leases)
                 .where(*mine, leases.c.revoked_by.is_(None))
@@ -183,10 +165,10 @@ class Ledger:
             )
             return len(connection.execute(sql.select(leases.c.resource).where(*mine)).all())
 
-        return self.database.serialised(work)
+        return self.database.serialised(statements)
 
-    def heard(self, run: str) -> None:
-        """The run knows that it is to plan anew."""
+    def clear_replan(self, run: str) -> None:
+        """Remove the request to plan again: the run has seen it."""
         statement = (
             sql.update(leases)
             .where(leases.c.run == run, leases.c.revoked_by == run)
@@ -195,54 +177,21 @@ class Ledger:
         self.database.autocommit(lambda connection: connection.execute(statement))
 
 
-def insert_leases(
-    connection: Connection,
-    resources: Iterable[str],
-    holder: Holder,
-    run: str,
-    now: float,
-    ttl_s: float,
-    priority: int,
-) -> int | Lease:
-    """Within serialised work: write leases over what is free, expired or this holder's own. The token, or the lease in the way.
-
-    Renewals run beside it: the rows are locked, so that one that is found expired can't be renewed any more.
-    """
-    wanted = sorted(set(resources))
-    there = (
-        sql.select(leases)
-        .where(leases.c.resource.in_(wanted))
-        .order_by(leases.c.resource)
-        .with_for_update()
-    )
-    for row in connection.execute(there).all():
-        if (row.run, row.holder) != (run, holder.name) and alive(row, now):
-            return Lease.of(row)
-    newest = connection.execute(sql.select(sql.func.max(tokens.c.id))).scalar_one()
-    token = max(int(newest or 0) + 1, int(now) - _TOKENS_FROM_S)
-    connection.execute(sql.delete(tokens))  # the newest alone says what comes next
-    connection.execute(sql.insert(tokens).values(id=token))
-    connection.execute(sql.delete(leases).where(leases.c.resource.in_(wanted)))
-    values = {"run": run, "token": token, "priority": priority, **holder.row(now + ttl_s)}
-    if wanted:
-        connection.execute(
-            sql.insert(leases), [{"resource": resource, **values} for resource in wanted]
-        )
-    return token
-
-
 def _held_by(holder: str | None, token: int | None) -> list[sql.ColumnElement[bool]]:
     named = [] if holder is None else [leases.c.holder == holder]
     return named if token is None else [*named, leases.c.token == token]
 
 
 class Heartbeat:
-    """Renews a run's leases, at once and then from a thread, while the block runs. `lost` is set when one is another's.
+    """Renews a run's leases, first on entry and then from a thread, while the block runs.
 
-    Entering raises ServiceUnreachable where the ledger can't be asked: nobody knows how old the lease is by then.
+    `lost` is set when a lease has another holder, or expired while the ledger was out of reach.
+    With a `token`, a later lease of the same run and holder counts as another's. `revoked` is set
+    when a run asks for one of them: the holder should save and release, or plan again if it is the
+    same run.
 
-    `revoked` is set when a run asks for one: save, and release (or plan anew, where it is the same run). With a `token`, a later
-    lease of the same run and holder is another's too.
+    Entering raises ServiceUnreachable if the ledger is out of reach: how old the lease is, is then
+    unknown.
     """
 
     def __init__(
@@ -255,12 +204,8 @@ class Heartbeat:
         holder: str | None = None,
         token: int | None = None,
     ) -> None:
-        self._ledger, self._run, self._resources, self._ttl_s = (
-            ledger,
-            run,
-            sorted(set(resources)),
-            ttl_s,
-        )
+        self._ledger, self._run, self._ttl_s = ledger, run, ttl_s
+        self._resources = sorted(set(resources))
         self._holder, self._token = holder, token
         self._until = -math.inf
         self.lost = threading.Event()
@@ -277,12 +222,12 @@ class Heartbeat:
                 if self._ledger.revoked_by(self._run) is not None:
                     self.revoked.set()
             except ServiceUnreachable:
-                if _clock_s() > self._until:  # nobody can say that the lease is still ours
+                if _clock_s() > self._until:  # the lease has expired for all we know
                     self.lost.set()
                     return
 
     def still_held(self) -> bool:
-        """Ask the ledger now, and renew: what sleeps past its expiry must not trust the last beat."""
+        """Renew now: a process that slept past the expiry must not trust its last heartbeat."""
         asked_at = _clock_s()
         held = self._ledger.renew(
             self._run, self._resources, self._ttl_s, holder=self._holder, token=self._token
@@ -292,7 +237,7 @@ class Heartbeat:
         return held
 
     def mine(self) -> bool:
-        """Whether the leases are still ours, as far as anybody can say: a ledger out of reach is given their time to live."""
+        """Whether the leases are still ours; without a reachable ledger, until they expire."""
         try:
             return not self.lost.is_set() and self.still_held()
         except ServiceUnreachable:
@@ -310,8 +255,5 @@ class Heartbeat:
 
 
 def _clock_s() -> float:
-    """Seconds on a clock that nobody sets, and that goes on while the machine is suspended, as leases do."""
+    """Seconds on a clock that is never set, and that runs while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-__all__ = ["TTL_S", "Heartbeat", "Holder", "Lease", "Ledger", "insert_leases"]

@@ -1,4 +1,4 @@
-"""A pool as it is now: when its devices are there, who holds them, who waits."""
+"""The current state of a pool: its devices' windows, their holders, and the queue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainwright.tasks.spec.windows import next_change, seconds_left
 
 
 def pool_document(pool: Pool, settings: Settings) -> dict[str, Any]:
-    """A pool's devices, when they are there, who holds them until when, and who waits: as `trainwright pool --json` prints it."""
+    """What `trainwright pool --json` prints: devices with windows and holders, and the queue."""
     ledger = Ledger(settings.ledger_url)
     held = {lease.resource: lease for lease in ledger.held("device ")}
     now = datetime.now(UTC)
@@ -51,7 +51,7 @@ def pool_document(pool: Pool, settings: Settings) -> dict[str, Any]:
 
 
 def _window(available: str | None, now: datetime) -> dict[str, Any]:
-    """A host's daily window (UTC, None: always there), whether it is open, and when that changes."""
+    """A host's daily window (UTC; None: always open), whether it is open, and when that changes."""
     change = next_change(available, now) if available else None
     return {
         "available": available,

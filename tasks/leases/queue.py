@@ -1,6 +1,6 @@
-"""The queue for devices: waiters in the ledger's database, each with its place; see `order` for who is next.
+"""The queue for devices: waiting runs in the ledger's database. `queue_order` says who is next.
 
-A waiter that does not look for `ttl_s`, or (on this machine) whose process died, is dropped.
+A run that does not poll for `ttl_s`, or whose process (on this machine) died, is dropped.
 """
 
 from __future__ import annotations
@@ -14,27 +14,32 @@ import sqlalchemy as sql
 from sqlalchemy.engine import Connection
 
 from trainwright.tasks.leases import queue_order
-from trainwright.tasks.leases.ledger import TTL_S, Lease, Ledger, insert_leases
-from trainwright.tasks.leases.queue_order import AGE_S, Held, Waiter
+from trainwright.tasks.leases.lease import Lease, insert_leases
+from trainwright.tasks.leases.ledger import TTL_S, Ledger
+from trainwright.tasks.leases.queue_order import AGE_S, Holding, Waiter
 from trainwright.tasks.leases.tables import Holder, alive, clock, leases, waiters
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What a waiter finds when it looks. `place` is 1 for the next one; `available` is what it may take now."""
+    """A run's position in the queue."""
 
     place: int
+    """1: the next one."""
     length: int
+    """Runs in the queue."""
     rivals: int
-    """how many ahead want a device that it wants: with none, its turn may come at any moment, and it should look often"""
+    """Runs ahead that want a device that it wants. With none, its turn may come at any moment, and
+    it should poll often."""
     available: frozenset[str]
+    """The devices that it may take now."""
     waited_s: float
     blocked_by: Lease | None
-    """a lease on one of the devices it wants, where there is one"""
+    """A lease on one of the devices it wants, if there is one."""
 
 
 class Queue:
-    """Those who wait for devices of a ledger. `age_s`: a waiter rises one level of priority in this time."""
+    """The runs that wait for a ledger's devices; each rises one priority level in `age_s`."""
 
     def __init__(self, ledger: Ledger, age_s: float = AGE_S) -> None:
         self._ledger, self._age_s = ledger, age_s
@@ -50,13 +55,14 @@ class Queue:
         deadline_s: float | None = None,
         ttl_s: float = TTL_S,
     ) -> Turn:
-        """Join the queue, or keep the place in it with a changed wish; ask lower priorities for what is missing.
+        """Join the queue, or keep the place in it, and see whose turn it is.
 
-        `deadline_s` is from the arrival in the queue. A run that stands there already keeps its arrival.
+        Asks runs of lower priority for the devices that are missing. `deadline_s` counts from the
+        arrival in the queue, which a run in it keeps even if `wanted` or `needed` have changed.
         """
         names = sorted(set(wanted))
 
-        def work(connection: Connection) -> Turn:
+        def statements(connection: Connection) -> Turn:
             now = clock(connection)
             queue = self._waiting(connection, now)
             since = next((one.enqueued_at for one in queue if one.run == run), now)
@@ -70,7 +76,7 @@ class Queue:
                 "wanted": names,
                 **holder.row(now + ttl_s),
             }
-            # The one that is needed: each takes a while to import.
+            # Only the one that is needed: each dialect takes a while to import.
             insert: Any = import_module(f"sqlalchemy.dialects.{connection.dialect.name}").insert
             connection.execute(
                 insert(waiters)
@@ -79,12 +85,12 @@ class Queue:
             )
             return self._turn(connection, me, [one for one in queue if one.run != run], now)
 
-        return self._ledger.database.autocommit(work)
+        return self._ledger.database.autocommit(statements)
 
     def keep(self, run: str, ttl_s: float = TTL_S) -> tuple[Turn, Waiter] | None:
-        """Keep a place for whoever waits; what it would find, and its wish. None where the run is not in the queue."""
+        """Keep a waiting run's place; its turn, and what it wants. None if it is not queued."""
 
-        def work(connection: Connection) -> tuple[Turn, Waiter] | None:
+        def statements(connection: Connection) -> tuple[Turn, Waiter] | None:
             now = clock(connection)
             queue = self._waiting(connection, now)
             me = next((one for one in queue if one.run == run), None)
@@ -95,7 +101,7 @@ class Queue:
             )
             return self._turn(connection, me, [one for one in queue if one.run != run], now), me
 
-        return self._ledger.database.autocommit(work)
+        return self._ledger.database.autocommit(statements)
 
     def take(
         self,
@@ -106,13 +112,14 @@ class Queue:
         priority: int = 0,
         ttl_s: float = TTL_S,
     ) -> int | None:
-        """Lease devices and leave the queue, if it is this run's turn for them. The token; None where it is not.
+        """Lease devices and leave the queue, if it is this run's turn for them.
 
-        What the run holds already, and nobody revoked, it keeps; a run that does not wait stands behind all who do.
+        Returns the token; None if it is not its turn. The run keeps what it holds already, unless
+        another asked for it. A run that is not in the queue stands behind all that are.
         """
         names = set(resources)
 
-        def work(connection: Connection) -> int | None:
+        def statements(connection: Connection) -> int | None:
             now = clock(connection)
             queue = queue_order.in_order(self._waiting(connection, now), now, self._age_s)
             place = next((number for number, one in enumerate(queue) if one.run == run), len(queue))
@@ -120,23 +127,23 @@ class Queue:
             if queue_order.available(names, queue[:place], taken) | own & names != names:
                 return None
             token = insert_leases(connection, names, holder, run, now, ttl_s, priority)
-            if isinstance(token, Lease):  # it was renewed in this moment
+            if isinstance(token, Lease):  # an expired lease was renewed just now
                 return None
             connection.execute(sql.delete(waiters).where(waiters.c.run == run))
             return token
 
-        return self._ledger.database.serialised(work)
+        return self._ledger.database.serialised(statements)
 
     def leave(self, run: str) -> None:
-        """Stop waiting; one that does not wait is no error."""
+        """Leave the queue; no error if the run is not in it."""
         self._ledger.database.autocommit(
             lambda connection: connection.execute(sql.delete(waiters).where(waiters.c.run == run))
         )
 
     def waiting(self) -> list[tuple[Waiter, float]]:
-        """Who waits, the next one first, and for how many seconds each has."""
+        """The waiting runs, the next one first, and how many seconds each has waited."""
 
-        def work(connection: Connection) -> list[tuple[Waiter, float]]:
+        def statements(connection: Connection) -> list[tuple[Waiter, float]]:
             now = clock(connection)
             rows = connection.execute(sql.select(waiters)).all()
             ordered = queue_order.in_order(
@@ -144,7 +151,7 @@ class Queue:
             )
             return [(one, max(0.0, now - one.enqueued_at)) for one in ordered]
 
-        return self._ledger.database.autocommit(work)
+        return self._ledger.database.autocommit(statements)
 
     def _turn(self, connection: Connection, me: Waiter, others: list[Waiter], now: float) -> Turn:
         queue = queue_order.in_order([*others, me], now, self._age_s)
@@ -157,7 +164,7 @@ class Queue:
                 if lease.resource in me.wanted:
                     held.setdefault(lease.run, []).append(lease)
             runs = [
-                Held(
+                Holding(
                     run,
                     max(one.priority for one in own),
                     max(one.token for one in own),
@@ -180,14 +187,14 @@ class Queue:
         return Turn(place + 1, len(queue), rivals, free, max(0.0, now - me.enqueued_at), blocked_by)
 
     def _waiting(self, connection: Connection, now: float) -> list[Waiter]:
-        """Those who are alive; the others are dropped."""
+        """The waiting runs that are alive; the others are dropped."""
         living, dead = [], []
         for row in connection.execute(sql.select(waiters)).all():
             if alive(row, now):
                 living.append(_waiter(row))
             else:
                 dead.append((row.run, row.expires_at))
-        if dead:  # and not one that has looked in this moment
+        if dead:  # by expiry too, so as not to drop one that has polled just now
             connection.execute(
                 sql.delete(waiters).where(sql.tuple_(waiters.c.run, waiters.c.expires_at).in_(dead))
             )
@@ -196,7 +203,7 @@ class Queue:
     def _leases(
         self, connection: Connection, now: float, run: str, holder: str
     ) -> tuple[dict[str, Lease], frozenset[str]]:
-        """What others hold, by resource, and what this run and holder do."""
+        """The leases of others, by resource, and the resources of this run and holder."""
         rows = connection.execute(sql.select(leases)).all()
         held = [Lease.of(row) for row in rows if alive(row, now)]
         own = frozenset(

@@ -1,11 +1,12 @@
-"""Who is next: the order of the queue, what a waiter may take, and whose devices it may ask for. Arithmetic on values.
+"""Who is next: the order of the queue, what a run may take, and whom it preempts. Pure arithmetic.
 
-Level of a waiter after waiting w seconds: priority + floor(w / AGE_S). A higher level goes first, then the earlier deadline, then
-the earlier arrival. So nobody starves: who arrives more than (d + 1) * AGE_S after a waiter, with a priority d above it
-(d >= 0), stands behind it for good.
+The level of a run after waiting w seconds is priority + floor(w / AGE_S) (priority aging). A
+higher level goes first, then the earlier deadline, then the earlier arrival. So nobody starves: a
+run that arrives more than (d + 1) * AGE_S after another, with a priority d above it (d >= 0),
+stays behind it for good.
 
-A waiter may take free devices that nobody ahead of it wants, and no others: whoever stands behind can't delay it. (What is
-ahead of it and can start does so at its next look, and leaves the queue.)
+A waiting run may take free devices that nobody ahead of it wants, and no others, so no run delays
+one ahead of it. (A run ahead that can start does so when it polls next, and leaves the queue.)
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ AGE_S = 300.0
 
 @dataclass(frozen=True)
 class Waiter:
-    """A run in the queue. It wants at least `needed` of the devices `wanted`. Times are seconds since the epoch."""
+    """A run in the queue that wants at least `needed` of the devices `wanted`.
+
+    Times are seconds since the epoch.
+    """
 
     run: str
     holder: str
@@ -31,8 +35,8 @@ class Waiter:
 
 
 @dataclass(frozen=True)
-class Held:
-    """The devices of a run that others may ask for."""
+class Holding:
+    """The devices of a run that holds them, and may be asked to give them up."""
 
     run: str
     priority: int
@@ -41,7 +45,7 @@ class Held:
 
 
 def in_order(waiters: Iterable[Waiter], now: float, age_s: float = AGE_S) -> list[Waiter]:
-    """The queue, the next one first."""
+    """The queue, the next run first."""
 
     def key(waiter: Waiter) -> tuple[float, float, float, str]:
         level = waiter.priority + math.floor(max(0.0, now - waiter.enqueued_at) / age_s)
@@ -54,16 +58,17 @@ def in_order(waiters: Iterable[Waiter], now: float, age_s: float = AGE_S) -> lis
 def available(
     wanted: Iterable[str], ahead: Iterable[Waiter], taken: Iterable[str]
 ) -> frozenset[str]:
-    """Of the wanted devices, those that are free and that nobody ahead wants."""
+    """The wanted devices that are free and that nobody ahead wants."""
     return frozenset(wanted).difference(taken, *(waiter.wanted for waiter in ahead))
 
 
-def to_revoke(waiter: Waiter, ahead: Sequence[Waiter], held: Sequence[Held]) -> list[Held]:
-    """The runs to be asked for their devices, so that the waiter can start: of the least priority, and none too many.
+def to_revoke(waiter: Waiter, ahead: Sequence[Waiter], held: Sequence[Holding]) -> list[Holding]:
+    """The runs to ask for their devices so that the waiter can start.
 
-    Without any one of them the others would not suffice; who is not needed goes free from the highest priority down. Only runs
-    of a strictly lower priority of their own (waiting does not raise it here), and none where all of them would not suffice.
-    Among equals the one that started last, which loses least.
+    They have a strictly lower priority (waiting does not raise it here). Empty if all of them
+    together are not enough. Runs of the least priority are asked first, and among equals the one
+    that started last, which loses least. None is asked in vain: without any one of them the others
+    would not be enough.
     """
     taken = frozenset().union(*(one.resources for one in held))
     within = available(waiter.wanted, ahead, ())

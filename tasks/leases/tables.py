@@ -1,7 +1,7 @@
-"""The SQL under leases and queue: the tables, the clock, whose rows are still alive. How they are changed: `database`.
+"""The tables of leases and queue, the database's clock, and which rows are still alive.
 
-Times are seconds since the epoch, by the database's clock where it has one of its own (PostgreSQL), so that machines whose clocks
-differ agree on what has expired.
+Times are seconds since the epoch, by the database's own clock if it has one (PostgreSQL), so that
+machines whose clocks differ agree on what has expired. `database` runs the statements.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _metadata = sql.MetaData()
 
 
 def _owner() -> list[sql.Column[object]]:
-    """Who a row belongs to, and how long it lives without a heartbeat. With `pid`, it ends with that process."""
+    """The holder of a row, and when it expires. With a `pid`, the row ends with that process."""
     return [
         sql.Column("holder", sql.String(400), nullable=False),
         sql.Column("machine", sql.String(300), nullable=False),
@@ -54,13 +54,13 @@ waiters = sql.Table(
 
 @dataclass(frozen=True)
 class Holder:
-    """Who takes a lease. With a `pid` (of this machine), the lease ends when that process does."""
+    """The holder of a lease. With a `pid` (of this machine), the lease ends with that process."""
 
     name: str
     pid: int | None = None
 
     def row(self, until: float) -> dict[str, object]:
-        """The columns that say whose a row is."""
+        """The columns that identify the holder of a row."""
         return {
             "holder": self.name,
             "machine": socket.gethostname(),
@@ -71,21 +71,21 @@ class Holder:
 
 
 def clock(connection: Connection) -> float:
-    """Now."""
+    """The current time."""
     if connection.dialect.name == "postgresql":
         return float(connection.execute(sql.select(moment(connection))).scalar_one())
     return time.time()
 
 
 def moment(connection: Connection) -> sql.ColumnElement[float]:
-    """Now, for use within a statement: the database's own clock where it has one."""
+    """The current time within a statement: the database's own clock if it has one."""
     if connection.dialect.name == "postgresql":
         return sql.cast(sql.func.extract("epoch", sql.func.clock_timestamp()), sql.Float)
     return sql.literal(time.time(), sql.Float)
 
 
 def process_started(pid: int) -> float | None:
-    """When a process began; None where it is dead, whether or not its parent has noticed."""
+    """When a process started; None if it is dead, even if its parent has not reaped it yet."""
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
@@ -94,7 +94,7 @@ def process_started(pid: int) -> float | None:
 
 
 def alive(row: sql.Row[tuple[object, ...]], now: float) -> bool:
-    """Whether a row still counts: its time has not run out, and its process, where it is of this machine, lives."""
+    """Whether a row still counts: not expired, and its process, if on this machine, is alive."""
     if row.expires_at <= now:
         return False
     if row.pid is None or row.machine != socket.gethostname():

@@ -1,1 +1,1 @@
-"""What a configuration is and what it costs."""
+"""Values a plan is made of: configurations, their cost, their placement, and what is searched."""

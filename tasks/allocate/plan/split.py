@@ -1,9 +1,13 @@
-"""How many samples each rank gets, so that all finish together. Arithmetic on curves that never fall.
+"""Splits a batch among ranks so that all finish together: water-filling on step-time curves.
 
-With t_r(b) the time of rank r, the water level W of a global batch B is the least time with Σ max(1, |{b: t_r(b) <= W}|) >= B.
-Every rank gets what it finishes before W (one sample at least), and what is left goes, in the order of the ranks, to those that
-finish one more exactly at W. No other split has a lower largest t_r(b_r), and each rank is within one sample of its
-real-valued share.
+With t_r(b) the time of rank r for b samples, the water level W of a global batch B is the least
+time with
+
+    Σ_r max(1, |{b: t_r(b) <= W}|) >= B
+
+Every rank gets what it finishes before W, and one sample at least. The rest goes, in the order of
+the ranks, to those that finish one more sample exactly at W. No other split has a lower
+max_r t_r(b_r), and each rank is within one sample of its real-valued share.
 """
 
 from __future__ import annotations
@@ -12,16 +16,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 Times = Any
-"""A numpy array: seconds for 1, 2, … samples, as far as memory goes, never falling."""
+"""A numpy array: seconds for 1, 2, … samples, as many as memory holds. Never falls."""
 
 
 def split_batch(
     total: int, curves: Sequence[Callable[[int], float]], limits: Sequence[int | None] | None = None
 ) -> list[int] | None:
-    """Samples by rank: at least one each, `total` together, none above its limit; the largest t_r(b_r) is the least possible.
+    """Samples of each rank: at least one, `total` together, none above its limit.
 
-    None where that can't be: fewer samples than ranks, or more than the limits hold. Ties go to the earlier rank. Raises
-    ValueError for a curve that falls.
+    max_r t_r(b_r) is the least possible; ties go to the earlier rank. Returns None if no such split
+    exists: fewer samples than ranks, or more than the limits hold. Raises ValueError if a curve
+    falls.
     """
     import numpy as np
 
@@ -35,13 +40,13 @@ def split_batch(
         for curve, bound in zip(curves, bounds, strict=True)
     ]
     if any((np.diff(table) < 0).any() for table in tables):
-        raise ValueError("a time that falls as samples are added")
+        raise ValueError("a step time falls as samples are added")
     shares = split_kinds(total, tables, [1] * len(tables), levels_of(tables))
     return None if shares is None else [ranks[0][0] for ranks in shares]
 
 
 def levels_of(tables: Sequence[Times]) -> Times:
-    """Every time that a rank can take: the levels among which the water level is."""
+    """Every time that a rank can take, sorted: one of them is the water level."""
     import numpy as np
 
     return np.unique(np.concatenate(tables)) if tables else np.empty(0)
@@ -50,7 +55,10 @@ def levels_of(tables: Sequence[Times]) -> Times:
 def split_kinds(
     total: int, tables: Sequence[Times], ranks: Sequence[int], levels: Times
 ) -> list[list[tuple[int, int]]] | None:
-    """For each kind of rank, of which there are so many: pairs of (batch, ranks), largest batch first. None as above."""
+    """Split among `ranks[k]` ranks of each kind k.
+
+    Returns for each kind pairs of (batch, ranks), largest batch first; None as `split_batch`.
+    """
     if (
         sum(ranks) > total
         or sum(count * len(table) for count, table in zip(ranks, tables, strict=True)) < total
@@ -65,11 +73,11 @@ def split_kinds(
         )
         low, high = (low, middle) if held >= total else (middle + 1, high)
     level = levels[low]
-    least = [max(1, int(table.searchsorted(level, "left"))) for table in tables]
-    most = [max(1, int(table.searchsorted(level, "right"))) for table in tables]
-    left = total - sum(count * batch for count, batch in zip(ranks, least, strict=True))
+    before = [max(1, int(table.searchsorted(level, "left"))) for table in tables]
+    until = [max(1, int(table.searchsorted(level, "right"))) for table in tables]
+    left = total - sum(count * batch for count, batch in zip(ranks, before, strict=True))
     shares = []
-    for count, low_batch, high_batch in zip(ranks, least, most, strict=True):
+    for count, low_batch, high_batch in zip(ranks, before, until, strict=True):
         room = high_batch - low_batch
         full, part = divmod(min(left, count * room), room) if room else (0, 0)
         left -= full * room + part
@@ -78,5 +86,5 @@ def split_kinds(
             (low_batch + part, 1 if part else 0),
             (low_batch, count - full - bool(part)),
         ]
-        shares.append([(batch, ranks_of_it) for batch, ranks_of_it in sizes if ranks_of_it])
+        shares.append([(batch, some) for batch, some in sizes if some])
     return shares

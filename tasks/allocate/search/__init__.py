@@ -1,1 +1,1 @@
-"""Exact search for the best configuration."""
+"""Exact search for the best data-parallel configuration: branch and bound."""

@@ -1,8 +1,10 @@
-"""The best configuration for a global batch: branch and bound over accumulation, width, water level, ranks and counts.
+"""The best configuration for a global batch, by branch and bound.
 
-A node (`node`) whose bound (`bounds`) is not below the best that was found is dropped; the others are cut (`branching`). What is
-found when no node is left is the best there is; where the work is cut short, `Found.bound` says how much better anything else can
-be. The work is counted in nodes, not in seconds: the same question has the same answer.
+Branches over accumulation, width, water level, number of ranks, and ranks by kind and group. A
+subproblem whose lower bound (`lower_bounds`) is not below the incumbent is pruned; the others are
+divided (`branching`), the lowest bound first. When none is left, the incumbent is optimal. If the
+search is cut short, `SearchResult.bound` says how much better any other configuration can be. The
+effort is counted in nodes, not in seconds, so the same question always has the same answer.
 """
 
 from __future__ import annotations
@@ -12,172 +14,171 @@ import itertools
 import math
 from typing import Any
 
-from trainwright.tasks.allocate.plan.configuration import (
-    EXACT,
-    Configuration,
-    Found,
-    Goal,
-    Limits,
-    Space,
-)
-from trainwright.tasks.allocate.search.bounds import Bounds
-from trainwright.tasks.allocate.search.branching import Branching, every
+from trainwright.tasks.allocate.plan.configuration import TOLERANCE, Configuration, Goal, Limits
+from trainwright.tasks.allocate.plan.search_request import EXACT_NODES, MAX_NODES, SearchResult
+from trainwright.tasks.allocate.plan.search_space import SearchSpace
+from trainwright.tasks.allocate.search.branching import Branching, enumerated
+from trainwright.tasks.allocate.search.lower_bounds import LowerBounds
 from trainwright.tasks.allocate.search.packing import pack
-from trainwright.tasks.allocate.search.subproblem import Bounded, Node
+from trainwright.tasks.allocate.search.subproblem import Relaxation, Subproblem
 
-MOST_NODES = 3_000
-EXACT_NODES = 1_000
-"""Beyond these, what is found may be worse than the best there is by a share of `_CLOSE`."""
-_CLOSE = 1e-3
+_ACCEPTED_GAP = 1e-3
+"""After `EXACT_NODES` nodes, an incumbent relatively this close to its bound is accepted."""
 
 
-class Search:
-    """One search: what is minimised within which limits, and what was found so far."""
+class BranchAndBound:
+    """One search: what is minimised within which limits, and the incumbent."""
 
-    def __init__(self, space: Space, goal: Goal, limits: Limits, cutoff: float = math.inf) -> None:
+    def __init__(
+        self, space: SearchSpace, goal: Goal, limits: Limits, cutoff: float = math.inf
+    ) -> None:
         self.space, self.goal, self.limits, self.cutoff = space, goal, limits, cutoff
-        self.best: Configuration | None = None
-        self.seen: dict[object, list[Configuration]] = {}
-        self._tried: set[object] = set()
-        self._bounds = Bounds(space, goal, limits)
+        self.incumbent: Configuration | None = None
+        self._seen: dict[object, list[Configuration]] = {}
+        self._packed: set[object] = set()
+        self._bounds = LowerBounds(space, goal, limits)
         self._branching = Branching(self._bounds)
 
-    def run(self, most_nodes: int = MOST_NODES) -> Found:
-        """Search until nothing can be better, or this many nodes were looked at."""
-        heap: list[tuple[float, int, Bounded]] = []
+    def run(self, max_nodes: int = MAX_NODES) -> SearchResult:
+        """Search until the incumbent is optimal, or this many nodes were expanded."""
+        heap: list[tuple[float, int, Relaxation]] = []
         ticket = itertools.count()
 
-        def push(node: Node, floor: float) -> None:
-            bounded = self._bounds.of(node, self._ceiling())
-            if bounded is not None and (bound := max(floor, bounded.value)) < self._ceiling():
-                self._try(bounded)
-                if bounded.packed is not None:
-                    self._look(tuple(bounded.packed.astype(int).tolist()), node.accumulation)
-                if bound < self._ceiling():
-                    heapq.heappush(heap, (bound, -next(ticket), bounded))
+        def push(node: Subproblem, parent_bound: float) -> None:
+            relaxed = self._bounds.of(node, self._upper_bound())
+            if relaxed is None:
+                return
+            bound = max(parent_bound, relaxed.bound)
+            if bound < self._upper_bound():
+                self._round(relaxed)
+                if bound < self._upper_bound():
+                    heapq.heappush(heap, (bound, -next(ticket), relaxed))
 
-        for node in self._roots():
-            push(node, 0.0)
+        for root in self._roots():
+            push(root, 0.0)
         nodes = 0
-        while heap and self._matters(heap[0][0], nodes) and nodes < most_nodes:
-            bound, _, bounded = heapq.heappop(heap)
-            node = bounded.node
+        while heap and self._promising(heap[0][0], nodes) and nodes < max_nodes:
+            bound, _, relaxed = heapq.heappop(heap)
             nodes += 1
-            few = every(node, self.space.layout.by_kind)
+            few = enumerated(relaxed.subproblem, self.space.topology.by_kind)
             if few is not None:
                 for counts in few:
-                    self._look(counts, node.accumulation)
+                    self._evaluate(counts, relaxed.subproblem.accumulation)
                 continue
-            for child in self._branching.parts(bounded):
+            for child in self._branching.children(relaxed):
                 push(child, bound)
-        bound = min(heap[0][0] if heap else math.inf, self._ceiling())
-        if self.best is not None:
-            bound = min(bound, self.best.value(self.goal))
-        return Found(
-            self.best, bound, nodes, list(itertools.chain.from_iterable(self.seen.values()))
-        )
+        bound = min(heap[0][0] if heap else math.inf, self._upper_bound())
+        if self.incumbent is not None:
+            bound = min(bound, self.incumbent.value(self.goal))
+        seen = list(itertools.chain.from_iterable(self._seen.values()))
+        return SearchResult(self.incumbent, bound, nodes, seen)
 
-    def _roots(self) -> list[Node]:
-        """A node for each width and accumulation."""
+    def _roots(self) -> list[Subproblem]:
+        """A subproblem for each accumulation: on this machine alone, and with others."""
         import numpy as np
 
-        space, layout = self.space, self.space.layout
-        if space.least > space.most:
+        space, topology = self.space, self.space.topology
+        if space.min_ranks > space.max_ranks:
             return []
-        widest = max((site.size for site in layout.sites if not site.local), default=0)
-        local = any(site.local for site in layout.sites)
+        widest = max((site.size for site in topology.sites if not site.local), default=0)
+        local = any(site.local for site in topology.sites)
         found = []
-        for width in [(0, 0)] * local + [(1, min(widest, space.most))] * bool(widest):
-            floor = self._bounds.floor(width)
+        for width in [(0, 0)] * local + [(1, min(widest, space.max_ranks))] * bool(widest):
+            collectives = self._bounds.collectives(width)
             for accumulation in space.accumulations:
-                levels = len(space.levels[accumulation])
-                usable = np.array(
-                    [len(space.tables[accumulation][kind.index]) > 0 for kind in layout.kinds]
-                )
-                if levels:
-                    high = np.where(usable[layout.kind_of], floor.room, 0.0)
-                    ranks = (max(space.least, width[0]), int(min(space.most, high.sum())))
-                    kinds = (layout.by_kind(0 * high), layout.by_kind(high))
-                    found.append(
-                        Node(accumulation, floor, (0, levels - 1), ranks, 0 * high, high, kinds)
+                levels, tables = len(space.levels[accumulation]), space.tables[accumulation]
+                if not levels:
+                    continue
+                usable = np.array([len(tables[kind.index]) > 0 for kind in topology.kinds])
+                high = np.where(usable[topology.kind_of], collectives.room, 0.0)
+                ranks = (max(space.min_ranks, width[0]), int(min(space.max_ranks, high.sum())))
+                kinds = (topology.by_kind(0 * high), topology.by_kind(high))
+                found.append(
+                    Subproblem(
+                        accumulation, collectives, (0, levels - 1), ranks, 0 * high, high, kinds
                     )
+                )
         return found
 
-    def _ceiling(self) -> float:
-        """What a bound must be below for its node to matter."""
-        best = self.best.value(self.goal) if self.best else math.inf
-        return min(best * (1 - EXACT), self.cutoff)
+    def _upper_bound(self) -> float:
+        """What a bound must be below for its subproblem to be kept."""
+        best = self.incumbent.value(self.goal) if self.incumbent else math.inf
+        return min(best * (1 - TOLERANCE), self.cutoff)
 
-    def _matters(self, bound: float, nodes: int) -> bool:
-        """Whether a node with this bound is looked at, after so many."""
-        close = _CLOSE if self.best is not None and nodes >= EXACT_NODES else 0.0
-        return bound < self._ceiling() * (1 - close)
+    def _promising(self, bound: float, nodes: int) -> bool:
+        """Whether a subproblem with this bound is expanded after so many nodes."""
+        late = self.incumbent is not None and nodes >= EXACT_NODES
+        return bound < self._upper_bound() * (1 - (_ACCEPTED_GAP if late else 0.0))
 
-    def _try(self, bounded: Bounded) -> None:
-        """Look at whole counts near a bound's."""
+    def _round(self, relaxed: Relaxation) -> None:
+        """Evaluate whole counts near a relaxed solution (a primal heuristic)."""
         import numpy as np
 
-        node, plan, samples = bounded.node, bounded.counts, bounded.samples
+        node, relaxed_counts, samples = relaxed.subproblem, relaxed.counts, relaxed.samples
         if samples is None:
-            self._pack(node, plan)
-            return
-        down = np.floor(plan + 1e-9)
-        parts = np.flatnonzero(plan - down > 1e-9)
-        up = down.copy()
-        up[parts] += 1
-        missing = self.space.batch - float(samples @ down)
-        one_more = down.copy()
-        if missing > 0 and len(parts):
-            enough = [one for one in parts if samples[one] >= missing] or [
-                max(parts, key=lambda one: samples[one])
-            ]
-            one_more[min(enough, key=lambda one: (samples[one], one))] += 1
-        self._pack(node, one_more)
-        self._pack(node, up)
+            self._pack(node, relaxed_counts)
+        else:
+            down = np.floor(relaxed_counts + 1e-9)
+            fractional = np.flatnonzero(relaxed_counts - down > 1e-9)
+            up = down.copy()
+            up[fractional] += 1
+            missing = self.space.batch - float(samples @ down)
+            one_more = down.copy()
+            if missing > 0 and len(fractional):
+                enough = [one for one in fractional if samples[one] >= missing] or [
+                    max(fractional, key=lambda one: samples[one])
+                ]
+                one_more[min(enough, key=lambda one: (samples[one], one))] += 1
+            self._pack(node, one_more)
+            self._pack(node, up)
+        if relaxed.packed is not None:
+            self._evaluate(tuple(relaxed.packed.astype(int).tolist()), node.accumulation)
 
-    def _pack(self, node: Node, by_kind: Any) -> None:
-        """Look at these counts by kind on few machines, and on many."""
+    def _pack(self, node: Subproblem, by_kind: Any) -> None:
+        """Evaluate these counts by kind on few machines, and spread over many."""
         import numpy as np
 
-        narrowest = self._bounds.floor((node.floor.width[0], node.floor.width[0]))
-        for floor in (node.floor, narrowest):
-            high = np.minimum(node.high, floor.room)
+        width = node.collectives.width[0]
+        narrowest = self._bounds.collectives((width, width))
+        for room in (node.collectives, narrowest):
+            high = np.minimum(node.high, room.room)
             key = (
                 tuple(by_kind),
                 node.accumulation,
-                floor.width,
+                room.width,
                 node.low.tobytes(),
                 high.tobytes(),
             )
-            if key not in self._tried and (node.low <= high).all():
-                self._tried.add(key)
-                counts = pack(by_kind, node.low, high, floor)
+            if key not in self._packed and (node.low <= high).all():
+                self._packed.add(key)
+                counts = pack(by_kind, node.low, high, room)
                 if counts is not None:
-                    self._look(tuple(counts.astype(int).tolist()), node.accumulation)
+                    self._evaluate(tuple(counts.astype(int).tolist()), node.accumulation)
 
-    def _look(self, counts: tuple[int, ...], accumulation: int) -> None:
+    def _evaluate(self, counts: tuple[int, ...], accumulation: int) -> None:
+        """Compute the cost of these counts, once, and keep the best as the incumbent."""
         key = (counts, accumulation)
-        if key in self.seen:
+        if key in self._seen:
             return
-        self.seen[key] = self.space.configure(counts, accumulation)
-        for one in self.seen[key]:
+        self._seen[key] = self.space.configure(counts, accumulation)
+        for one in self._seen[key]:
             value = one.value(self.goal)
             if math.isinf(value) or one.excess(self.limits) > 0:
                 continue
             if (
-                self.best is None
-                or value < self.best.value(self.goal)
-                or _comes_before(one, self.best, value, self.goal)
+                self.incumbent is None
+                or value < self.incumbent.value(self.goal)
+                or _comes_before(one, self.incumbent, value, self.goal)
             ):
-                self.best = one
+                self.incumbent = one
 
 
 def _comes_before(one: Configuration, other: Configuration, value: float, goal: Goal) -> bool:
-    """Of two with the same value: fewer ranks, less accumulation, earlier groups."""
+    """Among ties: fewer ranks, then less accumulation, then earlier groups."""
     if value > other.value(goal):
         return False
 
     def key(it: Configuration) -> tuple[Any, ...]:
-        return (it.size, it.accumulation, tuple(-count for count in it.counts), it.seating)
+        return (it.size, it.accumulation, tuple(-count for count in it.counts), it.placement)
 
     return key(one) < key(other)

@@ -1,4 +1,4 @@
-"""How a node is cut into parts: where its bound is loosest."""
+"""Branching: divides a subproblem where its bound is loosest."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from trainwright.tasks.allocate.search.bounds import Bounds
+from trainwright.tasks.allocate.search.lower_bounds import LowerBounds
 from trainwright.tasks.allocate.search.packing import pack
-from trainwright.tasks.allocate.search.subproblem import Bounded, Node
+from trainwright.tasks.allocate.search.subproblem import Relaxation, Subproblem
 
-_FEW = 24  # counts are tried one by one where there are no more of them
+_FEW = 24  # a subproblem with at most so many counts is enumerated
 
 
-def every(node: Node, by_kind: Any) -> Iterator[tuple[int, ...]] | None:
-    """All counts by group of a node, where they are few; None where they are many. `by_kind` adds them up by kind."""
+def enumerated(node: Subproblem, by_kind: Any) -> Iterator[tuple[int, ...]] | None:
+    """All counts by group of a subproblem; None if they are too many. `by_kind` sums by kind."""
     import numpy as np
 
     if np.log(node.high - node.low + 1).sum() > math.log(_FEW):
@@ -37,79 +37,86 @@ def every(node: Node, by_kind: Any) -> Iterator[tuple[int, ...]] | None:
 
 
 class Branching:
-    """Cuts nodes."""
+    """Divides the subproblems of one search."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: LowerBounds) -> None:
         self._bounds, self._space = bounds, bounds.space
-        self._layout = bounds.space.layout
+        self._topology = bounds.space.topology
 
-    def parts(self, bounded: Bounded) -> Iterator[Node]:
-        """The parts of a node."""
-        node, plan = bounded.node, bounded.counts
-        low, high = node.floor.width
-        if node.settled and low == high:
-            yield from self._groups(node)
+    def children(self, relaxed: Relaxation) -> Iterator[Subproblem]:
+        """The parts of a subproblem: they are disjoint, and together they are all of it."""
+        node = relaxed.subproblem
+        low, high = node.collectives.width
+        if node.kinds_fixed and low == high:
+            yield from self._by_group(node)
             return
-        can_be_cut = {
+        divisible = {
             "levels": node.levels[0] < node.levels[1],
             "ranks": node.ranks[0] < node.ranks[1],
-            "kinds": not node.settled,
-            "width": low < high,  # it bounds which seats there are, not what a sum takes
+            "kinds": not node.kinds_fixed,
+            "width": low < high,  # it limits the placement and loosens no bound: last of all
         }
-        loose = {what: getattr(bounded.loose, what, 0.0) for what, can in can_be_cut.items() if can}
+        loose = {what: getattr(relaxed.loose, what, 0.0) for what, can in divisible.items() if can}
         loosest = max(loose, key=lambda what: loose[what])
-        if node.settled or loosest == "width":
-            middle = (low + high) // 2
-            for width in ((low, middle), (middle + 1, high)):
-                floor = self._bounds.floor(width)
-                ranks = (max(node.ranks[0], width[0]), node.ranks[1])
-                yield replace(node, floor=floor, ranks=ranks, high=node.high.clip(max=floor.room))
+        if node.kinds_fixed or loosest == "width":
+            yield from self._by_width(node)
         elif loosest == "levels":
-            yield from self._levels(node)
+            yield from self._by_level(node)
         elif loosest == "ranks":
-            first, last = node.ranks
-            size = math.ceil(float(plan.sum()) - 1e-6)
-            middle = (
-                size - 1
-                if first < size <= last
-                else min(max(int(math.sqrt(first * last)), first), last - 1)
-            )
-            yield replace(node, ranks=(first, middle))
-            yield replace(node, ranks=(middle + 1, last))
+            yield from self._by_ranks(node, relaxed.counts)
         else:
-            yield from self._kinds(node, plan)
+            yield from self._by_kind(node, relaxed.counts)
 
-    def _levels(self, node: Node) -> Iterator[Node]:
-        """Halves of the ratio, not of the difference: short steps are told apart as finely as long ones."""
+    def _by_width(self, node: Subproblem) -> Iterator[Subproblem]:
+        """Halves by the most ranks on a machine."""
+        low, high = node.collectives.width
+        middle = (low + high) // 2
+        for width in ((low, middle), (middle + 1, high)):
+            room = self._bounds.collectives(width)
+            ranks = (max(node.ranks[0], width[0]), node.ranks[1])
+            yield replace(node, collectives=room, ranks=ranks, high=node.high.clip(max=room.room))
+
+    def _by_level(self, node: Subproblem) -> Iterator[Subproblem]:
+        """Halves by the water level's logarithm: short steps are divided as finely as long ones."""
         import numpy as np
 
         low, high = node.levels
         times = self._space.levels[node.accumulation]
-        middle = (
-            int(np.searchsorted(times, math.sqrt(float(times[low]) * float(times[high])), "right"))
-            - 1
-        )
+        geometric_mean = math.sqrt(float(times[low]) * float(times[high]))
+        middle = int(np.searchsorted(times, geometric_mean, "right")) - 1
         middle = min(max(middle, low), high - 1)
         yield replace(node, levels=(low, middle))
         yield replace(node, levels=(middle + 1, high))
 
-    def _kinds(self, node: Node, plan: Any) -> Iterator[Node]:
-        """Halves by the number of one kind: one of which the bound has a part, and the most."""
+    def _by_ranks(self, node: Subproblem, counts: Any) -> Iterator[Subproblem]:
+        """Fewer ranks than the relaxed solution has, and as many or more."""
+        first, last = node.ranks
+        size = math.ceil(float(counts.sum()) - 1e-6)
+        middle = (
+            size - 1
+            if first < size <= last
+            else min(max(int(math.sqrt(first * last)), first), last - 1)
+        )
+        yield replace(node, ranks=(first, middle))
+        yield replace(node, ranks=(middle + 1, last))
+
+    def _by_kind(self, node: Subproblem, counts: Any) -> Iterator[Subproblem]:
+        """Halves by the ranks of one kind: a fractional one, with the widest interval."""
         import numpy as np
 
-        part = np.abs(plan - np.round(plan))
+        fraction = np.abs(counts - np.round(counts))
         least, most = node.kinds
         at = max(
             np.flatnonzero(most > least),
             key=lambda one: (
-                part[one] > 1e-6,
-                plan[one] > least[one],
+                fraction[one] > 1e-6,
+                counts[one] > least[one],
                 most[one] - least[one],
                 -one,
             ),
         )
-        cut = min(max(math.floor(plan[at] + 1e-9), least[at]), most[at] - 1)
-        places = np.flatnonzero(self._layout.kind_of == at)
+        cut = min(max(math.floor(counts[at] + 1e-9), least[at]), most[at] - 1)
+        places = np.flatnonzero(self._topology.kind_of == at)
         for low_count, high_count in ((least[at], cut), (cut + 1, most[at])):
             lows, highs = least.copy(), most.copy()
             lows[at], highs[at] = low_count, high_count
@@ -119,11 +126,11 @@ class Branching:
                 low[places] = low[places].clip(min=low_count)
             yield replace(node, low=low, high=high, kinds=(lows, highs))
 
-    def _groups(self, node: Node) -> Iterator[Node]:
-        """Halves by the count of one group, where the numbers by kind are settled."""
+    def _by_group(self, node: Subproblem) -> Iterator[Subproblem]:
+        """Halves by the ranks of the group with the widest interval."""
         import numpy as np
 
-        counts = pack(node.kinds[0], node.low, node.high, node.floor)
+        counts = pack(node.kinds[0], node.low, node.high, node.collectives)
         if counts is None:
             return
         at = int(np.argmax(node.high - node.low))

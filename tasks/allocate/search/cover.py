@@ -1,11 +1,14 @@
-"""The cheapest way to cover a batch with ranks of several kinds, as a linear program: a lower bound, and counts that reach it.
+"""The covering relaxation: the cheapest ranks that hold a batch, as a linear program.
 
-    min Σ p_k · n_k   with   Σ s_k · n_k >= B,   least <= Σ n_k <= most,   low_k <= n_k <= high_k,   n in `Rooms`
+    min Σ p_k · n_k   with   Σ s_k · n_k >= B,   least <= Σ n_k <= most,
+                             low_k <= n_k <= high_k,   n within `Capacity`
 
-Kinds share machines, so a set S of them finds room for f(S) = Σ_sites min(room of S, what the site holds) ranks at most: a
-polymatroid (J. Edmonds, "Submodular functions, matroids, and certain polyhedra", 1970). With a multiplier λ for the batch, the
-rest is solved greedily by λ · s_k − p_k; the λ at which the batch is just covered is where two such solutions meet, found by
-cutting between them (M. Eisner, D. Severance, "Mathematical techniques for efficient record segmentation", JACM 23, 1976).
+Kinds share machines: a set S of kinds finds room for f(S) = Σ_sites min(room of S, what the site
+holds) ranks at most, a polymatroid (J. Edmonds, "Submodular functions, matroids, and certain
+polyhedra", 1970). With a Lagrange multiplier λ for the batch, the rest is solved greedily, in the
+order of λ · s_k − p_k. The λ at which the batch is just covered is where two such solutions meet;
+cutting between them finds it (M. Eisner, D. Severance, "Mathematical techniques for efficient
+record segmentation in large shared databases", JACM 23, 1976).
 """
 
 from __future__ import annotations
@@ -13,13 +16,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-_MOST_CUTS = 60  # each is valid to stop at; some eight find the best
+_MAX_CUTS = 60  # each cut gives a valid bound; about eight find the optimum
 _CLOSE = 1e-9
 
 
 @dataclass(frozen=True)
-class Rooms:
-    """How many ranks fit, by site (rows) and kind (columns); only the sites that hold fewer than their kinds together."""
+class Capacity:
+    """How many ranks fit, by site (rows) and kind (columns).
+
+    Only sites that hold fewer ranks than their kinds together have a row.
+    """
 
     high: Any
     low: Any
@@ -29,7 +35,7 @@ class Rooms:
     """By kind: room on all other sites."""
 
     def of_first(self, order: Any) -> Any:
-        """How many ranks the first 1, 2, … kinds of an order find room for, together."""
+        """How many ranks the first 1, 2, … kinds of an order find room for: f(S) of each prefix."""
         import numpy as np
 
         found = np.cumsum(self.free[order])
@@ -42,25 +48,26 @@ class Rooms:
 
 
 @dataclass(frozen=True)
-class Counts:
-    """The numbers of ranks to choose among: by kind, in all, and together on the machines."""
+class CountLimits:
+    """The numbers of ranks to choose among: by kind, in total, and together on the machines."""
 
     low: Any
     high: Any
     least: int
     most: int
-    rooms: Rooms
+    capacity: Capacity
 
     def heaviest(self, weights: Any) -> Any | None:
-        """Counts with the greatest Σ weight · n (real numbers). None: there are no such counts.
+        """Counts (real numbers) with the greatest Σ weight · n; None if no counts are allowed.
 
-        Only that kinds of higher weight find room together is looked at, so the sum is an upper bound where other sets bind.
+        Capacity is checked for the sets of heaviest kinds only, so the sum is an upper bound if
+        other sets bind.
         """
         import numpy as np
 
         order = np.argsort(-weights, kind="stable")
         low = self.low[order]
-        limits = np.minimum(self.rooms.of_first(order), self.most) - np.cumsum(low)
+        limits = np.minimum(self.capacity.of_first(order), self.most) - np.cumsum(low)
         limits = np.minimum.accumulate(limits[::-1])[::-1]
         if limits[0] < 0:
             return None
@@ -76,21 +83,23 @@ class Counts:
         return found
 
     def covers(self, samples: Any, batch: int) -> bool:
-        """Whether the batch can be covered at all."""
+        """Whether ranks with these samples can hold the batch at all."""
         found = self.heaviest(samples)
         return found is not None and float(samples @ found) >= batch - _CLOSE
 
 
 class Cover(NamedTuple):
-    """The least price, or a lower bound of it; what has it: counts by kind, and samples on a rank of each (real numbers)."""
+    """The least price, or a lower bound of it, and the solution (real numbers) that attains it."""
 
     price: float
     counts: Any
+    """Ranks by kind."""
     samples: Any
+    """Samples of a rank of each kind."""
 
 
-def cover(prices: Any, samples: Any, counts: Counts, batch: int) -> Cover | None:
-    """The cheapest cover of the batch. None: impossible.
+def cover(prices: Any, samples: Any, limits: CountLimits, batch: int) -> Cover | None:
+    """The cheapest cover of the batch; None if there is none.
 
     `prices` and `samples` have a row for each choice that a rank of a kind (column) has.
     """
@@ -99,21 +108,21 @@ def cover(prices: Any, samples: Any, counts: Counts, batch: int) -> Cover | None
     kinds = np.arange(prices.shape[1])
 
     def at(rate: float) -> tuple[float, float, Any, Any] | None:
-        """The best at this price of a sample: samples, price, counts, samples of a rank."""
+        """The optimum at this multiplier: samples, price, counts, samples of a rank."""
         chosen = np.argmin(prices - rate * samples, axis=0)
         price, held = prices[chosen, kinds], samples[chosen, kinds]
-        found = counts.heaviest(rate * held - price)
+        found = limits.heaviest(rate * held - price)
         return None if found is None else (float(held @ found), float(price @ found), found, held)
 
     most = samples.max(axis=0)
-    few, full = at(0.0), counts.heaviest(most)
+    few, full = at(0.0), limits.heaviest(most)
     if few is None or full is None or float(most @ full) < batch - _CLOSE:
         return None
     if few[0] >= batch - _CLOSE:
         return Cover(*few[1:])
     at_most = np.where(samples == most, prices, np.inf).min(axis=0)
     many = (float(most @ full), float(at_most @ full), full, most)
-    for _ in range(_MOST_CUTS):
+    for _ in range(_MAX_CUTS):
         rate = max(0.0, (many[1] - few[1]) / (many[0] - few[0]))
         found = at(rate)
         if found is None:

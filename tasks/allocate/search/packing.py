@@ -1,33 +1,34 @@
-"""Ranks of several kinds onto machines that kinds share: counts by group from counts by kind, on few machines."""
+"""Packs ranks of several kinds onto machines that the kinds share, using few machines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from trainwright.tasks.allocate.search.collective_floor import CollectiveFloor
+from trainwright.tasks.allocate.search.collective_bound import CollectiveBound
 
 
-def pack(by_kind: Any, low: Any, high: Any, floor: CollectiveFloor) -> Any | None:
-    """Counts by group, between `low` and `high`, that sum up to these by kind and fit on the sites. None where there are none.
+def pack(by_kind: Any, low: Any, high: Any, room: CollectiveBound) -> Any | None:
+    """Ranks by group, from `low` to `high`, that add up to `by_kind` and fit on the sites.
 
-    `floor` says how many ranks a site holds. Sites are filled one after the other, those first whose machines hold most of what
-    is asked for, and with the scarcest kinds first, so that few machines are used; where that strands a rank, a maximum flow
+    `room` says how many ranks a site holds. Returns None if there are no such numbers. Sites are
+    filled greedily: first those whose machines hold most of what is asked for, and there the
+    scarcest kinds first, so that few machines are used. If that leaves a rank over, a maximum flow
     decides.
     """
     import numpy as np
 
-    holds, site_of, kind_of = floor.holds, floor.layout.site_of, floor.layout.kind_of
+    holds, site_of, kind_of = room.holds, room.topology.site_of, room.topology.kind_of
     counts = low.copy()
     left = by_kind - np.bincount(kind_of, low, len(by_kind))
     if (left < 0).any() or (np.bincount(kind_of, high - low, len(by_kind)) < left).any():
         return None
     spare = holds - np.bincount(site_of, low, len(holds))
     groups = np.flatnonzero((high > low) & (left[kind_of] > 0) & (spare[site_of] > 0))
-    room = (high - low)[groups]
-    wanted = np.minimum(room, left[kind_of[groups]])
-    fits = np.minimum(np.bincount(site_of[groups], wanted, len(holds)), spare) / floor.machines
-    slack = np.bincount(kind_of[groups], room, len(by_kind)) - left
+    free = (high - low)[groups]
+    wanted = np.minimum(free, left[kind_of[groups]])
+    fits = np.minimum(np.bincount(site_of[groups], wanted, len(holds)), spare) / room.machines
+    slack = np.bincount(kind_of[groups], free, len(by_kind)) - left
     order = groups[
         np.lexsort((groups, slack[kind_of[groups]], site_of[groups], -fits[site_of[groups]]))
     ]
@@ -43,24 +44,25 @@ def pack(by_kind: Any, low: Any, high: Any, floor: CollectiveFloor) -> Any | Non
             missing -= taken
             if not missing:
                 return counts
-    return _flow(by_kind, low, high, floor) if missing else counts
+    return _flow(by_kind, low, high, room) if missing else counts
 
 
-def _flow(by_kind: Any, low: Any, high: Any, floor: CollectiveFloor) -> Any | None:
-    """The same by a maximum flow: source, kinds, sites, sink."""
+def _flow(by_kind: Any, low: Any, high: Any, room: CollectiveBound) -> Any | None:
+    """The same, by a maximum flow from source through kinds and sites to sink."""
     import numpy as np
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_flow
 
-    site_of, kind_of = floor.layout.site_of, floor.layout.kind_of
-    kinds, sites = len(by_kind), len(floor.holds)
+    site_of, kind_of = room.topology.site_of, room.topology.kind_of
+    kinds, sites = len(by_kind), len(room.holds)
     left = by_kind - np.bincount(kind_of, low, kinds)
-    spare = floor.holds - np.bincount(site_of, low, sites)
+    spare = room.holds - np.bincount(site_of, low, sites)
     if (spare < 0).any():
         return None
     source, sink, first = 0, kinds + sites + 1, kinds + 1
 
     def edges(*parts: Sequence[int] | Any) -> Any:
+        """From source to kinds, from kinds to sites (a group each), from sites to sink."""
         return np.concatenate(
             [
                 np.broadcast_to(part, size)

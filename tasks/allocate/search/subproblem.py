@@ -1,55 +1,55 @@
-"""A part of the space that is searched: an interval of everything that is chosen.
-
-A node is an accumulation, a width (the most ranks on a machine), an interval of water levels, one of the number of ranks, and
-one of each count, by kind of device and by group. What its configurations take at least: `bounds`.
-"""
+"""A node of the branch-and-bound tree: an interval of everything that is chosen, and its bound."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from trainwright.tasks.allocate.search.collective_floor import CollectiveFloor
+from trainwright.tasks.allocate.search.collective_bound import CollectiveBound
 
 
 @dataclass(frozen=True)
-class Node:
-    """A part of the space."""
+class Subproblem:
+    """The configurations with one accumulation whose other choices lie in these intervals."""
 
     accumulation: int
-    floor: CollectiveFloor
+    collectives: CollectiveBound
+    """Bounds the collectives, for an interval of widths (most ranks on a machine)."""
     levels: tuple[int, int]
+    """First and last water level, as positions in the search space's `levels`."""
     ranks: tuple[int, int]
     low: Any
+    """Fewest ranks by group: a numpy array."""
     high: Any
-    """Counts by group."""
+    """Most ranks by group: a numpy array."""
     kinds: tuple[Any, Any]
-    """Least and most ranks by kind: alike devices of several sites are told apart only once their number is settled."""
+    """Fewest and most ranks by kind: numpy arrays. Groups of one kind are branched on only once
+    the number of ranks of the kind is fixed."""
 
     @property
-    def settled(self) -> bool:
-        """Whether the counts by kind are."""
+    def kinds_fixed(self) -> bool:
+        """Whether the number of ranks of every kind is fixed."""
         return bool((self.kinds[0] == self.kinds[1]).all())
 
 
 class Looseness(NamedTuple):
-    """By what share of the value each of a node's intervals loosens its bound."""
+    """By what share of the bound each interval of a subproblem loosens it: what to branch on."""
 
     levels: float = 0.0
     ranks: float = 0.0
     kinds: float = 0.0
 
 
-class Bounded(NamedTuple):
-    """What a node's configurations take at least, and what comes near it (real numbers)."""
+class Relaxation(NamedTuple):
+    """A lower bound of a subproblem, and the relaxed solution (real numbers) that attains it."""
 
-    value: float
-    node: Node
-    """Cut to size."""
+    bound: float
+    subproblem: Subproblem
+    """Tightened."""
     counts: Any
-    """By kind."""
+    """Ranks by kind."""
     samples: Any = None
-    """Of a rank of each kind. None: the counts are settled."""
+    """Samples of a rank of each kind. None: the numbers by kind are fixed."""
     loose: Looseness = Looseness()
     packed: Any = None
-    """Counts by group on the fewest machines."""
+    """Ranks by group on the fewest machines that hold the batch."""

@@ -1,4 +1,7 @@
-"""What `plan` shows a person: tables that fit 80 columns. Every column, or row of one quantity, has one unit, in its header."""
+"""Shows plans to a person, in tables that fit 80 columns.
+
+Every column, or row of one quantity, has one unit, which its header states.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from trainwright.estimator.curves import Interval
-from trainwright.tasks.allocate.front import kinds_of
+from trainwright.tasks.allocate.plan.device_counts import as_text, device_counts
 from trainwright.tasks.cli.screens.console import out, table
 from trainwright.tasks.runs.artefacts import (
     Alternative,
@@ -27,9 +30,10 @@ Units = Sequence[tuple[float, str]]
 
 
 def column(values: Iterable[float | None], units: Units) -> tuple[str, list[str]]:
-    """The unit in which the middle one of these values is at least one, and all of them in it, to as many decimals.
+    """A unit for these values, and all of them in it, with the same number of decimals.
 
-    The least has three significant digits, as long as that takes no more than six decimals.
+    The median is at least one of the unit. The least value has three significant digits, unless
+    that takes more than six decimals.
     """
     given = list(values)
     known = sorted(abs(value) for value in given if value is not None and 0 < abs(value) < math.inf)
@@ -47,60 +51,21 @@ def _figures(name: str, values: Iterable[float | None], units: Units) -> tuple[s
 
 
 def show_plan(plan: Plan) -> None:
-    """A plan: its devices, what it is predicted to take, what else there was."""
-    devices = plan.devices
-    times = [one.step_time_s for one in devices]
-    unit, texts = column(
-        [value for one in times for value in (one.median, one.low, one.high)], _TIMES
-    )
-    memory, sizes = _figures("memory", [one.peak_memory_bytes for one in devices], _SIZES)
-    table(
-        f"devices, global batch {plan.global_batch_size}{_micro(plan.accumulation)}",
-        (
-            "device",
-            "batch",
-            f"own step\n{unit}",
-            f"5 %\n{unit}",
-            f"95 %\n{unit}",
-            memory,
-            "predicted\nby",
-        ),
-        [
-            (
-                _broken(one.id),
-                str(one.batch_size),
-                *texts[3 * place : 3 * place + 3],
-                sizes[place],
-                one.mode or "-",
-            )
-            for place, one in enumerate(devices)
-        ],
-        right=(1, 2, 3, 4, 5),
-    )
+    """A plan: its devices, its predicted duration, energy and cost, and the alternatives."""
+    _show_devices(plan)
     _show_held(plan.held)
     _show_predicted(plan)
-    others = [one for one in plan.alternatives if one.predicted is not None][:_ALTERNATIVES_SHOWN]
-    if others:
-        more = len(plan.alternatives) - len(others)
-        about = [f"{_shape(one.devices)}{_batch(one, plan)}: {one.reason}" for one in others]
-        title = "alternatives: devices and why not" + (
-            f" ({more} more with --json)" if more else ""
-        )
-        _show_points(
-            title, [_medians(one.predicted) for one in others], ["" for _ in others], about
-        )
+    _show_alternatives(plan)
     if len(plan.front) > 1:
         _show_points(
             "time against energy and cost (* the plan)",
             [(one.time, one.energy, one.cost) for one in plan.front],
             [_mark(one) for one in plan.front],
-            [f"{_shape(one.devices)}{_batch(one, plan)}" for one in plan.front],
+            [f"{as_text(one.devices)}{_batch(one, plan)}" for one in plan.front],
         )
-    found = (
-        "nothing is better"
-        if plan.search == "exact"
-        else f"nothing is better by more than {100 * plan.gap:.2g} %"
-    )
+    found = "no plan is better"
+    if plan.search != "exact":
+        found += f" by more than {100 * plan.gap:.2g} %"
     out.print("search", style="bold")
     out.print(f"  {found}; found in {plan.solve_time_s:.2f} s")
     if plan.batch_rule:
@@ -108,40 +73,70 @@ def show_plan(plan: Plan) -> None:
     out.print()
 
 
+def _show_devices(plan: Plan) -> None:
+    devices, times = plan.devices, [one.step_time_s for one in plan.devices]
+    unit, texts = column(
+        [value for one in times for value in (one.median, one.low, one.high)], _TIMES
+    )
+    memory, sizes = _figures("memory", [one.peak_memory_bytes for one in devices], _SIZES)
+    step = (f"own step\n{unit}", f"5 %\n{unit}", f"95 %\n{unit}")
+    rows = [
+        (
+            _broken(one.id),
+            str(one.batch_size),
+            *texts[3 * place : 3 * place + 3],
+            sizes[place],
+            one.mode or "-",
+        )
+        for place, one in enumerate(devices)
+    ]
+    table(
+        f"devices, global batch {plan.global_batch_size}{_micro(plan.accumulation)}",
+        ("device", "batch", *step, memory, "predicted\nby"),
+        rows,
+        right=(1, 2, 3, 4, 5),
+    )
+
+
+def _show_alternatives(plan: Plan) -> None:
+    others = [one for one in plan.alternatives if one.predicted is not None][:_ALTERNATIVES_SHOWN]
+    if not others:
+        return
+    more = len(plan.alternatives) - len(others)
+    _show_points(
+        "alternatives: devices and why not" + (f" ({more} more with --json)" if more else ""),
+        [_medians(one.predicted) for one in others],
+        ["" for _ in others],
+        [f"{as_text(one.devices)}{_batch(one, plan)}: {one.reason}" for one in others],
+    )
+
+
 def show_joint(joint: JointPlan) -> None:
-    """Several jobs' plan: when each runs, on what."""
+    """The joint plan of several jobs: when each runs, on which devices."""
     jobs = joint.jobs
     unit, texts = column(
         [value for one in jobs for value in (one.starts_s, one.ends_s, one.deadline_s)], _TIMES
     )
     energy, energies = _figures("energy", [_medians(one.predicted)[1] for one in jobs], _ENERGIES)
     together, (total,) = column([joint.energy_j], _ENERGIES)
-    less = (
-        ""
-        if joint.search == "exact" or joint.gap is None
-        else f": at most {100 * joint.gap:.2g} % less is possible"
-    )
+    less = ""
+    if joint.search != "exact" and joint.gap is not None:
+        less = f": at most {100 * joint.gap:.2g} % less is possible"
+    rows = [
+        (
+            str(one.global_batch_size),
+            *texts[3 * place : 3 * place + 3],
+            energies[place],
+            "SLIPS" if one.slips else "",
+            f"{one.job}: {as_text(device_counts(one.devices))}",
+        )
+        for place, one in enumerate(jobs)
+    ]
+    times = (f"starts\n{unit}", f"ends by\n{unit}", f"deadline\n{unit}")
     table(
         f"{len(jobs)} jobs, {total} {together} together ({joint.search}{less})",
-        (
-            "batch",
-            f"starts\n{unit}",
-            f"ends by\n{unit}",
-            f"deadline\n{unit}",
-            energy,
-            "",
-            "job: devices",
-        ),
-        [
-            (
-                str(one.global_batch_size),
-                *texts[3 * place : 3 * place + 3],
-                energies[place],
-                "SLIPS" if one.slips else "",
-                f"{one.job}: {_shape(kinds_of(one.devices))}",
-            )
-            for place, one in enumerate(jobs)
-        ],
+        ("batch", *times, energy, "", "job: devices"),
+        rows,
         right=(0, 1, 2, 3, 4),
     )
     _show_held(joint.held)
@@ -155,14 +150,15 @@ def _show_held(held: Sequence[HeldDevice] | None) -> None:
     ]
     table("held now", ("device", "until, unless\nrenewed", "by"), rows)
     out.print(
-        "The plan is of the whole pool, as if these were free too. A run plans with what is free when its turn in the queue "
-        "comes; where that does not do, it waits, for queue_timeout at most."
+        "This plan uses the whole pool, as if these were free too. A run plans with the devices "
+        "that are free when its turn in the queue comes; if they are not enough, it waits, for "
+        "queue_timeout at most."
     )
     out.print()
 
 
 def _show_predicted(plan: Plan) -> None:
-    """What is predicted; limits stand in the column of what they are held against."""
+    """What is predicted; each limit is in the column of the value it is compared with."""
     predicted, most = plan.predicted, plan.not_exceeded
     limited = {} if most is None else {"duration": most.duration_s, "cost": most.cost}
     rows = []
@@ -205,7 +201,7 @@ def _show_points(
     marks: Sequence[str],
     about: Sequence[str],
 ) -> None:
-    """What takes so long, so much energy and costs so much, a line each."""
+    """A row for each point: duration, energy and cost, and what it is about."""
     columns = [
         _figures(name, [point[place] for point in points], units)
         for place, (name, units) in enumerate(
@@ -234,7 +230,7 @@ def _mark(point: FrontPoint) -> str:
 
 
 def _batch(one: Alternative | FrontPoint, plan: Plan) -> str:
-    """Where its batch is not the plan's."""
+    """Its batch, if it is not the plan's."""
     if (one.global_batch_size, one.accumulation) == (plan.global_batch_size, plan.accumulation):
         return ""
     return f", batch {one.global_batch_size}{_micro(one.accumulation) or ' at once'}"
@@ -244,10 +240,6 @@ def _micro(accumulation: int) -> str:
     return f" in {accumulation} micro-batches" if accumulation > 1 else ""
 
 
-def _shape(devices: dict[str, int]) -> str:
-    return ", ".join(f"{count} x {kind}" for kind, count in devices.items())
-
-
 def _broken(name: str) -> str:
-    """A device's id; a long one goes on in a second line after its host."""
+    """A device's id; a long one continues on a second line after its host."""
     return name if len(name) <= _LONG_ID else name.replace("/", "/\n  ", 1)

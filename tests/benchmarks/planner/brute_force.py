@@ -1,7 +1,8 @@
-"""The planner's answer by plain enumeration: every set of devices, every global batch, every accumulation.
+"""The planner's answer by enumeration: every set of devices, global batch and accumulation.
 
-Written to be read, not to be fast. It shares with the planner what one configuration costs (`CostModel`, the collectives' time)
-and nothing else: not the groups of alike devices, the split, the seats, the bounds, or the search.
+Written to be read, not to be fast. It shares with the planner what one configuration costs
+(`CostModel`, the time of collectives) and nothing else: not the groups of alike devices, the split,
+the placement, the bounds, or the search.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from trainwright.tasks.allocate.plan.cost import Cost, CostModel, Share
-from trainwright.tasks.allocate.plan.placement import Layout, Ranks, machine_of
+from trainwright.tasks.allocate.plan.collectives import RingShape
+from trainwright.tasks.allocate.plan.cost import Cost, CostModel
+from trainwright.tasks.allocate.plan.kinds import Share
+from trainwright.tasks.allocate.plan.topology import Topology, machine_of
 from trainwright.tasks.spec.pool import Device
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One configuration, and for how long its devices are there."""
+    """One configuration, and how long its devices stay available."""
 
     devices: tuple[Device, ...]
     batches: tuple[int, ...]
@@ -29,6 +32,7 @@ class Tried:
     available_s: float
 
     def value(self, goal: str) -> float:
+        """The value of the goal; infinite if it is unknown."""
         cost = self.cost
         if goal == "upper_time":
             return cost.upper_duration_s
@@ -38,12 +42,9 @@ class Tried:
         return found.median if found is not None else math.inf
 
     def keeps(self, deadline_s: float, budget: float) -> bool:
-        return (
-            self.cost.upper_duration_s <= min(deadline_s, self.available_s)
-            and self.cost.upper_cost <= budget
-        ) or (
-            self.cost.upper_duration_s <= min(deadline_s, self.available_s) and math.isinf(budget)
-        )
+        """Whether it keeps the limits and its hosts' windows."""
+        in_time = self.cost.upper_duration_s <= min(deadline_s, self.available_s)
+        return in_time and (math.isinf(budget) or self.cost.upper_cost <= budget)
 
 
 def every_configuration(
@@ -54,19 +55,19 @@ def every_configuration(
     most: int,
     most_accumulation: int,
 ) -> Iterator[Tried]:
-    """All there are for a global batch."""
-    layout = Layout(model, devices)
+    """All configurations for a global batch."""
+    topology = Topology(model, devices)
     ordered = sorted(devices, key=lambda device: model.kind(device).index)
     for count in range(least, min(most, len(devices), batch) + 1):
         for chosen in itertools.combinations(ordered, count):
             for accumulation in accumulations(model, devices, batch, most_accumulation):
-                one = configuration(model, layout, devices, chosen, batch, accumulation)
+                one = configuration(model, topology, devices, chosen, batch, accumulation)
                 if one is not None:
                     yield one
 
 
 def accumulations(model: CostModel, devices: list[Device], batch: int, most: int) -> list[int]:
-    """1, 2, 4 … up to the first at which memory binds no device."""
+    """1, 2, 4, … up to the first at which memory limits no device."""
     tried, accumulation = [], 1
     while accumulation <= min(most, batch):
         tried.append(accumulation)
@@ -83,7 +84,7 @@ def accumulations(model: CostModel, devices: list[Device], batch: int, most: int
 def slowest_network(
     model: CostModel, devices: list[Device], machines: Iterable[str]
 ) -> tuple[float, float]:
-    """The least bandwidth and the greatest latency of all hosts of these machines."""
+    """The lowest bandwidth and the highest latency of all hosts of these machines."""
     of = model.pool.networks()
     networks = [of[device.host] for device in devices if machine_of(device) in machines]
     return min(one.bandwidth for one in networks), max(one.latency for one in networks)
@@ -91,13 +92,13 @@ def slowest_network(
 
 def configuration(
     model: CostModel,
-    layout: Layout,
+    topology: Topology,
     devices: list[Device],
     chosen: tuple[Device, ...],
     batch: int,
     accumulation: int,
 ) -> Tried | None:
-    """Those chosen of these devices, each sample in turn to the one that is done first with one more."""
+    """These devices; each sample in turn goes to the one that is first done with one more."""
     kinds = [model.kind(device) for device in chosen]
     times = [model.times(kind, batch, accumulation) for kind in kinds]
     batches = [1] * len(chosen)
@@ -131,14 +132,14 @@ def configuration(
     network = slowest_network(model, devices, set(machines)) if len(machines) > 1 else None
     here = machines.pop("this machine", 0)
     total = sum(machines.values()) + here
-    ranks = Ranks(
+    ring = RingShape(
         len(machines) + (here > 0), max(machines.values(), default=0), here, total, network
     )
     shares = [
         Share(kind, size, count)
         for (kind, size), count in Counter(zip(kinds, batches, strict=True)).items()
     ]
-    cost = model.cost(shares, layout.collectives(ranks), batch, accumulation)
+    cost = model.cost(shares, topology.collectives.time(ring), batch, accumulation)
     return Tried(
         chosen, tuple(batches), accumulation, cost, min(kind.available_s for kind in kinds)
     )

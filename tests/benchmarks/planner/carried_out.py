@@ -1,12 +1,16 @@
-"""Plans carried out: `python tests/benchmarks/planner/carried_out.py [--rounds N] [--only emulated|quota]`.
+"""Trains by plans, and compares them with other ways to divide the batch.
 
-Each pool's job is planned for least time and for least energy at a given global batch, and trained for real, start to end, by
-those plans and by (a) an even split over all devices, (b) the fastest device alone, (c) all devices, each with its share. Rounds
-are interleaved in random order. Compared: the median step time with the prediction, and time and energy per step between them.
-The energy is the measured times by the pool's power. The noise floor is how far medians of the same configuration lie apart.
+    python tests/benchmarks/planner/carried_out.py [--rounds N] [--only emulated|quota]
 
-`emulated`: four devices of speed 4 : 2 : 1 : 1. `quota`: `dags/pools/two-cpus.yaml`, its shares of a core scaled down where
-this process may use fewer cores than they add up to.
+Each pool's job is planned for least time and for least energy at a given global batch. It is
+trained from start to end by those plans and by (a) an even split over all devices, (b) the fastest
+device alone, (c) all devices, each with its share. Rounds are interleaved in random order. Compared
+are the median step time with the prediction, and time and energy per step among them. The energy is
+the measured times by the pool's power. The noise floor is the distance between medians of the same
+configuration.
+
+`emulated`: four devices of speed 4 : 2 : 1 : 1. `quota`: `dags/pools/two-cpus.yaml`, its shares of
+a core scaled down if this process may use fewer cores than they add up to.
 """
 
 from __future__ import annotations
@@ -25,8 +29,9 @@ from typing import Any
 import yaml
 
 from trainwright.estimator.predict.energy import power_of
+from trainwright.tasks.allocate.plan.collectives import RingShape
 from trainwright.tasks.allocate.plan.cost import CostModel
-from trainwright.tasks.allocate.plan.placement import Layout, Ranks
+from trainwright.tasks.allocate.plan.topology import Topology
 from trainwright.tasks.allocate.planner import make_plan
 from trainwright.tasks.allocate.preview import predicted
 from trainwright.tasks.data import dataset
@@ -37,8 +42,13 @@ from trainwright.tasks.spec.pool import Device, Pool
 from trainwright.tasks.train import TrainRequest, train
 
 REPOSITORY = Path(__file__).parents[3]
-SPARE = 0.9  # of the cores there are: launcher and collectives need some too
-SMALL = "from torch.nn import *\n\n\ndef build_model():\n    return Sequential(Flatten(), Linear(64, 10))\n"
+USED_CORES = 0.9  # of the cores there are: launcher and collectives need some too
+SMALL = """from torch.nn import *
+
+
+def build_model():
+    return Sequential(Flatten(), Linear(64, 10))
+"""
 EMULATED = {
     "name": "emulated",
     "hosts": [
@@ -52,9 +62,10 @@ EMULATED = {
 
 @dataclass
 class Way:
-    """One way to divide the batch, what the estimate says of it, and what was measured: seconds and joules a step.
+    """One way to divide the batch, its prediction, and the measured seconds and joules a step.
 
-    `quiet_s` is the 5th percentile of a round's steps: what others on this machine disturbed least.
+    `quiet_s` is the 5th percentile of a round's steps: those that other work on this machine
+    disturbed least.
     """
 
     devices: list[PlannedDevice]
@@ -66,11 +77,11 @@ class Way:
 
 
 def quota_pool() -> dict[str, Any]:
-    """Two CPU devices that fit into the cores that this process may use."""
+    """Two CPU devices, no more than the cores that this process may use."""
     pool: dict[str, Any] = yaml.safe_load((REPOSITORY / "dags/pools/two-cpus.yaml").read_text())
     devices = pool["hosts"][0]["devices"]
     scale = min(
-        1.0, SPARE * len(os.sched_getaffinity(0)) / sum(device["cores"] for device in devices)
+        1.0, USED_CORES * len(os.sched_getaffinity(0)) / sum(device["cores"] for device in devices)
     )
     for device in devices:
         device["cores"] = round(device["cores"] * scale, 2)
@@ -80,7 +91,7 @@ def quota_pool() -> dict[str, Any]:
 def job_of(
     folder: Path, name: str, pool: dict[str, Any], batch: int, epochs: int, goal: str
 ) -> Job:
-    """The digits on this pool."""
+    """The digits job on this pool."""
     (folder / "pool.json").write_text(yaml.safe_dump(pool))
     (folder / "small.py").write_text(SMALL)
     jobs = REPOSITORY / "dags/jobs"
@@ -108,9 +119,9 @@ def job_of(
 
 
 def ways_of(job: Job, pool: Pool, estimate: Estimate, schema: dataset.DataSchema) -> list[Way]:
-    """The plans and the others; one that is the same as another has both names."""
+    """The plans and the other ways; two that are the same are one, with both names."""
     devices = pool.devices()
-    layout = Layout(CostModel(job, pool, estimate, schema), devices)
+    topology = Topology(CostModel(job, pool, estimate, schema), devices)
     batch = int(job.train.global_batch_size)
 
     def plan(**changes: Any) -> Plan:
@@ -145,14 +156,14 @@ def ways_of(job: Job, pool: Pool, estimate: Estimate, schema: dataset.DataSchema
             estimate.curve(device).step_time(device.batch_size).median for device in chosen
         )
         predicted_s = float(
-            layout.collectives(Ranks(1, 0, len(chosen), len(chosen))).step_s(slowest)
+            topology.collectives.time(RingShape(1, 0, len(chosen), len(chosen))).step_s(slowest)
         )
         ways.setdefault(key, Way(chosen, predicted_s)).names.append(name)
     return list(ways.values())
 
 
 def planned(device: Device, batch: int, estimate: Estimate) -> PlannedDevice:
-    """A device with a share, as a plan has it."""
+    """A device with a share, as in a plan."""
     curve = estimate.curve(device)
     return PlannedDevice(
         **device.model_dump(),
@@ -164,7 +175,7 @@ def planned(device: Device, batch: int, estimate: Estimate) -> PlannedDevice:
 
 
 def carry_out(job: Job, way: Way, plan: Plan, schema: dataset.DataSchema, folder: Path) -> None:
-    """Train this way, and note the median step and what it draws."""
+    """Train this way, and note the median step time and its energy."""
     assert job.model is not None
     source = Path(job.model.source)
     result = train(
@@ -194,7 +205,7 @@ def carry_out(job: Job, way: Way, plan: Plan, schema: dataset.DataSchema, folder
 
 
 def spread(values: Sequence[float]) -> float:
-    """Largest less smallest, of the median."""
+    """(largest − smallest) / median."""
     return (max(values) - min(values)) / statistics.median(values)
 
 
@@ -208,9 +219,10 @@ def show(ways: Sequence[Way]) -> None:
         measured = statistics.median(way.step_s)
         shares = " ".join(f"{device.batch_size}" for device in way.devices)
         print(
-            f"{' = '.join(way.names):45.45} {shares:>22} {measured * 1e3:12.2f} {spread(way.step_s):7.1%} "
-            f"{statistics.median(way.quiet_s) * 1e3:7.2f} "
-            f"{way.predicted_s * 1e3:10.2f} {way.predicted_s / measured - 1:+7.1%} {statistics.median(way.step_j):8.4f}"
+            f"{' = '.join(way.names):45.45} {shares:>22} {measured * 1e3:12.2f} "
+            f"{spread(way.step_s):7.1%} {statistics.median(way.quiet_s) * 1e3:7.2f} "
+            f"{way.predicted_s * 1e3:10.2f} {way.predicted_s / measured - 1:+7.1%} "
+            f"{statistics.median(way.step_j):8.4f}"
         )
     floor = statistics.median(spread(way.step_s) for way in ways)
     print(f"noise floor (median spread between rounds of one way): {floor:.1%}")
@@ -220,7 +232,7 @@ def show(ways: Sequence[Way]) -> None:
         others = ", ".join(
             f"{other[4:]} {of[other] / plan:.2f}" for other in of if other.startswith("(")
         )
-        print(f"{name} of the others, of that of the plan for least {name}: {others}")
+        print(f"{name} of the other ways, relative to the plan for least {name}: {others}")
 
 
 def main() -> None:
@@ -249,9 +261,8 @@ def main() -> None:
                     carry_out(job, way, plan, schema, folder / f"work-{number}")
         devices = ", ".join(f"{one.id} {one.cores or one.speed}" for one in loaded.devices())
         print(f"\n{name}: {devices}; global batch {batch}; {chosen.rounds} rounds")
-        print(
-            f"{time.monotonic() - began:.0f} s; load average {os.getloadavg()[0]:.1f}: above the cores, it is no quiet machine"
-        )
+        took_s, load = time.monotonic() - began, os.getloadavg()[0]
+        print(f"{took_s:.0f} s; load average {load:.1f} (above the number of cores: not quiet)")
         show(ways)
 
 

@@ -1,8 +1,11 @@
-"""The planner against brute force: `python tests/benchmarks/planner/exactness.py [--cases N] [--seed N]`.
+"""Compares the planner with brute force.
 
-Random small pools and jobs (`planner_cases`), each planned as it is, and again with limits without slack: deadline and budget at
-exactly what one of its configurations needs. Compared: the objective's value, or the nearest deadline where nothing is feasible.
-Prints how many differ, by how much at most, and how large the spaces were.
+    python tests/benchmarks/planner/exactness.py [--cases N] [--seed N]
+
+Random small pools and jobs (`planner_cases`) are planned without limits, and again with limits
+without slack: deadline and budget exactly as one of the configurations needs them. Compared is the
+objective's value, or the nearest deadline if nothing is feasible. Prints how many differ, by how
+much at most, and how large the search spaces were.
 """
 
 from __future__ import annotations
@@ -18,15 +21,16 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from planner_cases import NOW, Case, small_cases
 
+from trainwright.tasks.allocate.batch_choice import GOOD_ENOUGH, choose_batch
 from trainwright.tasks.allocate.plan.configuration import Limits
 from trainwright.tasks.allocate.plan.cost import CostModel
-from trainwright.tasks.allocate.planner import GOOD_ENOUGH, Planner
+from trainwright.tasks.allocate.problem import PlanningProblem
 from trainwright.tasks.spec.eligibility import MOST_BATCH, usable
 
 
 @dataclass
 class Tally:
-    """What was seen so far."""
+    """The comparisons so far."""
 
     cases: int = 0
     infeasible: int = 0
@@ -63,7 +67,7 @@ def by_size(case: Case, model: CostModel) -> dict[int, list[Tried]]:
 
 
 def brute(case: Case, tried: dict[int, list[Tried]], deadline_s: float, budget: float) -> float:
-    """The objective's value by the rule of the global batch; infinite where nothing is feasible."""
+    """The objective's value at the global batch of the rule; infinite if nothing is feasible."""
     goal, noise = case.job.objective.minimize, case.job.train.noise_scale
     least = {}
     for size, found in tried.items():
@@ -105,21 +109,18 @@ def compare(case: Case, pick: float, tally: Tally) -> None:
         tally.cases += 1
         limited = case.within(deadline_s, budget)
         began = time.perf_counter()
-        planner = Planner(
+        problem = PlanningProblem.of(
             limited.job,
             CostModel(limited.job, case.pool, case.estimate, case.data, NOW),
             usable(case.pool, case.job.devices),
             case.most_accumulation,
         )
-        found, _ = planner.choose(planner.goal, planner.limits)
-        nearest = planner.least("upper_time", Limits()) if found is None else None
+        found, _ = choose_batch(problem)
+        nearest = problem.least("upper_time", Limits()) if found is None else None
         tally.planner_s += time.perf_counter() - began
         expected = brute(limited, tried, deadline_s, budget)
-        got = (
-            found.best.value(planner.goal)
-            if found is not None and found.best is not None
-            else math.inf
-        )
+        best = None if found is None else found.best
+        got = math.inf if best is None else best.value(problem.goal)
         if math.isinf(expected):
             tally.infeasible += 1
             expected = min(
@@ -130,20 +131,13 @@ def compare(case: Case, pick: float, tally: Tally) -> None:
                 ),
                 default=math.inf,
             )
-            got = (
-                nearest.cost.upper_duration_s
-                if nearest is not None
-                else math.inf
-                if math.isinf(got)
-                else -1.0
-            )
-        off = (
-            0.0
-            if expected == got
-            else abs(got / expected - 1)
-            if 0 < expected < math.inf
-            else math.inf
-        )
+            if nearest is not None:
+                got = nearest.cost.upper_duration_s
+            elif not math.isinf(got):
+                got = -1.0  # a plan, although nothing is feasible
+        off = 0.0 if expected == got else math.inf
+        if off and 0 < expected < math.inf:
+            off = abs(got / expected - 1)
         tally.worst = max(tally.worst, off)
         if off > 1e-9:
             tally.different.append(f"{got} instead of {expected}: {limited}")
@@ -171,10 +165,9 @@ def main() -> int:
     run()
     print(f"planned                         {tally.cases}, of which {tally.infeasible} infeasible")
     print(f"different objective value       {len(tally.different)}")
-    print(f"worst relative difference       {tally.worst:.1e}  (arithmetic's own: about 1e-15)")
-    print(
-        f"configurations tried by force   {tally.configurations} in {tally.brute_s:.1f} s; planner {tally.planner_s:.1f} s"
-    )
+    print(f"worst relative difference       {tally.worst:.1e}  (rounding: about 1e-15)")
+    print(f"configurations enumerated       {tally.configurations} in {tally.brute_s:.1f} s")
+    print(f"planner                         {tally.planner_s:.1f} s")
     for line in tally.different[:3]:
         print(line)
     return 1 if tally.different else 0

@@ -1,4 +1,7 @@
-"""Random small pools and jobs, made to be awkward: ties, limits without slack, memory that binds, one device, all alike."""
+"""Random small pools and jobs, made to be awkward.
+
+Ties, limits without slack, memory that binds, a single device, devices that are all alike.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ TYPES = ("nvidia-t4", "nvidia-a10", "nvidia-l4", "cpu")
 
 @dataclass(frozen=True)
 class Case:
-    """A pool, a job and what the estimator says of it."""
+    """A pool, a job, and its estimate."""
 
     pool: Pool
     job: Job
@@ -41,7 +44,7 @@ class Case:
 
 
 def data_of(rows: int) -> DataSchema:
-    """So many rows to train on."""
+    """A data schema with so many rows to train on."""
     return DataSchema(
         task="image-classification",
         rows=rows,

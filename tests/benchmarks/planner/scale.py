@@ -1,14 +1,17 @@
-"""How long planning takes as the pool grows: `python tests/benchmarks/planner/scale.py [--rounds N] [--jobs A,B] [--figure F]`.
+"""Measures how long planning takes as the pool grows.
 
-Pools of 8 types on hosts of 8 devices (of one type each, or mixed), up to 10,000 devices; and up to 100 types of 100 devices
-each. Time is CPU time of `make_plan`, alternatives and front included; rounds are interleaved in random order, and the
-spread between them is the noise. `solved` is until the plan was found, by the clock. The
-gap is what the search proves: 0 is exact.
+    python tests/benchmarks/planner/scale.py [--rounds N] [--jobs A,B] [--largest-only] [--figure F]
+
+Pools of 8 types on hosts of 8 devices (of one type each, or mixed), up to 10,000 devices; and up to
+100 types of 100 devices each. Time is CPU time of `make_plan`, alternatives and front included.
+Rounds are interleaved in random order, and the spread between them is the noise. `solved` is the
+wall time until the plan was found. The gap is what the search proves: 0 is exact.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import statistics
 import subprocess
@@ -38,7 +41,10 @@ GPUS = (
 
 
 def estimate_for(devices: list[Device], types: int, seed: int) -> Estimate:
-    """Curves that differ by type in speed, fixed part, power and memory. `speed` tells 100 types apart."""
+    """Curves that differ by type in speed, fixed part, power and memory.
+
+    `speed` distinguishes 100 types.
+    """
     draw = random.Random(seed)
     curves = {}
     for device in devices:
@@ -65,7 +71,7 @@ def estimate_for(devices: list[Device], types: int, seed: int) -> Estimate:
 
 
 def gpu_pool(count: int, *, mixed: bool) -> Pool:
-    """So many devices of 8 types, 8 to a host, which is of one type, or of two."""
+    """So many devices of 8 types, 8 to a host, each host of one type or (`mixed`) of two."""
     hosts = []
     for number in range(count // 8):
         one, other = GPUS[number % 8], GPUS[(number // 8) % 8]
@@ -87,7 +93,7 @@ def gpu_pool(count: int, *, mixed: bool) -> Pool:
 
 
 def typed_pool(types: int, each: int) -> Pool:
-    """So many types (emulated devices of different speed), so many devices of each, 10 to a host."""
+    """So many types (emulated devices of different speed) with `each` devices, 10 to a host."""
     hosts = [
         {
             "name": f"h{kind}-{number}",
@@ -153,44 +159,34 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001 - an answer too, and timed
             print(name, job, str(error)[:200])
         taken[name, count, job].append(time.process_time() - began)
-    print(
-        f"{'pool':38} {'job':22} {'median s':>9} {'spread':>7} {'solved s':>8} {'gap':>9}  devices, batch, front"
-    )
+    columns = f"{'median s':>9} {'spread':>7} {'solved s':>8} {'gap':>9}"
+    print(f"{'pool':38} {'job':22} {columns}  devices, batch, front")
     for key in sorted(taken, key=lambda key: (key[2], key[0].split()[1], key[1])):
         times, found = taken[key], plans.get(key)
         spread = (max(times) - min(times)) / statistics.median(times)
-        answer = (
-            f"{statistics.median(solved[key]):8.3f} {found.gap:9.2e}  {len(found.devices)}, {found.global_batch_size}, "
-            f"{len(found.front)}"
-            if found
-            else "infeasible"
-        )
+        answer = "infeasible"
+        if found:
+            answer = f"{statistics.median(solved[key]):8.3f} {found.gap:9.2e}  "
+            answer += f"{len(found.devices)}, {found.global_batch_size}, {len(found.front)}"
         print(f"{key[0]:38} {key[2]:22} {statistics.median(times):9.3f} {spread:7.0%} {answer}")
     if chosen.figure:
         chosen.figure.write_text(drawn(taken))
 
 
 def commit() -> str:
-    """What was measured."""
+    """The commit that was measured."""
     words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    return (
-        f"commit {subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()}"
-    )
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    return f"commit {done.stdout.strip()}"
 
 
 def drawn(taken: dict[tuple[str, int, str], list[float]]) -> str:
-    """Median seconds over devices, as an SVG on logarithmic axes: a line for each job and kind of pool."""
-    import math
-
+    """Median seconds over devices, a line for each job and kind of pool: SVG, logarithmic axes."""
     lines: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for (name, count, job), times in taken.items():
-        kind = (
-            "types of 100"
-            if "types of" in name
-            else "mixed hosts"
-            if "mixed" in name
-            else "8 types"
-        )
+        kind = "mixed hosts" if "mixed" in name else "8 types"
+        if "types of" in name:
+            kind = "types of 100"
         lines[f"{job}: {kind}"].append((count, statistics.median(times)))
     colours = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
@@ -198,30 +194,27 @@ def drawn(taken: dict[tuple[str, int, str], list[float]]) -> str:
         return 60 + 500 * (math.log10(count) - 1) / 3, 320 - 280 * (math.log10(seconds) + 3) / 4
 
     parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 370" font-family="sans-serif" font-size="11">',
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 370" '
+        'font-family="sans-serif" font-size="11">',
         '<rect width="860" height="370" fill="white"/>',
     ]
     for decade in range(-3, 2):
         _, y = place(10, 10.0**decade)
-        parts.append(
-            f'<line x1="60" x2="560" y1="{y}" y2="{y}" stroke="#ddd"/><text x="10" y="{y + 4}">{10.0**decade:g} s</text>'
-        )
+        parts.append(f'<line x1="60" x2="560" y1="{y}" y2="{y}" stroke="#ddd"/>')
+        parts.append(f'<text x="10" y="{y + 4}">{10.0**decade:g} s</text>')
     for decade in range(1, 5):
         x, _ = place(10.0**decade, 1)
-        parts.append(
-            f'<line x1="{x}" x2="{x}" y1="40" y2="320" stroke="#ddd"/><text x="{x - 10}" y="336">{10**decade}</text>'
-        )
-    parts.append(
-        '<text x="270" y="356">devices in the pool</text>'
-        f'<text x="60" y="24">make_plan, CPU time, median of the rounds; {datetime.now(UTC):%Y-%m-%d}, {commit()}</text>'
-    )
+        parts.append(f'<line x1="{x}" x2="{x}" y1="40" y2="320" stroke="#ddd"/>')
+        parts.append(f'<text x="{x - 10}" y="336">{10**decade}</text>')
+    title = f"make_plan, CPU time, median of the rounds; {datetime.now(UTC):%Y-%m-%d}, {commit()}"
+    parts.append('<text x="270" y="356">devices in the pool</text>')
+    parts.append(f'<text x="60" y="24">{title}</text>')
     for number, (name, points) in enumerate(sorted(lines.items())):
         colour = colours[number % len(colours)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in sorted(points)))
         dash = "" if number < len(colours) else ' stroke-dasharray="4 3"'
-        parts.append(
-            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dash}/>'
-        )
+        line = f'fill="none" stroke="{colour}" stroke-width="1.6"{dash}'
+        parts.append(f'<polyline points="{path}" {line}/>')
         parts.append(f'<text x="580" y="{52 + 16 * number}" fill="{colour}">{name}</text>')
     return "\n".join([*parts, "</svg>"])
 

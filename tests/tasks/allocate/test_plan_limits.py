@@ -1,4 +1,4 @@
-"""Deadline, budget, memory and windows, and what is said where no plan keeps them."""
+"""Deadline, budget, memory and windows, and what is reported if no plan keeps them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_batch_that_fits_no_memory_is_infeasible_and_one_that_fits_is_split_wi
     assert all(device.peak_memory_bytes <= 2e8 for device in result.devices)
 
 
-def test_a_budget_that_is_too_small_names_the_cheapest_devices_and_not_the_quickest() -> None:
+def test_a_budget_that_is_too_small_names_the_cheapest_devices_and_not_the_fastest() -> None:
     pool = {**TWO, "prices": {"cpu": "1/h", "energy": "0.25/kWh"}}
     with pytest.raises(Infeasible, match="cheapest: 1 x cpu"):
         plan(pool, objective={"minimize": "time", "budget": 1e-9})
@@ -76,7 +76,7 @@ def test_the_batch_is_chosen_among_those_that_meet_the_deadline() -> None:
         plan(TWO, **auto, objective={"minimize": "time", "deadline": f"{0.9 * nearest}s"})
 
 
-def test_a_host_is_used_only_where_the_plan_surely_ends_within_its_window() -> None:
+def test_a_host_is_used_only_if_the_plan_surely_ends_within_its_window() -> None:
     def hosts(window: str) -> dict[str, Any]:
         fast = {"name": "fast", "devices": [{"type": "cpu", "cores": 1.0}], "available": window}
         return {"hosts": [fast, {"name": "slow", "devices": [{"type": "cpu", "cores": 0.5}]}]}
@@ -103,7 +103,7 @@ def test_a_host_is_used_only_where_the_plan_surely_ends_within_its_window() -> N
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.9, 0.99])
-def test_a_plan_says_what_its_limits_are_held_against(confidence: float) -> None:
+def test_a_plan_says_what_its_limits_are_compared_with(confidence: float) -> None:
     priced, long = MANY | {"prices": {"cpu": "1/h"}}, {"epochs": 1000, "global_batch_size": 1000}
     objective = {"minimize": "time", "confidence": confidence}
     most = plan(priced, objective=objective, train=long).not_exceeded
@@ -131,7 +131,7 @@ def test_what_is_infeasible_says_what_one_more_device_would_change() -> None:
     assert all(value < details["nearest_deadline_s"] for value in details["one_more"].values())
 
 
-def test_one_more_device_is_not_said_to_help_where_it_changes_nothing() -> None:
+def test_one_more_device_is_not_said_to_help_if_it_changes_nothing() -> None:
     slow = {"name": "a", "devices": [{"type": "cpu", "cores": 1.0}, {"type": "cpu", "cores": 0.01}]}
     long: dict[str, Any] = {"train": {"epochs": 1000, "global_batch_size": 1000}}
     for limits in ({"max_count": 1}, {}):
@@ -144,15 +144,17 @@ def test_one_more_device_is_not_said_to_help_where_it_changes_nothing() -> None:
             )
         found = caught.value.details["one_more"]
         assert ("with one more" in str(caught.value)) == bool(found) == (not limits)
-        assert ("no device more of a kind of the pool brings that nearer" in str(caught.value)) == (
-            not found
-        )
+        helpless = "one more device of any kind in the pool would not help"
+        assert (helpless in str(caught.value)) == (not found)
         assert all(value < caught.value.details["nearest_deadline_s"] for value in found.values())
 
 
 @pytest.mark.parametrize("goal", ["energy", "cost", "time"])
-def test_a_budget_that_only_slow_sums_keep_is_kept(goal: str) -> None:
-    """The high end of what work costs falls as sums take more of a step: two ranks may keep what one of them does not."""
+def test_a_budget_that_only_slow_all_reduces_keep_is_kept(goal: str) -> None:
+    """The high end of the cost falls as all-reduces take more of a step.
+
+    So two ranks may keep a budget that one of them alone does not.
+    """
 
     def gpu(name: str, load_w: float, memory: float) -> DeviceCurve:
         return DeviceCurve(

@@ -1,4 +1,4 @@
-"""What the sums between ranks make of a plan."""
+"""How all-reduces between ranks change a plan."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_host_with_a_slow_way_to_the_network_slows_only_those_plans_that_use_i
     st.sampled_from(["5us", "50us", "9ms"]),
 )
 @settings(max_examples=20, deadline=None)
-def test_ranks_that_nobody_measured_are_not_slower_on_one_machine_than_between_machines(
+def test_ranks_whose_link_is_not_measured_are_not_slower_on_one_machine_than_between_machines(
     ranks: int, bandwidth: str, latency: str
 ) -> None:
     def step_s(hosts: list[dict[str, Any]]) -> float:
@@ -161,7 +161,7 @@ def test_ranks_that_nobody_measured_are_not_slower_on_one_machine_than_between_m
 
 
 def test_ranks_on_several_machines_sum_in_one_ring_of_them_all() -> None:
-    """2 (n - 1) messages and 2 (n - 1) / n of the bytes at the network's pace, however many a machine holds."""
+    """2 (n - 1) messages, 2 (n - 1) / n of the bytes, however many ranks a machine holds."""
 
     def sums_s(machines: int, each: int) -> float:
         hosts = [

@@ -1,4 +1,4 @@
-"""What else there was: alternatives, why they lost, the front."""
+"""Alternatives and why they lost, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -38,13 +38,16 @@ def test_what_misses_a_limit_says_by_how_much_in_words_and_why_more_devices_are_
     assert reasons
     for reason in reasons:
         assert re.fullmatch(
-            r"(takes [0-9]+(\.[0-9]+)? x the deadline|misses the deadline by [0-9.]+ %) at confidence 0.9; "
-            "sums cost more than the extra devices save",
+            r"(takes [0-9]+(\.[0-9]+)? x the deadline|misses the deadline by [0-9.]+ %) "
+            "at confidence 0.9; "
+            "all-reduces take longer than the extra devices save",
             reason,
         )
 
 
-def test_sums_are_blamed_for_what_has_the_plans_devices_and_more_not_for_slow_devices() -> None:
+def test_all_reduces_are_blamed_for_what_has_the_plans_devices_and_more_not_for_slow_devices() -> (
+    None
+):
     host = {
         "name": "a",
         "devices": [{"type": "cpu", "cores": 1.0}, {"type": "cpu", "cores": 0.125, "count": 3}],
@@ -54,8 +57,8 @@ def test_sums_are_blamed_for_what_has_the_plans_devices_and_more_not_for_slow_de
     assert {device.cores for device in result.devices} == {1.0}
     reasons = {frozenset(one.devices): one.reason for one in result.alternatives}
     slow, both = "cpu (0.125 cores)", "cpu (1 core)"
-    assert "sums" in reasons[frozenset({slow, both})]
-    assert "sums" not in reasons[frozenset({slow})]
+    assert "all-reduces" in reasons[frozenset({slow, both})]
+    assert "all-reduces" not in reasons[frozenset({slow})]
 
 
 def test_the_front_holds_no_point_that_another_beats_and_marks_the_plan() -> None:

@@ -1,4 +1,4 @@
-"""What the planner refuses, in one line."""
+"""What the planner refuses, with one line each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Pool
 
 
-def test_bounds_beyond_the_rows_to_train_on_are_told() -> None:
+def test_bounds_beyond_the_rows_to_train_on_are_reported() -> None:
     found = plan(TWO, train={"batch_bounds": [5000, 9000]})
     assert found.global_batch_size == DATA.train_rows
     assert "batch_bounds begin above them, at 5000" in found.batch_rule
@@ -128,9 +128,7 @@ def test_a_pool_that_can_not_be_is_refused(field: str, value: Any, line: str) ->
         validated(Pool, {"name": "p", **TWO, field: value}, "pool.yaml")
 
 
-def test_deadline_and_budget_that_bind_only_together_are_told_with_what_each_would_have_to_be() -> (
-    None
-):
+def test_limits_that_bind_only_together_are_reported_with_what_each_would_have_to_be() -> None:
     priced = MANY | {"prices": {"cpu": "1/h"}}
     long: dict[str, Any] = {"train": {"epochs": 1000, "global_batch_size": 1000}}
     quick = plan(priced, objective={"minimize": "time"}, **long).predicted

@@ -46,7 +46,7 @@ def test_ranks_of_a_host_share_its_memory() -> None:
     assert len(plan(TWO, memory=0.65 * both, **fixed).devices) == 1
 
 
-def test_a_cost_of_which_a_part_is_unknown_is_unknown() -> None:
+def test_a_cost_is_unknown_if_a_part_of_it_is() -> None:
     dark = {
         "hosts": [{"name": "a", "devices": [{"type": "cpu", "cores": 1.0}]}],
         "prices": {"energy": "0.3/kWh"},
@@ -65,7 +65,7 @@ def test_a_cost_of_which_a_part_is_unknown_is_unknown() -> None:
         make_plan(job, chosen, made, DATA)
 
 
-def test_where_memory_is_short_a_batch_is_taken_in_micro_batches_if_training_can() -> None:
+def test_a_batch_that_memory_does_not_hold_at_once_is_taken_in_micro_batches() -> None:
     one = {"hosts": [{"name": "a", "devices": [{"type": "cpu", "cores": 1.0}]}]}
     fixed: dict[str, Any] = {"train": {"global_batch_size": 512}}
     small = [curve(1.0, memory=4e8)]

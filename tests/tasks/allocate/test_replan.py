@@ -125,7 +125,7 @@ def test_a_training_goes_on_without_the_device_that_is_gone(
     doors.ledger().release(again.uri)  # or the next test waits for the lease's end
 
 
-def ask_to_plan_anew(run: Run) -> dict[str, Any]:
+def ask_to_replan(run: Run) -> dict[str, Any]:
     command = [
         sys.executable,
         "-m",
@@ -177,7 +177,7 @@ def test_a_training_that_is_asked_to_plan_anew_takes_a_new_device_where_it_may(
     def ask() -> None:
         write_pool(tmp_path, 0.02, 0.02, prices={"emulated": "1/h" if affordable else "1000000/h"})
         with ThreadPoolExecutor(asks) as pool:
-            answers.extend(pool.map(ask_to_plan_anew, [run] * asks))
+            answers.extend(pool.map(ask_to_replan, [run] * asks))
 
     answers: list[dict[str, Any]] = []
     stop = threading.Event()

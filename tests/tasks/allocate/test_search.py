@@ -1,4 +1,4 @@
-"""The search against plain enumeration, and what it says where it is cut short."""
+"""The search against plain enumeration, and what it reports if it is cut short."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from planner_cases import NOW, Case, data_of, small_cases
 from scale import estimate_for, gpu_pool, job_of, typed_pool
 
-from trainwright.tasks.allocate.plan.configuration import Configuration, Space
+from trainwright.tasks.allocate.batch_choice import choose_batch
+from trainwright.tasks.allocate.plan.configuration import Configuration
 from trainwright.tasks.allocate.plan.cost import CostModel
-from trainwright.tasks.allocate.plan.placement import machine_of
-from trainwright.tasks.allocate.planner import Planner
-from trainwright.tasks.allocate.search.branch_and_bound import Search
+from trainwright.tasks.allocate.plan.topology import machine_of
+from trainwright.tasks.allocate.problem import PlanningProblem
+from trainwright.tasks.allocate.search.branch_and_bound import BranchAndBound
 from trainwright.tasks.spec.eligibility import usable
 from trainwright.tasks.spec.pool import Pool
 
@@ -43,12 +44,12 @@ def test_the_times_that_are_searched_are_those_of_the_curves(case: Case, accumul
 
 @QUIET
 @given(small_cases())
-def test_a_plan_gives_out_the_whole_batch_on_as_many_devices_as_it_says_and_within_their_memory(
+def test_a_plan_distributes_the_whole_batch_over_its_devices_and_within_their_memory(
     case: Case,
 ) -> None:
     model = CostModel(case.job, case.pool, case.estimate, case.data, NOW)
-    planner = Planner(case.job, model, usable(case.pool, case.job.devices), case.most_accumulation)
-    found, _ = planner.choose(planner.goal, planner.limits)
+    devices = usable(case.pool, case.job.devices)
+    found, _ = choose_batch(PlanningProblem.of(case.job, model, devices, case.most_accumulation))
     if found is None or found.best is None:
         return
     placed = found.best.devices()
@@ -64,24 +65,23 @@ def test_a_plan_gives_out_the_whole_batch_on_as_many_devices_as_it_says_and_with
             held[machine_of(device)] = held.get(machine_of(device), 0.0) + need
             assert held[machine_of(device)] <= limit
     machines = [machine_of(device) for device, _ in placed]
-    assert len(set(machines)) == found.best.seating.ranks.machines
+    assert len(set(machines)) == found.best.placement.ring.machines
     there = [machines.count(name) for name in set(machines) if name != "this machine"]
-    assert max(there, default=0) == found.best.seating.ranks.widest
+    assert max(there, default=0) == found.best.placement.ring.widest
 
 
 def search(pool: Pool, types: int, goal: str, nodes: int) -> tuple[Configuration, float]:
     devices, job = pool.devices(), job_of(goal, 512, None)
     model = CostModel(job, pool, estimate_for(devices, types, seed=types), data_of(100_000))
-    planner = Planner(job, model, devices)
-    found = Search(Space(planner.layout, 512, 1, len(devices)), planner.goal, planner.limits).run(
-        nodes
-    )
+    problem = PlanningProblem.of(job, model, devices)
+    space = problem.request(512).space()
+    found = BranchAndBound(space, problem.goal, problem.limits).run(nodes)
     assert found.best is not None
-    return found.best, found.gap(planner.goal)
+    return found.best, found.gap(problem.goal)
 
 
 @pytest.mark.parametrize("goal", ["energy", "time"])
-def test_a_search_that_is_cut_short_says_how_much_better_another_plan_can_be(goal: str) -> None:
+def test_a_search_that_is_cut_short_bounds_how_much_better_another_plan_can_be(goal: str) -> None:
     pool = typed_pool(12, 20)
     short, gap = search(pool, 12, goal, 3)
     long, rest = search(pool, 12, goal, 3000)
@@ -102,10 +102,10 @@ def test_a_hundred_types_are_planned_exactly_with_deadlines_near_and_far(
 ) -> None:
     pool, job = typed_pool(100, 100), job_of("energy", 4096, hours)
     model = CostModel(job, pool, estimate_for(pool.devices(), 100, seed=100), data_of(1_200_000))
-    planner = Planner(job, model, pool.devices())
-    found, _ = planner.choose(planner.goal, planner.limits)
+    problem = PlanningProblem.of(job, model, pool.devices())
+    found, _ = choose_batch(problem)
     assert found is not None
     assert found.best is not None
-    assert found.gap(planner.goal) == 0
+    assert found.gap(problem.goal) == 0
     assert found.nodes < 500
-    assert found.best.excess(planner.limits) == 0
+    assert found.best.excess(problem.limits) == 0

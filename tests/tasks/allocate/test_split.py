@@ -1,4 +1,4 @@
-"""The batch split is complete, within limits, and as even in time as whole samples allow."""
+"""The split of a batch: complete, within limits, and as even in time as whole samples allow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ curves = st.lists(
 
 @settings(deadline=None)
 @given(st.integers(1, 3000), curves, st.data())
-def test_all_samples_are_given_out_one_at_least_each_none_above_its_limit(
+def test_every_rank_gets_a_sample_at_least_none_gets_more_than_its_limit_and_no_sample_is_left(
     total: int, devices: list[Affine], data: st.DataObject
 ) -> None:
     limits = data.draw(

@@ -1,4 +1,4 @@
-"""Strategies beside data parallel."""
+"""Strategies other than data parallel."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from plans import TWO, plan
 
-from trainwright.tasks.allocate.plan.configuration import Configuration, Space
-from trainwright.tasks.allocate.plan.cost import Triple
-from trainwright.tasks.allocate.plan.placement import Layout, Seating
+from trainwright.tasks.allocate.plan.confidence import Triple
+from trainwright.tasks.allocate.plan.configuration import Configuration
+from trainwright.tasks.allocate.plan.placement import Placement
+from trainwright.tasks.allocate.plan.search_space import SearchSpace
+from trainwright.tasks.allocate.plan.topology import Topology
 from trainwright.tasks.allocate.strategies import STRATEGIES, load_installed, strategy
 from trainwright.tasks.errors import BadInput
 
@@ -20,9 +22,9 @@ from trainwright.tasks.errors import BadInput
 def test_another_strategy_registers_itself_with_a_cost_function() -> None:
     @strategy("half-price")
     def cost(
-        layout: Layout, counts: Sequence[int], seating: Seating, batch: int
+        topology: Topology, counts: Sequence[int], placement: Placement, batch: int
     ) -> Configuration | None:
-        found = Space(layout, batch, 1, sum(counts)).configure(counts, 1)
+        found = SearchSpace(topology, batch, 1, sum(counts)).configure(counts, 1)
         if not found:
             return None
         half = found[0].cost._replace(

@@ -1,9 +1,8 @@
-"""The ledger's database when a client is stopped in the middle of a transaction, on SQLite and on a real PostgreSQL."""
+"""The ledger's database if a client is stopped in a transaction, on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -12,22 +11,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lease_fight.temporary_postgresql import postgresql
 
 from trainwright.tasks.errors import ServiceUnreachable
 from trainwright.tasks.leases import database
 from trainwright.tasks.leases.ledger import Holder, Ledger
 
-LEASES = Path(__file__).parents[2] / "benchmarks" / "leases.py"
 STOPPED = """
 import os, signal, sys
 from trainwright.tasks.leases.ledger import Holder, Ledger
 times = []
-def work(connection):
+def statements(connection):
     times.append(0)
     if len(times) == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     return len(times)
-print(Ledger(sys.argv[1]).database.serialised(work))
+print(Ledger(sys.argv[1]).database.serialised(statements))
 """
 
 BEGIN = """
@@ -47,7 +46,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield f"sqlite:///{tmp_path / 'ledger.sqlite'}"
         return
     try:
-        with runpy.run_path(str(LEASES))["postgresql"]() as address:
+        with postgresql() as address:
             yield address
     except FileNotFoundError as error:
         pytest.skip(str(error))
@@ -70,19 +69,17 @@ def test_a_client_stopped_in_a_transaction_does_not_hold_up_the_others_for_long(
                 Ledger(url).take(["device a"], Holder("me"), "run")
         else:
             Ledger(url).take(["device a"], Holder("me"), "run")
-        assert "other" in {
-            lease.resource for lease in Ledger(url).held()
-        }  # who only looks is not held up
+        # A client that only reads is not held up.
+        assert "other" in {lease.resource for lease in Ledger(url).held()}
     finally:
         process.send_signal(signal.SIGCONT)
         said, _ = process.communicate(timeout=60)
-    assert said.strip() == (
-        "1" if url.startswith("sqlite") else "2"
-    )  # what PostgreSQL undid is done again
+    # PostgreSQL rolled the transaction back, so its statements ran twice.
+    assert said.strip() == ("1" if url.startswith("sqlite") else "2")
     Ledger(url).take(["device a"], Holder("me"), "run")
 
 
-def test_several_begin_new_ledgers_at_once(tmp_path: Path) -> None:
+def test_several_processes_create_the_tables_of_one_ledger_at_once(tmp_path: Path) -> None:
     command, pipe = [sys.executable, "-c", BEGIN, str(tmp_path)], subprocess.PIPE
     processes = [
         subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for _ in range(6)
@@ -94,13 +91,13 @@ def test_several_begin_new_ledgers_at_once(tmp_path: Path) -> None:
     assert [process.communicate(start, timeout=300)[1][-300:] for process in processes] == [""] * 6
 
 
-def test_tokens_of_a_ledger_begun_anew_are_larger_than_those_of_the_one_that_was_lost(
+def test_a_ledger_created_again_gives_larger_tokens_than_the_lost_one(
     tmp_path: Path,
 ) -> None:
     lost = Ledger(f"sqlite:///{tmp_path / 'lost.sqlite'}")
     given = [lost.take(["a"], Holder("me"), "run") for _ in range(2)]
     assert given[1] > given[0]
-    time.sleep(2.1)  # tokens keep up with the clock, in seconds
+    time.sleep(2.1)  # tokens grow with the clock, in seconds
     assert (
-        Ledger(f"sqlite:///{tmp_path / 'anew.sqlite'}").take(["a"], Holder("me"), "run") > given[1]
+        Ledger(f"sqlite:///{tmp_path / 'again.sqlite'}").take(["a"], Holder("me"), "run") > given[1]
     )

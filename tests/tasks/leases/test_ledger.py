@@ -1,4 +1,7 @@
-"""Leases: all or none, one holder, ended by release, expiry or the holder's death. Real processes, real SQLite."""
+"""Leases: all or none, one holder, ended by release, expiry or the holder's death.
+
+Real processes, real SQLite.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'ledger.sqlite'}"
 
 
-def test_all_or_none_is_taken_and_the_holder_is_named(url: str) -> None:
+def test_all_resources_are_taken_or_none_and_the_holder_is_named(url: str) -> None:
     ledger = Ledger(url)
     ledger.take(["device a"], Holder("alice"), "run-1")
     with pytest.raises(RunHeld, match="device a is held by alice for run-1") as caught:
@@ -104,7 +107,7 @@ def test_a_heartbeat_renews_before_its_block_begins(url: str) -> None:
         assert beat.lost.is_set()
 
 
-def test_a_heartbeat_that_never_reached_the_ledger_vouches_for_nothing(
+def test_a_heartbeat_that_never_reached_the_ledger_does_not_confirm_the_lease(
     url: str, tmp_path: Path
 ) -> None:
     ledger = Ledger(url)
@@ -137,7 +140,9 @@ def test_a_ledger_out_of_reach_is_named_without_its_password(tmp_path: Path) -> 
         Ledger(f"sqlite:///{tmp_path}/file/ledger.sqlite").held()
 
 
-def test_one_that_lost_a_lease_cannot_touch_its_successors_even_for_the_same_run(url: str) -> None:
+def test_a_holder_that_lost_its_lease_can_not_touch_its_successors_even_for_the_same_run(
+    url: str,
+) -> None:
     ledger = Ledger(url)
     ledger.take(["device a"], Holder("asleep"), "run-1", ttl_s=0.05)
     time.sleep(0.1)
@@ -149,7 +154,9 @@ def test_one_that_lost_a_lease_cannot_touch_its_successors_even_for_the_same_run
     assert [lease.holder for lease in ledger.held()] == ["awake"]
 
 
-def test_a_holder_whose_ledger_fails_hears_of_it_in_time(url: str, tmp_path: Path) -> None:
+def test_a_holder_whose_ledger_fails_learns_of_it_when_its_lease_expires(
+    url: str, tmp_path: Path
+) -> None:
     ledger = Ledger(url)
     ledger.take(["device a"], Holder("alice"), "run-1", ttl_s=0.6)
     with Heartbeat(ledger, "run-1", ["device a"], ttl_s=0.6, holder="alice") as beat:

@@ -1,4 +1,4 @@
-"""The queue on a real database: turns, expiry, fences, revocation; and processes that fight."""
+"""The queue on a real database: turns, expiry, fencing, revocation; and processes that fight."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def look(
     return turn.place, set(turn.available)
 
 
-def test_a_waiter_takes_in_its_turn_and_not_before(ledger: Ledger) -> None:
+def test_a_run_takes_devices_in_its_turn_and_not_before(ledger: Ledger) -> None:
     queue = Queue(ledger)
     ledger.take(["a"], Holder("x"), "x")
     assert look(queue, "first", ["a", "b"], 2) == (1, {"b"})
@@ -45,7 +45,7 @@ def test_a_waiter_takes_in_its_turn_and_not_before(ledger: Ledger) -> None:
     assert queue.waiting() == []
 
 
-def test_who_holds_its_devices_keeps_them_though_others_wait_for_them(ledger: Ledger) -> None:
+def test_a_run_keeps_the_devices_it_holds_although_others_wait_for_them(ledger: Ledger) -> None:
     queue = Queue(ledger)
     first = queue.take("mine", Holder("mine"), ["a"])
     look(queue, "other", ["a"])
@@ -55,7 +55,7 @@ def test_who_holds_its_devices_keeps_them_though_others_wait_for_them(ledger: Le
     assert again > first
 
 
-def test_a_waiter_that_died_or_slept_holds_up_nobody(ledger: Ledger) -> None:
+def test_a_waiting_run_that_died_or_slept_delays_nobody(ledger: Ledger) -> None:
     queue = Queue(ledger)
     with subprocess.Popen(["sleep", "60"]) as process:
         queue.look("killed", Holder("killed", process.pid), ["a"], 1)
@@ -76,7 +76,9 @@ def test_a_later_lease_of_the_same_run_and_holder_fences_the_earlier_one(ledger:
     assert ledger.renew("run", ["a"], holder=me.name, token=retry)
 
 
-def test_a_strictly_higher_priority_asks_and_the_holder_hears_of_it(ledger: Ledger) -> None:
+def test_a_run_of_a_strictly_higher_priority_asks_for_devices_and_the_holder_learns_of_it(
+    ledger: Ledger,
+) -> None:
     queue = Queue(ledger)
     token = queue.take("low", Holder("low"), ["a"], priority=1)
     look(queue, "equal", ["a"], priority=1)
@@ -148,7 +150,7 @@ def safe(found: dict[str, Any]) -> None:
     assert found["turns"] > 0
     assert found["killed"] > 0
     assert found["stopped"] > 0
-    # Waits are the benchmark's figures: that nobody starves is a law of the order (test_order).
+    # Waits are figures of the benchmark; that nobody starves is a law (test_queue_order).
     never = ("unsafe", "harmful", "mixed", "lost")
     assert {name: found[name] for name in never} == dict.fromkeys(never, 0), found
 

@@ -1,4 +1,4 @@
-"""The order of the queue, by laws: nobody starves, nobody is delayed by who stands behind."""
+"""The order of the queue, by its laws: nobody starves, nobody is delayed by those behind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.tasks.leases.queue_order import Held, Waiter, available, in_order, to_revoke
+from trainwright.tasks.leases.queue_order import Holding, Waiter, available, in_order, to_revoke
 
 AGE_S = 10.0
 DEVICES = [f"device {number}" for number in range(5)]
@@ -46,7 +46,7 @@ def test_priority_goes_first_then_deadline_then_arrival() -> None:
 
 
 @given(arrivals, st.floats(200, 2000))
-def test_who_arrives_late_enough_stands_behind_whatever_its_priority(
+def test_a_run_that_arrives_late_enough_stands_behind_whatever_its_priority(
     drawn: list[tuple[int, float | None, float, set[str]]], now: float
 ) -> None:
     waiting = queue(drawn)
@@ -59,7 +59,7 @@ def test_who_arrives_late_enough_stands_behind_whatever_its_priority(
 
 
 @given(arrivals, wishes)
-def test_who_stands_behind_takes_nothing_that_one_ahead_wants(
+def test_a_run_takes_nothing_that_one_ahead_wants(
     drawn: list[tuple[int, float | None, float, set[str]]], taken: set[str]
 ) -> None:
     ordered = in_order(queue(drawn), 300, AGE_S)
@@ -72,10 +72,10 @@ def test_who_stands_behind_takes_nothing_that_one_ahead_wants(
 
 
 @given(st.data())
-def test_a_waiter_is_served_in_bounded_time_against_a_stream_of_higher_priorities(
+def test_a_run_is_served_in_bounded_time_against_a_stream_of_higher_priorities(
     data: st.DataObject,
 ) -> None:
-    """A simulated clock, one device, a job of 3 s, and each second another run of a higher priority arrives."""
+    """On a simulated clock: one device, jobs of 3 s, a run of higher priority each second."""
     priority = data.draw(st.integers(0, 4))
     patient = waiter("patient", 0, 0.0, {DEVICES[0]})
     waiting, busy_until = [patient], 0.0
@@ -92,11 +92,11 @@ def test_a_waiter_is_served_in_bounded_time_against_a_stream_of_higher_prioritie
     assert now <= ((priority + 1) * AGE_S + 2) * 3 + 3
 
 
-def test_the_fewest_of_the_least_priority_are_asked_and_none_where_that_would_not_do() -> None:
+def test_the_fewest_runs_of_the_least_priority_are_asked_and_none_if_that_is_not_enough() -> None:
     held = [
-        Held("a", 0, 1, frozenset(DEVICES[:2])),
-        Held("b", 1, 2, frozenset(DEVICES[2:3])),
-        Held("c", 5, 3, frozenset(DEVICES[3:])),
+        Holding("a", 0, 1, frozenset(DEVICES[:2])),
+        Holding("b", 1, 2, frozenset(DEVICES[2:3])),
+        Holding("c", 5, 3, frozenset(DEVICES[3:])),
     ]
     assert [one.run for one in to_revoke(waiter("w", 3, needed=2), [], held)] == ["a"]
     assert [one.run for one in to_revoke(waiter("w", 3, needed=3), [], held)] == ["a", "b"]
@@ -114,13 +114,13 @@ def test_the_fewest_of_the_least_priority_are_asked_and_none_where_that_would_no
     st.integers(1, 8),
     st.integers(0, 5),
 )
-def test_none_is_asked_without_whom_the_others_would_do(
+def test_no_run_is_asked_if_the_others_are_enough(
     drawn: list[tuple[int, str | None]], needed: int, priority: int
 ) -> None:
     names = [f"device {number}" for number in range(len(drawn))]
     holders = {run for _, run in drawn if run}
     held = [
-        Held(
+        Holding(
             run,
             min(level for level, other in drawn if other == run),
             number,
@@ -142,5 +142,5 @@ def test_none_is_asked_without_whom_the_others_would_do(
 
 @pytest.mark.parametrize("priority", [0, 5])
 def test_waiting_does_not_let_a_run_ask_for_the_devices_of_its_equals(priority: int) -> None:
-    held = [Held("a", priority, 1, frozenset(DEVICES))]
+    held = [Holding("a", priority, 1, frozenset(DEVICES))]
     assert to_revoke(waiter("w", priority, at=-1e9), [], held) == []

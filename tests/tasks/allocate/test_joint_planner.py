@@ -1,4 +1,4 @@
-"""Several jobs on one pool: the least energy with every deadline met, or who must slip."""
+"""Several jobs on one pool: least energy with every deadline met, or which job is late."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ def pending(pool: Pool, name: str, epochs: int, deadline_s: float | None, **more
 def brute(
     options: Sequence[Sequence[Choice]], deadlines: Sequence[float], room: dict[object, int]
 ) -> float:
-    """The least energy over all choices and starts: where nothing can be moved earlier, a start is a sum of durations."""
+    """The least energy over all choices and starts.
+
+    If nothing can start earlier, every start is a sum of durations.
+    """
     best = math.inf
     for combination in itertools.product(*options):
         energy = sum(one.energy_j for one in combination)
@@ -137,7 +140,7 @@ def test_no_other_schedule_meets_all_deadlines_with_less_energy(
 
 
 def check(made: JointPlan) -> None:
-    """No device is held twice at once, and who is not said to slip is in time."""
+    """No device is held twice at once, and every job that does not slip is in time."""
     for one, other in itertools.combinations(made.jobs, 2):
         if one.starts_s < other.ends_s and other.starts_s < one.ends_s:
             assert not {device.id for device in one.devices} & {
@@ -149,9 +152,7 @@ def check(made: JointPlan) -> None:
         assert job.slips or job.deadline_s is None or job.ends_s <= job.deadline_s * (1 + 1e-9)
 
 
-def test_jobs_wait_for_each_other_where_that_saves_energy_and_run_at_once_where_time_is_short() -> (
-    None
-):
+def test_jobs_wait_for_each_other_if_that_saves_energy_and_run_at_once_if_time_is_short() -> None:
     chosen = pool(0, 2)
     relaxed = make_joint_plan([pending(chosen, "a", 20, None), pending(chosen, "b", 20, None)])
     assert relaxed.feasible
@@ -163,7 +164,7 @@ def test_jobs_wait_for_each_other_where_that_saves_energy_and_run_at_once_where_
     check(hurried)
 
 
-def test_the_job_of_lower_priority_slips_where_not_all_can_be_in_time() -> None:
+def test_the_job_of_lower_priority_slips_if_not_all_can_be_in_time() -> None:
     chosen = pool(0, 1)
     needed = choices(pending(chosen, "a", 20, None), None)[0][0].upper_s
     made = make_joint_plan(
@@ -174,7 +175,7 @@ def test_the_job_of_lower_priority_slips_where_not_all_can_be_in_time() -> None:
     check(made)
 
 
-def test_a_job_that_slips_takes_the_quicker_device_rather_than_the_frugal_one() -> None:
+def test_a_job_that_slips_takes_the_faster_device_rather_than_the_frugal_one() -> None:
     chosen = pool(1, 1)
     options = choices(pending(chosen, "a", 20, None), None)[0]
     quickest = min(one.upper_s for one in options)
@@ -220,7 +221,7 @@ def test_jobs_that_do_not_fit_into_the_windows_together_are_infeasible() -> None
         assert caught.value.details["binding"] == "availability"
 
 
-def test_of_more_jobs_than_orders_can_be_tried_the_important_ones_are_in_time() -> None:
+def test_the_important_jobs_are_in_time_if_there_are_too_many_to_try_every_order() -> None:
     chosen = pool(1, 1)
     needed = choices(pending(chosen, "a", 20, None), None)[0][0].upper_s
     jobs = [

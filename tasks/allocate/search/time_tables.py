@@ -1,8 +1,9 @@
-"""What a rank of each kind may hold, and how long it works for that, within an interval of water levels.
+"""Step times of all kinds as tables, and the shares of a rank that the relaxation must look at.
 
-A rank's time is a straight line between the knots of its kind's curve, and what a rank costs is a convex function of its time
-that bends in a few places. So the least of cost minus a price for each sample is at an end of the interval, at a knot, or beside
-a bend: there is no need to look at any other share.
+A rank's time is a straight line between the knots of its kind's curve, and its cost is a convex
+function of its time that bends in a few places. So the minimum of cost minus a price for each
+sample lies at an end of the interval of shares, at a knot, or beside a bend: no other share can
+be better.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 
-class Choices(NamedTuple):
-    """By choice (row) and kind (column): samples, and seconds at the median. Some rows may be alike."""
+class ShareChoices(NamedTuple):
+    """Samples, and median seconds, by choice (rows) and kind (columns). Rows may repeat."""
 
     samples: Any
     times: Any
 
 
-class Tables:
-    """The times of every kind, one after the other: `tables` by kind for 1, 2, … samples, as far as memory goes."""
+class TimeTables:
+    """Median seconds for 1, 2, … samples, as many as memory holds, for every kind.
+
+    `knots` are the samples between which a kind's time is a straight line.
+    """
 
     def __init__(self, tables: Sequence[Any], knots: Sequence[Iterable[int]]) -> None:
         import numpy as np
@@ -35,7 +39,10 @@ class Tables:
             self._knots[: len(inside), place] = inside
 
     def until(self, seconds: Any, side: str = "right") -> Any:
-        """By kind: how many samples are finished by these seconds (one for all kinds, or one for each); `left`: before them."""
+        """By kind: samples that a rank finishes within these seconds (one number, or one by kind).
+
+        With `side="left"`: samples that it finishes before them.
+        """
         import numpy as np
 
         each = np.broadcast_to(seconds, len(self._tables)).tolist()
@@ -45,17 +52,17 @@ class Tables:
         return np.array(found, dtype=float)
 
     def times(self, samples: Any) -> Any:
-        """Seconds by kind (the last axis); a kind for which memory has no room at all takes no time."""
+        """Seconds by kind (the last axis); 0 for a kind whose memory holds no sample."""
         import numpy as np
 
         at = self._before + np.minimum(samples, self._ends).astype(int)
         return np.where(self._ends > 0, self._all[at], 0.0)
 
-    def between(self, low: Any, high: Any, bends_s: Iterable[float] = ()) -> Choices:
-        """The choices from `low` to `high` samples that matter, where the cost bends at these times."""
+    def between(self, low: Any, high: Any, bends_s: Iterable[float] = ()) -> ShareChoices:
+        """The choices from `low` to `high` samples, if the cost bends at these times."""
         import numpy as np
 
         bends = [self.until(one) for one in bends_s]
         inner = [low + 1, *self._knots, *bends, *(one + 1 for one in bends)]
         samples = np.vstack([low, np.clip(inner, low, high), high])
-        return Choices(samples, self.times(samples))
+        return ShareChoices(samples, self.times(samples))

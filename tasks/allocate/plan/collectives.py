@@ -1,0 +1,101 @@
+"""Time of a step's all-reduces, by how its ranks sit on machines.
+
+One flat ring of all ranks, as Horovod and Gloo make it: it runs at the pace of its slowest link.
+Gradients are reduced bucket by bucket; the step's metrics follow.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+from trainwright.estimator.predict.communication import (
+    FIGURES_BYTES,
+    GRADIENT_BUCKET_BYTES,
+    Link,
+    all_reduce,
+    all_reduces,
+    on_cycle,
+)
+from trainwright.tasks.allocate.plan.confidence import Triple
+from trainwright.tasks.allocate.plan.cost import CollectiveTime
+from trainwright.tasks.runs.artefacts import Estimate
+
+# The prior for a link between two ranks of one machine, if nobody has measured it. The reduction
+# happens in the host's memory on whatever device a rank computes, so one link serves all kinds.
+# It is never slower than the pool's network. Rounded from the middle of 21 measurements on a
+# two-core machine, idle and busy: 0.56 (0.24 to 1.23) GB/s, 0.29 (0.11 to 3.1) ms;
+# `tests/benchmarks/all_reduce.py` measures and prints the link of the machine it runs on.
+_LOOPBACK = Link(bandwidth_bytes_per_s=0.5e9, latency_s=0.3e-3, spread=0.0)
+# The interval of a time that follows from a prior, or from the network as the pool file states it.
+_UNMEASURED_LOW, _UNMEASURED_HIGH = 1 / 2, 3.0
+
+
+class RingShape(NamedTuple):
+    """All that the time of an all-reduce ring depends on."""
+
+    machines: int
+    widest: int
+    """Most ranks on a machine other than this one."""
+    here: int
+    """Ranks on this machine."""
+    total: int
+    """All ranks."""
+    network: tuple[float, float] | None = None
+    """The slowest link between the machines: bandwidth in bytes/s, latency in s.
+    None: the fastest of the pool."""
+
+
+class CollectiveModel:
+    """The time of collectives on machines whose fastest network has this bandwidth and latency."""
+
+    def __init__(self, estimate: Estimate, bandwidth_bytes_per_s: float, latency_s: float) -> None:
+        self._estimate = estimate
+        self._network = Link(
+            bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s, spread=0.0
+        )
+        self._inside = Link(
+            bandwidth_bytes_per_s=max(_LOOPBACK.bandwidth_bytes_per_s, bandwidth_bytes_per_s),
+            latency_s=min(_LOOPBACK.latency_s, latency_s),
+            spread=0.0,
+        )
+        self.lower_bounds: dict[object, Any] = {}
+        """Kept for `search.collective_bound`, which asks for the same ones in each search."""
+
+    @functools.lru_cache(maxsize=100_000)  # noqa: B019 - lives as long as one plan's search
+    def time(self, ring: RingShape) -> CollectiveTime:
+        """All-reduces of the gradients, bucket by bucket, and of the step's metrics."""
+        size = self._estimate.gradient_bytes
+        buckets = max(1, math.ceil(size / GRADIENT_BUCKET_BYTES))
+        last = size - (buckets - 1) * GRADIENT_BUCKET_BYTES
+        return CollectiveTime(
+            self._all_reduces(size + FIGURES_BYTES, buckets + 1, ring),
+            self._all_reduces(last + FIGURES_BYTES, 2, ring),
+        )
+
+    def _all_reduces(self, size: float, pieces: int, ring: RingShape) -> Triple:
+        """So many bytes in so many pieces, one after another: the slower of inside and between."""
+        estimate, found = self._estimate, Triple(0.0, 0.0, 0.0)
+        if ring.here > 1 and estimate.local_link is not None:
+            agreed = all_reduce(estimate.local_link, FIGURES_BYTES, ring.total)
+            local = on_cycle(
+                all_reduces(estimate.local_link, size, pieces, ring.total),
+                estimate.cycle_s,
+                agreed,
+            )
+            found = Triple(local.median, local.low, local.high)
+        elif max(ring.here, ring.widest) > 1:
+            found = _unmeasured(all_reduces(self._inside, size, pieces, ring.total).median)
+        if ring.machines > 1:
+            link = self._network
+            if ring.network is not None:
+                bandwidth, latency = ring.network
+                link = Link(bandwidth_bytes_per_s=bandwidth, latency_s=latency, spread=0.0)
+            between = _unmeasured(all_reduces(link, size, pieces, ring.total).median)
+            found = Triple(*map(max, found, between))
+        return found
+
+
+def _unmeasured(median: float) -> Triple:
+    return Triple(median, median * _UNMEASURED_LOW, median * _UNMEASURED_HIGH)

@@ -1,0 +1,169 @@
+"""The machines of a plan and the devices on them, grouped so that alike machines are one choice.
+
+Machines with the same devices and network form a site: a plan that uses one of them is as good as
+a plan that uses another. Devices of a kind at a site are a group, and a configuration is a number
+of ranks for each group. This machine, whose link was measured, is a site of its own. So is each
+machine whose memory ranks of several kinds may exhaust together.
+
+How ranks sit on the machines is in `placement`; what their collectives take is in `collectives`.
+How a model is divided among ranks is not looked at here: a topology knows devices, no parallelism.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainwright.tasks.allocate.plan.collectives import CollectiveModel
+from trainwright.tasks.allocate.plan.cost import CostModel
+from trainwright.tasks.allocate.plan.kinds import Kind
+from trainwright.tasks.spec.pool import Device, Network
+
+THIS_MACHINE = "this machine"
+"""The machine of every local device, whatever address the pool's hosts give it."""
+Inventory = tuple[tuple[int, int], ...]
+"""Kind and number of devices of a machine."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Machines with the same devices and the same network."""
+
+    machines: tuple[str, ...]
+    local: bool
+    room: dict[int, int]
+    """Devices on each machine, by kind."""
+    network: tuple[float, float]
+    """Bandwidth in bytes/s, latency in s."""
+
+    @property
+    def size(self) -> int:
+        """Devices on each machine."""
+        return sum(self.room.values())
+
+
+@dataclass(frozen=True)
+class Group:
+    """The devices of a kind at a site."""
+
+    site: int
+    kind: Kind
+    count: int
+
+
+class Topology:
+    """The sites and groups of some devices. With `apart`, every machine is a site of its own."""
+
+    def __init__(self, model: CostModel, devices: Sequence[Device], *, apart: bool = False) -> None:
+        self.model = model
+        self.order = {device.id: place for place, device in enumerate(devices)}
+        machines: dict[str, dict[int, list[Device]]] = {}
+        kinds: dict[int, Kind] = {}
+        for device in devices:
+            kind = model.kind(device)
+            kinds[kind.index] = kind
+            machine = machines.setdefault(machine_of(device), {})
+            machine.setdefault(kind.index, []).append(device)
+        self.devices = machines
+        """By machine and kind."""
+        networks = self._networks(devices)
+        alike: dict[tuple[str | None, tuple[float, float], Inventory], list[str]] = {}
+        for name, held in machines.items():
+            own = apart or name == THIS_MACHINE or not self._roomy(held, kinds)
+            inventory = tuple(sorted((index, len(some)) for index, some in held.items()))
+            key = (name if own else None, _ends(networks[name]), inventory)
+            alike.setdefault(key, []).append(name)
+        self.sites = [
+            Site(tuple(names), names[0] == THIS_MACHINE, dict(inventory), ends)
+            for (_, ends, inventory), names in alike.items()
+        ]
+        self.groups = [
+            Group(number, kinds[index], count * len(site.machines))
+            for number, site in enumerate(self.sites)
+            for index, count in site.room.items()
+        ]
+        self.kinds = [kinds[index] for index in sorted(kinds)]
+        self._place = {kind.index: place for place, kind in enumerate(self.kinds)}
+        fastest = [*networks.values()] or [model.pool.network]
+        self.collectives = CollectiveModel(
+            model.estimate,
+            max(one.bandwidth for one in fastest),
+            min(one.latency for one in fastest),
+        )
+
+    def _networks(self, devices: Sequence[Device]) -> dict[str, Network]:
+        """The network of each machine: the slowest of its hosts' networks."""
+        networks = self.model.pool.networks()
+        hosts = {device.host: machine_of(device) for device in devices}
+        found: dict[str, Network] = {}
+        for host, machine in hosts.items():
+            network = networks[host]
+            found[machine] = network.slower(found[machine]) if machine in found else network
+        return found
+
+    def _roomy(self, held: dict[int, list[Device]], kinds: dict[int, Kind]) -> bool:
+        """Whether memory never depends on which kinds share the machine.
+
+        So it is if the machine has one kind only, or room for the largest batch on every rank.
+        """
+        if len(held) == 1:
+            return True
+        sharing = [
+            (kinds[index], len(some)) for index, some in held.items() if kinds[index].shares_memory
+        ]
+        most = self.model.largest_global_batch()
+        kept = self.model.estimate.gradient_bytes  # if gradients are accumulated
+        needed = sum(
+            count * (self.model.memory_bytes(kind, most, 1) + kept) for kind, count in sharing
+        )
+        return all(needed <= (kind.curve.memory_limit_bytes or 0.0) for kind, _ in sharing)
+
+    @functools.cached_property
+    def site_of(self) -> Any:
+        """The site of each group: a numpy array."""
+        import numpy as np
+
+        return np.array([group.site for group in self.groups], dtype=int)
+
+    @functools.cached_property
+    def kind_of(self) -> Any:
+        """The position in `kinds` of each group's kind: a numpy array."""
+        import numpy as np
+
+        return np.array([self._place[group.kind.index] for group in self.groups], dtype=int)
+
+    @functools.cached_property
+    def on_each(self) -> Any:
+        """Devices on each machine of a site, by site (rows) and kind (columns): a numpy array."""
+        import numpy as np
+
+        found = np.zeros((len(self.sites), len(self.kinds)))
+        for number, site in enumerate(self.sites):
+            for index, count in site.room.items():
+                found[number, self._place[index]] = count
+        return found
+
+    def by_kind(self, counts: Any) -> Any:
+        """Sums of counts by group, by kind: a numpy array."""
+        import numpy as np
+
+        return np.bincount(self.kind_of, counts, len(self.kinds))
+
+    def in_use(self, counts: Sequence[int]) -> dict[int, list[int]]:
+        """The sites with ranks, each with its groups that have some."""
+        found: dict[int, list[int]] = {}
+        for place in itertools.compress(range(len(self.groups)), counts):
+            found.setdefault(self.groups[place].site, []).append(place)
+        return found
+
+
+def machine_of(device: Device) -> str:
+    """The machine of a device: hosts with the same address are one machine."""
+    return THIS_MACHINE if device.local else device.address
+
+
+def _ends(network: Network) -> tuple[float, float]:
+    return network.bandwidth, network.latency

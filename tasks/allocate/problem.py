@@ -1,0 +1,148 @@
+"""The planning problem of one job: what to minimise, within which limits, on which devices."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from trainwright.tasks.allocate.plan.configuration import Configuration, Goal, Limits
+from trainwright.tasks.allocate.plan.cost import CostModel
+from trainwright.tasks.allocate.plan.search_request import SearchRequest
+from trainwright.tasks.allocate.plan.topology import Topology
+from trainwright.tasks.allocate.strategies import best
+from trainwright.tasks.errors import BadInput
+from trainwright.tasks.spec.eligibility import MOST_BATCH, asks_for_cost, require_possible
+from trainwright.tasks.spec.job import Job
+from trainwright.tasks.spec.pool import Device
+
+_MAX_NEIGHBOURS = 400
+
+
+@dataclass(frozen=True)
+class PlanningProblem:
+    """One job's choice among devices. Made by `of`, which checks it."""
+
+    job: Job
+    model: CostModel
+    devices: tuple[Device, ...]
+    topology: Topology
+    goal: Goal
+    limits: Limits
+    max_accumulation: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        job: Job,
+        model: CostModel,
+        devices: Sequence[Device],
+        max_accumulation: int = 1,
+        *,
+        apart: bool = False,
+    ) -> PlanningProblem:
+        """The problem of a job. With `apart`, no two machines are taken to be alike.
+
+        Raises BadInput if the job contradicts itself, the pool or what is known of the devices.
+        """
+        objective = job.objective
+        limits = Limits(
+            math.inf if objective.deadline is None else objective.deadline,
+            math.inf if objective.budget is None else objective.budget,
+        )
+        topology = Topology(model, devices, apart=apart)
+        problem = cls(
+            job, model, tuple(devices), topology, objective.minimize, limits, max_accumulation
+        )
+        problem._check()
+        return problem
+
+    def _check(self) -> None:
+        job, pool = self.job, self.model.pool
+        require_possible(job, pool, list(self.devices), self.model.data.train_rows)
+        unknown = next(
+            (
+                kind.device_type
+                for kind in self.topology.kinds
+                if kind.idle_w is None or kind.load_w is None
+            ),
+            None,
+        )
+        if self.goal == "energy" and unknown:
+            raise BadInput(
+                f"objective.minimize: got 'energy'; the power of {unknown} is not known: "
+                f"add it to pool {pool.name} (power)"
+            )
+        if (asked := asks_for_cost(job)) and "energy" in pool.prices and unknown:
+            raise BadInput(
+                f"objective.{asked}; the cost is not known: pool {pool.name} prices energy, "
+                f"and the power of {unknown} is not known: add it to the pool (power)"
+            )
+
+    @functools.cached_property
+    def sizes(self) -> list[int]:
+        """The global batches to choose from: the given one, or the bounds and powers of two."""
+        size = self.job.train.global_batch_size
+        if size != "auto":
+            return [size]
+        rows = self.model.data.train_rows
+        low, high = (min(bound, rows) for bound in self.job.train.batch_bounds)
+        powers = (2**power for power in range(MOST_BATCH.bit_length()))
+        return sorted({low, high} | {size for size in powers if low <= size <= high})
+
+    def request(
+        self,
+        batch: int,
+        goal: Goal | None = None,
+        limits: Limits | None = None,
+        cutoff: float = math.inf,
+    ) -> SearchRequest:
+        """The search for one global batch; goal and limits are the problem's unless given."""
+        chosen = self.job.devices
+        return SearchRequest(
+            self.topology,
+            batch,
+            chosen.min_count,
+            chosen.max_count or len(self.devices),
+            goal or self.goal,
+            limits or self.limits,
+            cutoff,
+            self.max_accumulation,
+        )
+
+    def least(self, goal: Goal, limits: Limits) -> Configuration | None:
+        """The configuration with the least value of a goal, over all global batches."""
+        chosen: Configuration | None = None
+        for size in sorted(self.sizes, reverse=True):
+            cutoff = chosen.value(goal) if chosen else math.inf
+            one = best(self.request(size, goal, limits, cutoff)).best
+            if one is not None and (chosen is None or one.value(goal) < chosen.value(goal)):
+                chosen = one
+        return chosen
+
+    def with_one_more(self, device: Device) -> PlanningProblem:
+        """The same problem with one more device like this one, on its host."""
+        more = device.model_copy(update={"id": f"{device.id}+1"})
+        devices = (*self.devices, more)
+        return replace(self, devices=devices, topology=Topology(self.model, devices))
+
+    def neighbours(self, result: Configuration) -> list[Configuration]:
+        """The same batch and accumulation on slightly other ranks.
+
+        One rank more or less of a group, or all ranks in one group that the result does not use.
+        """
+        space = self.request(result.batch).space()
+        counts, found = list(result.counts), []
+        for place, group in enumerate(result.topology.groups):
+            changes = [{place: counts[place] + 1}, {place: counts[place] - 1}]
+            if counts[place] == 0:
+                nowhere = {other: 0 for other, count in enumerate(counts) if count}
+                changes.append(nowhere | {place: result.size})
+            for change in changes:
+                tried = [change.get(other, count) for other, count in enumerate(counts)]
+                if 0 <= tried[place] <= group.count and any(tried):
+                    found += space.configure(tried, result.accumulation)[:1]
+            if len(found) > _MAX_NEIGHBOURS:
+                break
+        return found

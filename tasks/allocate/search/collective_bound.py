@@ -1,0 +1,180 @@
+"""Lower bounds of the time of collectives, over all placements of some ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainwright.tasks.allocate.plan.collectives import RingShape
+from trainwright.tasks.allocate.plan.confidence import Triple
+from trainwright.tasks.allocate.plan.cost import CollectiveTime
+from trainwright.tasks.allocate.plan.topology import Topology
+
+_CLOSE = 1e-9
+
+
+class CollectiveBound:
+    """Lower bounds for so many ranks or more; they never fall with the number of ranks.
+
+    `width` is an interval of the most ranks on a machine other than this one; (0, 0): all ranks
+    are on this machine. `room` is how many ranks of a group that leaves room for, and `holds` how
+    many ranks a site holds.
+    """
+
+    def __init__(self, topology: Topology, max_ranks: int, width: tuple[int, int]) -> None:
+        import numpy as np
+
+        self.topology, self.width = topology, width
+        sites = topology.sites
+        self.machines = np.array([len(site.machines) for site in sites])
+        self._local = np.array([site.local for site in sites], dtype=bool)
+        self._size = np.array(
+            [site.size if site.local else min(site.size, width[1]) for site in sites]
+        )
+        self.holds = (self.machines * self._size).astype(float)
+        counts = [group.count for group in topology.groups]
+        self.room = np.minimum(counts, self.holds[topology.site_of])
+        self._seats: dict[bytes, Any] = {}
+        self._least = self._over_all_numbers(max_ranks)
+
+    def _over_all_numbers(self, max_ranks: int) -> Any:
+        """The bounds for 0 to `max_ranks` ranks or more.
+
+        Rows: the total at the median, its tail, the total at the high end.
+        """
+        import numpy as np
+
+        remote = self._seats_of(np.where(self._local, 0, self._size))
+        room_here = next((site.size for site in self.topology.sites if site.local), 0)
+        ranks = np.arange(max_ranks + 1)
+        least = np.full((3, max_ranks + 1), np.inf)
+        for low_here, high_here in [(0, 0), *ranges(room_here)]:
+            used = np.searchsorted(remote, np.maximum(0, ranks - high_here), "left")
+            possible = used < len(remote)
+            machines = np.maximum(np.minimum(used, len(remote) - 1), 1 if self.width[1] else 0)
+            machines = machines + (1 if high_here else 0)
+            one, several = (
+                self._by_ranks(many, min(low_here, 2), max_ranks, high_here == 0) for many in (1, 2)
+            )
+            found = np.where(machines > 1, several, one)
+            least = np.where(possible, np.minimum(least, found), least)
+        return np.minimum.accumulate(least[:, ::-1], axis=1)[:, ::-1]
+
+    def at_least(self, ranks: int) -> CollectiveTime:
+        """The bound for so many ranks or more."""
+        return _collective_time(self._least[:, ranks])
+
+    def _seats_of(self, on_each: Any) -> Any:
+        """Seats on the 0, 1, 2, … machines with the most, if each machine of a site has these."""
+        import numpy as np
+
+        seats = np.repeat(np.minimum(on_each, self._size), self.machines)
+        return np.cumsum([0, *np.sort(seats[seats > 0])[::-1]])
+
+    def _machines_for(self, ranks: float, of: Any) -> int | None:
+        """Machines that so many ranks of these kinds (a mask) need at least; None: too few."""
+        import numpy as np
+
+        key = of.tobytes()
+        if key not in self._seats:
+            self._seats[key] = self._seats_of(self.topology.on_each[:, of].sum(axis=1))
+        found = int(np.searchsorted(self._seats[key], ranks - _CLOSE, "left"))
+        return found if found < len(self._seats[key]) else None
+
+    def covering(self, samples: Any, batch: int) -> tuple[int, Any] | None:
+        """The fewest machines that hold a batch, with so many samples on a rank of each kind.
+
+        Returns their number and the ranks by group on them. None: all machines hold less.
+        """
+        import numpy as np
+
+        order = np.argsort(-samples, kind="stable")
+        seats = np.minimum(np.cumsum(self.topology.on_each[:, order], axis=1), self._size[:, None])
+        taken = np.diff(seats, prepend=0.0)
+        held = taken @ samples[order]
+        fullest = np.argsort(-held, kind="stable")
+        total = np.cumsum((self.machines * held)[fullest])
+        last = int(np.searchsorted(total, batch - _CLOSE, "left"))
+        if last == len(total):
+            return None
+        used = np.zeros(len(held))
+        used[fullest[: last + 1]] = self.machines[fullest[: last + 1]]
+        used[fullest[last]] -= np.floor((total[last] - batch + _CLOSE) / held[fullest[last]])
+        rank_of = np.argsort(order)
+        site_of, kind_of = self.topology.site_of, self.topology.kind_of
+        return int(used.sum()), (used[:, None] * taken)[site_of, rank_of[kind_of]]
+
+    def at(
+        self, ranks: int, counts: Any, least: Any, most: Any, machines: int = 1
+    ) -> CollectiveTime:
+        """The bound for so many ranks or more on so many machines or more.
+
+        `counts` are the fewest ranks by group; `least` and `most` the fewest and most by kind.
+        Infinite if they do not fit.
+        """
+        import numpy as np
+
+        used = np.bincount(self.topology.site_of, weights=counts, minlength=len(self._size))
+        machines = max(machines, int(np.ceil(used / np.maximum(1, self._size)).sum()))
+        several = np.flatnonzero(least > 1)
+        masks = (
+            [(least[one], np.arange(len(least)) == one) for one in several]
+            if len(several) > 1
+            else []
+        )
+        for count, mask in [(ranks, most > 0), (least.sum(), least > 0), *masks]:
+            needed = self._machines_for(count, mask)
+            if needed is None:
+                return _collective_time([np.inf] * 3)
+            machines = max(machines, needed)
+        here = int(used[self._local].sum())
+        found = self._ends(machines, here, ranks)
+        return _collective_time(np.maximum(self._least[:, ranks], found))
+
+    def _by_ranks(self, machines: int, here: int, max_ranks: int, elsewhere: bool) -> Any:
+        """`_ends` for 0 to `max_ranks` ranks.
+
+        They do not depend on the width, so all searches of a topology share them.
+        """
+        import numpy as np
+
+        kept = self.topology.collectives.lower_bounds
+        key = (machines, here, max_ranks, elsewhere)
+        if key not in kept:
+            kept[key] = np.array(
+                [self._ends(machines, here, total, elsewhere) for total in range(max_ranks + 1)]
+            ).T
+        return kept[key]
+
+    def _ends(self, machines: int, here: int, total: int, elsewhere: bool = False) -> Any:
+        """The bound for so many ranks, machines and ranks on this machine, or more of each.
+
+        `elsewhere`: no rank is on this machine.
+        """
+        import numpy as np
+
+        if total < 2:
+            return np.zeros(3)
+        if machines > 1:
+            rings = [RingShape(2, 0, min(here, 2), total)]
+        else:  # one machine, or several, which is no faster than one other than this
+            rings = [RingShape(1, total, 0, total)] if here < 2 else []
+            rings += [] if elsewhere else [RingShape(1, 0, total, total)]
+        found = [self.topology.collectives.time(ring) for ring in rings]
+        return np.min(
+            [(one.total.median, one.tail.median, one.total.high) for one in found], axis=0
+        )
+
+
+def _collective_time(ends: Any) -> CollectiveTime:
+    median, tail, high = (float(one) for one in ends)
+    return CollectiveTime(Triple(median, median, high), Triple(tail, tail, tail))
+
+
+def ranges(most: int) -> list[tuple[int, int]]:
+    """1 to `most` in ranges (low, high): single numbers first, wider ranges beyond."""
+    found, low = [], 1
+    while low <= most:
+        high = min(most, max(low, int(low * 1.2)))
+        found.append((low, high))
+        low = high + 1
+    return found
