@@ -1,4 +1,7 @@
-"""The REST service behind Airflow's login: who may trigger the DAG `retrain` may start runs, who may see it may read."""
+"""The REST service behind Airflow's login.
+
+Users who may trigger the DAG `retrain` may start runs; those who may see it may read.
+"""
 
 from typing import Annotated, Any
 
@@ -7,33 +10,36 @@ from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessE
 from airflow.api_fastapi.core_api.security import get_user
 from fastapi import Depends, FastAPI
 
-from trainwright.infra.process import hide
+from trainwright.infra.process import allow_inspection
 from trainwright.operators.hooks import connection_ids, settings_of
 from trainwright.tasks.errors import Forbidden
 from trainwright.tasks.service.app import create_app
-from trainwright.tasks.service.auth import Client
+from trainwright.tasks.service.auth import Caller
 from trainwright.tasks.service.service import Service
 
 _DAG = DagDetails(id="retrain")
 
 
-def airflow_client(user: Annotated[Any, Depends(get_user)]) -> Client:
-    """The client that Airflow's user is. Raises Airflow's 401 for nobody, Forbidden for who may not even see the DAG."""
+def airflow_caller(user: Annotated[Any, Depends(get_user)]) -> Caller:
+    """Airflow's user as a caller. Without a user, Airflow answers 401.
+
+    Raises Forbidden if they may not see the DAG.
+    """
     manager = get_auth_manager()
     if manager.is_authorized_dag(
         method="POST", access_entity=DagAccessEntity.RUN, details=_DAG, user=user
     ):
-        return Client("run")
+        return Caller("run")
     if manager.is_authorized_dag(method="GET", details=_DAG, user=user):
-        return Client("read")
+        return Caller("read")
     raise Forbidden("this needs the right to see the DAG retrain")
 
 
 def mounted_app() -> FastAPI:
     """The application to mount, with the store and ledger of Airflow's configuration and connections.
 
-    Its fork servers start with the first request that needs them, and end with the server.
+    Its processes start with the first request that needs them, and end with the server.
     """
-    hide()  # a model's code runs as the same user
+    allow_inspection(False)  # without namespaces, models' code sees this process
     service = Service(settings_of(connection_ids()))
-    return create_app(service, airflow_client, start=False, login="airflow")
+    return create_app(service, airflow_caller, start=False, login="airflow")

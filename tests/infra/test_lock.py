@@ -1,4 +1,4 @@
-"""A lock between processes: one holder, freed however it ends, held on by a child that inherits it."""
+"""A lock between processes: one holder, freed however it ends, kept by a child that inherits it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limit of a container: cgroups of both versions as the kernel lays them out, in a folder of the test's."""
+"""The limit of a container: cgroups of both versions, laid out in a folder as the kernel does."""
 
 from __future__ import annotations
 

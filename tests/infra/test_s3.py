@@ -1,4 +1,4 @@
-"""The embedded S3 server: starts once, keeps its data and keys, and answers on 127.0.0.1 to its keys only."""
+"""The embedded S3 server: starts once, keeps data and keys, answers to its keys only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 import urllib3
 from minio import Minio
 
-from trainwright.infra.background import stop
+from trainwright.infra.background_process import stop
 from trainwright.infra.s3 import (
     S3Access,
     inner_sockets,
@@ -59,7 +59,10 @@ def load(access: S3Access, key: str) -> bytes:
 
 
 def piece_sizes(home: Path) -> list[int]:
-    """The bytes of each piece of objects on disk, by the indexes of SeaweedFS's volumes: id (8 bytes), offset (5), size (4)."""
+    """The sizes of the pieces of objects on disk, from the indexes of SeaweedFS's volumes.
+
+    An entry is an id (8 bytes), an offset (5) and a size (4).
+    """
     indexes = [path.read_bytes() for path in (home / "s3" / "data").glob("bucket_*.idx")]
     return [
         struct.unpack(">8x5xi", index[at : at + 17])[0]
@@ -102,7 +105,10 @@ def test_no_access_before_the_first_start(tmp_path: Path) -> None:
 
 def test_a_running_server_is_kept_also_by_starters_at_once(own_home: Path) -> None:
     pid = s3_service(own_home).pid()
-    code = "import sys; from pathlib import Path; from trainwright.infra.s3 import start_s3; start_s3(Path(sys.argv[1]))"
+    code = (
+        "import sys; from pathlib import Path; from trainwright.infra.s3 import start_s3; "
+        "start_s3(Path(sys.argv[1]))"
+    )
     starters = [subprocess.Popen([sys.executable, "-c", code, str(own_home)]) for _ in range(3)]
     assert [starter.wait(60) for starter in starters] == [0, 0, 0]
     assert s3_service(own_home).pid() == pid
