@@ -85,6 +85,15 @@ class SandboxServer:
             socket.send_fds(self._control, [b"."], [theirs.fileno()])
         return ours
 
+    def ask(
+        self, request: dict[str, Any], limits: SandboxLimits, readable: Iterable[Path] = ()
+    ) -> Outcome:
+        """What became of a request that may read these paths, too. Raises OSError."""
+        with self.connect() as connection:
+            connection.sendall(message(request, limits, readable))
+            connection.shutdown(socket.SHUT_WR)
+            return Outcome.from_bytes(b"".join(iter(lambda: connection.recv(2**20), b"")))
+
     def close(self, grace_s: float = _END_S) -> None:
         """End it, once all that works on requests has ended, or after a grace period."""
         self._control.close()
@@ -107,7 +116,7 @@ class SandboxServer:
 
 
 def message(request: dict[str, Any], limits: SandboxLimits, readable: Iterable[Path] = ()) -> bytes:
-    """What is sent for a request that may read these paths, too."""
+    """What is sent for a request."""
     paths = [str(path.absolute()) for path in readable]
     return json.dumps({"request": request, "limits": asdict(limits), "readable": paths}).encode()
 
@@ -118,11 +127,7 @@ def call(
     """Run a function once, in a sandbox of a server of its own. Raises OSError, TimeoutError."""
     with SandboxServer(function, environment=scrubbed_environment()) as server:
         server.wait_ready()
-        with server.connect() as connection:
-            connection.sendall(message(request, limits, readable))
-            connection.shutdown(socket.SHUT_WR)
-            data = b"".join(iter(lambda: connection.recv(2**20), b""))
-    return Outcome.from_bytes(data)
+        return server.ask(request, limits, readable)
 
 
 def scrubbed_environment() -> dict[str, str]:

@@ -66,7 +66,7 @@ def _run_worker(
     try:
         try:
             _prepare_worker(terms, answer, output, status)
-        except OSError as error:
+        except (OSError, ValueError, OverflowError) as error:
             os.write(status, f"!{error}".encode())
             raise
         os.close(status)
