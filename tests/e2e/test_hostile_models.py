@@ -92,6 +92,21 @@ os._exit(5)
     assert not (outside / "written").exists()
 
 
+def test_without_namespaces_the_disk_is_not_filled_either(tmp_path: Path) -> None:
+    attack = ATTACKS["fills the disk"]
+    (tmp_path / "temporary").mkdir()
+    done = subprocess.run(
+        [*WITHOUT_NAMESPACES, *TRAINWRIGHT, "extract", _source(tmp_path, HEAD + attack.code)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path / "temporary")},
+        timeout=200,
+        check=False,
+    )
+    assert "wrote more than the 256 MiB allowed" in done.stderr
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())
 def test_an_attack_is_contained_and_told_in_one_line(
     attack: Attack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -120,6 +120,14 @@ def test_nothing_runs_if_a_limit_can_not_be_set() -> None:
             server.ask({}, SandboxLimits(timeout_s=60, memory_bytes=-(2**70)))
 
 
+def test_an_answer_that_is_too_large_is_stopped() -> None:
+    with serving("echo") as server:
+        server.wait_ready()
+        limits = SandboxLimits(timeout_s=60, memory_bytes=2**30, disk_bytes=2**20)
+        outcome = server.ask({"text": "x" * 2**22}, limits)
+    assert (outcome.stopped_by, outcome.answer) == ("disk", b"")
+
+
 def test_a_function_that_can_not_be_imported_is_an_error_that_says_why() -> None:
     with (
         SandboxServer("no_such_module:answer", environment=scrubbed_environment()) as server,
