@@ -2,8 +2,7 @@
 
 `client` starts a `fork_server`, a process that has imported what the code needs and forks a child
 for each request. That child is the supervisor (`supervise`): it runs a function `inside` a process
-with limits, which reaches only what `confine` or, without namespaces, `fallback` lets it. Linux
-only.
+with limits, which reaches only what `confine` or, without namespaces, `fallback` lets it.
 """
 
 from __future__ import annotations
