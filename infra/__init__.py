@@ -1,1 +1,4 @@
-"""The ground the rest stands on: the embedded stack (`local`) and Horovod's build (`horovod`). Imports nothing of ours."""
+"""What the rest stands on: the embedded stack (`local`), Horovod's build (`horovod`), the sandbox.
+
+Imports no other package of trainwright.
+"""

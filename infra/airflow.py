@@ -1,7 +1,8 @@
 """Airflow on SQLite, reachable from 127.0.0.1 only: its settings, its database, its four processes.
 
-The four are what `airflow standalone` runs, started one by one: standalone's log servers listen on every interface, and its
-parts outlive it. Logs are on this machine's disk, where the API server reads them, so no log server is needed.
+They are the four that `airflow standalone` runs, started one by one: standalone's log servers
+listen on every interface, and its processes outlive it. Logs are on this machine's disk, where the
+API server reads them, so no log server is needed.
 """
 
 from __future__ import annotations
@@ -14,18 +15,13 @@ import os
 import secrets
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
-from trainwright.infra.background import (
-    Service,
-    alone,
-    free_ports,
-    private_folder,
-    stop,
-    wait_until,
-    write_private,
-)
+from trainwright.infra.background_process import BackgroundProcess, stop, wait_until
+from trainwright.infra.lock import locked
+from trainwright.infra.ports import free_ports
+from trainwright.infra.private_files import private_folder, write_private
 
 USER = "admin"
 _FIRST_PORT = 8080
@@ -35,34 +31,38 @@ _COMPONENTS = {
     "dag-processor": ["dag-processor"],
     "triggerer": ["triggerer", "--skip-serve-logs"],
 }
+_AUTH_MANAGER = "airflow.api_fastapi.auth.managers.simple.simple_auth_manager.SimpleAuthManager"
 _HEALTHY = ("metadatabase", "scheduler", "triggerer", "dag_processor")
 
 
-def airflow_services(home: Path) -> list[Service]:
+def airflow_services(home: Path) -> list[BackgroundProcess]:
     """Airflow's processes."""
-    return [Service(f"airflow-{name}", home / "airflow") for name in _COMPONENTS]
+    return [BackgroundProcess(f"airflow-{name}", home / "airflow") for name in _COMPONENTS]
 
 
-def training_service(home: Path) -> Service:
-    """What tasks started and what outlives them, a restart of the scheduler too; it ends when Airflow is stopped."""
-    return Service("airflow-training", home / "airflow")
+def training_service(home: Path) -> BackgroundProcess:
+    """What tasks have started and what outlives them, and a restart of the scheduler.
+
+    It ends when Airflow is stopped.
+    """
+    return BackgroundProcess("airflow-training", home / "airflow")
 
 
 def password_file(home: Path) -> Path:
-    """Where the password of `USER` is (JSON, mode 0600)."""
+    """The file with the password of `USER` (JSON, mode 0600)."""
     return home / "airflow" / "passwords.json"
 
 
 def airflow_address(home: Path) -> str:
-    """The URL of the UI and the REST API. Raises FileNotFoundError where it was never set up."""
+    """The URL of the UI and the REST API. Raises FileNotFoundError if it was never set up."""
     return f"http://127.0.0.1:{int(_secrets_file(home, 'port').read_text())}"
 
 
 def airflow_environment(home: Path, dags_folder: Path) -> dict[str, str]:
-    """The environment of every Airflow process of this home; generates passwords and keys at the first use."""
+    """The environment of every Airflow process of this home; the first call makes its secrets."""
     folder = home / "airflow"
     if not _secrets_file(home, "port").exists():
-        with alone(folder):
+        with _locked(home):
             _set_up(home)
     address = airflow_address(home)
     settings = {
@@ -71,7 +71,7 @@ def airflow_environment(home: Path, dags_folder: Path) -> dict[str, str]:
             "load_examples": "False",
             "executor": "LocalExecutor",
             "parallelism": "4",
-            "auth_manager": "airflow.api_fastapi.auth.managers.simple.simple_auth_manager.SimpleAuthManager",
+            "auth_manager": _AUTH_MANAGER,
             "simple_auth_manager_users": f"{USER}:admin",
             "simple_auth_manager_all_admins": "False",
             "simple_auth_manager_passwords_file": str(password_file(home)),
@@ -89,9 +89,8 @@ def airflow_environment(home: Path, dags_folder: Path) -> dict[str, str]:
         "api_auth": {"jwt_secret": _secrets_file(home, "jwt-secret").read_text()},
         "logging": {"base_log_folder": str(folder / "logs")},
         "scheduler": {"enable_health_check": "False"},
-        "workers": {
-            "execution_api_timeout": "60"
-        },  # while devices of this machine train, an answer may take its time
+        # While devices of this machine train, an answer may take long.
+        "workers": {"execution_api_timeout": "60"},
     }
     environment = {
         f"AIRFLOW__{section.upper()}__{name.upper()}": value
@@ -102,9 +101,9 @@ def airflow_environment(home: Path, dags_folder: Path) -> dict[str, str]:
 
 
 def ensure_airflow_db(home: Path, dags_folder: Path) -> None:
-    """Bring the database to the installed version's schema; once for each version.
+    """Migrate the database to the installed version's schema, once for each version.
 
-    Raises OSError where that fails.
+    Raises OSError if that fails.
     """
     folder = home / "airflow"
     environment = airflow_environment(home, dags_folder)
@@ -115,8 +114,8 @@ def ensure_airflow_db(home: Path, dags_folder: Path) -> None:
 
     if up_to_date():
         return
-    with alone(folder):
-        if up_to_date():  # by a process that was before us
+    with _locked(home):
+        if up_to_date():  # by the process that held the lock before
             return
         log_path = folder / "migrate.log"
         with log_path.open("wb") as log:
@@ -136,36 +135,38 @@ def ensure_airflow_db(home: Path, dags_folder: Path) -> None:
 
 
 def start_airflow(home: Path, dags_folder: Path) -> None:
-    """Start what of Airflow does not run, and wait until all of it is healthy. Raises OSError, TimeoutError."""
+    """Start those processes that do not run, and wait until all are healthy.
+
+    Raises OSError, TimeoutError.
+    """
     ensure_airflow_db(home, dags_folder)
     services = airflow_services(home)
-    with alone(home / "airflow"):
+    with _locked(home):
         if all(service.pid() for service in services) and airflow_answers(home):
             return
         with ExitStack() as kept:
-            if (
-                services[0].pid() is None
-            ):  # the port belongs to the API server, and the others are told it at their start
+            # The port is the API server's; the others read it at their start.
+            if services[0].pid() is None:
                 stop(services, grace_s=20)
                 port = _secrets_file(home, "port")
                 write_private(port, str(kept.enter_context(free_ports(1, int(port.read_text())))))
             environment = airflow_environment(home, dags_folder)
             for service, arguments in zip(services, _COMPONENTS.values(), strict=True):
                 if service.pid() is None:
-                    stop([service], grace_s=20)  # what an earlier one may have left
+                    stop([service], grace_s=20)  # what an earlier one may have left running
                     service.start([sys.executable, "-m", "airflow", *arguments], environment)
             wait_until(lambda: airflow_answers(home), services, timeout_s=240)
 
 
 def stop_airflow(home: Path) -> None:
-    """Stop all of it, running tasks too. What it stored stays."""
+    """Stop all its processes and running tasks. Its database and logs stay."""
     if (home / "airflow").exists():
-        with alone(home / "airflow"):
+        with _locked(home):
             stop([*airflow_services(home), training_service(home)], grace_s=20)
 
 
 def airflow_answers(home: Path) -> bool:
-    """Whether every part says that it is healthy."""
+    """Whether every process reports that it is healthy."""
     try:
         host = airflow_address(home).removeprefix("http://")
     except FileNotFoundError:
@@ -184,12 +185,16 @@ def airflow_answers(home: Path) -> bool:
     return all((health.get(part) or {}).get("status") == "healthy" for part in _HEALTHY)
 
 
+def _locked(home: Path) -> AbstractContextManager[int]:
+    return locked(private_folder(home / "airflow") / "lock", wait=True)
+
+
 def _secrets_file(home: Path, name: str) -> Path:
     return home / "airflow" / "secrets" / name
 
 
 def _set_up(home: Path) -> None:
-    """Generate, once, passwords and keys. The port comes last: it says that the rest is there."""
+    """Generate passwords and keys, once. The port is written last: then the rest is complete."""
     if _secrets_file(home, "port").exists():
         return
     private_folder(home / "airflow" / "secrets")

@@ -1,6 +1,6 @@
-"""The embedded stack: an S3 server (`infra.s3`) and Airflow (`infra.airflow`), on 127.0.0.1, below one home folder.
+"""The embedded stack on 127.0.0.1, in one home folder: an S3 server (`infra.s3`) and Airflow.
 
-`run JOB` needs only `start_s3`, and Airflow's settings and database; `up` starts everything.
+`run JOB` needs only `start_s3` and Airflow's settings and database; `up` starts everything.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainwright.infra.airflow import (
     start_airflow,
     stop_airflow,
 )
-from trainwright.infra.background import Service
+from trainwright.infra.background_process import BackgroundProcess
 from trainwright.infra.s3 import S3Access, s3_access, s3_answers, s3_service, start_s3, stop_s3
 
 __all__ = [
@@ -37,9 +37,9 @@ __all__ = [
 
 
 def up(home: Path, dags_folder: Path, progress: Callable[[str], None] | None = None) -> None:
-    """Start what does not run, and wait until all of it is healthy. `progress` is told what is being done.
+    """Start what does not run, and wait until all is healthy. `progress` gets each step's name.
 
-    Raises OSError or TimeoutError, saying which part and where its log is.
+    Raises OSError or TimeoutError with the part that failed and the path of its log.
     """
     say = progress or (lambda _: None)
     say("starting the S3 server")
@@ -51,13 +51,16 @@ def up(home: Path, dags_folder: Path, progress: Callable[[str], None] | None = N
 
 
 def down(home: Path) -> None:
-    """Stop all of it; no process is left. Data, passwords and ports stay for the next `up`."""
+    """Stop all of it. Data, passwords and ports stay for the next `up`."""
     stop_airflow(home)
     stop_s3(home)
 
 
 def status(home: Path) -> list[dict[str, Any]]:
-    """What runs: name, state (running, not answering, stopped), pid, address, log and a note on how to log in."""
+    """Each part: name, state, pid, address, log, and a note on how to log in.
+
+    The state is `running`, `not answering` or `stopped`.
+    """
     found = [_entry("s3", s3_service(home), s3_answers(home), lambda: s3_access(home).endpoint)]
     healthy = airflow_answers(home)
     for service in airflow_services(home):
@@ -72,14 +75,14 @@ def status(home: Path) -> list[dict[str, Any]]:
 
 
 def _entry(
-    name: str, service: Service, answers: bool, address: Callable[[], str] | None
+    name: str, process: BackgroundProcess, answers: bool, address: Callable[[], str] | None
 ) -> dict[str, Any]:
-    pid = service.pid()
+    pid = process.pid()
     return {
         "name": name,
         "state": "stopped" if pid is None else "running" if answers else "not answering",
         "pid": pid,
         "address": address() if address is not None and pid is not None else None,
-        "log": str(service.log),
+        "log": str(process.log),
         "note": None,
     }

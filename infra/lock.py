@@ -1,4 +1,7 @@
-"""A lock between processes of one machine, by a file. The kernel frees it when the last process that has it has ended."""
+"""A lock between processes of one machine, by a file.
+
+The kernel frees it when the last process that holds it has ended.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from pathlib import Path
 def locked(path: Path, *, wait: bool) -> Iterator[int]:
     """Hold the lock; yields its file descriptor, which a child process may inherit to hold it too.
 
-    Raises BlockingIOError where another process holds it and `wait` is false, OSError where the file can't be made.
+    Raises BlockingIOError if another process holds it and `wait` is false, OSError if the file
+    can't be made.
     """
     descriptor = _take(path, wait)
     try:
@@ -34,4 +38,4 @@ def _take(path: Path, wait: bool) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # its holder deleted it meanwhile: it guards nothing any more
+        os.close(descriptor)  # its holder deleted the file meanwhile, so it guards nothing

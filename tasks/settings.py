@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainwright.estimator.errors import BadInput
+from trainwright.infra.sandbox import SandboxLimits
 
 EXTRACT_TIMEOUT_S = 120.0
 EXTRACT_MEMORY_GIB = 12.0
@@ -124,11 +125,11 @@ class Settings:
             if text
         }
 
-    def extract_limits(self) -> tuple[float, int]:
-        """Seconds and bytes of address space that tracing a model may take. Raises BadInput."""
+    def extract_limits(self) -> SandboxLimits:
+        """What tracing a model may take. Raises BadInput."""
         timeout_s = self._positive("EXTRACT_TIMEOUT_S", EXTRACT_TIMEOUT_S, 86_400)
         memory_gib = self._positive("EXTRACT_MEMORY_GIB", EXTRACT_MEMORY_GIB, 2**20)
-        return timeout_s, int(2**30 * memory_gib)
+        return SandboxLimits(timeout_s, int(2**30 * memory_gib))
 
     def service_tokens(self) -> dict[Literal["read", "run"], str]:
         """The service's tokens that are set, by role."""

@@ -17,7 +17,7 @@ from lab import lab  # noqa: F401 - a fixture
 from trainwright.estimator.machine import MOST_DRIFT
 from trainwright.estimator.predict.calibration import save
 from trainwright.infra.airflow import airflow_services, ensure_airflow_db, training_service
-from trainwright.infra.background import stop
+from trainwright.infra.background_process import stop
 from trainwright.infra.lock import locked
 from trainwright.infra.s3 import S3Access, s3_service, start_s3
 from trainwright.tasks.estimate import calibrate, link

@@ -1,20 +1,17 @@
-"""Traces one training step of a model with fake tensors: `python -m trainwright.estimator.trace.trace REQUEST RESULT`.
+"""Traces one training step of a model with fake tensors.
 
 Two whole steps are run, the second is recorded (the optimizer's state exists by then), at two batch sizes, so that every
 operation's FLOPs, bytes and sizes are known as lines over the batch size. No tensor is allocated. A model that looks at data
 while it is built or run can't be traced so: then real steps of tiny batches are recorded instead, and the structure says so.
 What fails there too is the model's own failure.
 
-Runs the user's code, so it belongs in a process of its own (`tasks.extract` starts it with limits).
+It runs the user's code, so `answer` is called in the sandbox only (`infra.sandbox`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
-import resource
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -227,15 +224,7 @@ def _features(model: torch.nn.Module, shapes: list[tuple[int, ...]]) -> dict[str
 
 
 def answer(request: dict[str, Any]) -> str:
-    """The structure that a request asks for, as JSON; or `{"error": …}`. Runs the model's code, its memory limited."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(
-            "1000"
-        )  # where memory runs out, no other process is to pay for it
-    limit = request["memory_limit_bytes"]
-    if limit:
-        with contextlib.suppress(ValueError):
-            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    """The structure that a request asks for, as JSON, or `{"error": …}`. Runs the model's code."""
     try:
         definition = model_source.load(Path(request["folder"]), request["entry"])
         spec = BatchSpec.model_validate(request["spec"]) if request["spec"] else None
@@ -254,16 +243,3 @@ def answer(request: dict[str, Any]) -> str:
         return json.dumps(
             {"error": BadInput("model: tracing it ended in a MemoryError").document()}
         )
-
-
-def main() -> int:
-    """Read the request, write the structure, or the error as a document."""
-    gc.freeze()
-    gc.enable()
-    request = json.loads(Path(sys.argv[1]).read_text())
-    Path(sys.argv[2]).write_text(answer(request))
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -55,7 +55,7 @@ def serve(
     except ModuleNotFoundError as error:
         raise BadInput(f"serve: {error.name} is missing; install trainwright[service]") from None
     from trainwright.tasks.service.auth import checked, token_from
-    from trainwright.tasks.service.service import Bounds, Service
+    from trainwright.tasks.service.service import Capacity, Service
 
     for name, value, least in (
         ("--workers", 1 if workers is None else workers, 1),
@@ -76,7 +76,7 @@ def serve(
     if token_file is not None or "run" not in given:
         tokens["run"] = token_from(file)
         tokens["read"] = token_from(file.with_name(file.name + ".read"))
-    bounds = Bounds(waiting=queue, timeout_s=timeout, **({"at_once": workers} if workers else {}))
+    bounds = Capacity(waiting=queue, timeout_s=timeout, **({"at_once": workers} if workers else {}))
     with server.listening(host, port) as listener:
         address = server.address_of(host, listener)
         where = (

@@ -1,1 +1,1 @@
-"""The REST service: `app` (routes), `auth`, `limits`, `work` (bounded, cancelled, cached), `fork_client` (what answers)."""
+"""The REST service: `app` has the routes, `service` what they answer, `server` runs them alone."""

@@ -1,24 +1,24 @@
-"""The REST routes: a FastAPI application that stands alone (`trainwright serve`) or is mounted in Airflow (`operators.plugin`).
+"""The REST routes: a FastAPI application, for `trainwright serve` or mounted in Airflow.
 
 | route | role | answers |
 |---|---|---|
-| POST /plans | read; run where code or data are read | as `plan --json`, also where nothing is feasible |
+| POST /plans | read; run if it reads code or data | as `plan --json`, also if infeasible |
 | POST /estimates | read; run with `model` | as `estimate --json` |
 | POST /structures | run | structure.json, as `extract --json` |
 | GET /pool?name=… | read | as `pool --json` |
-| GET /pools | read | the names of the pools, and the models, in the folders that are served |
-| GET /devices | read | the device types that are known |
+| GET /pools | read | the names of pools and models in the served folders |
+| GET /devices | read | the known device types |
 | GET /runs?limit=&after=&job=&holder= | read | runs, newest first |
-| GET /runs/{job}/{id} | read | as `show --json`, and the documents behind it, with what happened |
-| GET /runs/{job}/{id}/metrics?from_step= | read | recorded rows from a step on, also while the run goes on (`tasks.live`) |
+| GET /runs/{job}/{id} | read | as `show --json`, with its documents and events |
+| GET /runs/{job}/{id}/metrics?from_step= | read | recorded rows, also of a live run |
 | GET /runs/{job}/{id}/structure, …/report | read | structure.json; the report |
-| POST /runs/{job}/{id}/tensorboard | run | starts the run's TensorBoard and says where it is: /tensorboard/{secret}/… |
-| GET /history?job= | read | each job's outcomes, and its finished runs |
-| GET /page/… | read; alone: anybody | the page, which asks for the token itself |
+| POST /runs/{job}/{id}/tensorboard | run | starts the run's TensorBoard; its path |
+| GET /history?job= | read | the outcomes of each job, and its finished runs |
+| GET /page/… | read; `serve`: anybody | the page, which asks for the token itself |
 
-A query's unknown fields are refused, as a body's are. Errors are `{"error": {"kind", "message"}}`: 401 nobody,
-403 not allowed, 408 too slow, 413 too large,
-422 bad input, 429 too much at once, 503 a needed service does not answer, 500 ours.
+Unknown fields are refused, in a query as in a body. Errors are `{"error": {"kind", "message"}}`:
+401 not logged in, 403 not allowed, 408 too slow, 413 too large, 422 bad input, 429 too many
+requests, 503 a needed service does not answer, 500 a failure of the service.
 """
 
 import asyncio
@@ -38,22 +38,22 @@ from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.structure import Structure
 from trainwright.tasks.errors import BadInput, Infeasible, TrainwrightError
 from trainwright.tasks.service import schema
-from trainwright.tasks.service.auth import Client, check_origin
-from trainwright.tasks.service.compute.answers import error_document
-from trainwright.tasks.service.documents import (
+from trainwright.tasks.service.answer_models import (
     DeviceTypes,
     ErrorAnswer,
     Infeasibility,
     PlanAnswer,
     PoolState,
-    Shelved,
+    ServedNames,
     StepEstimate,
 )
+from trainwright.tasks.service.auth import Caller, check_origin
+from trainwright.tasks.service.compute.answers import error_document
 from trainwright.tasks.service.records.pages import Guarded, Login
 from trainwright.tasks.service.records.routes import (
-    add_board_routes,
     add_page_routes,
     add_run_routes,
+    add_tensorboard_routes,
 )
 from trainwright.tasks.service.requests import EstimateRequest, PlanRequest, StructureRequest
 from trainwright.tasks.service.service import Service
@@ -75,15 +75,16 @@ _STATUS = {
     "service_unreachable": 503,
 }
 _KINDS = {status: kind for kind, status in _STATUS.items() if kind != "data_rejected"}
-_CLIENT_GONE = 499  # nobody reads it
+_CLIENT_CLOSED_REQUEST = 499  # nobody reads it
 
 
 def create_app(
-    service: Service, client_of: Callable[..., Any], *, start: bool = True, login: Login = "token"
+    service: Service, caller_of: Callable[..., Any], *, start: bool = True, login: Login = "token"
 ) -> FastAPI:
-    """The application. `client_of` is the dependency that says who asks; with `start`, the service warms up and ends with it.
+    """The application. `caller_of` is the dependency that identifies the caller.
 
-    The page asks for a token itself, where that is the `login`; otherwise it is shown to who is logged in.
+    With `start`, the service starts and ends with the application. With `login="token"` the page
+    itself asks for the token; otherwise only those who are logged in see it.
     """
 
     @contextlib.asynccontextmanager
@@ -106,8 +107,10 @@ def create_app(
         responses={status: {"model": ErrorAnswer} for status in (401, 403, 422)},
     )
 
-    async def asking(request: Request, client: Annotated[Client, Depends(client_of)]) -> Client:
-        """Who asks; what is asked has only fields that the route knows. Raises BadInput."""
+    async def checked_caller(
+        request: Request, caller: Annotated[Caller, Depends(caller_of)]
+    ) -> Caller:
+        """The caller. Raises BadInput if the query has fields that the route does not know."""
         known = [
             one.alias for one in get_flat_dependant(request.scope["route"].dependant).query_params
         ]
@@ -117,9 +120,9 @@ def create_app(
                 raise BadInput(f"{name[:80]!r}: unknown field of the query; allowed: {allowed}")
             if len(request.query_params.getlist(name)) > 1:
                 raise BadInput(f"{name}: given more than once; allowed: one value")
-        return client
+        return caller
 
-    AnyClient = Annotated[Client, Depends(asking)]
+    AnyCaller = Annotated[Caller, Depends(checked_caller)]
     checked = [Depends(check_origin)]
 
     async def received(request: Request) -> bytes:
@@ -136,14 +139,14 @@ def create_app(
         response_model=PlanAnswer | Infeasibility,
         **schema.body(PlanRequest),
     )
-    async def plans(request: Request, client: AnyClient) -> Response:
-        """The plan for a job: which devices, what shares, how long. Takes nothing."""
+    async def plans(request: Request, caller: AnyCaller) -> Response:
+        """The plan for a job: devices, shares, duration. Takes no device."""
         body = await received(request)
-        kept = service.kept("plan", body, client)
+        kept = service.kept("plan", body, caller)
         return (
             _json(kept)
             if kept is not None
-            else await _unless_gone(request, service.plan(body, client))
+            else await _unless_disconnected(request, service.plan(body, caller))
         )
 
     @app.post(
@@ -152,14 +155,14 @@ def create_app(
         response_model=StepEstimate,
         **schema.body(EstimateRequest),
     )
-    async def estimates(request: Request, client: AnyClient) -> Response:
+    async def estimates(request: Request, caller: AnyCaller) -> Response:
         """Time, memory and energy of a training step on a device type."""
         body = await received(request)
-        kept = service.kept("estimate", body, client)
+        kept = service.kept("estimate", body, caller)
         return (
             _json(kept)
             if kept is not None
-            else await _unless_gone(request, service.estimate(body, client))
+            else await _unless_disconnected(request, service.estimate(body, caller))
         )
 
     @app.post(
@@ -168,10 +171,10 @@ def create_app(
         response_model=Structure,
         **schema.body(StructureRequest),
     )
-    async def structures(request: Request, client: AnyClient) -> Response:
-        """A model's structure, read from its code: needs the right to start runs."""
+    async def structures(request: Request, caller: AnyCaller) -> Response:
+        """A model's structure, from its code. Needs the right to start runs."""
         body = await received(request)
-        return await _unless_gone(request, service.structure(body, client))
+        return await _unless_disconnected(request, service.structure(body, caller))
 
     @app.get(
         "/pool",
@@ -179,38 +182,38 @@ def create_app(
         responses={404: {"model": ErrorAnswer, "description": "no such pool"}},
     )
     async def pool(
-        client: AnyClient,
+        caller: AnyCaller,
         name: Annotated[
-            str | None, Query(max_length=200, description="left out: the server's machine")
+            str | None, Query(max_length=200, description="default: the server's machine")
         ] = None,
     ) -> Response:
-        """A pool's devices and who holds them."""
+        """A pool's devices and their holders."""
         return _json(await service.pool(name))
 
-    @app.get("/pools", response_model=Shelved)
-    async def pools(client: AnyClient) -> Response:
-        """What can be named: pools, and models, in the folders that are served."""
-        return _json(await service.shelved())
+    @app.get("/pools", response_model=ServedNames)
+    async def pools(caller: AnyCaller) -> Response:
+        """The names of pools and models in the served folders."""
+        return _json(await service.served_names())
 
     @app.get("/devices", response_model=DeviceTypes)
-    async def devices(client: AnyClient) -> Response:
-        """The device types that are known, with what their makers state."""
+    async def devices(caller: AnyCaller) -> Response:
+        """The known device types, with their datasheets' figures."""
         return _json(_DEVICES)
 
     @app.get("/openapi.json", include_in_schema=False)
-    async def openapi(client: AnyClient) -> Response:
+    async def openapi(caller: AnyCaller) -> Response:
         return _json(json.dumps(app.openapi()).encode())
 
-    add_run_routes(app, service.records, AnyClient)
-    anybody_known = Annotated[Client, Depends(client_of)]  # queries of pages are the pages' own
-    add_board_routes(app, service, login, AnyClient, anybody_known)
-    add_page_routes(app, login, anybody_known)
+    add_run_routes(app, service.records, AnyCaller)
+    LoggedIn = Annotated[Caller, Depends(caller_of)]  # with any query: it is the page's own
+    add_tensorboard_routes(app, service, login, AnyCaller, LoggedIn)
+    add_page_routes(app, login, LoggedIn)
     app.add_middleware(Guarded)
     app.openapi = lambda: schema.openapi(app)  # type: ignore[method-assign]  # as FastAPI's documentation has it
-    app.add_exception_handler(TrainwrightError, _ours)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(Exception, _unexpected)
+    app.add_exception_handler(TrainwrightError, _trainwright_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _invalid_request)
+    app.add_exception_handler(Exception, _unexpected_error)
     return app
 
 
@@ -223,17 +226,17 @@ _DEVICES = json.dumps(
 ).encode()
 
 
-async def _unless_gone(request: Request, answer: Awaitable[bytes]) -> Response:
-    """The answer; cancelled when the client goes before it is there."""
+async def _unless_disconnected(request: Request, answer: Awaitable[bytes]) -> Response:
+    """The answer. It is cancelled if the client disconnects before."""
 
-    async def gone() -> None:
+    async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    work, leaving = asyncio.ensure_future(answer), asyncio.create_task(gone())
+    work, leaving = asyncio.ensure_future(answer), asyncio.create_task(disconnected())
     try:
         await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        return _json(work.result()) if work.done() else Response(status_code=_CLIENT_GONE)
+        return _json(work.result()) if work.done() else Response(status_code=_CLIENT_CLOSED_REQUEST)
     finally:
         for task in (work, leaving):
             task.cancel()
@@ -246,9 +249,9 @@ def _json(
     return Response(content, status, media_type="application/json", headers=headers)
 
 
-async def _ours(_: Request, error: Exception) -> Response:
+async def _trainwright_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, TrainwrightError)
-    if isinstance(error, Infeasible):  # an answer like any other: the question was well put
+    if isinstance(error, Infeasible):  # an answer: the request was in order
         return _json(error_document(error))
     status = _STATUS.get(error.kind, 500)
     if status >= 500:
@@ -261,7 +264,7 @@ async def _ours(_: Request, error: Exception) -> Response:
     return _json(error_document(error), status, extra)
 
 
-async def _http(_: Request, error: Exception) -> Response:
+async def _http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     document = {
         "error": {"kind": _KINDS.get(error.status_code, "failed"), "message": str(error.detail)}
@@ -269,16 +272,15 @@ async def _http(_: Request, error: Exception) -> Response:
     return _json(json.dumps(document), error.status_code, dict(error.headers or {}))
 
 
-async def _invalid(_: Request, error: Exception) -> Response:
+async def _invalid_request(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    problems = [
-        {**one, "loc": one["loc"][1:]} for one in error.errors()
-    ]  # without where it was: query, path
+    # The first part of a location is where the field was: query, path.
+    problems = [{**one, "loc": one["loc"][1:]} for one in error.errors()]
     return _json(error_document(BadInput(problems_line(problems))), 422)
 
 
-async def _unexpected(_: Request, error: Exception) -> Response:
+async def _unexpected_error(_: Request, error: Exception) -> Response:
     log.error("a request failed", exc_info=error)
     return _json(
-        error_document(TrainwrightError(f"{type(error).__name__}: the service's log has more")), 500
+        error_document(TrainwrightError(f"{type(error).__name__}: see the service's log")), 500
     )

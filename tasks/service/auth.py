@@ -1,6 +1,7 @@
-"""Who asks, and what they may: `read` (answers from structures), or `run` (also what runs a model's code or reads data).
+"""The caller of the service and what they may do.
 
-Alone, the service knows its clients by bearer tokens; mounted in Airflow, by Airflow's login (`operators.plugin`).
+The role `read` gets answers from structures; `run` may also run a model's code and read data.
+`trainwright serve` identifies callers by bearer tokens, the service in Airflow by Airflow's login.
 """
 
 from __future__ import annotations
@@ -27,35 +28,35 @@ _scheme = HTTPBearer(auto_error=False)
 
 
 @dataclass(frozen=True)
-class Client:
-    """Who asks."""
+class Caller:
+    """Who sent a request."""
 
     role: Role
 
     def needs_run(self, what: str) -> None:
-        """Raises Forbidden for those who may not start runs."""
+        """Raises Forbidden if the caller may not start runs."""
         if self.role != "run":
             raise Forbidden(f"{what} needs the right to start runs")
 
 
 class BearerTokens:
-    """A dependency that knows clients by their tokens, compared in constant time."""
+    """A dependency that identifies callers by their tokens, compared in constant time."""
 
     def __init__(self, tokens: Mapping[Role, str]) -> None:
         self._digests = [(role, _digest(token)) for role, token in tokens.items()]
 
     async def __call__(
         self, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_scheme)] = None
-    ) -> Client:
-        """The client. Raises Unauthorized."""
+    ) -> Caller:
+        """The caller. Raises Unauthorized."""
         given = _digest(credentials.credentials if credentials else "")
         found: Role | None = None
-        for role, digest in self._digests:  # all of them, whichever matches
+        for role, digest in self._digests:  # always all of them
             if hmac.compare_digest(given, digest):
                 found = role
         if credentials is None or found is None:
-            raise Unauthorized("a bearer token is needed: Authorization: Bearer …")
-        return Client(found)
+            raise Unauthorized("missing or wrong bearer token; send Authorization: Bearer …")
+        return Caller(found)
 
 
 def _digest(token: str) -> bytes:
@@ -63,8 +64,8 @@ def _digest(token: str) -> bytes:
 
 
 async def check_origin(request: Request) -> None:
-    """Raises Forbidden where a page of another origin makes a browser send this."""
-    # A coroutine, though it waits for nothing: FastAPI hands plain functions to threads, and each request would wait for one.
+    """Raises Forbidden if a page of another origin makes a browser send this request."""
+    # A coroutine although it awaits nothing: FastAPI runs plain functions in threads.
     origin = request.headers.get("origin")
     if origin is None:
         return
@@ -74,7 +75,7 @@ async def check_origin(request: Request) -> None:
 
 
 def token_from(path: Path) -> str:
-    """The token in a file; makes the file, for its owner only, where there is none. Raises BadInput."""
+    """The token in a file; a missing file is created, for its owner only. Raises BadInput."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
@@ -97,9 +98,9 @@ def token_from(path: Path) -> str:
 
 
 def checked(token: str, name: str) -> str:
-    """The token, where it can be one. Raises BadInput, without showing it."""
+    """The token. Raises BadInput, without showing it, if it can't be one."""
     if len(token) < _LEAST_LENGTH or not token.isascii() or any(one.isspace() for one in token):
         raise BadInput(
-            f"{name}: holds no token; allowed: {_LEAST_LENGTH} characters or more of ASCII, without spaces"
+            f"{name}: not a token; allowed: at least {_LEAST_LENGTH} characters of ASCII, no spaces"
         )
     return token

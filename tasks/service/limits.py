@@ -1,4 +1,4 @@
-"""What a request may be, checked before it is parsed: its size, how deep it nests, how large its numbers are."""
+"""Limits of a request that are checked while it is read and parsed: size, depth, numbers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MAX_BYTES = 4 * 2**20
 MAX_DEPTH = 32
 MAX_NUMBER = 1e30  # products of a few of them stay finite
 BODY_TIMEOUT_S = 30.0
-MAX_BUFFERED_BYTES = 64 * 2**20  # of all bodies that are being received
-_DRAINED_BYTES = (
-    64 * 2**20
-)  # read and dropped of one that is too large, so that its client reads the answer
+MAX_BUFFERED_BYTES = 64 * 2**20
+"""of all bodies that are being received"""
+_DRAINED_BYTES = 64 * 2**20
+"""read and dropped of a body that is too large, so that its sender gets to read the answer"""
 
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _AS_PARENTHESES = bytes.maketrans(b"[{]}", b"(())")
@@ -33,7 +33,7 @@ class TooLarge(BadInput):
 
 
 class TooBusy(BadInput):
-    """More work waits than is allowed; try again."""
+    """Too much work is waiting; try again."""
 
     kind = "busy"
 
@@ -45,13 +45,13 @@ class TooSlow(BadInput):
 
 
 class Receiver:
-    """Reads bodies, so many bytes of all of them at a time."""
+    """Reads bodies within a limit of all of them together."""
 
     def __init__(self) -> None:
         self._buffered = 0
 
     async def body(self, stream: AsyncIterator[bytes], declared: str | None) -> bytes:
-        """One body, whole. Raises TooLarge, TooBusy, TooSlow."""
+        """A whole body. Raises TooLarge, TooBusy, TooSlow."""
         parts: list[bytes] = []
         size = 0
         try:
@@ -80,9 +80,9 @@ class Receiver:
 
 
 def too_deep(body: bytes) -> bool:
-    """Whether brackets nest deeper than allowed, or do not match. Each round takes the innermost level away."""
+    """Whether brackets nest deeper than allowed, or do not match."""
     brackets = _STRING.sub(b"", body).translate(_AS_PARENTHESES, _NO_BRACKETS)
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_DEPTH):  # each round removes the innermost level
         if not brackets:
             return False
         brackets = brackets.replace(b"()", b"")
@@ -90,7 +90,7 @@ def too_deep(body: bytes) -> bool:
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """The object that a body holds. Raises BadInput where it is none, nests too deep or holds no finite numbers."""
+    """The JSON object in a body. Raises BadInput: no object, too deep, numbers not finite."""
     if too_deep(body):
         raise BadInput(
             f"request: nested deeper than {MAX_DEPTH} levels, or its brackets do not match"
@@ -111,9 +111,8 @@ def parse(body: bytes) -> dict[str, Any]:
         raise BadInput(f"request: got {kind_of(value)}; allowed: a mapping of fields")
     try:
         body.decode().encode()
-        json.dumps(
-            value, ensure_ascii=False
-        ).encode()  # half a surrogate pair, written as an escape, is no text
+        # Half a surrogate pair, written as an escape, is not text.
+        json.dumps(value, ensure_ascii=False).encode()
     except UnicodeError:
         raise BadInput("request: the body holds text that is not Unicode") from None
     return value
@@ -136,5 +135,5 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise BadInput(f"request: the field {twice[:80]!r} stands there twice")
+        raise BadInput(f"request: the field {twice[:80]!r} is given twice")
     return found

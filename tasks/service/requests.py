@@ -1,4 +1,6 @@
-"""What clients send. A plan's request is a job file's content, and what stands for files that the service can't read."""
+"""Models of the requests. A request for a plan is the content of a job file, in which values may
+stand instead of the files that the service can't read.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,16 @@ MAX_DEVICES = 10_000
 MAX_OPERATIONS = 100_000
 MAX_ROWS = 10**12
 MAX_SIZE = 10**8
-"""of one dimension of a sample, and of classes"""
+"""of one dimension of a sample, and of the number of classes"""
 
 
 class SentModel(ModelSpec):
-    """A model's source: a file in a folder that the service serves, or the text of its modules in `files`."""
+    """A model's source: a file in a served folder, or the text of its modules in `files`."""
 
     files: dict[str, str] | None = Field(
         default=None,
         max_length=200,
-        description="Python modules by relative path; `source` names one of them",
+        description="Python modules by relative path; `source` is one of them",
     )
 
     @model_validator(mode="after")
@@ -55,7 +57,7 @@ class SentModel(ModelSpec):
 
 
 class SentStructure(Structure):
-    """structure.json, as `POST /structures` answers it; its numbers checked."""
+    """structure.json, as `POST /structures` answers it, with checked numbers."""
 
     @model_validator(mode="after")
     def _sane(self) -> SentStructure:
@@ -69,7 +71,7 @@ class SentStructure(Structure):
 
 
 class SentPool(Pool):
-    """A pool file's content, of so many devices at most."""
+    """A pool file's content, with a limited number of devices."""
 
     @model_validator(mode="after")
     def _not_too_many(self) -> SentPool:
@@ -79,7 +81,7 @@ class SentPool(Pool):
 
 
 def _shapes(inputs: Mapping[str, Sequence[int]], dtypes: Mapping[str, str]) -> None:
-    """Raise ValueError where the inputs' shapes or types can not be."""
+    """Raise ValueError if shapes or types of inputs are impossible."""
     for name, shape in inputs.items():
         if not all(1 <= size <= MAX_SIZE for size in shape):
             raise ValueError(
@@ -93,7 +95,7 @@ def _shapes(inputs: Mapping[str, Sequence[int]], dtypes: Mapping[str, str]) -> N
 
 
 class SentSpec(BatchSpec):
-    """One sample's shape; its numbers checked."""
+    """The shape of a sample, with checked numbers."""
 
     classes: Annotated[int, Field(ge=1, le=MAX_SIZE)] | None = None
     task: Task = "custom"
@@ -105,7 +107,7 @@ class SentSpec(BatchSpec):
 
 
 class SentSchema(DataSchema):
-    """`data` of validation.json; its numbers checked."""
+    """`data` of validation.json, with checked numbers."""
 
     rows: Annotated[int, Field(ge=2, le=MAX_ROWS)]
     train_rows: Annotated[int, Field(ge=1, le=MAX_ROWS)]
@@ -129,7 +131,7 @@ SentOptimizer = Annotated[
 
 
 class StructureRequest(Document):
-    """What `trainwright extract` is told."""
+    """What `trainwright extract` is given."""
 
     model: SentModel
     batch_size: BatchSize = 32
@@ -139,17 +141,18 @@ class StructureRequest(Document):
         default=1, description="micro-batches in a step"
     )
     spec: SentSpec | None = Field(
-        default=None, description="one sample's shape, for a model without example_batch"
+        default=None, description="the shape of a sample, for a model without example_batch"
     )
 
 
 def _agree(structure: Structure | None, asked: EstimateRequest | TrainSpec) -> None:
-    """Raise ValueError where optimizer or precision is given, and the structure was extracted with another."""
+    """Raise ValueError if optimizer or precision is given and the structure has another."""
     if structure is None:
         return
     if "optimizer" in asked.model_fields_set and asked.optimizer.name != structure.optimizer:
         raise ValueError(
-            f"the structure's optimizer, {structure.optimizer[:80]}, or none; not {asked.optimizer.name}"
+            f"the structure's optimizer, {structure.optimizer[:80]}, or none; "
+            f"not {asked.optimizer.name}"
         )
     if "precision" in asked.model_fields_set and asked.precision != structure.precision:
         raise ValueError(
@@ -158,7 +161,7 @@ def _agree(structure: Structure | None, asked: EstimateRequest | TrainSpec) -> N
 
 
 class EstimateRequest(Document):
-    """What `trainwright estimate` is told: a structure, or a model from which one is extracted first."""
+    """What `trainwright estimate` is given: a structure, or a model that is traced first."""
 
     structure: SentStructure | None = None
     model: SentModel | None = Field(
@@ -166,7 +169,7 @@ class EstimateRequest(Document):
     )
     batch_size: BatchSize
     device_type: str | None = Field(
-        default=None, description="a known device type; left out: the calibration's"
+        default=None, description="a known device type; default: the calibration's"
     )
     calibration: Calibration | None = Field(
         default=None, description="what `trainwright calibrate` wrote"
@@ -185,24 +188,24 @@ class EstimateRequest(Document):
 
 
 class PlanRequest(Job):
-    """A job file's content. With `structure`, and `data_schema` or `rows`, neither code nor data are read."""
+    """A job file's content. With `structure` and `data_schema` or `rows`, nothing else is read."""
 
     pool: NameOrPool | None = Field(  # type: ignore[assignment]  # wider than the file's
         default=None,
-        description="its name, its file in a served folder, or its content; left out: the server's machine",
+        description="its name, file or content; default: the server's machine",
     )
     model: SentModel | None = Field(default=None, description="the model's source")
     structure: SentStructure | None = Field(
-        default=None, description="of the model, instead of its source"
+        default=None, description="the model's structure, instead of its source"
     )
     data_schema: SentSchema | None = Field(
-        default=None, description="`data` of validation.json, instead of reading it"
+        default=None, description="`data` of validation.json, instead of reading the data"
     )
     rows: int | None = Field(
         default=None,
         ge=2,
         le=MAX_ROWS,
-        description="with a structure: rows of the data, instead of its schema",
+        description="with a structure: number of rows, instead of the schema",
     )
     calibrations: list[Calibration] = Field(default_factory=list, max_length=100)
 
@@ -216,5 +219,5 @@ class PlanRequest(Job):
         return self
 
     def job(self) -> dict[str, Any]:
-        """The job file's own fields, without model and pool."""
+        """The fields of the job file, without model and pool."""
         return self.model_dump(mode="json", include=set(Job.model_fields) - {"pool", "model"})

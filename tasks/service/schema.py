@@ -1,4 +1,6 @@
-"""The OpenAPI document. Bodies are read by hand, after login and within limits, so their schemas are added by hand."""
+"""The OpenAPI document. Routes read bodies themselves, after login and within limits; so FastAPI
+does not know their schemas, and they are added here.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from trainwright.tasks.service.documents import ErrorAnswer
+from trainwright.tasks.service.answer_models import ErrorAnswer
 from trainwright.tasks.service.requests import EstimateRequest, PlanRequest, StructureRequest
 
 _BODIES: tuple[type[BaseModel], ...] = (PlanRequest, EstimateRequest, StructureRequest)
@@ -16,13 +18,13 @@ _IN_COMPONENTS = "#/components/schemas/{model}"
 _MORE = {
     408: "the body did not arrive in time",
     413: "the body is too large",
-    429: "too much at once: try again",
+    429: "too many requests: try again",
     503: "a needed service does not answer",
 }
 
 
 def body(model: type[BaseModel]) -> dict[str, Any]:
-    """What a route says of its body, and of what may go wrong with it."""
+    """The OpenAPI description of a route's body, and of the errors that concern it."""
     content = {
         "application/json": {"schema": {"$ref": _IN_COMPONENTS.format(model=model.__name__)}}
     }
@@ -35,7 +37,7 @@ def body(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def openapi(app: FastAPI) -> dict[str, Any]:
-    """The document, made once."""
+    """The document; made once."""
     if app.openapi_schema is None:
         document = get_openapi(
             title=app.title, version=app.version, summary=app.summary, routes=app.routes

@@ -1,4 +1,4 @@
-"""The files that clients may name: model sources, pools and data in folders that the service was told to serve."""
+"""The files that a request may name: models, pools and data in the served folders."""
 
 from __future__ import annotations
 
@@ -12,33 +12,31 @@ from trainwright.tasks.spec.pool import Pool, load_pool
 
 
 class NotServed(BadInput):
-    """A name that nothing in the served folders has."""
+    """There is no such file in the served folders."""
 
 
 class ServedFiles:
-    """Folders to read from; relative paths are relative to the folder of jobs, as in a job file there."""
+    """The folders of jobs, of pools, and others. Paths are relative to the folder of jobs."""
 
     def __init__(self, settings: Settings, folders: Sequence[Path] = ()) -> None:
         self._jobs, self._pools = settings.jobs.resolve(), settings.pools.resolve()
         self._folders = [self._jobs, self._pools, *(folder.resolve() for folder in folders)]
 
     def file(self, name: str, field: str) -> Path:
-        """The file or folder of this name. Raises NotServed where it is not in a served folder."""
+        """The file or folder of this name. Raises NotServed if no served folder has it."""
         try:
             path = (self._jobs / name).resolve()
             there = any(path.is_relative_to(folder) for folder in self._folders) and path.exists()
-        except (OSError, RuntimeError, ValueError):  # a loop of links, a NUL, a name too long
+        except (OSError, RuntimeError, ValueError):  # a cycle of links, a NUL, too long a name
             there = False
         if not there:
-            raise NotServed(
-                f"{field}: got {name[:200]}; there is no such file in a folder that the service serves"
-            )
+            raise NotServed(f"{field}: got {name[:200]}; the served folders have no such file")
         return path
 
     def pool(self, name: str | None) -> Pool:
-        """A pool by its name in the folder of pools, or by its path; without one, the server's machine.
+        """A pool, by its name in the folder of pools or by its path; by default the local machine.
 
-        Raises NotServed where there is none, BadInput where the file is wrong.
+        Raises NotServed if there is no such pool, BadInput if its file is wrong.
         """
         if name is None:
             return load_pool(None)
@@ -50,21 +48,21 @@ class ServedFiles:
         return load_pool(known[name])
 
     def names(self) -> tuple[list[str], list[str]]:
-        """The pools and the models' sources that stand in the folders of pools and of jobs."""
-        return sorted(path.stem for path in self._pools.glob("*.yaml")), sorted(
-            path.name for path in self._jobs.glob("*.py")
-        )
+        """The names of the pools and of the models, in the folders of pools and of jobs."""
+        pools = sorted(path.stem for path in self._pools.glob("*.yaml"))
+        return pools, sorted(path.name for path in self._jobs.glob("*.py"))
 
     def source(self, name: str) -> Path:
-        """A model's source."""
+        """The file of a model's source. Raises BadInput."""
         if not name.endswith(".py"):
             raise BadInput(
-                f"model.source: got {name[:200]}; allowed: a file path/to/model.py in a served folder, or files"
+                f"model.source: got {name[:200]}; allowed: a path/to/model.py in a served folder, "
+                "or model.files"
             )
         return self.file(name, "model.source")
 
     def data(self, spec: DataSpec) -> DataSpec:
-        """The data, its path absolute."""
+        """The data with an absolute path. Raises NotServed."""
         if spec.uri.startswith(("builtin:", "s3://")):
             return spec
         path = self.file(spec.uri.removeprefix("file://"), "data.uri")

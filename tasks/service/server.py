@@ -1,4 +1,4 @@
-"""The service alone: a listening socket and uvicorn."""
+"""`trainwright serve`: the service behind a listening socket, run by uvicorn."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import uvicorn
 
-from trainwright.infra.process import hide
+from trainwright.infra.process import allow_inspection
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.service.app import create_app
 from trainwright.tasks.service.auth import BearerTokens, Role
@@ -15,13 +15,14 @@ from trainwright.tasks.service.service import Service
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises BadInput where it can't."""
+    """A listening socket. Raises BadInput if it can't be opened."""
     if not 0 <= port <= 65535:
         raise BadInput(f"--port: got {port}; allowed: 0 to 65535")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=1024)
-        # asyncio sees to this on sockets that name their protocol only; without, every answer waits 40 ms for an acknowledgement.
+        # asyncio sets it only on sockets that name their protocol. Without it, every answer waits
+        # 40 ms for an acknowledgement (Nagle's algorithm).
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except (OSError, UnicodeError) as error:
@@ -31,7 +32,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def address_of(host: str, listener: socket.socket) -> str:
-    """Its URL."""
+    """The URL of a listening socket."""
     return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
 
 
@@ -41,12 +42,12 @@ async def serve(
     listener: socket.socket,
     ready: Callable[[str], None],
 ) -> None:
-    """Serve until a signal comes; `ready` is told how models' code is kept off the network once requests are answered."""
-    hide()  # a model's code runs as the same user
+    """Serve until a signal arrives. At the start, `ready` gets the protection of models' code."""
+    allow_inspection(False)  # without namespaces, models' code sees this process
     app = create_app(service, BearerTokens(tokens), start=False)
     try:
         await service.start()
-        ready(service.trace.network)
+        ready(service.tracer.sandbox.protection)
         config = uvicorn.Config(
             app,
             access_log=False,

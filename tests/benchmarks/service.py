@@ -1,13 +1,15 @@
-"""What the REST service answers, and how quickly: cached answers for 50 clients at once, new structures for two.
+"""Latency of the REST service: cached answers for 50 clients at once, new structures for two.
 
     python tests/benchmarks/service.py [--clients 50] [--requests 20] [--runs 5] [--pairs 10]
 
-Bars: p99 below 300 ms for cached answers, in each run; p99 below 3 s for two new structures of a small model at once. Beside
-them the noise floor: the same clients asking for `GET /devices`, which is no work. A run asks the three kinds in an order
-drawn by lot. Clients and server share this machine's cores, and each client asks again as soon as it is answered.
+Bars: p99 below 300 ms for cached answers, in each run; p99 below 3 s for two new structures of a
+small model at once. The noise floor: the same clients ask for `GET /devices`, which needs no work.
+A run asks the three kinds in random order. Clients and server share this machine's cores, and each
+client asks again as soon as it has an answer.
 
-The clients are coroutines on bare sockets, since what is timed is to be the service: fifty threads of an HTTP library take five
-times the server's CPU, and the time that a thread waits for Python's lock, or for its garbage collection, would count as ours.
+The clients are coroutines on bare sockets, so that the service is what is timed: fifty threads of
+an HTTP library take five times the server's CPU time, and their waits for Python's lock and garbage
+collection would count too.
 """
 
 from __future__ import annotations
@@ -93,8 +95,8 @@ def _line(name: str, seconds: list[float], bar_s: float | None = None) -> None:
         else f"   bar {1000 * bar_s:.0f} ms: {'met' if _p99(seconds) < bar_s else 'MISSED'}"
     )
     print(
-        f"{name:48} n={len(seconds):5d}  p50 {1000 * statistics.median(seconds):8.1f} ms  p99 {1000 * _p99(seconds):8.1f} ms"
-        f"  most {1000 * max(seconds):8.1f} ms{verdict}"
+        f"{name:48} n={len(seconds):5d}  p50 {1000 * statistics.median(seconds):8.1f} ms"
+        f"  p99 {1000 * _p99(seconds):8.1f} ms  most {1000 * max(seconds):8.1f} ms{verdict}"
     )
 
 

@@ -21,7 +21,9 @@ from pathlib import Path
 import psutil
 
 from trainwright.infra.airflow import airflow_answers, airflow_environment, training_service
-from trainwright.infra.background import Service, free_ports, stop, wait_until, write_private
+from trainwright.infra.background_process import BackgroundProcess, stop, wait_until
+from trainwright.infra.ports import free_ports
+from trainwright.infra.private_files import write_private
 
 AIRFLOW = {
     "api-server": ["api-server"],
@@ -69,7 +71,7 @@ class CeleryStack:
             | dict(more)
         )
         self._services = {
-            name: Service(name, self._part_folder(name))
+            name: BackgroundProcess(name, self._part_folder(name))
             for name in ("postgresql", "redis", *AIRFLOW)
         }
 

@@ -23,7 +23,7 @@ from browsing import Watched, browser
 
 from trainwright.infra import airflow as embedded
 from trainwright.infra import local
-from trainwright.infra.background import free_ports
+from trainwright.infra.ports import free_ports
 from trainwright.tasks.runs.run import Run, list_runs
 
 FOREIGN = Path(__file__).parent / "foreign"

@@ -16,7 +16,8 @@ import yaml
 from airflow_client import AirflowClient, until
 
 from trainwright.infra.airflow import USER, airflow_address, airflow_answers, password_file
-from trainwright.infra.background import Service, free_ports, stop
+from trainwright.infra.background_process import BackgroundProcess, stop
+from trainwright.infra.ports import free_ports
 from trainwright.infra.s3 import S3Access
 from trainwright.tasks.runs.run import list_runs
 from trainwright.tasks.store import verify
@@ -62,7 +63,7 @@ def airflow(
         (home / name).symlink_to(_made_once / name)
     monkeypatch.setenv("TRAINWRIGHT_HOME", str(home))
     password_file(home).write_text(json.dumps({USER: secrets.token_urlsafe(15)}))
-    service = Service("standalone", home / "airflow")
+    service = BackgroundProcess("standalone", home / "airflow")
     with free_ports(3, 21_080) as port:
         (home / "airflow" / "secrets" / "port").write_text(str(port))
         environment = {
@@ -83,7 +84,7 @@ def airflow(
         service.start(["bash", "-c", script], environment)
         try:
             until(
-                "Airflow answers", lambda: airflow_answers(home), 240, lambda: service.last_words()
+                "Airflow answers", lambda: airflow_answers(home), 240, lambda: service.last_line()
             )
             yield AirflowClient(home)
         finally:

@@ -1,4 +1,4 @@
-"""The embedded Airflow: its own settings and secrets, loopback only, no process left behind."""
+"""The embedded Airflow: its own settings and secrets, on the loopback address, no process left."""
 
 from __future__ import annotations
 
@@ -147,10 +147,8 @@ def test_up_serves_a_login_on_the_loopback_address_again_is_quick_and_down_leave
 
 
 def test_importing_the_stack_loads_neither_airflow_nor_anything_heavy() -> None:
-    code = (
-        "import sys, trainwright.infra.local; "
-        "print(sorted({'airflow', 'minio', 'numpy', 'torch'} & set(sys.modules)))"
-    )
+    heavy = {"airflow", "minio", "numpy", "torch"}
+    code = f"import sys, trainwright.infra.local; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

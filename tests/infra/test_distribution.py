@@ -1,4 +1,4 @@
-"""The wheel holds trainwright and nothing else at top level; the source distribution builds it."""
+"""The distributions: the wheel holds only trainwright, and the source distribution builds it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTS = ("dags", "operators", "tasks", "estimator", "infra")
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, and the source distribution that it is built from, itself built from the tree."""
+    """The wheel, built from the source distribution, which is built from a copy of the tree."""
     tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
     for part in PARTS:
         shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,4 +1,4 @@
-"""A container's memory limit: cgroups of both versions, laid out in a folder as the kernel does."""
+"""The limit of a container: cgroups of both versions, laid out in a folder as the kernel does."""
 
 from __future__ import annotations
 

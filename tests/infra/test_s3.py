@@ -1,4 +1,4 @@
-"""The embedded S3 server starts once, keeps its data and keys, and answers to its keys only."""
+"""The embedded S3 server: starts once, keeps data and keys, answers to its keys only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 import urllib3
 from minio import Minio
 
-from trainwright.infra.background import stop
+from trainwright.infra.background_process import stop
 from trainwright.infra.s3 import (
     S3Access,
     inner_sockets,
@@ -59,9 +59,9 @@ def load(access: S3Access, key: str) -> bytes:
 
 
 def piece_sizes(home: Path) -> list[int]:
-    """The bytes of each piece of objects on disk, by the indexes of SeaweedFS's volumes.
+    """The sizes of the pieces of objects on disk, from the indexes of SeaweedFS's volumes.
 
-    An entry of an index: id (8 bytes), offset (5), size (4).
+    An entry is an id (8 bytes), an offset (5) and a size (4).
     """
     indexes = [path.read_bytes() for path in (home / "s3" / "data").glob("bucket_*.idx")]
     return [

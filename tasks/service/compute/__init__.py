@@ -1,1 +1,1 @@
-"""Answers that need computing: processes that make them, kept and bounded."""
+"""Answers that need computing: in processes with limits, bounded in number, and cached."""

@@ -1,6 +1,6 @@
-"""What a compute process answers: estimates, plans and the schema of data, the documents that the command line prints.
+"""Estimates, plans and schemas of data, as the command line prints them; run in a compute process.
 
-Arithmetic on what a client sent: numbers that make no sense are that client's error, not ours.
+They are arithmetic on what a client sent: impossible numbers are the client's error, not ours.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainwright.tasks.spec.pool import Device, Pool, load_pool
 
 
 def answer(request: dict[str, Any]) -> str:
-    """The answer to a request as JSON; an error as `{"error": …}`, as the command line prints it."""
+    """The answer to a request as JSON, or `{"error": …}` as the command line prints it."""
     try:
         document = _CALLS[request["call"]](request)
         return json.dumps(document, allow_nan=False)
@@ -73,7 +73,7 @@ def _plan(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _need_nothing_measured(devices: list[Device], calibrations: list[Calibration]) -> None:
-    """Raises Forbidden where this machine would be measured first: that takes its devices for a while."""
+    """Raises Forbidden if this machine would be measured first: that takes its devices."""
     from trainwright.tasks.estimate.calibrate import cached, from_store
     from trainwright.tasks.estimate.link import link_file
 
@@ -83,11 +83,13 @@ def _need_nothing_measured(devices: list[Device], calibrations: list[Calibration
         known = cached(threads, settings).exists()
         if not known and from_store(settings.store, "cpu", threads, settings) is None:
             raise Forbidden(
-                f"calibrations: none for a CPU of {threads} thread(s); give one, or have it measured by who may start runs"
+                f"calibrations: none for a CPU of {threads} thread(s); give one, since "
+                "measuring it needs the right to start runs"
             )
     if sum(one.local for one in devices) > 1 and not link_file(settings).exists():
         raise Forbidden(
-            "pool: the link between this machine's devices is not measured yet; that needs the right to start runs"
+            "pool: the link between this machine's devices is not measured yet; measuring it needs "
+            "the right to start runs"
         )
 
 
@@ -100,7 +102,7 @@ def _schema(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _warm_up(_: dict[str, Any]) -> dict[str, Any]:
-    """Import what the others need."""
+    """Import what the other calls need."""
     from trainwright.estimator.curves import line_through
     from trainwright.tasks.data import dataset
 

@@ -1,1 +1,1 @@
-"""What the service answers about runs, and the page."""
+"""Answers about runs, TensorBoards, and the page."""

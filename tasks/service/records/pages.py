@@ -1,4 +1,4 @@
-"""The page's files, and what every answer says to browsers: no script but ours, no frame but our origin's."""
+"""The page's files, and security headers: no script but ours, no frame but from our origin."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _TYPES = {
     ".txt": "text/plain; charset=utf-8",
 }
 _POLICY = {
-    "text/html": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
+    "text/html": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
 }
 _NOTHING = "default-src 'none'; frame-ancestors 'none'"
 
 
 @cache
 def _files() -> dict[str, tuple[bytes, str]]:
-    """The files that are served, by path: these and no others, whatever a client names."""
+    """The files of the page, by path. No other file is served."""
     found = {}
     for path in sorted(_FOLDER.rglob("*")):
         if path.suffix in _TYPES:
@@ -42,13 +42,13 @@ def _files() -> dict[str, tuple[bytes, str]]:
 
 def page_file(request: Request, name: str, login: Login) -> Response:
     """A file of the page. Raises NotFound."""
-    if request.url.path.endswith("/page"):  # so that its files are found beside it
+    if request.url.path.endswith("/page"):  # its files' addresses are relative
         return RedirectResponse("page/")
     try:
         content, kind = _files()[name or "index.html"]
     except KeyError:
         raise NotFound("page: there is no such file") from None
-    if kind.startswith("text/html"):  # how the page finds out who asks
+    if kind.startswith("text/html"):  # tells the page how its user logs in
         content = content.replace(b'data-login=""', f'data-login="{login}"'.encode())
     mark = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     headers = {"ETag": mark, "Cache-Control": "no-cache"}
@@ -58,7 +58,7 @@ def page_file(request: Request, name: str, login: Login) -> Response:
 
 
 class Guarded:
-    """Adds to every answer what keeps browsers from running, framing or keeping what they should not."""
+    """Adds security headers to every answer: what a browser may run, frame and cache."""
 
     def __init__(self, app: Any) -> None:
         self._app = app

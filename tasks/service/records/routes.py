@@ -1,4 +1,4 @@
-"""The routes about runs, and the page. Names in addresses are checked against their patterns before anything is read."""
+"""The routes of runs, TensorBoards and the page. Names are checked before anything is read."""
 
 import asyncio
 import json
@@ -10,8 +10,14 @@ from fastapi.responses import RedirectResponse
 
 from trainwright.estimator.structure import Structure
 from trainwright.tasks.runs.listing import ID_PATTERN, JOB_PATTERN, MOST_ROWS, RunPage
+from trainwright.tasks.service.answer_models import (
+    ErrorAnswer,
+    History,
+    Opened,
+    Recorded,
+    RunDocument,
+)
 from trainwright.tasks.service.auth import check_origin
-from trainwright.tasks.service.documents import ErrorAnswer, History, Opened, Recorded, RunDocument
 from trainwright.tasks.service.records.pages import Login, page_file
 from trainwright.tasks.service.records.run_records import Records
 
@@ -21,22 +27,24 @@ OfJob = Annotated[str | None, Query(pattern=JOB_PATTERN, description="of this jo
 _MISSING: dict[int | str, dict[str, Any]] = {
     404: {"model": ErrorAnswer, "description": "no such run"}
 }
-_REPORT = {  # its scripts are in the page: it may run them, but without our origin, so without our login
-    "Content-Security-Policy": "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; "
-    "style-src 'unsafe-inline'; img-src data:; font-src data:; frame-ancestors 'self'",
+# A report holds its own scripts. It may run them, but without our origin, hence without login.
+_REPORT = {
+    "Content-Security-Policy": "sandbox allow-scripts; default-src 'none'; "
+    "script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
+    "font-src data:; frame-ancestors 'self'",
     "Content-Disposition": "inline; filename=report.html",
 }
 
 
 def add_run_routes(app: FastAPI, records: Records, client: Any) -> None:
-    """Lists of runs, a run, what it has recorded, and history, for who `client` says may read."""
+    """Lists of runs, a run, its recorded rows, and history, for a `client` who may read."""
 
     @app.get("/runs", response_model=RunPage)
     async def runs(
         client: client,
         limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 100,
         after: Annotated[
-            str | None, Query(max_length=100, description="`next` of the rows before")
+            str | None, Query(max_length=100, description="`next` of the previous page")
         ] = None,
         job: OfJob = None,
         holder: Annotated[
@@ -48,7 +56,7 @@ def add_run_routes(app: FastAPI, records: Records, client: Any) -> None:
 
     @app.get("/runs/{job}/{run_id}", response_model=RunDocument, responses=_MISSING)
     async def run(client: client, job: JobName, run_id: RunId) -> Response:
-        """A run: how far it is, what was planned, predicted and measured, what happened."""
+        """A run: its state, its plan, predictions and measurements, its events."""
         return _json(await records.run(job, run_id))
 
     @app.get("/runs/{job}/{run_id}/metrics", response_model=Recorded, responses=_MISSING)
@@ -58,7 +66,7 @@ def add_run_routes(app: FastAPI, records: Records, client: Any) -> None:
         run_id: RunId,
         from_step: Annotated[int, Query(ge=0, le=10**12)] = 0,
     ) -> Response:
-        """Recorded rows from a step on, also while the run goes on: ask again from `next_step`."""
+        """Recorded rows from a step on. To follow a live run, ask again from `next_step`."""
         return _json(await records.metrics(job, run_id, from_step))
 
     @app.get("/runs/{job}/{run_id}/structure", response_model=Structure, responses=_MISSING)
@@ -68,7 +76,7 @@ def add_run_routes(app: FastAPI, records: Records, client: Any) -> None:
 
     @app.get("/runs/{job}/{run_id}/report", responses=_MISSING, response_class=Response)
     async def report(client: client, job: JobName, run_id: RunId) -> Response:
-        """The run's report, a page that stands alone."""
+        """The run's report, one self-contained page."""
         content = await records.report(job, run_id)
         return Response(content, media_type="text/html; charset=utf-8", headers=_REPORT)
 
@@ -78,9 +86,12 @@ def add_run_routes(app: FastAPI, records: Records, client: Any) -> None:
         return _json(await records.history(job))
 
 
-def add_board_routes(app: FastAPI, service: Any, login: Login, client: Any, known: Any) -> None:
-    """TensorBoard: started by a `client` who may start runs, since it takes this machine's memory; then reached by the secret in
-    its address, and where the page does not ask for the token itself, by who is `known` alone.
+def add_tensorboard_routes(
+    app: FastAPI, service: Any, login: Login, client: Any, known: Any
+) -> None:
+    """TensorBoard: started by a `client` who may start runs, since it takes this machine's memory.
+
+    Then it is reached by the secret in its path; and with Airflow's login, only by who is `known`.
     """
 
     @app.post(
@@ -90,17 +101,17 @@ def add_board_routes(app: FastAPI, service: Any, login: Login, client: Any, know
         response_model=Opened,
     )
     async def start(client: client, job: JobName, run_id: RunId) -> Response:
-        """Start the run's TensorBoard, unless it runs: where it is, below this service. Needs the right to start runs."""
+        """Start the run's TensorBoard; its path. Needs the right to start runs."""
         client.needs_run("starting TensorBoard")
         run = await asyncio.to_thread(service.records.found, job, run_id)
-        secret = await service.boards.open(run)
+        secret = await service.tensorboards.open(run)
         return _json(json.dumps({"path": f"tensorboard/{secret}/"}).encode())
 
     async def ask(request: Request, secret: str, path: str = "") -> Response:
         await check_origin(request)
         query = request.url.query
         body = await service.receiver.body(request.stream(), request.headers.get("content-length"))
-        answer = await service.boards.ask(
+        answer = await service.tensorboards.ask(
             secret,
             quote(path) + (f"?{query}" if query else ""),
             request.method,
@@ -119,7 +130,7 @@ def add_board_routes(app: FastAPI, service: Any, login: Login, client: Any, know
 
 
 def add_page_routes(app: FastAPI, login: Login, client: Any) -> None:
-    """The page: open where it asks for the token itself, else for who `client` says may read."""
+    """The page: open if it asks for the token itself, otherwise for a `client` who may read."""
 
     async def page(request: Request, name: str = "") -> Response:
         return page_file(request, name, login)

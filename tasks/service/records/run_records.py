@@ -1,4 +1,4 @@
-"""What the service answers about runs, apart from HTTP: lists, a run's documents, what it has recorded, history."""
+"""Answers about runs, apart from HTTP: lists, a run's documents, its recorded rows, history."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from trainwright.tasks.train.record.metrics import warm_up
 
 
 class NotFound(BadInput):
-    """What the address names is not there."""
+    """There is no such thing at this address."""
 
     kind = "not_found"
 
 
 class Records:
-    """Answers about the runs of the settings' store. Its work is done in threads: reading a store waits."""
+    """Answers about the runs of the settings' store. It works in threads, since stores are slow."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -42,7 +42,7 @@ class Records:
         self._parts = live.Parts()
 
     async def start(self) -> None:
-        """Import what reading rows takes, so that the first chart is quick."""
+        """Import what reading rows needs, so that the first chart is quick."""
         await asyncio.to_thread(warm_up)
 
     def close(self) -> None:
@@ -53,11 +53,11 @@ class Records:
     async def runs(
         self, limit: int, after: str | None, job: str | None, holder: str | None
     ) -> bytes:
-        """A page of the list of runs; with `holder`, the newest run that it works on."""
+        """A page of the list of runs; with `holder`, the newest run of that holder."""
         return await asyncio.to_thread(self._runs, limit, after, job, holder)
 
     async def run(self, job: str, identifier: str) -> bytes:
-        """What `trainwright show --json` prints, and the documents behind it. Raises NotFound."""
+        """`trainwright show --json`, with the run's documents and events. Raises NotFound."""
         return await asyncio.to_thread(lambda: _json(self._run(job, identifier)))
 
     async def metrics(self, job: str, identifier: str, from_step: int) -> bytes:
@@ -69,11 +69,11 @@ class Records:
         return await asyncio.to_thread(lambda: self._file(job, identifier, Structure.FILE))
 
     async def report(self, job: str, identifier: str) -> bytes:
-        """The run's report, a page. Raises NotFound."""
+        """The run's report, in HTML. Raises NotFound."""
         return await asyncio.to_thread(lambda: self._file(job, identifier, "report/report.html"))
 
     async def history(self, job: str | None) -> bytes:
-        """Each job's outcomes, and the finished runs, oldest first."""
+        """The outcomes of each job, and the finished runs, oldest first."""
         return await asyncio.to_thread(self._history, job)
 
     def _list(self) -> Listing:
@@ -148,7 +148,7 @@ class Records:
 
 
 def _outcomes(job: str, rows: list[RunRow]) -> dict[str, Any]:
-    """What a job's runs came to."""
+    """The outcomes of a job's runs, newest first."""
     done = [row for row in rows if row.duration_s is not None]
     ratios = [
         row.predicted_duration_s.median / row.duration_s - 1
@@ -176,7 +176,7 @@ def _json(document: Any) -> bytes:
 
 
 def _finite(value: Any) -> Any:
-    """The value as JSON has it: what is no number is null."""
+    """The value for JSON, which has no NaN and no infinity: null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

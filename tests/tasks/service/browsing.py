@@ -1,4 +1,4 @@
-"""Debian's Chromium for tests of the page, and where pictures of screens are left to be looked at."""
+"""Debian's Chromium for tests of the page, and a folder for pictures of its screens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def browser() -> Iterator[Any]:
 
 
 class Watched:
-    """A page of the browser, its requests to other hosts refused, with all that its console complains of."""
+    """A page of the browser, with the errors of its console. It can reach no other host."""
 
     def __init__(self, browser: Any, address: str, token: str | None, **options: Any) -> None:
         options = {"viewport": {"width": 1280, "height": 900}} | options
@@ -43,7 +43,10 @@ class Watched:
         self.complaints: list[str] = []
         self.elsewhere: list[str] = []
         if token is not None:
-            script = f"if (location.protocol !== 'about:') sessionStorage.setItem('trainwright-token', '{token}')"
+            script = (
+                "if (location.protocol !== 'about:') "
+                f"sessionStorage.setItem('trainwright-token', '{token}')"
+            )
             self.context.add_init_script(script)
         self.page = self.context.new_page()
         self.page.set_default_timeout(120_000)
@@ -72,10 +75,11 @@ class Watched:
 
 
 def values(page: Any, region: str) -> list[list[str | None]]:
-    """The figures of a table, by its label: `data-value` of each cell, or its text where it has none."""
+    """The figures of a table, by its label: `data-value` of each cell, or else its text."""
     found: list[list[str | None]] = page.eval_on_selector_all(
         f'table[aria-label="{region}"] tbody tr',
-        "rows => rows.map(row => [...row.cells].map(cell => cell.dataset.value ?? cell.textContent))",
+        "rows => rows.map(row => [...row.cells].map(cell => "
+        "cell.dataset.value ?? cell.textContent))",
     )
     return found
 
@@ -87,7 +91,7 @@ def tile(page: Any, name: str) -> str | None:
 
 
 def until(page: Any, expression: str, seconds: float = 120.0) -> None:
-    """Wait until a JavaScript expression is true; asked from outside, because the page's policy lets nothing be evaluated."""
+    """Wait until an expression is true. The page's policy forbids Playwright's own wait."""
     deadline = time.monotonic() + seconds
     while not page.evaluate(expression):
         assert time.monotonic() < deadline, expression
@@ -95,11 +99,13 @@ def until(page: Any, expression: str, seconds: float = 120.0) -> None:
 
 
 UNLABELLED = """() => {
-  const named = (one) => one.getAttribute("aria-label") || one.labels?.length || one.textContent.trim();
-  const missing = [...document.querySelectorAll("a, button, input, select, table, section, figure, [role=region]")]
+  const named = (one) =>
+    one.getAttribute("aria-label") || one.labels?.length || one.textContent.trim();
+  const all = (selector) => [...document.querySelectorAll(selector)];
+  const missing = all("a, button, input, select, table, section, figure, [role=region]")
     .filter((one) => !named(one)).map((one) => one.outerHTML.slice(0, 200));
   if (!document.documentElement.lang) missing.push("lang");
-  if (document.querySelectorAll("main").length !== 1 || document.querySelectorAll("h1").length !== 1) missing.push("main, h1");
-  for (const chart of document.querySelectorAll("figure")) if (!chart.querySelector("figcaption")) missing.push("figcaption");
+  if (all("main").length !== 1 || all("h1").length !== 1) missing.push("main, h1");
+  if (all("figure").some((chart) => !chart.querySelector("figcaption"))) missing.push("figcaption");
   return missing;
 }"""

@@ -1,4 +1,4 @@
-"""Whatever numbers a client's structure or calibration holds, the answer is JSON of finite numbers or the client's error."""
+"""Whatever numbers a request holds, the answer is JSON of finite numbers or the client's error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service against its own OpenAPI: whatever a client sends, no 5xx, and no answer that the document does not name."""
+"""The service against its OpenAPI document: no request gets a 5xx or an undocumented answer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from serving import RUN, serving
 
-# Left out: positive_data_acceptance. JSON Schema can't say that a job's fields agree with one another, or that a source exists;
-# schemathesis takes our 422 for those as a refusal of valid data.
+# Without positive_data_acceptance: JSON Schema can't say that a job's fields agree with each other,
+# or that a source exists, so schemathesis takes a 422 for these as a refusal of valid data.
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",

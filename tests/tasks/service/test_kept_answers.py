@@ -1,28 +1,28 @@
-"""What the service keeps: an answer that was computed once is not computed again."""
+"""What the service caches: an answer that was computed once is not computed again."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import doors
 import pytest
 from serving import JOB, JOBS, SPEC
 
 from trainwright.estimator.trace.source import BatchSpec
+from trainwright.infra.sandbox import SandboxLimits
 from trainwright.tasks.errors import Infeasible
 from trainwright.tasks.extract import extract_model
-from trainwright.tasks.service.auth import Client
-from trainwright.tasks.service.service import Bounds, Service
+from trainwright.tasks.service.auth import Caller
+from trainwright.tasks.service.compute.async_sandbox import AsyncSandbox
+from trainwright.tasks.service.service import Capacity, Service
 
 
-def test_that_nothing_is_feasible_is_kept_like_any_other_answer(home: Path) -> None:
+def test_that_nothing_is_feasible_is_cached_like_any_other_answer(home: Path) -> None:
     model = {"source": str(JOBS / "cnn.py"), "config": {"width": 8}}
-    structure = extract_model(
-        model, doors.settings(), spec=BatchSpec.model_validate(SPEC)
-    ).model_dump(mode="json")
+    spec = BatchSpec.model_validate(SPEC)
+    structure = extract_model(model, doors.settings(), spec=spec).model_dump(mode="json")
     host = {"name": "far", "address": "10.0.0.1", "devices": [{"type": "nvidia-t4"}]}
     job = JOB | {
         "pool": {"name": "p", "hosts": [host]},
@@ -30,23 +30,24 @@ def test_that_nothing_is_feasible_is_kept_like_any_other_answer(home: Path) -> N
         "rows": 1000,
         "objective": {"deadline": "1ms"},
     }
-    body, client, computed = json.dumps(job).encode(), Client(role="read"), []
+    body, caller = json.dumps(job).encode(), Caller(role="read")
 
     async def twice() -> list[str]:
-        service = Service(doors.settings(), Bounds(at_once=1))
-        really = service.compute.ask
-
-        async def counted(request: dict[str, Any]) -> bytes:
-            computed.append(request["call"])
-            return await really(request)
-
-        service.compute.ask = counted  # type: ignore[method-assign]
+        service = Service(doors.settings(), Capacity(at_once=1))
         said = []
         try:
             for _ in range(2):
                 with pytest.raises(Infeasible) as caught:
-                    await service.plan(body, client)
+                    await service.plan(body, caller)
                 said.append(str(caught.value))
+                service.compute.close()
+                service.compute = AsyncSandbox(  # which can't compute anything
+                    "no_such_module:answer",
+                    SandboxLimits(1, 2**30),
+                    confined=False,
+                    warm_up={},
+                    environment={},
+                )
         finally:
             service.close()
         return said
@@ -54,4 +55,3 @@ def test_that_nothing_is_feasible_is_kept_like_any_other_answer(home: Path) -> N
     first, second = asyncio.run(twice())
     assert first == second
     assert "deadline of 0.001 s binds" in first
-    assert computed == ["plan"]

@@ -1,4 +1,6 @@
-"""The page in a real browser: every screen shows what the API answers, moves while a run does, and runs nothing it was sent."""
+"""The page in a real browser: its screens show what the API answers, follow a live run, and run
+nothing that a run has recorded.
+"""
 
 from __future__ import annotations
 
@@ -390,9 +392,8 @@ def test_everything_has_a_name_for_screen_readers_and_is_reached_by_keyboard(
     page.wait_for_load_state("networkidle")  # what it asked for is there
     page.wait_for_timeout(500)
     assert page.evaluate(UNLABELLED) == []
-    focusable = page.evaluate(
-        "document.querySelectorAll('a[href], button:not(:disabled), input, select, [tabindex=\"0\"]').length"
-    )
+    reached = "a[href], button:not(:disabled), input, select, [tabindex='0']"
+    focusable = page.evaluate(f'document.querySelectorAll("{reached}").length')
     reached = set()
     for _ in range(focusable + 2):
         page.keyboard.press("Tab")

@@ -1,4 +1,4 @@
-"""The routes about runs and the page's files: what they answer, to whom, and what they refuse. A real server."""
+"""The routes of runs and of the page's files: what they answer, to whom, what they refuse."""
 
 from __future__ import annotations
 

@@ -94,16 +94,8 @@ def test_a_plan_for_a_job_is_the_command_lines(address: str, tmp_path: Path) -> 
     assert answer.status_code == 200, answer.text
     pool = tmp_path / "pool.json"
     pool.write_text(json.dumps(JOB["pool"]))
-    local = plan_job(
-        load_job(
-            {
-                **job,
-                "pool": str(pool),
-                "model": {"source": str(JOBS / "cnn.py"), "config": {"width": 8}},
-            }
-        ),
-        doors.settings(),
-    )
+    source = {"source": str(JOBS / "cnn.py"), "config": {"width": 8}}
+    local = plan_job(load_job({**job, "pool": str(pool), "model": source}), doors.settings())
     ours, theirs = Plan.model_validate(answer.json()), local
     assert ours.model_copy(update={"solve_time_s": 0}) == theirs.model_copy(
         update={"solve_time_s": 0}
@@ -266,8 +258,8 @@ def test_an_accuracy_in_percent_is_told_as_no_share(address: str, structure: Any
     with client(address, READ) as reader:
         message = _refusal(reader.post("/plans", json=asked), 422, "bad_input")
     assert (
-        message
-        == "request: train.target.value: got 97; allowed: a share above 0, up to 1, such as 0.97 for 97 %"
+        message == "request: train.target.value: got 97; "
+        "allowed: a share above 0, up to 1, such as 0.97 for 97 %"
     )
 
 
@@ -356,56 +348,11 @@ def test_deep_or_malformed_bodies_are_422(address: str, body: bytes) -> None:
         _refusal(run.post("/plans", content=body), 422, "bad_input")
 
 
-def test_a_models_code_has_no_network_no_secrets_and_no_sight_of_the_server(address: str) -> None:
-    code = (
-        "import os, socket\ntry:\n    socket.create_connection(('127.0.0.1', {port}), 2)\n    net = 'connected'\n"
-        "except OSError as error:\n    net = type(error).__name__\n"
-        "raise RuntimeError(net + ' ' + ' '.join(sorted(os.environ)))\n"
-    ).format(port=address.rpartition(":")[2])
+def test_a_model_that_ends_its_process_is_its_senders_error(address: str) -> None:
     with client(address) as run:
-        message = _refusal(run.post("/structures", json={"model": model(code)}), 422, "bad_input")
-    assert "connected" not in message
-    assert "Error" in message
-    assert "TRAINWRIGHT" not in message
-    assert "SECRET" not in message
-
-
-def test_a_models_code_can_not_read_the_environment_of_the_server_or_of_what_computes_for_it(
-    address: str,
-) -> None:
-    code = (
-        "import os\nfrom pathlib import Path\nseen = [os.getpid()]\n"
-        "for path in Path('/proc').glob('[0-9]*/environ'):\n    try:\n"
-        "        seen += [path.parent.name] if b'SECRET_OF_THE_SERVER' in path.read_bytes() else []\n"
-        "    except OSError:\n        pass\nraise RuntimeError(f'found {len(seen) - 1}')\n"
-    )
-    with client(address) as run:
-        assert "found 0" in _refusal(
-            run.post("/structures", json={"model": model(code)}), 422, "bad_input"
-        )
-
-
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        ("import os; os._exit(3)", "ended its process"),
-        ("import ctypes; ctypes.string_at(0)", "ended its process"),
-        ("x = bytearray(40 * 2**30)", "MemoryError"),
-        ("raise SystemExit", "can't be imported"),
-        (
-            "open('../answer', 'w').write('[]'); open('answer', 'w').write('[]'); import os; os._exit(0)",
-            "no structure",
-        ),
-        ("open('answer', 'w').write('{\"error\": 5}'); import os; os._exit(0)", "wrote"),
-    ],
-)
-def test_a_model_that_misbehaves_is_its_senders_error(
-    address: str, code: str, expected: str
-) -> None:
-    with client(address) as run:
-        assert expected in _refusal(
-            run.post("/structures", json={"model": model(code)}), 422, "bad_input"
-        )
+        request = {"model": model("import os; os._exit(3)")}
+        message = _refusal(run.post("/structures", json=request), 422, "bad_input")
+    assert message == "model: tracing model.py ended its process with exit code 3"
 
 
 def test_beyond_what_is_worked_on_and_waits_is_429_and_who_leaves_frees_the_place(
@@ -455,7 +402,7 @@ def test_one_request_can_not_take_longer_than_allowed(tmp_path: Path) -> None:
         )
         server = max(psutil.Process().children(), key=lambda one: one.create_time())
         children = server.children(recursive=True)
-        assert any("fork_server" in " ".join(one.cmdline()) for one in children)
+        assert any("infra.sandbox.fork_server" in " ".join(one.cmdline()) for one in children)
     _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive  # the fork servers end with the server
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.infra.background import stop
+from trainwright.infra.background_process import stop
 from trainwright.infra.s3 import S3Access, s3_service, start_s3
 from trainwright.tasks.errors import BadInput, CorruptArtefact, ServiceUnreachable
 from trainwright.tasks.storage.connect import open_store

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load
 from training_case import NO_SPARE, SLOW, alone, ranks, request
 
-from trainwright.infra.background import stop
+from trainwright.infra.background_process import stop
 from trainwright.infra.s3 import s3_service, start_s3
 from trainwright.tasks import progress
 from trainwright.tasks.errors import Interrupted, RunHeld, ServiceUnreachable

@@ -20,7 +20,7 @@ from hosts_case import SLOW, no_python, on_hosts, other_sources, until
 from lab import Lab
 from training_case import assert_every_sample_once, once, request, rows, scalars, when_checkpoint
 
-from trainwright.infra.background import stop as stop_service
+from trainwright.infra.background_process import stop as stop_service
 from trainwright.infra.s3 import s3_service, start_s3
 from trainwright.tasks.errors import Interrupted, TrainingFailed
 from trainwright.tasks.storage.connect import open_store

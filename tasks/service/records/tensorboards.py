@@ -1,8 +1,9 @@
-"""TensorBoard of a run: a process of its own on this machine, reached through the service only.
+"""The TensorBoard of a run: a process on this machine, reached through the service.
 
-Its address holds a secret that only those who are logged in are told, and that it keeps for as long as it runs; it answers
-under that path alone, so that nobody else on this machine gets in either. Its page needs our origin (it fetches what it shows),
-so what a run has recorded for it is trusted as the page itself is: unlike a report's, its scripts are in no sandbox.
+Its path holds a secret that only those who are logged in get. It answers under that path only, so
+that no other user of this machine gets in either. Its page fetches what it shows, so it needs the
+service's origin: what a run has recorded for it is trusted as much as the service's own page, and
+unlike those of a report, its scripts run in no sandbox.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ _PASSED = (
 
 
 @dataclass
-class Board:
-    """A TensorBoard that runs."""
+class TensorBoard:
+    """A running TensorBoard."""
 
     secret: str
     port: int
@@ -51,7 +52,7 @@ class Board:
     copy: Path | None
 
     def end(self) -> None:
-        """End it, and remove what was fetched for it."""
+        """End it, and remove the files that were fetched for it."""
         self.process.kill()
         self.process.wait()
         if self.copy is not None:
@@ -60,18 +61,18 @@ class Board:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a TensorBoard answers."""
+    """The answer of a TensorBoard."""
 
     status: int
     content: bytes
     headers: dict[str, str]
 
 
-class Boards:
-    """The TensorBoards that run: a few, the longest unused of them ended for another."""
+class TensorBoards:
+    """The running TensorBoards, at most `MOST`: a further one ends the least recently used."""
 
     def __init__(self) -> None:
-        self._boards: dict[str, Board] = {}
+        self._tensorboards: dict[str, TensorBoard] = {}
         self._starting = asyncio.Lock()
         self._opening = set[asyncio.Task[str]]()
         self._closed = False
@@ -79,13 +80,13 @@ class Boards:
     def close(self) -> None:
         """End them."""
         self._closed = True
-        while self._boards:
-            self._boards.popitem()[1].end()
+        while self._tensorboards:
+            self._tensorboards.popitem()[1].end()
 
     async def open(self, run: Run) -> str:
-        """The secret of the run's TensorBoard, which is started where it does not run. Raises NotFound, BadInput.
+        """The secret of the run's TensorBoard, which is started if needed.
 
-        What was begun is finished, and kept for the next who asks, where who asked has left meanwhile.
+        A start goes on, for the next caller, if this caller leaves. Raises NotFound, BadInput.
         """
         task = asyncio.create_task(self._open(run))
         self._opening.add(task)
@@ -94,42 +95,46 @@ class Boards:
 
     async def _open(self, run: Run) -> str:
         async with self._starting:
-            board = self._boards.pop(run.uri, None)
-            if board is not None and board.process.poll() is not None:
-                board.end()
-                board = None
-            if board is None:
-                while len(self._boards) >= MOST:
-                    self._boards.pop(next(iter(self._boards))).end()
-                board = await asyncio.to_thread(_start, run)
+            tensorboard = self._tensorboards.pop(run.uri, None)
+            if tensorboard is not None and tensorboard.process.poll() is not None:
+                tensorboard.end()
+                tensorboard = None
+            if tensorboard is None:
+                while len(self._tensorboards) >= MOST:
+                    self._tensorboards.pop(next(iter(self._tensorboards))).end()
+                tensorboard = await asyncio.to_thread(_start, run)
                 if self._closed:
-                    board.end()
-                    raise ServiceUnreachable("tensorboard: the service ends", service="tensorboard")
-            self._boards[run.uri] = board  # the newest used last
-            return board.secret
+                    tensorboard.end()
+                    raise ServiceUnreachable(
+                        "tensorboard: the service is ending", service="tensorboard"
+                    )
+            self._tensorboards[run.uri] = tensorboard  # the most recently used one last
+            return tensorboard.secret
 
     async def ask(
         self, secret: str, path: str, method: str, content_type: str | None, body: bytes
     ) -> Answer:
-        """What the TensorBoard of this secret answers. Raises Unauthorized for another, ServiceUnreachable."""
-        for board in self._boards.values():
+        """The answer of the TensorBoard with this secret. Raises Unauthorized if none has it."""
+        for tensorboard in self._tensorboards.values():
             if hmac.compare_digest(
-                board.secret.encode(), secret.encode("utf-8", "surrogateescape")
+                tensorboard.secret.encode(), secret.encode("utf-8", "surrogateescape")
             ):
-                return await asyncio.to_thread(_ask, board, path, method, content_type, body)
+                return await asyncio.to_thread(_ask, tensorboard, path, method, content_type, body)
         raise Unauthorized(
-            "tensorboard: it has ended, or was never started; open it from the run's screen"
+            "tensorboard: it has ended or was never started; open it from the run's page"
         )
 
 
-def _start(run: Run) -> Board:
+def _start(run: Run) -> TensorBoard:
     if importlib.util.find_spec("tensorboard") is None:
-        raise BadInput("tensorboard: is missing where the service runs; install trainwright[train]")
+        raise BadInput(
+            "tensorboard: not installed on the service's machine; install trainwright[train]"
+        )
     folder, copy = run.work_path / "events", None
     if not folder.is_dir() or not any(folder.iterdir()):
         keys = [item.key for item in run.objects.list("events/")]
         if not keys:
-            raise NotFound(f"tensorboard: {run.job_name}/{run.id} has recorded nothing for it yet")
+            raise NotFound(f"tensorboard: {run.job_name}/{run.id} has recorded no events yet")
         folder = copy = Path(tempfile.mkdtemp(prefix="trainwright-tensorboard-"))
         for key in keys:
             run.objects.get_file(key, copy / Path(key).name)
@@ -159,17 +164,17 @@ def _start(run: Run) -> Board:
             stderr=log,
             cwd="/",
         )
-        board = Board(secret, 0, process, copy)
+        tensorboard = TensorBoard(secret, 0, process, copy)
         for _ in range(int(_START_S / 0.1)):
             log.seek(0)
             said = log.read()
             if found := _ADDRESS.search(said):
-                board.port = int(found[1])
-                return board
+                tensorboard.port = int(found[1])
+                return tensorboard
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.1)
                 break
-    board.end()
+    tensorboard.end()
     last = said.decode(errors="replace").strip().rpartition("\n")[2][:200]
     raise TrainwrightError(f"tensorboard: did not start ({last})")
 
@@ -182,10 +187,12 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
 
 
-def _ask(board: Board, path: str, method: str, content_type: str | None, body: bytes) -> Answer:
+def _ask(
+    tensorboard: TensorBoard, path: str, method: str, content_type: str | None, body: bytes
+) -> Answer:
     headers = {"Content-Type": content_type} if content_type else {}
     request = urllib.request.Request(
-        f"http://127.0.0.1:{board.port}/{board.secret}/{path}",
+        f"http://127.0.0.1:{tensorboard.port}/{tensorboard.secret}/{path}",
         body if method == "POST" else None,
         headers,
         method=method,
@@ -197,7 +204,7 @@ def _ask(board: Board, path: str, method: str, content_type: str | None, body: b
         return Answer(error.code, error.read(), _kept(error.headers.items()))
     except (OSError, ValueError) as error:
         raise ServiceUnreachable(
-            f"tensorboard: does not answer ({error}); open it from the run's screen again",
+            f"tensorboard: does not answer ({error}); open it from the run's page again",
             service="tensorboard",
             address="127.0.0.1",
         ) from None

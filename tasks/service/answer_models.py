@@ -1,4 +1,4 @@
-"""What answers look like where the command line prints documents that are no artefacts."""
+"""Models of those answers that are not artefacts: the documents that the command line prints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainwright.tasks.spec.pool import Device
 
 
 class Memory(BaseModel):
-    """Bytes that a step needs."""
+    """Memory that a step needs, in bytes."""
 
     expected: float
     safe: float
@@ -42,7 +42,7 @@ class PlanAnswer(Plan):
 
 
 class Problem(BaseModel, extra="allow"):
-    """What went wrong: `kind` for programs, `message` for people, one line."""
+    """What is wrong: `kind` for programs, `message` for people, one line."""
 
     kind: str
     message: str
@@ -55,14 +55,14 @@ class ErrorAnswer(BaseModel, extra="allow"):
 
 
 class Infeasibility(BaseModel):
-    """No plan meets the limits: `error` says which binds and the nearest that does."""
+    """No plan meets the limits: `error` says which one binds and the nearest feasible one."""
 
     error: Problem
     feasible: Literal[False]
 
 
-class HeldDevice(Device):
-    """A device, when it is there, and who holds it."""
+class DeviceState(Device):
+    """A device, its availability and its holder."""
 
     available: str | None
     available_now: bool
@@ -90,19 +90,19 @@ class PoolState(BaseModel):
     """`trainwright pool --json`"""
 
     pool: str
-    devices: list[HeldDevice]
+    devices: list[DeviceState]
     queue: list[Waiting]
 
 
-class Shelved(BaseModel):
-    """What a client may name: pools, and models' sources."""
+class ServedNames(BaseModel):
+    """The pools and models that a request may name."""
 
     pools: list[str]
     models: list[str]
 
 
 class RunDocument(BaseModel, extra="allow"):
-    """`trainwright show --json`, and the documents behind it."""
+    """`trainwright show --json`, with the run's documents and events."""
 
     run: str
     id: str
@@ -118,7 +118,7 @@ class RunDocument(BaseModel, extra="allow"):
 
 
 class Recorded(BaseModel):
-    """What a run has recorded: `tasks.live.recorded`."""
+    """What a run has recorded (`live.recorded`)."""
 
     rows: list[dict[str, Any]]
     newest: list[dict[str, Any]]
@@ -129,13 +129,13 @@ class Recorded(BaseModel):
 
 
 class Opened(BaseModel):
-    """Where a TensorBoard is, below the service."""
+    """The path of a TensorBoard, relative to the service."""
 
     path: str
 
 
 class JobOutcomes(BaseModel):
-    """What a job's runs came to."""
+    """The outcomes of a job's runs."""
 
     job: str
     runs: int
@@ -150,7 +150,7 @@ class JobOutcomes(BaseModel):
 
 
 class History(BaseModel):
-    """Each job's outcomes, and the finished runs, oldest first."""
+    """The outcomes of each job, and the finished runs, oldest first."""
 
     jobs: list[JobOutcomes]
     runs: list[RunRow]
@@ -171,6 +171,6 @@ class DeviceKind(BaseModel):
 
 
 class DeviceTypes(BaseModel):
-    """The device types that are known."""
+    """The known device types."""
 
     devices: list[DeviceKind]

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 from finished_run import begin_run
 
-from trainwright.tasks.service.records.boards import Boards
+from trainwright.tasks.service.records.tensorboards import TensorBoards
 
 
 def running() -> list[psutil.Process]:
@@ -27,20 +27,20 @@ def test_one_whose_asker_has_left_meanwhile_is_kept_for_the_next(home: Path) -> 
     run.objects.put("events/events.out.tfevents.1.here", b"")
 
     async def leave_and_come_again() -> None:
-        asked = asyncio.create_task(boards.open(run))
+        asked = asyncio.create_task(tensorboards.open(run))
         while not running():
             await asyncio.sleep(0.05)
         asked.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await asked
-        assert await boards.open(run)
+        assert await tensorboards.open(run)
         assert len(running()) == 1  # it ends with the thread that started it, which is the loop's
 
-    boards = Boards()
+    tensorboards = TensorBoards()
     try:
         asyncio.run(leave_and_come_again())
     finally:
-        boards.close()
+        tensorboards.close()
     assert running() == []
 
 
@@ -49,11 +49,11 @@ def test_one_that_starts_while_the_service_ends_ends_too(home: Path) -> None:
     run.objects.put("events/events.out.tfevents.1.here", b"")
 
     async def end_meanwhile() -> None:
-        boards = Boards()
-        asked = asyncio.create_task(boards.open(run))
+        tensorboards = TensorBoards()
+        asked = asyncio.create_task(tensorboards.open(run))
         while not running():
             await asyncio.sleep(0.05)
-        boards.close()
+        tensorboards.close()
         await asyncio.wait({asked})
         assert "the service ends" in str(asked.exception())
 

@@ -1,6 +1,6 @@
-"""Bounded work: so many at a time, so many waiting, the rest refused; alike requests share one, and its answer is kept.
+"""Bounded work: a number of requests at a time, a number waiting, the rest refused; and a cache.
 
-Work is cancelled when the last client that waits for it has gone.
+Equal requests share one piece of work. It is cancelled when its last caller has gone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainwright.tasks.service.limits import TooBusy
 
 
 def content_key(*parts: str | bytes) -> str:
-    """SHA-256 over parts, each with its length, so that no two lists of parts are alike."""
+    """SHA-256 over parts, each with its length: different lists of parts have different keys."""
     whole = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -25,7 +25,7 @@ def content_key(*parts: str | bytes) -> str:
 
 
 class Cache:
-    """Answers by key: the least recently used go first, once all take more than `max_bytes`."""
+    """Answers by key, of `max_bytes` together; the least recently used are dropped first."""
 
     def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_bytes, self._clock = max_bytes, clock
@@ -33,7 +33,7 @@ class Cache:
         self.size_bytes = 0
 
     def get(self, key: str) -> bytes | None:
-        """The answer, if it is kept and not too old."""
+        """The answer, if it is cached and not expired."""
         found = self._kept.get(key)
         if found is None:
             return None
@@ -44,7 +44,7 @@ class Cache:
         return found[0]
 
     def put(self, key: str, answer: bytes, lifetime_s: float) -> None:
-        """Keep an answer for so long; one larger than the whole cache is not kept."""
+        """Cache an answer for `lifetime_s`, unless it is larger than the whole cache."""
         if key in self._kept:
             self._drop(key)
         if len(answer) > self._max_bytes:
@@ -64,8 +64,8 @@ class _Flight:
     waiting: int = 0
 
 
-class Work:
-    """Runs work within bounds. One event loop's."""
+class BoundedWork:
+    """Runs work within bounds, in one event loop."""
 
     def __init__(self, at_once: int, waiting: int) -> None:
         self._slots = asyncio.Semaphore(at_once)
@@ -73,12 +73,12 @@ class Work:
         self._flights: dict[str, _Flight] = {}
 
     async def do(self, key: str, work: Callable[[], Awaitable[bytes]]) -> bytes:
-        """What `work` answers; shared with whoever asks for the same key meanwhile. Raises TooBusy."""
+        """The answer of `work`, shared with callers of the same key meanwhile. Raises TooBusy."""
         flight = self._flights.get(key)
         if flight is None:
             if len(self._flights) >= self._most:
                 raise TooBusy(
-                    f"{self._most} requests are being worked on or wait; try again in a second"
+                    f"{self._most} requests are running or waiting; try again in a second"
                 )
             flight = self._flights[key] = _Flight(asyncio.create_task(self._run(work)))
             flight.task.add_done_callback(lambda _: self._ended(key, flight))
@@ -99,4 +99,4 @@ class Work:
         if self._flights.get(key) is flight:
             del self._flights[key]
         if flight.task.done() and not flight.task.cancelled():
-            flight.task.exception()  # whoever waited has it; asyncio need not complain where nobody did
+            flight.task.exception()  # marks it as seen: asyncio would log it if no caller is left

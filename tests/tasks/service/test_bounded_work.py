@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.service.compute.work import Cache, Work, content_key
+from trainwright.tasks.service.compute.bounded_work import BoundedWork, Cache, content_key
 from trainwright.tasks.service.limits import MAX_DEPTH, TooBusy, parse, too_deep
 
 _VALUES = st.recursive(
@@ -92,7 +92,7 @@ def test_keys_are_alike_only_for_alike_parts(one: list[str], two: list[str]) -> 
 
 def test_alike_work_is_done_once_and_the_rest_is_bounded() -> None:
     async def scenario() -> None:
-        work, gate, begun = Work(1, 1), asyncio.Event(), list[str]()
+        work, gate, begun = BoundedWork(1, 1), asyncio.Event(), list[str]()
 
         async def slow(name: str) -> bytes:
             begun.append(name)
@@ -117,7 +117,7 @@ def test_alike_work_is_done_once_and_the_rest_is_bounded() -> None:
 
 def test_work_is_cancelled_when_the_last_who_waits_has_gone_and_not_before() -> None:
     async def scenario() -> None:
-        work, begun, ended = Work(1, 0), list[str](), list[str]()
+        work, begun, ended = BoundedWork(1, 0), list[str](), list[str]()
 
         async def endless() -> bytes:
             begun.append("a")
@@ -151,7 +151,7 @@ def test_work_is_cancelled_when_the_last_who_waits_has_gone_and_not_before() -> 
 
 def test_an_error_reaches_everyone_who_waits_and_is_not_kept() -> None:
     async def scenario() -> None:
-        work, times = Work(1, 0), [0]
+        work, times = BoundedWork(1, 0), [0]
 
         async def failing() -> bytes:
             times[0] += 1

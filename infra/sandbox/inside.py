@@ -1,0 +1,115 @@
+"""The processes of a sandbox: the first, which sets it up, and the worker, which runs the work."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from trainwright.infra.process import allow_inspection
+from trainwright.infra.sandbox import Protection, SandboxLimits, kernel
+from trainwright.infra.sandbox.confine import enter_root
+from trainwright.infra.sandbox.fallback import restrict
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a sandbox is set up with."""
+
+    limits: SandboxLimits
+    protection: Protection
+    readable: Sequence[str]
+    folder: str | None
+    """its temporary folder, the only one that it may write; None without protection"""
+
+
+def run_first_process(
+    work: Callable[[], bytes], terms: Terms, answer: int, output: int, status: int
+) -> NoReturn:
+    """Set up, start the worker, and write to `status` its exit code, or `!` and an error.
+
+    In namespaces, every other process ends with this one, and none can send it a signal.
+    """
+    try:
+        kernel.end_with_parent(signal.SIGKILL)
+        if terms.protection != "none":
+            # When memory runs out, the kernel picks this process rather than another.
+            Path("/proc/self/oom_score_adj").write_text("1000")
+        if terms.protection == "own namespaces":
+            enter_root(terms.readable, terms.limits.disk_bytes)
+        allow_inspection(False)  # else the worker could take its open files
+        worker = os.fork()
+        if worker == 0:
+            _run_worker(work, terms, answer, output, status)
+        os.close(answer)
+        os.close(output)
+        ended = 0
+        while ended != worker:
+            ended, code = os.wait()
+        os.write(status, str(os.waitstatus_to_exitcode(code)).encode())
+    except OSError as error:
+        os.write(status, f"!{error}".encode())
+    finally:
+        os._exit(0)
+
+
+def _run_worker(
+    work: Callable[[], bytes], terms: Terms, answer: int, output: int, status: int
+) -> NoReturn:
+    code = 1
+    try:
+        try:
+            _prepare_worker(terms, answer, output, status)
+        except (OSError, ValueError, OverflowError) as error:
+            os.write(status, f"!{error}".encode())
+            raise
+        os.close(status)
+        left = memoryview(work())
+        while left:
+            left = left[os.write(answer, left) :]
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:  # noqa: BLE001 - reported on the output, of which the supervisor keeps the end
+        os.write(2, traceback.format_exc().encode(errors="replace"))
+    finally:
+        os._exit(code & 0xFF)
+
+
+def _prepare_worker(terms: Terms, answer: int, output: int, status: int) -> None:
+    allow_inspection(True)
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in (answer, status):
+            try:
+                os.close(int(name))
+            except OSError:  # the one with which the folder was listed
+                continue
+    if terms.folder is not None:
+        os.chdir(terms.folder)
+        os.environ.update(HOME=terms.folder, TMPDIR=terms.folder)
+        tempfile.tempdir = None
+    limits = terms.limits
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_CPU, int(limits.timeout_s) + 1)
+    _limit(resource.RLIMIT_FSIZE, limits.disk_bytes)
+    _limit(resource.RLIMIT_AS, limits.memory_bytes)
+    if terms.protection.endswith("audit hook"):
+        assert terms.folder is not None
+        restrict(terms.readable, terms.folder)
+
+
+def _limit(what: int, value: int) -> None:
+    _, hard = resource.getrlimit(what)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(what, (value, value))

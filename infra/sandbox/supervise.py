@@ -1,0 +1,197 @@
+"""Runs a function in a sandbox, watches its limits, and says how it ended.
+
+The calling process is the supervisor. It must have one thread, and it serves for one function only:
+it enters some of the namespaces itself. Below it stands the first process of the sandbox, below
+that one the worker (`inside`).
+
+The kernel limits each process: address space, CPU time, size of a file. The supervisor limits all
+of them together: number, resident memory, time. The kernel's limit of processes does not hold for
+user 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from trainwright.infra.sandbox import Outcome, Protection, SandboxLimits, Stop, kernel
+from trainwright.infra.sandbox.confine import enter_namespaces, readable_paths
+from trainwright.infra.sandbox.inside import Terms, run_first_process
+
+_LOOK_S = 0.1
+_KEPT_BYTES = 4096
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def run(
+    work: Callable[[], bytes],
+    limits: SandboxLimits,
+    protection: Protection,
+    *,
+    readable: Iterable[str] = (),
+    client: int | None = None,
+) -> Outcome:
+    """Run `work` in a sandbox that may read the `readable` paths too. All it started ends with it.
+
+    It is stopped if the other end of the socket `client` is closed. Raises OSError if the
+    protection or a limit can't be set up: then `work` did not run.
+    """
+    os.stat(f"/proc/self/task/{os.getpid()}/children")  # how the limits are watched; kernel option
+    paths = [] if protection == "none" else readable_paths(readable)
+    with contextlib.ExitStack() as stack:
+        folder = None
+        if protection == "own namespaces":
+            folder = "/tmp"
+            enter_namespaces()
+        elif protection != "none":
+            folder = tempfile.mkdtemp(prefix="trainwright-sandbox-")
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        kernel.adopt_orphans()
+        stack.callback(_end_children)
+        terms = Terms(limits, protection, paths, folder)
+        return _supervised(work, terms, client)
+
+
+def _supervised(work: Callable[[], bytes], terms: Terms, client: int | None) -> Outcome:
+    pipes = [os.pipe() for _ in range(3)]
+    answer, output, status = readers = [reader for reader, _ in pipes]
+    writers = [writer for _, writer in pipes]
+    first = os.fork()
+    if first == 0:
+        run_first_process(work, terms, *writers)
+    for one in writers:
+        os.close(one)
+    received = {one: bytearray() for one in readers}
+    stopped_by = _watch(terms, first, received, status, client)
+    running = len(list(_descendants(first)))
+    _end_children()
+    for one in readers:  # every writer has ended, so each has an end
+        while data := os.read(one, 2**16):
+            received[one] += data
+        os.close(one)
+    said = received[status].decode()
+    if said.startswith("!"):
+        raise OSError(f"could not be set up: {said[1:]}")
+    lines = received[output][-_KEPT_BYTES:].decode(errors="replace").strip().splitlines()
+    code = int(said) if said and not stopped_by else None
+    return Outcome(
+        protection=terms.protection,
+        stopped_by="time" if code == -signal.SIGXCPU else stopped_by,
+        exit_code=code,
+        children=max(running - 1, 0),
+        last_line=lines[-1][:300] if lines else "",
+        answer=bytes(received[answer]) if code == 0 else b"",
+    )
+
+
+def _watch(
+    terms: Terms, first: int, received: dict[int, bytearray], status: int, client: int | None
+) -> Stop | None:
+    """Receive output until the worker's status is there, or until a limit is exceeded: which."""
+    limits = terms.limits
+    poll = select.poll()
+    for one in received:
+        poll.register(one, select.POLLIN)
+    if client is not None:
+        poll.register(client, 0)  # of no event: a hang-up is always reported
+    answer, output, _ = received
+    deadline, next_look = time.monotonic() + limits.timeout_s, 0.0
+    while not received[status]:
+        for ready, _ in poll.poll(1000 * _LOOK_S):
+            if ready == client:
+                return "client"
+            if data := os.read(ready, 2**16):
+                received[ready] += data
+            elif ready == status:  # the first process was killed from outside
+                received[status] += str(-signal.SIGKILL).encode()
+            else:
+                poll.unregister(ready)
+        del received[output][:-_KEPT_BYTES]
+        now = time.monotonic()
+        if now > deadline:
+            return "time"
+        if len(received[answer]) > limits.disk_bytes:
+            return "disk"
+        if now > next_look and terms.protection != "none":
+            next_look = now + _LOOK_S
+            if exceeded := _exceeded(terms, first):
+                return exceeded
+    return None
+
+
+def _exceeded(terms: Terms, first: int) -> Stop | None:
+    """The limit that the processes of the sandbox exceed together, if they do."""
+    limits, processes = terms.limits, list(_descendants(first))
+    if len(processes) > limits.processes:
+        return "processes"
+    for memory_bytes in (_resident_bytes, _proportional_bytes):
+        if sum(map(memory_bytes, processes)) <= limits.memory_bytes:
+            break
+    else:
+        return "memory"
+    if terms.protection.endswith("audit hook"):  # otherwise /tmp has a fixed size
+        assert terms.folder is not None
+        if _folder_bytes(terms.folder) > limits.disk_bytes:
+            return "disk"
+    return None
+
+
+def _descendants(process: int) -> Iterator[int]:
+    waiting = [process]
+    while waiting:
+        parent = waiting.pop()
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            for thread in os.listdir(f"/proc/{parent}/task"):
+                with open(f"/proc/{parent}/task/{thread}/children") as file:
+                    children = [int(one) for one in file.read().split()]
+                yield from children
+                waiting += children
+
+
+def _resident_bytes(process: int) -> int:
+    """The resident memory of a process; pages that processes share count for each of them."""
+    with (
+        contextlib.suppress(FileNotFoundError, ProcessLookupError),
+        open(f"/proc/{process}/statm") as file,
+    ):
+        return int(file.read().split()[1]) * _PAGE_BYTES
+    return 0
+
+
+def _proportional_bytes(process: int) -> int:
+    """The same, with shared pages divided by the number of processes; takes far longer to read."""
+    with (
+        contextlib.suppress(FileNotFoundError, ProcessLookupError),
+        open(f"/proc/{process}/smaps_rollup") as file,
+    ):
+        return sum(1024 * int(line.split()[1]) for line in file if line.startswith("Pss:"))
+    return 0
+
+
+def _folder_bytes(folder: str) -> int:
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(path, name)).st_blocks * 512
+    return total
+
+
+def _end_children() -> None:
+    """Kill every descendant of this process, and wait until all have ended."""
+    while True:
+        for process in _descendants(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.001)

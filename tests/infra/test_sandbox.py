@@ -1,0 +1,216 @@
+"""The sandbox by itself: requests, limits, and what happens if one of its own processes is killed.
+
+What hostile code tries is in `tests/e2e/test_hostile_models.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainwright.infra.sandbox import Outcome, SandboxLimits
+from trainwright.infra.sandbox.client import SandboxServer, message, scrubbed_environment
+
+LIMITS = SandboxLimits(timeout_s=60, memory_bytes=2**30)
+SECONDS = "81818.5"
+"""how long a process in the sandbox sleeps, by which a test finds it from outside"""
+
+
+@contextmanager
+def serving(function: str, **options: Any) -> Iterator[SandboxServer]:
+    """A server of a function of `sandbox_functions`."""
+    environment = scrubbed_environment() | {"PYTHONPATH": str(Path(__file__).parent)}
+    name = f"sandbox_functions:{function}"
+    with SandboxServer(name, environment=environment, **options) as server:
+        yield server
+
+
+def _sleeping() -> list[psutil.Process]:
+    every = psutil.process_iter(["cmdline"])
+    return [one for one in every if SECONDS in (one.info["cmdline"] or ())]
+
+
+def _until(happened: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _supervisor() -> psutil.Process:
+    """The process that supervises the sandbox of this test: the child of the only server."""
+    (server,) = psutil.Process().children()
+    (supervisor,) = server.children()
+    return supervisor
+
+
+def test_requests_are_answered_at_the_same_time_each_in_its_own_process() -> None:
+    with serving("echo") as server, ThreadPoolExecutor(4) as pool:
+        assert server.wait_ready() == "own namespaces"
+        requests = [{"number": number} for number in range(8)]
+        outcomes = list(pool.map(lambda one: server.ask(one, LIMITS), requests))
+    assert [json.loads(one.answer) for one in outcomes] == requests
+    assert {one.exit_code for one in outcomes} == {0}
+
+
+def test_a_sandbox_has_a_scrubbed_environment_a_folder_and_its_own_processes_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "secret")
+    with serving("describe") as server:
+        server.wait_ready()
+        seen = json.loads(server.ask({}, LIMITS).answer)
+    assert "secret" not in str(seen["environment"])
+    assert seen["environment"]["HOME"] == seen["environment"]["TMPDIR"] == seen["folder"] == "/tmp"
+    assert seen["written"] == "written"
+    assert seen["processes"] == [1, 2]
+    assert len(seen["files"]) == 5  # the three standard ones, the answer's, and the listed folder
+
+
+def test_a_file_can_be_read_only_if_the_request_may_read_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("content")
+    request = {"path": str(tmp_path / "file")}
+    with serving("read") as server:
+        server.wait_ready()
+        assert server.ask(request, LIMITS, readable=[tmp_path]).answer == b"content"
+        refused = server.ask(request, LIMITS)
+    assert refused.answer == b""
+    assert "FileNotFoundError" in refused.last_line
+
+
+def test_what_a_warm_up_request_imports_is_there_for_the_others() -> None:
+    for warm_up, known in ((None, "False"), ({}, "True")):
+        with serving("use_lazily", warm_up=warm_up) as server:
+            server.wait_ready()
+            assert server.ask({}, LIMITS).answer.decode() == f"colorsys: {known}"
+
+
+def test_without_protection_the_limits_hold_and_the_environment_is_the_given_one() -> None:
+    with serving("describe", confined=False) as server:
+        assert server.wait_ready() == "none"
+        seen = json.loads(server.ask({}, LIMITS).answer)
+        assert os.getpid() in seen["processes"]
+    with serving("print_and_wait", confined=False) as server:
+        server.wait_ready()
+        outcome = server.ask({}, SandboxLimits(timeout_s=1, memory_bytes=2**30))
+    assert (outcome.stopped_by, outcome.last_line, outcome.answer) == ("time", "last", b"")
+
+
+def test_nothing_runs_if_a_limit_can_not_be_set() -> None:
+    with serving("echo") as server:
+        server.wait_ready()
+        with pytest.raises(OSError, match=r"sandbox: could not be set up: .*mount /tmp"):
+            server.ask({}, SandboxLimits(timeout_s=60, memory_bytes=2**30, disk_bytes=-1))
+    with serving("echo", confined=False) as server:
+        server.wait_ready()
+        with pytest.raises(OSError, match="sandbox: could not be set up"):
+            server.ask({}, SandboxLimits(timeout_s=60, memory_bytes=-(2**70)))
+
+
+def test_an_answer_that_is_too_large_is_stopped() -> None:
+    with serving("echo") as server:
+        server.wait_ready()
+        limits = SandboxLimits(timeout_s=60, memory_bytes=2**30, disk_bytes=2**20)
+        outcome = server.ask({"text": "x" * 2**22}, limits)
+    assert (outcome.stopped_by, outcome.answer) == ("disk", b"")
+
+
+def test_a_function_that_can_not_be_imported_is_an_error_that_says_why() -> None:
+    with (
+        SandboxServer("no_such_module:answer", environment=scrubbed_environment()) as server,
+        pytest.raises(OSError, match=r"did not start: ModuleNotFoundError: .*no_such"),
+    ):
+        server.wait_ready()
+
+
+def test_a_server_that_is_killed_while_it_starts_is_an_error() -> None:
+    with serving("echo") as server:
+        (process,) = psutil.Process().children()
+        process.kill()
+        with pytest.raises(OSError, match="did not start: exit code -9"):
+            server.wait_ready()
+
+
+def test_a_closed_connection_ends_what_works_on_its_request() -> None:
+    with serving("sleep") as server:
+        server.wait_ready()
+        with server.connect() as connection:
+            connection.sendall(message({"seconds": SECONDS}, LIMITS))
+            connection.shutdown(socket.SHUT_WR)
+            _until(_sleeping)
+        _until(lambda: not _sleeping())
+
+
+def test_a_killed_supervisor_takes_the_sandbox_with_it_and_the_client_gets_an_error() -> None:
+    with serving("sleep") as server, ThreadPoolExecutor(1) as pool:
+        server.wait_ready()
+        asked = pool.submit(server.ask, {"seconds": SECONDS}, LIMITS)
+        _until(_sleeping)
+        _supervisor().send_signal(signal.SIGKILL)
+        with pytest.raises(OSError, match="sandbox: the supervisor was killed"):
+            asked.result()
+        _until(lambda: not _sleeping())
+
+
+def test_a_closed_server_waits_until_its_sandboxes_have_ended() -> None:
+    with serving("sleep") as server:
+        server.wait_ready()
+        asked = ThreadPoolExecutor(1).submit(
+            server.ask, {"seconds": SECONDS}, SandboxLimits(3, 2**30)
+        )
+        _until(_sleeping)
+        server.close()
+        assert asked.result().stopped_by == "time"
+        assert not _sleeping()
+
+
+@given(
+    st.builds(
+        Outcome,
+        st.sampled_from(["own namespaces", "audit hook"]),
+        st.none() | st.sampled_from(["time", "memory", "processes", "disk", "client"]),
+        st.none() | st.integers(-64, 255),
+        st.integers(0, 64),
+        st.text(),
+        st.binary(),
+    )
+)
+def test_an_outcome_is_read_as_it_was_written(outcome: Outcome) -> None:
+    assert Outcome.from_bytes(outcome.to_bytes()) == outcome
+
+
+@pytest.mark.parametrize(
+    ("outcome", "says"),
+    [
+        (Outcome("none", "time"), "did not end within 60 s"),
+        (Outcome("none", "time", children=2), "60 s (2 process(es) that it had started still ran)"),
+        (Outcome("none", "time", last_line="at 3"), "within 60 s; its last output: at 3"),
+        (
+            Outcome("none", "time", last_line="MemoryError"),
+            "took too much memory and did not end within 60 s: MemoryError; allowed: 1 GiB",
+        ),
+        (Outcome("none", "memory"), "took too much memory; allowed: 1 GiB"),
+        (Outcome("none", "processes"), "started more than the 64 processes allowed"),
+        (Outcome("none", "disk"), "wrote more than the 256 MiB allowed"),
+        (Outcome("none", exit_code=-9), "was killed, perhaps by the kernel for lack of memory"),
+        (Outcome("none", exit_code=-11), "crashed with signal 11"),
+        (Outcome("none", exit_code=0), "ended its process without an answer"),
+        (Outcome("none", exit_code=3, last_line="no"), "ended its process with exit code 3: no"),
+        (Outcome("none", exit_code=1, last_line="allocating"), "exit code 1: allocating"),
+    ],
+)
+def test_a_failure_is_told_by_its_cause(outcome: Outcome, says: str) -> None:
+    assert says in outcome.failure(LIMITS)

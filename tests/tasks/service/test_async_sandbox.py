@@ -1,0 +1,57 @@
+"""The service's sandbox server: started when it is needed, and again after it was killed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psutil
+import pytest
+
+from trainwright.infra.sandbox import SandboxLimits
+from trainwright.infra.sandbox.client import scrubbed_environment
+from trainwright.tasks.errors import TrainwrightError
+from trainwright.tasks.service.compute.async_sandbox import AsyncSandbox
+
+
+def _sandbox(function: str) -> AsyncSandbox:
+    environment = scrubbed_environment()
+    limits = SandboxLimits(60, 2**30)
+    return AsyncSandbox(function, limits, confined=True, warm_up={}, environment=environment)
+
+
+def test_a_server_that_was_killed_is_started_again_for_the_next_request() -> None:
+    async def killed_in_between() -> list[bytes]:
+        sandbox = _sandbox("json:dumps")
+        try:
+            first = await sandbox.ask({"number": 1})
+            (server,) = psutil.Process().children()
+            server.kill()
+            server.wait()
+            return [first.answer, (await sandbox.ask({"number": 2})).answer]
+        finally:
+            sandbox.close()
+
+    assert asyncio.run(killed_in_between()) == [b'{"number": 1}', b'{"number": 2}']
+
+
+def test_a_server_that_does_not_start_is_an_error_for_each_request() -> None:
+    async def asked_twice() -> None:
+        sandbox = _sandbox("no_such_module:answer")
+        for _ in range(2):
+            with pytest.raises(TrainwrightError, match="its server did not start: ModuleNotFound"):
+                await sandbox.ask({})
+        assert not psutil.Process().children()
+
+    asyncio.run(asked_twice())
+
+
+def test_requests_at_the_same_time_start_one_server() -> None:
+    async def at_once() -> None:
+        sandbox = _sandbox("json:dumps")
+        try:
+            await asyncio.gather(*(sandbox.ask({"number": number}) for number in range(5)))
+            assert len(psutil.Process().children()) == 1
+        finally:
+            sandbox.close()
+
+    asyncio.run(at_once())
