@@ -1,9 +1,11 @@
-"""Fits what operations cost (`op_cost`) to timed ones. Loads no torch.
+"""Fits the costs of operations (`predict.op_cost`) to timed ones. Loads no torch.
 
-A family's roofline is one of least absolute logarithmic error; the lengths, amplitudes and noise of its kernel are those of
-highest marginal likelihood; where there are many points, some are kept, and all tell of them. Or costs are told by a reference,
-those of a machine that was measured for longer than this one can be (`reference`): a family costs what it does there, times a
-factor.
+A family's roofline leans on the datasheet (`roofline_fit`). The lengths, amplitudes and noise of
+its kernel have the highest marginal likelihood. Of many points only some are kept, with weights
+that all points determine.
+
+A family may instead take its cost from a reference, a machine that was measured for much longer
+(`predict.reference`): the reference's cost times a factor.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainwright.estimator.fit.roofline_fit import DevicePrior, fit_roofline, sample_arrays
+from trainwright.estimator.predict.datasheet import FAMILIES
 from trainwright.estimator.predict.op_cost import (
     FamilyCost,
     Kernel,
@@ -24,44 +28,14 @@ from trainwright.estimator.predict.op_cost import (
 )
 from trainwright.estimator.predict.step_work import cost_family
 
-_UNBOUND = 1e18  # a rate that no operation of the family is bound by, per second
 _MOST_POINTS = 800
 _JITTER = 1e-6
 LIKELIHOOD_POINTS = 120
-"""by which a kernel is found: more find a better one, in time that grows with their cube"""
-
-
-def fit_roofline(flops: Any, moved: Any, seconds: Any, weights: Any) -> Roofline:
-    """Latency and rates of least absolute logarithmic error, searched from the best that was seen."""
-    import numpy as np
-    from scipy.optimize import minimize
-
-    flops_rate, bytes_rate = float((flops / seconds).max()), float((moved / seconds).max())
-
-    def made(logs: Any) -> Roofline:
-        a, f, b = (math.exp(min(max(value, -40.0), 42.0)) for value in logs)
-        return Roofline(
-            latency_s=a,
-            flops_per_s=f if flops_rate else _UNBOUND,
-            bytes_per_s=b if bytes_rate else _UNBOUND,
-        )
-
-    def loss(logs: Any) -> float:
-        return float((weights * np.abs(np.log(made(logs)(flops, moved) / seconds))).sum())
-
-    start = [
-        math.log(float(np.quantile(seconds, 0.05))),
-        math.log(flops_rate or 1.0),
-        math.log(bytes_rate or 1.0),
-    ]
-    found = minimize(
-        loss, start, method="Nelder-Mead", options={"maxiter": 300, "xatol": 1e-3, "fatol": 1e-3}
-    )
-    return made(found.x)
+"""The points that determine a kernel: more find a better one, in time that grows with n³."""
 
 
 def _gathered(samples: Sequence[OpSample]) -> list[OpSample]:
-    """Samples of the same operation at nearly the same sizes as one, their mean."""
+    """One sample, their mean, for samples of the same operation at nearly the same sizes."""
     groups: dict[tuple[str, tuple[int, ...]], list[OpSample]] = {}
     for one in samples:
         groups.setdefault((one.kind, one.nearly), []).append(one)
@@ -77,9 +51,9 @@ def _gathered(samples: Sequence[OpSample]) -> list[OpSample]:
 
 
 def _spread(samples: Sequence[OpSample]) -> list[int]:
-    """The places of so many samples at most, of each kind evenly from the dearest to the cheapest.
+    """The places of at most _MOST_POINTS samples, of each kind evenly from expensive to cheap.
 
-    Of kinds that are seen often some are left out: of a rare kind nothing else tells.
+    Frequent kinds lose samples; a rare kind keeps all, because nothing else describes it.
     """
     kinds: dict[str, list[int]] = {}
     for place, one in enumerate(samples):
@@ -97,16 +71,20 @@ def _spread(samples: Sequence[OpSample]) -> list[int]:
 
 def fit_family(
     samples: Sequence[OpSample],
+    center: Any,
     kernel: Kernel | None = None,
     likelihood_points: int = LIKELIHOOD_POINTS,
 ) -> FamilyCost:
-    """The cost of a family from its samples, with a kernel that is given or found."""
+    """The cost of a family from its samples, with a kernel that is given or found.
+
+    `center` is where the prior of its roofline has its mean (`DevicePrior.center`).
+    """
     import numpy as np
 
     names = tuple(sorted({name for one in samples for name in one.dims}))
     gathered = _gathered(samples)
     flops, moved, seconds, points = _arrays(gathered, names)
-    roofline = fit_roofline(flops, moved, seconds, np.sqrt(seconds / seconds.mean()))
+    roofline = fit_roofline(flops, moved, seconds, center)
     off = np.log(seconds / roofline(flops, moved))
     kinds = tuple(one.kind for one in gathered)
     if kernel is None or len(kernel.lengths) != points.shape[1]:
@@ -125,10 +103,11 @@ def fit_family(
 def _weights(
     kernel: Kernel, points: Any, kinds: Sequence[str], off: Any, places: Sequence[int]
 ) -> Any:
-    """Of the process at some of the points, from its values `off` at all of them: shape (places,).
+    """The process's weights at some points, from its values `off` at all points: shape (places,).
 
-    Those of least |off − K w|² / noise² + wᵀ K' w, K between all points and these, K' among these: where these are all, of
-    (K' + noise²) w = off. Source: Rasmussen and Williams, 2006, section 8.3.1 (subset of regressors).
+    They minimise |off − K w|² / noise² + wᵀ K' w, with K between all points and these, and K' among
+    these. If these are all points, (K' + noise²) w = off. Source: Rasmussen and Williams, 2006,
+    section 8.3.1 (subset of regressors).
     """
     import numpy as np
 
@@ -142,8 +121,8 @@ def _weights(
     return np.linalg.solve(rows.T @ rows + penalty, rows.T @ off)
 
 
-class Told:
-    """Costs as a reference tells them, by what samples took of them."""
+class ScaledReference:
+    """A reference's costs, scaled to this machine by what samples took."""
 
     def __init__(self, reference: Mapping[str, FamilyCost], samples: Sequence[OpSample]) -> None:
         self._reference = reference
@@ -161,7 +140,10 @@ class Told:
         return family in self._reference
 
     def cost(self, family: str, samples: Sequence[OpSample]) -> FamilyCost:
-        """The reference's, times the median of what these took of it, the dear ones counting more; they are among all samples."""
+        """The reference's cost times the median ratio of these samples to it.
+
+        Expensive samples count more. They must be among the samples given at construction.
+        """
         ordered = sorted((self._of_it[id(one)], math.sqrt(one.seconds)) for one in samples)
         below = list(itertools.accumulate(weight for _, weight in ordered))
         factor = ordered[bisect.bisect_left(below, below[-1] / 2)][0]
@@ -185,19 +167,15 @@ def _arrays(samples: Sequence[OpSample], names: Sequence[str]) -> tuple[Any, Any
     """FLOPs, bytes and seconds, shape (n,), and the points, shape (n, 2 + names)."""
     import numpy as np
 
-    flops, moved, seconds = (
-        np.array([getattr(one, name) for one in samples]) for name in ("flops", "bytes", "seconds")
-    )
-    return (
-        flops,
-        moved,
-        seconds,
-        np.array([log_point(one.flops, one.bytes, one.dims, names) for one in samples]),
-    )
+    points = np.array([log_point(one.flops, one.bytes, one.dims, names) for one in samples])
+    return *sample_arrays(samples), points
 
 
 def _likeliest(points: Any, off: Any, alike: Any, most: int) -> Kernel:
-    """The kernel of highest marginal likelihood on a part of the points, with a weak prior: lengths about e, noise about 0.14."""
+    """The kernel with the highest marginal likelihood on a part of the points.
+
+    Its weak prior has lengths about e and noise about 0.14.
+    """
     import numpy as np
     from scipy.optimize import minimize
 
@@ -232,17 +210,28 @@ def _likeliest(points: Any, off: Any, alike: Any, most: int) -> Kernel:
     return made(minimize(loss, start, method="L-BFGS-B", options={"maxiter": 15}).x)
 
 
+def device_prior(samples: Sequence[OpSample], device_type: str, threads: int) -> DevicePrior:
+    """The prior of every family's roofline on a device, moved by what samples show of it."""
+    return DevicePrior(device_type, threads).given(_by_family(samples))
+
+
 def fit_families(
     samples: Sequence[OpSample],
+    prior: DevicePrior,
     like: Mapping[str, FamilyCost] | None = None,
-    told: Told | None = None,
+    scaled: ScaledReference | None = None,
     likelihood_points: int = LIKELIHOOD_POINTS,
 ) -> dict[str, FamilyCost]:
-    """A cost for every family in the samples: told by a reference, where there is one; else with the kernel of another fit."""
+    """The cost of every family: a reference's (`scaled`), that of its samples, or the prior's.
+
+    `like` are costs whose kernels are used, instead of finding them again.
+    """
     kernels = {family: cost.kernel for family, cost in (like or {}).items()}
-    return {
-        family: told.cost(family, members)
-        if told is not None and family in told
-        else fit_family(members, kernels.get(family), likelihood_points)
-        for family, members in sorted(_by_family(samples).items())
-    }
+    found = {family: prior.unmeasured(family) for family in FAMILIES}
+    for family, members in sorted(_by_family(samples).items()):
+        if scaled is not None and family in scaled:
+            found[family] = scaled.cost(family, members)
+        else:
+            center, kernel = prior.center(family), kernels.get(family)
+            found[family] = fit_family(members, center, kernel, likelihood_points)
+    return found

@@ -1,9 +1,9 @@
-"""Traces one training step of a model with fake tensors.
+"""Traces one training step of a model with fake tensors, which allocate no memory.
 
-Two whole steps are run, the second is recorded (the optimizer's state exists by then), at two batch sizes, so that every
-operation's FLOPs, bytes and sizes are known as lines over the batch size. No tensor is allocated. A model that looks at data
-while it is built or run can't be traced so: then real steps of tiny batches are recorded instead, and the structure says so.
-What fails there too is the model's own failure.
+At each of two batch sizes two whole steps run, and the second is recorded, because the optimizer's
+state exists then. Two sizes make every operation's FLOPs, bytes and sizes lines over the batch
+size. A model that looks at data while it is built or run can't be traced so; then real steps of
+tiny batches are recorded, and the structure says so. If these fail too, the model itself is broken.
 
 It runs the user's code, so `answer` is called in the sandbox only (`infra.sandbox`).
 """
@@ -11,6 +11,7 @@ It runs the user's code, so `answer` is called in the sandbox only (`infra.sandb
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch  # noqa: TID253 - this is a process of its own
+import torch  # noqa: TID253 - this is a separate process
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily  # noqa: TID253
 from torch.overrides import TorchFunctionMode  # noqa: TID253
 from torch.utils._pytree import tree_leaves  # noqa: TID253
@@ -36,7 +37,7 @@ from trainwright.estimator.trace.two_sizes import at_any_size, lifetimes, line
 
 @dataclass
 class _Traced:
-    """One recorded step of one batch size."""
+    """One recorded step at one batch size."""
 
     recording: Recording
     step: TrainingStep
@@ -45,7 +46,7 @@ class _Traced:
 
 
 def trace(what: StepSpec, batch_size: int) -> Structure:
-    """The structure of a model's training step. Raises BadInput where the model can't do one."""
+    """The structure of a model's training step. Raises BadInput if the model can't do a step."""
     try:
         with _quiet_initialisers():
             first = _traced(what, batch_size, fake=True)
@@ -53,14 +54,14 @@ def trace(what: StepSpec, batch_size: int) -> Structure:
         return _structure(what, batch_size, batch_size, first, second, "fake tensors")
     except BadInput as error:
         if error.__cause__ is None:
-            raise  # our own finding; an exception of the model's may be due to the fake tensors only
+            raise  # found by us; an exception in the model may come from the fake tensors
     small = what.accumulation * min(batch_size, 2)
     first, second = _traced(what, small, fake=False), _traced(what, 2 * small, fake=False)
     return _structure(what, batch_size, small, first, second, "real step")
 
 
 def _traced(what: StepSpec, batch_size: int, *, fake: bool) -> _Traced:
-    """Run two steps of this batch; what the second did."""
+    """Run two steps of this batch size, and record the second."""
     mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
     constants: Any = _RealConstants() if fake else contextlib.nullcontext()
     recorder = Recorder()
@@ -82,7 +83,10 @@ def _traced(what: StepSpec, batch_size: int, *, fake: bool) -> _Traced:
 
 
 class _RealConstants(TorchFunctionMode):
-    """Small tables that models make while they are built, and what they make of these, are real among the fake tensors."""
+    """Keeps small tables real among the fake tensors, and what models compute from them.
+
+    Models make such tables while they are built, and look at their values.
+    """
 
     _MADE_BY = (torch.arange, torch.linspace, torch.logspace, torch.tensor)
     _SMALL = 100_000
@@ -100,7 +104,10 @@ class _RealConstants(TorchFunctionMode):
 
 
 def _follow_layers(model: torch.nn.Module, recorder: Recorder) -> dict[str, LayerSeen]:
-    """Note shape and FLOPs of each module as it runs; a parameter that modules share counts with the first."""
+    """Record the shape and FLOPs of each module as it runs.
+
+    A parameter that modules share counts with the first of them.
+    """
     layers: dict[str, LayerSeen] = {}
     counted: set[int] = set()
     for name, module in model.named_modules():
@@ -127,15 +134,14 @@ def _follow_layers(model: torch.nn.Module, recorder: Recorder) -> dict[str, Laye
                 layer.output_shape = shapes[0] if shapes else layer.output_shape
 
         module.register_forward_pre_hook(enter)
-        module.register_forward_hook(
-            leave, always_call=True
-        )  # also where it raised, and the model goes on
+        # always_call: the model may catch an exception of the module and continue.
+        module.register_forward_hook(leave, always_call=True)
     return layers
 
 
 @contextlib.contextmanager
 def _quiet_initialisers() -> Iterator[None]:
-    """torch.nn.init without effect: values do not matter to fake tensors, and some initialisers look at them."""
+    """Disables torch.nn.init: fake tensors have no values, and some initialisers look at them."""
     kept: dict[str, Callable[..., Any]] = {}
     for name in dir(torch.nn.init):
         function = getattr(torch.nn.init, name)
@@ -174,6 +180,7 @@ def _structure(
         first.recording.operations, second.recording.operations, size, idle
     )
     made = Structure(
+        torch=importlib.metadata.version("torch"),
         batch_size=batch_size,
         optimizer=str(what.optimizer.get("name", "adamw")),
         precision=what.precision,
@@ -202,12 +209,12 @@ def _structure(
 
 
 def _of_batch(shape: tuple[int, ...], size: int, batch_size: int) -> tuple[int, ...]:
-    """A shape that was seen in a batch of `size`, in one of `batch_size`; of what never ran, or is no tensor, it is empty."""
+    """A shape seen at batch size `size`, converted to `batch_size`; an empty shape stays empty."""
     return (shape[0] * batch_size // size, *shape[1:]) if shape else ()
 
 
 def _features(model: torch.nn.Module, shapes: list[tuple[int, ...]]) -> dict[str, float]:
-    """The hand features of the benchmark family: layers, filters, widths, image size."""
+    """The features of the benchmark family: layers, filters, widths, image size."""
     convolutions = [
         one for one in model.modules() if isinstance(one, torch.nn.modules.conv._ConvNd)
     ]
@@ -224,7 +231,7 @@ def _features(model: torch.nn.Module, shapes: list[tuple[int, ...]]) -> dict[str
 
 
 def answer(request: dict[str, Any]) -> str:
-    """The structure that a request asks for, as JSON, or `{"error": …}`. Runs the model's code."""
+    """The requested structure as JSON, or `{"error": …}`. Runs the model's code."""
     try:
         definition = model_source.load(Path(request["folder"]), request["entry"])
         spec = BatchSpec.model_validate(request["spec"]) if request["spec"] else None

@@ -22,11 +22,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainwright.estimator.devices import DEVICE_TYPES, EMULATED
+from trainwright.estimator.devices import EMULATED, known_type
 from trainwright.estimator.machine import MOST_DRIFT, machine_key, processor
+from trainwright.estimator.measure.energy_meter import RAPL_ROOT
 from trainwright.estimator.named_file import require_space
 from trainwright.estimator.predict.calibration import Calibration, load, parse, save
-from trainwright.estimator.predict.energy import RAPL_ROOT
 from trainwright.estimator.predict.loop_cost import LoopCost
 from trainwright.infra.lock import locked
 from trainwright.infra.process import dying_with_parent
@@ -73,7 +73,8 @@ def calibration_for(threads: int, settings: Settings, store: str | None = None) 
             "notice",
             message=f"measuring this machine ({threads} thread(s)), once, for about {about_s:.0f} s",
         )
-        made = _measured(path, FIRST_USE_S, threads, math.inf, lock)
+        measured = _run(path, FIRST_USE_S, threads, lock, "--most-drift", "inf")
+        made = _with_loop(path, measured)
         _tell_if_busy(made)
         return made
 
@@ -88,17 +89,16 @@ def calibrate(
     most_drift: float = MOST_DRIFT,
     powercap: Path = RAPL_ROOT,
 ) -> Calibration:
-    """Measure a device of this machine for so many seconds, in a process of its own, and write the calibration.
+    """Measure a device of this machine for so many seconds in a separate process; write the result.
 
-    With `probes` a few-shot one, of any device that torch can address; else one of networks, of the CPU: started again, it
-    goes on where it was cut short. `powercap` is where the CPU's energy counters are. Raises BadInput, RunHeld where another
-    process measures into `out`, BusyMachine where the machine's speed spread by more than `most_drift`; then nothing is written.
+    `device` is `cpu` or a GPU by torch's name, such as `cuda:0`. With `probes` the budget is small
+    and the calibration's mode is few-shot. A measurement that was interrupted continues. `powercap`
+    is where the CPU's energy counters are.
+
+    Raises BadInput; RunHeld if another process measures into `out`; BusyMachine if the machine's
+    speed spread by more than `most_drift`, and then writes nothing.
     """
     budget_s = budget_s if budget_s is not None else PROBES_S if probes else BUDGET_S
-    if not probes and device != "cpu":
-        raise BadInput(
-            f"--device: got {device!r}; allowed: cpu (with --probes also cuda:0 and its like)"
-        )
     processors = os.cpu_count() or 1
     if not 1 <= threads <= processors:
         raise BadInput(
@@ -118,17 +118,10 @@ def calibrate(
         raise BadInput(f"--out: {out}: is a folder or a device; allowed: a regular file")
     require_space(out, _MOST_BYTES, "--out")
     with _lock(out, wait=False) as lock:
-        if probes:
-            more = (
-                "--device",
-                device,
-                "--most-drift",
-                str(most_drift),
-                "--powercap",
-                str(powercap),
-            )
-            return _run("probe", out, budget_s, threads, lock, *more)
-        return _measured(out, budget_s, threads, most_drift, lock, powercap)
+        options = ["--device", device, "--most-drift", str(most_drift), "--powercap", str(powercap)]
+        options += ["--mode", "few-shot"] if probes else []
+        made = _run(out, budget_s, threads, lock, *options)
+        return _with_loop(out, made) if made.device_type == "cpu" else made
 
 
 def calibrate_and_share(
@@ -145,7 +138,7 @@ def calibrate_and_share(
     The link between its ranks is measured anew too. Raises as `calibrate` does, where the link can't be measured, and
     ServiceUnreachable where the store can't be written (the cache has it then).
     """
-    _check_type(device_type)
+    known_type(device_type)
     objects = open_store(
         f"{(store or settings.store).rstrip('/')}/calibrations/{device_type}", settings
     )
@@ -175,51 +168,46 @@ def why_not_here(device_type: str, addresses: Sequence[str]) -> str | None:
 
     Raises BadInput for an unknown type.
     """
-    _check_type(device_type)
+    known_type(device_type)
     if device_type == EMULATED:
         return "emulated: its time is set, there is nothing to measure"
     if device_type != "cpu":
-        return f"{device_type}: GPUs are not measured by this step, but by `trainwright calibrate --probes`"
+        return f"{device_type}: GPUs are not measured by this step, but by `trainwright calibrate --device`"
     if not any(address in LOCAL_ADDRESSES for address in addresses):
         return f"{device_type}: at {', '.join(addresses)}, and this is another machine"
     return None
 
 
-def _check_type(device_type: str) -> None:
-    if device_type not in DEVICE_TYPES:
-        raise BadInput(
-            f"device type: got {device_type[:80]!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}"
-        )
-
-
 def given(path: Path) -> Calibration:
-    """The calibration in a file that a person names. Raises BadInput where it is none, or of another torch than here."""
-    return load(path, importlib.metadata.version("torch"))
+    """The calibration in a file that a person names. Raises BadInput if it is not one.
+
+    One that was measured with another version of torch has a wider interval, and a notice says so.
+    """
+    found = load(path, importlib.metadata.version("torch"))
+    if (note := found.torch_note()) is not None:
+        progress.emit("notice", message=f"{path}: {note}")
+    return found
 
 
 def from_store(uri: str, device_type: str, threads: int, settings: Settings) -> Calibration | None:
     """What another machine like this one left there; None where there is nothing that can be used."""
     try:
         objects = open_store(f"{uri.rstrip('/')}/calibrations/{device_type}", settings)
-        found = parse(
-            objects.get(f"{key(threads)}.json"),
-            f"{objects.uri}/{key(threads)}.json",
-            importlib.metadata.version("torch"),
-        )
+        name = f"{key(threads)}.json"
+        found = parse(objects.get(name), f"{objects.uri}/{name}")
     except FileNotFoundError:
         return None
     except (TrainwrightError, OSError) as error:
         progress.emit("notice", message=f"no calibration is taken from the store: {error}")
         return None
-    if (found.device_type, found.processor, found.threads) != (device_type, processor(), threads):
+    here = (device_type, processor(), threads, importlib.metadata.version("torch"))
+    if (found.device_type, found.processor, found.threads, found.torch) != here:
         progress.emit(
             "notice",
-            message=f"{objects.uri}/{key(threads)}.json: is of another processor: not used",
+            message=f"{objects.uri}/{name}: is of another processor or torch: not used",
         )
         return None
-    progress.emit(
-        "notice", message=f"calibration: {objects.uri}/{key(threads)}.json, of {found.created_at}"
-    )
+    progress.emit("notice", message=f"calibration: {objects.uri}/{name}, of {found.created_at}")
     return found
 
 
@@ -239,8 +227,10 @@ def _from_cache(path: Path, *, tell: bool = False) -> Calibration | None:
         return None
     why = None
     try:
-        known = load(path, importlib.metadata.version("torch"))
-        if known.sentinel_drift > MOST_DRIFT and time.time() - path.stat().st_mtime > BUSY_KEPT_S:
+        known = load(path)
+        if known.torch != (here := importlib.metadata.version("torch")):
+            why = f"{path}: was measured with torch {known.torch}, here is {here}"
+        elif known.sentinel_drift > MOST_DRIFT and time.time() - path.stat().st_mtime > BUSY_KEPT_S:
             why = f"{path}: the machine was busy when it was measured"
     except BadInput as error:
         why = str(error)
@@ -274,18 +264,6 @@ def _lock(out: Path, *, wait: bool) -> Iterator[int]:
         except OSError as error:
             raise BadInput(f"--out: {out}: can't be written ({error.strerror})") from None
         yield held
-
-
-def _measured(
-    out: Path,
-    budget_s: float,
-    threads: int,
-    most_drift: float,
-    lock: int,
-    powercap: Path = RAPL_ROOT,
-) -> Calibration:
-    more = ("--most-drift", str(most_drift), "--powercap", str(powercap))
-    return _with_loop(out, _run("measure_device", out, budget_s, threads, lock, *more))
 
 
 def _with_loop(out: Path, calibration: Calibration) -> Calibration:
@@ -328,18 +306,11 @@ def _with_loop(out: Path, calibration: Calibration) -> Calibration:
     return made
 
 
-def _run(
-    module: str, out: Path, budget_s: float, threads: int, lock: int, *more: str
-) -> Calibration:
-    """Measure in a process of its own, which holds the lock too and ends with this one."""
-    command = [
-        sys.executable,
-        "-m",
-        f"trainwright.estimator.measure.{module}",
-        "--out",
-        str(out.absolute()),
-    ]
-    command += ["--budget", str(budget_s), "--threads", str(threads), *more]
+def _run(out: Path, budget_s: float, threads: int, lock: int, *options: str) -> Calibration:
+    """Measure in a separate process, which holds the lock too and ends with this one."""
+    command = [sys.executable, "-m", "trainwright.estimator.measure.measure_device"]
+    command += ["--out", str(out.absolute()), "--budget", str(budget_s), "--threads", str(threads)]
+    command += options
     last, failure = "", None
     with subprocess.Popen(
         dying_with_parent(command),
