@@ -1,10 +1,10 @@
 """What a rank and its launcher say to each other: JSON, one object a line, over a pair of sockets.
 
-A rank says spare or free (it waits to be given a device, or a world), joined, alive, progress, epoch, split, notice, saving,
-part, checkpoint, back, done, error. It asks before it writes to the store (`write`) and what the others have written (`parts`,
+A rank says spare or free (it waits to be given a device, or a worker group), joined, alive, progress,
+epoch, split, notice, saving, part, checkpoint, back, done, error. It asks before it writes to the store (`write`) and what the others have written (`parts`,
 `stored`); the answer does not come where the devices are no longer ours. A rank on another host also asks the launcher to
 read and write for it (`launcher_store`); `session` and `node` carry the lines between the machines. The launcher says device,
-world, leave (at the end of the step), out (now), answer, end. Several threads of a rank may speak and ask.
+join (a worker group), leave (at the end of the step), abort (now), answer, exit. Several threads of a rank may speak and ask.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Channel(Protocol):
     """What a rank says and hears: `RankChannel`, or under torchrun `torchrun.AloneChannel`."""
 
     leave_asked: int
-    """the generation of the world that the launcher asked this rank to leave at the end of a step"""
-    out_asked: int
-    """the generation of the world that the launcher called this rank out of"""
+    """the generation of the worker group that the launcher asked this rank to leave after a step"""
+    abort_asked: int
+    """the generation of the worker group that the launcher aborted"""
     writing: bool
     """whether this rank keeps the others waiting because it writes a checkpoint"""
 
@@ -108,7 +108,7 @@ class RankChannel:
         self._questions = itertools.count()
         self._answers: dict[int, queue.SimpleQueue[Message]] = {}
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.leave_asked = self.out_asked = -1
+        self.leave_asked = self.abort_asked = -1
         self.writing = False
         threading.Thread(target=self._listen, name="channel", daemon=True).start()
 
@@ -134,8 +134,8 @@ class RankChannel:
                     self.leave_asked = message["generation"]
                 elif message["kind"] == "answer":
                     self._answers.pop(message.pop("number")).put(message)
-                elif message["kind"] == "out":
-                    self.out_asked = message["generation"]
+                elif message["kind"] == "abort":
+                    self.abort_asked = message["generation"]
                     if self._peers is not None:
                         self._peers.break_off()
                 else:

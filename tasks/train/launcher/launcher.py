@@ -15,7 +15,7 @@ from typing import Any
 from trainwright.infra.memory_limit import kernel_oom_kills
 from trainwright.tasks import progress
 from trainwright.tasks.errors import Interrupted, RunHeld, TrainingFailed, TrainwrightError
-from trainwright.tasks.train.checkpoint.confirmations import Confirmations
+from trainwright.tasks.train.launcher.checkpoint_parts import CheckpointParts
 from trainwright.tasks.train.launcher.membership import Membership
 from trainwright.tasks.train.launcher.rank_process import Worker, from_rank, together
 from trainwright.tasks.train.launcher.rank_processes import RankProcesses
@@ -56,10 +56,7 @@ class Ranks:
         self._membership = Membership(order, self._processes, restore, checkpoint, committed)
         self._split = list(self._membership.fleet.batch_sizes)
         self._used: dict[int, Message] = {}
-        self._parts: dict[int, Confirmations] = {}
-        """by the generation of the world"""
-        self._asking: dict[int, tuple[Worker, int]] = {}
-        """who waits for an answer of these, and to which question"""
+        self._parts = CheckpointParts()
         self._saving = False
         self._stop_asked_at: float | None = None
         self._asked_at = time.monotonic()
@@ -104,9 +101,7 @@ class Ranks:
                 self._replace_lost()
                 self._membership.grow()
                 if self._membership.form(stopping=self._stop_asked_at is not None):
-                    self._parts[self._membership.generation] = Confirmations(
-                        self._membership.members
-                    )
+                    self._parts.begin(self._membership.generation, self._membership.members)
                     self._saving = False
             except KeyboardInterrupt:
                 self._stop.set()
@@ -209,10 +204,9 @@ class Ranks:
                 raise from_rank(number, self._devices[number].id, worker.error, worker.log)
         elif kind == "ask":
             self._require_mine()
-            self._answer(worker, **message)
+            self._parts.answer(worker, **message)
         elif kind == "part" and number is not None:
-            self._parts[message["generation"]].note(number, message)
-            self._tell_parts()
+            self._parts.note(number, message)
         elif kind == "saving":
             self._saving = True
         elif kind == "back":
@@ -224,23 +218,6 @@ class Ranks:
             elif kind == "split":
                 self._split = message["batch_sizes"]
             progress.emit(kind, **message)
-
-    def _answer(
-        self, worker: Worker, about: str, number: int, step: int = 0, generation: int = 0
-    ) -> None:
-        if about == "parts":  # when all are in
-            self._parts[generation].ask(step)
-            self._asking[generation] = worker, number
-            self._tell_parts()
-        else:
-            found = self._parts[generation].known(step) if about == "stored" else {}
-            worker.channel.send("answer", number=number, **found)
-
-    def _tell_parts(self) -> None:
-        for generation, (worker, number) in list(self._asking.items()):
-            if (found := self._parts[generation].answer()) is not None:
-                del self._asking[generation]
-                worker.channel.send("answer", number=number, **found)
 
     def _freed(self, worker: Worker, message: Message) -> None:
         number = worker.number
@@ -292,10 +269,7 @@ class Ranks:
         number = worker.number
         assert number is not None
         self._processes.lost(number)
-        for parts in self._parts.values():
-            parts.lost(number)
-        self._asking = {key: one for key, one in self._asking.items() if one[0] is not worker}
-        self._tell_parts()
+        self._parts.lost(worker)
         used = self._used.pop(number, {})
         self._used[number] = together(used, used.pop("now", {}))
         if self._stop_asked_at is not None and self._order.mode == "ramp":

@@ -19,7 +19,7 @@ from trainwright.tasks.train.launcher.rank_processes import SPARE_AFTER_S, RankP
 from trainwright.tasks.train.launcher.restarts import Fleet
 from trainwright.tasks.train.launcher.watchdog import OUT_S, hung, stall_s, stuck
 from trainwright.tasks.train.request import Order
-from trainwright.tasks.train.world import World
+from trainwright.tasks.train.worker_group import WorkerGroup
 
 FRUITLESS = 3
 """So many worlds in a row may end without a step and without a lost process, where that takes so long as devices are waited for:
@@ -115,7 +115,7 @@ class Membership:
         if self._broken_at is None and self.members:
             self._broken_at = time.monotonic()
             for worker in self._inside():
-                worker.channel.send("out", generation=self.generation)
+                worker.channel.send("abort", generation=self.generation)
 
     def kill_stuck(self, split: Sequence[int]) -> None:
         """Kill who does not come out of a world that has ended, and who hangs in one that has not, with these batches."""
@@ -242,11 +242,11 @@ class Membership:
         reason = "; ".join(
             [*self.reasons, f"{verb} {len(members)} of {len(self._processes.machines)}"]
         )
-        world = World(
+        group = WorkerGroup(
             generation=self.generation,
             members=members,
             machines=machines,
-            meeting=self._processes.meeting.open(self.generation, machines),
+            rendezvous=self._processes.rendezvous.open(self.generation, machines),
             committed=self.committed,
             checkpoint=self._checkpoint if anew else None,
             reason=reason,
@@ -267,7 +267,7 @@ class Membership:
             worker = self._workers[number]
             worker.state, worker.done, worker.heard_at = "joining", None, time.monotonic()
             worker.waits_s = worker.computes_s = None
-            worker.channel.send("world", **world.model_dump())
+            worker.channel.send("join", **group.model_dump())
             if stopping:
                 worker.process.send_signal(signal.SIGTERM)
         return True

@@ -14,11 +14,11 @@ from pathlib import Path
 from trainwright.estimator.devices import threads_of
 from trainwright.tasks.train import cpu_share
 from trainwright.tasks.train.cpu_share import CpuShare
+from trainwright.tasks.train.exchange.rendezvous import Rendezvous
 from trainwright.tasks.train.hosts.hosts import LOOPBACK_WAY, Hosts, machine
 from trainwright.tasks.train.hosts.remote_rank import RemoteShare
 from trainwright.tasks.train.launcher.rank_process import Worker, own_environment, start_worker
 from trainwright.tasks.train.request import Order
-from trainwright.tasks.train.world import Meeting
 
 SPARE_AFTER_S = 3.0
 """A spare process is started when a training lasts longer than this."""
@@ -35,7 +35,7 @@ class RankProcesses:
         self._restarts = order.request.job.train.faults.restarts
         self.devices = order.request.plan.devices
         self.machines = [machine(device) for device in self.devices]
-        self.meeting = Meeting(order.backend, self._work)
+        self.rendezvous = Rendezvous(order.backend, self._work)
         self.shares: list[CpuShare | RemoteShare] = []
         self.by_number: dict[int, Worker] = {}
         self.spare: Worker | None = None
@@ -51,7 +51,9 @@ class RankProcesses:
         if not all(device.local for device in self.devices):
             self._hosts = hosts = Hosts(self._order, self._work, self._heed)
             self._way = hosts.way
-            self.meeting = Meeting(self._order.backend, self._work, hosts.address, hosts.peers)
+            self.rendezvous = Rendezvous(
+                self._order.backend, self._work, hosts.address, hosts.peers
+            )
         for rank, device in enumerate(self.devices):
             there = self._hosts if not device.local else None
             self.shares.append(there.share(rank) if there else CpuShare(str(rank), device.cores))
@@ -156,7 +158,7 @@ class RankProcesses:
         workers = [*self.by_number.values(), *([self.spare] if self.spare is not None else [])]
         for worker in workers:
             if worker.done is not None:
-                worker.channel.send("end")
+                worker.channel.send("exit")
             else:
                 worker.kill()
         for worker in workers:
@@ -172,4 +174,4 @@ class RankProcesses:
         self._selector.close()
         if self._hosts is not None:
             self._hosts.close()
-        self.meeting.close()
+        self.rendezvous.close()

@@ -1,4 +1,4 @@
-"""What a rank's process does: it loads, and then takes part in one world after another. `worker` is how it is started.
+"""What a rank's process does: it loads, and then takes part in one worker group after another. `entry` starts it.
 
 It loads its libraries, the data and the model once. A spare one waits, loaded, until it is given the device of a process that
 was lost.
@@ -35,7 +35,7 @@ from trainwright.tasks.train.worker.loop import Training
 from trainwright.tasks.train.worker.low_priority import standing_back
 from trainwright.tasks.train.worker.lr_ramp import begin_search, search
 from trainwright.tasks.train.worker.torchrun import AloneChannel, is_launcher
-from trainwright.tasks.train.world import World
+from trainwright.tasks.train.worker_group import WorkerGroup
 
 
 def main(order_path: Path, place: str) -> int:
@@ -102,22 +102,22 @@ def _load(order: Order) -> data.Dataset:
 
 
 def _take_part(training: Training, peers: Peers, channel: Channel, order: Order) -> None:
-    """World after world, until the launcher says that this is the end."""
+    """Take part in one worker group after another, until the launcher ends the process."""
     rank, says = training.rank, dict[str, Any]()
     while True:
         channel.send("free", step=training.finished, **says)
-        message = channel.receive("world", "end")
-        if message.pop("kind") == "end":
+        message = channel.receive("join", "exit")
+        if message.pop("kind") == "exit":
             return
-        world, says = World.model_validate(message), {}
-        rank.leave_asked = lambda generation=world.generation: channel.leave_asked == generation  # type: ignore[misc]
+        group, says = WorkerGroup.model_validate(message), {}
+        rank.leave_asked = lambda generation=group.generation: channel.leave_asked == generation  # type: ignore[misc]
         try:
-            peers.join(world, rank.number)
-            channel.send("joined", generation=world.generation)
+            peers.join(group, rank.number)
+            channel.send("joined", generation=group.generation)
             if order.mode == "train":
-                done = training.take_part(world)
+                done = training.take_part(group)
             else:
-                begin_search(rank, world)
+                begin_search(rank, group)
                 done = search(rank, channel, order.learning_rates, order.trial_steps)
             if done is not None:
                 channel.send("done", **done)

@@ -1,4 +1,4 @@
-"""How the ranks that meet in a new world come to one state, so that no step is lost while anyone lives who finished it.
+"""Brings the members of a worker group to one state, so that no step is lost while a rank lives that finished it.
 
 Who finished the most steps gives parameters, buffers, optimizer and `State` to all. They may differ by one step: a rank dies
 while some have the last sum of a step already and others wait for it. Where nobody has a state, the first reads the checkpoint.
@@ -22,10 +22,10 @@ from trainwright.tasks.train.record.metrics import NOT_MEASURED, Part, Rows
 
 if TYPE_CHECKING:
     from trainwright.tasks.train.worker.loop import Training
-    from trainwright.tasks.train.world import World
+    from trainwright.tasks.train.worker_group import WorkerGroup
 
 
-def agree(training: Training, world: World) -> None:
+def agree(training: Training, group: WorkerGroup) -> None:
     """Take the state of the member that is farthest, and put the rows of steps in order."""
     peers, state = training.rank.collective, training.state
     finished = torch.zeros(peers.size, dtype=torch.float64)
@@ -33,14 +33,14 @@ def agree(training: Training, world: World) -> None:
     counts = peers.sum_(finished, "finished").tolist()
     source = counts.index(max(counts))
     if max(counts) == 0:
-        begin(training, _here(training, world.checkpoint))
+        begin(training, _here(training, group.checkpoint))
     take_all(training, source)
     own = training.state
     assert own is not None
     _order_rows(training, training.steps, training.rank.number, own.step)
     left: list[Part] = []
     if training.rank.first:
-        for number in sorted(set(range(len(own.split))) - set(world.members)):
+        for number in sorted(set(range(len(own.split))) - set(group.members)):
             rows = Rows(
                 training.store,
                 f"steps-rank{number}",
@@ -49,8 +49,8 @@ def agree(training: Training, world: World) -> None:
             _order_rows(training, rows, number, own.step)
             left += rows.take()
             rows.detach()
-    training.redo |= world.broken and training.saved > world.committed
-    training.saver.join(world, left)
+    training.redo |= group.broken and training.saved > group.committed
+    training.saver.join(group, left)
 
 
 def _here(training: Training, folder: str | None) -> str | None:
