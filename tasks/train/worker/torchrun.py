@@ -1,9 +1,10 @@
-"""A rank under torchrun (`torchrun … -m trainwright.tasks.train.worker.entry ORDER.json`): it has no launcher of ours.
+"""A rank that torchrun starts: `torchrun … -m trainwright.tasks.train.worker.entry ORDER.json`.
 
-Its number and the others come from the environment, sums go by torch.distributed whatever the order says, and what it has to say
-is printed. All ranks form one worker group. Where one is lost, or keeps a sum waiting for the job's
-`stall_timeout`, all end: torchrun starts them again (`--max-restarts`), from the newest checkpoint. Rank 0 has the right to train the run meanwhile, as a launcher
-has, and stops where that is taken away.
+It has no launcher of ours. Its number and the others come from the environment, sums go by
+torch.distributed whatever the order says, and its reports are printed. All ranks form one worker
+group. If one is lost, or keeps a sum waiting for the job's `stall_timeout`, all end, and torchrun
+starts them again (`--max-restarts`) from the newest checkpoint. Rank 0 holds the right to train the
+run meanwhile, as a launcher does, and stops when it loses it.
 """
 
 from __future__ import annotations
