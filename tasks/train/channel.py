@@ -1,10 +1,12 @@
 """What a rank and its launcher say to each other: JSON, one object a line, over a pair of sockets.
 
-A rank says spare or free (it waits to be given a device, or a worker group), joined, alive, progress,
-epoch, split, notice, saving, part, checkpoint, back, done, error. It asks before it writes to the store (`write`) and what the others have written (`parts`,
-`stored`); the answer does not come where the devices are no longer ours. A rank on another host also asks the launcher to
-read and write for it (`launcher_store`); `session` and `node` carry the lines between the machines. The launcher says device,
-join (a worker group), leave (at the end of the step), abort (now), answer, exit. Several threads of a rank may speak and ask.
+A rank says spare or free (it waits to be given a device, or a worker group), joined, alive,
+progress, epoch, split, notice, saving, part, checkpoint, back, done, error. It asks before it
+writes to the store (`write`) and what the others have written (`parts`, `stored`); the answer does
+not come where the devices are no longer ours. A rank on another host also asks the launcher to read
+and write for it (`launcher_store`); `session` and `node` carry the lines between the machines. The
+launcher says device, join (a worker group), leave (at the end of the step), abort (now), answer,
+exit. Several threads of a rank may speak and ask.
 """
 
 from __future__ import annotations
