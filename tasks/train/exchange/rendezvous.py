@@ -113,7 +113,7 @@ def place_among(machines: Sequence[str], rank: int) -> dict[str, int]:
 
 
 def horovod_server(address: str, machines: Sequence[str], peers: Set[str] = frozenset()) -> Any:
-    """A server for ranks on these machines; it answers this machine, and the addresses in `peers`."""
+    """A server for ranks on these machines; it answers this machine and the addresses `peers`."""
     from horovod.runner.common.util.hosts import SlotInfo
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 

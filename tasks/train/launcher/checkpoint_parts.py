@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from trainwright.tasks.train.checkpoint.confirmations import Confirmations
-from trainwright.tasks.train.launcher.rank_process import Worker
+from trainwright.tasks.train.launcher.rank_process import RankProcess
 
 Message = dict[str, Any]
 
@@ -16,7 +16,7 @@ class CheckpointParts:
 
     def __init__(self) -> None:
         self._parts: dict[int, Confirmations] = {}
-        self._waiting: dict[int, tuple[Worker, int]] = {}
+        self._waiting: dict[int, tuple[RankProcess, int]] = {}
         """by generation: who waits until all parts are reported, and the number of its question"""
 
     def begin(self, generation: int, members: Collection[int]) -> None:
@@ -29,27 +29,27 @@ class CheckpointParts:
         self._answer_waiting()
 
     def answer(
-        self, worker: Worker, about: str, number: int, step: int = 0, generation: int = 0
+        self, process: RankProcess, about: str, number: int, step: int = 0, generation: int = 0
     ) -> None:
-        """Answer a rank's question `number`: `parts` (once all are reported), `stored` or `write`."""
+        """Answer a rank's question: `parts` (once all are reported), `stored` or `write`."""
         if about == "parts":
             self._parts[generation].ask(step)
-            self._waiting[generation] = worker, number
+            self._waiting[generation] = process, number
             self._answer_waiting()
         else:
             found = self._parts[generation].known(step) if about == "stored" else {}
-            worker.channel.send("answer", number=number, **found)
+            process.channel.send("answer", number=number, **found)
 
-    def lost(self, worker: Worker) -> None:
+    def lost(self, process: RankProcess) -> None:
         """The process of a rank has ended."""
-        assert worker.number is not None
+        assert process.number is not None
         for parts in self._parts.values():
-            parts.lost(worker.number)
-        self._waiting = {key: one for key, one in self._waiting.items() if one[0] is not worker}
+            parts.lost(process.number)
+        self._waiting = {key: one for key, one in self._waiting.items() if one[0] is not process}
         self._answer_waiting()
 
     def _answer_waiting(self) -> None:
-        for generation, (worker, number) in list(self._waiting.items()):
+        for generation, (process, number) in list(self._waiting.items()):
             if (found := self._parts[generation].answer()) is not None:
                 del self._waiting[generation]
-                worker.channel.send("answer", number=number, **found)
+                process.channel.send("answer", number=number, **found)
