@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal, assert_never
 
-from trainwright.estimator.predict.curves import Interval
+from trainwright.estimator.curves import Interval
 from trainwright.tasks.errors import TrainingFailed
 from trainwright.tasks.runs.artefacts import PlannedDevice
 from trainwright.tasks.spec.job import FaultPolicy

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from simulated_ranks import SimulatedRanks, policy
 
-from trainwright.estimator.predict.curves import Affine
+from trainwright.estimator.curves import Affine
 from trainwright.tasks.errors import (
     BadInput,
     Interrupted,
