@@ -395,7 +395,7 @@ class SimulatedRanks:
             pause = 0.05 if self.act() | self.train() else min(2 * pause, 120.0)
             if self.end is None:
                 self.tick(pause)
-        raise AssertionError(f"no end after {rounds} rounds: {vars(self.machine._state)}")
+        raise AssertionError(f"no end after {rounds} rounds: …, {self.seen[-20:]}")
 
     def act(self) -> bool:
         """Let every process do the next thing that it can; whether one did."""
