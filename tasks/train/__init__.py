@@ -1,6 +1,7 @@
 """Step `train`: one rank for each device of the plan, each with its own batch and share of the CPU.
 
-    launcher/    starts ranks, watches them, restarts lost ones, collects the result
+    launcher/    starts ranks, carries messages to and from them, collects the result
+    membership/  which ranks train together, are restarted or killed: a pure state machine
     hosts/       the same for ranks on other hosts
     worker/      a rank's process: start, loop over steps, learning-rate ramp
     exchange/    how ranks find each other and sum tensors

@@ -1,10 +1,14 @@
-"""What a rank and its launcher say to each other: JSON, one object a line, over a pair of sockets.
+"""What a rank and its launcher report to each other: JSON, one object a line, over a socket pair.
 
-A rank says spare or free (it waits to be given a device, or a world), joined, alive, progress, epoch, split, notice, saving,
-part, checkpoint, back, done, error. It asks before it writes to the store (`write`) and what the others have written (`parts`,
-`stored`); the answer does not come where the devices are no longer ours. A rank on another host also asks the launcher to
-read and write for it (`launcher_store`); `session` and `node` carry the lines between the machines. The launcher says device,
-world, leave (at the end of the step), out (now), answer, end. Several threads of a rank may speak and ask.
+    rank      loaded (a spare process waits for a device), ready (it waits for a worker group),
+              joined, heartbeat, progress, epoch, split, notice, saving, part, checkpoint, back,
+              done, error, ask
+    launcher  device, join (a worker group), leave (it after the step), abort (it now), answer, exit
+
+A rank asks before it writes to the store (`write`), and what the others have written (`parts`,
+`stored`); no answer comes if the devices are leased to another run. A rank on another host also
+asks the launcher to read and write for it (`hosts.store_proxy`); `hosts.session` and `hosts.agent`
+carry the lines between the machines. Several threads of a rank may send and ask.
 """
 
 from __future__ import annotations
@@ -23,50 +27,50 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 VARIABLE = "TRAINWRIGHT_CHANNEL"
-ALIVE_EVERY_S = 0.5
+HEARTBEAT_S = 0.5
 _LEAST_PAUSE_S = 0.25
 Message = dict[str, Any]
 
 
 class Channel(Protocol):
-    """What a rank says and hears: `RankChannel`, or under torchrun `torchrun.AloneChannel`."""
+    """The rank's end: `RankChannel`, or `torchrun.AloneChannel`."""
 
     leave_asked: int
-    """the generation of the world that the launcher asked this rank to leave at the end of a step"""
-    out_asked: int
-    """the generation of the world that the launcher called this rank out of"""
+    """the generation of the worker group that this rank is to leave after the step at hand"""
+    abort_asked: int
+    """the generation of the worker group that the launcher aborted"""
     writing: bool
-    """whether this rank keeps the others waiting because it writes a checkpoint"""
+    """whether this rank keeps the others waiting because it reads or writes a checkpoint"""
 
     @property
     def due(self) -> bool:
-        """Whether `progress` would say something now."""
+        """Whether `progress` would send something now."""
         ...
 
     def attend(self, peers: Waits, rank: Computes | None = None) -> None:
-        """From now on, tell whether this rank waits for these, and how long it has been at its part of a step."""
+        """From now on, report whether this rank waits for its peers, and how long it computes."""
         ...
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Say something."""
+        """Send a message."""
         ...
 
     def receive(self, *kinds: str) -> Message:
-        """The next word of one of these kinds; others are passed over."""
+        """Wait for the next message of one of these kinds; others are dropped."""
         ...
 
     def ask(self, about: str, **fields: Any) -> Message:
-        """Ask the launcher; its answer, which does not come where the devices are no longer ours."""
+        """Ask the launcher, and wait for its answer."""
         ...
 
     def progress(self, kind: str, **fields: Any) -> None:
-        """Say how far we are, a few times a second at most."""
+        """Send a message, unless the last one is too recent."""
         ...
 
 
 @contextlib.contextmanager
 def busy_with_store(channel: Channel) -> Iterator[None]:
-    """Within the block this rank reads or writes the store while the others wait: it does not count as hung for that."""
+    """Within the block the others may wait long for this rank: it reads or writes the store."""
     channel.writing = True
     try:
         yield
@@ -75,18 +79,18 @@ def busy_with_store(channel: Channel) -> Iterator[None]:
 
 
 class Waits(Protocol):
-    """What the channel's thread needs to know of the rank's peers."""
+    """What a heartbeat reports of the rank's peers."""
 
     waiting_since: float | None
     waited_until: float
 
     def break_off(self) -> None:
-        """Make what waits for the others fail."""
+        """Make the sums that wait for others fail."""
         ...
 
 
 class Computes(Protocol):
-    """What it needs to know of the rank."""
+    """What a heartbeat reports of the rank."""
 
     computing_since: float | None
 
@@ -96,7 +100,7 @@ class Computes(Protocol):
 
 
 class RankChannel:
-    """The rank's end. Its thread listens, and says twice a second that the rank lives, and whether it waits or computes."""
+    """The rank's end. Its thread listens, and sends a heartbeat twice a second."""
 
     def __init__(self, peers: Waits | None = None) -> None:
         self._socket = socket.socket(fileno=int(os.environ.pop(VARIABLE)))
@@ -108,7 +112,7 @@ class RankChannel:
         self._questions = itertools.count()
         self._answers: dict[int, queue.SimpleQueue[Message]] = {}
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.leave_asked = self.out_asked = -1
+        self.leave_asked = self.abort_asked = -1
         self.writing = False
         threading.Thread(target=self._listen, name="channel", daemon=True).start()
 
@@ -116,10 +120,13 @@ class RankChannel:
         self._peers, self._rank = peers, rank
 
     def _listen(self) -> None:
-        partial = b""
+        partial, heartbeat_at = b"", time.monotonic()
         while True:
-            if not select.select([self._socket], [], [], ALIVE_EVERY_S)[0]:
-                self._say_alive()
+            now = time.monotonic()
+            if now >= heartbeat_at:
+                self._send_heartbeat()
+                heartbeat_at = now + HEARTBEAT_S
+            if not select.select([self._socket], [], [], max(0.0, heartbeat_at - now))[0]:
                 continue
             try:
                 chunk = self._socket.recv(1 << 16)
@@ -129,22 +136,24 @@ class RankChannel:
                 os._exit(1)  # no rank outlives its launcher
             *whole, partial = (partial + chunk).split(b"\n")
             for line in whole:
-                message = json.loads(line)
-                if message["kind"] == "leave":
-                    self.leave_asked = message["generation"]
-                elif message["kind"] == "answer":
-                    self._answers.pop(message.pop("number")).put(message)
-                elif message["kind"] == "out":
-                    self.out_asked = message["generation"]
-                    if self._peers is not None:
-                        self._peers.break_off()
-                else:
-                    self._inbox.put(message)
+                self._take(json.loads(line))
 
-    def _say_alive(self) -> None:
+    def _take(self, message: Message) -> None:
+        if message["kind"] == "leave":
+            self.leave_asked = message["generation"]
+        elif message["kind"] == "answer":
+            self._answers.pop(message.pop("number")).put(message)
+        elif message["kind"] == "abort":
+            self.abort_asked = message["generation"]
+            if self._peers is not None:
+                self._peers.break_off()
+        else:
+            self._inbox.put(message)
+
+    def _send_heartbeat(self) -> None:
         try:
             used = usage_of_this_process() if self._rank is None else self._rank.used()
-            self.send("alive", **self._occupation(), writing=self.writing, **used)
+            self.send("heartbeat", **self._occupation(), writing=self.writing, **used)
         except OSError:
             os._exit(1)
 
@@ -185,7 +194,7 @@ class RankChannel:
 
 
 def usage_of_this_process() -> dict[str, float]:
-    """Its largest memory so far and the CPU time it took."""
+    """The most memory that this process has held, and the CPU time that it has taken."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return {"peak_memory_bytes": usage.ru_maxrss * 1024.0, "cpu_s": usage.ru_utime + usage.ru_stime}
 
@@ -199,7 +208,7 @@ class LauncherChannel:
         self._partial = b""
 
     def read(self) -> list[Message]:
-        """The messages that have arrived; sets `closed` where the rank has gone."""
+        """The messages that have arrived; sets `closed` if the rank has gone."""
         try:
             chunk = self.socket.recv(1 << 16)
         except ConnectionResetError:
@@ -209,7 +218,7 @@ class LauncherChannel:
         return [json.loads(line) for line in whole]
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Say something. A rank that has gone meanwhile is noticed when its end closes."""
+        """Send a message. If the rank has gone, `read` will notice."""
         try:
             self.socket.sendall((json.dumps({"kind": kind, **fields}) + "\n").encode())
         except (BrokenPipeError, ConnectionResetError):

@@ -1,6 +1,6 @@
-"""Holds a rank to its share of the CPU: by a cgroup's quota, or, without the right to make one, by stopping and continuing it.
+"""Limits a rank to its share of the CPU, from the moment that it has loaded.
 
-The share begins when a rank has loaded its libraries and data.
+By a cgroup's quota; without the right to make a cgroup, by stopping and continuing the process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PREFIX = "trainwright-"
 
 
 def _parents() -> tuple[Path, ...]:
-    """Where cgroups are made: with version 1, below our own, whose quota is to hold for us as well."""
+    """Where cgroups are made: with version 1, below our own, so that its quota holds as well."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         own = _ROOTS[0] / path.lstrip("/")
@@ -29,13 +29,13 @@ def _parents() -> tuple[Path, ...]:
 
 
 def quota_us(cores: float) -> tuple[int, int]:
-    """Quota and period in µs: the kernel takes a quota of 1 ms or more, so less than a tenth of a core needs a longer period."""
+    """Quota and period in µs. The kernel's least quota is 1 ms: small shares need long periods."""
     period = min(1_000_000, max(PERIOD_US, math.ceil(1000 / cores)))
     return max(1000, round(cores * period)), period
 
 
 def make_cgroup(name: str, cores: float) -> Path | None:
-    """A cgroup with a quota of this many cores; None where that can't be had."""
+    """Make a cgroup with a quota of this many cores. Returns None without the right to."""
     for root in _parents():
         group = root / f"{_PREFIX}{os.getpid()}-{name}"
         try:
@@ -52,16 +52,17 @@ def make_cgroup(name: str, cores: float) -> Path | None:
                 (group / "cpu.max").write_text("{} {}".format(*quota_us(cores)))
                 return group
         except OSError:
-            pass  # no right to set it: fall through to removing it
+            pass  # no right to set the quota: remove the cgroup
         group.rmdir()
     return None
 
 
 def join_cgroup(group: Path) -> None:
-    """Hold the calling thread, and those it starts from now on, to the cgroup's quota.
+    """Limit the calling thread, and the threads that it starts from now on, to the cgroup's quota.
 
-    With cgroup v1 the threads that carry the collectives, started before, stay outside: a quota used up by computing would
-    delay every message by a period, as no real device's would. With v2 the whole process joins.
+    With cgroup v1 the threads that carry the collectives, started before, stay outside: a quota
+    that computing has used up would delay every message by a period, as no real device does. With
+    v2 the whole process joins.
     """
     tasks = group / "tasks"
     if tasks.exists():
@@ -71,7 +72,7 @@ def join_cgroup(group: Path) -> None:
 
 
 def remove_cgroup(group: Path) -> None:
-    """Remove a cgroup whose processes have ended (they may take a moment to leave it)."""
+    """Remove a cgroup whose processes have ended; they may take a moment to leave it."""
     for _ in range(50):
         try:
             group.rmdir()
@@ -84,40 +85,43 @@ def remove_cgroup(group: Path) -> None:
 
 
 def remove_stale_cgroups() -> None:
-    """Remove what launchers that were killed have left."""
+    """Remove the cgroups of launchers that were killed."""
     for root in _parents():
         for group in root.glob(f"{_PREFIX}*-*"):
             launcher = group.name.removeprefix(_PREFIX).split("-")[0]
             if launcher.isdigit() and not Path(f"/proc/{launcher}").exists():
-                with contextlib.suppress(OSError):  # its ranks may still be on their way out
+                with contextlib.suppress(OSError):  # its ranks may still be ending
                     group.rmdir()
 
 
 class CpuShare:
-    """A number of cores for one process. `how` says what holds it to them: cgroup, duty cycle or none."""
+    """A number of cores for one process.
+
+    `how` it is limited to them: `cgroup`, `duty cycle` or `none`.
+    """
 
     def __init__(self, name: str, cores: float | None) -> None:
         self._cores = cores
         self._cycle: DutyCycle | None = None
         self.group = make_cgroup(name, cores) if cores is not None else None
-        """What the process is to join by `join_cgroup`, where there is one."""
+        """The cgroup that the process joins by `join_cgroup`, if there is one."""
         self.how = (
             "cgroup" if self.group else "duty cycle" if cores is not None and cores < 1 else "none"
         )
 
     def hold(self, pid: int) -> None:
-        """Where there is no cgroup: from now on, let the process run for its share of the time."""
+        """Start the duty cycle of the process, if there is no cgroup."""
         if self.how == "duty cycle" and self._cores is not None:
             self._cycle = DutyCycle(pid, self._cores)
 
     def let_go(self) -> None:
-        """Before the process is waited for: its number may then become another's."""
+        """End the duty cycle. Call it before the process is reaped and its id is reused."""
         if self._cycle is not None:
             self._cycle.end()
             self._cycle = None
 
     def remove(self) -> None:
-        """Once the process has ended."""
+        """Remove the cgroup, once the process has ended."""
         if self.group is not None:
             remove_cgroup(self.group)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trainwright.tasks.train.channel import Channel
     from trainwright.tasks.train.checkpoint.files import State
     from trainwright.tasks.train.rank.rank import Rank
-    from trainwright.tasks.train.world import World
+    from trainwright.tasks.train.worker_group import WorkerGroup
 
 WINDOW_STEPS, WINDOW_S = 20, 1.5
 """at least, at the ranks' mean; shorter windows measure the machine's noise"""
@@ -76,21 +76,21 @@ class BatchSplit:
 
     # -- among whom --------------------------------------------------------------------------------------------------
 
-    def enter(self, state: State, world: World) -> None:
-        """The members' batches in this world, and what they can be from now on. Raises TrainingFailed."""
-        self._limits = world.limits
-        stays = self._stays(state, world.members)
+    def enter(self, state: State, group: WorkerGroup) -> None:
+        """The members' batches in this worker group, and what they can be from now on. Raises TrainingFailed."""
+        self._limits = group.limits
+        stays = self._stays(state, group.members)
         self._rank.split = list(state.split)
-        if _members_of(state) != world.members and self.growth is not None:
+        if _members_of(state) != group.members and self.growth is not None:
             self.growth.forget_times()
         if not stays:
             of_another_plan = state.members == []
-            reason = f"another plan; {world.reason}" if of_another_plan else world.reason
-            self._change(state, self._among(state, world.members), reason)
-        elif world.generation > 1 and not world.end:
-            self._tell(state, world.reason)
-        state.members = world.members
-        self._weigh_anew(world.members)
+            reason = f"another plan; {group.reason}" if of_another_plan else group.reason
+            self._change(state, self._among(state, group.members), reason)
+        elif group.generation > 1 and not group.end:
+            self._tell(state, group.reason)
+        state.members = group.members
+        self._weigh_anew(group.members)
 
     def go_back(self, state: State, members: list[int], reason: str) -> None:
         """As `enter`, where the same members return to an earlier state. Raises TrainingFailed."""
@@ -217,7 +217,7 @@ class BatchSplit:
         event = SplitEvent(
             step=state.step, batch_sizes=list(state.split), reason=reason
         ).model_dump()
-        if state.events and state.events[-1] == event:  # worlds that came to nothing
+        if state.events and state.events[-1] == event:  # groups that finished no step
             return
         state.events.append(event)
         self.rows.add(**event)

@@ -6,8 +6,8 @@ and those kept for good are not skipped, and the best only for one that is bette
 large checkpoint, its shard; rank 0 makes the checkpoint of them when the launcher has heard that all parts are safe. How they get
 into the store is `checkpoint_writer`.
 
-The thread outlives worlds. What was in flight when a world ended is made if every part of it was or gets safe, and fails where
-a rank was lost before its part was in the store; the next world then writes another.
+The thread outlives worker groups. What was in flight when a group ended is made if every part
+of it was or gets safe, and fails where a rank was lost before its part was in the store; the next group then writes another.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from trainwright.tasks.train.record import metrics
 if TYPE_CHECKING:
     from trainwright.tasks.train.rank.rank import Rank
     from trainwright.tasks.train.request import Order
-    from trainwright.tasks.train.world import World
+    from trainwright.tasks.train.worker_group import WorkerGroup
 
 SKIP, WRITE, REPLACE = 0, 1, 2
 ANSWER_S = 10.0
@@ -58,7 +58,7 @@ TELL_EVERY_S = 10.0
 
 
 class Saver:
-    """A rank's writer of checkpoints. All members of a world call `save` after the same steps."""
+    """A rank's writer of checkpoints. All members of a worker group call `save` after the same steps."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Saver:
         self._writing: PendingCheckpoint | None = None
         self._error: BaseException | None = None
 
-    def join(self, world: World, left: list[metrics.Part]) -> None:
+    def join(self, group: WorkerGroup, left: list[metrics.Part]) -> None:
         """From now on these are the members. `left`: rows of devices that are not among them, which the first writes."""
         if self._generation < 0:
             self._writer.spill.clear()
@@ -101,10 +101,10 @@ class Saver:
             self._free = [HostCopy(place) for place in places]
             threading.Thread(target=self._work, name="saver", daemon=True).start()
         with self._changed:
-            self._generation = world.generation
+            self._generation = group.generation
             self._writer.look_again()
-            if world.broken:
-                self._drop_waiting("the world that began it has ended")
+            if group.broken:
+                self._drop_waiting("the worker group that began it has ended")
             self._left = left
 
     @property
@@ -215,10 +215,10 @@ class Saver:
             self._changed.notify_all()
 
     def _wait(self, seconds: float) -> None:
-        """Until something changes. Raises PeersLost where the launcher calls this rank out of its world meanwhile."""
+        """Until something changes. Raises PeersLost if the launcher aborts this rank's worker group meanwhile."""
         self._check()
-        if self._channel.out_asked == self._generation:
-            raise PeersLost("called out of the world while waiting for a checkpoint")
+        if self._channel.abort_asked == self._generation:
+            raise PeersLost("the worker group was aborted while this rank waited for a checkpoint")
         with busy_with_store(self._channel):
             self._changed.wait(min(seconds, 0.2))
 

@@ -108,7 +108,7 @@ class TorchCollective:
 
     Sums are matched by their order, not by name. Those begun early have connections of their own, so that a rank may begin
     them at another moment between the blocking ones. The groups are made directly: `init_process_group` counts them in
-    the process, and the processes of one world may have lived through other numbers of worlds.
+    the process, and the processes of one worker group may have lived through other numbers of groups.
 
     A large tensor goes round the ring of ranks, in 2(n - 1) messages that wait for each other; a small one, to all at once.
     A sum may take `sum_s`.

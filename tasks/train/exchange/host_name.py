@@ -11,7 +11,7 @@ import os
 import socket
 
 from trainwright.tasks.errors import BadInput
-from trainwright.tasks.train.world import INTERFACE
+from trainwright.tasks.train.exchange.rendezvous import INTERFACE
 
 ADDRESS = "TRAINWRIGHT_ADDRESS"
 """The variable that holds the rank's address, where there are several hosts."""

@@ -1,4 +1,4 @@
-"""A rank's place among the others, world after world: one `Collective` that stays while the groups behind it change."""
+"""A rank's place in its worker group: one `Collective` that stays while the groups behind it change."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from trainwright.tasks.train.exchange.collective import (
     HorovodCollective,
     TorchCollective,
 )
-from trainwright.tasks.train.world import World, horovod_environment
+from trainwright.tasks.train.exchange.rendezvous import horovod_environment
+from trainwright.tasks.train.worker_group import WorkerGroup
 
 SUMMED = (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)
 """What both back ends sum. Where one refuses a type, it says so as it says that another rank is gone."""
 
 
 class Peers:
-    """The members of the present world; alone where there is no other, and then nothing waits."""
+    """The members of the current worker group; without other members nothing waits."""
 
     def __init__(self, backend: Literal["horovod", "torch"], sum_s: float = SUM_S) -> None:
-        """A sum by torch.distributed may take `sum_s`; Horovod's has a time-out of its own (`world`)."""
+        """A sum by torch.distributed may take `sum_s`; Horovod's has a timeout of its own (`rendezvous`)."""
         if backend == "horovod":
             import horovod.torch  # noqa: F401 - before it is needed: that takes a while
         self._backend, self._sum_s = backend, sum_s
@@ -46,29 +47,29 @@ class Peers:
         self.waited_until = 0.0
         """when it did last"""
 
-    def join(self, world: World, number: int) -> None:
+    def join(self, workers: WorkerGroup, number: int) -> None:
         """Meet the other members. Raises PeersLost where one of them does not come."""
-        place, count = world.members.index(number), len(world.members)
+        place, count = workers.members.index(number), len(workers.members)
         if count > 1:
             with self._lock:
                 self._before, self._opened = _sockets(), None
             self._group = self._wait(
-                lambda: self._starter.submit(self._meet, world, number).result()
+                lambda: self._starter.submit(self._meet, workers, number).result()
             )
             with self._lock:
                 self._opened = _sockets() - self._before
         self.rank, self.size = place, count
 
-    def _meet(self, world: World, number: int) -> Collective:
+    def _meet(self, workers: WorkerGroup, number: int) -> Collective:
         if self._backend == "horovod":
-            os.environ.update(horovod_environment(world, number))
+            os.environ.update(horovod_environment(workers, number))
             return HorovodCollective()
         return TorchCollective(
-            world.members.index(number), len(world.members), world.meeting, self._sum_s
+            workers.members.index(number), len(workers.members), workers.rendezvous, self._sum_s
         )
 
     def leave(self) -> None:
-        """Leave the world: when it returns, no sum of it touches a tensor any more."""
+        """Leave the worker group: when it returns, none of its sums touches a tensor."""
         group, self._group = self._group, None
         self.rank, self.size = 0, 1
         if group is not None:
@@ -88,7 +89,7 @@ class Peers:
             for (
                 descriptor,
                 inode,
-            ) in _connections():  # of the world's own alone: a store has connections too
+            ) in _connections():  # only the group's own: a store has connections too
                 if inode in self._opened if self._opened is not None else inode not in self._before:
                     try:
                         with socket.socket(fileno=os.dup(descriptor)) as one:

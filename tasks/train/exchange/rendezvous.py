@@ -1,19 +1,102 @@
-"""Where Horovod's ranks find each other: its own server, on one address, for the machines of the launch. Loads no torch.
+"""Where the members of a worker group find each other. Loads no torch.
 
-The server knows no secret; horovodrun's own listens on every address and answers everybody.
+torch's ranks meet through a file if all are on this machine, else through torch's store, which a
+process of its own serves. Horovod's meet through its HTTP server, here on one address only: the
+server knows no secret, and the one that horovodrun starts listens on every address.
 """
 
 from __future__ import annotations
 
+import os
+import secrets
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence, Set
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
+
+from trainwright.infra.process import dying_with_parent
+from trainwright.tasks.train.worker_group import WorkerGroup
+
+LOOPBACK = "127.0.0.1"
+INTERFACE = "GLOO_SOCKET_IFNAME"
+"""The variable that names the network interface by which a rank reaches the others."""
+
+
+class Rendezvous:
+    """The meeting point of one worker group after another, on this machine or at its address."""
+
+    def __init__(
+        self,
+        backend: Literal["horovod", "torch"],
+        folder: Path,
+        address: str = LOOPBACK,
+        peers: Set[str] = frozenset(),
+    ) -> None:
+        """`peers`: the addresses of other hosts that may connect."""
+        self._backend, self._folder, self._address, self._peers = backend, folder, address, peers
+        self._server: Any = None
+        self._store: subprocess.Popen[bytes] | None = None
+        self._store_port, self._secret = 0, secrets.token_hex(16)
+
+    def open(self, generation: int, machines: list[str]) -> str:
+        """Close the last meeting point; open one that no earlier group has used, and return it."""
+        self._close_last()
+        if self._backend == "horovod":
+            self._server = horovod_server(self._address, machines, self._peers)
+            return f"{self._address}:{self._server.server_address[1]}"
+        if self._address != LOOPBACK:
+            if self._store is None:
+                self._serve()
+            return f"tcp://{self._address}:{self._store_port}/{self._secret}-{generation}"
+        place = self._folder / f"rendezvous-{generation}"
+        place.unlink(missing_ok=True)
+        return str(place)
+
+    def _serve(self) -> None:
+        """Start the process that holds torch's store: the launcher loads no torch."""
+        with socket.create_server((self._address, 0)) as listening:
+            listening.set_inheritable(True)
+            command = [
+                sys.executable,
+                "-m",
+                "trainwright.tasks.train.exchange.torch_store",
+                str(listening.fileno()),
+            ]
+            with (self._folder / "logs" / "rendezvous.log").open("wb") as log:
+                self._store = subprocess.Popen(
+                    dying_with_parent(command),
+                    pass_fds=[listening.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            self._store_port = listening.getsockname()[1]
+
+    def _close_last(self) -> None:
+        for place in self._folder.glob("rendezvous-*"):
+            place.unlink(missing_ok=True)
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    def close(self) -> None:
+        """Close the last meeting point, and end the process of the store."""
+        self._close_last()
+        if self._store is not None:
+            self._store.kill()
+            self._store.wait()
 
 
 def place_among(machines: Sequence[str], rank: int) -> dict[str, int]:
-    """Where a rank is, by each rank's machine.
+    """A rank's place, as Horovod counts places, from each rank's machine.
 
-    Its number and their count on its machine; the machine's number, and the count of those, among the machines with such a rank.
+    Local: the rank among those of its machine. Cross: its machine among those that have a rank with
+    this local number.
     """
     by_machine: dict[str, list[int]] = {}
     for number, name in enumerate(machines):
@@ -29,12 +112,12 @@ def place_among(machines: Sequence[str], rank: int) -> dict[str, int]:
     }
 
 
-def rendezvous(address: str, machines: Sequence[str], peers: Set[str] = frozenset()) -> Any:
-    """A server on this address for ranks on these machines; it answers this machine, and the addresses in `peers`."""
+def horovod_server(address: str, machines: Sequence[str], peers: Set[str] = frozenset()) -> Any:
+    """A server for ranks on these machines; it answers this machine and the addresses `peers`."""
     from horovod.runner.common.util.hosts import SlotInfo
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-    answered = {address, "127.0.0.1", *peers}
+    answered = {address, LOOPBACK, *peers}
 
     class Server(RendezvousHTTPServer):  # type: ignore[misc]  # Horovod has no types
         def verify_request(self, request: Any, client_address: Any) -> bool:
@@ -52,3 +135,29 @@ def rendezvous(address: str, machines: Sequence[str], peers: Set[str] = frozense
         target=server.serve_forever, args=(0.05,), name="rendezvous", daemon=True
     ).start()
     return server
+
+
+def horovod_environment(group: WorkerGroup, number: int) -> dict[str, str]:
+    """What Horovod reads from the environment when a rank joins a group."""
+    place, count = group.members.index(number), len(group.members)
+    machines = group.machines or ["localhost"] * count
+    address, _, port = group.rendezvous.rpartition(":")
+    return {
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_IFACE": os.environ[INTERFACE],
+        "HOROVOD_HOSTNAME": machines[place],
+        "HOROVOD_RANK": str(place),
+        "HOROVOD_SIZE": str(count),
+        **{
+            f"HOROVOD_{name.upper()}": str(value)
+            for name, value in place_among(machines, place).items()
+        },
+        # One timeout for the rendezvous and for sums; the launcher notices losses sooner.
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "120",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1800",
+        # What is fused depends on timing, and with it the order, and so the last digit, of a sum.
+        "HOROVOD_FUSION_THRESHOLD": "0",
+    }

@@ -20,6 +20,7 @@ from trainwright.tasks.errors import BadInput, ServiceUnreachable
 from trainwright.tasks.runs.artefacts import PlannedDevice
 from trainwright.tasks.spec.pool import load_pool
 from trainwright.tasks.train.exchange.host_name import ADDRESS
+from trainwright.tasks.train.exchange.rendezvous import INTERFACE
 from trainwright.tasks.train.hosts import versions
 from trainwright.tasks.train.hosts.reconnect import Returning, Shares
 from trainwright.tasks.train.hosts.remote_rank import RemoteChannel, RemoteRank, RemoteShare
@@ -27,7 +28,6 @@ from trainwright.tasks.train.hosts.session import Session
 from trainwright.tasks.train.hosts.staging import Preloading
 from trainwright.tasks.train.hosts.store_proxy import StoreServer
 from trainwright.tasks.train.request import Order
-from trainwright.tasks.train.world import INTERFACE
 
 _END_GRACE_S = 5.0
 _HEED_EVERY_S = 0.5

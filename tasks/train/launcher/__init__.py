@@ -1,1 +1,1 @@
-"""The launcher: starts ranks, watches them, restarts the lost ones, collects the result. Loads no torch."""
+"""The launcher: starts ranks, obeys `membership` on them, collects the result. Loads no torch."""

@@ -27,7 +27,7 @@ from trainwright.tasks.storage.objects import ObjectStore
 from trainwright.tasks.train.checkpoint import fence, files, shared_memory
 from trainwright.tasks.train.checkpoint.fence import Fence
 from trainwright.tasks.train.checkpoint.spill import recover
-from trainwright.tasks.train.launcher.launcher import Ranks
+from trainwright.tasks.train.launcher.launcher import Launcher
 from trainwright.tasks.train.launcher.result import result_of
 from trainwright.tasks.train.record import events
 from trainwright.tasks.train.record.journal import FOLDER as JOURNAL
@@ -93,20 +93,20 @@ def train(
     try:
         with (
             events.recording(work),
-            Ranks(
+            Launcher(
                 order,
                 stop,
                 still_mine,
                 lambda: _restore(right, work, request.job.train.checkpoint),
                 checkpoint=found,
                 committed=state.step if state else 0,
-            ) as ranks,
+            ) as launcher,
         ):
             if state is not None:
                 devices = ", ".join(device.id for device in request.plan.devices)
                 message = f"training goes on from the checkpoint of step {state.step}, on {devices}"
                 progress.emit("notice", message=message)
-            done = ranks.watch()
+            done = launcher.watch()
     except RunHeld:
         shared_memory.forget(work, right.owner)
         raise  # the run folder is another's by now
@@ -130,7 +130,7 @@ def train(
         raise Interrupted(
             f"stopped after step {first['step']}; its checkpoint is kept", step=first["step"]
         )
-    return result_of(order, store, done, ranks.shares, state.step if state is not None else None)
+    return result_of(order, store, done, launcher.shares, state.step if state is not None else None)
 
 
 def _bring_what_is_here(store: ObjectStore, work: Path, policy: CheckpointPolicy) -> None:
@@ -193,8 +193,8 @@ def search(
         started_at_s=time.time(),
     )
     stop = stop or threading.Event()
-    with Ranks(order, stop, None) as ranks:
-        done = ranks.watch()
+    with Launcher(order, stop, None) as launcher:
+        done = launcher.watch()
     if stop.is_set():
         raise Interrupted("stopped while the learning rate was searched")
     said = [one for one in done.values() if "points" in one]  # a device without memory says nothing

@@ -1,7 +1,8 @@
-"""The launcher of one training: leads its processes from one world into the next, and hears them. Loads no torch.
+"""Runs the ranks of one launch. Loads no torch.
 
-How they are started and replaced is `rank_processes`; when a world ends and who forms the next, `membership`. Ranks die with the
-launcher, whatever ends it.
+A loop around the membership state machine: messages, ended processes, lost hosts and the time go in
+as events; its instructions are carried out. How processes are started and ended: `rank_processes`.
+Ranks die with the launcher, whatever ends it.
 """
 
 from __future__ import annotations
@@ -9,32 +10,32 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any, assert_never
 
 from trainwright.infra.memory_limit import kernel_oom_kills
 from trainwright.tasks import progress
-from trainwright.tasks.errors import Interrupted, RunHeld, TrainingFailed, TrainwrightError
-from trainwright.tasks.train.checkpoint.confirmations import Confirmations
-from trainwright.tasks.train.launcher.membership import Membership
-from trainwright.tasks.train.launcher.rank_process import Worker, from_rank, together
+from trainwright.tasks.errors import RunHeld
+from trainwright.tasks.train.launcher.checkpoint_parts import CheckpointParts
+from trainwright.tasks.train.launcher.rank_process import RankProcess, Usage, error_of_rank
 from trainwright.tasks.train.launcher.rank_processes import RankProcesses
+from trainwright.tasks.train.membership import event, instruction
+from trainwright.tasks.train.membership.state import MembershipPolicy
+from trainwright.tasks.train.membership.state_machine import Membership
+from trainwright.tasks.train.membership.transitions import stopped_before_a_step
 from trainwright.tasks.train.request import Order
+from trainwright.tasks.train.worker_group import WorkerGroup
 
-STOP_GRACE_S = 3.0
-"""For the step at hand, when they are told to stop."""
-SAVE_GRACE_S = 30.0
-"""How much longer, where the last checkpoint is being written."""
 _END_GRACE_S = 3.0
-_ASK_EVERY_S = 1.0
+_CHECK_LEASE_EVERY_S = 1.0
+_TICK_S = 0.05
 Message = dict[str, Any]
 
 
-class Ranks:
-    """Ranks that run while the block does. Its thread must live as long: the kernel ties their lives to it.
-
-    `restore` brings the newest checkpoint here: its folder and step, or None and 0; it is asked when all ranks were lost.
-    """
+class Launcher:
+    """Ranks that run while the block does. The kernel ends them with the thread that entered it."""
 
     def __init__(
         self,
@@ -46,23 +47,26 @@ class Ranks:
         checkpoint: str | None = None,
         committed: int = 0,
     ) -> None:
-        self._order, self._stop, self._still_mine = (
-            order,
-            stop or threading.Event(),
-            still_mine or (lambda: True),
+        """`restore` fetches the newest checkpoint: its folder and step, or None and 0.
+
+        It is called when no rank has the training's state. `checkpoint`, of `committed` steps, is
+        the folder of the one to start from.
+        """
+        self._order, self._devices = order, order.request.plan.devices
+        self._stop = stop or threading.Event()
+        self._still_mine = still_mine or (lambda: True)
+        self._restore, self._committed = restore, committed
+        self._processes = RankProcesses(order, self._raise_if_over)
+        self._membership = Membership(
+            MembershipPolicy.of(order), checkpoint=checkpoint, committed=committed
         )
-        self._devices = order.request.plan.devices
-        self._processes = RankProcesses(order, self._heed)
-        self._membership = Membership(order, self._processes, restore, checkpoint, committed)
-        self._split = list(self._membership.fleet.batch_sizes)
-        self._used: dict[int, Message] = {}
-        self._parts: dict[int, Confirmations] = {}
-        """by the generation of the world"""
-        self._asking: dict[int, tuple[Worker, int]] = {}
-        """who waits for an answer of these, and to which question"""
-        self._saving = False
-        self._stop_asked_at: float | None = None
-        self._asked_at = time.monotonic()
+        self._to_do: deque[instruction.Instruction] = deque()
+        self._members: list[int] = []
+        self._finished = False
+        self._parts = CheckpointParts()
+        self._used: defaultdict[int, Usage] = defaultdict(Usage)
+        """by processes of a device that have ended"""
+        self._lease_checked_at = time.monotonic()
         self._oom_kills = kernel_oom_kills()
 
     @property
@@ -70,267 +74,213 @@ class Ranks:
         """How each rank is held to its share of the CPU."""
         return [share.how for share in self._processes.shares]
 
-    def __enter__(self) -> Ranks:
+    def __enter__(self) -> Launcher:
         try:
-            self._processes.start()
+            self._processes.prepare()
+            self._handle(event.Tick(time.monotonic()))
         except BaseException:
             self.__exit__()
             raise
-        progress.emit(
-            "ranks",
-            backend=self._order.backend,
-            devices=[one.id for one in self._devices],
-            cpu=self.shares,
-        )
+        ids = [device.id for device in self._devices]
+        progress.emit("ranks", backend=self._order.backend, devices=ids, cpu=self.shares)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._processes.close(_END_GRACE_S if self._membership.all_done() else 0.0)
+        members = [self._processes.by_number.get(number) for number in self._members]
+        done = bool(members) and all(one is not None and one.done is not None for one in members)
+        self._processes.close(_END_GRACE_S if done else 0.0)
 
-    def watch(self) -> dict[int, Message]:
-        """Until every member of a world is done; each one's last words.
-
-        Raises what no other rank can make good, Interrupted where the ranks could not stop in time, RunHeld where the
-        devices are no longer ours.
-        """
-        while True:
-            try:
-                self._obey()
-                for worker in self._processes.speaking(0.05):
-                    self._hear(worker)
-                self._membership.kill_stuck(self._split)
-                if self._membership.all_done():
-                    return self._last_words()
-                self._replace_lost()
-                self._membership.grow()
-                if self._membership.form(stopping=self._stop_asked_at is not None):
-                    self._parts[self._membership.generation] = Confirmations(
-                        self._membership.members
-                    )
-                    self._saving = False
-            except KeyboardInterrupt:
-                self._stop.set()
-
-    def _last_words(self) -> dict[int, Message]:
-        members, workers = self._membership.members, self._processes.by_number
-        if self._membership.given_up is not None:
-            step = workers[members[0]].done or {}
-            again = "" if self._membership.held else ": run it again to go on from there"
-            raise TrainingFailed(
-                f"{self._membership.given_up}; the checkpoint of step {step.get('step')} is kept{again}",
-                step=step.get("step"),
-                **self._membership.held,
-            )
-        said = {number: workers[number].done or {} for number in members}
-        for number in range(
-            len(self._devices)
-        ):  # with what killed processes had used, and those that are left out
-            used, own = self._used.get(number, {}), said.get(number, {})
-            said[number] = own | together(used, own or used.get("now", {}))
-        return said
-
-    def _replace_lost(self) -> None:
-        if self._stop_asked_at is None and self._membership.given_up is None:
-            self._processes.replace_lost(
-                self._membership.fleet.may_restart, lasts=self._membership.lasts
-            )
-
-    def _stopped_early(self) -> Interrupted:
-        step = self._membership.committed
-        kept = (
-            f"another step; the checkpoint of step {step} is kept"
-            if step
-            else "the first step; nothing was changed"
-        )
-        return Interrupted(f"stopped before {kept}")
-
-    def _heed(self) -> None:
+    def _raise_if_over(self) -> None:
         """While hosts are waited for. Raises Interrupted and RunHeld."""
         if self._stop.is_set():
-            raise self._stopped_early()
-        self._require_mine()
-
-    def _obey(self) -> None:
-        now = time.monotonic()
-        if now - self._asked_at > _ASK_EVERY_S:
-            self._asked_at = now
-            self._require_mine()
-        if self._stop.is_set() and self._stop_asked_at is None:
-            if self._membership.generation == 0:
-                raise self._stopped_early()
-            self._stop_asked_at = now
-            for number in self._membership.members:
-                if number in self._processes.by_number:
-                    self._processes.by_number[number].process.send_signal(signal.SIGTERM)
-        if self._stop_asked_at is not None and now - self._stop_asked_at > self._grace_s():
-            raise Interrupted(
-                "stopped; a step took too long to wait for its end, so the last checkpoint is what is kept"
-            )
-
-    def _grace_s(self) -> float:
-        return STOP_GRACE_S + (SAVE_GRACE_S if self._saving else 0.0)
-
-    def _require_mine(self) -> None:
+            raise stopped_before_a_step(self._committed)
         if not self._still_mine():
-            raise RunHeld(
-                "the lease on the devices was lost while training; the last checkpoint is kept"
-            )
+            raise RunHeld("the lease on the devices was lost before training began")
 
-    # -- what the ranks say ------------------------------------------------------------------------------------------
+    def watch(self) -> dict[int, Message]:
+        """Run until all members of a worker group are done. Returns each device's last report.
 
-    def _hear(self, worker: Worker) -> None:
-        worker_is_known = self._processes.knows(worker)
-        for message in worker.channel.read():
-            worker.heard_at = time.monotonic()
-            if worker_is_known:
-                self._take(worker, message)
-        if worker.channel.closed:
-            self._processes.hang_up(worker)
-            if worker_is_known:
-                self._lost(worker)
+        Raises the error of a rank that no other can make good, Interrupted if the ranks could not
+        stop in time, RunHeld if the lease on the devices was lost.
+        """
+        while not self._finished:
+            try:
+                self._turn()
+            except KeyboardInterrupt:
+                self._stop.set()
+        return self._reports()
 
-    def _take(self, worker: Worker, message: Message) -> None:
-        kind, number = message.pop("kind"), worker.number
-        if kind == "alive":
-            worker.heard(message)
-            if number is not None:
-                self._used[number] = self._used.get(number, {}) | {"now": message}
-        elif kind == "spare":
-            worker.state = "loaded"
-        elif kind == "free":
-            self._freed(worker, message)
-        elif kind == "joined":
-            worker.state = "in"
-        elif kind == "done":
-            worker.done = message
-        elif kind == "error":
-            worker.error, worker.step = worker.error or message["error"], message["step"]
-            if message.get("final") and number is not None:
-                raise from_rank(number, self._devices[number].id, worker.error, worker.log)
-        elif kind == "ask":
-            self._require_mine()
-            self._answer(worker, **message)
-        elif kind == "part" and number is not None:
-            self._parts[message["generation"]].note(number, message)
-            self._tell_parts()
-        elif kind == "saving":
-            self._saving = True
-        elif kind == "back":
-            self._membership.went_back(message["step"])
-        else:
-            if kind == "checkpoint":
-                self._membership.committed = max(self._membership.committed, message["step"])
-                self._membership.fleet.reached_checkpoint(self._membership.members)
-            elif kind == "split":
-                self._split = message["batch_sizes"]
-            progress.emit(kind, **message)
+    def _turn(self) -> None:
+        reporting = self._processes.reporting(_TICK_S)
+        events = [*self._launch_events(), *self._host_events()]
+        for process in reporting:
+            events += self._events_of(process)
+        self._handle(*events, event.Tick(time.monotonic()))
 
-    def _answer(
-        self, worker: Worker, about: str, number: int, step: int = 0, generation: int = 0
-    ) -> None:
-        if about == "parts":  # when all are in
-            self._parts[generation].ask(step)
-            self._asking[generation] = worker, number
-            self._tell_parts()
-        else:
-            found = self._parts[generation].known(step) if about == "stored" else {}
-            worker.channel.send("answer", number=number, **found)
+    def _handle(self, *events: event.Event) -> None:
+        self._to_do += self._membership.handle(*events)
+        while self._to_do:
+            self._carry_out(self._to_do.popleft())
 
-    def _tell_parts(self) -> None:
-        for generation, (worker, number) in list(self._asking.items()):
-            if (found := self._parts[generation].answer()) is not None:
-                del self._asking[generation]
-                worker.channel.send("answer", number=number, **found)
+    def _reports(self) -> dict[int, Message]:
+        """What the members reported, with what killed processes and those left out have used."""
+        found = {}
+        for number in range(len(self._devices)):
+            process, report = self._processes.by_number.get(number), Message()
+            used = self._used[number]
+            if process is not None:
+                report = process.done or {} if number in self._members else {}
+                used = used.then(process.usage)
+            found[number] = report | asdict(used)
+        return found
 
-    def _freed(self, worker: Worker, message: Message) -> None:
-        number = worker.number
-        assert number is not None
-        first_time = worker.state == "starting"
-        worker.state, worker.step = "free", message["step"]
-        worker.waits_s = worker.computes_s = None
-        if first_time:
-            self._processes.shares[number].hold(worker.process.pid)
-            progress.emit(
-                "rank",
-                rank=number,
-                device=self._devices[number].id,
-                pid=worker.process.pid,
-                state="loaded",
-            )
-            if self._membership.generation:
-                self._membership.reasons.append(
-                    f"rank {number} ({self._devices[number].id}) is back"
-                )
-        elif worker.done is None and not self._membership.leaving:
-            self._membership.end_world()  # its sums have failed
-        self._membership.why_ended = self._membership.why_ended or message.get("lost", "")
-        if "no_memory_for" in message:
-            predicted = self._devices[number].largest_batch(message["memory_bytes"])
-            self._limit(number, message["no_memory_for"], message["fits"], predicted)
-            self._membership.end_world()
+    # -- events ------------------------------------------------------------------------------------
 
-    def _limit(self, number: int, batch: int, fits: int, predicted: int | None) -> None:
-        """A device ran out of memory with this batch: from now on it gets what fits."""
-        limit = self._membership.fleet.no_memory_for(number, batch, fits, predicted)
-        line = f"rank {number} ({self._devices[number].id}) has no memory for a batch of {batch}"
-        line += (
-            f"; {limit} would fit, and it takes no more from now on"
-            if limit
-            else ", nor for any other"
-        )
-        self._membership.reasons.append(line)
-        self._membership.last_cause = TrainingFailed(line, rank=number)
+    def _launch_events(self) -> Iterator[event.Event]:
+        now = time.monotonic()
+        if now - self._lease_checked_at > _CHECK_LEASE_EVERY_S:
+            self._lease_checked_at = now
+            if not self._still_mine():
+                yield event.LeaseLost(now)
+        if self._stop.is_set():
+            yield event.StopRequested(now)
 
-    def _lost(self, worker: Worker) -> None:
-        """The end of a process has closed: it failed, was killed, or hung and was killed by us."""
-        counted = kernel_oom_kills()
-        kills, self._oom_kills = counted - self._oom_kills, counted
-        how = worker.how_it_ended(kills)
-        if worker is self._processes.spare:
-            self._processes.spare = None
-            return
-        number = worker.number
-        assert number is not None
-        self._processes.lost(number)
-        for parts in self._parts.values():
-            parts.lost(number)
-        self._asking = {key: one for key, one in self._asking.items() if one[0] is not worker}
-        self._tell_parts()
-        used = self._used.pop(number, {})
-        self._used[number] = together(used, used.pop("now", {}))
-        if self._stop_asked_at is not None and self._order.mode == "ramp":
-            raise Interrupted("stopped while the learning rate was searched")
-        name = f"rank {number} ({self._devices[number].id})"
-        progress.emit(
-            "rank", rank=number, device=self._devices[number].id, pid=worker.process.pid, state=how
-        )
-        if worker.error is not None:
-            self._failed(
-                worker, from_rank(number, self._devices[number].id, worker.error, worker.log)
-            )
-            how = f"failed ({worker.error['message']})"
-        else:
-            self._membership.last_cause = TrainingFailed(
-                f"{name} {how}; its log is {worker.log}", rank=number
-            )
-        self._membership.fleet.died(number)
-        self._membership.reasons.append(f"{name} {how}")
-        if worker.starved(kills) and worker.state == "in" and self._split[number] > 0:
-            self._limit(number, self._split[number], 0, None)
-        if number in self._membership.members and worker.state != "free":
-            self._membership.end_world()
+    def _host_events(self) -> Iterator[event.Event]:
+        lost, returned = self._processes.host_changes()
+        if lost:
+            yield event.HostsLost(time.monotonic(), lost)
+        if returned:
+            yield event.HostsReturned(time.monotonic(), returned)
 
-    def _failed(self, worker: Worker, error: TrainwrightError) -> None:
-        """Raise an error that would come again: a wrong input, one before the first step, one that came twice."""
-        again = error.exit_code == TrainingFailed.exit_code and worker.state not in (
-            "starting",
-            "free",
-        )
-        if (
-            not again
-            or error.details.get("final")
-            or self._order.mode == "ramp"
-            or self._membership.fleet.repeats(worker.step)
-        ):
-            raise error
-        self._membership.last_cause = error
+    def _events_of(self, process: RankProcess) -> Iterator[event.Event]:
+        """What a process has reported; at last, that it has ended."""
+        for message in process.channel.read():
+            if process.number is not None:
+                yield from self._event_of(process, process.number, message)
+            elif message["kind"] == "loaded":
+                yield event.SpareLoaded(time.monotonic())
+        if process.channel.closed:
+            self._processes.remove(process)
+            counted = kernel_oom_kills()
+            kills, self._oom_kills = counted - self._oom_kills, counted
+            if process.number is not None:
+                yield self._ended(process, process.number, kills)
+            else:
+                yield event.SpareEnded(time.monotonic())
+
+    def _event_of(
+        self, process: RankProcess, number: int, message: Message
+    ) -> Iterator[event.Event]:
+        """The event of a rank's message, if it is one; the message is passed on as well."""
+        kind, now = message.pop("kind"), time.monotonic()
+        match kind:
+            case "heartbeat":
+                process.usage = Usage.of(message)
+                doing = {name: message[name] for name in ("waits_s", "computes_s", "writing")}
+                yield event.Heartbeat(now, number, **doing)
+            case "ready":
+                short = message.get("out_of_memory")
+                shortage = event.MemoryShortage(**short) if short is not None else None
+                sum_error = message.get("sum_error", "")
+                yield event.RankReady(now, number, message["step"], sum_error, shortage)
+            case "joined":
+                yield event.RankJoined(now, number)
+            case "done":
+                process.done = message
+                if "cpu_s" in message:
+                    process.usage = Usage.of(message)
+                yield event.RankDone(now, number, message.get("step"))
+            case "error":
+                device, document = self._devices[number].id, message["error"]
+                error = error_of_rank(number, device, document, process.log)
+                said, final = document["message"], bool(message.get("final"))
+                yield event.RankFailed(now, number, error, said, message["step"], final)
+            case "ask":
+                if not self._still_mine():
+                    yield event.LeaseLost(now)
+                else:
+                    self._parts.answer(process, **message)
+            case "part":
+                self._parts.note(number, message)
+            case "saving":
+                yield event.LastCheckpointBegun(now)
+            case "back":
+                yield event.RolledBack(now, message["step"])
+            case _:
+                if kind == "checkpoint":
+                    yield event.CheckpointStored(now, message["step"])
+                elif kind == "split":
+                    yield event.SplitChanged(now, tuple(message["batch_sizes"]))
+                progress.emit(kind, **message)
+
+    def _ended(self, process: RankProcess, number: int, oom_kills: int) -> event.ProcessEnded:
+        self._parts.lost(process)
+        self._used[number] = self._used[number].then(process.usage)
+        how, short = process.how_it_ended(oom_kills), process.out_of_memory(oom_kills)
+        self._emit_state(process, number, how)
+        return event.ProcessEnded(time.monotonic(), number, how, str(process.log), short)
+
+    def _emit_state(self, process: RankProcess, number: int, state: str) -> None:
+        device, pid = self._devices[number].id, process.process.pid
+        progress.emit("rank", rank=number, device=device, pid=pid, state=state)
+
+    # -- instructions ------------------------------------------------------------------------------
+
+    def _carry_out(self, what: instruction.Instruction) -> None:
+        match what:
+            case instruction.StartProcess(number):
+                self._processes.start(number)
+            case instruction.StartSpare():
+                self._processes.start_spare()
+            case instruction.AssignSpare(number):
+                self._processes.assign_spare(number)
+            case instruction.AnnounceLoaded(number):
+                for process in self._living(number):
+                    self._processes.shares[number].hold(process.process.pid)
+                    self._emit_state(process, number, "loaded")
+            case instruction.FormGroup(group):
+                self._form(group)
+            case instruction.AskToLeave(numbers, generation):
+                self._send(*numbers, kind="leave", generation=generation)
+            case instruction.AbortGroup(numbers, generation):
+                self._send(*numbers, kind="abort", generation=generation)
+            case instruction.AskToStop(numbers):
+                for process in self._living(*numbers):
+                    process.process.send_signal(signal.SIGTERM)
+            case instruction.Kill(number, reason):
+                for process in self._living(number):
+                    process.kill(reason)
+            case instruction.RestoreCheckpoint():
+                assert self._restore is not None
+                folder, step = self._restore()
+                self._handle(event.CheckpointRestored(time.monotonic(), folder, step))
+            case instruction.Notice(message):
+                progress.emit("notice", message=message)
+            case instruction.Finish():
+                self._finished = True
+            case instruction.GiveUp(error):
+                raise error
+            case _:
+                assert_never(what)
+
+    def _form(self, group: WorkerGroup) -> None:
+        machines = [self._processes.machines[number] for number in group.members]
+        rendezvous = self._processes.rendezvous.open(group.generation, machines)
+        group = group.model_copy(update={"machines": machines, "rendezvous": rendezvous})
+        if group.generation > 1 and not group.end:
+            said = {"generation": group.generation, "reason": group.reason}
+            progress.emit("world", ranks=group.members, **said)
+        self._members = group.members
+        self._parts.begin(group.generation, group.members)
+        for process in self._living(*group.members):
+            process.done = None
+        self._send(*group.members, kind="join", **group.model_dump())
+
+    def _send(self, *numbers: int, kind: str, **fields: Any) -> None:
+        for process in self._living(*numbers):
+            process.channel.send(kind, **fields)
+
+    def _living(self, *numbers: int) -> list[RankProcess]:
+        """These devices' processes, but for those whose end was among the last events."""
+        found = (self._processes.by_number.get(number) for number in numbers)
+        return [process for process in found if process is not None]

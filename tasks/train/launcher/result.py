@@ -1,4 +1,7 @@
-"""What became of a training: the Result, from what the ranks said and the rows they recorded. Loads no torch."""
+"""The Result of a training, from the ranks' reports and the rows that they recorded.
+
+Loads no torch.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +36,15 @@ Message = dict[str, Any]
 def result_of(
     order: Order,
     store: ObjectStore,
-    done: dict[int, Message],
+    reports: dict[int, Message],
     shares: list[str],
     resumed_from_step: int | None,
 ) -> Result:
-    """The result of a training that has reached its end. Rows of earlier launches count, those of lost steps do not."""
-    request, first = order.request, next(said for said in done.values() if "events" in said)
+    """The result of a training that has reached its end.
+
+    The rows of earlier launches count, those of lost steps do not.
+    """
+    request, first = order.request, next(one for one in reports.values() if "events" in one)
     plan, job = request.plan, request.job
     by_device = _rows_by_device(store, plan.devices)
     rows = [by_device.pop(device.id, []) for device in plan.devices]
@@ -46,7 +52,7 @@ def result_of(
     since = split_since(events, [device.batch_size for device in plan.devices])
     devices = [
         _device_result(
-            rank, device, done[rank], rows[rank], first["split"][rank], since, shares[rank]
+            rank, device, reports[rank], rows[rank], first["split"][rank], since, shares[rank]
         )
         for rank, device in enumerate(plan.devices)
     ]
@@ -55,7 +61,8 @@ def result_of(
     ]  # of a plan before this one
     if gone := sorted(by_device.keys() - {device.id for device in others}):
         progress.emit(
-            "notice", message=f"energy and cost leave out {', '.join(gone)}: no longer in the pool"
+            "notice",
+            message=f"energy and cost leave out {', '.join(gone)}: no longer in the pool",
         )
     used: list[tuple[Device, list[Message]]] = list(zip(plan.devices, rows, strict=True))
     used += [(device, by_device[device.id]) for device in others]
@@ -106,7 +113,10 @@ def result_of(
 
 
 def _rows_by_device(store: ObjectStore, devices: Sequence[Device]) -> dict[str, list[Message]]:
-    """Each device's rows, by step; those that name none were recorded by an earlier version, and are of the rank's device."""
+    """Each device's rows, by step.
+
+    Rows without a device are an earlier version's: they belong to the rank's device.
+    """
     found: dict[str, list[Message]] = {}
     for rank, rows in read_steps(store).items():
         for row in rows:
@@ -117,7 +127,7 @@ def _rows_by_device(store: ObjectStore, devices: Sequence[Device]) -> dict[str, 
 
 
 def _part(rows: Sequence[Message], steps: int, *, to_the_end: bool) -> float:
-    """Of a training's steps, those from a device's first on: to its last, or to the end."""
+    """The share of a training's steps from a device's first to its last, or to the end."""
     if not rows or not steps:
         return 1.0
     last = steps - 1 if to_the_end else rows[-1]["step"]
@@ -132,7 +142,7 @@ def _longest(rows: list[list[Message]]) -> list[Message]:
 def _device_result(
     rank: int,
     device: PlannedDevice,
-    said: Message,
+    report: Message,
     rows: list[Message],
     batch_size: int,
     split_since: int,
@@ -152,14 +162,14 @@ def _device_result(
         step_time_s=percentiles(full),
         wait_s=sum(row["wait_s"] for row in rows),
         communication_s=sum(row.get("communication_s", 0.0) for row in rows),
-        peak_memory_bytes=said["peak_memory_bytes"],
-        cpu_s=said["cpu_s"],
+        peak_memory_bytes=report["peak_memory_bytes"],
+        cpu_s=report["cpu_s"],
         share=share,
     )
 
 
 def percentiles(values: Sequence[float]) -> Interval | None:
-    """Median, 5th and 95th percentile; None of nothing."""
+    """Median, 5th and 95th percentile; None if there are no values."""
     if not values:
         return None
     low, median, high = (quantile(values, share) for share in (0.05, 0.5, 0.95))
@@ -172,10 +182,10 @@ def energy_and_cost(
     busy_s: Sequence[float],
     held_s: Sequence[float],
 ) -> tuple[float, float | None]:
-    """Joule and money: measured times by power, load while busy, idle while a device is held and not busy.
+    """Energy in joules, and cost: measured times by power, and by price.
 
-    Power is the plan's (the pool file's, else as measured, else the datasheet's); where it holds none, the pool file's or the
-    datasheet's.
+    A device draws its load power while busy, and its idle power while it is held otherwise. Its
+    power is the plan's; if the plan has none, the pool file's, else the datasheet's.
     """
     pool = load_pool(pool_file)
     energy_j = rent = 0.0
@@ -190,7 +200,7 @@ def energy_and_cost(
 
 
 def energy_source(devices: Sequence[Device]) -> Literal["measured", "datasheet"]:
-    """`measured` where the power of every device was."""
+    """`measured` if the power of every device was."""
     powers = [device.power if isinstance(device, PlannedDevice) else None for device in devices]
     measured = all(power is not None and power.energy_source == "measured" for power in powers)
     return "measured" if measured else "datasheet"

@@ -19,6 +19,7 @@ import torch  # noqa: TID253
 from trainwright.estimator.devices import EMULATED_SAMPLE_S, half_precision
 from trainwright.estimator.memory.freed_memory import keep_freed_memory
 from trainwright.estimator.precision import autocast, for_loss
+from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.tasks.data import dataset as data
 from trainwright.tasks.errors import BadInput, TrainingFailed, TrainwrightError
 from trainwright.tasks.train.batch.half_batches import due, half_squares
@@ -70,8 +71,9 @@ class Rank(Replica):
         collective: Collective,
         device: torch.device,
         number: int,
+        definition: ModelDefinition | None = None,
     ) -> None:
-        super().__init__(request, dataset, collective, device, number)
+        super().__init__(request, dataset, collective, device, number, definition)
         self.split = [planned.batch_size for planned in request.plan.devices]
         self.noise_scale = NoiseScale()
         self._joint_square = 0.0

@@ -10,6 +10,7 @@ import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.estimator.precision import PARAMETER_DTYPES, cast, wide
 from trainwright.estimator.trace import source as model_source
+from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.tasks.data import dataset as data
 from trainwright.tasks.data.sources import require_content
 from trainwright.tasks.errors import BadInput, TrainingFailed
@@ -33,7 +34,9 @@ class Replica:
         collective: Collective,
         device: torch.device,
         number: int,
+        definition: ModelDefinition | None = None,
     ) -> None:
+        """`definition`: the model's source, if it is loaded."""
         self.request, self.collective, self.device, self.number = (
             request,
             collective,
@@ -45,7 +48,9 @@ class Replica:
         self.classifies = request.schema_.task.endswith("classification")
         self._dtype = PARAMETER_DTYPES[self.spec.precision]
         self._take(dataset)
-        self._build_model()
+        self._build_model(
+            definition or model_source.load(Path(request.source_folder), request.entry)
+        )
 
     @property
     def first(self) -> bool:
@@ -79,9 +84,8 @@ class Replica:
             device=self.device, dtype=dtype if tensor.is_floating_point() else tensor.dtype
         )
 
-    def _build_model(self) -> None:
+    def _build_model(self, definition: ModelDefinition) -> None:
         request = self.request
-        definition = model_source.load(Path(request.source_folder), request.entry)
         torch.set_default_dtype(self._dtype)
         self._new: Callable[[], torch.nn.Module] = lambda: model_source.build(
             definition, request.job.model.config if request.job.model else {}

@@ -1,7 +1,8 @@
-"""A rank as a process: `python -m trainwright.tasks.train.worker.entry ORDER.json RANK`, started by `ranks`, here or on a host.
+"""A rank as a process: `python -m trainwright.tasks.train.worker.entry ORDER.json RANK`.
 
-With `spare` in the rank's place it loads and waits to be given the device of a process that was lost. The same worker runs
-under `torchrun`. What it does is `member`.
+The launcher starts it, here or on a host. With `spare` for RANK it loads its code, and waits until
+it is given the device of a process that was lost. `torchrun` starts it without RANK. What a rank
+does: `member`.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ import sys
 from pathlib import Path
 
 from trainwright.tasks.train.launcher.rank_process import SPARE
-from trainwright.tasks.train.worker.low_priority import standing_back
+from trainwright.tasks.train.worker.low_priority import at_low_priority
 from trainwright.tasks.train.worker.torchrun import is_launcher
 
 _MEMBER = "trainwright.tasks.train.worker.member"
 
 
 def main(order: Path, place: str) -> int:
-    """The exit code of a rank; a spare one loads in the time that the ranks leave it."""
+    """The exit code of a rank. A spare one loads in the time that the ranks leave it."""
     if place == SPARE:
-        standing_back(importlib.import_module, _MEMBER)
+        at_low_priority(importlib.import_module, _MEMBER)
     return int(importlib.import_module(_MEMBER).main(order, place))
 
 
@@ -30,7 +31,7 @@ if __name__ == "__main__":
     if len(given) != 2 or not Path(given[0]).is_file():
         shown = " ".join(sys.argv[1:]) or "nothing"
         sys.stderr.write(
-            f"ORDER.json: got {shown}; allowed: the file that a training left in its work folder\n"
+            f"ORDER.json: got {shown}; allowed: the order.json in the work folder of a training\n"
         )
         sys.exit(2)
     code = main(Path(given[0]), given[1])

@@ -25,13 +25,13 @@ from trainwright.tasks.train.record.tensorboard import Events
 from trainwright.tasks.train.record.timings import RankFigures
 from trainwright.tasks.train.request import Order
 from trainwright.tasks.train.worker.state_sync import agree, begin, take_all
-from trainwright.tasks.train.world import World
+from trainwright.tasks.train.worker_group import WorkerGroup
 
 MOST_SETBACKS = 3
 
 
 class Training:
-    """The loop over epochs. It outlives the worlds in which it takes part."""
+    """The loop over epochs. It outlives the worker groups in which it takes part."""
 
     def __init__(self, rank: Rank, channel: Channel, order: Order) -> None:
         self.rank, self.channel, self.order = rank, channel, order
@@ -48,7 +48,7 @@ class Training:
         self.last: dict[str, Any] | None = None
         """the step that was finished last, as every rank saw it"""
         self.committed = 0
-        """the step of the newest checkpoint that was in the store when the world began"""
+        """the step of the newest checkpoint that was in the store when the worker group formed"""
         self.saved, self.best_at, self.redo = 0, 0, False
         """the steps of the newest checkpoint that was begun, and of the newest that was the best; whether it takes another,
         because a rank was lost while one was being written"""
@@ -70,16 +70,16 @@ class Training:
             state.samples, self.rows, self.rank.spec.epochs, sum(self.rank.split)
         )
 
-    def take_part(self, world: World) -> dict[str, Any] | None:
-        """Train with the members of a world; what this rank says at the end, or None where all leave it between steps."""
-        self.enter(world)
-        return self._run(stopped=world.end)
+    def take_part(self, group: WorkerGroup) -> dict[str, Any] | None:
+        """Train with the members of a worker group; what this rank reports at the end, or None if all leave it between steps."""
+        self.enter(group)
+        return self._run(stopped=group.end)
 
-    def enter(self, world: World) -> None:
-        """Come to one state with the members of a world, and to each one's batch."""
-        self.committed = world.committed
-        agree(self, world)
-        self.batch.enter(self._state, world)
+    def enter(self, group: WorkerGroup) -> None:
+        """Come to one state with the members of a worker group, and to each one's batch."""
+        self.committed = group.committed
+        agree(self, group)
+        self.batch.enter(self._state, group)
         self._open_writer()
 
     @property
@@ -141,7 +141,7 @@ class Training:
         }
 
     def _finish_step(self, stopped: bool, epoch_s: float) -> None:
-        """What is due after a step. A rank that is lost meanwhile ends it; the next world then begins with it again."""
+        """What is due after a step. A rank that is lost meanwhile ends it; the next worker group then begins with it again."""
         state, policy = self._state, self.rank.spec.checkpoint
         last = stopped or state.samples == self.total_samples
         if state.samples % self.rows == 0 and state.epoch_samples > 0:
@@ -151,7 +151,7 @@ class Training:
             self._checkpoint(last=last)
 
     def step(self, order: Any, begun: int) -> tuple[bool, bool]:
-        """One step; whether somebody asked to stop, and whether the world ends after it. Raises RanAway.
+        """One step; whether somebody asked to stop, and whether all leave the worker group after it. Raises RanAway.
 
         `order` holds the epoch's rows, `begun` of them taken. Its own time is all of it but what it waits for the others.
         """

@@ -1,4 +1,4 @@
-"""Work that is to leave the CPU to the training beside it. Loads no torch."""
+"""Work that leaves the CPU to the training beside it. Loads no torch."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 NICE = 10
-"""Linux gives a thread of this niceness about a tenth of a core that another wants, and all of one that is idle."""
+"""Linux gives a thread of this niceness about a tenth of a core that another thread wants, and all
+of an idle one."""
 T = TypeVar("T")
 
 
-def standing_back(do: Callable[..., T], *arguments: object) -> T:
-    """What `do` returns or raises, from a thread of low priority.
+def at_low_priority(work: Callable[..., T], *arguments: object) -> T:
+    """What `work` returns or raises, done by a thread of low priority.
 
-    The caller keeps its own: a process that has lowered its priority can't raise it again without the right to.
+    The calling thread keeps its own: without the right to, a thread that has lowered its priority
+    can't raise it again.
     """
-    with ThreadPoolExecutor(1, initializer=_step_back) as beside:
-        return beside.submit(do, *arguments).result()
+    with ThreadPoolExecutor(1, initializer=_lower_priority) as executor:
+        return executor.submit(work, *arguments).result()
 
 
-def _step_back() -> None:
+def _lower_priority() -> None:
     thread = threading.get_native_id()
     os.setpriority(os.PRIO_PROCESS, thread, max(NICE, os.getpriority(os.PRIO_PROCESS, thread)))

@@ -13,17 +13,17 @@ from trainwright.tasks.train.rank.rank import Rank
 from trainwright.tasks.train.worker import lr_trials
 from trainwright.tasks.train.worker.lr_curve import runaway_rate
 from trainwright.tasks.train.worker.snapshot import Snapshot
-from trainwright.tasks.train.world import World
+from trainwright.tasks.train.worker_group import WorkerGroup
 
 DIVERGED = 3.0
 SMOOTHING = 0.9
 _BEGIN = 5
 
 
-def begin_search(rank: Rank, world: World) -> None:
-    """The members share the batch as planned, and each takes the model of the first."""
+def begin_search(rank: Rank, group: WorkerGroup) -> None:
+    """The group's members share the batch as planned, and each takes the model of the first."""
     planned = [device.batch_size for device in rank.request.plan.devices]
-    rank.split = split_among(sum(planned), world.members, planned, world.limits) or planned
+    rank.split = split_among(sum(planned), group.members, planned, group.limits) or planned
     rank.begin_anew()
     rank.take_state_from_first()
 

@@ -39,7 +39,7 @@ from trainwright.tasks.train.exchange.peers import Peers
 from trainwright.tasks.train.rank.rank import Rank
 from trainwright.tasks.train.request import Order, TrainRequest
 from trainwright.tasks.train.worker.loop import Training
-from trainwright.tasks.train.world import World
+from trainwright.tasks.train.worker_group import WorkerGroup
 
 _BATCH, _ROWS = 64, 256
 _TOGETHER = 4  # steps at a time, after one that warms the caches
@@ -82,7 +82,7 @@ _WIDTH_OF = {"plain": 8, "deep": 8, "wide": 8, "norms": 8, "image norms": 8, "in
 class _Unheard:
     """What a rank has to say goes nowhere."""
 
-    leave_asked = out_asked = -1
+    leave_asked = abort_asked = -1
     writing = due = False
 
     def attend(self, peers: Waits, rank: Computes | None = None) -> None:
@@ -155,7 +155,9 @@ def case_of(job: Job, work: Path) -> Case:
     schema, batch = dataset.schema, int(job.train.global_batch_size)
     rank = Rank(_request(job, schema, work), dataset, Peers("torch"), torch.device("cpu"), 0)
     training = Training(rank, _Unheard(), _order(rank.request))
-    training.enter(World(generation=1, members=[0], meeting="", checkpoint=None, reason="measured"))
+    training.enter(
+        WorkerGroup(generation=1, members=[0], rendezvous="", checkpoint=None, reason="measured")
+    )
     order = epoch_order(rank.train_rows, 0, 0)
     begun = [0]
 

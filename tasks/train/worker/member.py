@@ -1,7 +1,8 @@
-"""What a rank's process does: it loads, and then takes part in one world after another. `worker` is how it is started.
+"""What a rank's process does: it loads, and takes part in one worker group after another.
 
-It loads its libraries, the data and the model once. A spare one waits, loaded, until it is given the device of a process that
-was lost.
+It loads its libraries, the data and the model once. A spare process loads the libraries and the
+model's code, and the data only when it is given the device of a process that was lost: most are
+never needed, and a second copy of the data may not fit. `entry` starts it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import torch  # noqa: TID253 - only ranks import this
 
 from trainwright.estimator.devices import number_of, threads_of
 from trainwright.estimator.memory.freed_memory import map_blocks
+from trainwright.estimator.trace import source as model_source
+from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.tasks.data import dataset as data
 from trainwright.tasks.errors import BadInput, TrainwrightError
 from trainwright.tasks.runs.artefacts import PlannedDevice
@@ -27,22 +30,22 @@ from trainwright.tasks.train.cpu_share import join_cgroup
 from trainwright.tasks.train.exchange.collective import SUM_S, PeersLost
 from trainwright.tasks.train.exchange.peers import Peers
 from trainwright.tasks.train.launcher.rank_process import SPARE
-from trainwright.tasks.train.launcher.watchdog import stall_s
+from trainwright.tasks.train.membership.watchdog import stall_timeout_s
 from trainwright.tasks.train.rank.rank import OutOfMemory, Rank
 from trainwright.tasks.train.record.metrics import warm_up
 from trainwright.tasks.train.request import Order
 from trainwright.tasks.train.worker.loop import Training
-from trainwright.tasks.train.worker.low_priority import standing_back
+from trainwright.tasks.train.worker.low_priority import at_low_priority
 from trainwright.tasks.train.worker.lr_ramp import begin_search, search
 from trainwright.tasks.train.worker.torchrun import AloneChannel, is_launcher
-from trainwright.tasks.train.world import World
+from trainwright.tasks.train.worker_group import WorkerGroup
 
 
 def main(order_path: Path, place: str) -> int:
-    """Do what the order says; every failure is said to the launcher in one line."""
+    """Do what the order says. Every failure is reported to the launcher in one line."""
     faulthandler.enable()
     map_blocks()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's to decide on
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C does
     alone = AloneChannel() if is_launcher() else None
     channel: Channel = alone or RankChannel()
     training = None
@@ -50,21 +53,15 @@ def main(order_path: Path, place: str) -> int:
         order = Order.read(order_path, Settings.from_environment())
         if alone is not None:
             order = alone.begin(order)
-        dataset = standing_back(_load, order) if place == SPARE else _load(order)
-        peers = Peers(
-            order.backend, SUM_S if alone is None else stall_s(order.request, _planned(order))
-        )
-        channel.attend(peers)
+        model = None
         if place == SPARE:
-            channel.send("spare")
-            number = int(channel.receive("device")["number"])
+            model = at_low_priority(_load_code, order)
         else:
-            number = int(place)
-        planned = order.request.plan.devices[number]
-        torch.set_num_threads(threads_of(planned.cores))
-        if (group := order.cgroups[number]) is not None:
-            join_cgroup(Path(group))
-        rank = Rank(order.request, dataset, peers, _device(planned), number)
+            _import_libraries(order)
+        peers = Peers(order.backend, SUM_S if alone is None else _stall_timeout_s(order))
+        channel.attend(peers)
+        number = _await_device(channel) if place == SPARE else int(place)
+        rank = _load_rank(order, number, model, peers)
         rank.stop_on(signal.SIGTERM)
         channel.attend(peers, rank)
         training = Training(rank, channel, order)
@@ -74,7 +71,7 @@ def main(order_path: Path, place: str) -> int:
             traceback.print_exc()
         channel.send("error", error=error.document(), step=training and training.finished)
         return 1
-    except Exception as error:  # noqa: BLE001 - a boundary: logged whole, and told to the launcher
+    except Exception as error:  # noqa: BLE001 - a boundary: logged whole, and reported to the launcher
         traceback.print_exc()
         message = " ".join(f"{type(error).__name__}: {error}".split())
         document = {"kind": "training_failed", "message": message}
@@ -86,64 +83,83 @@ def main(order_path: Path, place: str) -> int:
     return 0
 
 
-def _planned(order: Order) -> list[int]:
-    return [device.batch_size for device in order.request.plan.devices]
+def _stall_timeout_s(order: Order) -> float:
+    """How long a sum may take if no launcher watches the ranks."""
+    devices = order.request.plan.devices
+    split = [device.batch_size for device in devices]
+    return stall_timeout_s(order.request.job.train.faults.stall_timeout, devices, split)
 
 
-def _load(order: Order) -> data.Dataset:
-    """The data, and the libraries that a step would wait for."""
+def _import_libraries(order: Order) -> None:
+    """Import what a step or a checkpoint would wait for."""
     if order.backend == "horovod":
         importlib.import_module("horovod.torch")
-    if order.mode == "train":  # what the first checkpoint would wait for
+    if order.mode == "train":
         warm_up()
         for name in ("safetensors.torch", "torch.utils.tensorboard"):
             importlib.import_module(name)
-    return data.load(order.request.local_data)
+
+
+def _load_code(order: Order) -> ModelDefinition:
+    """Import what a rank needs before it knows its device."""
+    _import_libraries(order)
+    return model_source.load(Path(order.request.source_folder), order.request.entry)
+
+
+def _await_device(channel: Channel) -> int:
+    """The number of the device that a spare process is given."""
+    channel.send("loaded")
+    return int(channel.receive("device")["number"])
+
+
+def _load_rank(order: Order, number: int, model: ModelDefinition | None, peers: Peers) -> Rank:
+    """Load the data, then build the model within the rank's share of the CPU."""
+    dataset, planned = data.load(order.request.local_data), order.request.plan.devices[number]
+    torch.set_num_threads(threads_of(planned.cores))
+    if (cgroup := order.cgroups[number]) is not None:
+        join_cgroup(Path(cgroup))
+    return Rank(order.request, dataset, peers, _device(planned), number, model)
 
 
 def _take_part(training: Training, peers: Peers, channel: Channel, order: Order) -> None:
-    """World after world, until the launcher says that this is the end."""
-    rank, says = training.rank, dict[str, Any]()
+    """Take part in one worker group after another, until the launcher ends the process."""
+    rank, report = training.rank, dict[str, Any]()
     while True:
-        channel.send("free", step=training.finished, **says)
-        message = channel.receive("world", "end")
-        if message.pop("kind") == "end":
+        channel.send("ready", step=training.finished, **report)
+        message = channel.receive("join", "exit")
+        if message.pop("kind") == "exit":
             return
-        world, says = World.model_validate(message), {}
-        rank.leave_asked = lambda generation=world.generation: channel.leave_asked == generation  # type: ignore[misc]
+        group, report = WorkerGroup.model_validate(message), {}
+        rank.leave_asked = lambda generation=group.generation: channel.leave_asked == generation  # type: ignore[misc]
         try:
-            peers.join(world, rank.number)
-            channel.send("joined", generation=world.generation)
+            peers.join(group, rank.number)
+            channel.send("joined")
             if order.mode == "train":
-                done = training.take_part(world)
+                done = training.take_part(group)
             else:
-                begin_search(rank, world)
+                begin_search(rank, group)
                 done = search(rank, channel, order.learning_rates, order.trial_steps)
             if done is not None:
                 channel.send("done", **done)
         except Exception as error:
             traceback.print_exc()
-            if isinstance(error, OutOfMemory):
-                says = {
-                    "no_memory_for": error.details["batch_size"],
-                    "fits": rank.fits,
-                    "memory_bytes": rank.memory_bytes(),
-                }
-            elif (lost := _lost_others(error)) is not None:
-                says = {"lost": str(lost)}
-            else:
+            if not (report := _why_out(error, rank)):
                 raise
             rank.abandon_step()
-            if "no_memory_for" in says:
-                gc.collect()  # what the step that failed still holds
+            if "out_of_memory" in report:
+                gc.collect()  # what the failed step still holds
         peers.leave()
 
 
-def _lost_others(error: BaseException | None) -> PeersLost | None:
-    """What an error comes of, where that is another rank that is gone; a backward pass may have wrapped it."""
-    while error is not None and not isinstance(error, PeersLost):
-        error = error.__cause__
-    return error
+def _why_out(error: Exception, rank: Rank) -> dict[str, Any]:
+    """Why the rank left its group; nothing if another group would not help."""
+    if isinstance(error, OutOfMemory):
+        shortage = {"batch_size": error.details["batch_size"], "fits": rank.fits}
+        return {"out_of_memory": {**shortage, "memory_bytes": rank.memory_bytes()}}
+    cause: BaseException | None = error  # a backward pass may have wrapped the loss of a peer
+    while cause is not None and not isinstance(cause, PeersLost):
+        cause = cause.__cause__
+    return {} if cause is None else {"sum_error": str(cause)}
 
 
 def _device(planned: PlannedDevice) -> torch.device:

@@ -1,7 +1,8 @@
-"""How the ranks that meet in a new world come to one state, so that no step is lost while anyone lives who finished it.
+"""Brings the members of a worker group to one state: no step that a living rank finished is lost.
 
-Who finished the most steps gives parameters, buffers, optimizer and `State` to all. They may differ by one step: a rank dies
-while some have the last sum of a step already and others wait for it. Where nobody has a state, the first reads the checkpoint.
+The member that has finished the most steps sends parameters, buffers, optimizer and `State` to all.
+Members may differ by one step: a rank may die when some have received the last sum of a step and
+others wait for it. If no member has a state, the first reads the checkpoint.
 """
 
 from __future__ import annotations
@@ -22,39 +23,39 @@ from trainwright.tasks.train.record.metrics import NOT_MEASURED, Part, Rows
 
 if TYPE_CHECKING:
     from trainwright.tasks.train.worker.loop import Training
-    from trainwright.tasks.train.world import World
+    from trainwright.tasks.train.worker_group import WorkerGroup
 
 
-def agree(training: Training, world: World) -> None:
-    """Take the state of the member that is farthest, and put the rows of steps in order."""
+def agree(training: Training, group: WorkerGroup) -> None:
+    """Take the state of the member that is farthest, and complete the rows of steps up to it."""
     peers, state = training.rank.collective, training.state
     finished = torch.zeros(peers.size, dtype=torch.float64)
     finished[peers.rank] = state.step + 1 if state is not None else 0
     counts = peers.sum_(finished, "finished").tolist()
     source = counts.index(max(counts))
     if max(counts) == 0:
-        begin(training, _here(training, world.checkpoint))
+        begin(training, _here(training, group.checkpoint))
     take_all(training, source)
     own = training.state
     assert own is not None
-    _order_rows(training, training.steps, training.rank.number, own.step)
+    _complete_rows(training, training.steps, training.rank.number, own.step)
     left: list[Part] = []
     if training.rank.first:
-        for number in sorted(set(range(len(own.split))) - set(world.members)):
+        for number in sorted(set(range(len(own.split))) - set(group.members)):
             rows = Rows(
                 training.store,
                 f"steps-rank{number}",
                 journal_of(training.order, training.channel, number),
             )
-            _order_rows(training, rows, number, own.step)
+            _complete_rows(training, rows, number, own.step)
             left += rows.take()
             rows.detach()
-    training.redo |= world.broken and training.saved > world.committed
-    training.saver.join(world, left)
+    training.redo |= group.broken and training.saved > group.committed
+    training.saver.join(group, left)
 
 
 def _here(training: Training, folder: str | None) -> str | None:
-    """The folder of the checkpoint, fetched by a first rank that is not on the launcher's machine."""
+    """The folder of the checkpoint. A first rank on another host than the launcher fetches it."""
     if folder is None or training.order.launcher_work is None or not training.rank.first:
         return folder
     with busy_with_store(training.channel):
@@ -63,7 +64,7 @@ def _here(training: Training, folder: str | None) -> str | None:
 
 
 def begin(training: Training, folder: str | None) -> None:
-    """From the checkpoint in a folder, or anew."""
+    """Start from the checkpoint in a folder, or from the beginning."""
     rank, plan = training.rank, training.rank.request.plan
     training.last, training.saved, training.best_at, training.redo = None, 0, 0, False
     training.epochs.replace([])
@@ -75,7 +76,7 @@ def begin(training: Training, folder: str | None) -> None:
         training.batch.take_up({})
         return
     training.state, model, optimizer = files.read_local(Path(folder))
-    if training.state.samples < 0:  # such a training's batch never changed
+    if training.state.samples < 0:  # of an earlier version: its batch never changed
         training.state.samples = samples_after(
             training.state.step, training.rows, sum(training.state.split)
         )
@@ -84,7 +85,7 @@ def begin(training: Training, folder: str | None) -> None:
     load_optimizer(rank.optimizer, optimizer)
     if len(training.state.split) != len(
         training.batch.weights
-    ):  # of another plan's devices: `enter` shares the same batch
+    ):  # of another plan's devices: `enter` splits the same batch among these
         planned = [device.batch_size for device in plan.devices]
         training.state.split, training.state.members = (
             shares(sum(training.state.split), planned),
@@ -97,13 +98,13 @@ def begin(training: Training, folder: str | None) -> None:
 
 
 def take_all(training: Training, source: int) -> None:
-    """Everything that the training goes on from, as `source` has it."""
+    """Take everything that the training continues from, as the rank `source` has it."""
     rank = training.rank
     assert training.state is not None or rank.collective.rank != source
-    said: dict[str, Any] = {}
+    sent: dict[str, Any] = {}
     if training.state is not None:
         training.state.adaptive = training.batch.document()
-        said = {
+        sent = {
             "state": asdict(training.state),
             "weights": training.batch.weights,
             "last": training.last,
@@ -114,21 +115,21 @@ def take_all(training: Training, source: int) -> None:
             "splits": training.batch.rows.waiting,
             "optimizer": rank.optimizer_shapes(),
         }
-    said = take_document(rank.collective, said, "said", source)
-    training.state = files.State(**said["state"])
+    sent = take_document(rank.collective, sent, "sent", source)
+    training.state = files.State(**sent["state"])
     training.batch.take_up(training.state.adaptive)
-    training.batch.weights, training.last = said["weights"], said["last"]
-    training.saved, training.best_at, training.redo = said["saved"], said["best_at"], said["redo"]
-    training.epochs.replace([row for row in said["epochs"] if row["step"] >= training.committed])
+    training.batch.weights, training.last = sent["weights"], sent["last"]
+    training.saved, training.best_at, training.redo = sent["saved"], sent["best_at"], sent["redo"]
+    training.epochs.replace([row for row in sent["epochs"] if row["step"] >= training.committed])
     training.batch.rows.replace(
-        [row for row in said["splits"] if row["step"] >= training.committed]
+        [row for row in sent["splits"] if row["step"] >= training.committed]
     )
-    rank.expect_optimizer(said["optimizer"])
+    rank.expect_optimizer(sent["optimizer"])
     rank.take_state_from_first(source)
 
 
-def _order_rows(training: Training, rows: Rows, number: int, step: int) -> None:
-    """Take over what a killed process noted; forget steps that are done again; add the last one where it is missing."""
+def _complete_rows(training: Training, rows: Rows, number: int, step: int) -> None:
+    """Recover a killed process's rows, drop steps that are repeated, add the last if missing."""
     fresh, last = rows.recover(), training.last
     rows.forget_from(step)
     if (

@@ -1,9 +1,10 @@
-"""A rank under torchrun (`torchrun … -m trainwright.tasks.train.worker.entry ORDER.json`): it has no launcher of ours.
+"""A rank that torchrun starts: `torchrun … -m trainwright.tasks.train.worker.entry ORDER.json`.
 
-Its number and the others come from the environment, sums go by torch.distributed whatever the order says, and what it has to say
-is printed. All ranks make one world. Where one is lost, or keeps a sum waiting for the job's `stall_timeout`, all end: torchrun
-starts them again (`--max-restarts`), from the newest checkpoint. Rank 0 has the right to train the run meanwhile, as a launcher
-has, and stops where that is taken away.
+It has no launcher of ours. Its number and the others come from the environment, sums go by
+torch.distributed whatever the order says, and its reports are printed. All ranks form one worker
+group. If one is lost, or keeps a sum waiting for the job's `stall_timeout`, all end, and torchrun
+starts them again (`--max-restarts`) from the newest checkpoint. Rank 0 holds the right to train the
+run meanwhile, as a launcher does, and stops when it loses it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from trainwright.tasks.train.exchange.collective import TORCHRUN, torchrun_store
 from trainwright.tasks.train.record.journal import FOLDER
 from trainwright.tasks.train.record.metrics import drop_from
 from trainwright.tasks.train.request import Order, TrainRequest
-from trainwright.tasks.train.world import World
+from trainwright.tasks.train.worker_group import WorkerGroup
 
 _LEAST_PAUSE_S, _LOOK_S = 0.25, 0.05
 
@@ -51,10 +52,10 @@ class AloneChannel:
 
     def __init__(self) -> None:
         self.number, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self.leave_asked = self.out_asked = -1
+        self.leave_asked = self.abort_asked = -1
         self.writing = False
         self._last = 0.0
-        self._world: World | None = None
+        self._group: WorkerGroup | None = None
         self._done = False
         self._said: dict[str, Message] = {}
         self._store: Any = None
@@ -83,10 +84,10 @@ class AloneChannel:
         elif "error" in (said := json.loads(self._shared().get("claim"))):
             raise from_document(said["error"])
         (work / FOLDER / f"steps-rank{self.number}.jsonl").unlink(missing_ok=True)
-        self._world = World(
+        self._group = WorkerGroup(
             generation=1,
             members=list(range(self.size)),
-            meeting=TORCHRUN,
+            rendezvous=TORCHRUN,
             checkpoint=folder,
             reason="torchrun",
         )
@@ -149,11 +150,11 @@ class AloneChannel:
             sys.stdout.flush()
 
     def receive(self, *kinds: str) -> Message:
-        if self._world is not None:
-            world, self._world = self._world, None
-            return {"kind": "world", **world.model_dump()}
+        if self._group is not None:
+            group, self._group = self._group, None
+            return {"kind": "join", **group.model_dump()}
         if self._done:
-            return {"kind": "end"}
+            return {"kind": "exit"}
         raise TrainingFailed(
             "other ranks were lost; torchrun --max-restarts goes on from the newest checkpoint"
         )

@@ -1,18 +1,21 @@
-"""How training bears kills: `python tests/benchmarks/train/recovery.py [KILLS] [RANKS] [BACKEND ...] [--seed N] [--seeds N]
-[--epochs-per-kill E] [--between LOW HIGH] [--hosts Q ...]`.
+"""How fast training goes on after kills: `python tests/benchmarks/train/recovery.py [KILLS] [RANKS]
+[BACKEND ...] [--seed N] [--seeds N] [--epochs-per-kill E] [--between LOW HIGH] [--hosts Q ...]`.
 
-For each library, a training on RANKS emulated devices (default 3) of which random ranks are killed by SIGKILL, KILLS times
-(default 20), some seconds apart, the first rank as often as the others. Each kill has its line when training goes on, so that a
-run which is cut short has said something; it takes about 6 s a kill with the default epochs, longer where steps are slower
-(Horovod). With `--hosts`, each rank computes on a host of its own in a lab, reached by ssh and held to that quota of cores from
-the first step on (`hosts`; needs root): a process that takes a rank's place loads torch with that quota, so kills should be
+For each library, trains on RANKS emulated devices (default 3) and kills random ranks by SIGKILL,
+KILLS times (default 20), some seconds apart, the first rank as often as the others. Prints a line
+when training goes on after a kill, so that a run that is cut short has said something. Takes about
+6 s a kill with the default epochs, longer if steps are slower (Horovod). With `--hosts`, each rank
+computes on a host of its own in a lab, reached by ssh and limited to that quota of cores from the
+first step on (`hosts`; needs root): a replacement loads torch with that quota, so kills should be
 further apart (`--between`, seconds); the network is a larger one.
 
-At the end: seconds from a kill until two steps more are finished than before (the step at hand may still end by itself), steps
-lost, the longest pause between two steps when a rank came back; beside it the longest pause in the second before each kill (the
-noise). Then the accuracy on held-out rows beside that of undisturbed trainings with `--seeds` seeds (not with `--hosts`), and
-each bar with its figure, met or missed. Within seed noise is an accuracy that is no further below the mean of the undisturbed
-than a next seed would be with 95 % (Student's t, one-sided), or than one held-out row.
+At the end it prints the seconds from a kill until two steps more are finished than before (the step
+at hand may still end by itself), the steps lost, and the longest pause between two steps when a
+rank came back; beside it the longest pause in the second before each kill (the noise). Then the
+accuracy on held-out rows beside that of undisturbed trainings with `--seeds` seeds (not with
+`--hosts`), and each bar with its figure, met or missed. An accuracy is within seed noise if it is
+no further below the mean of the undisturbed than a next seed would be with 95 % (Student's t,
+one-sided), or than one held-out row.
 """
 
 from __future__ import annotations
@@ -57,13 +60,13 @@ MEDIAN_S, WORST_S = 5.0, 10.0
 
 
 class Watch:
-    """Sees steps as the ranks note them, and the ranks' processes come and go."""
+    """Watches the steps that ranks note, and their processes."""
 
     def __init__(self, folder: Path) -> None:
         self.journals = folder / "work" / "journal"
         self.pids: dict[int, int] = {}
         self.loaded: dict[int, bool] = {}
-        self.worlds: list[tuple[float, str]] = []
+        self.groups: list[tuple[float, str]] = []
         self.seen: list[tuple[float, int]] = [(time.monotonic(), -1)]
         self.over = threading.Event()
 
@@ -74,10 +77,10 @@ class Watch:
                 event["state"] == "loaded",
             )
         elif event["event"] == "world":
-            self.worlds.append((time.monotonic(), event["reason"]))
+            self.groups.append((time.monotonic(), event["reason"]))
 
     def follow(self) -> None:
-        """Note when a step that nobody had finished yet is there, and when steps begin again at an earlier one."""
+        """Note when a step is first finished, and when steps start again at an earlier one."""
         while not self.over.wait(0.004):
             newest = -1
             for path in self.journals.glob("*.jsonl"):
@@ -98,7 +101,7 @@ class Watch:
         return self.seen[-1][1]
 
     def pauses(self, begin: float, end: float) -> float:
-        """The longest time between two steps that lie, in part, between two moments."""
+        """The longest time between two steps that overlaps with these moments."""
         times = [moment for moment, _ in self.seen]
         inside = [later - one for one, later in pairwise(times) if one <= end and later >= begin]
         return max(inside, default=0.0)
@@ -128,7 +131,7 @@ def disturbed(
             checkpoint = {"every_steps": EVERY, "keep_best": False}
             asked = on_quota_hosts(folder, made, shares(ranks), checkpoint=checkpoint, **spec)
 
-        def torment() -> None:
+        def kill_ranks() -> None:
             wait_for(lambda: watch.step >= 10, watch)
             for _ in range(kills):
                 watch.over.wait(draw.uniform(*given.between))
@@ -150,12 +153,12 @@ def disturbed(
                 )
                 lost.append(max(0, step + 1 - min(after)))
                 print(
-                    f"kill {len(lost)}: rank {victim} of {len(alive)} loaded at step {step}: {recovered[-1]:.2f} s, "
-                    f"{lost[-1]} steps lost",
+                    f"kill {len(lost)}: rank {victim} of {len(alive)} loaded at step {step}: "
+                    f"{recovered[-1]:.2f} s, {lost[-1]} steps lost",
                     flush=True,
                 )
 
-        threads = [threading.Thread(target=watch.follow), threading.Thread(target=torment)]
+        threads = [threading.Thread(target=watch.follow), threading.Thread(target=kill_ranks)]
         for thread in threads:
             thread.start()
         try:
@@ -166,12 +169,13 @@ def disturbed(
                 thread.join()
         grown = [
             watch.pauses(moment - 0.05, moment + 0.5)
-            for moment, reason in watch.worlds
+            for moment, reason in watch.groups
             if "is back" in reason and "killed" not in reason
         ]
     on = f"; hosts of {given.hosts} cores" if made else ""
     print(
-        f"\n{backend}, {ranks} ranks, {len(recovered)} kills, seed {seed}; checkpoint every {EVERY} steps{on}"
+        f"\n{backend}, {ranks} ranks, {len(recovered)} kills, seed {seed}; "
+        f"checkpoint every {EVERY} steps{on}"
     )
     print(f"kill to two steps more: {line(recovered)}; longest pause before kills: {line(quiet)}")
     print(f"steps lost: at most {max(lost, default=0)}")
@@ -201,7 +205,8 @@ def disturbed(
             samples == epochs * TRAIN_ROWS,
         ),
         verdict(
-            f"a rank's return stalls others {max(grown, default=math.inf):.2f} s at most, bar {WORST_S:g} s",
+            f"a rank's return stalls others {max(grown, default=math.inf):.2f} s at most, "
+            f"bar {WORST_S:g} s",
             max(grown, default=math.inf) <= WORST_S and statistics.median(grown) <= MEDIAN_S,
         ),
     ]
@@ -212,12 +217,15 @@ def verdict(what: str, met: bool) -> str:
 
 
 def seed_noise(accuracy: float, others: list[float]) -> str:
-    """Whether an accuracy is that of an undisturbed training, within what seeds make it differ by."""
+    """Whether an accuracy is that of undisturbed trainings, within what seeds make them differ."""
     mean, number = statistics.mean(others), len(others)
     allowed = max(
         t.ppf(0.95, number - 1) * statistics.stdev(others) * math.sqrt(1 + 1 / number), 1 / HELD_OUT
     )
-    said = f"accuracy {accuracy:.4f}, undisturbed {mean:.4f} at the mean of {number} seeds, allowed {allowed:.4f} less"
+    said = (
+        f"accuracy {accuracy:.4f}, undisturbed {mean:.4f} at the mean of {number} seeds, "
+        f"allowed {allowed:.4f} less"
+    )
     return verdict(said, accuracy >= mean - allowed)
 
 
@@ -276,7 +284,8 @@ def undisturbed(epochs: int, seeds: list[int]) -> list[float]:
             found.append(train(case(Path(name), "torch", 1, epochs, 1e6, seed)).metrics)
     accuracies = [one["accuracy"] for one in found]
     print(
-        f"\nundisturbed, seeds {seeds}: accuracy {' '.join(f'{one:.4f}' for one in accuracies)}; loss "
+        f"\nundisturbed, seeds {seeds}: "
+        f"accuracy {' '.join(f'{one:.4f}' for one in accuracies)}; loss "
         + " ".join(f"{one['loss']:.4f}" for one in found)
     )
     return accuracies

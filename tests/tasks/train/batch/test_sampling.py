@@ -11,6 +11,7 @@ from trainwright.tasks.train.batch.sampling import (
     own_part,
     samples_after,
     shares,
+    split_among,
     steps_left,
     steps_per_epoch,
 )
@@ -83,3 +84,34 @@ def test_the_order_of_an_epoch_depends_on_seed_and_epoch_alone(seed: int, epoch:
     rows = np.arange(64)
     assert epoch_order(rows, seed, epoch).tolist() == epoch_order(rows, seed, epoch).tolist()
     assert epoch_order(rows, seed, epoch).tolist() != epoch_order(rows, seed, epoch + 1).tolist()
+
+
+WEIGHTS = st.lists(st.integers(1, 50), min_size=1, max_size=6)
+
+
+@given(weights=WEIGHTS, total=st.integers(1, 500), data=st.data())
+def test_the_members_share_the_whole_batch_within_their_limits(
+    weights: list[int], total: int, data: st.DataObject
+) -> None:
+    members = sorted(data.draw(st.sets(st.integers(0, len(weights) - 1), min_size=1)))
+    limits = data.draw(st.dictionaries(st.sampled_from(members), st.integers(0, 300)))
+    split = split_among(total, members, weights, limits)
+    held = [limits.get(number, total) for number in members]
+    if sum(min(limit, total) for limit in held) < total:
+        assert split is None
+    else:
+        assert split is not None
+        assert sum(split) == total
+        assert all(split[number] <= limit for number, limit in zip(members, held, strict=True))
+        assert all(split[number] == 0 for number in set(range(len(weights))) - set(members))
+
+
+@given(weights=WEIGHTS, factor=st.integers(1, 9))
+def test_without_limits_the_split_follows_the_weights(weights: list[int], factor: int) -> None:
+    total = sum(weights) * factor
+    split = split_among(total, range(len(weights)), weights)
+    assert split is not None
+    assert all(
+        abs(size - weight * factor) <= len(weights)
+        for size, weight in zip(split, weights, strict=True)
+    )

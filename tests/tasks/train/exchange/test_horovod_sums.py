@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import pytest
 
 from trainwright.tasks.train.exchange.collective import LEAST_PAUSE_S, HorovodCollective, PeersLost
-from trainwright.tasks.train.exchange.rendezvous import rendezvous
-from trainwright.tasks.train.world import World, horovod_environment
+from trainwright.tasks.train.exchange.rendezvous import horovod_environment, horovod_server
+from trainwright.tasks.train.worker_group import WorkerGroup
 
 RANK = """
 import os, time
@@ -36,12 +36,12 @@ os._exit(0)
 
 
 @contextmanager
-def world_of(count: int) -> Iterator[World]:
-    """A world of ranks on this machine."""
-    server = rendezvous("127.0.0.1", ["localhost"] * count)
+def group_of(count: int) -> Iterator[WorkerGroup]:
+    """A worker group on this machine."""
+    server = horovod_server("127.0.0.1", ["localhost"] * count)
     try:
-        meeting = f"127.0.0.1:{server.server_address[1]}"
-        yield World(generation=1, members=list(range(count)), meeting=meeting)
+        rendezvous = f"127.0.0.1:{server.server_address[1]}"
+        yield WorkerGroup(generation=1, members=list(range(count)), rendezvous=rendezvous)
     finally:
         server.shutdown()
         server.server_close()
@@ -50,13 +50,13 @@ def world_of(count: int) -> Iterator[World]:
 def test_who_waits_for_a_sum_leaves_the_core_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("horovod")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    with world_of(2) as world:
+    with group_of(2) as group:
         ranks = [
             subprocess.Popen(
                 [sys.executable, "-c", RANK],
                 stdout=subprocess.PIPE,
                 text=True,
-                env={**os.environ, **horovod_environment(world, number)},
+                env={**os.environ, **horovod_environment(group, number)},
             )
             for number in range(2)
         ]

@@ -293,7 +293,7 @@ def test_a_host_that_was_lost_takes_part_again(
     reasons = [event["reason"] for event in heard if event["event"] == "split"]
     assert re.fullmatch(r"rank 1 \(h2/cpu\) is lost: .*host h2.*; goes on with 1 of 2", reasons[0])
     # Horovod may keep the other in the broken sum, until that one is killed too: then it is the one who comes back last.
-    stuck = "rank 0 (h1/cpu) did not come out of a sum" in reasons[0]
+    stuck = "rank 0 (h1/cpu) did not leave a group" in reasons[0]
     assert ("rank 1 (h2/cpu) is back" in reasons[0]) == stuck
     assert reasons[1] == f"rank {'0 (h1' if stuck else '1 (h2'}/cpu) is back; goes on with 2 of 2"
     assert f"host h2 ({made.hosts[1].address}) answers again" in notices(heard)

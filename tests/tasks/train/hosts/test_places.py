@@ -19,10 +19,9 @@ from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.pool import Ssh, load_pool
 from trainwright.tasks.ssh import ssh_command
 from trainwright.tasks.train.exchange.host_name import ADDRESS, own_address
-from trainwright.tasks.train.exchange.rendezvous import place_among, rendezvous
+from trainwright.tasks.train.exchange.rendezvous import INTERFACE, horovod_server, place_among
 from trainwright.tasks.train.hosts.hosts import machine
 from trainwright.tasks.train.hosts.versions import differences, facts
-from trainwright.tasks.train.world import INTERFACE
 
 LOOPBACK = interface_of("127.0.0.1")
 HOSTS = ["localhost", "127.0.0.1", "10.0.0.1", "10.0.0.2"]
@@ -51,7 +50,7 @@ def test_ranks_are_numbered_on_each_host_and_across_hosts(addresses: list[str]) 
 
 def test_only_the_machines_of_the_launch_are_told_where_its_ranks_are() -> None:
     pytest.importorskip("horovod")
-    server = rendezvous("127.0.0.1", ["localhost"])
+    server = horovod_server("127.0.0.1", ["localhost"])
     try:
         host, port = server.server_address
         assert host == "127.0.0.1"

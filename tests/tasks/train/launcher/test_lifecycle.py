@@ -1,4 +1,4 @@
-"""What becomes of a training that is stopped, killed, damaged, replayed, or told that its devices are another's."""
+"""Trainings that are stopped, killed, damaged, replayed, or lose the lease on their devices."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_stopped_training_goes_on_from_its_last_whole_checkpoint_to_the_last_d
 
 
 def assert_tensorboard_shows_the_metrics(asked: Any) -> None:
-    """Every step and epoch once, also where training went on from a checkpoint; of ranks those steps that were written."""
+    """Every step and epoch once, also across a resume; of ranks those steps that were written."""
     shown = scalars(asked)
     by_rank = [
         {row["step"] + 1: row for row in rows(asked, f"steps-rank{rank}")} for rank in (0, 1)
@@ -122,7 +122,8 @@ def test_ranks_die_with_a_killed_launcher(tmp_path: Path) -> None:
     asked = request(tmp_path, [40, 20], devices=SLOW, epochs=500)
     (tmp_path / "request.json").write_text(asked.model_dump_json(by_alias=True))
     program = (
-        "import sys; from pathlib import Path; from trainwright.tasks.train import TrainRequest, train;"
+        "import sys; from pathlib import Path;"
+        "from trainwright.tasks.train import TrainRequest, train;"
         "train(TrainRequest.model_validate_json(Path(sys.argv[1]).read_text()))"
     )
     launcher = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "request.json")])

@@ -1,4 +1,4 @@
-"""What a result says of the devices of a training: also of one that was left out, and of those of an earlier plan."""
+"""What a result reports of devices that were left out, and of those of an earlier plan."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_device_that_holds_not_one_sample_is_left_out_and_the_others_train_to_
 
 
 def replanned(tmp_path: Path, pool: dict[str, Any]) -> tuple[Result, int]:
-    """A training that was planned anew after this step, in which each device has what it did itself."""
+    """A training that was replanned after this step; each device is credited with its own work."""
     first = [
         {"type": "emulated", "speed": speed, "id": f"here/emulated-{n}"}
         for n, speed in enumerate((2.0, 1.0))

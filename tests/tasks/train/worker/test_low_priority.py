@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from trainwright.tasks.train.worker.low_priority import NICE, standing_back
+from trainwright.tasks.train.worker.low_priority import NICE, at_low_priority
 
 
 def own_niceness() -> int:
@@ -16,10 +16,10 @@ def own_niceness() -> int:
 
 def test_the_work_has_a_low_priority_and_its_caller_keeps_its_own() -> None:
     before = own_niceness()
-    assert standing_back(own_niceness) == max(before, NICE)
+    assert at_low_priority(own_niceness) == max(before, NICE)
     assert own_niceness() == before
 
 
-def test_what_the_work_raises_its_caller_hears() -> None:
+def test_the_caller_gets_the_error_that_the_work_raises() -> None:
     with pytest.raises(ValueError, match="invalid literal"):
-        standing_back(int, "none")
+        at_low_priority(int, "none")

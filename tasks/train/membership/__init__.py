@@ -1,0 +1,1 @@
+"""Which ranks train together: a state machine and its parts. Pure: no clock, no I/O, no torch."""

@@ -1,0 +1,59 @@
+"""Whether the devices that are left can train: enough of them, with enough memory. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from trainwright.tasks.train.batch.sampling import split_among
+from trainwright.tasks.train.membership.event import MemoryShortage
+
+
+class Capacity:
+    """How many devices a training needs, and the largest batch of each that ran out of memory."""
+
+    def __init__(self, batch_sizes: Sequence[int], min_count: int) -> None:
+        self._batch_sizes = list(batch_sizes)
+        self._min_count = min(min_count, len(batch_sizes))
+        self.limits: dict[int, int] = {}
+        """by device; 0: it holds not even one sample"""
+
+    def limit(self, number: int, shortage: MemoryShortage, predicted: int | None) -> int:
+        """Set and return the largest batch that the device gets from now on.
+
+        `predicted` is the batch that the plan's memory curve puts within the device's memory. The
+        shortage proves the curve wrong, so at most half of the batch that failed is believed, or
+        what the device is known to have held.
+        """
+        half = shortage.batch_size // 2
+        guess = half if predicted is None else min(predicted, half)
+        self.limits[number] = min(shortage.batch_size - 1, max(guess, shortage.fits))
+        return self.limits[number]
+
+    def usable(self, numbers: Collection[int]) -> list[int]:
+        """Those that hold at least one sample, in order."""
+        return sorted(number for number in numbers if self.limits.get(number) != 0)
+
+    def lacks_memory(self, numbers: Collection[int]) -> bool:
+        """Whether these would be enough if they had the memory."""
+        return len(numbers) >= self._min_count and self.shortage(self.usable(numbers)) is not None
+
+    def shortage(self, members: Collection[int]) -> str | None:
+        """Why these can't train by themselves; None if they can."""
+        total, count = sum(self._batch_sizes), len(self._batch_sizes)
+        if not members:
+            return f"none of {count} devices is left"
+        if len(members) < self._min_count:
+            return (
+                f"{len(members)} of {count} devices left, "
+                f"and devices.min_count is {self._min_count}"
+            )
+        if split_among(total, sorted(members), self._batch_sizes, self.limits) is None:
+            held = ", ".join(
+                f"device {number}: {limit}" for number, limit in sorted(self.limits.items())
+            )
+            return (
+                f"the global batch of {total} does not fit into the memory of "
+                f"{len(members)} of {count} devices (at most {held}); "
+                "a smaller train.global_batch_size would"
+            )
+        return None

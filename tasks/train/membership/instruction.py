@@ -1,0 +1,113 @@
+"""What the membership state machine answers: typed values, which the launcher carries out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainwright.tasks.errors import TrainwrightError
+from trainwright.tasks.train.worker_group import WorkerGroup
+
+
+@dataclass(frozen=True)
+class StartProcess:
+    """Start the process of this device."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class StartSpare:
+    """Start a process that loads, and waits for a device."""
+
+
+@dataclass(frozen=True)
+class AssignSpare:
+    """The spare process becomes this device's."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class AnnounceLoaded:
+    """This device's process has loaded: hold it to its share of the CPU, and report it."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class FormGroup:
+    """Open a rendezvous, and send the group to its members."""
+
+    group: WorkerGroup
+
+
+@dataclass(frozen=True)
+class AskToLeave:
+    """Ask these to leave their group between two steps."""
+
+    numbers: tuple[int, ...]
+    generation: int
+
+
+@dataclass(frozen=True)
+class AbortGroup:
+    """Make the sums of these fail at once."""
+
+    numbers: tuple[int, ...]
+    generation: int
+
+
+@dataclass(frozen=True)
+class AskToStop:
+    """Ask these to write a checkpoint after the step at hand, and end."""
+
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Kill this device's process. The reason is reported when it has ended."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class RestoreCheckpoint:
+    """No rank has the training's state: fetch the newest checkpoint (`CheckpointRestored`)."""
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Tell the user."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class Finish:
+    """All members are done."""
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """The training can't go on."""
+
+    error: TrainwrightError
+
+
+Instruction = (
+    StartProcess
+    | StartSpare
+    | AssignSpare
+    | AnnounceLoaded
+    | FormGroup
+    | AskToLeave
+    | AbortGroup
+    | AskToStop
+    | Kill
+    | RestoreCheckpoint
+    | Notice
+    | Finish
+    | GiveUp
+)

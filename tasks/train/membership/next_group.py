@@ -1,0 +1,125 @@
+"""Which group the ranks form next, and when; and why the training ends if there is none."""
+
+from __future__ import annotations
+
+from trainwright.tasks.errors import Interrupted, TrainingFailed
+from trainwright.tasks.train.membership import instruction
+from trainwright.tasks.train.membership.state import MembershipState
+from trainwright.tasks.train.worker_group import WorkerGroup
+
+
+def admit(state: MembershipState) -> None:
+    """Ask all to leave their group between two steps if another rank is ready to join them."""
+    inside = state.inside()
+    ends = state.leaving_since is not None or state.aborted_at is not None
+    if state.policy.searches or state.giving_up is not None or ends or not inside:
+        return
+    if any(rank.status == "joining" or rank.done for rank in inside):
+        return
+    if set(state.capacity.usable(state.ready())) - set(state.members):
+        state.leaving_since = state.now
+        numbers = tuple(rank.number for rank in inside)
+        state.instruct(instruction.AskToLeave(numbers, state.generation))
+
+
+def form(state: MembershipState) -> None:
+    """Form a group of the ranks that are ready, once nobody is in the last one.
+
+    Raises Interrupted or TrainingFailed if there is none to form, and none is waited for.
+    """
+    if state.inside():
+        return
+    ready, loading = state.capacity.usable(state.ready()), bool(state.loading())
+    with_state = [number for number in ready if state.ranks[number].step is not None]
+    if state.stop_asked_at is not None:
+        _form_to_stop(state, ready, with_state)
+    elif loading and (state.generation == 0 or state.policy.searches):
+        return
+    elif (shortage := state.capacity.shortage(ready)) is None:
+        state.short_since = state.giving_up = None
+        _form_to_train(state, ready)
+    elif not _wait_for_more(state, shortage, loading=loading):
+        if not with_state:
+            unkept = state.policy.searches or not state.committed
+            kept = "" if unkept else "; the last checkpoint is kept"
+            raise TrainingFailed(f"{state.giving_up}{kept}", **state.most_batch_sizes)
+        _start(state, with_state, end=True)
+
+
+def _form_to_stop(state: MembershipState, ready: list[int], with_state: list[int]) -> None:
+    if state.policy.searches:
+        raise Interrupted("stopped while the learning rate was searched")
+    if not with_state:
+        raise Interrupted("stopped while ranks were being replaced; the last checkpoint is kept")
+    _start(state, ready, end=True)
+    state.instruct(instruction.AskToStop(tuple(ready)))
+
+
+def _form_to_train(state: MembershipState, ready: list[int]) -> None:
+    finished = max(rank.step or 0 for rank in state.ranks.values())
+    fruitful = bool(state.reasons) or finished > state.step_at_start
+    if state.generation and not state.fruitless.allow_next(
+        state.generation, state.now, fruitful=fruitful, kept=state.committed > 0
+    ):
+        return
+    fresh = all(state.ranks[number].step is None for number in ready)
+    if fresh and state.generation and not state.policy.searches and state.restore != "done":
+        if state.restore == "needed":
+            state.restore = "asked"
+            state.instruct(instruction.RestoreCheckpoint())
+        return
+    _start(state, ready, checkpoint=state.checkpoint if fresh else None)
+
+
+def _wait_for_more(state: MembershipState, shortage: str, *, loading: bool) -> bool:
+    """Whether to wait for more ranks; else the training ends, and the state notes why."""
+    patience_s = state.faults.wait_for_devices
+    returning = any(state.restarts.allows(number) for number in state.unreachable)
+    coming = state.giving_up is None and (loading or returning)
+    short_since = state.now if state.short_since is None else state.short_since
+    if coming and state.now - short_since < patience_s:
+        if state.short_since is None:
+            said = f"{shortage}: training waits up to {patience_s:.0f} s for others"
+            state.instruct(instruction.Notice(said))
+        state.short_since = short_since
+        return True
+    waited = f" and none came back in {state.now - short_since:.0f} s" if coming else ""
+    cause = f" ({state.last_cause})" if state.last_cause is not None else ""
+    state.giving_up = f"{shortage}{waited}{cause}"
+    if state.capacity.lacks_memory(state.ready()):
+        limits = state.capacity.limits.items()
+        held = {state.devices[number].id: limit for number, limit in limits}
+        state.most_batch_sizes = {"most_batch_sizes": held}
+    return False
+
+
+def _start(
+    state: MembershipState,
+    members: list[int],
+    *,
+    end: bool = False,
+    checkpoint: str | None = None,
+) -> None:
+    state.generation += 1
+    state.step_at_start = max(state.ranks[number].step or 0 for number in members)
+    verb = "begins with" if state.generation == 1 else "goes on with"
+    limits = {} if end else state.capacity.limits
+    group = WorkerGroup(
+        generation=state.generation,
+        members=members,
+        committed=state.committed,
+        checkpoint=checkpoint,
+        reason="; ".join([*state.reasons, f"{verb} {len(members)} of {len(state.devices)}"]),
+        end=end,
+        broken=state.aborted_at is not None,
+        limits={number: limits[number] for number in members if number in limits},
+    )
+    state.instruct(instruction.FormGroup(group))
+    state.members, state.reasons = members, []
+    state.aborted_at = state.leaving_since = None
+    state.saving, state.restore = False, "needed"
+    state.first_formed_at = state.first_formed_at or state.now
+    for number in members:
+        rank = state.ranks[number]
+        rank.become("joining")
+        rank.done = False

@@ -1,0 +1,140 @@
+"""What the membership state machine knows of the ranks of a launch, and of their worker group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from trainwright.tasks.errors import TrainwrightError
+from trainwright.tasks.runs.artefacts import PlannedDevice
+from trainwright.tasks.spec.job import FaultPolicy
+from trainwright.tasks.train.membership import event
+from trainwright.tasks.train.membership.capacity import Capacity
+from trainwright.tasks.train.membership.instruction import Instruction
+from trainwright.tasks.train.membership.restarts import FruitlessGroups, RestartLimits
+from trainwright.tasks.train.request import Order
+
+
+@dataclass(frozen=True)
+class MembershipPolicy:
+    """What a launch needs and allows."""
+
+    devices: tuple[PlannedDevice, ...]
+    min_count: int
+    faults: FaultPolicy
+    searches: bool = False
+    """whether the learning rate is searched: nothing is kept, and all start again together"""
+
+    @classmethod
+    def of(cls, order: Order) -> Self:
+        """The policy of a launch."""
+        job, devices = order.request.job, tuple(order.request.plan.devices)
+        return cls(devices, job.devices.min_count, job.train.faults, order.mode == "ramp")
+
+
+@dataclass
+class RankState:
+    """The process of a device, from its start to its end."""
+
+    number: int
+    heard_at: float
+    """when it was started, or last reported anything"""
+    status: Literal["starting", "ready", "joining", "joined"] = "starting"
+    """`ready`: it waits for a worker group"""
+    step: int | None = None
+    """steps finished, as of when it was ready last; None: it has no state"""
+    done: bool = False
+    """whether it has reached the end in its current group"""
+    done_step: int | None = None
+    failure: event.RankFailed | None = None
+    killed: bool = False
+    # What its last heartbeat reported:
+    waits_s: float | None = None
+    computes_s: float | None = None
+    writing: bool = False
+
+    @property
+    def in_group(self) -> bool:
+        """Whether it is in a worker group, or on its way into one."""
+        return self.status in ("joining", "joined")
+
+    def become(self, status: Literal["ready", "joining"]) -> None:
+        """Change status. What earlier heartbeats reported no longer holds."""
+        self.status, self.waits_s, self.computes_s, self.writing = status, None, None, False
+
+
+class MembershipState:
+    """The processes of a launch and their current worker group, by number of the plan's device."""
+
+    def __init__(self, policy: MembershipPolicy, checkpoint: str | None, committed: int) -> None:
+        self.policy, self.faults, self.devices = policy, policy.faults, policy.devices
+        self.now = 0.0
+        self.ended = False
+        self.instructions: list[Instruction] = []
+        self.checkpoint, self.committed = checkpoint, committed
+        """the folder of the checkpoint to start from; steps that the newest one holds"""
+        self.split = tuple(device.batch_size for device in policy.devices)
+        self.capacity = Capacity(self.split, policy.min_count)
+        self.restarts = RestartLimits(policy.faults.restarts)
+        # Processes.
+        self.ranks: dict[int, RankState] = {}
+        self.unreachable: set[int] = set()
+        """devices whose hosts are lost"""
+        self.spare: Literal["none", "loading", "loaded"] = "none"
+        self.lost_spares = 0
+        # The current group.
+        self.generation = 0
+        self.members: list[int] = []
+        self.step_at_start = 0
+        self.aborted_at: float | None = None
+        self.leaving_since: float | None = None
+        # The next one.
+        self.reasons: list[str] = []
+        """why it has other members"""
+        self.last_cause: TrainwrightError | None = None
+        self.first_formed_at: float | None = None
+        self.short_since: float | None = None
+        """since when too few ranks are ready"""
+        self.fruitless = FruitlessGroups(policy.faults.wait_for_devices)
+        self.restore: Literal["needed", "asked", "done"] = "needed"
+        # The end.
+        self.stop_asked_at: float | None = None
+        self.saving = False
+        """whether the last checkpoint is being written"""
+        self.giving_up: str | None = None
+        """why the training ends with the current group"""
+        self.most_batch_sizes: dict[str, dict[str, int]] = {}
+        """batches that devices were seen to hold, if the training ends because memory is short"""
+
+    def instruct(self, *what: Instruction) -> None:
+        """Add to what the launcher is to do."""
+        self.instructions += what
+
+    def name(self, number: int) -> str:
+        """A rank, for people."""
+        return f"rank {number} ({self.devices[number].id})"
+
+    def present(self) -> list[RankState]:
+        """Members of the current group whose processes live."""
+        return [self.ranks[number] for number in self.members if number in self.ranks]
+
+    def inside(self) -> list[RankState]:
+        """Those of them that have not left it."""
+        return [rank for rank in self.present() if rank.in_group]
+
+    def ready(self) -> list[int]:
+        """Ranks that wait for a group."""
+        return sorted(number for number, rank in self.ranks.items() if rank.status == "ready")
+
+    def loading(self) -> list[RankState]:
+        """Ranks that have yet to load."""
+        return [rank for rank in self.ranks.values() if rank.status == "starting"]
+
+    def all_done(self) -> bool:
+        """Whether every member of the group has reached the end."""
+        present = self.present()
+        return (
+            bool(present)
+            and len(present) == len(self.members)
+            and all(rank.done for rank in present)
+        )

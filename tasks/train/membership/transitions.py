@@ -1,0 +1,227 @@
+"""What each event changes in the membership's state, and what it calls for at once.
+
+A transition raises the error that the training ends with, if it does.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+
+from trainwright.tasks.errors import Interrupted, RunHeld, TrainingFailed
+from trainwright.tasks.train.membership import event, instruction, watchdog
+from trainwright.tasks.train.membership.state import MembershipState, RankState
+
+STOP_GRACE_S = 3.0
+"""How long ranks may take to finish the step at hand when they are asked to stop."""
+SAVE_GRACE_S = 30.0
+"""How much longer if the last checkpoint is being written."""
+
+
+@singledispatch
+def apply(one: event.Event, state: MembershipState) -> None:
+    """Take an event into account."""
+    raise TypeError(one)
+
+
+# -- of ranks --------------------------------------------------------------------------------------
+
+
+@apply.register
+def _(heartbeat: event.Heartbeat, state: MembershipState) -> None:
+    rank = state.ranks[heartbeat.number]
+    rank.waits_s, rank.computes_s = heartbeat.waits_s, heartbeat.computes_s
+    rank.writing = heartbeat.writing
+
+
+@apply.register
+def _(ready: event.RankReady, state: MembershipState) -> None:
+    rank = state.ranks[ready.number]
+    just_loaded = rank.status == "starting"
+    rank.become("ready")
+    rank.step = ready.step
+    if just_loaded:
+        state.instruct(instruction.AnnounceLoaded(rank.number))
+        if state.generation:
+            state.reasons.append(f"{state.name(rank.number)} is back")
+    elif not rank.done and state.leaving_since is None:
+        _abort(state)  # its sums have failed
+    state.fruitless.sum_error = state.fruitless.sum_error or ready.sum_error
+    if ready.shortage is not None:
+        _limit_batch(state, rank.number, ready.shortage)
+        _abort(state)
+
+
+@apply.register
+def _(joined: event.RankJoined, state: MembershipState) -> None:
+    state.ranks[joined.number].status = "joined"
+
+
+@apply.register
+def _(done: event.RankDone, state: MembershipState) -> None:
+    rank = state.ranks[done.number]
+    rank.done, rank.done_step = True, done.step
+
+
+@apply.register
+def _(failed: event.RankFailed, state: MembershipState) -> None:
+    rank = state.ranks[failed.number]
+    rank.failure = rank.failure or failed
+    if failed.final:
+        raise rank.failure.error
+
+
+@apply.register
+def _(ended: event.ProcessEnded, state: MembershipState) -> None:
+    rank = state.ranks.pop(ended.number)
+    if state.stop_asked_at is not None and state.policy.searches:
+        raise Interrupted("stopped while the learning rate was searched")
+    name, how = state.name(rank.number), ended.how
+    if rank.failure is not None:
+        _raise_if_it_would_repeat(state, rank, rank.failure)
+        how = f"failed ({rank.failure.message})"
+        state.last_cause = rank.failure.error
+    else:
+        said = f"{name} {how}; its log is {ended.log}"
+        state.last_cause = TrainingFailed(said, rank=rank.number)
+    state.restarts.died(rank.number)
+    state.reasons.append(f"{name} {how}")
+    batch = state.split[rank.number]
+    if ended.out_of_memory and rank.status == "joined" and batch > 0:
+        _limit_batch(state, rank.number, event.MemoryShortage(batch))
+    if rank.number in state.members and rank.status != "ready":
+        _abort(state)
+
+
+def _raise_if_it_would_repeat(
+    state: MembershipState, rank: RankState, failed: event.RankFailed
+) -> None:
+    """Raise an error of wrong input, from outside of a group, or that came twice at a step."""
+    error = failed.error
+    final = error.exit_code != TrainingFailed.exit_code or error.details.get("final")
+    if final or state.policy.searches or not rank.in_group or state.restarts.repeats(failed.step):
+        raise error
+
+
+def _limit_batch(state: MembershipState, number: int, shortage: event.MemoryShortage) -> None:
+    """A device ran out of memory: from now on it gets a batch that fits."""
+    predicted = None
+    if shortage.memory_bytes is not None:
+        predicted = state.devices[number].largest_batch(shortage.memory_bytes)
+    limit = state.capacity.limit(number, shortage, predicted)
+    said = f"{state.name(number)} has no memory for a batch of {shortage.batch_size}"
+    said += f"; from now on it takes at most {limit}" if limit else ", nor for a smaller one"
+    state.reasons.append(said)
+    state.last_cause = TrainingFailed(said, rank=number)
+
+
+def _abort(state: MembershipState) -> None:
+    """The current group is broken: make all that are in it leave at once."""
+    if state.aborted_at is None and state.members:
+        state.aborted_at = state.now
+        if inside := tuple(rank.number for rank in state.inside()):
+            state.instruct(instruction.AbortGroup(inside, state.generation))
+
+
+# -- of processes and hosts ------------------------------------------------------------------------
+
+
+@apply.register
+def _(loaded: event.SpareLoaded, state: MembershipState) -> None:
+    state.spare = "loaded"
+
+
+@apply.register
+def _(ended: event.SpareEnded, state: MembershipState) -> None:
+    state.spare = "none"
+    state.lost_spares += 1
+
+
+@apply.register
+def _(lost: event.HostsLost, state: MembershipState) -> None:
+    state.unreachable |= lost.numbers
+
+
+@apply.register
+def _(returned: event.HostsReturned, state: MembershipState) -> None:
+    state.unreachable -= returned.numbers
+
+
+# -- of checkpoints and the split ------------------------------------------------------------------
+
+
+@apply.register
+def _(begun: event.LastCheckpointBegun, state: MembershipState) -> None:
+    state.saving = True
+
+
+@apply.register
+def _(stored: event.CheckpointStored, state: MembershipState) -> None:
+    state.committed = max(state.committed, stored.step)
+    state.restarts.reached_checkpoint(state.members)
+
+
+@apply.register
+def _(restored: event.CheckpointRestored, state: MembershipState) -> None:
+    state.checkpoint, state.committed = restored.folder, restored.step
+    state.restore = "done"
+
+
+@apply.register
+def _(back: event.RolledBack, state: MembershipState) -> None:
+    state.committed = back.step
+    state.step_at_start = min(back.step, state.step_at_start)
+
+
+@apply.register
+def _(changed: event.SplitChanged, state: MembershipState) -> None:
+    state.split = changed.batch_sizes
+
+
+# -- of the launch and of time ---------------------------------------------------------------------
+
+
+@apply.register
+def _(asked: event.StopRequested, state: MembershipState) -> None:
+    if state.stop_asked_at is not None:
+        return
+    if state.generation == 0:
+        raise stopped_before_a_step(state.committed)
+    state.stop_asked_at = asked.now
+    if present := tuple(rank.number for rank in state.present()):
+        state.instruct(instruction.AskToStop(present))
+
+
+def stopped_before_a_step(committed: int) -> Interrupted:
+    """The end of a launch that was stopped before its first group, from a checkpoint or not."""
+    if committed:
+        return Interrupted(
+            f"stopped before another step; the checkpoint of step {committed} is kept"
+        )
+    return Interrupted("stopped before the first step; nothing was changed")
+
+
+@apply.register
+def _(lost: event.LeaseLost, state: MembershipState) -> None:
+    raise RunHeld("the lease on the devices was lost while training; the last checkpoint is kept")
+
+
+@apply.register
+def _(tick: event.Tick, state: MembershipState) -> None:
+    """Enforce timeouts: of a stop, and of ranks that hang."""
+    if state.stop_asked_at is not None:
+        grace_s = STOP_GRACE_S + (SAVE_GRACE_S if state.saving else 0.0)
+        if tick.now - state.stop_asked_at > grace_s:
+            raise Interrupted(
+                "stopped; the step at hand took too long to wait for, "
+                "so the checkpoint before it is what is kept"
+            )
+    if (
+        state.leaving_since is not None
+        and tick.now - state.leaving_since > watchdog.ABORT_S
+        and any(rank.status == "ready" for rank in state.present())
+    ):
+        _abort(state)  # some have left, and the others do not
+    for rank, reason in watchdog.hung(state):
+        if not rank.killed:
+            rank.killed = True
+            state.instruct(instruction.Kill(rank.number, reason))

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainwright.infra.memory_limit import kernel_oom_kills
+from trainwright.tasks.errors import BadInput, RunHeld, TrainingFailed
+from trainwright.tasks.train.channel import LauncherChannel
+from trainwright.tasks.train.launcher.rank_process import RankProcess, Usage, error_of_rank
+
+
+def process_of(program: str) -> RankProcess:
+    channel = LauncherChannel()
+    channel.close()
+    popen = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    return RankProcess(0, popen, channel, Path("its.log"))
+
+
+@pytest.fixture
+def memory_cgroup(tmp_path: Path) -> Iterator[Path]:
+    """A cgroup whose processes may hold 40 MB."""
+    group = Path("/sys/fs/cgroup/memory") / f"trainwright-test-{tmp_path.name}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(40 << 20))
+    except OSError:
+        pytest.skip("no right to limit a process's memory by a cgroup")
+    yield group
+    group.rmdir()
+
+
+def test_a_kill_by_the_kernel_for_want_of_memory_differs_from_another(memory_cgroup: Path) -> None:
+    before = kernel_oom_kills()
+    tasks = str(memory_cgroup / "cgroup.procs")
+    join = f"open({tasks!r}, 'w').write(str(__import__('os').getpid())); "
+    process = process_of(join + "bytearray(400 << 20)")
+    assert process.process.wait() == -signal.SIGKILL
+    kills = kernel_oom_kills() - before
+    assert process.out_of_memory(kills)
+    assert process.how_it_ended(kills) == (
+        "was killed by SIGKILL, most likely by the kernel for want of memory"
+    )
+    assert not process.out_of_memory(0)
+    assert process.how_it_ended(0) == "was killed by SIGKILL"
+
+
+def test_a_process_that_the_launcher_killed_ended_for_its_first_reason() -> None:
+    process = process_of("import time; time.sleep(600)")
+    process.kill("hung and was killed")
+    process.kill()
+    assert process.how_it_ended(7) == "hung and was killed"
+    assert not process.out_of_memory(7)
+
+
+def test_an_exit_is_told_by_its_code() -> None:
+    assert process_of("raise SystemExit(3)").how_it_ended(0) == "ended with 3"
+
+
+def test_two_processes_of_a_device_have_used_the_larger_memory_and_the_time_of_both() -> None:
+    first, second = Usage(8e8, 3.0), Usage.of({"peak_memory_bytes": 5e8, "cpu_s": 4.0, "step": 1})
+    assert first.then(second) == Usage(8e8, 7.0)
+
+
+def test_an_error_names_its_rank_and_log_unless_every_rank_would_report_the_same() -> None:
+    def told(document: dict[str, object]) -> object:
+        return error_of_rank(1, "here/1", document, Path("its.log"))
+
+    failed = told({"kind": "training_failed", "message": "a cable came loose", "step": 3})
+    assert isinstance(failed, TrainingFailed)
+    assert str(failed) == "rank 1 (here/1): a cable came loose; its log is its.log"
+    assert failed.details == {"rank": 1, "step": 3}
+    for same in (BadInput("data: no such file"), RunHeld("another trains this run")):
+        assert str(told(same.document())) == str(same)

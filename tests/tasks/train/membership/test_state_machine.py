@@ -1,0 +1,679 @@
+"""What the membership state machine decides, case by case. (`test_orders_of_events`: any order.)"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from simulated_ranks import SimulatedRanks, policy
+
+from trainwright.estimator.curves import Affine
+from trainwright.tasks.errors import (
+    BadInput,
+    Interrupted,
+    RunHeld,
+    TrainingFailed,
+    TrainwrightError,
+)
+from trainwright.tasks.train.membership import event, instruction
+from trainwright.tasks.train.membership.state_machine import SPARE_AFTER_S
+from trainwright.tasks.train.membership.transitions import SAVE_GRACE_S, STOP_GRACE_S
+from trainwright.tasks.train.membership.watchdog import ABORT_S, LOADING_S, STORE_S
+from trainwright.tasks.train.worker_group import WorkerGroup
+
+
+def training(count: int = 3, *, steps: int = 3, committed: int = 0, **rules: Any) -> SimulatedRanks:
+    """Ranks that have joined their first group and made some steps."""
+    ranks = SimulatedRanks(policy(count, **rules), checkpoint_step=committed)
+    ranks.tick()
+    go_on(ranks, ranks.joined)
+    for _ in range(steps):
+        ranks.make_step()
+    ranks.seen.clear()
+    return ranks
+
+
+def go_on(ranks: SimulatedRanks, until: Callable[[], bool], *, train: bool = False) -> None:
+    """Let all do what they can, `train` too, until something is so."""
+    for _ in range(20):
+        if until():
+            return
+        ranks.act()
+        if train:
+            ranks.train()
+        ranks.tick()
+    raise AssertionError(f"not in 20 rounds: {ranks.seen}")
+
+
+def kill(ranks: SimulatedRanks, number: int, **how: Any) -> None:
+    ranks.die(ranks.processes[number], **how)
+
+
+def leave(ranks: SimulatedRanks, number: int, **why: Any) -> None:
+    ranks.leave(ranks.processes[number], **why)
+    ranks.deliver(ranks.processes[number])
+
+
+def groups(ranks: SimulatedRanks) -> list[WorkerGroup]:
+    return [one.group for one in ranks.seen if isinstance(one, instruction.FormGroup)]
+
+
+def notices(ranks: SimulatedRanks) -> list[str]:
+    return [one.message for one in ranks.seen if isinstance(one, instruction.Notice)]
+
+
+def kills(ranks: SimulatedRanks) -> dict[int, str]:
+    return {one.number: one.reason for one in ranks.seen if isinstance(one, instruction.Kill)}
+
+
+def error(ranks: SimulatedRanks) -> TrainwrightError:
+    assert isinstance(ranks.end, instruction.GiveUp)
+    return ranks.end.error
+
+
+# -- ranks that are lost and come back -------------------------------------------------------------
+
+
+def test_the_first_group_waits_for_all_to_load() -> None:
+    ranks = SimulatedRanks(policy(2))
+    ranks.tick()
+    assert ranks.seen == [instruction.StartProcess(0), instruction.StartProcess(1)]
+    ranks.load(ranks.processes[0])
+    ranks.deliver(ranks.processes[0])
+    assert groups(ranks) == []
+    ranks.load(ranks.processes[1])
+    ranks.deliver(ranks.processes[1])
+    [first] = groups(ranks)
+    assert (first.members, first.reason, first.broken) == ([0, 1], "begins with 2 of 2", False)
+
+
+def test_the_others_leave_at_once_and_go_on_when_a_rank_is_killed_and_it_comes_back() -> None:
+    ranks = training(3)
+    kill(ranks, 1)
+    assert ranks.seen == [instruction.AbortGroup((0, 2), 1), instruction.StartProcess(1)]
+    leave(ranks, 0, sum_error="reset")
+    assert groups(ranks) == []
+    leave(ranks, 2, sum_error="reset")
+    [smaller] = groups(ranks)
+    assert (smaller.generation, smaller.members, smaller.broken) == (2, [0, 2], True)
+    assert smaller.reason == "rank 1 (h1/cpu) was killed by SIGKILL; goes on with 2 of 3"
+    go_on(ranks, lambda: instruction.AskToLeave((0, 2), 2) in ranks.seen)
+    go_on(ranks, lambda: len(groups(ranks)) == 2, train=True)
+    larger = groups(ranks)[1]
+    assert (larger.members, larger.broken) == ([0, 1, 2], False)
+    assert larger.reason == "rank 1 (h1/cpu) is back; goes on with 3 of 3"
+
+
+def test_ranks_may_be_lost_and_come_back_again_and_again() -> None:
+    ranks = training(3)
+    for number in (1, 2, 0):
+        kill(ranks, number)
+        others = sorted({0, 1, 2} - {number})
+        go_on(ranks, lambda: groups(ranks)[-1:] != [], train=True)
+        go_on(ranks, lambda: groups(ranks)[-1].members == [0, 1, 2], train=True)
+        go_on(ranks, ranks.joined)
+        assert [group.members for group in groups(ranks)] == [others, [0, 1, 2]]
+        ranks.seen.clear()
+
+
+def test_a_rank_that_comes_back_joins_no_group_that_is_about_to_end() -> None:
+    ranks = training(2, steps=38)
+    kill(ranks, 1)
+    leave(ranks, 0, sum_error="reset")
+    ranks.join(ranks.processes[0])
+    ranks.train()
+    ranks.train()
+    ranks.deliver(ranks.processes[0], 3)  # joined, the split, done
+    ranks.load(ranks.processes[1])
+    ranks.deliver(ranks.processes[1])
+    assert not any(isinstance(one, instruction.AskToLeave) for one in ranks.seen)
+    ranks.play_fairly()
+    assert isinstance(ranks.end, instruction.Finish)
+
+
+def test_who_has_left_as_asked_does_not_wait_for_one_that_does_not() -> None:
+    ranks = training(3)
+    kill(ranks, 2)
+    go_on(ranks, lambda: instruction.AskToLeave((0, 1), 2) in ranks.seen)
+    leave(ranks, 0)
+    ranks.processes[1].hang = "computes"
+    ranks.tick(ABORT_S - 0.1)
+    assert instruction.AbortGroup((1,), 2) not in ranks.seen
+    ranks.tick(0.2)
+    assert instruction.AbortGroup((1,), 2) in ranks.seen
+
+
+def test_a_device_is_not_started_again_beyond_its_restarts() -> None:
+    ranks = training(2, restarts=2)
+    for _ in range(3):
+        kill(ranks, 1)
+    starts = [one for one in ranks.seen if one == instruction.StartProcess(1)]
+    assert len(starts) == 2
+    ranks.play_fairly()
+    assert isinstance(ranks.end, instruction.Finish)
+
+
+def test_a_checkpoint_allows_its_members_all_restarts_again() -> None:
+    ranks = training(2, restarts=1)
+    kill(ranks, 1)
+    go_on(ranks, lambda: len(groups(ranks)) == 2, train=True)
+    go_on(ranks, ranks.joined)
+    ranks.store_checkpoint()
+    kill(ranks, 1)
+    assert ranks.seen[-1] == instruction.StartProcess(1)
+
+
+def test_if_all_are_lost_they_start_from_the_newest_checkpoint() -> None:
+    ranks = training(2, steps=7)
+    ranks.store_checkpoint()
+    ranks.make_step()
+    kill(ranks, 0)
+    kill(ranks, 1)
+    for number in (0, 1):
+        ranks.load(ranks.processes[number])
+        ranks.deliver(ranks.processes[number])
+    assert ranks.restore_asked
+    assert groups(ranks) == []
+    ranks.restore()
+    [group] = groups(ranks)
+    assert (group.checkpoint, group.committed) == ("folder", 7)
+
+
+def test_all_ranks_that_are_done_are_the_end_and_one_that_dies_before_is_replaced() -> None:
+    ranks = training(2, steps=40)
+    ranks.deliver(ranks.processes[0])
+    ranks.processes[1].outbox.clear()
+    kill(ranks, 1)
+    [group] = groups(ranks)
+    assert group.members == [0]
+    ranks.play_fairly()
+    assert isinstance(ranks.end, instruction.Finish)
+
+
+def test_a_group_is_told_what_is_stored() -> None:
+    ranks = training(2, steps=7)
+    ranks.store_checkpoint()
+    kill(ranks, 1)
+    leave(ranks, 0, sum_error="reset")
+    assert groups(ranks)[0].committed == 7
+
+
+def test_after_a_rollback_the_older_checkpoint_counts() -> None:
+    ranks = training(2, steps=7)
+    ranks.store_checkpoint()
+    ranks.tell(event.RolledBack(ranks.now, 5))
+    kill(ranks, 1)
+    leave(ranks, 0, sum_error="reset")
+    assert groups(ranks)[0].committed == 5
+
+
+# -- the spare process -----------------------------------------------------------------------------
+
+
+def test_a_spare_process_is_started_once_a_training_lasts_and_takes_a_lost_ranks_place() -> None:
+    ranks = training(2)
+    ranks.tick(SPARE_AFTER_S / 2)
+    assert ranks.seen == []
+    ranks.tick(SPARE_AFTER_S)
+    assert ranks.seen == [instruction.StartSpare()]
+    ranks.spare = "loaded"
+    ranks.tell(event.SpareLoaded(ranks.now))
+    kill(ranks, 1)
+    assert instruction.AssignSpare(1) in ranks.seen
+    assert instruction.StartSpare() not in ranks.seen[1:]  # the lost rank's process loads first
+    go_on(ranks, lambda: ranks.seen.count(instruction.StartSpare()) == 2)
+
+
+def test_a_spare_process_that_still_loads_is_not_waited_for() -> None:
+    ranks = training(2)
+    ranks.tick(2 * SPARE_AFTER_S)
+    kill(ranks, 1)
+    assert instruction.StartProcess(1) in ranks.seen
+
+
+@pytest.mark.parametrize("rules", [{"restarts": 0}, {"local": False}, {"searches": True}])
+def test_no_spare_process_is_started_that_could_not_be_used(rules: dict[str, Any]) -> None:
+    ranks = training(2, steps=0, **rules)
+    ranks.tick(10 * SPARE_AFTER_S)
+    assert ranks.seen == []
+
+
+def test_a_spare_process_that_dies_is_started_again_but_not_for_ever() -> None:
+    ranks = training(2)
+    for _ in range(30):
+        ranks.tick(2 * SPARE_AFTER_S)
+        if ranks.spare != "none":
+            ranks.spare = "none"
+            ranks.tell(event.SpareEnded(ranks.now))
+    assert ranks.seen.count(instruction.StartSpare()) == 10
+
+
+# -- too few ---------------------------------------------------------------------------------------
+
+
+def test_with_a_minimum_of_all_the_others_wait_for_the_replacement_and_say_so_once() -> None:
+    ranks = training(2, min_count=2)
+    kill(ranks, 0)
+    leave(ranks, 1, sum_error="reset")
+    for _ in range(5):
+        ranks.tick(1.0)
+    waits = "1 of 2 devices left, and devices.min_count is 2: training waits up to 60 s for others"
+    assert notices(ranks) == [waits]
+    go_on(ranks, lambda: bool(groups(ranks)))
+    [group] = groups(ranks)
+    assert group.members == [0, 1]
+    assert group.reason.startswith("rank 0 (h0/cpu) was killed by SIGKILL; rank 0 (h0/cpu) is back")
+
+
+def test_too_few_for_too_long_is_a_checkpoint_and_a_clear_failure() -> None:
+    ranks = training(2, min_count=2, steps=7)
+    kill(ranks, 0)
+    leave(ranks, 1, sum_error="reset")
+    ranks.tick(61.0)
+    [last] = groups(ranks)
+    assert (last.members, last.end) == ([1], True)
+    ranks.play_fairly()
+    assert str(error(ranks)) == (
+        "1 of 2 devices left, and devices.min_count is 2 and none came back in 61 s "
+        "(rank 0 (h0/cpu) was killed by SIGKILL; its log is its.log); "
+        "the checkpoint of step 7 is kept: run it again to go on from there"
+    )
+    assert error(ranks).details["step"] == 7
+
+
+def test_each_shortage_is_waited_for_as_long() -> None:
+    ranks = training(2, min_count=2)
+    for _ in range(2):
+        kill(ranks, 0)
+        leave(ranks, 1, sum_error="reset")
+        ranks.tick(50.0)
+        assert ranks.end is None
+        ranks.load(ranks.processes[0])
+        ranks.deliver(ranks.processes[0])
+        go_on(ranks, ranks.joined)
+    assert [group.members for group in groups(ranks)] == [[0, 1]] * 2
+
+
+def test_a_training_that_is_being_given_up_waits_for_nothing() -> None:
+    ranks = training(2, min_count=2, local=False, restarts=1)
+    for _ in range(2):
+        kill(ranks, 0)
+    leave(ranks, 1, sum_error="reset")
+    go_on(ranks, ranks.joined)
+    assert [group.end for group in groups(ranks)] == [True]
+    ranks.unreachable = {1}
+    ranks.tell(event.HostsLost(ranks.now, frozenset({1})))
+    kill(ranks, 1)
+    assert str(error(ranks)).startswith("none of 2 devices is left (rank 1")
+
+
+def test_if_no_replacement_can_come_too_few_is_a_failure_at_once() -> None:
+    ranks = training(2, min_count=2, restarts=0)
+    kill(ranks, 0)
+    leave(ranks, 1, sum_error="reset")
+    assert [group.end for group in groups(ranks)] == [True]
+    assert notices(ranks) == []
+
+
+def test_if_no_rank_has_the_state_too_few_is_a_failure_without_another_checkpoint() -> None:
+    ranks = training(1, restarts=0, committed=5)
+    kill(ranks, 0)
+    assert str(error(ranks)).startswith("none of 1 devices is left (rank 0 (h0/cpu) was killed by")
+    assert str(error(ranks)).endswith("; the last checkpoint is kept")
+
+
+def test_a_training_that_was_given_up_goes_on_if_enough_are_there_again() -> None:
+    ranks = training(2, min_count=2, restarts=1)
+    kill(ranks, 0)
+    leave(ranks, 1, sum_error="reset")
+    ranks.tick(61.0)  # the replacement is still loading
+    assert [group.end for group in groups(ranks)] == [True]
+    ranks.load(ranks.processes[0])
+    ranks.deliver(ranks.processes[0])
+    leave(ranks, 1, sum_error="reset")  # the last group fails, too
+    ranks.play_fairly()
+    assert [group.end for group in groups(ranks)] == [True, False]
+    assert isinstance(ranks.end, instruction.Finish)
+
+
+# -- hosts -----------------------------------------------------------------------------------------
+
+
+def test_a_lost_hosts_rank_is_started_again_when_the_host_is_back() -> None:
+    ranks = training(2, local=False)
+    ranks.unreachable = {1}
+    ranks.tell(event.HostsLost(ranks.now, frozenset({1})))
+    kill(ranks, 1, how="is lost: no route")
+    leave(ranks, 0, sum_error="reset")
+    assert groups(ranks)[0].reason == "rank 1 (h1/cpu) is lost: no route; goes on with 1 of 2"
+    ranks.tick(100.0)
+    assert instruction.StartProcess(1) not in ranks.seen
+    ranks.unreachable = set()
+    ranks.tell(event.HostsReturned(ranks.now, frozenset({1})))
+    assert instruction.StartProcess(1) in ranks.seen
+
+
+def test_a_lost_host_that_is_needed_is_waited_for_as_long_as_the_job_says() -> None:
+    ranks = training(1, local=False, wait_for_devices=30.0)
+    ranks.unreachable = {0}
+    ranks.tell(event.HostsLost(ranks.now, frozenset({0})))
+    kill(ranks, 0, how="is lost: no route")
+    ranks.tick(29.0)
+    assert ranks.end is None
+    ranks.tick(2.0)
+    told = "none of 1 devices is left and none came back in 31 s (rank 0 (h0/cpu) is lost: no route"
+    assert str(error(ranks)).startswith(told)
+
+
+# -- the search of the learning rate ---------------------------------------------------------------
+
+
+def test_a_search_waits_for_the_replacement_and_starts_again_with_all() -> None:
+    ranks = training(2, steps=0, searches=True)
+    kill(ranks, 0)
+    leave(ranks, 1, sum_error="reset")
+    ranks.tick(30.0)
+    assert groups(ranks) == []
+    ranks.load(ranks.processes[0])
+    ranks.deliver(ranks.processes[0])
+    [group] = groups(ranks)
+    assert (group.members, group.checkpoint) == ([0, 1], None)
+
+
+def test_a_search_goes_on_with_the_rest_if_a_lost_rank_is_not_replaced() -> None:
+    ranks = training(3, steps=0, searches=True, restarts=0)
+    kill(ranks, 2)
+    leave(ranks, 0, sum_error="reset")
+    leave(ranks, 1, sum_error="reset")
+    assert [group.members for group in groups(ranks)] == [[0, 1]]
+
+
+def test_a_search_ends_with_the_cause_if_too_few_are_left() -> None:
+    ranks = training(2, steps=0, searches=True, restarts=0, min_count=2)
+    kill(ranks, 1)
+    leave(ranks, 0, sum_error="reset")
+    assert str(error(ranks)) == (
+        "1 of 2 devices left, and devices.min_count is 2 "
+        "(rank 1 (h1/cpu) was killed by SIGKILL; its log is its.log)"
+    )
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def fail(ranks: SimulatedRanks, number: int, error: TrainwrightError, **said: Any) -> None:
+    one = ranks.processes[number]
+    given = {"message": "a cable came loose", "step": one.step, "final": False, **said}
+    one.outbox.append(event.RankFailed(ranks.now, number, error, **given))
+    ranks.die(one, "ended with 1")
+
+
+def test_an_error_costs_a_process_and_twice_at_a_step_the_training() -> None:
+    ranks = training(2)
+    fail(ranks, 0, TrainingFailed("rank 0: a cable came loose"))
+    leave(ranks, 1, sum_error="reset")
+    assert groups(ranks)[0].reason.startswith("rank 0 (h0/cpu) failed (a cable came loose); goes")
+    go_on(ranks, ranks.joined)
+    fail(ranks, 1, TrainingFailed("rank 1: a cable came loose"))
+    assert str(error(ranks)) == "rank 1: a cable came loose"
+
+
+@pytest.mark.parametrize(
+    ("searches", "failure", "said"),
+    [
+        (False, BadInput("the model does not fit"), {}),
+        (False, TrainingFailed("the batch can't be split", final=True), {}),
+        (False, TrainingFailed("the store is full"), {"final": True}),
+        (True, TrainingFailed("rank 0: a cable came loose"), {}),
+    ],
+)
+def test_an_error_that_would_come_again_ends_the_training_at_once(
+    searches: bool, failure: TrainwrightError, said: dict[str, Any]
+) -> None:
+    ranks = training(2, steps=0, searches=searches)
+    fail(ranks, 0, failure, **said)
+    assert error(ranks) is failure
+
+
+def test_an_error_while_a_rank_loads_ends_the_training() -> None:
+    ranks = SimulatedRanks(policy(2))
+    ranks.tick()
+    fail(ranks, 0, TrainingFailed("rank 0: no module torch"))
+    assert str(error(ranks)) == "rank 0: no module torch"
+
+
+def test_sums_that_fail_again_and_again_without_a_lost_rank_end_the_training() -> None:
+    ranks = training(2, steps=0, wait_for_devices=3.0)
+    began = ranks.now
+    while ranks.end is None:
+        for number in (0, 1):
+            if ranks.end is None and ranks.processes[number].status in ("joining", "in"):
+                leave(ranks, number, sum_error="no route")
+        ranks.tick(0.2)
+    assert 3.0 < ranks.now - began < 10.0
+    assert "no rank was lost: no route; hosts must" in str(error(ranks))
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def test_a_rank_without_memory_gets_a_batch_that_fits_and_the_others_take_more() -> None:
+    ranks = training(2)
+    leave(ranks, 0, shortage=event.MemoryShortage(8, fits=3))
+    leave(ranks, 1, sum_error="reset")
+    [group] = groups(ranks)
+    assert (group.members, group.limits) == ([0, 1], {0: 4})
+    assert group.reason == (
+        "rank 0 (h0/cpu) has no memory for a batch of 8; from now on it takes at most 4; "
+        "goes on with 2 of 2"
+    )
+
+
+def test_the_plans_memory_curve_says_what_fits() -> None:
+    rules = policy(1)
+    line = Affine(fixed=100.0, per_sample=10.0)
+    device = rules.devices[0].model_copy(update={"memory_bytes": line})
+    ranks = SimulatedRanks(type(rules)((device,), 1, rules.faults))
+    ranks.tick()
+    go_on(ranks, lambda: ranks.healthy())
+    ranks.leave(ranks.processes[0], shortage=event.MemoryShortage(8, 0, memory_bytes=131.0))
+    ranks.deliver(ranks.processes[0])
+    ranks.play_fairly()
+    assert "(at most device 0: 3)" in str(error(ranks))
+
+
+def test_a_rank_that_the_kernel_killed_for_want_of_memory_comes_back_with_half_the_batch() -> None:
+    ranks = training(2, min_count=2)
+    kill(ranks, 0, out_of_memory=True)
+    leave(ranks, 1, sum_error="reset")
+    go_on(ranks, lambda: bool(groups(ranks)))
+    assert groups(ranks)[0].limits == {0: 4}
+
+
+def test_a_device_that_holds_no_sample_is_left_out() -> None:
+    ranks = training(2)
+    ranks.tell(event.SplitChanged(ranks.now, (15, 1)))
+    leave(ranks, 1, shortage=event.MemoryShortage(1))
+    leave(ranks, 0, sum_error="reset")
+    assert [group.members for group in groups(ranks)] == [[0]]
+    assert "rank 1 (h1/cpu) has no memory for a batch of 1, nor for a smaller one" in (
+        groups(ranks)[0].reason
+    )
+    ranks.play_fairly()
+    assert isinstance(ranks.end, instruction.Finish)
+
+
+def test_a_batch_that_fits_nowhere_is_a_failure_that_says_what_was_held() -> None:
+    ranks = training(2)
+    for number in (0, 1):
+        leave(ranks, number, shortage=event.MemoryShortage(8, fits=2))
+    ranks.play_fairly()
+    assert "global batch of 16 does not fit into the memory of 2 of 2" in str(error(ranks))
+    assert error(ranks).details["most_batch_sizes"] == {"h0/cpu": 4, "h1/cpu": 4}
+    assert str(error(ranks)).endswith("is kept")  # running it again would not help
+
+
+# -- ranks that hang -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hang", "why"),
+    [
+        ("silent", "sent no heartbeat for 60 s and was killed"),
+        ("computes", "computed for 60 s without finishing a step and was killed"),
+        ("idle", "kept the others waiting for 60 s and was killed"),
+    ],
+)
+def test_a_rank_that_hangs_is_killed_with_the_reason_and_replaced(hang: Any, why: str) -> None:
+    ranks = training(3)
+    ranks.processes[1].hang = hang
+    for _ in range(62):
+        ranks.tick(1.0)
+    assert kills(ranks) == {1: why}
+    ranks.play_fairly()
+    assert isinstance(ranks.end, instruction.Finish)
+    assert [group.members for group in groups(ranks)][:2] == [[0, 2], [0, 1, 2]]
+
+
+def test_what_a_rank_reported_in_its_last_group_does_not_count_in_the_next() -> None:
+    ranks = training(2)
+    ranks.tell(event.Heartbeat(ranks.now, 0, 61.0, None, False))
+    kill(ranks, 1)
+    leave(ranks, 0, sum_error="reset")
+    ranks.tell(event.Tick(ranks.now + 0.1))
+    assert kills(ranks) == {}
+
+
+def test_a_rank_that_does_not_leave_an_aborted_group_is_killed() -> None:
+    ranks = training(3)
+    ranks.processes[0].hang = "deaf"
+    kill(ranks, 1)
+    leave(ranks, 2, sum_error="reset")
+    for _ in range(30):
+        ranks.tick(0.1)
+    assert kills(ranks) == {0: "did not leave a group that had lost a rank and was killed"}
+
+
+def test_a_rank_that_reads_a_checkpoint_may_keep_the_others_waiting() -> None:
+    ranks = training(2)
+
+    def waits(seconds: float) -> None:
+        ranks.now += seconds
+        reads = event.Heartbeat(ranks.now, 0, None, None, True)
+        waits = event.Heartbeat(ranks.now, 1, seconds, None, False)
+        ranks.tell(reads, waits, event.Tick(ranks.now))
+
+    waits(STORE_S - 1)
+    assert kills(ranks) == {}
+    waits(STORE_S + 1)
+    assert list(kills(ranks)) == [0]
+
+
+def test_a_process_that_loads_may_be_silent_for_long_but_not_for_ever() -> None:
+    ranks = SimulatedRanks(policy(2))
+    ranks.tick()
+    ranks.processes[0].hang = "silent"
+    ranks.tick(LOADING_S - 1)
+    assert kills(ranks) == {}
+    ranks.tick(2.0)
+    assert list(kills(ranks)) == [0]
+
+
+def test_heartbeats_that_arrive_late_together_kill_nobody() -> None:
+    ranks = training(2)
+    ranks.tick(1000.0)  # the launcher was held up
+    assert kills(ranks) == {}
+
+
+# -- stop, and the lease ---------------------------------------------------------------------------
+
+
+def stop(ranks: SimulatedRanks) -> None:
+    ranks.stop_asked_at = ranks.now
+    ranks.tell(event.StopRequested(ranks.now))
+
+
+def test_a_stop_ends_the_training_after_the_step_at_hand() -> None:
+    ranks = training(2)
+    stop(ranks)
+    assert ranks.seen == [instruction.AskToStop((0, 1))]
+    stop(ranks)
+    assert len(ranks.seen) == 1
+    ranks.play_fairly()
+    assert isinstance(ranks.end, instruction.Finish)
+
+
+@pytest.mark.parametrize(
+    ("committed", "told"),
+    [
+        (0, "stopped before the first step; nothing was changed"),
+        (5, "stopped before another step; the checkpoint of step 5 is kept"),
+    ],
+)
+def test_a_stop_before_the_first_group_ends_at_once(committed: int, told: str) -> None:
+    ranks = SimulatedRanks(policy(2), checkpoint_step=committed)
+    ranks.tick()
+    stop(ranks)
+    assert isinstance(error(ranks), Interrupted)
+    assert str(error(ranks)) == told
+
+
+def test_a_step_that_takes_too_long_is_not_waited_for_unless_a_checkpoint_is_written() -> None:
+    for saving in (False, True):
+        ranks = training(2)
+        ranks.processes[0].hang = "computes"
+        stop(ranks)
+        if saving:
+            ranks.tell(event.LastCheckpointBegun(ranks.now))
+        ranks.tick(STOP_GRACE_S - 0.1 + (SAVE_GRACE_S if saving else 0.0))
+        assert ranks.end is None
+        ranks.tick(0.2)
+        assert isinstance(error(ranks), Interrupted)
+        assert "took too long to wait for" in str(error(ranks))
+
+
+def test_a_stop_while_a_rank_is_replaced_has_the_others_write_a_checkpoint() -> None:
+    ranks = training(2)
+    kill(ranks, 1)
+    stop(ranks)
+    leave(ranks, 0, sum_error="reset")
+    [last] = groups(ranks)
+    assert (last.members, last.end) == ([0], True)
+    assert ranks.seen[-1] == instruction.AskToStop((0,))
+    ranks.play_fairly()
+    assert isinstance(ranks.end, instruction.Finish)
+
+
+def test_a_stop_while_no_rank_has_the_state_ends_at_once() -> None:
+    ranks = training(1)
+    kill(ranks, 0)
+    stop(ranks)
+    assert str(error(ranks)) == (
+        "stopped while ranks were being replaced; the last checkpoint is kept"
+    )
+
+
+def test_a_search_that_is_stopped_starts_no_other_group() -> None:
+    ranks = training(2, steps=0, searches=True)
+    stop(ranks)
+    kill(ranks, 1)
+    assert str(error(ranks)) == "stopped while the learning rate was searched"
+
+
+def test_a_lost_lease_ends_everything_at_once() -> None:
+    ranks = training(2)
+    ranks.tell(event.LeaseLost(ranks.now))
+    assert isinstance(error(ranks), RunHeld)
+
+
+def test_events_of_a_process_that_has_ended_and_after_the_end_change_nothing() -> None:
+    ranks = training(2, restarts=0)
+    kill(ranks, 1)
+    ranks.seen.clear()
+    ranks.tell(event.RankReady(ranks.now, 1, 4), event.RankDone(ranks.now, 1, 4))
+    assert ranks.seen == []
+    ranks.tell(event.LeaseLost(ranks.now))
+    ranks.tell(event.Tick(ranks.now + 1e6), event.LeaseLost(ranks.now))
+    assert isinstance(ranks.seen[-1], instruction.GiveUp)
+    assert len(ranks.seen) == 1
