@@ -14,6 +14,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainwright.estimator.fit.roofline_fit import DevicePrior, fit_roofline, sample_arrays
+from trainwright.estimator.predict.datasheet import FAMILIES
 from trainwright.estimator.predict.op_cost import (
     FamilyCost,
     Kernel,
@@ -24,40 +26,10 @@ from trainwright.estimator.predict.op_cost import (
 )
 from trainwright.estimator.predict.step_work import cost_family
 
-_UNBOUND = 1e18  # a rate that no operation of the family is bound by, per second
 _MOST_POINTS = 800
 _JITTER = 1e-6
 LIKELIHOOD_POINTS = 120
 """by which a kernel is found: more find a better one, in time that grows with their cube"""
-
-
-def fit_roofline(flops: Any, moved: Any, seconds: Any, weights: Any) -> Roofline:
-    """Latency and rates of least absolute logarithmic error, searched from the best that was seen."""
-    import numpy as np
-    from scipy.optimize import minimize
-
-    flops_rate, bytes_rate = float((flops / seconds).max()), float((moved / seconds).max())
-
-    def made(logs: Any) -> Roofline:
-        a, f, b = (math.exp(min(max(value, -40.0), 42.0)) for value in logs)
-        return Roofline(
-            latency_s=a,
-            flops_per_s=f if flops_rate else _UNBOUND,
-            bytes_per_s=b if bytes_rate else _UNBOUND,
-        )
-
-    def loss(logs: Any) -> float:
-        return float((weights * np.abs(np.log(made(logs)(flops, moved) / seconds))).sum())
-
-    start = [
-        math.log(float(np.quantile(seconds, 0.05))),
-        math.log(flops_rate or 1.0),
-        math.log(bytes_rate or 1.0),
-    ]
-    found = minimize(
-        loss, start, method="Nelder-Mead", options={"maxiter": 300, "xatol": 1e-3, "fatol": 1e-3}
-    )
-    return made(found.x)
 
 
 def _gathered(samples: Sequence[OpSample]) -> list[OpSample]:
@@ -97,16 +69,20 @@ def _spread(samples: Sequence[OpSample]) -> list[int]:
 
 def fit_family(
     samples: Sequence[OpSample],
+    center: Any,
     kernel: Kernel | None = None,
     likelihood_points: int = LIKELIHOOD_POINTS,
 ) -> FamilyCost:
-    """The cost of a family from its samples, with a kernel that is given or found."""
+    """The cost of a family from its samples, with a kernel that is given or found.
+
+    `center` is where the prior of its roofline has its mean (`DevicePrior.center`).
+    """
     import numpy as np
 
     names = tuple(sorted({name for one in samples for name in one.dims}))
     gathered = _gathered(samples)
     flops, moved, seconds, points = _arrays(gathered, names)
-    roofline = fit_roofline(flops, moved, seconds, np.sqrt(seconds / seconds.mean()))
+    roofline = fit_roofline(flops, moved, seconds, center)
     off = np.log(seconds / roofline(flops, moved))
     kinds = tuple(one.kind for one in gathered)
     if kernel is None or len(kernel.lengths) != points.shape[1]:
@@ -185,15 +161,8 @@ def _arrays(samples: Sequence[OpSample], names: Sequence[str]) -> tuple[Any, Any
     """FLOPs, bytes and seconds, shape (n,), and the points, shape (n, 2 + names)."""
     import numpy as np
 
-    flops, moved, seconds = (
-        np.array([getattr(one, name) for one in samples]) for name in ("flops", "bytes", "seconds")
-    )
-    return (
-        flops,
-        moved,
-        seconds,
-        np.array([log_point(one.flops, one.bytes, one.dims, names) for one in samples]),
-    )
+    points = np.array([log_point(one.flops, one.bytes, one.dims, names) for one in samples])
+    return *sample_arrays(samples), points
 
 
 def _likeliest(points: Any, off: Any, alike: Any, most: int) -> Kernel:
@@ -232,17 +201,29 @@ def _likeliest(points: Any, off: Any, alike: Any, most: int) -> Kernel:
     return made(minimize(loss, start, method="L-BFGS-B", options={"maxiter": 15}).x)
 
 
+def device_prior(samples: Sequence[OpSample], device_type: str, threads: int) -> DevicePrior:
+    """The prior of every family's roofline on a device, moved by what samples show of it."""
+    return DevicePrior(device_type, threads).given(_by_family(samples))
+
+
 def fit_families(
     samples: Sequence[OpSample],
+    prior: DevicePrior,
     like: Mapping[str, FamilyCost] | None = None,
     told: Told | None = None,
     likelihood_points: int = LIKELIHOOD_POINTS,
 ) -> dict[str, FamilyCost]:
-    """A cost for every family in the samples: told by a reference, where there is one; else with the kernel of another fit."""
+    """The cost of every family: of its samples, of a reference, or of the prior alone.
+
+    A family that a reference knows (`told`) costs what it says. `like` are costs whose kernels are
+    taken instead of found.
+    """
     kernels = {family: cost.kernel for family, cost in (like or {}).items()}
-    return {
-        family: told.cost(family, members)
-        if told is not None and family in told
-        else fit_family(members, kernels.get(family), likelihood_points)
-        for family, members in sorted(_by_family(samples).items())
-    }
+    found = {family: prior.unmeasured(family) for family in FAMILIES}
+    for family, members in sorted(_by_family(samples).items()):
+        if told is not None and family in told:
+            found[family] = told.cost(family, members)
+        else:
+            center, kernel = prior.center(family), kernels.get(family)
+            found[family] = fit_family(members, center, kernel, likelihood_points)
+    return found

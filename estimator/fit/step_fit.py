@@ -21,7 +21,8 @@ from typing import Any
 from pydantic import Field
 
 from trainwright.estimator.errors import BusyMachine
-from trainwright.estimator.fit.cost_fit import LIKELIHOOD_POINTS, Told, fit_families
+from trainwright.estimator.fit.cost_fit import LIKELIHOOD_POINTS, Told, device_prior, fit_families
+from trainwright.estimator.fit.roofline_fit import DevicePrior
 from trainwright.estimator.fit.whole_steps import WholeSteps
 from trainwright.estimator.frozen_model import FrozenModel
 from trainwright.estimator.predict.calibration import (
@@ -106,12 +107,17 @@ def _fit(
     unit = Speed.median([one.speed for one in samples])
     steps = [_at_median_speed(one, unit) for one in samples]
     whole = [one for one in steps if not one.single]
+    if not whole:
+        raise ValueError("steps: got none of a whole network; at least one is needed")
     correction, step_deviation = _correction(whole)
     ops = [op for step in steps for op in step.ops]
-    each = [_Lessons(whole, fit_families(ops, likelihood_points=likelihood_points), correction)]
+    prior = device_prior(ops, facts["device_type"], facts["threads"])
+    alone = fit_families(ops, prior, likelihood_points=likelihood_points)
+    each = [_Lessons(whole, alone, correction, prior)]
     for reference in references:
         told = Told(reference.families, ops)
-        each.append(_Lessons(whole, fit_families(ops, told=told), correction, told))
+        costs = fit_families(ops, prior, told=told)
+        each.append(_Lessons(whole, costs, correction, prior, told))
     parts = folds(whole)
     in_order = [step for left in parts for step in left]
     found = [
@@ -183,11 +189,12 @@ class _Lessons:
         steps: Sequence[StepSample],
         costs: dict[str, FamilyCost],
         correction: StepCorrection,
+        prior: DevicePrior,
         told: Told | None = None,
     ) -> None:
         import numpy as np
 
-        self.costs, self.correction, self.told = costs, correction, told
+        self.costs, self.correction, self.prior, self.told = costs, correction, prior, told
         self._learning = WholeSteps(costs)
         self._noise = np.array([one.noise for one in steps])
         self._numbers = {id(one): number for number, one in enumerate(steps)}
@@ -231,9 +238,8 @@ def _left_out(
     """
     names = {id(one) for one in left}
     others = [step for step in steps if id(step) not in names]
-    without = fit_families(
-        [op for step in others for op in step.ops], like=lessons.costs, told=lessons.told
-    )
+    ops = [op for step in others for op in step.ops]
+    without = fit_families(ops, lessons.prior, like=lessons.costs, told=lessons.told)
     correction = lessons.correction
     if correction != StepCorrection():
         correction = _Sums([step for step in others if not step.single]).fit()

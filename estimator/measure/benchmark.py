@@ -8,7 +8,7 @@ leaves out as one. Heavy: torch.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch  # noqa: TID253 - measuring runs in a process of its own
@@ -18,6 +18,7 @@ from torch.nn import functional  # noqa: TID253
 from trainwright.estimator.measure.blocks import CLASSES, FAMILIES
 from trainwright.estimator.measure.single_layers import SINGLES
 
+_BATCH_SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
 _OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adamw")
 
 
@@ -47,8 +48,11 @@ class BenchmarkNetwork:
         return self.inputs(batch_size), torch.randint(0, CLASSES, (batch_size,))
 
 
-def networks(seed: int) -> Iterator[BenchmarkNetwork]:
-    """Networks without end, the families in turn, each with sizes drawn anew; the same for the same seed."""
+def networks(seed: int, growth: Sequence[int] = (1,)) -> Iterator[BenchmarkNetwork]:
+    """Networks without end, the families in turn, each of other sizes; the same for the same seed.
+
+    Batch sizes are those of a CPU, times a number drawn from `growth`.
+    """
     number = 0
     made = {**FAMILIES, **SINGLES}
     while True:
@@ -56,13 +60,9 @@ def networks(seed: int) -> Iterator[BenchmarkNetwork]:
             number += 1
             draw = random.Random(f"{seed} {number}")
             build, inputs = made[family](draw)
-            yield BenchmarkNetwork(
-                family,
-                build,
-                inputs,
-                draw.choice((2, 4, 8, 16, 32, 64, 128, 256)),
-                draw.choice(_OPTIMIZERS),
-            )
+            batch_size, optimizer = draw.choice(_BATCH_SIZES), draw.choice(_OPTIMIZERS)
+            batch_size *= draw.choice(growth)
+            yield BenchmarkNetwork(family, build, inputs, batch_size, optimizer)
 
 
 def turn() -> list[str]:

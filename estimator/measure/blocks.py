@@ -245,7 +245,8 @@ class Attention(nn.Module):
             scores = query @ key.transpose(-2, -1) / (width // self.heads) ** 0.5
             if self.causal:
                 scores = scores.masked_fill(
-                    torch.ones(length, length, dtype=torch.bool).triu(1), float("-inf")
+                    torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1),
+                    float("-inf"),
                 )
             out = scores.softmax(-1) @ value
         return self.out(out.transpose(1, 2).reshape(batch, length, width))

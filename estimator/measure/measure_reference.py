@@ -20,9 +20,12 @@ import torch  # noqa: TID253 - this is a process of its own
 from trainwright.estimator.fit.step_fit import StepSample, fit
 from trainwright.estimator.machine import processor
 from trainwright.estimator.measure.benchmark import networks
-from trainwright.estimator.measure.measure_device import Sentinel, measure_network, setting
+from trainwright.estimator.measure.measure_device import setting
 from trainwright.estimator.measure.messages import say
+from trainwright.estimator.measure.network_timing import measure_network
 from trainwright.estimator.measure.samples import KeptSamples
+from trainwright.estimator.measure.sentinel import Sentinel
+from trainwright.estimator.measure.torch_device import CPU
 from trainwright.estimator.memory.freed_memory import first_touch_s_per_byte, keep_freed_memory
 from trainwright.estimator.predict.calibration import Calibration
 
@@ -59,7 +62,7 @@ def main() -> None:
     sentinel, samples, started = Sentinel(), list[StepSample](), time.monotonic()
     for seed in given.seeds:
         kept = KeptSamples(
-            given.out.with_name(f"{given.out.name}.{seed}.samples"), setting(1, seed)
+            given.out.with_name(f"{given.out.name}.{seed}.samples"), setting(CPU, 1, seed)
         )
         samples += measured(seed, given.seconds, kept, sentinel)
         say(f"{len(samples)} networks", time.monotonic() - started)

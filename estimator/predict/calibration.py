@@ -43,9 +43,6 @@ SCHEMA_VERSION = 9
 _READ = (3, 4, 5, 6, 7, 8, SCHEMA_VERSION)
 _MOST_DEVIATION, _MOST_QUANTILE = 10.0, 1e3
 _MOST_WIDTH = 100.0  # of an interval's logarithm: e^100 times is as good as not known
-_FLOPS_FACTOR = {
-    "fp64": 2.0
-}  # what is measured is fp32; fp64 has half the lanes (its bytes are counted double)
 
 
 class ErrorSummary(FrozenModel):
@@ -190,9 +187,10 @@ class Calibration(FrozenModel):
         return {family: times(self.families, family, each, factor) for family, each in work.items()}
 
     def _flops_factor(self, precision: str) -> float:
-        """How many FLOPs of fp32, which is what was measured, one of this precision costs: few-shot, by the datasheet's peaks."""
-        if self.mode == "calibrated":
-            return _FLOPS_FACTOR.get(precision, 1.0)
+        """How many FLOPs of fp32, which was measured, one FLOP of this precision costs.
+
+        By the datasheet's peaks. The bytes of a precision are those of its traced operations.
+        """
         peaks = DEVICE_TYPES[self.device_type].peak_flops
         return peaks["fp32"] / peaks["bf16" if precision == "amp" else precision]
 

@@ -35,7 +35,7 @@ _FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
             "mkldnn_linear",
         ),
     ),
-    ("rnn", ("mkldnn_rnn_layer", "_thnn_fused", "lstm", "gru", "rnn_")),
+    ("rnn", ("mkldnn_rnn_layer", "_cudnn_rnn", "lstm", "gru", "rnn_")),
     (
         "norm",
         (
@@ -284,10 +284,18 @@ def hidden_bytes(func: Any, args: Any, out: Any) -> float:
 
 
 def _rnn_flops(name: str, args: Any) -> float:
-    """2 · T · N · (I + H) · 4H for the gates of an LSTM, twice that backward; torch's own counter has none for them."""
-    steps, batch, inputs = args[0].shape
-    gates, hidden = args[2].shape
-    forward = float(2 * steps * batch * (inputs + hidden) * gates)
+    """2 · T · N · (I + H) · 4H for the gates of an LSTM, twice that backward.
+
+    Torch's own counter has none for them. cuDNN gets all layers at once, in a list of weights, each
+    of which multiplies every row of the sequences.
+    """
+    if name.startswith("_cudnn_rnn"):
+        rows = args[0].numel() // max(1, args[0].shape[-1])
+        forward = float(2 * rows * sum(one.numel() for one in args[1] if one.dim() == 2))
+    else:
+        steps, batch, inputs = args[0].shape
+        gates, hidden = args[2].shape
+        forward = float(2 * steps * batch * (inputs + hidden) * gates)
     return 2 * forward if name.endswith("backward") else forward
 
 

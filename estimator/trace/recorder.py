@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from torch.utils.flop_counter import flop_registry  # noqa: TID253
 
 from trainwright.estimator.trace.operations import OperationCall, describe, hidden_bytes, tensors
 
-_BOOKKEEPING = ("prim", "profiler")  # namespaces of what is no work
+BOOKKEEPING = ("prim", "profiler")  # namespaces of what is no work
 
 
 @dataclass
@@ -91,7 +90,7 @@ class Recorder(TorchDispatchMode):
             ]  # most of an optimizer's operations: there is nothing to find out about them
         else:
             out = func(*args, **kwargs)
-        if func.namespace in _BOOKKEEPING:
+        if func.namespace in BOOKKEEPING:
             return out
         if (
             not func.is_view
@@ -151,27 +150,6 @@ class Recorder(TorchDispatchMode):
             yield self.recording
         finally:
             self.recording = None
-
-
-class Clock(TorchDispatchMode):
-    """Seconds of each operation that runs inside, in their order: those that a `Recorder` records."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch does not say its types here
-        self._seen: list[tuple[Any, float]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        started = time.perf_counter()
-        out = func(*args, **kwargs)
-        self._seen.append((func, time.perf_counter() - started))
-        return out
-
-    def seconds(self) -> list[float]:
-        """What has run since this was last asked."""
-        found = [seconds for func, seconds in self._seen if func.namespace not in _BOOKKEEPING]
-        self._seen.clear()
-        return found
 
 
 @functools.cache

@@ -118,13 +118,13 @@ def calibrate(
         ),
     ] = None,
     device: Annotated[
-        str, typer.Option(help="cpu; with --probes also cuda:0 and its like")
+        str, typer.Option(help="cpu, or a GPU by torch's name, such as cuda:0")
     ] = "cpu",
     threads: Annotated[int, typer.Option(help="CPU threads")] = 1,
     probes: Annotated[
         bool,
         typer.Option(
-            "--probes", help="a few operations only: correct the datasheet (mode few-shot)"
+            "--probes", help="measure for a short time: correct the datasheet (mode few-shot)"
         ),
     ] = False,
     most_drift: Annotated[

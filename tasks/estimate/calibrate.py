@@ -73,7 +73,8 @@ def calibration_for(threads: int, settings: Settings, store: str | None = None) 
             "notice",
             message=f"measuring this machine ({threads} thread(s)), once, for about {about_s:.0f} s",
         )
-        made = _measured(path, FIRST_USE_S, threads, math.inf, lock)
+        measured = _run(path, FIRST_USE_S, threads, lock, "--most-drift", "inf")
+        made = _with_loop(path, measured)
         _tell_if_busy(made)
         return made
 
@@ -88,17 +89,16 @@ def calibrate(
     most_drift: float = MOST_DRIFT,
     powercap: Path = RAPL_ROOT,
 ) -> Calibration:
-    """Measure a device of this machine for so many seconds, in a process of its own, and write the calibration.
+    """Measure a device of this machine for so many seconds in a separate process; write the result.
 
-    With `probes` a few-shot one, of any device that torch can address; else one of networks, of the CPU: started again, it
-    goes on where it was cut short. `powercap` is where the CPU's energy counters are. Raises BadInput, RunHeld where another
-    process measures into `out`, BusyMachine where the machine's speed spread by more than `most_drift`; then nothing is written.
+    `device` is `cpu` or a GPU by torch's name, such as `cuda:0`. With `probes` the budget is small
+    and the calibration's mode is few-shot. A measurement that was interrupted continues. `powercap`
+    is where the CPU's energy counters are.
+
+    Raises BadInput; RunHeld if another process measures into `out`; BusyMachine if the machine's
+    speed spread by more than `most_drift`, and then writes nothing.
     """
     budget_s = budget_s if budget_s is not None else PROBES_S if probes else BUDGET_S
-    if not probes and device != "cpu":
-        raise BadInput(
-            f"--device: got {device!r}; allowed: cpu (with --probes also cuda:0 and its like)"
-        )
     processors = os.cpu_count() or 1
     if not 1 <= threads <= processors:
         raise BadInput(
@@ -118,17 +118,10 @@ def calibrate(
         raise BadInput(f"--out: {out}: is a folder or a device; allowed: a regular file")
     require_space(out, _MOST_BYTES, "--out")
     with _lock(out, wait=False) as lock:
-        if probes:
-            more = (
-                "--device",
-                device,
-                "--most-drift",
-                str(most_drift),
-                "--powercap",
-                str(powercap),
-            )
-            return _run("probe", out, budget_s, threads, lock, *more)
-        return _measured(out, budget_s, threads, most_drift, lock, powercap)
+        options = ["--device", device, "--most-drift", str(most_drift), "--powercap", str(powercap)]
+        options += ["--mode", "few-shot"] if probes else []
+        made = _run(out, budget_s, threads, lock, *options)
+        return _with_loop(out, made) if made.device_type == "cpu" else made
 
 
 def calibrate_and_share(
@@ -276,18 +269,6 @@ def _lock(out: Path, *, wait: bool) -> Iterator[int]:
         yield held
 
 
-def _measured(
-    out: Path,
-    budget_s: float,
-    threads: int,
-    most_drift: float,
-    lock: int,
-    powercap: Path = RAPL_ROOT,
-) -> Calibration:
-    more = ("--most-drift", str(most_drift), "--powercap", str(powercap))
-    return _with_loop(out, _run("measure_device", out, budget_s, threads, lock, *more))
-
-
 def _with_loop(out: Path, calibration: Calibration) -> Calibration:
     """The calibration with what training adds to a step, measured now in a process of its own; written."""
     if missing := [
@@ -328,18 +309,11 @@ def _with_loop(out: Path, calibration: Calibration) -> Calibration:
     return made
 
 
-def _run(
-    module: str, out: Path, budget_s: float, threads: int, lock: int, *more: str
-) -> Calibration:
-    """Measure in a process of its own, which holds the lock too and ends with this one."""
-    command = [
-        sys.executable,
-        "-m",
-        f"trainwright.estimator.measure.{module}",
-        "--out",
-        str(out.absolute()),
-    ]
-    command += ["--budget", str(budget_s), "--threads", str(threads), *more]
+def _run(out: Path, budget_s: float, threads: int, lock: int, *options: str) -> Calibration:
+    """Measure in a separate process, which holds the lock too and ends with this one."""
+    command = [sys.executable, "-m", "trainwright.estimator.measure.measure_device"]
+    command += ["--out", str(out.absolute()), "--budget", str(budget_s), "--threads", str(threads)]
+    command += options
     last, failure = "", None
     with subprocess.Popen(
         dying_with_parent(command),

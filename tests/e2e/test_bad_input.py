@@ -211,7 +211,7 @@ def test_a_device_type_that_nobody_knows(home: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["--device", "cuda:0"], "allowed: cpu (with --probes"),
+        (["--device", "cuda:0"], "torch finds here: cpu"),
         (["--device", "cuda:99", "--probes"], "torch finds here: cpu"),
         (["--probes", "--budget", "60"], "allowed with --probes: 1 to 30 s"),
     ],

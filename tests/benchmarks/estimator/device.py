@@ -27,8 +27,8 @@ _OTHER_SEED = 1_000_003
 _LONGEST_STEP_S = 0.4
 
 
-def calibrated(module: str, seconds: float, threads: int, *more: str) -> Calibration:
-    """What a module that measures finds, in a process of its own as `trainwright calibrate` has it."""
+def calibrated(seconds: float, threads: int, *more: str) -> Calibration:
+    """This CPU's calibration, measured in a process of its own as `trainwright calibrate` does."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cpu.json"
         numbers = [f"--budget={seconds}", f"--threads={threads}", "--most-drift=inf"]
@@ -36,7 +36,7 @@ def calibrated(module: str, seconds: float, threads: int, *more: str) -> Calibra
             [
                 sys.executable,
                 "-m",
-                f"trainwright.estimator.measure.{module}",
+                "trainwright.estimator.measure.measure_device",
                 "--out",
                 path,
                 *numbers,

@@ -226,7 +226,7 @@ def main() -> None:
     calibration = (
         load(given.calibration, torch.__version__)
         if given.calibration
-        else device.calibrated("measure_device", given.seconds, 1)
+        else device.calibrated(given.seconds, 1)
     )
     chosen = drawn(given.seed, given.models, given.batches)
     curves = [

@@ -102,13 +102,13 @@ def measured(given: argparse.Namespace) -> Piece:
     calibration = (
         load(given.calibration, torch.__version__)
         if given.calibration
-        else device.calibrated("measure_device", given.seconds, given.threads)
+        else device.calibrated(given.seconds, given.threads)
     )
     sentinel = Sentinel(calibration.speed)
     modes: dict[str, Calibration | None] = {OURS: calibration}
     others: dict[str, Predictor] = {}
     if not given.alone:
-        modes[FEW] = device.calibrated("probe", given.probe_seconds, given.threads, "--device=cpu")
+        modes[FEW] = device.calibrated(given.probe_seconds, given.threads, "--mode=few-shot")
         modes[DATASHEET] = None
         others = baselines(given.baseline_seconds or given.seconds, given.threads, sentinel)
     chosen = drawn(given.seed, given.cases, given.in_family)

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from trainwright.estimator.measure.measure_device import Sentinel as Kernels
+from trainwright.estimator.measure.sentinel import Sentinel as Kernels
 from trainwright.estimator.predict.machine_speed import Speed
 
 BLOCK = 3

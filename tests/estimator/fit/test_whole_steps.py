@@ -9,10 +9,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from trainwright.estimator.fit.cost_fit import fit_families
+from trainwright.estimator.fit.roofline_fit import DevicePrior
 from trainwright.estimator.fit.whole_steps import WholeSteps
 from trainwright.estimator.predict.op_cost import FamilyCost, OpSample, Roofline, times
 from trainwright.estimator.predict.step_work import FamilyWork, by_family
 
+PRIOR = DevicePrior("cpu")
 TRUTH = Roofline(latency_s=2e-6, flops_per_s=1e11, bytes_per_s=1e10)
 SLOWER = 1.3  # within a step, of one kind of operation
 
@@ -55,7 +57,7 @@ def _took(ops: list[OpSample]) -> float:
 
 def _taught(steps: list[list[OpSample]], disturbed: int = 0) -> dict[str, FamilyCost]:
     """Costs that have seen each operation, then whole steps; the first ones were disturbed, and took thrice as long."""
-    costs = fit_families([op for step in steps for op in step])
+    costs = fit_families([op for step in steps for op in step], PRIOR)
     learning = WholeSteps(costs)
     rows, off = [], []
     for number, step in enumerate(steps):
@@ -81,7 +83,7 @@ def _errors(costs: Mapping[str, FamilyCost], steps: list[list[OpSample]]) -> np.
 def test_what_operations_cost_within_steps_is_learned_for_steps_that_were_not_seen() -> None:
     made = _steps(80)
     seen, unseen = made[:60], made[60:]
-    alone = fit_families([op for step in seen for op in step])
+    alone = fit_families([op for step in seen for op in step], PRIOR)
     assert np.median(_errors(alone, unseen)) > 0.08
     assert np.median(_errors(_taught(seen), unseen)) < 0.04
 
@@ -94,7 +96,9 @@ def test_steps_that_something_else_disturbed_hardly_count() -> None:
 def test_families_that_steps_say_nothing_of_stay_as_they_were() -> None:
     steps = _steps(30)
     other = _op("aten.exp", 0.0, 1).model_copy(update={"family": "elementwise", "bytes": 1e5})
-    costs = fit_families([*(op for step in steps for op in step), *(other for _ in range(3))])
+    costs = fit_families(
+        [*(op for step in steps for op in step), *(other for _ in range(3))], PRIOR
+    )
     learning = WholeSteps(costs)
     work = _work(steps[0])
     row = learning.row(work, {family: np.ones(len(each.kinds)) for family, each in work.items()})

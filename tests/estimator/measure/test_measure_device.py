@@ -1,132 +1,131 @@
-"""Measuring a network: what is timed is what a trace of its step holds."""
+"""Measuring a device, as shortly as it gets: this CPU, and a stand-in that goes a GPU's way through the program."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
-import random
 import time
-from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from trainwright.estimator.measure.benchmark import BenchmarkNetwork, networks
-from trainwright.estimator.measure.blocks import FAMILIES
-from trainwright.estimator.measure.measure_device import (
-    Sentinel,
-    measure_network,
-    ready,
-    time_steps,
-)
-from trainwright.estimator.predict.calibration import op_count
-from trainwright.estimator.trace.recorder import Clock, Recorder
-from trainwright.estimator.trace.source import ModelDefinition
-from trainwright.estimator.trace.trace import trace
-from trainwright.estimator.trace.training_step import StepSpec
+from trainwright.estimator.errors import BadInput, BusyMachine
+from trainwright.estimator.measure.benchmark import networks
+from trainwright.estimator.measure.measure_device import measure, setting
+from trainwright.estimator.measure.network_timing import measure_network
+from trainwright.estimator.measure.samples import KeptSamples
+from trainwright.estimator.measure.sentinel import Sentinel
+from trainwright.estimator.measure.torch_device import CPU, TorchDevice, device_named
+from trainwright.estimator.predict.datasheet import FAMILIES
+from trainwright.estimator.trace.operations import describe
+
+MOST_SAMPLES = 512
 
 
-def _network(optimizer: str) -> BenchmarkNetwork:
-    return next(
-        one
-        for one in networks(3)
-        if one.family == "dense" and one.optimizer == optimizer and one.batch_size < 64
-    )
+@dataclass(frozen=True)
+class StandIn(TorchDevice):
+    """No GPU: the CPU's tensors and clock, a memory of MOST_SAMPLES, and notes of what was asked."""
+
+    asked: list[str] = field(default_factory=list)
+
+    @property
+    def is_gpu(self) -> bool:
+        return True
+
+    @property
+    def stamp(self) -> Callable[[], Any]:
+        return time.perf_counter
+
+    def finish(self) -> None:
+        self.asked.append("finish")
+
+    def seconds_between(self, before: Any, after: Any) -> float:
+        return float(after - before)
+
+    def largest_batch(self, batch_size: int) -> float:
+        return MOST_SAMPLES
+
+    def begin(self) -> None:
+        self.asked.append("begin")
 
 
-def test_a_sample_holds_the_operations_of_the_traced_step() -> None:
-    for optimizer in ("sgd", "adam"):
-        network = _network(optimizer)
-        torch.manual_seed(0)
-        sample = measure_network(network, Sentinel())
-        definition = ModelDefinition(network.build, network.example_batch, network.loss)
-        traced = trace(StepSpec(definition, {}, None, {"name": optimizer}), sample.batch_size)
-        kinds, seen = Counter[str](), Counter[str]()
-        for one in traced.trace:
-            kinds[one.kind] += one.count
-        for each in sample.ops:
-            seen[each.kind] += each.count
-        assert seen == kinds
-        assert seen.total() == op_count(traced)
-        assert all(one.seconds > 0 for one in sample.ops)
+def _gpu() -> StandIn:
+    return StandIn(torch.device("cpu"), "nvidia-t4", "stand-in")
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_operations_are_as_large_when_they_are_measured_as_when_they_are_traced(
-    family: str,
-) -> None:
-    build, inputs = FAMILIES[family](random.Random(1))
-    network = BenchmarkNetwork(family, build, inputs, 2, "adamw")
-    step, recorder = ready(network, 2), Recorder()
-    step()
-    with recorder, recorder.record() as recording:
-        step()
-    measured = Counter(
-        (
-            one.kind,
-            one.family,
-            one.dtype,
-            round(one.flops),
-            round(one.bytes),
-            tuple(one.dims.items()),
-        )
-        for one in recording.operations
-        if one.kind != "aten._local_scalar_dense"
-    )
-    definition = ModelDefinition(build, network.example_batch, network.loss)
-    traced = Counter[tuple[object, ...]]()
-    for each in trace(StepSpec(definition, {}, None, {"name": "adamw"}), 2).trace:
-        dims = tuple((name, float(round(line(2), 6))) for name, line in each.dims.items())
-        traced[
-            each.kind, each.family, each.dtype, round(each.flops(2)), round(each.bytes(2)), dims
-        ] += each.count
-    assert measured == traced
+def test_measuring_gives_a_calibration_of_this_machine_with_a_cost_for_every_family() -> None:
+    said: list[str] = []
+    found = measure(CPU, 0.1, 1, lambda message, _: said.append(message))
+    assert (found.mode, found.device_type, found.threads) == ("calibrated", "cpu", 1)
+    assert found.torch == importlib.metadata.version("torch")
+    assert found.measurements > 50
+    assert found.step_deviation > 0
+    assert found.sentinel_drift >= 0
+    assert found.first_touch_s_per_byte > 0
+    assert set(found.families) >= set(FAMILIES)
+    assert said[-1].startswith("fitting ")
 
 
-def test_the_clock_times_what_the_recorder_records_and_forgets_what_it_told() -> None:
-    x = torch.rand(4, 4)
-
-    def step() -> None:
-        (x @ x).view(16).sum()
-
-    recorder, clock = Recorder(), Clock()
-    with recorder, recorder.record() as recording:
-        step()
-    for _ in range(2):
-        with clock:
-            step()
-        assert len(clock.seconds()) == len(recording.operations) == 3
-    assert clock.seconds() == []
+def test_a_gpu_is_measured_by_the_same_program_without_what_is_the_cpu_s() -> None:
+    gpu = _gpu()
+    found = measure(gpu, 0.1, 1, lambda *_: None)
+    assert (found.device_type, found.processor) == ("nvidia-t4", "stand-in")
+    assert found.reference is None
+    assert found.first_touch_s_per_byte == 0.0
+    assert set(found.families) >= set(FAMILIES)
+    assert gpu.asked.count("begin") == 12
+    assert gpu.asked.count("finish") > 100
 
 
-def test_of_a_single_layer_the_operations_alone_are_timed() -> None:
-    network = next(one for one in networks(3) if one.single and one.batch_size < 16)
-    sample = measure_network(network, Sentinel())
-    assert sample.single
-    assert sample.seconds == sum(one.count * one.seconds for one in sample.ops)
-    assert (sample.noise, sample.speed) == (0.0, sample.ops_speed)
+def test_a_gpu_s_batches_are_larger_and_fit_into_its_memory() -> None:
+    gpu = _gpu()
+    sentinel = Sentinel(gpu)
+    for number, (small, large) in enumerate(zip(networks(5), networks(5, (64,)), strict=False)):
+        assert large.batch_size == 64 * small.batch_size
+        assert large.family == small.family
+        sample = measure_network(large, sentinel, gpu)
+        assert min(large.batch_size, 2) <= sample.batch_size <= MOST_SAMPLES
+        if number == 2:
+            break
 
 
-def test_a_long_step_is_timed_once_and_a_short_one_often() -> None:
-    calls = Counter[str]()
-
-    def long() -> None:
-        calls["long"] += 1
-        time.sleep(0.03)
-
-    def short() -> None:
-        calls["short"] += 1
-
-    assert time_steps(long) >= 0.03
-    assert time_steps(short, least_s=math.inf) >= 0
-    assert calls == {"long": 1, "short": 50}
+def test_samples_of_other_devices_threads_or_seeds_are_not_put_together() -> None:
+    assert len({setting(CPU, 1), setting(CPU, 2), setting(CPU, 1, 7), setting(_gpu(), 1)}) == 4
 
 
-def test_a_step_of_a_built_model_begins_with_an_optimizer_of_its_own() -> None:
-    network = _network("adam")
-    model = network.build()
-    first = ready(network, 2, model)
-    first()
-    second = ready(network, 4, model)
-    assert second.model is first.model
-    assert first.optimizer.state
-    assert not second.optimizer.state
+def test_a_machine_whose_speed_spreads_too_far_is_refused() -> None:
+    with pytest.raises(BusyMachine, match=r"allowed: 0 %.*--most-drift"):
+        measure(CPU, 0.1, 1, lambda *_: None, most_drift=0.0)
+
+
+def test_a_measurement_continues_from_the_samples_that_it_kept(tmp_path: Path) -> None:
+    said: list[str] = []
+    first = KeptSamples(tmp_path / "samples", setting(CPU, 1))
+    measure(CPU, 0.1, 1, lambda *_: None, kept=first)
+    again = KeptSamples(tmp_path / "samples", setting(CPU, 1))
+    found = measure(CPU, 0.1, 1, lambda message, _: said.append(message), kept=again)
+    assert said[0] == "continuing after 12 networks"
+    assert again.samples == first.samples
+    assert found.duration_s > first.elapsed_s
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "tpu", "cuda", ""])
+def test_a_device_that_torch_does_not_find_is_refused_with_those_that_it_does(device: str) -> None:
+    with pytest.raises(BadInput, match=f"--device: got '{device}'; torch finds here: cpu"):
+        device_named(device)
+
+
+def test_cudnn_s_recurrent_layers_count_all_their_weights_for_every_step() -> None:
+    steps, batch, inputs, hidden = 5, 3, 16, 8
+    weights = [torch.rand(4 * hidden, inputs), torch.rand(4 * hidden, hidden), torch.rand(32)]
+    states = [torch.zeros(1, batch, hidden) for _ in range(2)]
+    args = (torch.rand(steps, batch, inputs), weights, 4, None, *states)
+    out = (torch.rand(steps, batch, hidden), *(one.clone() for one in states))
+    seen = describe(torch.ops.aten._cudnn_rnn.default, args, {}, out)
+    assert seen.family == "rnn"
+    assert seen.flops == 2 * steps * batch * 4 * hidden * (inputs + hidden)
+    assert not math.isnan(seen.bytes)

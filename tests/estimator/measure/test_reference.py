@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.estimator.fit.cost_fit import Told, fit_family
+from trainwright.estimator.fit.roofline_fit import DevicePrior
 from trainwright.estimator.fit.step_fit import StepSample, fit
 from trainwright.estimator.measure.benchmark import networks, turn
-from trainwright.estimator.measure.measure_device import Sentinel, ready
 from trainwright.estimator.measure.measure_reference import measured
+from trainwright.estimator.measure.network_timing import ready
 from trainwright.estimator.measure.samples import KeptSamples
+from trainwright.estimator.measure.sentinel import Sentinel
 from trainwright.estimator.predict.calibration import Calibration
 from trainwright.estimator.predict.machine_speed import Speed
 from trainwright.estimator.predict.op_cost import FamilyCost, OpSample
@@ -147,7 +149,7 @@ def test_a_machine_that_is_slower_in_all_is_told_by_its_factor(
 
 def test_one_operation_that_something_disturbed_does_not_make_a_family_slower() -> None:
     ops = list(_ops(random.Random(6), 41, _seconds))
-    cost = fit_family(ops)
+    cost = fit_family(ops, DevicePrior("cpu").center("matmul"))
     calm = Told({"matmul": cost}, ops).cost("matmul", ops)
     ops[3] = ops[3].model_copy(update={"seconds": 100 * ops[3].seconds})
     disturbed = Told({"matmul": cost}, ops).cost("matmul", ops)

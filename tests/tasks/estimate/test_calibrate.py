@@ -149,7 +149,7 @@ def test_a_busy_machine_is_refused_and_the_next_start_measures_anew(tmp_path: Pa
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"device": "cuda:0"}, "--device: got 'cuda:0'; allowed: cpu"),
+        ({"device": "cuda:0"}, "--device: got 'cuda:0'; torch finds here: cpu"),
         ({"threads": 5000}, "--threads: got 5000"),
         ({"budget_s": float("nan")}, "--budget: got nan"),
         ({"budget_s": float("inf")}, "--budget: got inf"),
