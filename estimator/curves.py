@@ -1,6 +1,6 @@
-"""What a training step costs on a device, over the batch size: the form in which the planner sees a model.
+"""The cost of a training step on a device as a function of the batch size: what the planner sees.
 
-Pure arithmetic on values: t(b) = a + s·b, m(b) = m0 + m1·b, energy = time × power.
+Arithmetic on values: t(b) = a + s·b, m(b) = m0 + m1·b, energy = time · power.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ class Affine(FrozenModel):
 
 
 class Knots(FrozenModel):
-    """A curve through points, straight between them and beyond: what is known exactly at some batch sizes.
+    """A curve through points at some batch sizes, linear between them and beyond.
 
-    Before the first it stays above what is in proportion to the batch size: no step of fewer samples takes less for each.
+    Before the first point it is at least proportional to the batch size: a step of fewer samples
+    does not take less for each.
     """
 
     sizes: tuple[Annotated[int, Field(ge=1, le=2**63)], ...] = Field(min_length=2)
@@ -64,7 +65,7 @@ class Knots(FrozenModel):
         return max(least, low + (high - low) * (batch_size - left) / (right - left))
 
     def bends(self, by: float = 0.25) -> list[int]:
-        """The batch sizes where the slope changes by more than this share."""
+        """The batch sizes at which the slope changes by more than this share."""
         slopes = [
             (self.values[place + 1] - self.values[place])
             / (self.sizes[place + 1] - self.sizes[place])
@@ -79,7 +80,10 @@ class Knots(FrozenModel):
 
 
 class Basis(FrozenModel):
-    """What a calibration's prediction was made of: by it, finished runs are told apart (`estimator.experience`)."""
+    """What a calibrated prediction was made from. It identifies finished runs that are alike.
+
+    `predict.correction` uses it.
+    """
 
     model: str = Field(description="the structure's fingerprint")
     shares: dict[str, float] = Field(
@@ -93,12 +97,14 @@ class Basis(FrozenModel):
 class DeviceCurve(FrozenModel):
     """A model's training step on one kind of device (type, cores, speed).
 
-    `step_time_s` and `peak_memory_bytes` are lines over the batch size; where `time_knots` and `memory_knots` are known they
-    say it exactly. The 90 % interval of the time is the median times `low_factor` and `high_factor`.
+    `step_time_s` and `peak_memory_bytes` are lines over the batch size; `time_knots` and
+    `memory_knots`, if known, are exact. The 90 % interval of the time is the median times
+    `low_factor` and `high_factor`.
 
-    Memory is the step's own: expected of tensors alive at once, safe of resident memory above what the process held before the
-    model was built. `process_bytes` is the rest of a rank: interpreter, torch, Horovod, readers of data, the buffer in which
-    gradients are summed, copies for checkpoints. `device_memory_bytes` is all of it: what is compared with the device's memory.
+    Memory is the step's own. Expected: tensors alive at once. Safe: resident memory above what the
+    process held before the model was built. `process_bytes` is the rest of a rank: interpreter,
+    torch, Horovod, readers of data, the buffer in which gradients are summed, copies for
+    checkpoints. `device_memory_bytes` is all of it, to compare with the device's memory.
     """
 
     device_type: str
@@ -115,7 +121,8 @@ class DeviceCurve(FrozenModel):
     time_knots: Knots | None = None
     loop_s: Affine | None = Field(
         default=None,
-        description="the part of `step_time_s` that training adds to the model's step; None: it is not in it",
+        description="the part of `step_time_s` that the training loop adds to the model's step; "
+        "None: not included",
     )
     low_factor: float
     high_factor: float
@@ -125,20 +132,21 @@ class DeviceCurve(FrozenModel):
     memory_safe_factor: float = Field(
         default=1.0,
         ge=1,
-        description="where `safe_memory_knots` is not known: `safe` = expected times this",
+        description="without `safe_memory_knots`, `safe` is the expected memory times this",
     )
-    process_bytes: float = Field(default=0.0, description="what a rank takes besides its step")
+    process_bytes: float = Field(default=0.0, description="memory of a rank besides its step")
     kept_bytes: float = Field(
         default=0.0,
-        description="of that, what the model's size says: summed gradients, copies for checkpoints",
+        description="the part of it that depends on the model's size: summed gradients, copies for "
+        "checkpoints",
     )
     memory_limit_bytes: float | None = Field(
-        default=None, description="what the device has; None: not known"
+        default=None, description="memory of the device; None: not known"
     )
     most_batch_size: int | None = Field(
         default=None,
         ge=0,
-        description="samples at once that one was seen to hold, where one ran out of memory",
+        description="the largest batch that fitted on such a device that ran out of memory",
     )
     idle_w: float | None = None
     load_w: float | None = None
@@ -146,43 +154,49 @@ class DeviceCurve(FrozenModel):
         default=0.0, ge=0, description="relative half width of the 90 % interval of the power"
     )
     energy_source: Literal["measured", "datasheet"] | None = None
-    basis: Basis | None = Field(default=None, description="None where it is no calibration's")
+    notes: tuple[str, ...] = Field(
+        default=(), description="what a person should know about this prediction"
+    )
+    basis: Basis | None = Field(default=None, description="None: not from a calibration")
     learned_from: int = Field(default=0, description="finished runs that corrected it")
     calibrated_time_knots: Knots | None = Field(
-        default=None, description="where runs corrected it: as it was before"
+        default=None, description="`time_knots` before finished runs corrected them"
     )
 
     def median_s(self, batch_size: int, micro_batches: int = 1) -> float:
-        """Median seconds for one step of b samples in A micro-batches: p · t(b / p), p = min(A, b)."""
+        """Median seconds of a step of b samples in A micro-batches: p · t(b / p), p = min(A, b)."""
         pieces = max(1, min(micro_batches, batch_size))
         return pieces * (self.time_knots or self.step_time_s)(batch_size / pieces)
 
     def step_time(self, batch_size: int, micro_batches: int = 1) -> Interval:
-        """Seconds for one step of this many samples, in so many micro-batches."""
+        """Seconds of one step of so many samples in so many micro-batches."""
         median = self.median_s(batch_size, micro_batches)
         return Interval(median=median, low=median * self.low_factor, high=median * self.high_factor)
 
     def loop_part_s(self, batch_size: int, micro_batches: int = 1) -> float | None:
-        """Of `median_s`, as calibration has it, what training adds to the model's step; None where it is not in it."""
+        """The part of `median_s` that the training loop adds; None if it is not included.
+
+        It is the calibration's: finished runs do not correct it.
+        """
         pieces = max(1, min(micro_batches, batch_size))
         return None if self.loop_s is None else pieces * self.loop_s(batch_size / pieces)
 
     def memory_bytes(self, batch_size: int) -> float:
-        """Bytes that a step of this many samples is expected to need."""
+        """Bytes of tensors that are expected to be alive at once in a step of so many samples."""
         return (self.memory_knots or self.peak_memory_bytes)(batch_size)
 
     def safe_memory_bytes(self, batch_size: int) -> float:
-        """Resident bytes that a step of this many samples stays below, above what the process held before."""
+        """A bound on the resident bytes that a step of so many samples adds to the process."""
         if self.safe_memory_knots is not None:
             return max(self.memory_bytes(batch_size), self.safe_memory_knots(batch_size))
         return self.memory_bytes(batch_size) * self.memory_safe_factor
 
     def device_memory_bytes(self, batch_size: int) -> float:
-        """Bytes that a rank with this step stays below, its process included."""
+        """A bound on the bytes of a rank with this step, its process included."""
         return self.safe_memory_bytes(batch_size) + self.process_bytes
 
     def memory_line(self, batch_size: int) -> Affine:
-        """`device_memory_bytes` up to a batch, as the line through its ends."""
+        """`device_memory_bytes` up to a batch size, as the line through both ends."""
         most = max(2, batch_size)
         least_bytes, most_bytes = self.device_memory_bytes(1), self.device_memory_bytes(most)
         slope = (most_bytes - least_bytes) / (most - 1)
@@ -190,12 +204,13 @@ class DeviceCurve(FrozenModel):
 
 
 def line_through(sizes: Sequence[int], seconds: Sequence[float]) -> Affine:
-    """The line of least squared relative error, neither part negative."""
+    """The line with the least sum of squared relative errors; neither part is negative."""
     inverse = [1 / value for value in seconds]
     slopes = [size / value for size, value in zip(sizes, seconds, strict=True)]
     ones, twos = sum(inverse), sum(slopes)
     one_one, one_two, two_two = _dot(inverse, inverse), _dot(inverse, slopes), _dot(slopes, slopes)
-    # The normal equations of Σ (fixed / t + per_sample · size / t − 1)²; where one part came out negative, the other's alone.
+    # The normal equations of Σ (fixed / t + per_sample · size / t − 1)². If one part comes out
+    # negative, the other alone is fitted.
     determinant = one_one * two_two - one_two**2
     fixed = (ones * two_two - twos * one_two) / determinant
     per_sample = (twos * one_one - ones * one_two) / determinant
@@ -211,7 +226,7 @@ def _dot(left: Sequence[float], right: Sequence[float]) -> float:
 
 
 def line_above(sizes: Sequence[int], values: Sequence[float]) -> Affine:
-    """The line through the ends, raised above all points between."""
+    """The line through both ends, raised above all points between them."""
     per_sample = (values[-1] - values[0]) / (sizes[-1] - sizes[0])
     fixed = max(value - per_sample * size for size, value in zip(sizes, values, strict=True))
     return Affine(fixed=max(0.0, fixed), per_sample=per_sample)

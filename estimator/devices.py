@@ -1,7 +1,8 @@
-"""Device types and what their makers state of them: the prior for a device that nobody has measured yet.
+"""Device types and their datasheets: the prior for a device that nobody has measured.
 
-Dense peaks without sparsity, FLOP/s; bandwidth of the device's memory, bytes/s; board power, W. Each figure names where it is
-from (`DeviceType.sources`): the maker's document, or an assumption that says so.
+Peaks are dense, without sparsity, in FLOP/s; bandwidth is that of the device's memory in bytes/s;
+power is the board's in W. Each figure has its source (`DeviceType.sources`): the maker's document,
+or a stated assumption.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from typing import Literal
 
 EMULATED = "emulated"
 EMULATED_SAMPLE_S = 1e-3
-"""An emulated device of speed 1 takes this long for a sample: step time = EMULATED_SAMPLE_S · batch / speed."""
-
+"""An emulated device takes EMULATED_SAMPLE_S · batch / speed for a step."""
 
 HOST_MEMORY_TYPES = ("cpu", EMULATED)
-"""Devices whose ranks share the memory of their host."""
+"""Devices whose ranks use the memory of their host."""
 
 IDLE_SHARE = 0.15
-"""Of board power, drawn by a device that holds a process and waits: an assumption, as makers state none. On H100, A100 and L40S a
-context was seen to add 26 to 66 W to what the bare board draws (arXiv:2605.23918)."""
+"""The share of board power that a device draws while its process waits.
+
+An assumption, because makers state none. On H100, A100 and L40S a context adds 26 to 66 W to the
+power of the bare board (arXiv:2605.23918).
+"""
 _IDLE_SOURCE = (
     f"assumed: {IDLE_SHARE:.0%} of board power; size as in https://arxiv.org/abs/2605.23918"
 )
@@ -28,10 +31,11 @@ _IDLE_SOURCE = (
 
 @dataclass(frozen=True)
 class DeviceType:
-    """A kind of device. `memory_bytes` is None where it is the host's.
+    """A kind of device. `memory_bytes` is None if it uses the host's memory.
 
-    `peak_flops` has fp64, fp32, bf16, and tf32 where matrix units take fp32 so (PyTorch's convolutions do, its matrix products
-    do not: torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32). `source` is of every figure that is not in
+    `peak_flops` has fp64, fp32 and bf16, and tf32 if the matrix units compute fp32 so. PyTorch's
+    convolutions use tf32, its matrix products do not (torch.backends.cudnn.allow_tf32,
+    torch.backends.cuda.matmul.allow_tf32). `source` holds for every figure that is not in
     `other_sources`.
     """
 
@@ -46,7 +50,7 @@ class DeviceType:
 
     @property
     def sources(self) -> dict[str, str]:
-        """Where each figure is from, by its name; peaks as `peak_flops.fp32`."""
+        """The source of each figure by its name; a peak's name is like `peak_flops.fp32`."""
         names = [f"peak_flops.{dtype}" for dtype in self.peak_flops]
         names += ["bandwidth_bytes_per_s", "memory_bytes", "idle_w", "load_w"]
         return {name: self.other_sources.get(name, self.source) for name in names}
@@ -73,12 +77,25 @@ def _gpu(
 
 
 _DOCS = "https://www.nvidia.com/content/dam/en-zz/Solutions"
-_V100 = "https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf (SXM2)"
+_IMAGES = "https://images.nvidia.com"
+_RESOURCES = "https://resources.nvidia.com"
+_V100 = (
+    f"{_IMAGES}/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf (SXM2)"
+)
 _A100 = f"{_DOCS}/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf (SXM)"
 _GA102 = (
     "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf"
 )
-_ADA = "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"
+_ADA = f"{_IMAGES}/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"
+_M40 = f"{_IMAGES}/content/tesla/pdf/78071_Tesla_M40_24GB_Print_Datasheet_LR.PDF"
+_H200 = (
+    f"{_RESOURCES}/en-us-data-center-overview-mc/en-us-data-center-overview/"
+    "hpc-datasheet-sc23-h200 (SXM)"
+)
+_MI300X = (
+    "https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/"
+    "amd-instinct-mi300x-data-sheet.pdf"
+)
 _NO_HALF = "its fp32, as the device has no faster half precision"
 _FP16 = "its fp16, as the device has no bf16 units"
 _FP64_32ND, _FP64_64TH = (
@@ -96,7 +113,7 @@ _TYPES = (
         288,
         12,
         250,
-        "https://images.nvidia.com/content/tesla/pdf/78071_Tesla_M40_24GB_Print_Datasheet_LR.PDF (12 GB: its 2015 issue)",
+        f"{_M40} (12 GB: its 2015 issue)",
         fp64=_FP64_32ND,
         bf16=_NO_HALF,
     ),
@@ -106,7 +123,7 @@ _TYPES = (
         732,
         16,
         300,
-        "https://images.nvidia.com/content/tesla/pdf/nvidia-tesla-p100-datasheet.pdf (SXM2)",
+        f"{_IMAGES}/content/tesla/pdf/nvidia-tesla-p100-datasheet.pdf (SXM2)",
         bf16=_FP16,
     ),
     _gpu("nvidia-v100-16gb", (7.8, 15.7, 125, None), 900, 16, 300, _V100, bf16=_FP16),
@@ -138,7 +155,7 @@ _TYPES = (
         300,
         24,
         72,
-        "https://resources.nvidia.com/en-us-data-center-overview/l4-gpu-datasheet",
+        f"{_RESOURCES}/en-us-data-center-overview/l4-gpu-datasheet",
         fp64=_FP64_64TH,
         bf16=_SPARSE,
         tf32=_SPARSE,
@@ -149,7 +166,7 @@ _TYPES = (
         864,
         48,
         350,
-        "https://resources.nvidia.com/en-us-l40s/l40s-datasheet-28413",
+        f"{_RESOURCES}/en-us-l40s/l40s-datasheet-28413",
         fp64=_FP64_64TH,
     ),
     _gpu(
@@ -176,7 +193,7 @@ _TYPES = (
         3350,
         80,
         700,
-        "https://resources.nvidia.com/en-us-gpu-resources/h100-datasheet-24306 (SXM)",
+        f"{_RESOURCES}/en-us-gpu-resources/h100-datasheet-24306 (SXM)",
         bf16=_SPARSE,
         tf32=_SPARSE,
     ),
@@ -186,7 +203,7 @@ _TYPES = (
         4800,
         141,
         700,
-        "https://resources.nvidia.com/en-us-data-center-overview-mc/en-us-data-center-overview/hpc-datasheet-sc23-h200 (SXM)",
+        _H200,
         bf16=_SPARSE,
         tf32=_SPARSE,
     ),
@@ -206,41 +223,43 @@ _TYPES = (
         5300,
         192,
         750,
-        "https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/amd-instinct-mi300x-data-sheet.pdf",
+        _MI300X,
     ),
-    # A core of a recent server CPU: 8 fp32 lanes x 2 FMA x 2 FLOP x 3 GHz, its part of the socket's bandwidth and power.
+    # A core of a recent server CPU: 8 fp32 lanes x 2 FMA x 2 FLOP x 3 GHz, and its share of the
+    # socket's bandwidth and power.
     DeviceType("cpu", {"fp64": 48e9, "fp32": 96e9, "bf16": 96e9}, 10e9, None, 2.0, 8.0, _ASSUMED),
     DeviceType(
         EMULATED, {"fp64": 48e9, "fp32": 96e9, "bf16": 96e9}, 10e9, None, 2.0, 8.0, _ASSUMED
     ),
 )
 
-_OFF = 0.15  # of a device's memory
+_OFF = 0.15  # by which a driver's figure of the memory may differ from the datasheet's
 
 DEVICE_TYPES: dict[str, DeviceType] = {device.name: device for device in _TYPES}
 
 
 def half_precision(device_type: str) -> Literal["bf16", "fp16"]:
-    """In which of the two `amp` computes on a device type: fp16 where it has no bf16 units."""
+    """The type in which `amp` computes on a device type: fp16 if it has no bf16 units."""
     known = DEVICE_TYPES.get(device_type)
     return "fp16" if known and known.sources.get("peak_flops.bf16") in (_FP16, _NO_HALF) else "bf16"
 
 
 def threads_of(cores: float | None) -> int:
-    """With how many threads a CPU device of so many cores computes: whole ones, one at least."""
+    """The threads of a CPU device with so many cores: a whole number, at least one."""
     return max(1, int(cores or 1))
 
 
 def cores_used(cores: float | None) -> float:
-    """The cores that those threads keep busy: 1.5 have no thread for their half, half a one is busy."""
+    """The cores that those threads keep busy: of 1.5 cores one, of half a core all of it."""
     return min(cores or 1.0, float(threads_of(cores)))
 
 
 def recognise(name: str, memory_bytes: float) -> str | None:
-    """The device type of a GPU by the name that its driver gives and its memory; None where it is no known type.
+    """The device type of a GPU, from its driver's name and its memory; None if it is not known.
 
-    "NVIDIA A100-SXM4-80GB" is nvidia-a100-80gb. Drivers show up to 15 % less than the datasheet's memory, and what differs by
-    more is another device (H100 NVL, a laptop's RTX 4090); a slice of one (MIG) is none.
+    "NVIDIA A100-SXM4-80GB" is nvidia-a100-80gb. Drivers show up to 15 % less memory than the
+    datasheet; a larger difference means another device (H100 NVL, a laptop's RTX 4090). A slice of
+    a device (MIG) has no type.
     """
     words = name.lower().replace("rtx ", "rtx").replace("-", " ").split()
     if "mig" in words:
@@ -258,14 +277,17 @@ def recognise(name: str, memory_bytes: float) -> str | None:
 
 
 def other_board(name: str, device_type: str) -> bool:
-    """Whether a GPU, by its driver's name, is a PCIe board of a device type whose datasheet is of an SXM board."""
+    """Whether a GPU, by its driver's name, is a PCIe board, but the datasheet is of an SXM board."""
     words = name.lower().replace("-", " ").split()
     on_sxm = any("(SXM" in source for source in DEVICE_TYPES[device_type].sources.values())
     return on_sxm and ("pcie" in words or "nvl" in words)
 
 
 def number_of(device_type: str, index: int, gpus: Sequence[tuple[str, float]]) -> int | None:
-    """Where the index-th GPU of a type stands among all of a machine's, by (name, memory in bytes); None if there are fewer."""
+    """The number of the index-th GPU of a type among a machine's (name, memory in bytes).
+
+    None if there are fewer of them.
+    """
     alike = [
         number
         for number, (name, memory) in enumerate(gpus)

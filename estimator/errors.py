@@ -1,10 +1,10 @@
-"""The root of every error trainwright raises on purpose.
+"""The root of every error that trainwright raises on purpose.
 
     TrainwrightError
-    ├── BadInput            a person's input is wrong: field, given, allowed
-    └── BusyMachine         what was measured of this machine is worth nothing: it did other things meanwhile
+    ├── BadInput            a person's input is wrong: the field, what was given, what is allowed
+    └── BusyMachine         the machine did other work while it was measured
 
-`tasks.errors` grows the rest of the tree.
+`tasks.errors` has the rest of the tree.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any
 
 
 class TrainwrightError(Exception):
-    """Something a caller can handle. The message is one line: the thing, the cause, the way out.
+    """An error that a caller can handle. Its message is one line: the thing, the cause, what to do.
 
-    `kind` names it in JSON documents, `exit_code` is what the command line ends with, `details` are JSON-able facts
-    that belong to it (which limit binds, who holds what). `run` is the URI of the run that it ended, where it ended one.
+    `kind` names the error in JSON documents, `exit_code` is that of the command line, `details` are
+    facts as JSON (which limit binds, who holds what). `run` is the URI of the run that it ended, if
+    any.
     """
 
     kind = "failed"
@@ -33,13 +34,16 @@ class TrainwrightError(Exception):
 
 
 class BadInput(TrainwrightError):
-    """What a person gave can't be used: the message says the field, what was given and what is allowed."""
+    """A person gave something that can't be used.
+
+    The message names the field, what was given and what is allowed.
+    """
 
     kind = "bad_input"
     exit_code = 2
 
 
 class BusyMachine(TrainwrightError):
-    """The machine did too much else while it was measured: measure again when it is quiet."""
+    """The machine did too much other work while it was measured: measure again when it is idle."""
 
     kind = "busy"

@@ -1,4 +1,4 @@
-"""What the estimator's documents are made of: values of finite numbers that do not change; unknown fields are ignored."""
+"""The base of the estimator's documents: immutable, with finite numbers, ignoring unknown fields."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class FrozenModel(BaseModel):
-    """Part of a document."""
+    """A document or a part of one."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)

@@ -6,7 +6,7 @@ import socket
 
 
 def own_addresses() -> dict[str, str]:
-    """Each address of this machine, IPv4 and IPv6, with the name of its interface."""
+    """Each IPv4 and IPv6 address of this machine, with the name of its interface."""
     import psutil
 
     return {
@@ -18,7 +18,10 @@ def own_addresses() -> dict[str, str]:
 
 
 def interface_of(address: str) -> str:
-    """The interface that has an address, or the first address of a host name, of this machine. Raises OSError where none has."""
+    """The interface of this machine that has an address, or a host name's first address.
+
+    Raises OSError if none has it.
+    """
     found, here = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM), own_addresses()
     for wanted in sorted({str(one[4][0]) for one in found} & set(here)):
         return here[wanted]

@@ -1,4 +1,7 @@
-"""What tells this machine's processor from others, and how busy it may be while it is measured. Loads no torch."""
+"""Identifies this machine's processor, and bounds how busy the machine may be while it is measured.
+
+Loads no torch.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ import platform
 from pathlib import Path
 
 MOST_DRIFT = 3.0
-"""How far a machine's speed may spread while it is calibrated: of a sentinel kernel's time, (p90 - p10) / median, the most.
+"""The largest allowed spread of the machine's speed while it is calibrated.
 
-Neighbours on a shared machine make 0.1 to 1.5, which is corrected for.
+It is (p90 − p10) / median of a sentinel kernel's time. Neighbours on a shared machine cause 0.1 to
+1.5, which the fit corrects for.
 """
 
 
@@ -25,7 +29,7 @@ def processor() -> str:
 
 
 def machine_key() -> str:
-    """What machines must share for figures measured on one to hold on the other: the processor and torch's version."""
+    """A key of the processor and torch's version: measurements hold for machines that share it."""
     return hashlib.sha256(
         f"{processor()} torch {importlib.metadata.version('torch')}".encode()
     ).hexdigest()[:12]

@@ -1,4 +1,7 @@
-"""Files that people name (jobs, pools, structures, calibrations, plans), read or written whole: regular, of a bounded size."""
+"""Reads and writes files that people name: jobs, pools, structures, calibrations, plans.
+
+They must be regular files of a bounded size; each is read or written as a whole.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ from pathlib import Path
 from trainwright.estimator.errors import BadInput
 
 MOST_BYTES = 64 * 2**20
-"""of what a command of ours has written: structure.json, plan.json, a calibration, a suite of expectations"""
+"""Of a structure, a plan, a calibration or a suite of expectations."""
 
 
 def read_named(path: str | Path, field: str = "", most_bytes: int = MOST_BYTES) -> bytes:
-    """The file's content. `field` is what it was given as, where its path alone does not say.
+    """The file's content. `field` is the option or field that named it, for messages.
 
-    Raises BadInput for what is no regular file (a folder, a pipe, a device: reading one may never end), for more than
-    `most_bytes`, and where it can't be read.
+    Raises BadInput if it is not a regular file (reading a pipe or a device may never end), if it is
+    larger than `most_bytes`, or if it can't be read.
     """
     named = f"{field}: {path}" if field else f"{path}"
     try:
@@ -26,7 +29,7 @@ def read_named(path: str | Path, field: str = "", most_bytes: int = MOST_BYTES) 
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):
                 raise BadInput(f"{named}: is {_kind(state.st_mode)}; allowed: a regular file")
-            # What says a smaller size than it has, and what grows meanwhile, is bounded too.
+            # Also bounds a file that reports a smaller size than it has, or grows meanwhile.
             content = file.read(most_bytes + 1) if state.st_size <= most_bytes else b""
     except FileNotFoundError:
         raise BadInput(f"{named}: no such file") from None
@@ -42,7 +45,7 @@ def read_named(path: str | Path, field: str = "", most_bytes: int = MOST_BYTES) 
 
 
 def write_named(path: Path, content: bytes, field: str = "") -> None:
-    """Write a file at once or not at all, its folder too. Raises BadInput where that can't be: no right, no space."""
+    """Write a file atomically, and make its folder. Raises BadInput without the right or space."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +59,7 @@ def write_named(path: Path, content: bytes, field: str = "") -> None:
 
 
 def require_space(path: Path, size: int, field: str = "") -> None:
-    """Raise BadInput, as `write_named` would, where a file of this size can't be written there."""
+    """Raise BadInput, as `write_named` would, if a file of this size can't be written there."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent) as file:
@@ -72,7 +75,7 @@ def _unwritable(path: Path, field: str, error: OSError) -> BadInput:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Opening a pipe that nobody writes to would wait for who does."""
+    """Opens a pipe without waiting for a writer, which may never come."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
@@ -83,4 +86,4 @@ def _kind(mode: int) -> str:
         stat.S_IFBLK: "a device",
         stat.S_IFSOCK: "a socket",
     }
-    return kinds.get(stat.S_IFMT(mode), "no file of bytes")
+    return kinds.get(stat.S_IFMT(mode), "not a file of bytes")

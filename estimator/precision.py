@@ -1,10 +1,13 @@
-"""What the precisions of a training mean, in one place for tracing, measuring and training. Heavy: torch.
+"""The meaning of each precision, for tracing, measuring and training. Loads torch.
 
     fp32, fp64   parameters and arithmetic
-    bf16         parameters and arithmetic; but batch normalisation, with its statistics, stays in fp32 (see `cast`)
-    amp          parameters in fp32, arithmetic in half precision where autocast says so: bf16, or fp16 on devices that lack it
+    bf16         parameters and arithmetic; batch normalisation, with its statistics, stays in fp32
+                 (see `cast`)
+    amp          parameters in fp32, arithmetic in half precision as autocast decides: bf16, or fp16
+                 on devices without bf16
 
-The loss is taken of outputs in fp32 at least: of 8 bits, the mean over a batch and a rank's part of it would keep two digits.
+The loss is computed from outputs in fp32 or wider: with the 8 bits of bf16, the mean over a batch
+and a rank's share of it would keep two digits.
 """
 
 from __future__ import annotations
@@ -24,12 +27,12 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The type in which numbers of this one are summed: fp32 for half precision, else the same."""
+    """The type in which numbers of this type are summed: fp32 for half precision, else the same."""
     return torch.float32 if dtype in _HALVES else dtype
 
 
 def for_loss(outputs: Any) -> Any:
-    """A model's outputs, in any nesting, with half precision made fp32."""
+    """A model's outputs, however nested, with half precision converted to fp32."""
     return tree_map(
         lambda one: one.to(wide(one.dtype)) if isinstance(one, torch.Tensor) else one, outputs
     )
@@ -38,14 +41,18 @@ def for_loss(outputs: Any) -> Any:
 def autocast(
     precision: str, device: str = "cpu", *, half: torch.dtype = torch.bfloat16
 ) -> torch.autocast:
-    """Around a forward pass and its loss: does nothing but with `amp`. `device` is "cpu" or "cuda"."""
+    """The context of a forward pass and its loss. It has an effect only with `amp`.
+
+    `device` is "cpu" or "cuda".
+    """
     return torch.autocast(device, dtype=half, enabled=precision == "amp")
 
 
 def cast(model: torch.nn.Module, precision: str) -> torch.nn.Module:
-    """The model with parameters and buffers of a precision, in place; complex ones (rotary positions) stay complex.
+    """Convert a model's parameters and buffers in place; complex ones (rotary positions) stay so.
 
-    In bf16, a running mean that takes a tenth of each batch's would stand still as soon as both differ by less than 4 %.
+    In bf16, a running mean that takes a tenth of each batch's mean would stop moving once both
+    differ by less than 4 %.
     """
     dtype = PARAMETER_DTYPES[precision]
     model._apply(

@@ -1,4 +1,4 @@
-"""Quantiles: of the normal distribution, of values that were seen, of the next value. Arithmetic; loads no torch."""
+"""Quantiles of the normal distribution, of observed values, and of the next value. Arithmetic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NORMAL = NormalDist()
 
 
 def normal_quantile(share: float) -> float:
-    """The standard deviations above the mean that `share` of a normal distribution lies below; 0 < share < 1."""
+    """Below so many standard deviations lies this share of a normal distribution; 0 < share < 1."""
     return _NORMAL.inv_cdf(share)
 
 
@@ -19,9 +19,9 @@ NINETY = normal_quantile(0.95)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value that `share` of the values do not exceed, straight between neighbours (Hyndman and Fan 1996, type 7).
+    """The value that `share` of the values do not exceed, linear between neighbours.
 
-    Raises ValueError where there are none.
+    Hyndman and Fan 1996, type 7. Raises ValueError for no values.
     """
     if not len(values):
         raise ValueError("values: got none; at least one is needed")
@@ -33,11 +33,11 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def conformal_quantile(scores: Sequence[float], share: float) -> float:
-    """What a further score, exchangeable with these n, does not exceed with a probability of `share` at least.
+    """A bound that a further score, exchangeable with these n, stays within with this probability.
 
-    The ⌈(n + 1) · share⌉-th smallest: the probability is `share` to `share` + 1 / (n + 1). Where there are fewer, the largest:
-    n / (n + 1). Source: Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World, 2005, section 2.2. Raises ValueError
-    where there are none.
+    It is the ⌈(n + 1) · share⌉-th smallest score: the probability is `share` to `share` + 1 / (n +
+    1). With too few scores it is the largest one: n / (n + 1). Source: Vovk, Gammerman and Shafer,
+    Algorithmic Learning in a Random World, 2005, section 2.2. Raises ValueError for no scores.
     """
     if not len(scores):
         raise ValueError("scores: got none; at least one is needed")

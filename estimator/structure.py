@@ -1,4 +1,4 @@
-"""A model's structure: what one training step does, read from its code (`estimator.trace`). Values only; loads no torch."""
+"""A model's structure: what one training step does, as `estimator.trace` reads it. Values only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 class Module(FrozenModel):
-    """A module, named by its place in the model (the model itself: by its class). No shape: it did not run, or gave no tensor."""
+    """A module, named by its place in the model; the model itself is named by its class.
+
+    The shape is empty if the module did not run or returned no tensor.
+    """
 
     name: str
     kind: str
@@ -28,9 +31,10 @@ class Module(FrozenModel):
 
 
 class Layer(FrozenModel):
-    """A module that has no children, or parameters or arithmetic of its own beside theirs.
+    """A module without children, or with parameters or arithmetic of its own.
 
-    Counts are its own, for one forward pass of the traced batch: they add up to the model's.
+    Counts leave out its children and are of one forward pass of the traced batch, so that those of
+    all layers add up to the model's.
     """
 
     name: str
@@ -41,7 +45,7 @@ class Layer(FrozenModel):
 
 
 _MOST = 1e24
-"""FLOPs or bytes of an operation: far more than anybody has."""
+"""A bound on an operation's FLOPs and bytes, far beyond any real one."""
 _CONVOLUTION = ("batch", "channels", "filters", "groups", "kernel", "points_in", "points_out")
 REQUIRED_DIMS = {
     "conv": _CONVOLUTION,
@@ -52,25 +56,25 @@ REQUIRED_DIMS = {
 
 
 class Operation(FrozenModel):
-    """Alike operations of the training step: how many, and what each costs over the batch size."""
+    """Alike operations of the training step: their count, and what each costs by batch size."""
 
     kind: str = Field(description="the operator's name, such as aten.convolution")
     family: str = Field(
-        description="what it is calibrated as: conv, conv_backward, matmul, elementwise …"
+        description="as what it is calibrated: conv, conv_backward, matmul, elementwise …"
     )
     dtype: str = "float32"
     count: int = Field(ge=0, le=10**9)
     flops: Affine
     bytes: Affine = Field(description="of its arguments and results")
     dims: dict[str, Affine] = Field(
-        default_factory=dict, description="the sizes that its time depends on, by name"
+        default_factory=dict, description="the sizes on which its time depends, by name"
     )
     layout: dict[str, float] = Field(
-        default_factory=dict, description="how its tensors lie: for its memory only"
+        default_factory=dict, description="the layout of its tensors, on which its memory depends"
     )
     live_bytes: Affine = Field(
         default=Affine(fixed=0.0, per_sample=0.0),
-        description="of tensors alive once it has run, the most of any of them",
+        description="of tensors alive after it ran, the most of any of the alike ones",
     )
 
     @model_validator(mode="after")
@@ -84,13 +88,18 @@ class Operation(FrozenModel):
         ]:
             if not (0 <= line.fixed <= _MOST and 0 <= line.per_sample <= _MOST):
                 raise ValueError(
-                    f"{name} of 0 to {_MOST:g}, {self.kind[:80]!r} has {line.fixed:g} and {line.per_sample:g} a sample"
+                    f"{name} of 0 to {_MOST:g}, {self.kind[:80]!r} has {line.fixed:g} "
+                    f"and {line.per_sample:g} a sample"
                 )
         return self
 
     @model_validator(mode="after")
     def _has_its_sizes(self) -> Operation:
-        """A convolution or recurrent layer has them all, or, called with other arguments, those of any operation (`given`)."""
+        """Checks the sizes of convolutions and recurrent layers.
+
+        They have all of them, or, if they were called with other arguments, those of any operation
+        (`given`).
+        """
         sizes = REQUIRED_DIMS.get(self.family, ())
         missing = [name for name in sizes if name not in self.dims]
         if missing and ("given" not in self.dims or len(missing) < len(sizes)):
@@ -101,10 +110,11 @@ class Operation(FrozenModel):
 
 
 class Lifetimes(FrozenModel):
-    """Storages in the order in which a first step and later ones make and end them.
+    """Storages in the order in which a first step and later ones make and free them.
 
-    A number n >= 0 makes a storage of `sizes[n]` bytes, or, from len(sizes) on, the workspace of an operation of the trace, which
-    ends at once; n < 0 ends the (-1 - n)th that was made. Those of the step count on from those of the start.
+    A number n >= 0 makes a storage of `sizes[n]` bytes; from len(sizes) on it is the workspace of
+    an operation of the trace, which is freed at once. n < 0 frees the (-1 - n)th storage that was
+    made. The count of the step continues that of the start.
     """
 
     sizes: tuple[Affine, ...]
@@ -135,7 +145,10 @@ class Lifetimes(FrozenModel):
         return self
 
     def made_bytes(self, batch_size: int, workspaces: Sequence[float], least_bytes: float) -> float:
-        """Bytes that a step makes in storages of `least_bytes` or more; `workspaces` are those of the trace's operations."""
+        """Bytes that a step makes in storages of `least_bytes` or more.
+
+        `workspaces` are those of the trace's operations.
+        """
         import numpy as np
 
         bytes_of = np.array([*(line(batch_size) for line in self.sizes), *workspaces])
@@ -180,6 +193,7 @@ class Structure(FrozenModel):
 
     FILE: ClassVar[str] = "structure.json"
     schema_version: int = 2
+    torch: str | None = Field(default=None, description="the version that traced it")
     batch_size: int = Field(ge=1)
     optimizer: str
     precision: Precision
@@ -191,7 +205,8 @@ class Structure(FrozenModel):
         default=None, description="those that are trained; None: not counted"
     )
     forward_flops_per_sample: float = Field(
-        description="as torch's FlopCounterMode counts, which has none for fused recurrent layers; `trace` has them"
+        description="as torch's FlopCounterMode counts, which leaves out fused recurrent layers; "
+        "`trace` includes them"
     )
     activation_bytes_per_sample: float = Field(
         description="kept from the forward for the backward pass"
@@ -206,7 +221,7 @@ class Structure(FrozenModel):
     layers: list[Layer]
     modules: list[Module] = Field(
         default_factory=list,
-        description="all of them in the model's order; the first is the model itself",
+        description="all modules in the model's order; the first is the model itself",
     )
     features: dict[str, float] = Field(
         description="the quantified vector: layers, filters, widths, image and batch size"
@@ -214,7 +229,8 @@ class Structure(FrozenModel):
     operations: dict[str, int] = Field(description="count by kind, for a whole training step")
     trace: list[Operation]
     lifetimes: Lifetimes | None = Field(
-        default=None, description="None where steps differ by more than their sizes"
+        default=None,
+        description="None: the order of operations depends on the batch size",
     )
     most_held_bytes: Knots | None = Field(
         default=None,
@@ -230,7 +246,7 @@ class Structure(FrozenModel):
         return self
 
     def fingerprint(self) -> str:
-        """The same for the same model trained the same way, whatever the traced batch size and the layers' names."""
+        """Equal for the same model trained the same way, at any traced batch size and layer names."""
         flops_per_sample = sum(one.count * one.flops.per_sample for one in self.trace)
         what = [
             self.optimizer,

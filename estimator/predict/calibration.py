@@ -1,13 +1,19 @@
-"""A device's calibration: what its operations and steps cost there. Kept as JSON; loads no torch.
+"""A device's calibration: what operations and steps cost there. A JSON file; loads no torch.
 
-A training step takes e + c · Σ t + d · (number of operations) + f · (bytes of its large blocks): Σ t its operations by `op_cost`
-in memory that the process holds already, as whole steps have corrected them (`whole_steps`); c, d and e for what they cost one
-another, what Python and autograd take for each, and for a step (`fitting` finds them); f for memory that the kernel gives and
-takes back with each block (`freed_memory`).
+A training step takes e + c · Σ t + d · (number of operations) + f · (bytes of its large blocks).
+Σ t are its operations by `op_cost`, in memory that the process already holds, as whole steps have
+corrected them (`fit.whole_steps`). c, d and e are what operations cost one another, what Python and
+autograd take for each, and what they take for a step (`fit.step_fit`). f is for memory that the
+kernel provides and takes back with each block (`memory.freed_memory`).
 
-Its 90 % interval is exp(± q · σ) of that, σ² = σ₀² + Σ over families (Σ share · deviation)²: σ₀ is how far steps are from the sum
-of their operations; the deviations are those of `op_cost` for what calibration has not seen, taken to err together in a family.
-It is one of wall-clock, on a machine that others disturb as much as while it was calibrated (`fitting`).
+The 90 % interval is exp(± q · σ) times that, σ² = σ₀² + Σ over families (Σ share · deviation)². σ₀
+is how far steps are from the sum of their operations. The deviations are those of `op_cost` for
+operations that calibration has not seen; within a family they are assumed to err together. The
+interval is of wall-clock time, on a machine that other programs disturb as much as while it was
+calibrated.
+
+Under another version of torch than the one that was measured, σ₀ grows by a stated amount
+(`for_torch`).
 """
 
 from __future__ import annotations
@@ -34,15 +40,22 @@ from trainwright.estimator.predict.loop_cost import LoopCost
 from trainwright.estimator.predict.machine_speed import Speed
 from trainwright.estimator.predict.op_cost import FamilyCost, times
 from trainwright.estimator.predict.step_work import FamilyWork, StepWork
+from trainwright.estimator.quantiles import NINETY
 from trainwright.estimator.structure import Structure
 
 SCHEMA_VERSION = 9
-# 3 has no `loop`; before 5 what memory costs is in the operations; before 6 what a step costs by itself is; before 7 no cost
-# depends on zeros or `step_bytes`; 7 has `zeros` instead of `zeros_in_ten`; before 9 a recurrent layer's workspace is among the
-# bytes it moves.
+# 3 has no `loop`. Before 5 operations include the cost of memory, before 6 that of a step itself.
+# Before 7 no cost depends on zeros or `step_bytes`; 7 has `zeros` instead of `zeros_in_ten`. Before
+# 9 a recurrent layer's workspace is among the bytes it moves.
 _READ = (3, 4, 5, 6, 7, 8, SCHEMA_VERSION)
-_MOST_DEVIATION, _MOST_QUANTILE = 10.0, 1e3
-_MOST_WIDTH = 100.0  # of an interval's logarithm: e^100 times is as good as not known
+_MOST_DEVIATION, _MOST_QUANTILE, _LEAST_QUANTILE = 10.0, 1e3, 0.1
+_MOST_WIDTH = 100.0  # of an interval's logarithm: a factor of e^100 means that nothing is known
+OTHER_TORCH_DEVIATION = 0.2
+"""How far a step's time changes between two versions of torch: the logarithm's standard deviation.
+
+An assumption, not a measurement: with it alone, the 90 % interval is a factor of 1.39 either way.
+Finished runs under the version in use narrow it (`correction`).
+"""
 
 
 class ErrorSummary(FrozenModel):
@@ -53,30 +66,30 @@ class ErrorSummary(FrozenModel):
 
 
 class StepCorrection(FrozenModel):
-    """t = fixed_s + scale · Σ t + per_op_s · operations, and never below half of Σ t."""
+    """t = fixed_s + scale · Σ t + per_op_s · operations, but at least half of Σ t."""
 
     scale: float = 1.0
     per_op_s: float = 0.0
     fixed_s: float = 0.0
 
     def __call__(self, ops_s: Any, count: Any) -> Any:
-        """Seconds of a step from those of its operations and their number; of numbers or of arrays."""
+        """Seconds of a step from those of its operations and their number; numbers or arrays."""
         import numpy as np
 
         return np.maximum(self.fixed_s + self.scale * ops_s + self.per_op_s * count, 0.5 * ops_s)
 
 
 class About(FrozenModel):
-    """What is to know of a predicted step beside its median."""
+    """Facts about a predicted step besides its median."""
 
     coverage: float = Field(
         description="the share of its time in kinds of operations that were measured"
     )
-    unknown: tuple[str, ...] = Field(description="the other kinds, dearest first")
+    unknown: tuple[str, ...] = Field(description="the other kinds, most expensive first")
     low_factor: float = Field(description="the 90 % interval's ends over the median")
     high_factor: float
     steps_factor: float = Field(
-        description="`high_factor`, were its operations' costs known exactly"
+        description="`high_factor` if the costs of its operations were known exactly"
     )
     shares: dict[str, float] = Field(
         description="of its operations' time, by family of cost; they sum to one"
@@ -91,24 +104,29 @@ class Calibration(FrozenModel):
     device_type: str
     threads: int = Field(ge=1, le=10_000)
     dtype: str
-    torch: str
+    torch: str = Field(description="the version of torch whose steps it predicts")
+    measured_torch: str | None = Field(
+        default=None, description="the version that was measured; None: `torch`"
+    )
     processor: str
     created_at: str
     measurements: int = Field(ge=0)
     duration_s: float = Field(ge=0)
     speed: Speed = Field(
-        description="the machine's median speed in the session, at which all times are told"
+        description="the machine's median speed in the session; all times are normalised to it"
     )
     sentinel_drift: float = Field(
         ge=0,
-        description="spread of a sentinel kernel's time over the session, the most: (p90 - p10) / median",
+        description="the largest spread of a sentinel kernel's time over the session: "
+        "(p90 - p10) / median",
     )
     families: dict[str, FamilyCost] = Field(min_length=1)
     reference: str | None = Field(
         default=None,
-        description="the processor whose costs these are told by (`reference`); None: they are its own",
+        description="the processor of the reference that these costs are scaled from; None: the "
+        "device's own costs",
     )
-    kinds: tuple[str, ...] = Field(description="the operations that were seen")
+    kinds: tuple[str, ...] = Field(description="the operations that were measured")
     correction: StepCorrection
     cross_validated_error: ErrorSummary
     step_deviation: float = Field(
@@ -120,27 +138,31 @@ class Calibration(FrozenModel):
         ge=0, le=_MOST_QUANTILE, description="q: half the interval's width in deviations"
     )
     power: PowerDraw | None = Field(
-        default=None, description="where the machine has a meter; of `threads` cores of a CPU"
+        default=None, description="None: no meter; of a CPU, the power of `threads` cores"
     )
     first_touch_s_per_byte: float = Field(
         default=0.0, ge=0, description="f: of memory that is mapped, touched and given back"
     )
     loop: LoopCost | None = Field(
-        default=None, description="what training adds to a model's step; None: not measured"
+        default=None,
+        description="what the training loop adds to a model's step; None: not measured",
     )
 
     def step_times_s(self, structure: Structure, batch_sizes: Sequence[int]) -> list[float]:
-        """The predicted median of a training step, seconds, for each batch size (ascending); never less for more samples."""
+        """The predicted median seconds of a training step for each batch size (ascending).
+
+        A larger batch never takes less.
+        """
         return self.step(structure, batch_sizes, batch_sizes[0])[0]
 
     def about(self, structure: Structure, batch_size: int) -> About:
-        """How sure the prediction of a step is, and what it is made of."""
+        """How certain the prediction of a step is, and what it consists of."""
         return self.step(structure, [batch_size], batch_size)[1]
 
     def step(
         self, structure: Structure, batch_sizes: Sequence[int], at: int
     ) -> tuple[list[float], About]:
-        """`step_times_s`, and `about` at one of the batch sizes: together they cost little more than the times."""
+        """`step_times_s`, and `about` at one of the batch sizes, at little more than the cost of one."""
         step, count, raw = StepWork(structure), op_count(structure), []
         for size in batch_sizes:
             work = step(size)
@@ -177,8 +199,37 @@ class Calibration(FrozenModel):
         )
 
     def sha256(self) -> str:
-        """What tells this calibration from others."""
+        """Identifies this calibration."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+    def for_torch(self, version: str) -> Calibration:
+        """The same costs for another version of torch than was measured, with a wider interval."""
+        if version == self.torch:
+            return self
+        before = self.measured_torch or self.torch
+        return self.wider().model_copy(update={"torch": version, "measured_torch": before})
+
+    def wider(self) -> Calibration:
+        """The same costs with the interval of another version of torch.
+
+        (q · σ₀)² grows by (1.645 · OTHER_TORCH_DEVIATION)²: the difference between versions is
+        independent of the rest, and 1.645 is the quantile of its normal distribution.
+        """
+        quantile = max(self.interval_quantile, _LEAST_QUANTILE)
+        more = NINETY * OTHER_TORCH_DEVIATION / quantile
+        deviation = math.hypot(self.step_deviation, more)
+        return self.model_copy(update={"step_deviation": deviation, "interval_quantile": quantile})
+
+    def torch_note(self) -> str | None:
+        """What a person should know if another version of torch was measured."""
+        if self.measured_torch is None or self.measured_torch == self.torch:
+            return None
+        factor = math.exp(NINETY * OTHER_TORCH_DEVIATION)
+        return (
+            f"the calibration was measured with torch {self.measured_torch}, here is {self.torch}: "
+            f"the interval is wider, as if times differed by a factor of {factor:.1f} (an "
+            "assumption); `trainwright calibrate` measures again"
+        )
 
     def _op_times(
         self, work: Mapping[str, FamilyWork], precision: str
@@ -215,12 +266,12 @@ def deviation_of(families: Iterable[tuple[Any, Any]], step: float) -> float:
 
 
 def save(calibration: Calibration, path: Path) -> None:
-    """Write a calibration, at once or not at all. Raises BadInput where that can't be."""
+    """Write a calibration atomically. Raises BadInput if that fails."""
     write_named(path, calibration.model_dump_json().encode(), "calibration")
 
 
 def is_calibration(content: bytes) -> bool:
-    """Whether a file's content is a calibration, of whatever version, torch or device."""
+    """Whether a file's content is a calibration, of any version, torch or device."""
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
@@ -232,38 +283,41 @@ def is_calibration(content: bytes) -> bool:
 
 
 def load(path: Path, torch_version: str | None = None) -> Calibration:
-    """Read a calibration. Raises BadInput where it is missing, cut short, of another schema, or of another torch."""
+    """Read a calibration, for a version of torch if one is given (`Calibration.for_torch`).
+
+    Raises BadInput if it is missing, truncated or of another schema.
+    """
     return parse(read_named(path, "calibration"), str(path), torch_version)
 
 
 def parse(data: bytes, where: str, torch_version: str | None = None) -> Calibration:
-    """The calibration that a file holds; `where` names it in an error. Raises BadInput as `load` does."""
+    """The calibration in a file's content; `where` names it in an error. Raises as `load` does."""
     try:
         document = json.loads(data)
         if not isinstance(document, dict) or "schema_version" not in document:
             raise BadInput(
-                f"calibration: {where}: is not a calibration: it has no schema_version; calibrate again"
+                f"calibration: {where}: is not a calibration: it has no schema_version; "
+                "calibrate again"
             )
         if (version := document["schema_version"]) not in _READ:
             raise BadInput(
-                f"calibration: {where}: has schema version {version}; allowed: {min(_READ)} to {max(_READ)}; calibrate again"
+                f"calibration: {where}: has schema version {version}; allowed: {min(_READ)} to "
+                f"{max(_READ)}; calibrate again"
             )
         found = Calibration.model_validate(document)
     except ValidationError as error:
         field = ".".join(map(str, error.errors()[0]["loc"])) or "a part"
         raise BadInput(
-            f"calibration: {where}: is not a calibration: {field} is missing, or not what it should be; calibrate again"
+            f"calibration: {where}: is not a calibration: {field} is missing or invalid; "
+            "calibrate again"
         ) from None
     except (ValueError, RecursionError):
         raise BadInput(
-            f"calibration: {where}: is not a calibration, or was cut short; calibrate again"
+            f"calibration: {where}: is not a calibration, or was truncated; calibrate again"
         ) from None
     if found.device_type not in DEVICE_TYPES:
         raise BadInput(
-            f"calibration: {where}: is of device type {found.device_type!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}"
+            f"calibration: {where}: is of device type {found.device_type!r}; allowed: "
+            f"{', '.join(sorted(DEVICE_TYPES))}"
         )
-    if torch_version is not None and found.torch != torch_version:
-        raise BadInput(
-            f"calibration: {where}: was made with torch {found.torch}, here is {torch_version}; calibrate again"
-        )
-    return found
+    return found if torch_version is None else found.for_torch(torch_version)

@@ -1,7 +1,8 @@
-"""Predicts a training step on a device, over the batch size. Arithmetic on values; loads no torch.
+"""Predicts a training step on a device as a function of the batch size. Arithmetic; no torch.
 
-Always named: `calibrated` (from measurements of networks on the device), `few-shot` (its datasheet, corrected by a few probes of
-it), or `datasheet` (for a device that nobody measured). For `emulated` devices it is what their definition says.
+Each prediction names its mode: `calibrated` (from measurements of networks on the device),
+`few-shot` (its datasheet, corrected by few measurements) or `datasheet` (nobody measured the
+device). The time of `emulated` devices follows from their definition.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from trainwright.estimator.predict.step_work import cost_family
 from trainwright.estimator.quantiles import NINETY
 from trainwright.estimator.structure import Structure
 
-# 90 % interval of the datasheet's guess: the widths of its priors, and that they err together.
+# The 90 % interval of the datasheet's guess: the widths of its priors, which err together.
 _DATASHEET_FACTOR = math.exp(NINETY * RATE_WIDTH)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -56,19 +57,23 @@ def predict_curve(
     power_w: tuple[float, float] | None = None,
     batch_size: int | None = None,
 ) -> DeviceCurve:
-    """The cost of a structure's training step on a device, over the batch sizes around the one it was traced at.
+    """The cost of a structure's training step on a device, at batch sizes around the traced one.
 
-    With `batch_size` it is known at that one and its double only, which is quicker.
-    `cores` is for cpu: with fewer than the calibration's threads, the device takes threads / cores times as long as measured;
-    with more, as long, because threads are whole. `power_w` is
-    (idle, load), and overrides what was measured and the datasheet's; how far off it is stays as unknown as the datasheet's.
+    With `batch_size` it is known only at that size and its double, which is quicker. `cores` is for
+    CPUs: with fewer cores than the calibration's threads, a step takes threads / cores times as
+    long as measured; with more, as long, because threads are whole. `power_w` is (idle, load) and
+    overrides measured power and the datasheet; its uncertainty is that of the datasheet.
+
+    A structure and a calibration of different versions of torch give a wider interval and a note.
     Raises BadInput for a structure without operations.
     """
     if not structure.trace:
         raise BadInput(
-            "structure: its trace is empty; allowed: at least one operation, as `trainwright extract` finds them"
+            "structure: its trace is empty; allowed: at least one operation, as "
+            "`trainwright extract` finds them"
         )
-    _put_off_collection()
+    _delay_collection()
+    calibration, notes = _for_versions(structure, calibration)
     device = DEVICE_TYPES[device_type]
     mode: Mode = calibration.mode if calibration is not None else "calibrated"
     low, high, coverage, unknown = 1.0, 1.0, 1.0, tuple[str, ...]()
@@ -127,12 +132,34 @@ def predict_curve(
         power_spread=power.spread,
         energy_source=power.energy_source,
         basis=basis,
+        notes=notes,
     )
 
 
-def _put_off_collection() -> None:
-    """Count what there is as old, so that a collection of garbage comes later: one is due once a structure has been read, takes
-    as long as the arithmetic, and finds nothing."""
+def _for_versions(
+    structure: Structure, calibration: Calibration | None
+) -> tuple[Calibration | None, tuple[str, ...]]:
+    """The calibration to use for a structure, and notes about versions of torch that differ."""
+    if calibration is None:
+        return None, ()
+    if (note := calibration.torch_note()) is not None:
+        return calibration, (note,)
+    if structure.torch is None or structure.torch == calibration.torch:
+        return calibration, ()
+    note = (
+        f"the structure was traced with torch {structure.torch}, the calibration is of "
+        f"{calibration.torch}: the interval is wider, because operations may differ; "
+        "`trainwright extract` traces again"
+    )
+    return calibration.wider(), (note,)
+
+
+def _delay_collection() -> None:
+    """Delay the next garbage collection by counting all present objects as old.
+
+    Python is due to collect once a structure has been read; that takes as long as the arithmetic
+    and finds nothing.
+    """
     gc.freeze()
     gc.unfreeze()
 
@@ -143,7 +170,7 @@ def _power(
     cores: float | None,
     power_w: tuple[float, float] | None,
 ) -> PowerDraw:
-    """What was given, else what was measured, else the datasheet's. A part of a core draws its part."""
+    """The given power, else the measured one, else the datasheet's, for a CPU's share of cores."""
     sheet = datasheet_power(device_type, cores)
     if power_w is not None:
         return sheet.model_copy(update={"idle_w": power_w[0], "load_w": power_w[1]})
@@ -155,7 +182,7 @@ def _power(
 
 
 def _around(batch_size: int) -> list[int]:
-    """The batch sizes at which a curve is known: those in use around the traced one, and that one."""
+    """The batch sizes at which a curve is known: usual ones around the traced one, and that one."""
     near = [size for size in _BATCHES if batch_size / 8 <= size <= batch_size * 8]
     return sorted({*near, batch_size, 2 * batch_size})
 
@@ -178,9 +205,10 @@ def _roofline(structure: Structure, device: DeviceType, batch_size: int) -> floa
 def estimate_step(curve: DeviceCurve, batch_size: int) -> dict[str, Any]:
     """Time, memory and energy of one step, as `trainwright estimate --json` prints them.
 
-    `peak_memory_bytes` is the model's: `expected` of tensors alive at once, `safe` of resident memory above what the process held
-    before. `process_bytes` is what a rank takes besides, `device_memory_bytes` that and `safe`; `memory_limit_bytes` is what the
-    device type has, None where that is the machine's.
+    `peak_memory_bytes` is the model's: `expected` of tensors alive at once, `safe` of resident
+    memory above what the process held before. `process_bytes` is the rest of a rank, and
+    `device_memory_bytes` its sum with `safe`. `memory_limit_bytes` is the device type's memory, or
+    None if it uses the machine's.
     """
     time = curve.step_time(batch_size)
     power = power_of(curve)
@@ -192,6 +220,7 @@ def estimate_step(curve: DeviceCurve, batch_size: int) -> dict[str, Any]:
         "coverage": curve.coverage,
         "learned_from": curve.learned_from,
         "unknown_operations": list(curve.unknown),
+        "notes": list(curve.notes),
         "step_time_s": time.model_dump(),
         "peak_memory_bytes": {
             "expected": curve.memory_bytes(batch_size),

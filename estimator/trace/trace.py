@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.metadata
 import json
 import resource
 import sys
@@ -177,6 +178,7 @@ def _structure(
         first.recording.operations, second.recording.operations, size, idle
     )
     made = Structure(
+        torch=importlib.metadata.version("torch"),
         batch_size=batch_size,
         optimizer=str(what.optimizer.get("name", "adamw")),
         precision=what.precision,

@@ -261,6 +261,7 @@ def estimate(
         ("mode", f"{document['mode']}, coverage {100 * document['coverage']:.0f} %"),
         *_never_met(document),
         *(_measured_on(measured) if measured is not None else []),
+        *[("note", note) for note in document["notes"]],
         *(
             [("corrected by", f"{document['learned_from']} finished run(s)")]
             if store is not None
@@ -283,7 +284,8 @@ def estimate(
 
 
 def _measured_on(calibration: Calibration) -> list[tuple[str, str]]:
-    threads = f"{calibration.threads} thread(s), torch {calibration.torch}"
+    version = calibration.measured_torch or calibration.torch
+    threads = f"{calibration.threads} thread(s), torch {version}"
     other = calibration.device_type == "cpu" and calibration.processor != processor()
     here = f"; this machine has {processor()}" if other else ""
     return [("measured on", f"{calibration.processor}, {threads}{here}")]

@@ -186,33 +186,35 @@ def _check_type(device_type: str) -> None:
 
 
 def given(path: Path) -> Calibration:
-    """The calibration in a file that a person names. Raises BadInput where it is none, or of another torch than here."""
-    return load(path, importlib.metadata.version("torch"))
+    """The calibration in a file that a person names. Raises BadInput if it is not one.
+
+    One that was measured with another version of torch has a wider interval, and a notice says so.
+    """
+    found = load(path, importlib.metadata.version("torch"))
+    if (note := found.torch_note()) is not None:
+        progress.emit("notice", message=f"{path}: {note}")
+    return found
 
 
 def from_store(uri: str, device_type: str, threads: int, settings: Settings) -> Calibration | None:
     """What another machine like this one left there; None where there is nothing that can be used."""
     try:
         objects = open_store(f"{uri.rstrip('/')}/calibrations/{device_type}", settings)
-        found = parse(
-            objects.get(f"{key(threads)}.json"),
-            f"{objects.uri}/{key(threads)}.json",
-            importlib.metadata.version("torch"),
-        )
+        name = f"{key(threads)}.json"
+        found = parse(objects.get(name), f"{objects.uri}/{name}")
     except FileNotFoundError:
         return None
     except (TrainwrightError, OSError) as error:
         progress.emit("notice", message=f"no calibration is taken from the store: {error}")
         return None
-    if (found.device_type, found.processor, found.threads) != (device_type, processor(), threads):
+    here = (device_type, processor(), threads, importlib.metadata.version("torch"))
+    if (found.device_type, found.processor, found.threads, found.torch) != here:
         progress.emit(
             "notice",
-            message=f"{objects.uri}/{key(threads)}.json: is of another processor: not used",
+            message=f"{objects.uri}/{name}: is of another processor or torch: not used",
         )
         return None
-    progress.emit(
-        "notice", message=f"calibration: {objects.uri}/{key(threads)}.json, of {found.created_at}"
-    )
+    progress.emit("notice", message=f"calibration: {objects.uri}/{name}, of {found.created_at}")
     return found
 
 
@@ -232,8 +234,10 @@ def _from_cache(path: Path, *, tell: bool = False) -> Calibration | None:
         return None
     why = None
     try:
-        known = load(path, importlib.metadata.version("torch"))
-        if known.sentinel_drift > MOST_DRIFT and time.time() - path.stat().st_mtime > BUSY_KEPT_S:
+        known = load(path)
+        if known.torch != (here := importlib.metadata.version("torch")):
+            why = f"{path}: was measured with torch {known.torch}, here is {here}"
+        elif known.sentinel_drift > MOST_DRIFT and time.time() - path.stat().st_mtime > BUSY_KEPT_S:
             why = f"{path}: the machine was busy when it was measured"
     except BadInput as error:
         why = str(error)

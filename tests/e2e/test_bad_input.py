@@ -166,9 +166,8 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     ("changes", "says"),
     [
         (None, "no such file"),
-        ("", "was cut short"),
-        (0.5, "was cut short"),
-        ({"torch": "1.0.0"}, "was made with torch 1.0.0, here is"),
+        ("", "was truncated"),
+        (0.5, "was truncated"),
         ({"schema_version": 99}, "has schema version 99"),
         ({"device_type": "nvidia-t4"}, "the calibration is of nvidia-t4"),
         ({"device_type": "tpu"}, "is of device type 'tpu'; allowed: amd-mi300x"),
@@ -197,6 +196,26 @@ def test_a_calibration_that_can_not_be_used(
     model = str(tmp_path / "narrow.py")
     given = ["--batch-size", "8", "--calibration", str(path), "--device-type", "cpu"]
     one_line(run("estimate", model, *given, "--json"), 2, says)
+
+
+def test_a_calibration_of_another_torch_is_used_with_a_wider_interval_and_a_note(
+    home: Path, tmp_path: Path, few: dict[str, object]
+) -> None:
+    write(tmp_path)
+    model, documents = str(tmp_path / "narrow.py"), []
+    for changes in ({}, {"torch": "1.0.0"}):
+        path = tmp_path / "few.json"
+        path.write_text(json.dumps(few | changes))
+        given = ["--batch-size", "8", "--calibration", str(path), "--device-type", "cpu"]
+        done = run("estimate", model, *given, "--json")
+        assert done.returncode == 0, done.stderr
+        documents.append(json.loads(done.stdout))
+        assert ("measured with torch 1.0.0, here is" in done.stderr) is bool(changes)
+    here, elsewhere = documents
+    assert here["notes"] == []
+    assert "`trainwright calibrate` measures again" in elsewhere["notes"][0]
+    assert here["step_time_s"]["median"] == elsewhere["step_time_s"]["median"]
+    assert here["step_time_s"]["high"] < elsewhere["step_time_s"]["high"]
 
 
 def test_a_device_type_that_nobody_knows(home: Path, tmp_path: Path) -> None:

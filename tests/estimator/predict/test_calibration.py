@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import subprocess
 import sys
@@ -14,9 +15,17 @@ import pytest
 from trainwright.estimator.curves import Affine
 from trainwright.estimator.errors import BadInput
 from trainwright.estimator.fit.step_fit import StepSample, fit, folds
-from trainwright.estimator.predict.calibration import Calibration, load, op_count, save
+from trainwright.estimator.predict.calibration import (
+    OTHER_TORCH_DEVIATION,
+    Calibration,
+    load,
+    op_count,
+    save,
+)
 from trainwright.estimator.predict.machine_speed import Speed
 from trainwright.estimator.predict.op_cost import OpSample, Roofline
+from trainwright.estimator.predict.step_time import estimate_step, predict_curve
+from trainwright.estimator.quantiles import NINETY
 from trainwright.estimator.structure import Lifetimes, Operation, Structure
 
 COSTS = {
@@ -306,10 +315,10 @@ def test_blocks_that_the_kernel_takes_back_each_time_cost_their_first_touch(
     ("content", "says"),
     [
         (None, "no such file"),
-        ("", "cut short"),
+        ("", "truncated"),
         ("{}", "it has no schema_version"),
         ("[]", "it has no schema_version"),
-        ('{"schema_version": 3', "cut short"),
+        ('{"schema_version": 3', "truncated"),
         ('{"schema_version": 3}', "not a calibration: device_type is missing"),
         ('{"schema_version": []}', r"schema version \[\]"),
         ('{"schema_version": 99}', "schema version 99"),
@@ -341,13 +350,47 @@ def test_a_calibration_cut_anywhere_is_refused(calibration: Calibration, tmp_pat
             load(path)
 
 
-def test_a_calibration_of_another_torch_is_refused_where_one_is_asked_for(
+def test_a_calibration_of_another_torch_predicts_the_same_with_a_wider_interval_and_says_so(
     calibration: Calibration, tmp_path: Path
 ) -> None:
     path = tmp_path / "cpu.json"
     save(calibration, path)
-    with pytest.raises(BadInput, match=r"made with torch 2\.0\.0, here is 2\.1\.0"):
-        load(path, "2.1.0")
+    same, other = load(path, "2.0.0"), load(path, "2.1.0")
+    assert same == calibration
+    assert same.torch_note() is None
+    assert (other.torch, other.measured_torch) == ("2.1.0", "2.0.0")
+    assert "measured with torch 2.0.0, here is 2.1.0" in str(other.torch_note())
+    assert "`trainwright calibrate` measures again" in str(other.torch_note())
+    step = _structure(3, 1e6)
+    narrow, wide = (predict_curve(step, one, device_type="cpu", cores=1.0) for one in (same, other))
+    assert wide.step_time(32).median == narrow.step_time(32).median
+    widened = math.log(wide.high_factor) ** 2 - math.log(narrow.high_factor) ** 2
+    assert widened == pytest.approx((NINETY * OTHER_TORCH_DEVIATION) ** 2)
+    assert estimate_step(narrow, 32)["notes"] == []
+    assert estimate_step(wide, 32)["notes"] == [other.torch_note()]
+    assert wide.basis is not None
+    assert wide.basis.torch == "2.1.0"  # finished runs here correct what is predicted for here
+
+
+def test_a_structure_of_another_torch_widens_the_interval_once(calibration: Calibration) -> None:
+    plain = _structure(3, 1e6)
+    curves = {
+        (traced, torch): predict_curve(
+            plain.model_copy(update={"torch": traced}),
+            calibration.for_torch(torch),
+            device_type="cpu",
+            cores=1.0,
+        )
+        for traced in (None, "2.0.0", "2.1.0")
+        for torch in ("2.0.0", "2.1.0")
+    }
+    narrow, wide = curves[None, "2.0.0"].high_factor, curves[None, "2.1.0"].high_factor
+    assert curves["2.0.0", "2.0.0"].high_factor == narrow < wide
+    assert curves["2.1.0", "2.0.0"].high_factor == wide
+    assert curves["2.0.0", "2.1.0"].high_factor == curves["2.1.0", "2.1.0"].high_factor == wide
+    [note] = curves["2.1.0", "2.0.0"].notes
+    assert "traced with torch 2.1.0" in note
+    assert "`trainwright extract` traces again" in note
 
 
 def test_predicting_loads_no_torch(calibration: Calibration, tmp_path: Path) -> None:
