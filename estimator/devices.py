@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from trainwright.estimator.errors import BadInput
+
 EMULATED = "emulated"
 EMULATED_SAMPLE_S = 1e-3
 """An emulated device takes EMULATED_SAMPLE_S · batch / speed for a step."""
@@ -236,6 +238,15 @@ _TYPES = (
 _OFF = 0.15  # by which a driver's figure of the memory may differ from the datasheet's
 
 DEVICE_TYPES: dict[str, DeviceType] = {device.name: device for device in _TYPES}
+
+
+def known_type(name: str) -> DeviceType:
+    """The device type of this name. Raises BadInput if there is none."""
+    if name not in DEVICE_TYPES:
+        raise BadInput(
+            f"device type: got {name[:80]!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}"
+        )
+    return DEVICE_TYPES[name]
 
 
 def half_precision(device_type: str) -> Literal["bf16", "fp16"]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib.metadata
+import json
 import math
 import sys
 import time
@@ -29,7 +30,7 @@ from trainwright.estimator.errors import BusyMachine, TrainwrightError
 from trainwright.estimator.fit.step_fit import drift, fit, refuse_busy
 from trainwright.estimator.measure.benchmark import networks
 from trainwright.estimator.measure.blocks import FAMILIES
-from trainwright.estimator.measure.messages import say, tell
+from trainwright.estimator.measure.energy_meter import RAPL_ROOT
 from trainwright.estimator.measure.network_timing import measure_network
 from trainwright.estimator.measure.power import device_power
 from trainwright.estimator.measure.samples import KeptSamples
@@ -37,7 +38,6 @@ from trainwright.estimator.measure.sentinel import Sentinel
 from trainwright.estimator.measure.torch_device import TorchDevice, device_named
 from trainwright.estimator.memory.freed_memory import first_touch_s_per_byte, keep_freed_memory
 from trainwright.estimator.predict.calibration import Calibration, save
-from trainwright.estimator.predict.energy import RAPL_ROOT
 from trainwright.estimator.predict.reference import references
 
 _FIT_SHARE = 0.15  # of the budget
@@ -111,6 +111,17 @@ def setting(device: TorchDevice, threads: int, seed: int = 0) -> str:
     code = b"".join(Path(str(one.__file__)).read_bytes() for one in modules)
     facts = f"{device.name} {importlib.metadata.version('torch')} {threads} {seed}".encode()
     return hashlib.sha256(code + facts).hexdigest()[:16]
+
+
+def tell(**what: object) -> None:
+    """Write a message for the process that started this one: a JSON object on a line of stderr."""
+    sys.stderr.write(json.dumps(what) + "\n")
+    sys.stderr.flush()
+
+
+def say(message: str, elapsed_s: float) -> None:
+    """Report progress."""
+    tell(message=message, elapsed_s=elapsed_s)
 
 
 def main() -> int:

@@ -20,8 +20,7 @@ import torch  # noqa: TID253 - this is a process of its own
 from trainwright.estimator.fit.step_fit import StepSample, fit
 from trainwright.estimator.machine import processor
 from trainwright.estimator.measure.benchmark import networks
-from trainwright.estimator.measure.measure_device import setting
-from trainwright.estimator.measure.messages import say
+from trainwright.estimator.measure.measure_device import say, setting
 from trainwright.estimator.measure.network_timing import measure_network
 from trainwright.estimator.measure.samples import KeptSamples
 from trainwright.estimator.measure.sentinel import Sentinel

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch  # noqa: TID253 - measuring runs in a process of its own
 
+from trainwright.estimator.measure.energy_meter import RAPL_ROOT, meter_for, power_over
 from trainwright.estimator.measure.torch_device import TorchDevice
-from trainwright.estimator.predict.energy import RAPL_ROOT, PowerDraw, meter_for, power_over
+from trainwright.estimator.predict.energy import PowerDraw
 
 _EACH_S = 0.7  # waiting, and again working
 

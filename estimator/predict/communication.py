@@ -1,9 +1,9 @@
-"""What it takes to move bytes between ranks: point-to-point, broadcast, all-gather, all-reduce. Pure arithmetic; loads no torch.
+"""Predicts communication between ranks: point-to-point, broadcast, all-gather, all-reduce.
 
-A message of m bytes takes α + m / β (latency α, bandwidth β; R. Hockney, "The communication challenge for MPP", Parallel
-Computing 20, 1994), and a collective is a number of such messages one after another. Links are taken to be alike, both
-directions usable at once, and the time of adding numbers up to be part of β: that is how it is measured
-(`trainwright.estimator.measure.all_reduce`).
+Arithmetic; loads no torch. A message of m bytes takes α + m / β (latency α, bandwidth β; R.
+Hockney, "The communication challenge for MPP", Parallel Computing 20, 1994), and a collective is a
+sequence of such messages. The model assumes that links are alike and that both directions work at
+once. β includes the time of adding numbers, as `measure.all_reduce` measures it.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from trainwright.estimator.frozen_model import FrozenModel
 from trainwright.estimator.quantiles import quantile
 
 HOROVOD_CYCLE_S = 1e-3
-"""HOROVOD_CYCLE_TIME where nobody sets it (Horovod 0.28, operations.cc)."""
+"""The default of HOROVOD_CYCLE_TIME (Horovod 0.28, operations.cc)."""
 HOROVOD_POLL_S = 1e-3
-"""How often a rank that waits looks whether its sum is there (Horovod 0.28, torch/mpi_ops_v2.cc)."""
+"""The interval at which a waiting rank polls for its sum (Horovod 0.28, torch/mpi_ops_v2.cc)."""
 GRADIENT_BUCKET_BYTES = 4 << 20
-"""Gradients are summed in buckets of at most so many bytes, each as soon as the backward pass has filled it."""
+"""Gradients are summed in buckets of at most this size, each once the backward pass filled it."""
 FIGURES_BYTES = 1 << 10
 """Loss, accuracy and which parameters were used: summed at the end of every step."""
-_FASTEST_BYTES_PER_S = (
-    1e13  # beyond any link: times that do not grow with the bytes do not make it infinite
-)
+# Beyond any link. It keeps the bandwidth finite when times do not grow with the bytes.
+_FASTEST_BYTES_PER_S = 1e13
 _SHORTEST_S = 1e-9
 
 
 class Link(FrozenModel):
-    """A link between two ranks: latency in s, bandwidth in bytes/s, and how far off a prediction made of them is.
+    """A link between two ranks: latency in s, bandwidth in bytes/s, and the error of predictions.
 
-    `spread` is the relative half width of the 90 % interval: a time t is predicted as t / (1 + spread) to t · (1 + spread).
+    `spread` is the relative half width of the 90 % interval: a time t is predicted as
+    t / (1 + spread) to t · (1 + spread).
     """
 
     bandwidth_bytes_per_s: float = Field(gt=0)
@@ -44,7 +44,7 @@ class Link(FrozenModel):
     spread: float = Field(ge=0)
 
     def time(self, messages: float, volume_bytes: float) -> Interval:
-        """Seconds for messages that follow one another and carry so many bytes in all: messages · α + volume / β."""
+        """Seconds for a sequence of messages with these bytes in all: messages · α + volume / β."""
         median = messages * self.latency_s + volume_bytes / self.bandwidth_bytes_per_s
         return Interval(
             median=median, low=median / (1 + self.spread), high=median * (1 + self.spread)
@@ -60,8 +60,9 @@ def point_to_point(link: Link, size_bytes: float) -> Interval:
 def broadcast(link: Link, size_bytes: float, ranks: int) -> Interval:
     """Seconds until every rank has the m bytes of one: ⌈log2 n⌉ · (α + m / β).
 
-    The binomial tree (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in
-    MPICH", IJHPCA 19, 2005, section 4.2). Raises ValueError for less than one rank or negative sizes.
+    The binomial tree (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective
+    communication operations in MPICH", IJHPCA 19, 2005, section 4.2). Raises ValueError for less
+    than one rank or negative sizes.
     """
     _check(size_bytes, ranks)
     rounds = (ranks - 1).bit_length()  # ⌈log2 n⌉, without rounding
@@ -69,19 +70,21 @@ def broadcast(link: Link, size_bytes: float, ranks: int) -> Interval:
 
 
 def all_gather(link: Link, size_bytes: float, ranks: int) -> Interval:
-    """Seconds until every rank has what all ranks hold, m bytes altogether: (n − 1) · α + (n − 1) / n · m / β.
+    """Seconds until every rank has the m bytes of all: (n − 1) · α + (n − 1) / n · m / β.
 
-    The ring (Thakur, Rabenseifner, Gropp 2005, section 4.1). Raises ValueError for less than one rank or negative sizes.
+    The ring (Thakur, Rabenseifner, Gropp 2005, section 4.1). Raises ValueError for less than one
+    rank or negative sizes.
     """
     _check(size_bytes, ranks)
     return link.time(*_ring(size_bytes, ranks))
 
 
 def all_reduce(link: Link, size_bytes: float, ranks: int) -> Interval:
-    """Seconds until every rank has the sum of all ranks' m bytes: 2 (n − 1) · α + 2 (n − 1) / n · m / β.
+    """Seconds until every rank has the sum of m bytes: 2 (n − 1) · α + 2 (n − 1) / n · m / β.
 
-    The ring: a reduce-scatter, then an all-gather (P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for
-    clusters of workstations", JPDC 69, 2009, section 3). Raises ValueError for less than one rank or negative sizes.
+    The ring: a reduce-scatter, then an all-gather (P. Patarasuk, X. Yuan, "Bandwidth optimal
+    all-reduce algorithms for clusters of workstations", JPDC 69, 2009, section 3). Raises
+    ValueError for less than one rank or negative sizes.
     """
     _check(size_bytes, ranks)
     messages, volume_bytes = _ring(size_bytes, ranks)
@@ -89,7 +92,9 @@ def all_reduce(link: Link, size_bytes: float, ranks: int) -> Interval:
 
 
 def all_reduces(link: Link, size_bytes: float, pieces: int, ranks: int) -> Interval:
-    """Seconds for as many all-reduces one after the other, of m bytes together: as `all_reduce`, with the messages of each."""
+    """Seconds for a sequence of all-reduces of m bytes together: as `all_reduce`, but with the
+    messages of each.
+    """
     _check(size_bytes, ranks)
     messages, volume_bytes = _ring(size_bytes, ranks)
     return link.time(2 * messages * pieces, 2 * volume_bytes)
@@ -98,11 +103,13 @@ def all_reduces(link: Link, size_bytes: float, pieces: int, ranks: int) -> Inter
 def on_cycle(
     time: Interval, cycle_s: float, agreed: Interval, poll_s: float = HOROVOD_POLL_S
 ) -> Interval:
-    """Seconds for sums by a library that works in cycles: wait for the next, agree on what is ready, sum, be noticed.
+    """Seconds for sums by a library that works in cycles.
 
-    Ranks agree in every cycle, so that what comes in the middle of one waits for its end: half a cycle and half of the agreement
-    at the median. `agreed` is what agreeing takes (a small all-reduce); the rank that waits looks every `poll_s`. A cycle of 0:
-    the library begins at once and wakes who waits. Raises ValueError for a negative cycle.
+    A sum waits for the next cycle; then ranks agree on what is ready, sum it, and the waiting rank
+    notices. Ranks agree in every cycle, so a sum that comes in the middle of one waits for its end:
+    half a cycle and half an agreement at the median. `agreed` is the time of an agreement (a small
+    all-reduce); the waiting rank polls every `poll_s`. With a cycle of 0 the library begins at once
+    and wakes the waiting rank. Raises ValueError for a negative cycle.
     """
     if cycle_s < 0:
         raise ValueError(f"cycle {cycle_s:g} s; allowed: 0 s or more")
@@ -116,12 +123,13 @@ def on_cycle(
 
 
 def fit_link(samples: Sequence[tuple[float, int, float]]) -> Link:
-    """The link that explains all-reduces best: samples are (bytes, ranks, seconds).
+    """The link that explains measured all-reduces best; samples are (bytes, ranks, seconds).
 
-    Of each size the median counts. Over those, the fit minimises Σ |1 − predicted / seconds| for α, 1 / β ≥ 0, as a linear
-    program: relative, so that small sizes count as large ones do, and absolute, so that a size that does not follow the
-    line bends it no more than another. `spread` is the 90th percentile, over all samples, of the factor between measured
-    and predicted, less one. Raises BadInput where there are fewer than two sizes, or a time is not above zero.
+    The median of each size counts. Over those, the fit minimises Σ |1 − predicted / seconds| for
+    α, 1 / β ≥ 0, as a linear program. Errors are relative, so that small sizes count as much as
+    large ones, and absolute, so that a size off the line does not bend it more than others.
+    `spread` is the 90th percentile, over all samples, of the factor between measured and predicted,
+    less one. Raises BadInput for fewer than two sizes, or a time that is not above zero.
     """
     import numpy as np
     from scipy.optimize import linprog
@@ -134,11 +142,12 @@ def fit_link(samples: Sequence[tuple[float, int, float]]) -> Link:
         not 0 < one < math.inf for group in times.values() for one in group
     ):
         raise BadInput(
-            f"link: got {len(samples)} samples; needed: two sizes or more between two ranks or more, each with a time > 0 s"
+            f"link: got {len(samples)} samples; needed: two sizes or more between two ranks or "
+            "more, each with a time > 0 s"
         )
     medians = np.array([statistics.median(group) for group in times.values()])
-    # Σ e is least with −e <= 1 − rows · x <= e: x are α and 1 / β, there is an e for each size. Columns are scaled to 1,
-    # because α and 1 / β lie some six orders of magnitude apart.
+    # Minimise Σ e with −e <= 1 − rows · x <= e, where x are α and 1 / β and each size has an e.
+    # Columns are scaled to 1, because α and 1 / β lie some six orders of magnitude apart.
     rows = (
         np.array([[2 * part for part in _ring(size, ranks)] for size, ranks in times])
         / medians[:, None]
@@ -173,5 +182,6 @@ def _ring(size_bytes: float, ranks: int) -> tuple[float, float]:
 def _check(size_bytes: float, ranks: int) -> None:
     if size_bytes < 0 or ranks < 1:
         raise ValueError(
-            f"{size_bytes:g} bytes between {ranks} ranks; allowed: 0 bytes or more, one rank or more"
+            f"got {size_bytes:g} bytes between {ranks} ranks; allowed: 0 bytes or more, one rank "
+            "or more"
         )

@@ -1,25 +1,29 @@
-"""What finished runs teach: how far a device's predictions were off, and how far the next will be. Loads no torch.
+"""Corrects a device's predictions by finished runs, and says how far off the next one may be.
 
-Of each run, y = log(measured / predicted), where predicted is what the calibration alone says. y is a Gaussian process over the
-model and its batch: a part for the device (and for the share of it that the rank had), one for what the step's time is spent on,
-one for the very same model, and one that changes from run to run. The calibration's interval is the process's variance σ² before
-any run, so that without evidence nothing changes.
+Arithmetic; loads no torch. For each run, y = log(measured / predicted), where the prediction is the
+calibration's alone. y is a Gaussian process over the model and its batch, with a part for the
+device (and the rank's share of it), one for the families on which the step's time is spent, one for
+the same model, and one that changes from run to run. Before any run, the process's variance σ² is
+that of the calibration's interval, so that without evidence nothing changes.
 
-    k(p, q) = s² v · [ D (1 + [same cores]) / 2  +  F · cos(f_p, f_q)² · M(p, q)  +  S · [same model] (1 + M(p, q)) / 2 ]
+    k(p, q) = s² v · [ D (1 + [same cores]) / 2
+                       + F · cos(f_p, f_q)² · M(p, q)
+                       + S · [same model] (1 + M(p, q)) / 2 ]
               + c² v · exp(−|i_p − i_q| / λ)
-    M(p, q) = exp(−(log b_p − log b_q)² / 2 ℓ²)             D + F + S = 1             v = σ² − n²
+    M(p, q) = exp(−(log b_p − log b_q)² / 2 ℓ²)        D + F + S = 1        v = σ² − n²
 
-f: shares of the predicted time by family of operations; b: batch size; i: the run's place in their order, the next one's is one
-more than the last's; n²: what two runs of the same step vary by, r² as much where runs show that the machine is less steady. s is
-not 1 where they show that the interval was too narrow or too wide, c is not 0 where they show that the machine's speed changes:
-then the newest tell more of the next than the older ones. s, r, c and λ are those under which each run is likeliest given the
-others. A run that the others contradict counts less: its variance given them is divided by the weight of Student's
-t-distribution (ν = 4).
+f: shares of the predicted time by family of operations. b: batch size. i: the run's number in
+order; the next run follows the last. n²: the variance between two runs of the same step, times r²
+if runs show that the machine is less steady. s differs from 1 if runs show that the interval was
+too narrow or too wide. c differs from 0 if they show that the machine's speed changes: then newer
+runs count more than older ones. s, r, c and λ are those under which each run is likeliest given the
+others. A run that the others contradict counts less: its variance given them is divided by the
+weight of Student's t-distribution (ν = 4).
 
-Time and memory learn; energy follows from the time, since power is not measured in a run.
+Time and memory are corrected. Energy follows from the time, since runs do not measure power.
 
-Source: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, equations 2.25, 2.26, 5.12 and section 5.4.2; Lange
-et al., Robust Statistical Modeling Using the t Distribution, 1989.
+Source: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, equations 2.25, 2.26,
+5.12 and section 5.4.2; Lange et al., Robust Statistical Modeling Using the t Distribution, 1989.
 """
 
 from __future__ import annotations
@@ -40,45 +44,44 @@ from trainwright.estimator.quantiles import NINETY
 SCHEMA_VERSION = 1
 _DEVICE, _FAMILIES, _SAME_MODEL = 0.3, 0.2, 0.5
 _BATCH_LENGTH = math.log(8)
-_RUN_NOISE = (
-    0.1  # halves of a run differ by 6 % at the median, a tenth of them by 20 to 30 %: measured
-)
-_STEPS_TOGETHER = 20  # steps that are slow or fast together
-_OTHER_CALIBRATION = 0.1  # what two calibrations of one device differ by
-_FURTHEST = 2.0  # a run that is further off (e²) tells of something else than its device
+# Measured: the halves of a run differ by 6 % at the median, and a tenth of them by 20 to 30 %.
+_RUN_NOISE = 0.1
+_STEPS_TOGETHER = 20  # consecutive steps that are slow or fast together
+_OTHER_CALIBRATION = 0.1  # by how much two calibrations of a device differ
+_FURTHEST = 2.0  # a run that is further off (e²) shows something else than its device
 _SIGNALS, _NOISES = (1.0, 0.5, 2.0, 4.0), (1.0, 2.0, 4.0)  # s, r
 _CHANGES = ((0.0, 1.0), *itertools.product((1.0, 3.0), (4.0, 16.0)))  # c, λ
-_RARELY = 1.0  # of the logarithm of the odds: that a machine's speed changes needs to be shown
+_RARELY = 1.0  # log odds against a machine whose speed changes: runs must show it
 _FREEDOM = 4.0  # ν
 _ROUNDS = 8
 
 
 class Finding(FrozenModel):
-    """What one device of a run was predicted to do, by its calibration alone, and what it did."""
+    """What the calibration alone predicted for one device of a run, and what was measured."""
 
     basis: Basis
     cores: float | None
     batch_size: int = Field(ge=1)
-    steps: int = Field(ge=1, description="that the measured step time is the median of")
+    steps: int = Field(ge=1, description="steps in the measured median")
     predicted_step_time_s: float = Field(gt=0)
     predicted_loop_s: float | None = Field(
-        default=None, description="of that, what training adds; None: it is not in it"
+        default=None, description="its part for the training loop; None: not included"
     )
     measured_step_time_s: Interval = Field(
-        description="of its own work: median, 5th and 95th percentile"
+        description="of the rank's own work: median, 5th and 95th percentile"
     )
-    memory_batch_size: int = Field(ge=1, description="the largest that it had")
+    memory_batch_size: int = Field(ge=1, description="the largest batch in the run")
     predicted_peak_memory_bytes: float = Field(gt=0, description="of the step alone")
     kept_bytes: float = Field(
-        default=0.0, ge=0, description="predicted besides it, by the model's size"
+        default=0.0, ge=0, description="predicted besides the step, from the model's size"
     )
     measured_peak_memory_bytes: float = Field(gt=0, description="of the rank, its process included")
 
 
 class FinishedRun(FrozenModel):
-    """`<store>/calibrations/<device type>/runs/<run id>.json`: what a run found out about a device type.
+    """`<store>/calibrations/<device type>/runs/<run id>.json`: what a run measured of a type.
 
-    Runs are ordered by the last part of `run`, their id: it begins with the time at which they were made.
+    Runs are ordered by the last part of `run`, their id, which begins with the time of creation.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -89,7 +92,7 @@ class FinishedRun(FrozenModel):
 
 @dataclass(frozen=True)
 class _Seen:
-    """Where findings lie. Shapes: (n,), shares (n, families)."""
+    """The coordinates of findings in the process. Shapes: (n,), shares (n, families)."""
 
     models: Any
     cores: Any
@@ -99,9 +102,9 @@ class _Seen:
 
 
 def learn(curve: DeviceCurve, runs: Sequence[FinishedRun]) -> DeviceCurve:
-    """The curve, corrected by what finished runs of its device type took on the same hardware and torch.
+    """The curve, corrected by finished runs of its device type with the same processor and torch.
 
-    Unchanged where none is of use: of another device, processor or torch version, or where the curve is no calibration's.
+    Unchanged without such runs, or if the curve is not from a calibration.
     """
     basis = curve.basis
     if basis is None or curve.time_knots is None:
@@ -158,8 +161,10 @@ def _with_time(
 
 
 def _with_memory(curve: DeviceCurve, basis: Basis, findings: Sequence[Finding]) -> DeviceCurve:
-    """A rank takes besides what its model's size says and the median of what others were seen to take besides theirs; all of it
-    is above what the same model took.
+    """The curve with corrected `process_bytes`.
+
+    A rank's process takes what the model's size says, plus the median of what other runs took
+    beyond that. The sum is at least what the same model was seen to take.
     """
     besides = [
         one.measured_peak_memory_bytes - one.predicted_peak_memory_bytes - one.kept_bytes
@@ -175,7 +180,10 @@ def _with_memory(curve: DeviceCurve, basis: Basis, findings: Sequence[Finding]) 
 
 
 def _own_noise(finding: Finding) -> float:
-    """The variance of the logarithm of a run's median: π/2 of its mean's (for normal steps), of as many as are apart."""
+    """The variance of the logarithm of a run's median, from steps that are independent.
+
+    That of a median is π/2 times that of a mean, for normally distributed steps.
+    """
     time = finding.measured_step_time_s
     if not 0 < time.low <= time.high:
         return _FURTHEST**2
@@ -184,7 +192,10 @@ def _own_noise(finding: Finding) -> float:
 
 
 def _predicted_s(curve: DeviceCurve, finding: Finding) -> float:
-    """What was predicted; where that was of the model's step alone and the curve is of training's, with what this one adds."""
+    """The predicted time, comparable with the curve's.
+
+    If it was of the model's step alone and the curve includes the training loop, the loop is added.
+    """
     alone = finding.predicted_loop_s is None
     return finding.predicted_step_time_s + (
         curve.loop_part_s(finding.batch_size) or 0.0 if alone else 0.0
@@ -202,7 +213,7 @@ def _places(
     findings: Sequence[Finding],
     order: Sequence[int],
 ) -> _Seen:
-    """The findings, then the curve at its batch sizes, as the next run."""
+    """The places of the findings, then of the curve at its batch sizes, as the next run."""
     import numpy as np
 
     families = sorted({name for one in findings for name in one.basis.shares} | set(basis.shares))
@@ -221,7 +232,7 @@ def _places(
 
 
 def _covariance(seen: _Seen) -> Any:
-    """k of all places with one another, of variance 1, for c = 0."""
+    """k between all places, with variance 1 and c = 0."""
     import numpy as np
 
     near = np.exp(
@@ -238,7 +249,7 @@ def _covariance(seen: _Seen) -> Any:
 
 @dataclass(frozen=True)
 class _Learned:
-    """Of each place behind the findings: the mean of y, and its variance for a further run."""
+    """For each place after the findings: the mean of y, and its variance for a further run."""
 
     means: list[float]
     variances: list[float]
@@ -247,9 +258,10 @@ class _Learned:
 def _posterior(
     places: _Seen, off: Sequence[float], noise: Sequence[float], variance: float, floor: float
 ) -> _Learned:
-    """What findings that were `off` by so much tell of the places behind them.
+    """What findings with errors `off` say about the places after them.
 
-    `noise` is each one's variance, `variance` the process's, `floor` what two runs of the same step vary by.
+    `noise` is the variance of each, `variance` that of the process, and `floor` that between two
+    runs of the same step.
     """
     import numpy as np
 
@@ -269,13 +281,13 @@ def _posterior(
         weight = np.minimum(1.0, (_FREEDOM + 1) / (_FREEDOM + apart**2 * deviations**2 / alone))
         extra = alone * (1 / weight - 1)
     means, _ = _given(among, own + extra, known)
-    # that others were predicted well narrows no interval: only runs near it do
+    # Good predictions of other steps do not narrow an interval; only runs near it do.
     _, variances = _given(max(1.0, signal) ** 2 * every + changes[change], own + extra, known)
     return _Learned(means.tolist(), (variances + loud**2 * floor).tolist())
 
 
 def _given(every: Any, own: Any, known: Any) -> tuple[Any, Any]:
-    """Mean and variance of the places behind the known ones (equations 2.25 and 2.26)."""
+    """Mean and variance of the places after the known ones (equations 2.25 and 2.26)."""
     import numpy as np
 
     count = len(known)
@@ -287,7 +299,7 @@ def _given(every: Any, own: Any, known: Any) -> tuple[Any, Any]:
 def _likeliest(
     every: Any, own: Any, known: Any, changes: Sequence[Any]
 ) -> tuple[float, float, int]:
-    """s, r and the place in `_CHANGES` of c and λ: of those allowed, where each run is likeliest given the others.
+    """s, r, and the index in `_CHANGES` of c and λ under which each run is likeliest given others.
 
     With a prior for s = 1, r = 1 and c = 0.
     """
@@ -310,7 +322,7 @@ def _likeliest(
 
 
 def _given_others(covariance: Any, known: Any) -> tuple[Any, Any]:
-    """The standard deviation of each run given the others, and how many of them it is off (equation 5.12)."""
+    """The standard deviation of each run given the others, and its error in those (eq. 5.12)."""
     import numpy as np
 
     inverse = np.linalg.inv(covariance)

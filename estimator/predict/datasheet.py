@@ -1,11 +1,15 @@
-"""What a datasheet says of an operation's cost: the prior for a device, from its peaks and general efficiencies. Loads no torch.
+"""An operation's cost by the datasheet: the prior for a device, from its peaks and efficiencies.
+
+Arithmetic; loads no torch.
 
     t = latency + max(flops / (share · peak), bytes / (share · bandwidth))
 
-The shares are what eager training is known to reach of a device's peaks, by family of operations: an assumption for all devices,
-rounded and fitted to none. End to end, training of large transformers reaches 0.44 to 0.52 of the arithmetic peak (Narayanan et
-al., arXiv:2104.04473); what is not matrix products is bound by memory and reaches a part of the bandwidth (Ivanov et al., Data
-Movement Is All You Need, arXiv:2007.00072). What a single device reaches differs from the shares by `RATE_WIDTH`.
+The shares of a device's peaks that eager training reaches, by family of operations, are an
+assumption for all devices, rounded and fitted to none. End to end, training of large transformers
+reaches 0.44 to 0.52 of the arithmetic peak (Narayanan et al., arXiv:2104.04473). Operations other
+than matrix products are bound by memory and reach a part of the bandwidth (Ivanov et al., Data
+Movement Is All You Need, arXiv:2007.00072). A single device differs from the shares by
+`RATE_WIDTH`.
 """
 
 from __future__ import annotations
@@ -16,13 +20,13 @@ from trainwright.estimator.devices import DeviceType
 from trainwright.estimator.predict.op_cost import Roofline
 
 RATE_WIDTH = 0.7
-"""Standard deviation of the logarithm of a reached rate, about its share of the peak: a factor of two either way is common."""
+"""The standard deviation of log(reached rate / (share · peak)): a factor of two is common."""
 LATENCY_WIDTH = 0.7
-"""That of the time of a call: mostly the host's, whatever the device."""
+"""The standard deviation of the logarithm of a call's time, which depends mostly on the host."""
 CALL_S = 8e-6
-"""Of an operation called from Python with its backward pass recorded: 5 to 10 µs on hosts of 2015 to 2025."""
+"""An operation called from Python with autograd: 5 to 10 µs on hosts of 2015 to 2025."""
 VIEW_S = 2e-6
-"""Of one that computes nothing."""
+"""An operation that computes nothing."""
 
 # family: shares of the arithmetic peak and of the bandwidth
 _SHARES: Mapping[str, tuple[float, float]] = {
@@ -46,12 +50,12 @@ _SHARES: Mapping[str, tuple[float, float]] = {
     "view": (0.5, 0.7),
 }
 FAMILIES = tuple(_SHARES)
-_TF32 = ("conv", "conv_backward", "rnn")  # cuDNN's, by PyTorch's default
+_TF32 = ("conv", "conv_backward", "rnn")  # computed by cuDNN, in tf32 by PyTorch's default
 _DTYPES = {"float64": "fp64", "bfloat16": "bf16", "float16": "bf16"}
 
 
 def reached(device: DeviceType, family: str, dtype: str = "float32") -> Roofline:
-    """The datasheet's cost of an operation of a family that computes in a dtype; an unknown family is `other`."""
+    """The datasheet's cost of a family's operations in a dtype; an unknown family is `other`."""
     flops_share, bytes_share = _SHARES.get(family, _SHARES["other"])
     peak = _DTYPES.get(dtype, "fp32")
     if peak == "fp32" and family in _TF32 and "tf32" in device.peak_flops:

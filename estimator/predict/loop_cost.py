@@ -1,11 +1,14 @@
-"""What a training's step takes beyond the model's own: rows are gathered, gradients copied for the sum, the step is recorded.
+"""What the training loop adds to a model's own step. Arithmetic; loads no torch.
+
+It gathers rows, copies gradients for the sum and records the step:
 
     t = step + tensor · P + gradient_byte · G + input_byte · I(b) + norm · N + norm_byte · V(b)
 
-P parameters that are trained (tensors), of G bytes; I(b) bytes of a batch of b samples; N batch normalisations, which training
-joins over all ranks, over V(b) bytes of values. What ranks wait for one another is not in it (`communication`). A device's
-coefficients are measured on training's own loop (`trainwright.tasks.train.worker.measure_loop`).
-Arithmetic on values; loads no torch.
+P is the number of trained parameters (tensors) and G their bytes; I(b) are the bytes of a batch of
+b samples; N is the number of batch normalisations, which training computes over all ranks, and V(b)
+the bytes of their values. The time that ranks wait for one another is not included
+(`communication`). A device's coefficients are measured on the training loop itself
+(`trainwright.tasks.train.worker.measure_loop`).
 """
 
 from __future__ import annotations
@@ -19,12 +22,12 @@ from trainwright.estimator.curves import Affine, DeviceCurve, Knots, line_throug
 from trainwright.estimator.frozen_model import FrozenModel
 from trainwright.estimator.structure import Structure
 
-_TENSORS_PER_LAYER = 2  # weight and bias, where nobody has counted
+_TENSORS_PER_LAYER = 2  # weight and bias, in a structure that does not count them
 _BATCH_NORM = "aten.native_batch_norm"
 
 
 class LoopWork(NamedTuple):
-    """What the loop's time depends on, in the order of `LoopCost`'s fields; the first is 1."""
+    """The quantities on which the loop's time depends, in the order of `LoopCost`'s fields."""
 
     steps: float
     tensors: float
@@ -35,7 +38,7 @@ class LoopWork(NamedTuple):
 
 
 class LoopCost(FrozenModel):
-    """Seconds for each part of `LoopWork`, on a whole device."""
+    """Seconds for each quantity of `LoopWork`, on a whole device."""
 
     step_s: float = Field(ge=0)
     tensor_s: float = Field(ge=0)
@@ -58,7 +61,7 @@ class LoopCost(FrozenModel):
 
 
 def loop_work(structure: Structure, batch_size: int) -> LoopWork:
-    """What the loop does for a structure's step of this many samples."""
+    """The loop's work for a structure's step of so many samples."""
     norms = [one for one in structure.trace if one.kind == _BATCH_NORM]
     tensors = structure.parameter_tensors
     if tensors is None:
@@ -69,15 +72,16 @@ def loop_work(structure: Structure, batch_size: int) -> LoopWork:
         gradient_bytes=float(structure.parameter_bytes),
         input_bytes=structure.idle_bytes.per_sample * batch_size,
         norms=float(sum(one.count for one in norms)),
-        norm_bytes=sum(one.count * one.bytes(batch_size) for one in norms)
-        / 2,  # it reads them, and writes as many
+        # A normalisation's bytes are those that it reads, and as many that it writes.
+        norm_bytes=sum(one.count * one.bytes(batch_size) for one in norms) / 2,
     )
 
 
 def in_training(curve: DeviceCurve, structure: Structure, cost: LoopCost) -> DeviceCurve:
-    """The curve of a structure's step, with what training adds to it; a part of a core takes as much longer as for the step.
+    """The curve of a structure's step, plus the time of the training loop.
 
-    The loop is one thread: more cores do not help it.
+    On a share of a core the loop is slower in the same proportion as the step. It is one thread, so
+    more cores do not help it.
     """
     assert curve.time_knots is not None
     slower = max(1.0, 1 / curve.cores) if curve.cores is not None else 1.0
@@ -97,9 +101,10 @@ def in_training(curve: DeviceCurve, structure: Structure, cost: LoopCost) -> Dev
 
 
 def fit_loop(samples: Sequence[tuple[LoopWork, float]]) -> LoopCost:
-    """The cost that explains samples of (work, seconds beyond the own step) best: Σ (1 − predicted / seconds)², none negative.
+    """The cost that explains samples of (work, seconds beyond the model's step) best.
 
-    Raises ValueError where a time is not above zero.
+    It minimises Σ (1 − predicted / seconds)² without negative parts. Raises ValueError for a time
+    that is not above zero.
     """
     import numpy as np
     from scipy.optimize import nnls

@@ -1,4 +1,4 @@
-"""How fast a machine is at the moment, by kernels that are always the same. Arithmetic on values; loads no torch."""
+"""The speed of a machine at a moment, from kernels that are always the same. Loads no torch."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ SENTINEL_CALLS = 90
 
 
 class Speed(FrozenModel):
-    """Seconds that three kernels took, which are always the same: how fast the machine was at the moment.
+    """Seconds that three sentinel kernels took at a moment.
 
-    Neighbours on a machine take caches, memory and turns of the cores from a program: not all it does is as much slower.
+    Neighbours on a machine take caches, memory and core time from a program, which slows its parts
+    down by different factors.
     """
 
     compute_s: float = Field(
-        gt=0, description="matrix products that fit in the caches, of `SENTINEL_FLOPS` together"
+        gt=0, description="matrix products in the caches, of `SENTINEL_FLOPS` together"
     )
-    memory_s: float = Field(gt=0, description="a sum of arrays that do not")
-    calls_s: float = Field(
-        gt=0, description="a chain of small operations, `SENTINEL_CALLS` of them"
-    )
+    memory_s: float = Field(gt=0, description="a sum of arrays that do not fit in the caches")
+    calls_s: float = Field(gt=0, description="a chain of `SENTINEL_CALLS` small operations")
 
     def slower(self, than: Speed, seconds: float, flops: float, calls: float = 1.0) -> float:
-        """How many times as long as at that speed something takes that took so many seconds, for so many FLOPs and calls.
+        """The time of some work at this speed over its time at the speed `than`.
 
-        What its FLOPs and calls take at the sentinel's rates is arithmetic and calling. The rest moves bytes, within caches or
-        beyond them: it is told by the geometric mean of all three.
+        The work took so many `seconds` at this speed. The time of its FLOPs and calls at the
+        sentinel's rates scales with those kernels. The rest moves bytes, within caches or beyond
+        them, and scales with the geometric mean of all three kernels.
         """
         compute = min(1.0, flops / SENTINEL_FLOPS * self.compute_s / seconds)
         call = min(1.0 - compute, calls / SENTINEL_CALLS * self.calls_s / seconds)
@@ -44,7 +44,7 @@ class Speed(FrozenModel):
 
     @staticmethod
     def median(seen: Sequence[Speed]) -> Speed:
-        """Of each kernel."""
+        """The median of each kernel's times."""
         return Speed(
             compute_s=statistics.median(one.compute_s for one in seen),
             memory_s=statistics.median(one.memory_s for one in seen),

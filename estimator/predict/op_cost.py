@@ -1,16 +1,19 @@
-"""What one operation costs on a device: a roofline for each family, and what was seen to differ from it. Loads no torch.
+"""The cost of an operation on a device: its family's roofline, and measured differences from it.
+
+Arithmetic; loads no torch.
 
     t = roofline(flops, bytes) · exp(r(x))        roofline = a + max(flops / F, bytes / B)
 
-r is the mean of a Gaussian process over x, the logarithms of FLOPs, bytes and the operation's sizes: where calibration has seen
-alike operations r follows them, far from all of them it goes to zero and the roofline alone remains. Its kernel is Matérn's of
-order 3/2, M, over the distance d with a length for each size, in two parts: one for the family and one for the kind (`aten.exp`
-and `aten.add` are both elementwise). Lengths, amplitudes and noise are those of highest marginal likelihood.
+r is the mean of a Gaussian process over x, the logarithms of FLOPs, bytes and the operation's
+sizes. It follows alike operations that calibration has seen; far from all of them it goes to zero
+and the roofline remains. Its kernel is Matérn's of order 3/2, M, over the distance d with a length
+for each size. It has a part for the family and a part for the kind (`aten.exp` and `aten.add` are
+both elementwise). Lengths, amplitudes and noise have the highest marginal likelihood.
 
     k(x, y) = σ₁² M(d) + σ₂² [same kind] M(d / 2)        M(d) = (1 + √3 d) exp(−√3 d)
 
-`cost_fit` finds all of it. Source: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, equations 2.23, 4.17
-and 5.8.
+`fit.cost_fit` finds all of it. Source: Rasmussen and Williams, Gaussian Processes for Machine
+Learning, 2006, equations 2.23, 4.17 and 5.8.
 """
 
 from __future__ import annotations
@@ -26,11 +29,11 @@ from trainwright.estimator.frozen_model import FrozenModel
 from trainwright.estimator.predict.step_work import FamilyWork
 
 _MOST_S, _LEAST_RATE, _MOST_DEVIATION = 1e6, 1e-6, 1e3  # far beyond any device
-_FURTHEST = 2.5  # of r: a cost is never told to be more than e^2.5 off its roofline
+_FURTHEST = 2.5  # of r: a cost is never more than e^2.5 off its roofline
 
 
 class OpSample(FrozenModel):
-    """An operation as it was timed within a step: seconds of one call, the mean of `count` alike calls."""
+    """A timed operation of a step: `seconds` of one call, the mean over `count` alike calls."""
 
     kind: str
     family: str
@@ -43,7 +46,7 @@ class OpSample(FrozenModel):
 
     @cached_property
     def nearly(self) -> tuple[int, ...]:
-        """What operations of nearly the same sizes share."""
+        """A key that operations of nearly the same sizes share."""
         sizes = (self.flops, self.bytes, *(self.dims[name] for name in sorted(self.dims)))
         return tuple(round(4 * math.log1p(size)) for size in sizes)
 
@@ -56,14 +59,17 @@ class Roofline(FrozenModel):
     bytes_per_s: float
 
     def __call__(self, flops: Any, moved: Any) -> Any:
-        """Seconds; of numbers or of arrays."""
+        """Seconds, for numbers or arrays."""
         import numpy as np
 
         return self.latency_s + np.maximum(flops / self.flops_per_s, moved / self.bytes_per_s)
 
 
 class Kernel(FrozenModel):
-    """The process's parameters: a length for each coordinate (None: it does not vary), two amplitudes, the noise."""
+    """The process's parameters: a length for each coordinate, two amplitudes, and the noise.
+
+    A coordinate that does not vary has the length None.
+    """
 
     lengths: tuple[float | None, ...]
     family_sigma: float
@@ -71,13 +77,17 @@ class Kernel(FrozenModel):
     noise: float
 
     def __call__(self, left: Any, right: Any, alike: Any) -> Any:
-        """Shapes: (n, d), (m, d), (n, m) whether two are of one kind; (n, m)."""
+        """k between two sets of points. Shapes: (n, d), (m, d), (n, m); (n, m).
+
+        `alike` says whether two points are of one kind.
+        """
         import numpy as np
 
         used = [place for place, length in enumerate(self.lengths) if length is not None]
         scale = np.array([1 / (self.lengths[place] or 1.0) for place in used])
         one, two = left[:, used] * scale, right[:, used] * scale
-        # √3 d, in one array: that of a large step's elementwise operations has half a million places.
+        # √3 d, computed in one array: a large step's elementwise operations need half a million
+        # places.
         distance = one @ (-6 * two.T)
         distance += 3 * (one**2).sum(1)[:, None]
         distance += 3 * (two**2).sum(1)[None, :]
@@ -92,7 +102,7 @@ class Kernel(FrozenModel):
 
 
 class FamilyCost(FrozenModel):
-    """The cost of a family's operations. `weights` are those of the process at its `points`, K⁻¹ r."""
+    """The cost of a family's operations. `weights` are the process's at its `points`: K⁻¹ r."""
 
     roofline: Roofline
     dims: tuple[str, ...]
@@ -103,7 +113,7 @@ class FamilyCost(FrozenModel):
 
     @model_validator(mode="after")
     def _can_be(self) -> FamilyCost:
-        """Not of the roofline or the kernel themselves: a fit tries such on its way that nobody measures."""
+        """Checks rooflines and kernels here, because a fit tries impossible ones on its way."""
         line, kernel = self.roofline, self.kernel
         deviations = (kernel.family_sigma, kernel.kind_sigma, kernel.noise)
         possible = (
@@ -111,12 +121,12 @@ class FamilyCost(FrozenModel):
             and min(line.flops_per_s, line.bytes_per_s) >= _LEAST_RATE
         )
         if not possible or not all(0 <= one <= _MOST_DEVIATION for one in deviations):
-            raise ValueError("latency, rates and deviations of a device that can be")
+            raise ValueError("latency, rates and deviations of a possible device")
         return self
 
     @cached_property
     def _arrays(self) -> tuple[Any, Any, dict[str, int], Any]:
-        """`points`, `weights`, a number for each kind, and the points' kinds by number."""
+        """`points`, `weights`, a number for each kind, and the number of each point's kind."""
         import numpy as np
 
         numbers = {kind: number for number, kind in enumerate(dict.fromkeys(self.kinds))}
@@ -124,10 +134,11 @@ class FamilyCost(FrozenModel):
         return np.array(self.points), np.array(self.weights), numbers, places
 
     def predict(self, kinds: Sequence[str], flops: Any, moved: Any, points: Any) -> tuple[Any, Any]:
-        """Seconds of each operation, and the standard deviation of their logarithm that comes of not having seen it.
+        """Seconds of each operation, and the standard deviation of the logarithm.
 
-        Shapes: (n,), (n,), (n,), (n, 2 + dims) as `log_point` makes them; (n,), (n,). The deviation is the process's, given only
-        the nearest point that was seen: k(x, x) − k(x, p)² / (k(p, p) + noise²), which is never too small.
+        Shapes: (n,), (n,), (n,), (n, 2 + dims) as `log_point` makes them; (n,), (n,). The deviation
+        is zero for operations that were measured. It is the process's, given only the nearest
+        point: k(x, x) − k(x, p)² / (k(p, p) + noise²), which is never too small.
         """
         import numpy as np
 
@@ -147,7 +158,7 @@ class FamilyCost(FrozenModel):
 def log_point(
     flops: float, moved: float, dims: Mapping[str, float], names: Sequence[str]
 ) -> list[float]:
-    """Where an operation lies among others of its family."""
+    """The coordinates of an operation among others of its family."""
     return [
         math.log1p(flops),
         math.log1p(moved),
@@ -156,11 +167,10 @@ def log_point(
 
 
 def alike(left: Sequence[str], right: Sequence[str]) -> Any:
+    """Whether kinds are equal, shape (left, right). Numbers compare faster than words."""
     import numpy as np
 
-    numbers = {
-        kind: number for number, kind in enumerate({*left, *right})
-    }  # compared quicker than words
+    numbers = {kind: number for number, kind in enumerate({*left, *right})}
     one, two = (np.array([numbers[kind] for kind in kinds]) for kinds in (left, right))
     return one[:, None] == two[None, :]
 
@@ -168,9 +178,10 @@ def alike(left: Sequence[str], right: Sequence[str]) -> Any:
 def times(
     costs: Mapping[str, FamilyCost], family: str, work: FamilyWork, flops_factor: float = 1.0
 ) -> tuple[Any, Any]:
-    """Seconds of each group of alike operations, and the deviation of their logarithm (see `FamilyCost.predict`).
+    """Seconds of each group of alike operations, and the deviation of the logarithm.
 
-    An unknown family costs what elementwise operations do by their roofline, with a deviation of one: a factor of e.
+    See `FamilyCost.predict`. An unknown family costs the same as elementwise operations by their
+    roofline, with a deviation of one: a factor of e.
     """
     import numpy as np
 

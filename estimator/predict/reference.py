@@ -1,10 +1,11 @@
-"""What operations cost on machines that were measured for longer than a calibration lasts. Loads no torch.
+"""Reference calibrations: machines that were measured for much longer than a calibration lasts.
 
-The more different networks a calibration holds, the less it errs on others: in its own 90 s there is room for some 200 to 500.
-Those of a reference are many more, on another machine; its file comes with the package (`measure_reference` made it). So a
-calibration of a CPU can tell its costs by a reference's: what differs is a factor for each family of operations, and what its own
-steps teach beyond that (`whole_steps`). Which reference, or none, is said by what predicts its own networks best, each left out
-(`fitting`).
+The more networks a calibration has measured, the smaller its errors on others. In 90 s it measures
+some 200 to 500. A reference has many more, on another machine; its file comes with the package
+(`measure.measure_reference` made it). A CPU's calibration can scale a reference's costs by a factor
+for each family of operations, and then learn from its own steps (`fit.whole_steps`). It uses the
+reference, or none, that predicts its own networks best when they are left out (`fit.step_fit`).
+Loads no torch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ FOLDER = Path(__file__).parent / "data"
 
 @cache
 def references() -> tuple[Calibration, ...]:
-    """Those of CPUs: one thread, fp32; `processor` says whose."""
+    """The references of CPUs: one thread, fp32; `processor` names the CPU."""
     return tuple(
         parse(gzip.decompress(file.read_bytes()), file.name)
         for file in sorted(FOLDER.glob("reference-*.json.gz"))

@@ -1,11 +1,13 @@
-"""A step's operations as arrays, by family of cost: what costs are computed of. Loads no torch.
+"""A step's operations as arrays, by family of cost: the input of cost models. Loads no torch.
 
-Some of the sizes that an operation's time depends on only the step as a whole tells (`InStep`). Small operations are the quicker
-the oftener it calls their kind: `calls`. They find their tensors in a cache the rather, the less all of it moves: `step_bytes`.
-The root that Adam draws of a table's second moments takes many times as long for a zero as for another value (MKL's vector
-mathematics), so that its time follows `zeros_in_ten`, how many of ten values are zero. Zero they are in the rows that no sample
-has looked up: told of a training's first steps, as those that are measured are; where each step looks up other rows, later ones
-become quicker.
+Some quantities on which an operation's time depends belong to the whole step (`InStep`). Small
+operations are faster the more often the step calls their kind: `calls`. They find their tensors in
+a cache more often the less the whole step moves: `step_bytes`.
+
+Adam's square root of a table's second moments takes many times as long for a zero as for another
+value (MKL's vector mathematics), so its time depends on `zeros_in_ten`, how many of ten values are
+zero. Rows that no sample has looked up are zero. This holds for the first steps of a training, and
+those are what is measured; if later steps look up other rows, they become faster.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ _PRODUCTS, _SUM, _ROOT = ("aten.mm", "aten.addmm"), "aten.add", "aten.sqrt"
 
 @dataclass(frozen=True)
 class FamilyWork:
-    """The operations of one family, for one batch size. Arrays have a place for each group of alike ones."""
+    """The operations of one family at one batch size. Arrays have a place for each group of alike
+    ones.
+    """
 
     kinds: tuple[str, ...]
     counts: Any
@@ -36,7 +40,7 @@ class FamilyWork:
     dims: Mapping[str, Any]
 
     def points(self, names: Sequence[str], flops_factor: float = 1.0) -> Any:
-        """Where the operations lie among others of the family: logarithms of FLOPs, bytes and the sizes `names`.
+        """The coordinates of the operations: logarithms of FLOPs, bytes and the sizes `names`.
 
         Shape: (operations, 2 + names). A size that an operation does not have is 0.
         """
@@ -53,7 +57,7 @@ class FamilyWork:
 
 @dataclass(frozen=True)
 class _Lines:
-    """Values over the batch size: fixed + per_sample · b, arrays of equal shape."""
+    """Values as lines over the batch size: fixed + per_sample · b, arrays of equal shape."""
 
     fixed: Any
     per_sample: Any
@@ -104,7 +108,7 @@ class StepWork:
         )
 
     def __call__(self, batch_size: int) -> dict[str, FamilyWork]:
-        """By family of cost."""
+        """The work at a batch size, by family of cost."""
         work = {
             family: FamilyWork(
                 kinds,
@@ -138,13 +142,15 @@ def _with_zeros(work: FamilyWork, zeros: Mapping[int, float]) -> FamilyWork:
         ]
     )
     in_ten = 10 * of_each / np.maximum(given, 1.0)
-    return replace(
-        work, dims={**work.dims, "zeros": of_each, "zeros_in_ten": in_ten}
-    )  # `zeros` for older calibrations
+    # Calibrations of schema version 7 use `zeros`.
+    return replace(work, dims={**work.dims, "zeros": of_each, "zeros_in_ten": in_ten})
 
 
 def _lines(lines: Sequence[Affine | None]) -> _Lines:
-    """As arrays; of what has no such line, 0. Made of numbers, not of pairs: those would set off collections of garbage."""
+    """Lines as arrays; a missing line is 0.
+
+    The arrays are made from numbers: pairs would cause garbage collections.
+    """
     import numpy as np
 
     fixed = np.fromiter((one.fixed if one else 0.0 for one in lines), float, len(lines))
@@ -154,17 +160,17 @@ def _lines(lines: Sequence[Affine | None]) -> _Lines:
 
 
 def known_as(one: Operation) -> str:
-    """The kind as calibration names it: what computes in half precision is another operation."""
+    """The kind as calibration names it: in half precision it is another operation."""
     return f"{one.kind} in {one.dtype}" if one.dtype in ("bfloat16", "float16") else one.kind
 
 
 def cost_family(family: str, dims: Mapping[str, float]) -> str:
-    """What an operation's time is like: convolutions in groups are far from the others."""
+    """The family whose costs an operation shares: grouped convolutions have their own."""
     return f"grouped {family}" if dims.get("groups", 1.0) > 1 else family
 
 
 class InStep:
-    """What a step tells of its operations, from all of them: (kind, count, bytes, dims)."""
+    """The quantities of a whole step, from its operations (kind, count, bytes, dims)."""
 
     def __init__(self, rows: Sequence[tuple[str, int, float, Mapping[str, float]]]) -> None:
         self._calls = Counter[str]()
@@ -174,7 +180,7 @@ class InStep:
         self._zeros = zeros_of_tables((kind, count, dims) for kind, count, _, dims in rows)
 
     def sizes(self, kind: str, family: str, dims: Mapping[str, float]) -> dict[str, float]:
-        """All sizes that an operation's time depends on, from those of its own."""
+        """All sizes on which an operation's time depends: its own and the step's."""
         if family in _LARGE:
             return dict(dims)
         told = {"calls": float(self._calls[kind])}
@@ -187,10 +193,11 @@ class InStep:
 
 
 def zeros_of_tables(operations: Iterable[tuple[str, int, Mapping[str, float]]]) -> dict[int, float]:
-    """Of a step's operations (kind, count, dims): how many values of a table no sample looks up, by the table's size.
+    """How many values of each table no sample looks up, by the table's size.
 
-    R rows of which a step picks n, evenly drawn: R · exp(−n / R) are left. Not of a table in whose gradient something else has a
-    part, as a head that shares its parameters or a decay that is added to it: no value is zero then.
+    The arguments are a step's operations (kind, count, dims). If a step looks up n of R rows,
+    evenly drawn, R · exp(−n / R) remain. A table is left out if something else contributes to its
+    gradient, such as a head that shares its parameters or weight decay: then no value is zero.
     """
     picked, rows, roots, dense = Counter[int](), dict[int, float](), Counter[int](), set[int]()
     for kind, count, dims in operations:
@@ -214,7 +221,7 @@ def zeros_of_tables(operations: Iterable[tuple[str, int, Mapping[str, float]]]) 
 def by_family(
     rows: Sequence[tuple[str, str, int, float, float, Mapping[str, float]]],
 ) -> dict[str, FamilyWork]:
-    """A step's operations (family, kind, count, flops, bytes, dims) by family of cost."""
+    """The work of a step's operations (family, kind, count, flops, bytes, dims), by family."""
     import numpy as np
 
     step, groups = (

@@ -22,11 +22,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainwright.estimator.devices import DEVICE_TYPES, EMULATED
+from trainwright.estimator.devices import EMULATED, known_type
 from trainwright.estimator.machine import MOST_DRIFT, machine_key, processor
+from trainwright.estimator.measure.energy_meter import RAPL_ROOT
 from trainwright.estimator.named_file import require_space
 from trainwright.estimator.predict.calibration import Calibration, load, parse, save
-from trainwright.estimator.predict.energy import RAPL_ROOT
 from trainwright.estimator.predict.loop_cost import LoopCost
 from trainwright.infra.lock import locked
 from trainwright.infra.process import dying_with_parent
@@ -138,7 +138,7 @@ def calibrate_and_share(
     The link between its ranks is measured anew too. Raises as `calibrate` does, where the link can't be measured, and
     ServiceUnreachable where the store can't be written (the cache has it then).
     """
-    _check_type(device_type)
+    known_type(device_type)
     objects = open_store(
         f"{(store or settings.store).rstrip('/')}/calibrations/{device_type}", settings
     )
@@ -168,21 +168,14 @@ def why_not_here(device_type: str, addresses: Sequence[str]) -> str | None:
 
     Raises BadInput for an unknown type.
     """
-    _check_type(device_type)
+    known_type(device_type)
     if device_type == EMULATED:
         return "emulated: its time is set, there is nothing to measure"
     if device_type != "cpu":
-        return f"{device_type}: GPUs are not measured by this step, but by `trainwright calibrate --probes`"
+        return f"{device_type}: GPUs are not measured by this step, but by `trainwright calibrate --device`"
     if not any(address in LOCAL_ADDRESSES for address in addresses):
         return f"{device_type}: at {', '.join(addresses)}, and this is another machine"
     return None
-
-
-def _check_type(device_type: str) -> None:
-    if device_type not in DEVICE_TYPES:
-        raise BadInput(
-            f"device type: got {device_type[:80]!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}"
-        )
 
 
 def given(path: Path) -> Calibration:

@@ -20,8 +20,8 @@ from dataclasses import dataclass, fields, replace
 
 import torch  # noqa: TID253 - only ranks import this
 
+from trainwright.estimator.measure.energy_meter import EnergyMeter, meter_for
 from trainwright.estimator.measure.power import uuid_of
-from trainwright.estimator.predict.energy import EnergyMeter, meter_for
 from trainwright.tasks.runs.artefacts import PlannedDevice
 from trainwright.tasks.train.exchange.collective import Collective
 
