@@ -1,4 +1,4 @@
-"""How good predictions are: errors, their summary, the noise floor, as tables show them. Arithmetic on values; loads no torch.
+"""The accuracy of predictions: errors, their summary, the noise floor, tables. Loads no torch.
 
 An error is relative and signed: e = predicted / measured - 1.
 """
@@ -15,10 +15,11 @@ from trainwright.estimator.quantiles import quantile
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A summary of `count` errors; 0.1 is 10 %. `coverage` and `width` are None where the method states no intervals.
+    """A summary of `count` errors; 0.1 is 10 %.
 
-    `coverage` is the share of cases inside theirs, `width` the median of high / low. `bias` is the signed median, `noise_median`
-    and `noise_p90` are the noise floor of the same measurements (None: not measured).
+    `bias` is the signed median. `coverage` is the share of cases inside their interval and `width`
+    the median of high / low; both are None for a method without intervals. `noise_median` and
+    `noise_p90` are the noise floor of the same measurements (None: not measured).
     """
 
     count: int
@@ -37,14 +38,15 @@ class Accuracy:
 
 
 def errors(predicted: Sequence[float], measured: Sequence[float]) -> list[float]:
-    """predicted / measured - 1 of each pair."""
+    """predicted / measured - 1 for each pair."""
     return [one / seen - 1 for one, seen in zip(predicted, measured, strict=True)]
 
 
 def noise_floor(rounds: Sequence[float]) -> float:
-    """|median of the first half of the rounds / median of the second half - 1|: what a perfect predictor would be off by.
+    """The error of a perfect predictor: |median of the first half / median of the second half - 1|.
 
-    With an odd number of rounds, the one in the middle is in neither half. Raises ValueError below two rounds.
+    With an odd number of rounds, the middle one is in neither half. Raises ValueError for fewer
+    than two rounds.
     """
     half = len(rounds) // 2
     if not half:
@@ -65,10 +67,10 @@ def summarise(
     noise: Sequence[float] = (),
     intervals: Sequence[tuple[float, float]] = (),
 ) -> Accuracy:
-    """The accuracy of predictions of the same quantities, in any one unit.
+    """The accuracy of predictions, in any one unit.
 
-    `noise` is the noise floor of each measurement, `intervals` the predicted ones. Raises ValueError where there is nothing to
-    summarise, or the lengths differ.
+    `noise` is the noise floor of each measurement, `intervals` are the predicted ones. Raises
+    ValueError without predictions, or if the lengths differ.
     """
     off = errors(predicted, measured)
     size = [abs(one) for one in off]
@@ -86,7 +88,7 @@ def summarise(
 
 
 def percent(value: float | None, *, signed: bool = False) -> str:
-    """0.123 as '12.3 %'; of None, a dash."""
+    """0.123 as '12.3 %'; None as a dash."""
     if value is None:
         return "-"
     return f"{100 * value:+.1f} %" if signed else f"{100 * value:.1f} %"
@@ -96,7 +98,7 @@ HEADER = ("method", "cases", "median", "p90", "bias", "worst", "in interval", "h
 
 
 def row(name: str, accuracy: Accuracy) -> tuple[str, ...]:
-    """A method's row below `HEADER`."""
+    """A method's row under `HEADER`."""
     return (
         name,
         str(accuracy.count),
@@ -110,7 +112,10 @@ def row(name: str, accuracy: Accuracy) -> tuple[str, ...]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as lines of aligned columns, the first to the left, the others to the right; the first row is the header."""
+    """Rows as text in aligned columns: the first to the left, the others to the right.
+
+    The first row is the header.
+    """
     widths = [max(len(one[place]) for one in rows) for place in range(len(rows[0]))]
     lines = []
     for number, one in enumerate(rows):

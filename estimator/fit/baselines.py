@@ -1,7 +1,7 @@
-"""Simpler predictors of a training step's time, to compare the estimator with. Arithmetic on values; loads no torch.
+"""Simpler predictors of a training step's time, to compare the estimator with. Loads no torch.
 
-Each `fit_…` takes measured steps and gives a function of a structure and a batch size, in seconds. The two rooflines have nothing
-to fit: they take the device's rates.
+Each `fit_…` takes measured steps and returns a function of a structure and a batch size, in
+seconds. The two rooflines have nothing to fit: they take the device's rates.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ REGRESSORS = (
     "image_height",
     "image_width",
 )
-"""Those of `Structure.features` that the regression of 2019 uses; the batch size and a constant come with them."""
+"""The `Structure.features` in the regression of 2019, besides the batch size and a constant."""
 TORCH_EFFICIENCY = 0.75
-"""The share of the peak that torch's formula takes as reached."""
+"""The share of the peak that torch's formula assumes."""
 _CREATED = (
     "randint",
     "randn",
@@ -40,7 +40,7 @@ _UNCOUNTED = ("rnn",)
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """A training step that was timed."""
+    """A timed training step."""
 
     structure: Structure
     batch_size: int
@@ -49,7 +49,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True)
 class Totals:
-    """What a whole step computes, moves and calls."""
+    """The FLOPs, bytes and operations of a whole step."""
 
     flops: float
     bytes: float
@@ -68,7 +68,7 @@ def totals(structure: Structure, batch_size: int) -> Totals:
 def fit_regression(steps: Sequence[MeasuredStep]) -> Predictor:
     """t = w · (1, batch size, hand features): ordinary least squares, the regression of 2019.
 
-    A line can go below zero, which no step takes: what it gives is never less than the shortest step that was measured. Raises
+    Because a line can go below zero, the result is at least the shortest measured step. Raises
     ValueError without steps.
     """
     import numpy as np
@@ -85,10 +85,11 @@ def fit_regression(steps: Sequence[MeasuredStep]) -> Predictor:
 
 
 def fit_totals(steps: Sequence[MeasuredStep]) -> Predictor:
-    """t = flops / F + bytes / B + d · operations, none negative: least squares on relative errors (Lawson and Hanson 1974).
+    """t = flops / F + bytes / B + d · operations, without negative parts.
 
-    Relative errors are bounded below only, which draws a poor fit downwards: the whole is scaled so that half of the steps
-    take longer than it says. Raises ValueError without steps.
+    Least squares on relative errors (Lawson and Hanson 1974). Relative errors are bounded only
+    below, which pulls a poor fit down; so the fit is scaled until half of the steps take longer
+    than predicted. Raises ValueError without steps.
     """
     import numpy as np
     from scipy.optimize import nnls
@@ -112,7 +113,10 @@ def fit_totals(steps: Sequence[MeasuredStep]) -> Predictor:
 
 
 def datasheet_roofline(flops_per_s: float, bytes_per_s: float) -> Predictor:
-    """t = Σ max(flops / F, bytes / B) over the operations, at the maker's rates (Williams et al., Roofline, 2009)."""
+    """t = Σ max(flops / F, bytes / B) over the operations, at the maker's rates.
+
+    Source: Williams et al., Roofline, 2009.
+    """
 
     def predict(structure: Structure, batch_size: int) -> float:
         return sum(
@@ -125,10 +129,11 @@ def datasheet_roofline(flops_per_s: float, bytes_per_s: float) -> Predictor:
 
 
 def torch_roofline(flops_per_s: float, bytes_per_s: float) -> Predictor:
-    """What `torch.distributed._tools.runtime_estimator.RuntimeEstimator` computes, which itself needs a GPU.
+    """The formula of `torch.distributed._tools.runtime_estimator.RuntimeEstimator`.
 
-    t = Σ max((flops / 2) / (0.75 F), bytes / B), as in torch.utils._runtime_estimation: views and creations of tensors are left
-    out, FLOPs are halved, and what torch's counter has no formula for has none. F and B are the peaks of the device.
+    The original needs a GPU. t = Σ max((flops / 2) / (0.75 F), bytes / B), as in
+    torch.utils._runtime_estimation: views and creations of tensors are left out, FLOPs are halved,
+    and operations without a formula in torch's counter have none. F and B are the device's peaks.
     """
 
     def predict(structure: Structure, batch_size: int) -> float:

@@ -1,9 +1,11 @@
-"""Fits what operations cost (`op_cost`) to timed ones. Loads no torch.
+"""Fits the costs of operations (`predict.op_cost`) to timed ones. Loads no torch.
 
-A family's roofline is one of least absolute logarithmic error; the lengths, amplitudes and noise of its kernel are those of
-highest marginal likelihood; where there are many points, some are kept, and all tell of them. Or costs are told by a reference,
-those of a machine that was measured for longer than this one can be (`reference`): a family costs what it does there, times a
-factor.
+A family's roofline leans on the datasheet (`roofline_fit`). The lengths, amplitudes and noise of
+its kernel have the highest marginal likelihood. Of many points only some are kept, with weights
+that all points determine.
+
+A family may instead take its cost from a reference, a machine that was measured for much longer
+(`predict.reference`): the reference's cost times a factor.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ from trainwright.estimator.predict.step_work import cost_family
 _MOST_POINTS = 800
 _JITTER = 1e-6
 LIKELIHOOD_POINTS = 120
-"""by which a kernel is found: more find a better one, in time that grows with their cube"""
+"""The points that determine a kernel: more find a better one, in time that grows with n³."""
 
 
 def _gathered(samples: Sequence[OpSample]) -> list[OpSample]:
-    """Samples of the same operation at nearly the same sizes as one, their mean."""
+    """One sample, their mean, for samples of the same operation at nearly the same sizes."""
     groups: dict[tuple[str, tuple[int, ...]], list[OpSample]] = {}
     for one in samples:
         groups.setdefault((one.kind, one.nearly), []).append(one)
@@ -49,9 +51,9 @@ def _gathered(samples: Sequence[OpSample]) -> list[OpSample]:
 
 
 def _spread(samples: Sequence[OpSample]) -> list[int]:
-    """The places of so many samples at most, of each kind evenly from the dearest to the cheapest.
+    """The places of at most _MOST_POINTS samples, of each kind evenly from expensive to cheap.
 
-    Of kinds that are seen often some are left out: of a rare kind nothing else tells.
+    Frequent kinds lose samples; a rare kind keeps all, because nothing else describes it.
     """
     kinds: dict[str, list[int]] = {}
     for place, one in enumerate(samples):
@@ -101,10 +103,11 @@ def fit_family(
 def _weights(
     kernel: Kernel, points: Any, kinds: Sequence[str], off: Any, places: Sequence[int]
 ) -> Any:
-    """Of the process at some of the points, from its values `off` at all of them: shape (places,).
+    """The process's weights at some points, from its values `off` at all points: shape (places,).
 
-    Those of least |off − K w|² / noise² + wᵀ K' w, K between all points and these, K' among these: where these are all, of
-    (K' + noise²) w = off. Source: Rasmussen and Williams, 2006, section 8.3.1 (subset of regressors).
+    They minimise |off − K w|² / noise² + wᵀ K' w, with K between all points and these, and K' among
+    these. If these are all points, (K' + noise²) w = off. Source: Rasmussen and Williams, 2006,
+    section 8.3.1 (subset of regressors).
     """
     import numpy as np
 
@@ -118,8 +121,8 @@ def _weights(
     return np.linalg.solve(rows.T @ rows + penalty, rows.T @ off)
 
 
-class Told:
-    """Costs as a reference tells them, by what samples took of them."""
+class ScaledReference:
+    """A reference's costs, scaled to this machine by what samples took."""
 
     def __init__(self, reference: Mapping[str, FamilyCost], samples: Sequence[OpSample]) -> None:
         self._reference = reference
@@ -137,7 +140,10 @@ class Told:
         return family in self._reference
 
     def cost(self, family: str, samples: Sequence[OpSample]) -> FamilyCost:
-        """The reference's, times the median of what these took of it, the dear ones counting more; they are among all samples."""
+        """The reference's cost times the median ratio of these samples to it.
+
+        Expensive samples count more. They must be among the samples given at construction.
+        """
         ordered = sorted((self._of_it[id(one)], math.sqrt(one.seconds)) for one in samples)
         below = list(itertools.accumulate(weight for _, weight in ordered))
         factor = ordered[bisect.bisect_left(below, below[-1] / 2)][0]
@@ -166,7 +172,10 @@ def _arrays(samples: Sequence[OpSample], names: Sequence[str]) -> tuple[Any, Any
 
 
 def _likeliest(points: Any, off: Any, alike: Any, most: int) -> Kernel:
-    """The kernel of highest marginal likelihood on a part of the points, with a weak prior: lengths about e, noise about 0.14."""
+    """The kernel with the highest marginal likelihood on a part of the points.
+
+    Its weak prior has lengths about e and noise about 0.14.
+    """
     import numpy as np
     from scipy.optimize import minimize
 
@@ -210,19 +219,18 @@ def fit_families(
     samples: Sequence[OpSample],
     prior: DevicePrior,
     like: Mapping[str, FamilyCost] | None = None,
-    told: Told | None = None,
+    scaled: ScaledReference | None = None,
     likelihood_points: int = LIKELIHOOD_POINTS,
 ) -> dict[str, FamilyCost]:
-    """The cost of every family: of its samples, of a reference, or of the prior alone.
+    """The cost of every family: a reference's (`scaled`), that of its samples, or the prior's.
 
-    A family that a reference knows (`told`) costs what it says. `like` are costs whose kernels are
-    taken instead of found.
+    `like` are costs whose kernels are used, instead of finding them again.
     """
     kernels = {family: cost.kernel for family, cost in (like or {}).items()}
     found = {family: prior.unmeasured(family) for family in FAMILIES}
     for family, members in sorted(_by_family(samples).items()):
-        if told is not None and family in told:
-            found[family] = told.cost(family, members)
+        if scaled is not None and family in scaled:
+            found[family] = scaled.cost(family, members)
         else:
             center, kernel = prior.center(family), kernels.get(family)
             found[family] = fit_family(members, center, kernel, likelihood_points)

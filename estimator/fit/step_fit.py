@@ -1,15 +1,20 @@
 """Fits a calibration to measured steps of networks. Loads no torch.
 
-What was measured is told at the machine's median speed, by the sentinel. c, d and e of the step are used where cross-validation
-says that they help, else 1, 0 and 0; there too they are fitted without the networks that are predicted. What is left then teaches
-the costs of operations (`whole_steps`). Both are of networks: a single layer is no step like theirs. The interval is conformal:
-q is the 90 % quantile of |ln(measured / predicted)| / σ on networks that the fit had not seen, but others of their family
-(`_left_out` says what of it had), measured by wall-clock as it was: it holds what the machine did meanwhile, and what it does
-later only as far as it is like that. The error that is told is of networks whose whole family the fit had not seen, at the
-machine's median speed.
+1. All times are normalised to the machine's median speed, by the sentinel.
+2. Operations get their costs (`cost_fit`): without a reference, and with each reference.
+3. c, d and e of the step (`predict.calibration`) are used if cross-validation shows that they help;
+   else they are 1, 0 and 0.
+4. The remaining errors of whole steps teach the costs of operations (`whole_steps`).
+5. The costs without a reference, or with the one that predicts left-out networks best, are kept.
 
-All this is done without a reference (`reference`) and with each, and that stays which predicts networks that were left out best.
-A reference's networks are others, of the same families: none of those is left out of it.
+Steps 3 and 4 use whole networks: a single layer is not a step like theirs.
+
+The interval is conformal. q is the 90 % quantile of |ln(measured / predicted)| / σ on networks that
+the fit had not seen, although it had seen others of their family (`_left_out` lists what had seen
+them). Here the measured time is wall-clock, not normalised, so the interval includes what the
+machine did meanwhile; it holds later as far as the machine behaves alike. The reported error is of
+networks whose whole family the fit had not seen, at the machine's median speed. A reference's
+networks are different ones of the same families; none of them is left out of it.
 """
 
 from __future__ import annotations
@@ -21,7 +26,12 @@ from typing import Any
 from pydantic import Field
 
 from trainwright.estimator.errors import BusyMachine
-from trainwright.estimator.fit.cost_fit import LIKELIHOOD_POINTS, Told, device_prior, fit_families
+from trainwright.estimator.fit.cost_fit import (
+    LIKELIHOOD_POINTS,
+    ScaledReference,
+    device_prior,
+    fit_families,
+)
 from trainwright.estimator.fit.roofline_fit import DevicePrior
 from trainwright.estimator.fit.whole_steps import WholeSteps
 from trainwright.estimator.frozen_model import FrozenModel
@@ -42,25 +52,25 @@ _LEAST_DEVIATION = 0.02
 
 
 class StepSample(FrozenModel):
-    """Seconds that one training step of a network took, and each of its operations where it stood in it."""
+    """The seconds of a network's training step, and of each operation where it stands in it."""
 
     family: str
     single: bool = Field(
-        default=False, description="one layer only: it tells of operations, not of steps"
+        default=False, description="a single layer: it teaches costs of operations, not of steps"
     )
     batch_size: int
     seconds: float = Field(description="of a step; of a single layer, the sum of its operations")
     noise: float = Field(
         default=0.0,
-        description="of the logarithm of `seconds`, its standard deviation as it was seen",
+        description="the measured standard deviation of the logarithm of `seconds`",
     )
     speed: Speed = Field(description="while the steps were timed")
-    ops_speed: Speed = Field(description="while the operations were")
+    ops_speed: Speed = Field(description="while the operations were timed")
     ops: tuple[OpSample, ...]
 
 
 def drift(samples: Sequence[StepSample]) -> float:
-    """How far the machine's speed spread while they were measured: (p90 - p10) / median of a sentinel kernel's time, the most."""
+    """The largest spread of a sentinel kernel's time over the samples: (p90 - p10) / median."""
     spreads = []
     for name in Speed.model_fields:
         seen = [float(getattr(one.speed, name)) for one in samples]
@@ -69,11 +79,12 @@ def drift(samples: Sequence[StepSample]) -> float:
 
 
 def refuse_busy(found: float, most_drift: float) -> None:
-    """Raise BusyMachine where the machine's speed spread by more than `most_drift` while it was measured."""
+    """Raise BusyMachine if the machine's speed spread by more than `most_drift`."""
     if found > most_drift:
         raise BusyMachine(
-            f"calibrate: the machine was too busy: its speed spread by {100 * found:.0f} % while it was measured; allowed: "
-            f"{100 * most_drift:.0f} %; stop what else runs on it and calibrate again, or allow more with --most-drift",
+            f"calibrate: the machine was too busy: its speed spread by {100 * found:.0f} % while it "
+            f"was measured; allowed: {100 * most_drift:.0f} %; stop other programs on it and "
+            "calibrate again, or allow more with --most-drift",
             sentinel_drift=found,
         )
 
@@ -84,15 +95,15 @@ def fit(
     likelihood_points: int = LIKELIHOOD_POINTS,
     **facts: Any,
 ) -> Calibration:
-    """The calibration that these measurements give, told by that of the references which helps most, if any.
+    """The calibration from these measurements, and from the reference that helps most, if any.
 
-    `facts` are the device's and the session's.
+    `facts` are the calibration's other fields: of the device (with `device_type` and `threads`) and
+    of the session. Raises ValueError without a step of a whole network.
     """
     from threadpoolctl import threadpool_limits
 
-    with threadpool_limits(
-        limits=1, user_api="blas"
-    ):  # the matrices are small: more threads only wait for one another
+    # The matrices are small: several BLAS threads would only wait for one another.
+    with threadpool_limits(limits=1, user_api="blas"):
         return _fit(samples, references, likelihood_points, facts)
 
 
@@ -115,9 +126,9 @@ def _fit(
     alone = fit_families(ops, prior, likelihood_points=likelihood_points)
     each = [_Lessons(whole, alone, correction, prior)]
     for reference in references:
-        told = Told(reference.families, ops)
-        costs = fit_families(ops, prior, told=told)
-        each.append(_Lessons(whole, costs, correction, prior, told))
+        scaled = ScaledReference(reference.families, ops)
+        costs = fit_families(ops, prior, scaled=scaled)
+        each.append(_Lessons(whole, costs, correction, prior, scaled))
     parts = folds(whole)
     in_order = [step for left in parts for step in left]
     found = [
@@ -158,13 +169,13 @@ def _fit(
 
 
 def folds(steps: Sequence[StepSample]) -> list[list[StepSample]]:
-    """Parts of the steps, each with its share of every family: so that of none much is left out at once."""
+    """Parts of the steps, each with its share of every family, so that no family is left out."""
     ordered = sorted(steps, key=lambda one: one.family)
     return [ordered[number::_FOLDS] for number in range(min(_FOLDS, len(ordered)))]
 
 
 def _correction(steps: Sequence[StepSample]) -> tuple[StepCorrection, float]:
-    """What a step takes beyond its operations, where that helps families that were left out; the deviation that is left."""
+    """The correction of a step, if it helps left-out families, and the remaining deviation."""
     import numpy as np
 
     plain: list[float] = []
@@ -175,14 +186,13 @@ def _correction(steps: Sequence[StepSample]) -> tuple[StepCorrection, float]:
         others = [one for one in steps if one.family != family]
         corrected += np.abs(left.errors(_Sums(others).fit())).tolist() if others else plain
     helps = float(np.mean(corrected)) < float(np.mean(plain))
-    deviation = 1.25 * float(
-        np.mean(corrected if helps else plain)
-    )  # mean absolute to standard, of a normal distribution
+    # A normal distribution's standard deviation is 1.25 times its mean absolute one.
+    deviation = 1.25 * float(np.mean(corrected if helps else plain))
     return (_Sums(steps).fit() if helps else StepCorrection()), max(_LEAST_DEVIATION, deviation)
 
 
 class _Lessons:
-    """Steps beside what costs and correction make of them, and what `WholeSteps` learns of that."""
+    """Steps with their errors by costs and correction, and what `WholeSteps` learns from these."""
 
     def __init__(
         self,
@@ -190,11 +200,11 @@ class _Lessons:
         costs: dict[str, FamilyCost],
         correction: StepCorrection,
         prior: DevicePrior,
-        told: Told | None = None,
+        scaled: ScaledReference | None = None,
     ) -> None:
         import numpy as np
 
-        self.costs, self.correction, self.prior, self.told = costs, correction, prior, told
+        self.costs, self.correction, self.prior, self.scaled = costs, correction, prior, scaled
         self._learning = WholeSteps(costs)
         self._noise = np.array([one.noise for one in steps])
         self._numbers = {id(one): number for number, one in enumerate(steps)}
@@ -211,11 +221,11 @@ class _Lessons:
         self._rows, self._off = np.array(rows), np.array(off)
 
     def taught(self) -> dict[str, FamilyCost]:
-        """The costs, with what all steps tell of them."""
+        """The costs, with the corrections that all steps teach."""
         return self._learning.taught(self._learning.learn(self._rows, self._off, self._noise))
 
     def left_out(self, left: Sequence[StepSample]) -> Any:
-        """ln of the factor that steps would be corrected by if only the others had been seen; shape (left,)."""
+        """ln of the factor by which the other steps alone would correct these; shape (left,)."""
         import numpy as np
 
         places = [self._numbers[id(one)] for one in left]
@@ -231,15 +241,16 @@ def _left_out(
     lessons: _Lessons,
     step_deviation: float,
 ) -> list[tuple[float, float]]:
-    """ln(measured / predicted) and the predicted deviation of steps, by a fit of operations, correction and lessons without them.
+    """ln(measured / predicted) and the predicted deviation of steps, by a fit without them.
 
-    All have been seen by the kernels, by the choice whether steps are corrected, by `step_deviation`, and by the costs that
-    lessons begin with; what lessons add is taken to first order.
+    The fit of operations, correction and lessons leaves them out. These have seen them: the kernels,
+    the prior, the choice whether steps are corrected, `step_deviation`, and the costs with which
+    lessons begin; lessons are taken to first order.
     """
     names = {id(one) for one in left}
     others = [step for step in steps if id(step) not in names]
     ops = [op for step in others for op in step.ops]
-    without = fit_families(ops, lessons.prior, like=lessons.costs, told=lessons.told)
+    without = fit_families(ops, lessons.prior, like=lessons.costs, scaled=lessons.scaled)
     correction = lessons.correction
     if correction != StepCorrection():
         correction = _Sums([step for step in others if not step.single]).fit()
@@ -260,8 +271,7 @@ def _corrected(correction: StepCorrection, seconds: Sequence[Any], step: StepSam
 
 
 def _at_median_speed(sample: StepSample, unit: Speed) -> StepSample:
-    """The sample as it would have been at the speed `unit`."""
-
+    """The sample as if it had been measured at the speed `unit`."""
     step = InStep([(one.kind, one.count, one.bytes, one.dims) for one in sample.ops])
     ops = tuple(
         one.model_copy(
@@ -281,7 +291,7 @@ def _at_median_speed(sample: StepSample, unit: Speed) -> StepSample:
 
 
 class _Sums:
-    """Steps beside the sums of their operations, both measured: what a step takes beyond them."""
+    """Measured steps and the sums of their measured operations: what a step takes beyond them."""
 
     def __init__(self, steps: Sequence[StepSample]) -> None:
         import numpy as np
@@ -291,7 +301,7 @@ class _Sums:
         self.seconds = np.array([step.seconds for step in steps])
 
     def fit(self) -> StepCorrection:
-        """The correction of least logarithmic errors, which outliers bend little."""
+        """The correction with the least logarithmic errors; outliers bend it little."""
         from scipy.optimize import least_squares
 
         def made(x: Any) -> StepCorrection:

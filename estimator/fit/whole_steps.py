@@ -1,13 +1,16 @@
-"""What whole steps tell of their operations: how far costs that were timed one by one are off within a step. Loads no torch.
+"""Learns from whole steps how far the costs of separately timed operations are off within a step.
 
-With t̂ the corrected sum of a step's operations i, of T_i seconds each, and c the correction's scale,
+Loads no torch. With t̂ the corrected sum of a step's operations i, of T_i seconds each, and c the
+correction's scale,
 
     ln t − ln t̂ = Σ_i s_i δ(x_i) + ε        s_i = c T_i / t̂
 
-δ is a Gaussian process over each family's operations, with the kernel of `op_cost` at an amplitude of its own, known at some of
-the points that the family has seen (Quiñonero-Candela and Rasmussen, A unifying view of sparse approximate Gaussian process
-regression, 2005, section 4: subset of regressors). Its mean is a sum of kernels at these points, as the cost's own is: it is
-added to their weights. Steps that are far off, as those that something else disturbed, count less (Huber's weights).
+δ is a Gaussian process over each family's operations, with the kernel of `predict.op_cost` at its
+own amplitude. It is known at some of the points that the family has seen (Quiñonero-Candela and
+Rasmussen, A unifying view of sparse approximate Gaussian process regression, 2005, section 4:
+subset of regressors). Its mean is a sum of kernels at these points, as the cost's own mean is, so
+it is added to their weights. Steps with large errors, such as those that another program disturbed,
+count less (Huber's weights).
 """
 
 from __future__ import annotations
@@ -21,25 +24,25 @@ from trainwright.estimator.predict.op_cost import FamilyCost, alike
 from trainwright.estimator.predict.step_work import FamilyWork
 
 _SIGMA = 0.3  # of δ
-_NOISE = 0.08  # of ε, beside what a step's measurement is off by
+_NOISE = 0.08  # of ε, besides the error of a step's measurement
 _PLACES = 60  # of a family
-_SURE = 1.5  # deviations of ε from which a step counts less
+_SURE = 1.5  # deviations of ε beyond which a step counts less
 _ROUNDS = 5
 _JITTER = 1e-4
 
 
 @dataclass(frozen=True)
 class _Family:
-    """Where δ is known, and what its kernel is multiplied by."""
+    """The places where δ is known, and the factor of its kernel."""
 
-    places: Any  # of the family's points, their numbers
+    places: Any  # numbers of the family's points
     points: Any
     kinds: tuple[str, ...]
     factor: float
 
 
 class WholeSteps:
-    """The places of δ for these costs, and what steps tell of it."""
+    """The places of δ for given costs, and what steps teach of it."""
 
     def __init__(self, costs: Mapping[str, FamilyCost]) -> None:
         import numpy as np
@@ -58,7 +61,7 @@ class WholeSteps:
         )
 
     def row(self, work: Mapping[str, FamilyWork], seconds: Mapping[str, Any]) -> Any:
-        """Σ_i s_i k(x_i, places) of a step, whose operations' s_i these `seconds` are: shape (places,)."""
+        """Σ_i s_i k(x_i, places) of a step; `seconds` are the s_i. Shape: (places,)."""
         import numpy as np
 
         parts = []
@@ -71,9 +74,9 @@ class WholeSteps:
         return np.concatenate(parts)
 
     def learn(self, rows: Any, off: Any, noise: Any) -> Any:
-        """The weights of δ at its places, shape (places,), from ln t − ln t̂ of steps and what each was measured off by.
+        """The weights of δ at its places, from the rows and ln t − ln t̂ of steps, and their noise.
 
-        Shapes: (steps, places), (steps,), (steps,).
+        Shapes: (steps, places), (steps,), (steps,); (places,).
         """
         import numpy as np
 

@@ -162,7 +162,7 @@ class Calibration(FrozenModel):
     def step(
         self, structure: Structure, batch_sizes: Sequence[int], at: int
     ) -> tuple[list[float], About]:
-        """`step_times_s`, and `about` at one of the batch sizes, for little more than the former."""
+        """`step_times_s`, and `about` at one batch size, for little more than the former."""
         step, count, raw = StepWork(structure), op_count(structure), []
         for size in batch_sizes:
             work = step(size)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.estimator.fit.cost_fit import Told, fit_family
+from trainwright.estimator.fit.cost_fit import ScaledReference, fit_family
 from trainwright.estimator.fit.roofline_fit import DevicePrior
 from trainwright.estimator.fit.step_fit import StepSample, fit
 from trainwright.estimator.measure.benchmark import networks, turn
@@ -142,17 +142,17 @@ def test_a_machine_that_is_slower_in_all_is_told_by_its_factor(
         one.model_copy(update={"seconds": factor * float(s)})
         for one, s in zip(ops, there, strict=True)
     ]
-    assert _predicted(Told({"matmul": cost}, here).cost("matmul", here), ops) == pytest.approx(
-        factor * there, rel=1e-6
-    )
+    assert _predicted(
+        ScaledReference({"matmul": cost}, here).cost("matmul", here), ops
+    ) == pytest.approx(factor * there, rel=1e-6)
 
 
 def test_one_operation_that_something_disturbed_does_not_make_a_family_slower() -> None:
     ops = list(_ops(random.Random(6), 41, _seconds))
     cost = fit_family(ops, DevicePrior("cpu").center("matmul"))
-    calm = Told({"matmul": cost}, ops).cost("matmul", ops)
+    calm = ScaledReference({"matmul": cost}, ops).cost("matmul", ops)
     ops[3] = ops[3].model_copy(update={"seconds": 100 * ops[3].seconds})
-    disturbed = Told({"matmul": cost}, ops).cost("matmul", ops)
+    disturbed = ScaledReference({"matmul": cost}, ops).cost("matmul", ops)
     assert disturbed.roofline.latency_s == pytest.approx(calm.roofline.latency_s, rel=0.05)
 
 
