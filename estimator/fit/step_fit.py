@@ -82,8 +82,8 @@ def refuse_busy(found: float, most_drift: float) -> None:
     """Raise BusyMachine if the machine's speed spread by more than `most_drift`."""
     if found > most_drift:
         raise BusyMachine(
-            f"calibrate: the machine was too busy: its speed spread by {100 * found:.0f} % while it "
-            f"was measured; allowed: {100 * most_drift:.0f} %; stop other programs on it and "
+            f"calibrate: the machine was too busy: its speed spread by {100 * found:.0f} % while "
+            f"it was measured; allowed: {100 * most_drift:.0f} %; stop other programs on it and "
             "calibrate again, or allow more with --most-drift",
             sentinel_drift=found,
         )
@@ -243,9 +243,9 @@ def _left_out(
 ) -> list[tuple[float, float]]:
     """ln(measured / predicted) and the predicted deviation of steps, by a fit without them.
 
-    The fit of operations, correction and lessons leaves them out. These have seen them: the kernels,
-    the prior, the choice whether steps are corrected, `step_deviation`, and the costs with which
-    lessons begin; lessons are taken to first order.
+    The fit of operations, correction and lessons leaves them out. These have seen them: the
+    kernels, the prior, the choice whether steps are corrected, `step_deviation`, and the costs with
+    which lessons begin; lessons are taken to first order.
     """
     names = {id(one) for one in left}
     others = [step for step in steps if id(step) not in names]

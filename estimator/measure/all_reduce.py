@@ -1,9 +1,10 @@
-"""Measures all-reduce between two ranks of this machine, each a process that loads torch; what starts them loads none.
+"""Measures all-reduce between two ranks of this machine, each a process that loads torch.
 
 `python -m trainwright.estimator.measure.all_reduce --out FILE [--address 127.0.0.1] [--budget 5]`
 
-The ranks meet through a file and speak Gloo over the interface that has the address. Sizes come in random order, round after
-round, each time the mean over some all-reduces; the link is fitted to all of them (`communication.fit_link`).
+The process that starts them loads no torch. The ranks find each other through a file and use Gloo
+over the interface that has the address. Sizes come in random order in each round; a sample is the
+mean over some all-reduces. `communication.fit_link` fits the link to all samples.
 """
 
 from __future__ import annotations
@@ -32,20 +33,21 @@ from trainwright.estimator.predict.communication import Link, fit_link
 LEAST_BUDGET_S, MOST_BUDGET_S = 0.2, 60.0
 SIZES_BYTES = tuple(1 << power for power in range(10, 26))  # 1 KiB to 32 MiB
 _RANKS = 2
-_MEET_S = 180.0  # to load torch and to meet, where others use the machine too; a rank that ends is noticed at once
-_LEAST_S = 3e-3  # of all-reduces timed at once
+# To load torch and to meet on a busy machine. A rank that exits is noticed at once.
+_MEET_S = 180.0
+_LEAST_S = 3e-3  # of all-reduces in one sample
 _MOST_REPEATS = 50
 _ELEMENT_BYTES = 4
-_LOOK_EVERY_S = 0.02
+_POLL_S = 0.02
 Sample = tuple[float, int, float]
 
 
 def measure_link(address: str = "127.0.0.1", budget_s: float = 5.0, seed: int = 0) -> Link:
     """The link between two ranks of this machine, measured for so many seconds.
 
-    Loading torch is not counted, and one round over all sizes is measured whatever the budget. Raises BadInput for an
-    address that is not this machine's or a budget out of bounds, BusyMachine where the ranks do not meet in time,
-    TrainwrightError where one fails.
+    The budget does not include loading torch, and at least one round over all sizes is measured.
+    Raises BadInput for an address that is not this machine's or a budget out of bounds, BusyMachine
+    if the ranks do not meet in time, and TrainwrightError if one fails.
     """
     return fit_link(measure_samples(address, budget_s, seed))
 
@@ -53,7 +55,7 @@ def measure_link(address: str = "127.0.0.1", budget_s: float = 5.0, seed: int = 
 def measure_samples(
     address: str = "127.0.0.1", budget_s: float = 5.0, seed: int = 0
 ) -> list[Sample]:
-    """What `measure_link` fits: (bytes, ranks, seconds), in the order in which they were measured. Raises as it does."""
+    """The samples for `measure_link`, in order: (bytes, ranks, seconds). Raises as it does."""
     if not LEAST_BUDGET_S <= budget_s <= MOST_BUDGET_S:
         raise BadInput(
             f"--budget: got {budget_s:g}; allowed: {LEAST_BUDGET_S:g} to {MOST_BUDGET_S:g} s"
@@ -61,30 +63,23 @@ def measure_samples(
     interface = _interface_of(address)
     with tempfile.TemporaryDirectory(prefix="trainwright-link-") as name, ExitStack() as ranks:
         folder = Path(name)
-        order = [
-            "--folder",
-            name,
-            "--interface",
-            interface,
-            "--budget",
-            str(budget_s),
-            "--seed",
-            str(seed),
-        ]
-        processes = [ranks.enter_context(_running(rank, order, folder)) for rank in range(_RANKS)]
+        options = ["--folder", name, "--interface", interface]
+        options += ["--budget", str(budget_s), "--seed", str(seed)]
+        processes = [ranks.enter_context(_running(rank, options, folder)) for rank in range(_RANKS)]
         deadline = time.monotonic() + _MEET_S + 2 * budget_s
-        while processes[0].poll() != 0:  # it has the samples
+        while processes[0].poll() != 0:  # rank 0 has the samples when it ends
             for rank, process in enumerate(processes):
                 if process.poll():
                     raise TrainwrightError(
-                        f"link: rank {rank} ended with {process.returncode}: {_last_line(folder / f'errors.{rank}')}"
+                        f"link: rank {rank} ended with {process.returncode}: "
+                        f"{_last_line(folder / f'errors.{rank}')}"
                     )
             if time.monotonic() > deadline:
                 raise BusyMachine(
-                    f"link: no answer after {_MEET_S + 2 * budget_s:.0f} s over {address} ({interface}); the machine does too "
-                    "much else: measure it when it is quiet"
+                    f"link: no result after {_MEET_S + 2 * budget_s:.0f} s over {address} "
+                    f"({interface}): the machine is too busy; measure it when it is idle"
                 )
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)
         return [
             (size, count, seconds)
             for size, count, seconds in json.loads((folder / "samples").read_text())
@@ -92,16 +87,13 @@ def measure_samples(
 
 
 @contextmanager
-def _running(rank: int, order: list[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A rank, which is killed at the end of the block; it holds our end of its input to see that we are there."""
-    command = [
-        sys.executable,
-        "-m",
-        "trainwright.estimator.measure.all_reduce",
-        "--rank",
-        str(rank),
-        *order,
-    ]
+def _running(rank: int, options: list[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A rank, which is killed at the end of the block.
+
+    It also ends when its standard input does: this process holds the other end.
+    """
+    command = [sys.executable, "-m", "trainwright.estimator.measure.all_reduce"]
+    command += ["--rank", str(rank), *options]
     with (
         (folder / f"errors.{rank}").open("wb") as errors,
         subprocess.Popen(
@@ -116,11 +108,11 @@ def _running(rank: int, order: list[str], folder: Path) -> Iterator[subprocess.P
 
 def _last_line(path: Path) -> str:
     lines = path.read_text(errors="replace").strip().splitlines()
-    return lines[-1][:300] if lines else "it said nothing"
+    return lines[-1][:300] if lines else "it reported no error"
 
 
 def save(link: Link, path: Path) -> None:
-    """Write a link as JSON, at once or not at all. Raises BadInput where that can't be."""
+    """Write a link as JSON, atomically. Raises BadInput if that fails."""
     write_named(path, link.model_dump_json(indent=1).encode(), "link")
 
 
@@ -149,13 +141,16 @@ def _rounds(budget_s: float, seed: int) -> list[Sample]:
                 break
             samples.append((size, _RANKS, _sum_together(buffers, size, repeats[size])))
         first = False
-    _tell(0, 0)
+    _announce(0, 0)
     return samples
 
 
 def _sum_together(buffers: dict[int, Any], size: int, repeats: int) -> float:
-    """Mean seconds of an all-reduce of this size, after one that is not timed, from which both ranks start together."""
-    _tell(size, repeats)
+    """Mean seconds of an all-reduce of this size.
+
+    One that is not timed comes first, so that both ranks start together.
+    """
+    _announce(size, repeats)
     return _sum(buffers[size], repeats)
 
 
@@ -169,14 +164,14 @@ def _sum(buffer: Any, repeats: int) -> float:
     return (time.perf_counter() - started) / repeats
 
 
-def _tell(size: int, repeats: int) -> tuple[int, int]:
-    """What rank 0 says is next; (0, 0) is the end."""
+def _announce(size: int, repeats: int) -> tuple[int, int]:
+    """What rank 0 announces as next; (0, 0) is the end. The arguments count in rank 0 only."""
     import torch
     import torch.distributed as dist
 
-    said = torch.tensor([size, repeats])
-    dist.broadcast(said, 0)
-    return int(said[0]), int(said[1])
+    following = torch.tensor([size, repeats])
+    dist.broadcast(following, 0)
+    return int(following[0]), int(following[1])
 
 
 def _buffers() -> dict[int, Any]:
@@ -186,8 +181,8 @@ def _buffers() -> dict[int, Any]:
     return {size: whole[: size // _ELEMENT_BYTES] for size in SIZES_BYTES}
 
 
-def _take_part(rank: int, folder: Path, interface: str, budget_s: float, seed: int) -> None:
-    """A rank: 0 says what is next and takes the times, the other does as it is told."""
+def _be_rank(rank: int, folder: Path, interface: str, budget_s: float, seed: int) -> None:
+    """Run a rank: rank 0 announces what is next and measures, the other follows."""
     threading.Thread(target=_end_with_input, daemon=True).start()
     import torch
     import torch.distributed as dist
@@ -205,19 +200,19 @@ def _take_part(rank: int, folder: Path, interface: str, budget_s: float, seed: i
         (folder / "samples").write_text(json.dumps(_rounds(budget_s, seed)))
     else:
         buffers = _buffers()
-        while (said := _tell(0, 0))[1]:
-            _sum(buffers[said[0]], said[1])
+        while (following := _announce(0, 0))[1]:
+            _sum(buffers[following[0]], following[1])
     dist.destroy_process_group()
 
 
 def _end_with_input() -> None:
-    """The input ends when the process that holds its other end does, whatever ended it."""
-    os.read(0, 1)  # unbuffered: the interpreter would wait for a buffer's lock when it ends
+    """Exit when the process at the other end of standard input ends, for whatever reason."""
+    os.read(0, 1)  # unbuffered: a buffer's lock would delay the interpreter's exit
     os._exit(1)
 
 
 def main() -> int:
-    """Measure and write the file, or be a rank; errors are one line on stderr, with the exit code of their kind."""
+    """Measure and write the file, or be a rank. An error is one line on stderr and an exit code."""
     parser = argparse.ArgumentParser(
         description="Measures all-reduce between two ranks of this machine."
     )
@@ -225,22 +220,20 @@ def main() -> int:
     parser.add_argument(
         "--address",
         default="127.0.0.1",
-        help="an address of this machine, over which the ranks speak",
+        help="an address of this machine, over which the ranks communicate",
     )
     parser.add_argument("--budget", type=float, default=5.0, help="seconds to measure")
     parser.add_argument("--seed", type=int, default=0, help="of the order")
-    for name, kind in {"rank": int, "folder": Path, "interface": str}.items():
-        parser.add_argument(
-            f"--{name}", type=kind, help=argparse.SUPPRESS
-        )  # what a rank is started with
+    for name, kind in {"rank": int, "folder": Path, "interface": str}.items():  # of a rank
+        parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank is not None:
-        _take_part(given.rank, given.folder, given.interface, given.budget, given.seed)
+        _be_rank(given.rank, given.folder, given.interface, given.budget, given.seed)
         return 0
     if given.out is None:
         parser.error("--out: missing")
     try:
-        require_space(given.out, 1 << 12, "link")  # or nothing is measured
+        require_space(given.out, 1 << 12, "link")  # before anything is measured
         save(measure_link(given.address, given.budget, given.seed), given.out)
     except TrainwrightError as error:
         sys.stderr.write(f"{error}\n")

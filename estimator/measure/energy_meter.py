@@ -133,8 +133,8 @@ def measured_power(
     """
     if duration_s <= 0 or not 0 < idle_share <= 1:
         raise ValueError(
-            f"got a duration of {duration_s:g} s and a share of {idle_share:g}; allowed: above 0 s, "
-            "and a share above 0, up to 1"
+            f"got a duration of {duration_s:g} s and a share of {idle_share:g}; allowed: above "
+            "0 s, and a share above 0, up to 1"
         )
     before, started = meter.read_j(), clock()
     sleep(duration_s)

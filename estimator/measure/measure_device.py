@@ -24,14 +24,13 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-import torch  # noqa: TID253 - this is a process of its own
+import torch  # noqa: TID253 - this is a separate process
 
 from trainwright.estimator.errors import BusyMachine, TrainwrightError
 from trainwright.estimator.fit.step_fit import drift, fit, refuse_busy
-from trainwright.estimator.measure.benchmark import networks
-from trainwright.estimator.measure.blocks import FAMILIES
 from trainwright.estimator.measure.energy_meter import RAPL_ROOT
 from trainwright.estimator.measure.network_timing import measure_network
+from trainwright.estimator.measure.networks.benchmark import FAMILIES, networks
 from trainwright.estimator.measure.power import device_power
 from trainwright.estimator.measure.samples import KeptSamples
 from trainwright.estimator.measure.sentinel import Sentinel
@@ -43,9 +42,11 @@ from trainwright.estimator.predict.reference import references
 _FIT_SHARE = 0.15  # of the budget
 _GPU_GROWTH = (1, 8, 64)  # of batch sizes: a GPU is busy only with many more samples than a CPU
 _MEASURING = (
-    "measure.benchmark",
-    "measure.blocks",
-    "measure.single_layers",
+    "measure.networks.benchmark",
+    "measure.networks.image_networks",
+    "measure.networks.parts",
+    "measure.networks.sequence_networks",
+    "measure.networks.single_layers",
     "measure.network_timing",
     "measure.sentinel",
     "measure.torch_device",

@@ -1,9 +1,9 @@
-"""Measures this machine as a reference for others (`predict.reference`): `… --out FILE`.
+"""Measures this machine as a reference for others (`predict.reference`). Loads torch.
 
-Other networks than a calibration's own, of so many seeds, one after another; of all of them one calibration, told by nothing
-else. Samples are kept beside FILE: one that was cut short goes on. Heavy: torch. The files in the package are each of
-
-    --seeds 11 12 13 --seconds 200          one thread; alone on the machine
+`python -m trainwright.estimator.measure.measure_reference --out FILE` measures networks of several
+seeds, other ones than a calibration's own, and fits one calibration to all of them without any
+reference. Samples are kept beside FILE: an interrupted measurement continues. The files in the
+package were made with `--seeds 11 12 13 --seconds 200`, one thread, alone on the machine.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-import torch  # noqa: TID253 - this is a process of its own
+import torch  # noqa: TID253 - this is a separate process
 
 from trainwright.estimator.fit.step_fit import StepSample, fit
 from trainwright.estimator.machine import processor
-from trainwright.estimator.measure.benchmark import networks
 from trainwright.estimator.measure.measure_device import say, setting
 from trainwright.estimator.measure.network_timing import measure_network
+from trainwright.estimator.measure.networks.benchmark import networks
 from trainwright.estimator.measure.samples import KeptSamples
 from trainwright.estimator.measure.sentinel import Sentinel
 from trainwright.estimator.measure.torch_device import CPU
@@ -30,11 +30,11 @@ from trainwright.estimator.predict.calibration import Calibration
 
 _LIKELIHOOD_POINTS = 400
 _CALIBRATIONS_OWN = 0
-"""The seed of a calibration's networks: by them it is seen whether the reference helps."""
+"""The seed of a calibration's networks: they show whether a reference helps."""
 
 
 def measured(seed: int, seconds: float, kept: KeptSamples, sentinel: Sentinel) -> list[StepSample]:
-    """Samples of the seed's networks, as many as there is time for (s)."""
+    """Samples of a seed's networks, as many as fit into so many seconds."""
     started, spent = time.monotonic(), kept.elapsed_s
     for number, network in enumerate(networks(seed)):
         if kept.elapsed_s >= seconds:
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=200.0, help="for each seed")
     given = parser.parse_args()
     if _CALIBRATIONS_OWN in given.seeds:
-        parser.error(f"--seeds: {_CALIBRATIONS_OWN} is that of calibrations")
+        parser.error(f"--seeds: {_CALIBRATIONS_OWN} is the seed of calibrations")
     keep_freed_memory(large_blocks=True)
     torch.set_num_threads(1)
     sentinel, samples, started = Sentinel(), list[StepSample](), time.monotonic()
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def _rounded(made: Calibration) -> Calibration:
-    """With as many digits as tell something."""
+    """The calibration with as many digits as are significant."""
     families = {
         name: cost.model_copy(
             update={"weights": tuple(float(f"{one:.5g}") for one in cost.weights)}

@@ -1,4 +1,4 @@
-"""Times one network of the benchmark family: its whole step, and each operation within it. Loads torch.
+"""Times a network of the benchmark family: its step, and each operation in it. Loads torch.
 
 Operations are timed where they stand in a step, so that caches and the allocator are as in
 training. The step of a single layer is not timed as a whole, because such layers only teach costs
@@ -13,10 +13,10 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-import torch  # noqa: TID253 - measuring runs in a process of its own
+import torch  # noqa: TID253 - measuring runs in a separate process
 
 from trainwright.estimator.fit.step_fit import StepSample
-from trainwright.estimator.measure.benchmark import BenchmarkNetwork
+from trainwright.estimator.measure.networks.benchmark import BenchmarkNetwork
 from trainwright.estimator.measure.sentinel import BetweenSentinels, Sentinel
 from trainwright.estimator.measure.torch_device import CPU, OperationClock, TorchDevice
 from trainwright.estimator.predict.op_cost import OpSample
@@ -160,7 +160,7 @@ def _clocked(step: Callable[[], None], device: TorchDevice) -> list[tuple[float,
 def _alike(
     operations: Sequence[OperationCall], taken: Sequence[Sequence[float]]
 ) -> tuple[OpSample, ...]:
-    """Alike operations of a step as one sample: the mean over its places of the median over steps."""
+    """One sample for alike operations of a step: the mean of their medians over steps."""
     groups: dict[
         tuple[str, float, float, tuple[tuple[str, float], ...]], list[tuple[OperationCall, float]]
     ] = {}

@@ -1,4 +1,4 @@
-"""What a device of this machine draws, by its meter, over three kinds of work. Heavy: torch."""
+"""What a device of this machine draws over three kinds of work, by its meter. Loads torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import torch  # noqa: TID253 - measuring runs in a process of its own
+import torch  # noqa: TID253 - measuring runs in a separate process
 
 from trainwright.estimator.measure.energy_meter import RAPL_ROOT, meter_for, power_over
 from trainwright.estimator.measure.torch_device import TorchDevice

@@ -1,7 +1,8 @@
-"""The file in which a calibration under way keeps what it has measured, so that one that was cut short goes on.
+"""The file in which a running calibration keeps its samples, so that an interrupted one continues.
 
-One JSON object a line. A process may be killed while it writes: what follows the last whole line is cut off before anything is
-added. One writer at a time: `tasks.calibrate` holds a lock. Loads no torch.
+It has one JSON object a line. A process may be killed while it writes: whatever follows the last
+complete line is cut off before anything is added. There is one writer at a time, because
+`trainwright.tasks.estimate.calibrate` holds a lock. Loads no torch.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from trainwright.estimator.fit.step_fit import StepSample
 
 
 class KeptSamples:
-    """The samples in a file, and the seconds they took; those of another setting (machine, code, threads) are dropped.
+    """The samples in a file and the seconds that they took.
 
-    :param path: the file; None keeps them in memory only
-    :param setting: what samples must share to be put together
+    Samples of another setting (machine, code, threads) are dropped.
+
+    :param path: the file; None keeps the samples in memory only
+    :param setting: what samples must share to be used together
     """
 
     def __init__(self, path: Path | None, setting: str) -> None:
@@ -28,26 +31,27 @@ class KeptSamples:
             self._read(path)
 
     def _read(self, path: Path) -> None:
-        whole = 0
+        complete = 0
         for line in path.read_bytes().splitlines(keepends=True):
             try:
                 document = json.loads(line)
                 if not line.endswith(b"\n") or document["setting"] != self._setting:
                     break
-                sample, elapsed_s = (
-                    StepSample.model_validate(document["sample"]),
-                    float(document["elapsed_s"]),
-                )
+                sample = StepSample.model_validate(document["sample"])
+                elapsed_s = float(document["elapsed_s"])
             except (ValueError, KeyError, TypeError):
                 break
             self.samples.append(sample)
             self.elapsed_s = elapsed_s
-            whole += len(line)
+            complete += len(line)
         with path.open("r+b") as file:
-            file.truncate(whole)
+            file.truncate(complete)
 
     def append(self, sample: StepSample, elapsed_s: float) -> None:
-        """Add a sample; `elapsed_s` is what all of them took together, seconds. Raises BadInput where it can't be kept."""
+        """Add a sample; `elapsed_s` are the seconds of all samples together.
+
+        Raises BadInput if the file can't be written.
+        """
         self.samples.append(sample)
         self.elapsed_s = elapsed_s
         if self._path is not None:
@@ -63,6 +67,6 @@ class KeptSamples:
                 raise BadInput(f"{self._path}: can't be written ({error.strerror})") from None
 
     def discard(self) -> None:
-        """Delete the file: its samples are in a calibration now, or of no use."""
+        """Delete the file: its samples are in a calibration, or useless."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)

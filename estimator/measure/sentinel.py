@@ -1,4 +1,4 @@
-"""Sentinel kernels: always the same work, whose times show how fast the machine is now. Loads torch."""
+"""Sentinel kernels: always the same work, to measure the machine's speed. Loads torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-import torch  # noqa: TID253 - measuring runs in a process of its own
+import torch  # noqa: TID253 - measuring runs in a separate process
 
 from trainwright.estimator.measure.torch_device import CPU, TorchDevice
 from trainwright.estimator.predict.machine_speed import Speed
@@ -60,7 +60,7 @@ class Sentinel:
 
 
 class BetweenSentinels:
-    """Runs one thing after another; the sentinel before and after each shows the speed meanwhile."""
+    """Runs pieces of work; the sentinel before and after each shows the speed meanwhile."""
 
     def __init__(self, sentinel: Sentinel) -> None:
         self._sentinel, self._before = sentinel, sentinel()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch  # noqa: TID253 - measuring runs in a process of its own
+import torch  # noqa: TID253 - measuring runs in a separate process
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: TID253
 
 from trainwright.estimator.devices import recognise
@@ -61,7 +61,7 @@ class TorchDevice:
         return float(before.elapsed_time(after)) * 1e-3
 
     def largest_batch(self, batch_size: int) -> float:
-        """The samples that surely fit into its memory, judged by a step of so many that just ran."""
+        """A batch that surely fits into its memory, judged by a step of so many that just ran."""
         if not self.is_gpu:
             return float("inf")
         most_bytes = _MEMORY_SHARE * torch.cuda.get_device_properties(self.torch).total_memory

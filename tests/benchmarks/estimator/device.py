@@ -16,7 +16,7 @@ from timing import Sentinel, time_steps
 from zoo import Case
 
 from trainwright.estimator.fit.baselines import MeasuredStep
-from trainwright.estimator.measure.benchmark import BenchmarkNetwork, networks
+from trainwright.estimator.measure.networks.benchmark import BenchmarkNetwork, networks
 from trainwright.estimator.predict.calibration import Calibration, load, op_count
 from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace.trace import trace

@@ -25,7 +25,7 @@ import torch
 import torch._dynamo  # what the first optimizer of a process imports
 from zoo import Case, cases
 
-from trainwright.estimator.measure.benchmark import networks
+from trainwright.estimator.measure.networks.benchmark import networks
 from trainwright.estimator.memory.freed_memory import keep_freed_memory, map_blocks
 from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.estimator.trace.training_step import StepSpec, TrainingStep, prepare

@@ -28,7 +28,7 @@ from scipy.optimize import linprog, nnls
 from zoo import Case
 
 from trainwright.estimator.fit.accuracy import percent, table
-from trainwright.estimator.measure.single_layers import SINGLES
+from trainwright.estimator.measure.networks.single_layers import SINGLES
 from trainwright.estimator.memory.step_memory import (
     block_bytes,
     code_bytes,

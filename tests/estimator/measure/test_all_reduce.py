@@ -83,7 +83,7 @@ def test_ranks_that_do_not_meet_in_time_are_told_as_a_busy_machine(
     monkeypatch.setattr(
         "trainwright.estimator.measure.all_reduce._MEET_S", 0.1
     )  # none loads torch in that
-    with pytest.raises(BusyMachine, match="no answer after 0 s over"):
+    with pytest.raises(BusyMachine, match="no result after 0 s over"):
         measure_link(budget_s=0.2)
 
 

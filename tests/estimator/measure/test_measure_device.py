@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from trainwright.estimator.errors import BadInput, BusyMachine
-from trainwright.estimator.measure.benchmark import networks
 from trainwright.estimator.measure.measure_device import measure, setting
 from trainwright.estimator.measure.network_timing import measure_network
+from trainwright.estimator.measure.networks.benchmark import networks
 from trainwright.estimator.measure.samples import KeptSamples
 from trainwright.estimator.measure.sentinel import Sentinel
 from trainwright.estimator.measure.torch_device import CPU, TorchDevice, device_named

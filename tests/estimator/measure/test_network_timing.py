@@ -10,9 +10,8 @@ from collections import Counter
 import pytest
 import torch
 
-from trainwright.estimator.measure.benchmark import BenchmarkNetwork, networks
-from trainwright.estimator.measure.blocks import FAMILIES
 from trainwright.estimator.measure.network_timing import measure_network, ready, time_steps
+from trainwright.estimator.measure.networks.benchmark import FAMILIES, BenchmarkNetwork, networks
 from trainwright.estimator.measure.sentinel import Sentinel
 from trainwright.estimator.measure.torch_device import OperationClock
 from trainwright.estimator.predict.calibration import op_count

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from trainwright.estimator.fit.cost_fit import ScaledReference, fit_family
 from trainwright.estimator.fit.roofline_fit import DevicePrior
 from trainwright.estimator.fit.step_fit import StepSample, fit
-from trainwright.estimator.measure.benchmark import networks, turn
 from trainwright.estimator.measure.measure_reference import measured
 from trainwright.estimator.measure.network_timing import ready
+from trainwright.estimator.measure.networks.benchmark import networks, turn
 from trainwright.estimator.measure.samples import KeptSamples
 from trainwright.estimator.measure.sentinel import Sentinel
 from trainwright.estimator.predict.calibration import Calibration

@@ -1,4 +1,4 @@
-"""Single layers over the range of sizes that training uses, in between the benchmark family's networks. Heavy: torch."""
+"""Single layers, of drawn sizes that cover the range of training. Loads torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch  # noqa: TID253 - measuring runs in a process of its own
+import torch  # noqa: TID253 - measuring runs in a separate process
 from torch import nn  # noqa: TID253
 
-from trainwright.estimator.measure.blocks import Attention, Made, images, rows
+from trainwright.estimator.measure.networks.parts import Drawn, Made, images, rows
+from trainwright.estimator.measure.networks.sequence_networks import Attention
 
 
 class _Single(nn.Module):
-    """One layer, whose inputs need gradients too."""
+    """One layer whose inputs need gradients too."""
 
     def __init__(self, layer: Callable[[torch.Tensor], torch.Tensor], *parts: nn.Module) -> None:
         super().__init__()
@@ -30,7 +31,7 @@ class _Single(nn.Module):
 
 
 def _power(draw: random.Random, low: float, high: float) -> int:
-    """A size drawn evenly over its logarithm, often a round one."""
+    """A size whose logarithm is uniform, often a multiple of 8."""
     size = 2 ** draw.uniform(math.log2(low), math.log2(high))
     return max(
         1,
@@ -43,7 +44,7 @@ def _power(draw: random.Random, low: float, high: float) -> int:
 
 
 def _rows_first(images: torch.Tensor) -> torch.Tensor:
-    """The same image, its channels next to one another in memory: as it comes from layers that work on channels."""
+    """The same image with its channels adjacent in memory, as after layers that work on channels."""
     return images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
@@ -174,7 +175,7 @@ def _one_pool(draw: random.Random) -> Made:
 
 
 class _Looked(nn.Module):
-    """Rows of a table by number: one for each, or the sum of a bag."""
+    """Looks up rows of a table: one for each number, or the sum of a bag."""
 
     def __init__(self, rows: int, width: int, bag: bool) -> None:
         super().__init__()
@@ -218,7 +219,7 @@ def _one_activation(draw: random.Random) -> Made:
     return lambda: _Single(layer), rows(*shape)
 
 
-SINGLES: dict[str, Callable[[random.Random], Made]] = {
+SINGLES: dict[str, Drawn] = {
     "one convolution": _one_convolution,
     "one depthwise": _one_depthwise,
     "one convolution 1d": _one_convolution_1d,

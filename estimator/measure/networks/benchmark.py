@@ -1,8 +1,9 @@
-"""The benchmark family: small networks generated over the range that training uses, whose steps calibration measures.
+"""The benchmark family: generated small networks whose steps calibration measures. Loads torch.
 
-The idea of 2019 varied convolution layers, filters, dense layers and widths, image size and batch size; here come recurrent,
-attention, normalisation, embedding and residual blocks, and chains of single operations. Each family is what cross-validation
-leaves out as one. Heavy: torch.
+Their sizes cover the range that training uses. The idea of 2019 varied convolution layers, filters,
+dense layers and widths, image size and batch size; this family adds recurrent, attention,
+normalisation, embedding and residual blocks, and chains of single operations. Cross-validation
+leaves out one family of networks at a time.
 """
 
 from __future__ import annotations
@@ -11,20 +12,23 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import torch  # noqa: TID253 - measuring runs in a process of its own
+import torch  # noqa: TID253 - measuring runs in a separate process
 from torch import nn  # noqa: TID253
 from torch.nn import functional  # noqa: TID253
 
-from trainwright.estimator.measure.blocks import CLASSES, FAMILIES
-from trainwright.estimator.measure.single_layers import SINGLES
+from trainwright.estimator.measure.networks.image_networks import IMAGE_FAMILIES
+from trainwright.estimator.measure.networks.parts import CLASSES, Drawn
+from trainwright.estimator.measure.networks.sequence_networks import SEQUENCE_FAMILIES
+from trainwright.estimator.measure.networks.single_layers import SINGLES
 
+FAMILIES: dict[str, Drawn] = {**IMAGE_FAMILIES, **SEQUENCE_FAMILIES}
 _BATCH_SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
 _OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adamw")
 
 
 @dataclass(frozen=True)
 class BenchmarkNetwork:
-    """A network to train for some steps."""
+    """A network to train for some steps, with its batch and optimizer."""
 
     family: str
     build: Callable[[], nn.Module]
@@ -34,11 +38,11 @@ class BenchmarkNetwork:
 
     @property
     def single(self) -> bool:
-        """Whether it is one layer only: it tells of operations, not of steps."""
+        """Whether it is a single layer: it teaches costs of operations, not of steps."""
         return self.family in SINGLES
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy, or of a single layer something whose gradient is dense."""
+        """Cross-entropy; of a single layer a loss whose gradient is dense."""
         return (
             outputs.square().mean() if self.single else functional.cross_entropy(outputs, targets)
         )
@@ -66,9 +70,9 @@ def networks(seed: int, growth: Sequence[int] = (1,)) -> Iterator[BenchmarkNetwo
 
 
 def turn() -> list[str]:
-    """The families in their order, before the first comes again.
+    """The families in order; then the first follows again.
 
-    As many single layers as networks: three times as many took as long as all networks, of which there were the fewer, and costs
-    were no better for them.
+    There are as many single layers as networks. Three times as many took as long as all networks,
+    left less time for these, and did not improve the costs.
     """
     return [*sorted(FAMILIES), *sorted(SINGLES)]
