@@ -288,7 +288,7 @@ def recognise(name: str, memory_bytes: float) -> str | None:
 
 
 def other_board(name: str, device_type: str) -> bool:
-    """Whether a GPU, by its driver's name, is a PCIe board, but the datasheet is of an SXM board."""
+    """Whether a GPU, by its driver's name, is a PCIe board, but the datasheet is of SXM boards."""
     words = name.lower().replace("-", " ").split()
     on_sxm = any("(SXM" in source for source in DEVICE_TYPES[device_type].sources.values())
     return on_sxm and ("pcie" in words or "nvl" in words)
@@ -297,7 +297,7 @@ def other_board(name: str, device_type: str) -> bool:
 def number_of(device_type: str, index: int, gpus: Sequence[tuple[str, float]]) -> int | None:
     """The number of the index-th GPU of a type among a machine's (name, memory in bytes).
 
-    None if there are fewer of them.
+    None if there are fewer.
     """
     alike = [
         number

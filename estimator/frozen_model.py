@@ -1,4 +1,4 @@
-"""The base of the estimator's documents: immutable, with finite numbers, ignoring unknown fields."""
+"""The base of the estimator's documents: immutable, finite numbers, unknown fields ignored."""
 
 from __future__ import annotations
 

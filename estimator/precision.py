@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch  # noqa: TID253 - whoever makes a step is a process of its own
+import torch  # noqa: TID253 - whatever makes a step is a separate process
 from torch.utils._pytree import tree_map  # noqa: TID253
 
 PARAMETER_DTYPES = {

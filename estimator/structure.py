@@ -52,7 +52,7 @@ REQUIRED_DIMS = {
     "conv_backward": _CONVOLUTION,
     "rnn": ("steps", "batch", "inputs", "hidden"),
 }
-"""The families whose operations need a workspace (`memory.workspace`), and the sizes it follows from."""
+"""The families whose operations need a workspace (`memory.workspace`), and the sizes for it."""
 
 
 class Operation(FrozenModel):

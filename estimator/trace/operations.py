@@ -1,6 +1,6 @@
-"""What an operation of PyTorch is to the cost model: its family, FLOPs, bytes moved, and the sizes that its time depends on.
+"""Describes an operation of PyTorch for the cost model: family, FLOPs, bytes moved, and sizes.
 
-Heavy: torch. Used where steps are recorded (`estimator.recorder`), with fake tensors as with real ones.
+`recorder` uses it, with fake tensors and with real ones. Loads torch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch  # noqa: TID253 - recording runs in a process of its own
+import torch  # noqa: TID253 - recording runs in a separate process
 from torch.utils._pytree import tree_leaves  # noqa: TID253
 from torch.utils.flop_counter import flop_registry  # noqa: TID253
 
@@ -174,14 +174,15 @@ _FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 _PICKS = ("embedding", "_embedding_bag", "index_select", "gather", "take")
-"""Of a table they read what they pick, not all of it."""
+"""Operations that read only what they pick from a table."""
 
 
 @dataclass(slots=True)
 class OperationCall:
-    """One call: `dims` are the sizes that its time depends on, by name, in a fixed order for each family.
+    """One call. `dims` are the sizes on which its time depends, in a fixed order for each family.
 
-    `layout` says how its tensors lie and its filters go, which only the memory it needs depends on.
+    `layout` describes how its tensors are laid out and how its filters move. Only its memory
+    depends on that.
     """
 
     kind: str
@@ -195,7 +196,7 @@ class OperationCall:
 
 
 def family_of(name: str) -> str:
-    """The family of an operator's name (without its namespace); what is in no table is elementwise."""
+    """The family of an operator's name, without its namespace; elementwise if it is in no table."""
     for family, prefixes in _FAMILIES:
         if name.startswith(prefixes):
             return family
@@ -203,7 +204,7 @@ def family_of(name: str) -> str:
 
 
 def tensors(*trees: Any) -> list[torch.Tensor]:
-    """The dense tensors in arguments or results."""
+    """The dense tensors among arguments or results."""
     return [
         one
         for one in tree_leaves(trees)
@@ -212,7 +213,7 @@ def tensors(*trees: Any) -> list[torch.Tensor]:
 
 
 def describe(func: Any, args: Any, kwargs: Any, out: Any) -> OperationCall:
-    """What a call that the dispatcher saw is, from its arguments and results."""
+    """Describe a call that the dispatcher saw, from its arguments and results."""
     packet = func._overloadpacket
     kind = str(packet)
     inputs, results = tensors(args, kwargs), tensors(out)
@@ -220,13 +221,12 @@ def describe(func: Any, args: Any, kwargs: Any, out: Any) -> OperationCall:
     writes = func._schema.is_mutable or any(
         one.untyped_storage()._cdata not in known for one in results
     )
-    if (
-        func.is_view or not writes
-    ):  # a view, or a reshape that needs no copy: it costs its call only
+    if func.is_view or not writes:  # or a reshape without a copy: it costs only its call
         return OperationCall(kind, "view", "", 0.0, 0.0, {})
     name = kind.partition(".")[2]
     family = "elementwise" if kind.partition(".")[0] != "aten" else family_of(name)
-    # Not what a recurrent layer keeps for its backward pass: fake tensors do not know how much that is (`hidden_bytes`).
+    # Leave out what a recurrent layer keeps for its backward pass: fake tensors do not know its
+    # size (`hidden_bytes`).
     kept = torch.uint8 if family == "rnn" else None
     moved = float(
         sum(one.numel() * one.element_size() for one in (*inputs, *results) if one.dtype != kept)
@@ -242,11 +242,7 @@ def describe(func: Any, args: Any, kwargs: Any, out: Any) -> OperationCall:
     sizes = _DIMS.get(family, _plain)
     try:
         dims = sizes(name, args, inputs, results)
-    except (
-        IndexError,
-        TypeError,
-        AttributeError,
-    ):  # an operator of the family with other arguments
+    except (IndexError, TypeError, AttributeError):  # an operator with other arguments
         dims = _plain(name, args, inputs, results)
     if name.startswith("convolution_backward") and "filters" in dims:
         flops = _conv_backward_flops(args)
@@ -264,10 +260,11 @@ def describe(func: Any, args: Any, kwargs: Any, out: Any) -> OperationCall:
 
 
 def hidden_bytes(func: Any, args: Any, out: Any) -> float:
-    """Bytes of results that fake tensors do not know: what a oneDNN recurrent layer keeps for its backward pass.
+    """Bytes of results whose size fake tensors do not know.
 
-    Fitted to what oneDNN allocates (within 1 % for layers over 100 KiB): 2 · gates + 6 · states of the wider side + states
-    + 3 pages, leading dimensions padded.
+    A oneDNN recurrent layer keeps them for its backward pass. Fitted to oneDNN's allocations
+    (within 1 % for layers over 100 KiB): 2 · gates + 6 · states of the wider side + states +
+    3 pages, leading dimensions padded.
     """
     if not str(func._overloadpacket).endswith("mkldnn_rnn_layer") or tensors(out)[-1].numel():
         return 0.0
@@ -300,15 +297,15 @@ def _rnn_flops(name: str, args: Any) -> float:
 
 
 def _conv_backward_flops(args: Any) -> float:
-    """As many as forward for each of the gradients that are asked for. Torch's own counter passes over groups here."""
+    """As many as forward for each requested gradient. Torch's own counter ignores groups here."""
     out, images, weight, mask = args[0], args[1], args[2], args[10]
-    points = images if args[7] else out  # a transposed convolution spreads each point of the images
+    points = images if args[7] else out  # a transposed convolution spreads each input point
     forward = 2.0 * images.shape[0] * math.prod(points.shape[2:]) * weight.numel()
     return float(forward * sum(map(bool, mask[:2])))
 
 
 def _strided(*given: Any) -> float:
-    """How many of these tensors are not laid out row by row."""
+    """How many of these tensors are not contiguous."""
     return float(sum(isinstance(one, torch.Tensor) and not one.is_contiguous() for one in given))
 
 
@@ -328,7 +325,7 @@ def _plain(
 def _index(
     name: str, args: Any, inputs: list[torch.Tensor], results: list[torch.Tensor]
 ) -> dict[str, float]:
-    """`picked` is how many places are looked up."""
+    """`picked` is the number of places that are looked up."""
     places = [one.numel() for one in inputs if not one.is_floating_point() and one.dim()]
     return _plain(name, args, inputs, results) | {"picked": float(max(places, default=0))}
 
@@ -371,7 +368,7 @@ def _conv(
 
 
 def _conv_layout(name: str, args: Any) -> dict[str, float]:
-    """Which way torch takes a convolution, and what it copies before (aten/native/Convolution.cpp)."""
+    """How torch computes a convolution, and what it copies first (aten/native/Convolution.cpp)."""
     backward = name.startswith("convolution_backward")
     images, weight = (args[1], args[2]) if backward else (args[0], args[1])
     strides, dilations = (args[4], args[6]) if backward else (args[3], args[5])

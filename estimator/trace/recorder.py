@@ -1,7 +1,6 @@
-"""Records a training step as PyTorch's dispatcher sees it: every operation below autograd, every storage's life. Heavy: torch.
+"""Records a training step as PyTorch's dispatcher sees it: operations and lives of storages.
 
-With fake tensors nothing is computed. `Clock` times the operations of a step with real ones, and does nothing else meanwhile:
-what runs in between would take the caches from them.
+The operations are those below autograd. With fake tensors nothing is computed. Loads torch.
 """
 
 from __future__ import annotations
@@ -13,19 +12,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch  # noqa: TID253 - recording runs in a process of its own
+import torch  # noqa: TID253 - recording runs in a separate process
 from torch._subclasses.fake_tensor import FakeTensor  # noqa: TID253
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: TID253
 from torch.utils.flop_counter import flop_registry  # noqa: TID253
 
 from trainwright.estimator.trace.operations import OperationCall, describe, hidden_bytes, tensors
 
-BOOKKEEPING = ("prim", "profiler")  # namespaces of what is no work
+BOOKKEEPING = ("prim", "profiler")  # namespaces of calls that do no work
 
 
 @dataclass
 class LayerSeen:
-    """A module as it ran; parameters and FLOPs are its own, without its children's."""
+    """A module as it ran; parameters and FLOPs leave out its children's."""
 
     kind: str
     output_shape: tuple[int, ...] = ()
@@ -36,7 +35,9 @@ class LayerSeen:
 
 @dataclass
 class Recording:
-    """What one step did. Bytes are of tensors' storages; `live_bytes` of an operation counts its results."""
+    """What one step did. Bytes are of tensors' storages; an operation's `live_bytes` include its
+    results.
+    """
 
     operations: list[OperationCall] = field(default_factory=list)
     forward_flops: float = 0.0
@@ -46,7 +47,11 @@ class Recording:
 
 
 class Event(NamedTuple):
-    """A storage was made (its number, its bytes) or ended (its number, None); or the operation (-1 - its place) ran."""
+    """An event in the order of a step.
+
+    A storage was made (its number, its bytes) or freed (its number, None), or an operation ran
+    (-1 - its place).
+    """
 
     number: int
     bytes: float | None
@@ -65,9 +70,9 @@ class Lives:
 
 
 class Recorder(TorchDispatchMode):
-    """Records inside `record()`; storages are followed all the time.
+    """Records inside `record()`; it follows storages all the time.
 
-    `optimizing` is set while the optimizer steps: which number its step count is then does not matter to fake tensors.
+    `optimizing` is set while the optimizer steps: fake tensors do not depend on its step count.
     """
 
     def __init__(self) -> None:
@@ -85,16 +90,13 @@ class Recorder(TorchDispatchMode):
         if self.optimizing and func is torch.ops.aten._local_scalar_dense.default:
             return 1.0
         if self.optimizing and args and isinstance(args[0], FakeTensor) and _in_place(func):
-            out = args[
-                0
-            ]  # most of an optimizer's operations: there is nothing to find out about them
+            out = args[0]  # most of an optimizer's operations: the result is known
         else:
             out = func(*args, **kwargs)
         if func.namespace in BOOKKEEPING:
             return out
-        if (
-            not func.is_view
-        ):  # a copied module's fake parameters and views of them have storages apart
+        # A copied module's fake parameters and views of them have separate storages.
+        if not func.is_view:
             for one in tensors(out):
                 self.watch(one, hidden_bytes(func, args, out) if one.numel() == 0 else 0.0)
         if self.recording is not None:
@@ -107,16 +109,18 @@ class Recorder(TorchDispatchMode):
         self.lives.events.append(Event(-1 - len(recording.operations), None))
         recording.operations.append(seen)
         packet = func._overloadpacket
-        if (
-            self.forward and packet in flop_registry
-        ):  # as torch's counter counts: it has none for fused recurrent layers
+        if self.forward and packet in flop_registry:
+            # As torch's counter counts: it has no formula for fused recurrent layers.
             flops = seen.flops if seen.family != "rnn" else 0.0
             recording.forward_flops += flops
             if recording.layers_running:
                 recording.layers_running[-1].forward_flops += flops
 
     def watch(self, tensor: torch.Tensor, hidden_bytes: float = 0.0) -> None:
-        """Count a tensor's storage as alive until it ends; `hidden_bytes` is what a fake tensor does not say of its size."""
+        """Count a tensor's storage as alive until it is freed.
+
+        `hidden_bytes` are the bytes that a fake tensor does not know.
+        """
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._storages and self._storages[key]() is not None:
@@ -154,7 +158,7 @@ class Recorder(TorchDispatchMode):
 
 @functools.cache
 def _in_place(func: Any) -> bool:
-    """Whether an operation changes its first argument's values, and gives it back."""
-    schema = func._schema  # `__lshift__` ends so, too, and is not
+    """Whether an operation changes its first argument's values and returns it."""
+    schema = func._schema  # `__lshift__` also ends with an underscore, but is not mutable
     named = schema.name.endswith("_") and schema.is_mutable
     return named and len(schema.returns) == 1 and torch.Tag.inplace_view not in func.tags

@@ -1,7 +1,8 @@
-"""A model's source: a file or module that defines `build_model`, and optionally `example_batch` and `loss`.
+"""A model's source: a file or module that defines `build_model`, and optionally `example_batch` and
+`loss`.
 
-Copies it whole into a folder (`snapshot`) and loads it from there (`load`). Loading runs the user's code and needs torch;
-everything that does so belongs in a process of its own.
+`snapshot` reads the whole source, `load` imports it from a folder. Loading runs the user's code and
+needs torch; whatever does so belongs in a separate process.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _MAX_BYTES = 20_000_000
 
 
 class BatchSpec(BaseModel):
-    """The shape of one sample, from which a batch is made where the model has no `example_batch`."""
+    """The shape of one sample, to make a batch for a model without `example_batch`."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
     inputs: dict[str, tuple[int, ...]]
@@ -38,7 +39,7 @@ class BatchSpec(BaseModel):
 
 @dataclass(frozen=True)
 class ModelDefinition:
-    """What a model's source defines. `loss` is None where it leaves the loss to the job's task."""
+    """What a model's source defines. `loss` is None if the job's task determines the loss."""
 
     build_model: Callable[..., Any]
     example_batch: Callable[[int], Any] | None
@@ -48,8 +49,8 @@ class ModelDefinition:
 def snapshot(source: str) -> tuple[str, dict[str, bytes]]:
     """The entry point and the files (relative path -> content) of a model's source.
 
-    For a file, its folder's modules and packages come along; for `package.module`, the whole top-level package.
-    Raises BadInput where there is no such source.
+    For a file, the modules and packages of its folder are included; for `package.module`, the whole
+    top-level package. Raises BadInput if there is no such source.
     """
     if source.endswith(".py") or "/" in source:
         path = Path(source)
@@ -68,7 +69,8 @@ def snapshot(source: str) -> tuple[str, dict[str, bytes]]:
         or not spec.origin.endswith(".py")
     ):
         raise BadInput(
-            f"model.source: got {source!r}; allowed: a file path/to/model.py, or a module of Python code that can be imported"
+            f"model.source: got {source!r}; allowed: a file path/to/model.py, or a Python module "
+            "that can be imported"
         )
     origin = Path(spec.origin)
     if spec.submodule_search_locations is None:
@@ -80,11 +82,12 @@ def _modules(folder: Path) -> dict[str, bytes]:
     found = sorted(folder.glob("*.py"))
     for package in sorted(path.parent for path in folder.glob("*/__init__.py")):
         found += sorted(package.rglob("*.py"))
-    # A folder, a pipe or a link to nothing that is called so is no module.
+    # Leave out folders, pipes and broken links with such names.
     files = {path.relative_to(folder).as_posix(): path for path in found if path.is_file()}
     if sum(path.stat().st_size for path in files.values()) > _MAX_BYTES:
         raise BadInput(
-            f"model.source: the modules beside it in {folder} are larger than {_MAX_BYTES} bytes; give it a folder of its own"
+            f"model.source: the modules beside it in {folder} are larger than {_MAX_BYTES} bytes; "
+            "give it a folder of its own"
         )
     return {name: path.read_bytes() for name, path in files.items()}
 
@@ -98,7 +101,7 @@ def digest(files: dict[str, bytes]) -> str:
 
 
 def load(folder: Path, entry: str) -> ModelDefinition:
-    """Import the source that lies in a folder. Raises BadInput where it can't be imported or has no `build_model`."""
+    """Import the source in a folder. Raises BadInput if that fails, or without `build_model`."""
     sys.path.insert(0, str(folder))
     name = entry.removesuffix(".py")
     try:
@@ -126,7 +129,7 @@ def load(folder: Path, entry: str) -> ModelDefinition:
 
 
 def build(definition: ModelDefinition, config: dict[str, Any]) -> torch.nn.Module:
-    """The model. Raises BadInput where `build_model` fails or returns no module."""
+    """The model. Raises BadInput if `build_model` fails or does not return a module."""
     import torch
 
     try:
@@ -137,17 +140,19 @@ def build(definition: ModelDefinition, config: dict[str, Any]) -> torch.nn.Modul
         ) from error
     if not isinstance(model, torch.nn.Module):
         raise BadInput(
-            f"model: build_model({_arguments(config)}) returned a {type(model).__name__}; allowed: a torch.nn.Module"
+            f"model: build_model({_arguments(config)}) returned a {type(model).__name__}; "
+            "allowed: a torch.nn.Module"
         )
     if any(torch.nn.parameter.is_lazy(one) for one in (*model.parameters(), *model.buffers())):
         raise BadInput(
-            f"model: build_model({_arguments(config)}) returned lazy modules without shapes yet; run a batch through them there"
+            f"model: build_model({_arguments(config)}) returned lazy modules without shapes; run a "
+            "batch through them there"
         )
     return model
 
 
 def described(error: BaseException) -> str:
-    """An exception's type and what it says, in one short line: torch adds the stack of its C++ code."""
+    """An exception's type and message in one short line, without torch's stack of C++ code."""
     says = " ".join(str(error).split("Exception raised from")[0].split())[:300]
     return f"{type(error).__name__}: {says}" if says else type(error).__name__
 
@@ -157,7 +162,7 @@ def _arguments(config: dict[str, Any]) -> str:
 
 
 def loss_function(definition: ModelDefinition, task: str) -> Callable[[Any, Any], torch.Tensor]:
-    """The source's loss, or the task's: cross-entropy for classification, mean squared error for numbers."""
+    """The source's loss, or the task's: cross-entropy for classes, squared error for numbers."""
     import torch
 
     if definition.loss is not None:

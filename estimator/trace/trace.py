@@ -1,11 +1,14 @@
-"""Traces one training step of a model with fake tensors: `python -m trainwright.estimator.trace.trace REQUEST RESULT`.
+"""Traces one training step of a model with fake tensors, which allocate no memory.
 
-Two whole steps are run, the second is recorded (the optimizer's state exists by then), at two batch sizes, so that every
-operation's FLOPs, bytes and sizes are known as lines over the batch size. No tensor is allocated. A model that looks at data
-while it is built or run can't be traced so: then real steps of tiny batches are recorded instead, and the structure says so.
-What fails there too is the model's own failure.
+`python -m trainwright.estimator.trace.trace REQUEST RESULT`
 
-Runs the user's code, so it belongs in a process of its own (`tasks.extract` starts it with limits).
+At each of two batch sizes two whole steps run, and the second is recorded, because the optimizer's
+state exists then. Two sizes make every operation's FLOPs, bytes and sizes lines over the batch
+size. A model that looks at data while it is built or run can't be traced so; then real steps of
+tiny batches are recorded, and the structure says so. If these fail too, the model itself is broken.
+
+This runs the user's code, so it belongs in a separate process (`trainwright.tasks.extract` starts
+it with limits).
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch  # noqa: TID253 - this is a process of its own
+import torch  # noqa: TID253 - this is a separate process
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily  # noqa: TID253
 from torch.overrides import TorchFunctionMode  # noqa: TID253
 from torch.utils._pytree import tree_leaves  # noqa: TID253
@@ -40,7 +43,7 @@ from trainwright.estimator.trace.two_sizes import at_any_size, lifetimes, line
 
 @dataclass
 class _Traced:
-    """One recorded step of one batch size."""
+    """One recorded step at one batch size."""
 
     recording: Recording
     step: TrainingStep
@@ -49,7 +52,7 @@ class _Traced:
 
 
 def trace(what: StepSpec, batch_size: int) -> Structure:
-    """The structure of a model's training step. Raises BadInput where the model can't do one."""
+    """The structure of a model's training step. Raises BadInput if the model can't do a step."""
     try:
         with _quiet_initialisers():
             first = _traced(what, batch_size, fake=True)
@@ -57,14 +60,14 @@ def trace(what: StepSpec, batch_size: int) -> Structure:
         return _structure(what, batch_size, batch_size, first, second, "fake tensors")
     except BadInput as error:
         if error.__cause__ is None:
-            raise  # our own finding; an exception of the model's may be due to the fake tensors only
+            raise  # found by us; an exception in the model may come from the fake tensors
     small = what.accumulation * min(batch_size, 2)
     first, second = _traced(what, small, fake=False), _traced(what, 2 * small, fake=False)
     return _structure(what, batch_size, small, first, second, "real step")
 
 
 def _traced(what: StepSpec, batch_size: int, *, fake: bool) -> _Traced:
-    """Run two steps of this batch; what the second did."""
+    """Run two steps of this batch size, and record the second."""
     mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
     constants: Any = _RealConstants() if fake else contextlib.nullcontext()
     recorder = Recorder()
@@ -86,7 +89,10 @@ def _traced(what: StepSpec, batch_size: int, *, fake: bool) -> _Traced:
 
 
 class _RealConstants(TorchFunctionMode):
-    """Small tables that models make while they are built, and what they make of these, are real among the fake tensors."""
+    """Keeps small tables real among the fake tensors, and what models compute from them.
+
+    Models make such tables while they are built, and look at their values.
+    """
 
     _MADE_BY = (torch.arange, torch.linspace, torch.logspace, torch.tensor)
     _SMALL = 100_000
@@ -104,7 +110,10 @@ class _RealConstants(TorchFunctionMode):
 
 
 def _follow_layers(model: torch.nn.Module, recorder: Recorder) -> dict[str, LayerSeen]:
-    """Note shape and FLOPs of each module as it runs; a parameter that modules share counts with the first."""
+    """Record the shape and FLOPs of each module as it runs.
+
+    A parameter that modules share counts with the first of them.
+    """
     layers: dict[str, LayerSeen] = {}
     counted: set[int] = set()
     for name, module in model.named_modules():
@@ -131,15 +140,14 @@ def _follow_layers(model: torch.nn.Module, recorder: Recorder) -> dict[str, Laye
                 layer.output_shape = shapes[0] if shapes else layer.output_shape
 
         module.register_forward_pre_hook(enter)
-        module.register_forward_hook(
-            leave, always_call=True
-        )  # also where it raised, and the model goes on
+        # always_call: the model may catch an exception of the module and continue.
+        module.register_forward_hook(leave, always_call=True)
     return layers
 
 
 @contextlib.contextmanager
 def _quiet_initialisers() -> Iterator[None]:
-    """torch.nn.init without effect: values do not matter to fake tensors, and some initialisers look at them."""
+    """Disables torch.nn.init: fake tensors have no values, and some initialisers look at them."""
     kept: dict[str, Callable[..., Any]] = {}
     for name in dir(torch.nn.init):
         function = getattr(torch.nn.init, name)
@@ -207,12 +215,12 @@ def _structure(
 
 
 def _of_batch(shape: tuple[int, ...], size: int, batch_size: int) -> tuple[int, ...]:
-    """A shape that was seen in a batch of `size`, in one of `batch_size`; of what never ran, or is no tensor, it is empty."""
+    """A shape seen at batch size `size`, converted to `batch_size`; an empty shape stays empty."""
     return (shape[0] * batch_size // size, *shape[1:]) if shape else ()
 
 
 def _features(model: torch.nn.Module, shapes: list[tuple[int, ...]]) -> dict[str, float]:
-    """The hand features of the benchmark family: layers, filters, widths, image size."""
+    """The features of the benchmark family: layers, filters, widths, image size."""
     convolutions = [
         one for one in model.modules() if isinstance(one, torch.nn.modules.conv._ConvNd)
     ]
@@ -229,11 +237,10 @@ def _features(model: torch.nn.Module, shapes: list[tuple[int, ...]]) -> dict[str
 
 
 def answer(request: dict[str, Any]) -> str:
-    """The structure that a request asks for, as JSON; or `{"error": …}`. Runs the model's code, its memory limited."""
+    """The requested structure as JSON, or `{"error": …}`. Limits the memory of the model's code."""
+    # If memory runs out, the kernel should end this process and no other.
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(
-            "1000"
-        )  # where memory runs out, no other process is to pay for it
+        Path("/proc/self/oom_score_adj").write_text("1000")
     limit = request["memory_limit_bytes"]
     if limit:
         with contextlib.suppress(ValueError):
@@ -259,7 +266,7 @@ def answer(request: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Read the request, write the structure, or the error as a document."""
+    """Read the request; write the structure, or the error as a document."""
     gc.freeze()
     gc.enable()
     request = json.loads(Path(sys.argv[1]).read_text())

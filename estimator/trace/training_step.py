@@ -1,6 +1,7 @@
-"""One training step of a model, as the ranks do it: forward, loss, backward, optimizer. Heavy: torch; runs the user's code.
+"""One training step of a model as the ranks do it: forward, loss, backward, optimizer.
 
-The same step serves tracing with fake tensors, measuring its time and measuring its memory.
+The same step serves tracing with fake tensors and measuring time and memory. Loads torch and runs
+the user's code.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch  # noqa: TID253 - whoever makes a step is a process of its own
+import torch  # noqa: TID253 - whatever makes a step is a separate process
 from torch.utils._pytree import tree_leaves  # noqa: TID253
 
 from trainwright.estimator.errors import BadInput, TrainwrightError
@@ -23,10 +24,10 @@ from trainwright.estimator.trace.source import BatchSpec, ModelDefinition
 
 @dataclass(frozen=True)
 class StepSpec:
-    """How a step is to be made of a model.
+    """How to make a step from a model.
 
-    What the words for `precision` mean stands in `precision`.
-    `accumulation` is the number of micro-batches whose gradients a step sums.
+    `estimator.precision` explains the precisions. `accumulation` is the number of micro-batches
+    whose gradients a step sums.
     """
 
     definition: ModelDefinition
@@ -49,7 +50,7 @@ class TrainingStep:
     activation_bytes: float = 0.0
 
     def __call__(self, recorder: Recorder | None = None) -> None:
-        """Do one step. Raises BadInput where the model or its loss fails."""
+        """Do one step. Raises BadInput if the model or its loss fails."""
         self.optimizer.zero_grad(set_to_none=True)
         for inputs, targets in self.micro_batches:
             self._forward_backward(inputs, targets, recorder)
@@ -81,7 +82,8 @@ class TrainingStep:
         if not loss.requires_grad:
             dtype = str(loss.dtype).removeprefix("torch.")
             raise BadInput(
-                f"loss: gave a tensor ({dtype}) from which no gradient comes; allowed: one that depends on the model's parameters"
+                f"loss: gave a tensor ({dtype}) from which no gradient comes; allowed: one that "
+                "depends on the model's parameters"
             )
         if recorder is not None:
             recorder.graph_goes_on()
@@ -91,7 +93,10 @@ class TrainingStep:
             recorder.graph_goes_on()
 
     def _check_outputs(self, outputs: Any, targets: Any) -> None:
-        """Fake labels are never out of range, so the width of the output is compared with the number of classes."""
+        """Compare the width of the output with the number of classes.
+
+        Fake labels are never out of range, so a wrong width would not fail by itself.
+        """
         if (
             self.what.definition.loss is not None
             or self.what.spec is None
@@ -105,7 +110,8 @@ class TrainingStep:
                 raise BadInput(f"model: gives {width} outputs, the data has {classes} classes")
         elif isinstance(targets, torch.Tensor) and outputs.numel() != targets.numel():
             raise BadInput(
-                f"model: gives {tuple(outputs.shape)}, the data's targets are {tuple(targets.shape)}"
+                f"model: gives {tuple(outputs.shape)}, the data's targets are "
+                f"{tuple(targets.shape)}"
             )
 
 
@@ -113,7 +119,8 @@ def prepare(what: StepSpec, model: torch.nn.Module, batch_size: int) -> Training
     """A step of `batch_size` samples for a built model, in `what.accumulation` micro-batches."""
     if batch_size % what.accumulation:
         raise BadInput(
-            f"accumulation: got {what.accumulation}; allowed: a divisor of the batch size {batch_size}"
+            f"accumulation: got {what.accumulation}; allowed: a divisor of the batch size "
+            f"{batch_size}"
         )
     parameters = [one for one in model.parameters() if one.requires_grad]
     if not parameters:
@@ -127,7 +134,7 @@ def prepare(what: StepSpec, model: torch.nn.Module, batch_size: int) -> Training
 
 @contextlib.contextmanager
 def default_dtype(precision: str) -> Iterator[None]:
-    """New tensors have the precision's type: fake models can't be cast afterwards."""
+    """Gives new tensors the precision's type, because fake models can't be cast afterwards."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(PARAMETER_DTYPES[precision])
     try:
@@ -152,7 +159,8 @@ def _batch(what: StepSpec, size: int) -> tuple[Any, Any]:
         example = what.definition.example_batch
         if example is None:
             raise BadInput(
-                "model.source: defines no example_batch(batch_size), and there is no data to take the shapes from"
+                "model.source: defines no example_batch(batch_size), and there is no data to take "
+                "the shapes from"
             )
         with _user_code("model.source", f"example_batch({size})"):
             batch = example(size)
@@ -166,14 +174,15 @@ def _batch(what: StepSpec, size: int) -> tuple[Any, Any]:
                 else type(batch).__name__
             )
             raise BadInput(
-                f"model.source: example_batch({size}) gave {gave}; allowed: a pair (inputs, targets)"
+                f"model.source: example_batch({size}) gave {gave}; allowed: a pair "
+                "(inputs, targets)"
             )
         other = size - 1 if size > 1 else 2
         with _user_code("model.source", f"example_batch({other})"):
             if _shapes(example(other)) == _shapes(batch):
                 raise BadInput(
-                    f"model.source: example_batch({other}) gives the same shapes as example_batch({size}); allowed: as many "
-                    "samples as are asked for"
+                    f"model.source: example_batch({other}) gives the same shapes as "
+                    f"example_batch({size}); allowed: as many samples as are asked for"
                 )
         return batch[0], batch[1]
     made = {

@@ -1,4 +1,7 @@
-"""What two traces of a step, at a batch size and its double, say of any: operations and storages as lines. Heavy: torch."""
+"""Operations and storages as lines over the batch size, from traces at a size and its double.
+
+Loads torch.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,10 @@ def _through_origin(value: float, size: int) -> Affine:
 def at_any_size(
     first: list[OperationCall], second: list[OperationCall], size: int, idle: Affine
 ) -> tuple[list[Operation], list[int]]:
-    """The operations of a step, alike ones together, and for each that ran its place among these.
-
-    They are lines over the batch size, from two sizes.
-    """
+    """The operations of a step, grouped by likeness, and the group of each operation that ran."""
     alike = [one.kind for one in first] == [one.kind for one in second]
-    held = min(
-        [idle.fixed, *(one.live_bytes for one in first)]
-    )  # throughout, whatever the batch size: parameters, moments
+    # Held all the time at any batch size: parameters, moments.
+    held = min([idle.fixed, *(one.live_bytes for one in first)])
     most: dict[Any, float] = {}
     counts: Counter[Any] = Counter()
     lives: dict[Any, Affine] = {}
@@ -45,7 +44,8 @@ def at_any_size(
                 for name, value in one.dims.items()
             )
             live = line(one.live_bytes, two.live_bytes, size)
-        else:  # control flow by batch size: take the step as it was, in proportion; only what is held stays
+        else:
+            # Control flow depends on the batch size: scale the first step; what is held stays.
             lines = [_through_origin(one.flops, size), _through_origin(one.bytes, size)]
             dims = tuple(
                 (name, Affine(fixed=value, per_sample=0.0)) for name, value in one.dims.items()
@@ -77,13 +77,13 @@ def at_any_size(
 def lifetimes(
     first: Lives, second: Lives, size: int, trace: list[Operation], ran: list[int]
 ) -> Lifetimes | None:
-    """Storages' lives as lines over the batch size, from two sizes; None where their order differs."""
+    """The lives of storages, as lines over the batch size; None if their order differs."""
     if [one.number for one in first.events] != [one.number for one in second.events]:
         return None
     sizes: dict[tuple[float, float], int] = {}
     lines: list[Affine] = []
     codes: list[int] = []
-    ops: dict[int, int] = {}  # where a workspace is asked for: the operation's place in the trace
+    ops: dict[int, int] = {}  # place of a workspace -> its operation's place in the trace
     for one, two in zip(first.events, second.events, strict=True):
         if one.number < 0:
             place = ran[-1 - one.number]

@@ -44,7 +44,7 @@ def _power(draw: random.Random, low: float, high: float) -> int:
 
 
 def _rows_first(images: torch.Tensor) -> torch.Tensor:
-    """The same image with its channels adjacent in memory, as after layers that work on channels."""
+    """The same image with adjacent channels in memory, as after layers that work on channels."""
     return images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
