@@ -14,9 +14,9 @@ The bound is wide (at the median of held-out processes, a quarter above what the
 steps) for two reasons:
 - The places of blocks depend on small differences in the heap, which addresses and hashes cause.
   Processes of one training differ by 5 % (standard deviation, 440 trainings of the benchmark zoo),
-  and one in a hundred by 14 to 24 %. Even a bound from a measurement of the same training would have
-  to add 21 % to be exceeded by one process in a hundred. So the bound uses the maximum of several
-  simulations and not their mean: the more these differ, the more processes do.
+  and one in a hundred by 14 to 24 %. Even a bound from a measurement of the same training would
+  have to add 21 % to be exceeded by one process in a hundred. So the bound uses the maximum of
+  several simulations and not their mean: the more these differ, the more processes do.
 - The small objects between blocks are random in the simulation, and a table of what operations
   allocate would help little. The real requests to malloc, replayed on malloc itself from holes in
   another order, differ from the process by 9 % (standard deviation of 14 trainings). Without those

@@ -161,7 +161,7 @@ def test_the_correction_of_steps_is_used_where_it_helps(calibration: Calibration
 
 
 def _dear(structure: Structure) -> Structure:
-    """The sample with convolutions of another kind, which within steps take `DEARER` times as long."""
+    """The sample with convolutions of another kind, which take `DEARER` times as long in steps."""
     first, *others = structure.trace
     return structure.model_copy(
         update={"trace": [first.model_copy(update={"kind": "aten.dear"}), *others]}

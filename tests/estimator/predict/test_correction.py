@@ -106,7 +106,7 @@ def test_a_run_on_another_device_processor_or_torch_changes_nothing(run: Finishe
 
 
 def test_what_training_adds_is_not_learned_a_second_time() -> None:
-    """A run predicted without the loop that took what the curve says with it was predicted right."""
+    """A run predicted without the loop that took the curve's time with it was predicted right."""
     added = Affine(fixed=0.004, per_sample=0.0)
     times = tuple(0.014 + 0.001 * size for size in SIZES)
     curve = _curve(time_knots=Knots(sizes=SIZES, values=times), loop_s=added)
