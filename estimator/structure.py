@@ -249,7 +249,7 @@ class Structure(FrozenModel):
         return self
 
     def fingerprint(self) -> str:
-        """Equal for a model trained the same way, whatever the traced batch size and layer names."""
+        """Equal for a model trained the same way, at any traced batch size and layer names."""
         flops_per_sample = sum(one.count * one.flops.per_sample for one in self.trace)
         what = [
             self.optimizer,
