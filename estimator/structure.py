@@ -122,8 +122,8 @@ class Lifetimes(FrozenModel):
     step: tuple[int, ...]
     graphs: tuple[tuple[int, int, int], ...] | None = Field(
         default=None,
-        description="of each micro-batch the places, counted from the start on, where autograd's graph begins, where it is "
-        "walked back and where it has ended; None: not known",
+        description="for each micro-batch the places, counted from the start, where autograd's "
+        "graph begins, where the backward pass begins and where it has ended; None: not known",
     )
 
     @model_validator(mode="after")
@@ -159,10 +159,10 @@ class Lifetimes(FrozenModel):
         return float(made[made >= least_bytes].sum())
 
     def events(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """What happens in the start and one step, in its order: three arrays of one length.
+        """The events of the start and one step, in order, as three arrays of one length.
 
-        The number of the storage, as they are made; the code that made it; 1 where it is made, -1 where it ends, 0 where it is a
-        workspace, whose number is -1.
+        The number of the storage, in order of creation (-1 for a workspace); the code that made it;
+        1 if it is made, -1 if it is freed, 0 for a workspace.
         """
         import numpy as np
 
@@ -175,7 +175,10 @@ class Lifetimes(FrozenModel):
         return numbers, codes, made.astype(np.int64) - ended
 
     def successors(self) -> dict[int, int]:
-        """For each storage that the step found and ended: one of its size that it made and left, which the next step ends."""
+        """Pairs of storages: one from before the step that it freed, and one that it made instead.
+
+        Both have the same size; the next step frees the latter.
+        """
         of = [code for code in (*self.start, *self.step) if 0 <= code < len(self.sizes)]
         found = sum(code >= 0 for code in self.start)
         ended = {-1 - code for code in self.step if code < 0}
@@ -234,8 +237,8 @@ class Structure(FrozenModel):
     )
     most_held_bytes: Knots | None = Field(
         default=None,
-        description="what a model of the heap holds at most over the batch size, the most of several plays of the lifetimes; "
-        "None: not played, or by an older version, which kept their mean (`held_bytes`)",
+        description="the most that a model of the heap holds over the batch size: the maximum of "
+        "several simulations of the lifetimes; None: not simulated",
     )
 
     @model_validator(mode="after")
@@ -246,7 +249,7 @@ class Structure(FrozenModel):
         return self
 
     def fingerprint(self) -> str:
-        """Equal for the same model trained the same way, at any traced batch size and layer names."""
+        """Equal for a model trained the same way, at any traced batch size and layer names."""
         flops_per_sample = sum(one.count * one.flops.per_sample for one in self.trace)
         what = [
             self.optimizer,

@@ -1,12 +1,14 @@
-"""Keeps the memory that a process has freed, for its next step; what memory costs that was given back.
+"""Makes malloc keep freed memory for the next step; measures the cost of memory it returns.
 
-A step frees its activations from the last to the first. glibc gives the top of the heap back to the kernel as soon as more than
-`M_TRIM_THRESHOLD` of it is free, and the next step touches every page for the first time again. Whether that happens depends on
-what else lies on the heap: the same step may take half as long again in one process as in another. Blocks from
-`MOST_HEAP_BLOCK_BYTES` on are mapped, and given back, each time.
+A step frees its activations from last to first. glibc returns the top of the heap to the kernel as
+soon as more than `M_TRIM_THRESHOLD` of it is free, and the next step then touches every page for
+the first time again. Whether that happens depends on what else is on the heap: the same step may
+take 1.5 times as long in one process as in another. Blocks of `MOST_HEAP_BLOCK_BYTES` or more are
+mapped and returned each time.
 
-What stays for the whole training (parameters, the optimizer's state) is made before the end of the first step. Where it lies on
-the heap, what comes and goes finds no room beside it: a process may hold twice what it needs. So until then blocks are mapped.
+Whatever stays for the whole training (parameters, the optimizer's state) is allocated before the
+end of the first step. If it is on the heap, temporary blocks find no room between it, and a process
+may hold twice the memory that it needs. So until then blocks are mapped.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import statistics
 import time
 
 MOST_HEAP_BLOCK_BYTES = 32 * 2**20
-"""glibc's DEFAULT_MMAP_THRESHOLD_MAX: what its own adjustment ends at."""
+"""glibc's DEFAULT_MMAP_THRESHOLD_MAX: the upper end of its own adjustment."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # malloc.h
 _NEVER = -1
 _LEAST_MAPPED_BYTES = 256 * 2**10
@@ -25,24 +27,24 @@ _TOUCHED_BYTES, _READINGS = 16 * 2**20, 9
 
 
 def map_blocks() -> None:
-    """From now on, until `keep_freed_memory`, blocks are mapped, each by itself, and given back.
+    """Map each block by itself and return it when it is freed, until `keep_freed_memory`.
 
-    No effect where the C library has no `mallopt`, or does not know these words.
+    No effect if the C library has no `mallopt` or does not know these parameters.
     """
-    _tell_malloc((_M_MMAP_THRESHOLD, _LEAST_MAPPED_BYTES), (_M_TRIM_THRESHOLD, _NEVER))
+    _mallopt((_M_MMAP_THRESHOLD, _LEAST_MAPPED_BYTES), (_M_TRIM_THRESHOLD, _NEVER))
 
 
 def keep_freed_memory(*, large_blocks: bool = False) -> None:
-    """From now on, what is freed stays with the process; `large_blocks`: those too that are mapped else.
+    """Keep freed memory in the process; with `large_blocks` also blocks that would be mapped.
 
-    No effect where the C library has no `mallopt`, or does not know these words.
+    No effect if the C library has no `mallopt` or does not know these parameters.
     """
-    _tell_malloc((_M_MMAP_THRESHOLD, MOST_HEAP_BLOCK_BYTES), (_M_TRIM_THRESHOLD, _NEVER))
+    _mallopt((_M_MMAP_THRESHOLD, MOST_HEAP_BLOCK_BYTES), (_M_TRIM_THRESHOLD, _NEVER))
     if large_blocks:
-        _tell_malloc((_M_MMAP_MAX, 0))
+        _mallopt((_M_MMAP_MAX, 0))
 
 
-def _tell_malloc(*settings: tuple[int, int]) -> None:
+def _mallopt(*settings: tuple[int, int]) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         for name, value in settings:
@@ -50,9 +52,9 @@ def _tell_malloc(*settings: tuple[int, int]) -> None:
 
 
 def first_touch_s_per_byte() -> float:
-    """Seconds for each byte that is mapped, touched for the first time and given back, beyond those of touching it again.
+    """Seconds per byte to map, touch first and return memory, beyond touching it again.
 
-    Of the thread's own time: what else runs adds nothing.
+    This is the thread's CPU time, so that other programs add nothing.
     """
     seen = []
     for _ in range(_READINGS):

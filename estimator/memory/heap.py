@@ -1,11 +1,15 @@
-"""The heap of a process as glibc's malloc manages it: which bytes stay resident. Arithmetic on sizes; loads no torch.
+"""A model of the heap as glibc's malloc manages it: which bytes stay resident. Arithmetic on sizes.
 
-What matters of malloc/malloc.c (2.36): the smallest hole that is large enough is taken, and what is left of it is a hole. What
-fits none extends the heap, or, from a threshold on, is a mapping of its own, given back when freed. The threshold rises to each
-mapping that is given back, up to 32 MiB; from twice that the heap's free end is given back too. Holes that touch become one, but
-a small chunk that is freed is kept for the next of its size (tcache: seven of each), and until then its neighbours stay apart.
-torch asks for its blocks at multiples of 64 bytes: malloc takes a chunk larger by 112, and frees both ends, which are small. So
-where a block was, the next of its size has room only once nothing lives in these ends.
+What matters in malloc/malloc.c (2.36):
+- malloc takes the smallest hole that is large enough; the remainder is a hole.
+- A request that fits no hole extends the heap. From a threshold on, it is a separate mapping, which
+  is returned when it is freed. The threshold rises to each returned mapping, up to 32 MiB; from
+  twice the threshold on, the heap's free end is returned too.
+- Adjacent holes become one. But a small chunk that is freed is kept for the next request of its
+  size (tcache: seven of each size), and meanwhile its neighbours stay separate.
+- torch requests blocks at multiples of 64 bytes. malloc takes a chunk larger by 112 bytes and frees
+  both ends, which are small. So the place of a freed block has room for the next block of its size
+  only if nothing lives in these ends.
 """
 
 from __future__ import annotations
@@ -16,13 +20,12 @@ from collections import defaultdict
 from trainwright.estimator.memory.freed_memory import MOST_HEAP_BLOCK_BYTES
 
 _ALIGNMENT, _LEAST_CHUNK, _HEADER, _PAGE = 64, 32, 8, 4096
-_SPARE = (
-    _ALIGNMENT + _LEAST_CHUNK + 16
-)  # what memalign asks for beyond the chunk (its own request is rounded up once more)
+# What memalign requests beyond the chunk; its own request is rounded up once more.
+_SPARE = _ALIGNMENT + _LEAST_CHUNK + 16
 _MOST_KEPT_BYTES, _KEPT = 1040, 7  # tcache: chunks up to this size, so many of each
 _FIRST_THRESHOLD = 1_700_000  # 128 KiB where a process starts; importing torch raises it
 _PAD = 128 * 2**10  # M_TOP_PAD
-# Holes in the heap of a process that has loaded torch (malloc_info): sizes, and how many of each.
+# Holes in the heap of a process that has loaded torch (malloc_info): size -> count.
 _HOLES = {
     48: 80,
     112: 60,
@@ -45,12 +48,15 @@ _HOLES = {
 }
 
 Chunk = tuple[int, int]
-"""Place and size; a place below zero: a mapping."""
+"""Place and size; a negative place means a mapping."""
 _MAPPED = -1
 
 
 class Heap:
-    """The main arena of a process that has loaded torch. What it takes more than it did then is `high_bytes`, at most."""
+    """The main arena of a process that has loaded torch.
+
+    `high_bytes` is the most that it has taken since then.
+    """
 
     def __init__(self) -> None:
         self.high_bytes = 0
@@ -64,15 +70,15 @@ class Heap:
             for _ in range(count):
                 self._add(place, size)
                 place += size + _LEAST_CHUNK
-        # The free end begins at _top; the heap ends at _end; what lies before _touched is resident.
+        # The free end begins at _top, the heap ends at _end; all before _touched is resident.
         self._begin = self._top = self._end = self._touched = place
 
     def malloc(self, size: float) -> Chunk:
-        """The chunk of so many bytes."""
+        """A chunk for so many bytes."""
         return self.take(chunk_bytes(size))
 
     def take(self, chunk: int) -> Chunk:
-        """A chunk of just this size (`chunk_bytes`)."""
+        """A chunk of exactly this size (`chunk_bytes`)."""
         kept = self._kept[chunk] if chunk <= _MOST_KEPT_BYTES else None
         if kept:
             return kept.pop(), chunk
@@ -87,7 +93,7 @@ class Heap:
         return place, found
 
     def memalign(self, size: float) -> Chunk:
-        """The chunk of a block of torch's; its ends are free."""
+        """The chunk of a block of torch; its ends are freed."""
         chunk = chunk_bytes(size)
         place, found = self._hole_or_new(chunk + _SPARE)
         if place < 0:
@@ -109,7 +115,7 @@ class Heap:
         return place, found
 
     def free(self, chunk: Chunk) -> None:
-        """Give a chunk back."""
+        """Free a chunk."""
         place, size = chunk
         if place < 0:
             self._mapped -= size
@@ -124,7 +130,7 @@ class Heap:
         self._release(place, size)
 
     def _hole_or_new(self, size: int) -> Chunk:
-        """A hole of at least this size, or new memory of it."""
+        """A hole of at least this size, or new memory of this size."""
         at = bisect_left(self._sizes, (size, -1))
         if at < len(self._sizes):
             found, place = self._sizes.pop(at)
@@ -142,7 +148,7 @@ class Heap:
         return place, size
 
     def _keep(self, kept: list[int], size: int) -> None:
-        """With a hole of just the size that was asked for, others of that size are kept, too."""
+        """Keep other holes of a size when one of exactly this size was taken."""
         at = bisect_left(self._sizes, (size, -1))
         while len(kept) < _KEPT and at < len(self._sizes) and self._sizes[at][0] == size:
             place = self._sizes[at][1]
@@ -150,7 +156,7 @@ class Heap:
             kept.append(place)
 
     def _release(self, place: int, size: int) -> None:
-        """Make a hole, joined with free neighbours."""
+        """Make a hole and merge it with free neighbours."""
         before = self._ends.get(place)
         if before is not None:
             size += self._remove(before)
@@ -184,5 +190,5 @@ class Heap:
 
 
 def chunk_bytes(size: float) -> int:
-    """What malloc takes for so many bytes."""
+    """The size of malloc's chunk for so many bytes."""
     return max(_LEAST_CHUNK, (int(size) + _HEADER + 15) & ~15)

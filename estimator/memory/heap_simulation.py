@@ -1,10 +1,11 @@
-"""A training step played on a model of the heap: what its blocks and the small things around them keep resident. Loads no torch.
+"""Simulates a step on a model of the heap: what its blocks and small objects keep resident.
 
-Beside a tensor's block lie the tensor itself; a node of autograd's graph with what it keeps, until the graph has been walked
-back; what lasts little longer than the operation; and, in the first step, what stays. They live in the ends of blocks and in
-holes, and keep these from being joined. Which they are differs between processes, as addresses do: they are drawn. How many there
-are, and how large, was read from what malloc was asked for in training steps of networks that calibration trains, and of an LSTM,
-a ResNet and a Swin transformer.
+Small objects surround a tensor's block: the tensor itself; a node of autograd's graph with what it
+keeps, until the backward pass; objects that live little longer than the operation; and, in the
+first step, objects that stay. They live in the ends of blocks and in holes and prevent these from
+merging. Which objects there are differs between processes, as addresses do, so they are random.
+Their numbers and sizes come from requests to malloc in training steps of networks that calibration
+trains, and of an LSTM, a ResNet and a Swin transformer. Loads no torch.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.estimator.memory.freed_memory import MOST_HEAP_BLOCK_BYTES
 from trainwright.estimator.memory.heap import Chunk, Heap, chunk_bytes
+from trainwright.estimator.structure import Lifetimes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 
 _STEPS = 2  # after the first; later ones add little
 _LEAST_BYTES, MOST_BLOCKS = 256.0, 2000
-"""Blocks that are played: not the smallest, and no more than so many of the start and a step, the largest. The others are counted
-as they are."""
+"""Blocks that are simulated: none below _LEAST_BYTES, and at most the MOST_BLOCKS largest ones of
+the start and a step. The others count with their size."""
 
 
 def _chunks(*sizes: int) -> tuple[int, ...]:
@@ -40,7 +42,7 @@ _OUTLASTING_SHARE, _OUTLASTED_BLOCKS = 0.4, 3.0
 _LASTING = _chunks(200, 400, 1000, 2000, 3000)
 
 _Event = tuple[int, int, float, int]
-"""Its place among the codes of lifetimes; the storage's number; bytes; 1 where it is made, -1 where it ends, 0: both at once."""
+"""Place among the codes of lifetimes; number of the storage; bytes; 1: made, -1: freed, 0: both."""
 
 
 def high_water_bytes(
@@ -50,10 +52,11 @@ def high_water_bytes(
     seeds: Sequence[int],
     lasting_bytes: float = 0.0,
 ) -> list[float]:
-    """The most that is resident at once in a first step and the next ones, above what the process held before; by seed.
+    """The most resident bytes in the first steps, above those before the model was built; by seed.
 
-    `workspaces` are those of the trace's operations, in bytes; a seed draws what differs between processes. `lasting_bytes` are
-    those of small things that the first step makes, and that stay.
+    `workspaces` are those of the trace's operations in bytes. A seed determines what differs
+    between processes. `lasting_bytes` are those of small objects that the first step makes and that
+    stay.
     """
     import numpy as np
 
@@ -63,9 +66,9 @@ def high_water_bytes(
     numbers, codes, signs = lifetimes.events()
     successors = lifetimes.successors()
     sizes, first = bytes_of[codes], len(lifetimes.start)
-    played = _largest(numbers, sizes, signs, successors)
-    besides = float(np.cumsum(np.where(played, 0.0, sizes * signs)).max(initial=0.0))
-    shown = np.flatnonzero(played)
+    simulated = _largest(numbers, sizes, signs, successors)
+    besides = float(np.cumsum(np.where(simulated, 0.0, sizes * signs)).max(initial=0.0))
+    shown = np.flatnonzero(simulated)
     events = list(
         zip(
             shown.tolist(),
@@ -95,11 +98,11 @@ def high_water_bytes(
     )
     found_bytes = []
     for seed in seeds:
-        process = _Played(random.Random(seed), lasting)
-        process.play(events[:split], in_start)
+        process = _Process(random.Random(seed), lasting)
+        process.run(events[:split], in_start)
         process.lasting = 0.0
         for step in steps:
-            process.play(step, in_step)
+            process.run(step, in_step)
         found_bytes.append(process.heap.high_bytes + besides)
     return found_bytes
 
@@ -107,7 +110,7 @@ def high_water_bytes(
 def _largest(
     numbers: NDArray[Any], sizes: NDArray[Any], signs: NDArray[Any], successors: dict[int, int]
 ) -> NDArray[np.bool_]:
-    """Whether each event is of a block that is played; a block's successor is where it is."""
+    """Whether each event is of a simulated block; a block's successor is if the block is."""
     import numpy as np
 
     made = np.flatnonzero((signs >= 0) & (sizes >= _LEAST_BYTES))
@@ -116,15 +119,18 @@ def _largest(
     for pair in successors.items():
         if not chosen.isdisjoint(pair):
             chosen.update(pair)
-    played = np.isin(numbers, np.fromiter(chosen, np.int64, len(chosen)))
-    played[made] = True
-    return played
+    simulated = np.isin(numbers, np.fromiter(chosen, np.int64, len(chosen)))
+    simulated[made] = True
+    return simulated
 
 
 def _moved(
     events: list[_Event], successors: dict[int, int], found: int, each: int, step: int
 ) -> list[_Event]:
-    """A step's events, with the numbers of its own storages: `found` were there before, and each step makes `each`."""
+    """A step's events with the numbers of its own storages.
+
+    `found` storages existed before all steps, and each step makes `each`.
+    """
     own = step * each
     before = {one: two + own - each for one, two in successors.items()} if step else {}
     return [
@@ -133,13 +139,15 @@ def _moved(
     ]
 
 
-class _Played:
-    """A heap with the blocks of a step, and the small things around them."""
+class _Process:
+    """A heap with the blocks of a step and the small objects around them.
+
+    With each block, `lasting` small objects are made that stay.
+    """
 
     def __init__(self, draw: random.Random, lasting: float) -> None:
         self.heap = Heap()
         self.lasting, self._due = lasting, 0.0
-        """so many things that stay are made with each block"""
         self._random, self._expovariate = draw.random, draw.expovariate
         self._blocks: dict[int, list[Chunk]] = {}  # each block, and its tensor
         self._graph: list[Chunk] = []
@@ -148,13 +156,13 @@ class _Played:
         self._forward = False
 
     def make(self, number: int, size: float) -> None:
-        """A block is made; number -1: a workspace, which ends at once."""
+        """Allocate a block; the number -1 means a workspace."""
         random, take, free = self._random, self.heap.take, self.heap.free
         self._due += self.lasting
         while self._due >= 1:
             take(_LASTING[int(random() * len(_LASTING))])
             self._due -= 1
-        if size > MOST_HEAP_BLOCK_BYTES:  # mapped, and given back
+        if size > MOST_HEAP_BLOCK_BYTES:  # a mapping
             self._blocks[number] = [self.heap.memalign(size)]
             return
         self._made += 1
@@ -174,12 +182,18 @@ class _Played:
                 free(one)
 
     def end(self, number: int) -> None:
-        """A block ends, and its tensor; nothing, where it did before: a step ends what only the first one found."""
+        """Free a block and its tensor, if they exist.
+
+        A step also frees what only the first step found.
+        """
         for one in self._blocks.pop(number, ()):
             self.heap.free(one)
 
-    def play(self, events: Sequence[_Event], phases: Sequence[tuple[int, int]]) -> None:
-        """Play events, and autograd's phases where they begin: each (place, 0: the graph begins, 1: walked back, 2: ended)."""
+    def run(self, events: Sequence[_Event], phases: Sequence[tuple[int, int]]) -> None:
+        """Run events and autograd's phases in order.
+
+        A phase is (place, 0: the graph begins, 1: the backward pass begins, 2: it has ended).
+        """
         at = 0
         for place, number, size, sign in events:
             while at < len(phases) and phases[at][0] <= place:

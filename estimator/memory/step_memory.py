@@ -1,26 +1,35 @@
-"""Memory that a training step takes: of tensors, and of the process that holds them. Arithmetic on values; loads no torch.
+"""The memory of a training step: of tensors, and of the process that holds them.
 
-Three figures, each with its meaning:
+Arithmetic on values; loads no torch. There are three figures:
 - expected: the most bytes of torch's CPU allocator alive at once, `peak_bytes`;
-- safe: what the resident memory of the process stays below, above what it held before the model was built;
-- the process itself: interpreter, torch, Horovod, readers of data, the buffer in which gradients are summed, and copies for
-  checkpoints. A plan adds it.
+- safe: a bound on the resident memory of the process above what it held before the model was built;
+- the process: interpreter, torch, Horovod, readers of data, the buffer in which gradients are
+  summed, and copies for checkpoints. A plan adds it.
 
-Resident memory exceeds live bytes because glibc keeps what is freed: `play` plays a step on a model of its malloc. Kernels that
-oneDNN compiles, and code that is read for the first time, come on top.
+Resident memory exceeds live bytes because glibc keeps freed memory: `heap_simulation` simulates a
+step on a model of its malloc. Kernels that oneDNN compiles, and code that is read for the first
+time, are added.
 
-Why the bound is wide (at the median of held-out processes a quarter more than they held after six steps):
-- where blocks come to lie hangs on the least thing that the heap held before, which addresses and hashes draw: the processes of
-  one training differ by 5 % (standard deviation, 440 trainings of the zoo), one in a hundred by 14 to 24 %; where both are the
-  same, hardly any do. Who had measured the very training, once, and wanted to be below one process of a hundred, would have to
-  add 21 %. So the most of several plays is counted, not their mean: the more plays differ, the more do processes;
-- the small things between the blocks are drawn (`play`), and a table of what operations keep would say little more: what malloc
-  was really asked for, played on malloc itself from holes in another order, differs from the process by 9 % (the standard
-  deviation of 14 trainings). Leaving out what is freed before the next large block moves it by 15 % (sd 14 %), oneDNN's own
-  objects too by 45 % (sd 36 %): they fill the ends of blocks in which small things would lie else.
+The bound is wide (at the median of held-out processes, a quarter above what they held after six
+steps) for two reasons:
+- The places of blocks depend on small differences in the heap, which addresses and hashes cause.
+  Processes of one training differ by 5 % (standard deviation, 440 trainings of the benchmark zoo),
+  and one in a hundred by 14 to 24 %. Even a bound from a measurement of the same training would
+  have to add 21 % to be exceeded by one process in a hundred. So the bound uses the maximum of
+  several simulations and not their mean: the more these differ, the more processes do.
+- The small objects between blocks are random in the simulation, and a table of what operations
+  allocate would help little. The real requests to malloc, replayed on malloc itself from holes in
+  another order, differ from the process by 9 % (standard deviation of 14 trainings). Without those
+  that are freed before the next large block, the result changes by 15 % (sd 14 %); without oneDNN's
+  own objects too, by 45 % (sd 36 %), because they fill ends of blocks.
 
-Ranks map blocks until their first update (`freed_memory`), and hold less, 6 % at the median; of 97 none held more than the
-bound, which is one for both.
+Ranks map blocks until their first update (`freed_memory`) and hold less, 6 % at the median; of 97
+none exceeded the bound, which is the same for both.
+
+Bounds without a simulation were tried: quantile regression on code, live bytes, the number of
+blocks and the bytes that a step allocates. With at most 1 % of processes above the bound, the best
+of them is 46 % above what held-out processes held at the median, where this one is 23 % above (72
+trainings of the zoo, after six steps).
 """
 
 from __future__ import annotations
@@ -36,11 +45,12 @@ from trainwright.estimator.memory.heap_simulation import high_water_bytes
 from trainwright.estimator.memory.workspace import operation_workspace_bytes
 from trainwright.estimator.structure import Operation, Structure
 
-# Quantile regression of resident memory on the three terms, errors relative, at the 99th percentile, of networks that calibration
-# trains, as `tests/benchmarks/estimator/safe.py --networks 200 --fit` does it; the zoo has no part in it. Widened by 3 %: then
-# 0.9 % of 462 processes of 231 such networks held more after six steps.
+# Quantile regression of resident memory on the three terms, with relative errors, at the 99th
+# percentile, on networks that calibration trains (`safe.py --networks 200 --fit` among the
+# benchmarks); the zoo has no part in it. Widened by 3 %: then 0.9 % of 462 processes of 231 such
+# networks held more after six steps.
 _CODE_SHARE, _HELD_SHARE, _BLOCK_SHARE = 1.03, 1.09, 0.60
-# Resident pages of files in MiB, by the kinds of operations: least squares, of such networks.
+# Resident pages of files in MiB, by kinds of operations: least squares on such networks.
 _CODE_MIB = 0.8
 _KIND_CODE_MIB = {
     "aten._embedding_bag_backward": 2.1,
@@ -63,9 +73,11 @@ _KIND_CODE_MIB = {
     "aten.sigmoid": 0.5,
     "aten.tanh": 0.6,
 }
-# In use on the heap after some steps and not before, beyond tensors (mallinfo2): least squares, none negative, of 90 of them.
+# In use on the heap after some steps and not before, beyond tensors (mallinfo2): non-negative least
+# squares on 90 of them.
 _LASTING_MIB, _CONVOLUTION_MIB, _PRODUCT_MIB = 0.51, 0.071, 0.054
-# Of a structure that was not played: the excess over live bytes, by the kinds and by what comes and goes in small blocks.
+# For a structure without simulation: the excess over live bytes, by kinds of operations and by
+# temporary bytes in small blocks.
 _UNPLAYED_FIXED_BYTES, _UNPLAYED_BYTES_PER_KIND, _UNPLAYED_HEAP_SHARE = (
     5.0 * 2**20,
     0.081 * 2**20,
@@ -74,7 +86,7 @@ _UNPLAYED_FIXED_BYTES, _UNPLAYED_BYTES_PER_KIND, _UNPLAYED_HEAP_SHARE = (
 _PLAYED_SIZES, _PLAYS = tuple(2**power for power in range(13)), 8
 
 PROCESS_BYTES = 420 * 2**20
-"""Of a rank before its model: torch, oneDNN, Horovod, TensorBoard, the readers of data (measured)."""
+"""Of a rank before its model: torch, oneDNN, Horovod, TensorBoard, readers of data (measured)."""
 
 
 def peak_bytes(structure: Structure, batch_size: int) -> float:
@@ -104,20 +116,22 @@ def made_bytes(structure: Structure, batch_size: int, least_bytes: float) -> flo
 
 
 def kept_bytes(structure: Structure, device_type: str) -> float:
-    """What a rank holds beside its step for a model of this size.
+    """What a rank holds besides its step for a model of this size.
 
-    The buffer in which gradients are summed, and, where it computes in the host's memory, two copies of parameters and optimizer
-    state on their way into checkpoints (one rank's; where they are large, the ranks share them).
+    The buffer in which gradients are summed. If the rank computes in the host's memory, also two
+    copies of parameters and optimizer state for checkpoints (one rank's; if they are large, the
+    ranks share them).
     """
-    state = max(0.0, structure.idle_bytes(0) - structure.parameter_bytes)  # idle, but for gradients
+    # Idle memory without gradients: parameters, buffers, and the optimizer's state.
+    state = max(0.0, structure.idle_bytes(0) - structure.parameter_bytes)
     return structure.parameter_bytes + (2 * state if device_type in HOST_MEMORY_TYPES else 0.0)
 
 
 def safe_bytes(structure: Structure, batch_size: int, expected: float) -> float:
-    """Resident bytes that a step stays below, above what the process held before: c0 · code + c1 · held + c2 · largest block.
+    """A bound on the resident bytes that a step adds: c0 · code + c1 · held + c2 · largest block.
 
-    The latter: whether a block finds room in a hole differs between processes. `expected` is `peak_bytes` at that batch
-    size.
+    The largest block counts because whether it finds room in a hole differs between processes.
+    `expected` is `peak_bytes` at that batch size.
     """
     if structure.most_held_bytes is None:
         kinds, heap = excess_terms(structure, batch_size, expected)
@@ -136,25 +150,28 @@ def safe_bytes(structure: Structure, batch_size: int, expected: float) -> float:
 
 
 def code_bytes(structure: Structure) -> float:
-    """Code that is read for the first time, and kernels that are compiled, about: by the kinds of operations."""
+    """Code that is read for the first time, and compiled kernels, by kinds of operations."""
     kinds = {one.kind for one in structure.trace}
     return 2**20 * (_CODE_MIB + sum(size for kind, size in _KIND_CODE_MIB.items() if kind in kinds))
 
 
 def lasting_bytes(structure: Structure) -> float:
-    """Small things on the heap that a first step leaves for good: what is prepared for each operation, caches, modules."""
+    """Small objects that a first step leaves on the heap: prepared operations, caches, modules."""
     convolutions, products = prepared(structure)
     return 2**20 * (_LASTING_MIB + _CONVOLUTION_MIB * convolutions + _PRODUCT_MIB * products)
 
 
 def prepared(structure: Structure) -> tuple[int, int]:
-    """The operations for which libraries keep what they prepared: convolutions, backward ones on their own, and products."""
+    """The counts of operations for which libraries keep what they prepared.
+
+    Convolutions, with backward ones on their own, and products.
+    """
     of = Counter(one.family for one in structure.trace)
     return of["conv"] + of["conv_backward"], of["matmul"]
 
 
 def block_bytes(structure: Structure, batch_size: int) -> float:
-    """The largest block that the heap may hold; 0 where lifetimes are not known."""
+    """The largest block that the heap may hold; 0 if lifetimes are not known."""
     if structure.lifetimes is None:
         return 0.0
     sizes = [line(batch_size) for line in structure.lifetimes.sizes]
@@ -163,10 +180,11 @@ def block_bytes(structure: Structure, batch_size: int) -> float:
 
 
 def most_held_bytes(structure: Structure) -> Knots | None:
-    """What the heap's model holds at most over the batch size, the most of several plays; None where lifetimes are not known.
+    """What the heap's model holds at most, by batch size; None if lifetimes are not known.
 
-    It is played when a structure is extracted, and kept in it: an estimate has less time. Beyond the largest batch that is played
-    it goes on as between the last two.
+    The maximum of several simulations. They run when a structure is extracted, which keeps the
+    result, because an estimate has less time. Beyond the largest simulated batch, the line between
+    the last two continues.
     """
     lifetimes = structure.lifetimes
     if lifetimes is None:
@@ -185,7 +203,7 @@ def most_held_bytes(structure: Structure) -> Knots | None:
 
 
 def excess_terms(structure: Structure, batch_size: int, expected: float) -> tuple[float, float]:
-    """What the excess depends on: kinds of operations, and bytes that come and go in blocks small enough for the heap.
+    """The terms of the excess: the number of kinds of operations, and temporary bytes on the heap.
 
     `expected` is `peak_bytes` at that batch size.
     """
@@ -202,13 +220,16 @@ def excess_terms(structure: Structure, batch_size: int, expected: float) -> tupl
 
 
 def rising(values: Sequence[float]) -> list[float]:
-    """The most so far, at each place: blocks too large for the heap spare its holes, but a bound should not count on that."""
+    """The running maximum.
+
+    Blocks too large for the heap leave no holes, but a bound should not fall because of that.
+    """
     most = 0.0
     return [most := max(most, value) for value in values]
 
 
 def _result_bytes(one: Operation, batch_size: int) -> float:
-    """The size of an operation's largest result, about."""
+    """The approximate size of an operation's largest result."""
     dims = one.dims
     names: tuple[str, ...] = ("made",) if "made" in dims else ("given",)
     if "filters" in dims:

@@ -1,8 +1,10 @@
-"""Memory that an operation needs while it runs, beyond its arguments and results. Arithmetic on sizes; loads no torch.
+"""The memory that an operation needs while it runs, beyond its arguments and results: workspace.
 
-What oneDNN does on a CPU: convolutions copy images, filters and results into blocked layouts (16 channels to a block) and back;
-recurrent layers pack their weights and keep the gates of all steps. Every other operation is taken to need nothing. The formulas
-were fitted to the allocations that torch's profiler shows; `tests/benchmarks/estimator/memory.py` compares.
+Arithmetic on sizes; loads no torch. The formulas describe oneDNN on a CPU. Convolutions copy
+images, filters and results into blocked layouts (16 channels a block) and back. Recurrent layers
+pack their weights and keep the gates of all steps. Other operations are assumed to need nothing.
+The formulas were fitted to allocations in torch's profiler; `tests/benchmarks/estimator/memory.py`
+compares them.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from trainwright.estimator.structure import REQUIRED_DIMS, Operation
 
 BLOCK = 16
 _ITEM = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-_SCRATCH = 40_000.0  # of oneDNN's kernels for strided and transposed convolutions, about
-_FEW_CHANNELS = 3  # images of so few channels are read as they lie for the filters' gradient
+_SCRATCH = 40_000.0  # of oneDNN's kernels for strided and transposed convolutions, roughly
+_FEW_CHANNELS = 3  # images of so few channels are read without a copy for the filters' gradient
 _SMALL_KERNEL = 9  # places; depthwise kernels up to this size are summed in registers
-_PARTS = 256  # otherwise, with channels last, from so many parts
+_PARTS = 256  # larger ones, with channels last, are summed from so many parts
 
 
 def operation_workspace_bytes(operation: Operation, batch_size: int) -> float:
@@ -39,7 +41,7 @@ def workspace_bytes(family: str, dtype: str, dims: Mapping[str, float]) -> float
 
 
 def padded(size: float) -> float:
-    """A leading dimension as oneDNN lays it out: in sixteens, and by sixteen more where it is a multiple of 256."""
+    """A leading dimension in oneDNN's layout: a multiple of 16, plus 16 if a multiple of 256."""
     aligned = 16 * math.ceil(size / 16)
     return float(aligned + 16 if aligned % 256 == 0 else aligned)
 
@@ -49,7 +51,7 @@ def _blocked(channels: float) -> float:
 
 
 class _Sizes:
-    """Bytes of a convolution's tensors: as they are, and in oneDNN's blocks."""
+    """Bytes of a convolution's tensors, plain and in oneDNN's blocks."""
 
     def __init__(self, dims: Mapping[str, float], item: float) -> None:
         channels, filters, groups = dims["channels"], dims["filters"], max(dims["groups"], 1.0)
@@ -68,7 +70,10 @@ class _Sizes:
 
 
 def _by_onednn(dims: Mapping[str, float]) -> bool:
-    """Whether torch gives a convolution to oneDNN: ConvParams::use_mkldnn for one thread (aten/native/Convolution.cpp)."""
+    """Whether torch uses oneDNN for a convolution.
+
+    ConvParams::use_mkldnn for one thread (aten/native/Convolution.cpp).
+    """
     least = dims.get("least_kernel", 2.0)
     pointwise = dims["kernel"] == 1
     worth_it = dims.get("stepped") or dims["batch"] >= 16 or not pointwise
@@ -79,7 +84,7 @@ def _by_onednn(dims: Mapping[str, float]) -> bool:
 
 
 def _copies(dims: Mapping[str, float], size: _Sizes) -> tuple[float, float]:
-    """Bytes of images and of results' gradients that do not lie as the operation wants them, and are copied first."""
+    """Bytes of images and of results' gradients whose layout is wrong and that are copied first."""
     return (
         size.images if dims.get("images_copied") else 0.0,
         size.results if dims.get("gradient_copied") else 0.0,
@@ -87,7 +92,7 @@ def _copies(dims: Mapping[str, float], size: _Sizes) -> tuple[float, float]:
 
 
 def _columns(dims: Mapping[str, float], item: float) -> float:
-    """What im2col makes of an image for torch's own convolution."""
+    """Bytes of im2col for torch's own convolution."""
     if dims["kernel"] == 1:
         return 0.0
     places = (
@@ -99,7 +104,7 @@ def _columns(dims: Mapping[str, float], item: float) -> float:
 
 
 def _convolution(dims: Mapping[str, float], item: float) -> float:
-    """First images and filters in blocks beside the result in blocks; then that beside the plain result."""
+    """The larger of two moments: images, filters and result in blocks; result blocked and plain."""
     size, kernel = _Sizes(dims, item), dims["kernel"]
     transposed = bool(dims.get("transposed"))
     copied_images, _ = _copies(dims, size)
@@ -115,14 +120,14 @@ def _convolution(dims: Mapping[str, float], item: float) -> float:
             weights + size.blocked_results - size.results, size.blocked_results
         )
     images = size.blocked_images
-    if transposed:  # the result lies channels last, is copied, and copied once more
+    if transposed:  # the result has channels last, is copied, and copied again
         return copied_images + max(images + size.blocked_weights + _SCRATCH, 2 * size.results)
     first = images + size.blocked_weights + size.blocked_results - size.results
     return copied_images + max(first, size.blocked_results)
 
 
 def _convolution_backward(dims: Mapping[str, float], item: float) -> float:
-    """The images' gradient is made first, the filters' then; each needs its arguments in blocks."""
+    """The images' gradient is computed first, then the filters'; both need arguments in blocks."""
     size, kernel = _Sizes(dims, item), dims["kernel"]
     transposed, needs_input = bool(dims.get("transposed")), bool(dims.get("needs_input"))
     copied_images, copied_results = _copies(dims, size)
@@ -162,7 +167,10 @@ def _convolution_backward(dims: Mapping[str, float], item: float) -> float:
 
 
 def _recurrent(dims: Mapping[str, float], item: float) -> float:
-    """Weights packed, for the backward pass a second time where their rows are not aligned; the gates of all steps."""
+    """Packed weights and the gates of all steps.
+
+    The backward pass packs weights again if their rows are not aligned.
+    """
     gates = 4 * dims["hidden"]
     sides = (dims["inputs"], dims["hidden"])
     packed = sum(sides) * padded(gates) + 2 * gates

@@ -59,9 +59,10 @@ class Event(NamedTuple):
 
 @dataclass
 class Lives:
-    """Storages, numbered as they came, and recorded operations, in their order. `recorded` is where the recording began.
+    """Storages, numbered in order of creation, and recorded operations, as events in order.
 
-    `graphs` says of each micro-batch where autograd's graph begins, where it is walked back, and where it has ended.
+    `recorded` is the place where the recording began. `graphs` has, for each micro-batch, the
+    places where autograd's graph begins, where the backward pass begins, and where it has ended.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -138,7 +139,10 @@ class Recorder(TorchDispatchMode):
         self.live_bytes += size
 
     def graph_begins(self) -> None:
-        """A micro-batch begins; `graph_goes_on` then tells when its backward pass begins, and when it has ended."""
+        """Note that a micro-batch begins.
+
+        `graph_goes_on` then notes the beginning and the end of its backward pass.
+        """
         self.lives.graphs.append([len(self.lives.events)])
 
     def graph_goes_on(self) -> None:

@@ -1,4 +1,4 @@
-"""The normal and the conformal quantile, by their laws; the empirical one is tested beside the accuracy that it sums up."""
+"""The laws of the normal and the conformal quantile; test_accuracy tests the empirical one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_of_no_values_there_is_no_quantile() -> None:
 def test_of_exchangeable_scores_so_many_do_not_exceed_what_the_others_say(
     scores: list[float], share: float
 ) -> None:
-    """Each may be the further one: the share of those that are inside is the probability that it is."""
+    """Each score may be the further one: the share inside the bound is the probability."""
     others = [scores[:place] + scores[place + 1 :] for place in range(len(scores))]
     inside = sum(
         one <= conformal_quantile(seen, share) for one, seen in zip(scores, others, strict=True)

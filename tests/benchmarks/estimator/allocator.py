@@ -1,4 +1,4 @@
-"""What torch's CPU allocator had handed out at most during a training step, from the profiler's allocation events."""
+"""The peak of torch's CPU allocator in a training step, from the profiler's events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MARK = "the measured step"
 
 
 def peak_bytes(case: Case) -> float:
-    """The most bytes alive in the third step, the model, the optimizer's state and the batch included.
+    """The most bytes alive in the third step, with the model, the optimizer's state and the batch.
 
     The profiler counts what is allocated while it runs, so that the model is built within it.
     """

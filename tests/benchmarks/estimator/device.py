@@ -1,4 +1,4 @@
-"""The device under test: its calibration, the steps that the baselines are fitted to, and its peaks."""
+"""The device under test: its calibration, steps to fit the baselines to, and its peaks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,10 @@ def in_family_cases(count: int, seed: int = 0) -> list[Case]:
 
 
 def measured_steps(budget_s: float, sentinel: Sentinel, say: Say) -> list[MeasuredStep]:
-    """Steps of the networks that calibration measures, timed until the budget is used, at the speed of calibration."""
+    """Steps of calibration's networks, timed until the budget is used.
+
+    Times are normalised to the speed at calibration.
+    """
     started = time.monotonic()
     found: list[MeasuredStep] = []
     for case in _cases(_SEED):
@@ -93,7 +96,8 @@ def measured_steps(budget_s: float, sentinel: Sentinel, say: Say) -> list[Measur
         )
         found.append(MeasuredStep(structure, batch, told))
         say(
-            f"{len(found)} steps for the baselines, {time.monotonic() - started:.0f} of {budget_s:.0f} s"
+            f"{len(found)} steps for the baselines, {time.monotonic() - started:.0f} of "
+            f"{budget_s:.0f} s"
         )
     return found
 
@@ -104,7 +108,7 @@ def flops_of(structure: Structure, batch_size: int) -> float:
 
 
 def peaks() -> tuple[float, float]:
-    """FLOP/s of a large matrix product, and bytes/s of a large copy (read and written); the best of several."""
+    """The best FLOP/s of a large matrix product, and bytes/s (read and written) of a large copy."""
     left, right = torch.rand(1024, 1024), torch.rand(1024, 1024)
     source, target = torch.rand(2**25), torch.empty(2**25)
     product = min(_seconds(lambda: torch.mm(left, right)) for _ in range(8))

@@ -1,4 +1,4 @@
-"""Predicted against measured on logarithmic axes, as an SVG: a panel for each method, a mark for each model."""
+"""Predicted against measured times as an SVG, with a panel for each method."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Panel:
 
 
 def draw(panels: Sequence[Panel], unit: str = "ms", per_second: float = 1e3) -> str:
-    """The SVG; all panels share the axes, which hold every measurement and prediction (not every interval)."""
+    """The SVG. All panels share the axes, which cover all measurements and predictions."""
     values = [
         value * per_second
         for panel in panels
@@ -57,7 +57,8 @@ def draw(panels: Sequence[Panel], unit: str = "ms", per_second: float = 1e3) -> 
     width = _LEFT + len(panels) * (SIDE + _GAP)
     height = _TOP + SIDE + _BOTTOM + (lines + 1) * _LEGEND_LINE + 8
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'width="{width}" height="{height}" '
         'font-family="Helvetica, Arial, sans-serif" font-size="11">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
     ]
@@ -79,8 +80,9 @@ def draw(panels: Sequence[Panel], unit: str = "ms", per_second: float = 1e3) -> 
             f'<text x="{x + 9:.1f}" y="{y + 4:.1f}">{html.escape(family)}</text>',
         ]
     parts.append(
-        f'<text x="{_LEFT}" y="{height - 10}" fill="#444">dashed: predicted = measured; grey band: within 25 %; '
-        "bars: 90 % interval of the prediction, 10th to 90th percentile of the measurement's rounds</text>"
+        f'<text x="{_LEFT}" y="{height - 10}" fill="#444">dashed: predicted = measured; grey band: '
+        "within 25 %; bars: 90 % interval of the prediction, 10th to 90th percentile of the "
+        "measurement's rounds</text>"
     )
     return "\n".join([*parts, "</svg>"]) + "\n"
 
@@ -124,10 +126,13 @@ def _panel(
     corners = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in band)
     parts = [
         f'<polygon points="{corners}" fill="#e8e8e8"/>',
-        f'<line x1="{left}" y1="{_TOP + SIDE}" x2="{left + SIDE}" y2="{_TOP}" stroke="#777" stroke-dasharray="4 3"/>',
+        f'<line x1="{left}" y1="{_TOP + SIDE}" x2="{left + SIDE}" y2="{_TOP}" stroke="#777" '
+        'stroke-dasharray="4 3"/>',
         f'<rect x="{left}" y="{_TOP}" width="{SIDE}" height="{SIDE}" fill="none" stroke="black"/>',
-        f'<text x="{left + SIDE / 2}" y="{_TOP - 10}" text-anchor="middle" font-size="12">{html.escape(panel.title)}</text>',
-        f'<text x="{left + SIDE / 2}" y="{_TOP + SIDE + 32}" text-anchor="middle">measured step time, {unit}</text>',
+        f'<text x="{left + SIDE / 2}" y="{_TOP - 10}" text-anchor="middle" font-size="12">'
+        f"{html.escape(panel.title)}</text>",
+        f'<text x="{left + SIDE / 2}" y="{_TOP + SIDE + 32}" text-anchor="middle">'
+        f"measured step time, {unit}</text>",
     ]
     for power in range(math.floor(low), math.ceil(high) + 1):
         for tick in range(1, 10):
@@ -137,12 +142,15 @@ def _panel(
             x, y, named = across(value), up(value), tick in _TICKS
             length = 5 if named else 3
             parts += [
-                f'<line x1="{x:.1f}" y1="{_TOP + SIDE}" x2="{x:.1f}" y2="{_TOP + SIDE + length}" stroke="black"/>',
-                f'<line x1="{left - length}" y1="{y:.1f}" x2="{left}" y2="{y:.1f}" stroke="black"/>',
+                f'<line x1="{x:.1f}" y1="{_TOP + SIDE}" x2="{x:.1f}" '
+                f'y2="{_TOP + SIDE + length}" stroke="black"/>',
+                f'<line x1="{left - length}" y1="{y:.1f}" x2="{left}" y2="{y:.1f}" '
+                'stroke="black"/>',
             ]
             if named:
                 parts += [
-                    f'<text x="{x:.1f}" y="{_TOP + SIDE + 17}" text-anchor="middle">{value:g}</text>',
+                    f'<text x="{x:.1f}" y="{_TOP + SIDE + 17}" text-anchor="middle">'
+                    f"{value:g}</text>",
                     f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>',
                 ]
     if first:
@@ -166,7 +174,8 @@ def _panel(
 
 
 def _bar(x1: float, y1: float, x2: float, y2: float) -> str:
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="#999" stroke-width="0.8"/>'
+    ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
+    return f'<line {ends} stroke="#999" stroke-width="0.8"/>'
 
 
 def _mark(x: float, y: float, number: int) -> str:
@@ -179,4 +188,5 @@ def _mark(x: float, y: float, number: int) -> str:
         return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.2" {style}/>'
     if shape == "square":
         return f'<rect x="{x - 2.8:.1f}" y="{y - 2.8:.1f}" width="5.6" height="5.6" {style}/>'
-    return f'<polygon points="{x:.1f},{y - 3.8:.1f} {x - 3.5:.1f},{y + 2.6:.1f} {x + 3.5:.1f},{y + 2.6:.1f}" {style}/>'
+    corners = f"{x:.1f},{y - 3.8:.1f} {x - 3.5:.1f},{y + 2.6:.1f} {x + 3.5:.1f},{y + 2.6:.1f}"
+    return f'<polygon points="{corners}" {style}/>'

@@ -1,10 +1,12 @@
-"""What finished runs teach: `python tests/benchmarks/estimator/learning.py [--models N] [--batches N] …`.
+"""What finished runs teach: `python tests/benchmarks/estimator/learning.py [--models N] …`.
 
-Calibrates, then trains models of families that calibration does not hold, each at several batch sizes, as one sequence of short
-runs in random order. Right before each run, a copy that learns and one that does not predict its step; then it is run, and the
-copy that learns is told. The error of both by thirds of the sequence, for runs of a model that ran before and of one that did
-not; as if the machine had become slower half way; and (the same runs in other orders) free of what came late by chance. Beside
-it the noise floor, what halves of a run differ by. The intervals: how many hold what was measured, and their ends as a ratio.
+Calibrates, then trains models of families that calibration does not measure, each at several batch
+sizes, as a sequence of short runs in random order. Before each run, a learning and a plain
+predictor predict its step; after it, the learning one gets the result. The tables have the error of
+both by thirds of the sequence, for runs of a model that ran before and of one that did not; as if
+the machine had become slower half way; and for the same runs in other orders, to remove chance.
+Beside them is the noise floor, the difference between the halves of a run. For intervals: the share
+that contains the measurement, and the ratio of their ends.
 """
 
 from __future__ import annotations
@@ -150,7 +152,7 @@ def again(outcomes: Sequence[Outcome], seed: int) -> list[Outcome]:
 
 
 def slowed(outcomes: Sequence[Outcome], by: float) -> list[Outcome]:
-    """The same runs in the same order, the later half as if the machine took `by` times as long: arithmetic, not measured."""
+    """The same runs, with the later half computed as if the machine took `by` times as long."""
     half = len(outcomes) // 2
     runs = [
         replace(
@@ -269,7 +271,8 @@ def main() -> None:
     }
     print(table([HEADER, *lines(parts(outcomes, THIRDS) | before)]))
     print(
-        f"\nthe same runs, the later half as if the machine took {given.slower:g}x as long (arithmetic, not measured)"
+        f"\nthe same runs, the later half as if the machine took {given.slower:g}x as long "
+        "(arithmetic, not measured)"
     )
     print(table([HEADER, *lines(parts(slowed(outcomes, given.slower), QUARTERS))]))
     print(f"\nthe same runs in {ORDERS} other orders")

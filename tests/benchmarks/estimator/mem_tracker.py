@@ -1,4 +1,4 @@
-"""torch's own count of a step's memory: `torch.distributed._tools.mem_tracker.MemTracker`, as its documentation uses it."""
+"""A step's memory by torch: `MemTracker` of torch.distributed._tools, used as documented."""
 
 from __future__ import annotations
 

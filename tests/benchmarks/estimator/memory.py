@@ -1,8 +1,9 @@
-"""Predicted against allocated memory of training steps: `python tests/benchmarks/estimator/memory.py [--cases N] [--safe N]`.
+"""Predicted against allocated memory: `python tests/benchmarks/estimator/memory.py [--cases N] …`.
 
-For models that calibration does not hold: the predicted peak of live bytes against that of torch's CPU allocator, read from the
-profiler's events. Predicted from a trace at the batch size itself, and from one at another; without the workspace of operations
-(lifetimes of tensors only); and by torch's MemTracker in a real step.
+For models that calibration does not measure: the predicted peak of live bytes against that of
+torch's CPU allocator, from the profiler's events. The predictions are from a trace at the batch
+size itself and from one at another; without the workspace of operations (lifetimes of tensors
+only); and by torch's MemTracker in a real step.
 """
 
 from __future__ import annotations

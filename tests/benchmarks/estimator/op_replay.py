@@ -1,7 +1,8 @@
-"""The baseline that measures most: each distinct operation of a real step, timed alone on this machine, and summed.
+"""The baseline that measures most: the sum of a step's operations, each timed alone.
 
-Distinct by kind, shapes, dtypes, strides and other arguments. It needs the model to run once on the device itself; what it leaves
-out is what operations cost one another in caches, and what autograd and Python cost.
+Operations are distinct by kind, shapes, dtypes, strides and other arguments. The model must run
+once on the device. The sum leaves out what operations cost one another in caches, and the costs of
+autograd and Python.
 """
 
 from __future__ import annotations

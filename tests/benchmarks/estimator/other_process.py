@@ -1,7 +1,8 @@
 """Another process with the same cases: what their steps take there, while this one waits.
 
-Where a step's memory comes to lie differs from one process to the next, and its time with it: no prediction can know that. The
-process is fresh, where the benchmark's own has traced and predicted: what the two differ by holds that too.
+The places of a step's memory differ between processes, and so does its time; no prediction can know
+that. The other process is fresh, while the benchmark's own has traced and predicted: the difference
+includes that too.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def drawn(seed: int, held_out: int, in_family: int) -> list[tuple[str, Case]]:
 
 
 class OtherProcess:
-    """Steps of the cases of `drawn`, in a process of their own, as a context; they are ready when it begins."""
+    """A context with the steps of `drawn` in a separate process, ready when it begins."""
 
     def __init__(self, threads: int, seed: int, held_out: int, in_family: int) -> None:
         words = [sys.executable, __file__, *map(str, (threads, seed, held_out, in_family))]
@@ -46,7 +47,7 @@ class OtherProcess:
         self._process.wait()
 
     def __call__(self, number: int) -> tuple[float, float]:
-        """Wall-clock and CPU seconds of the step of the case of this number, as `timing.time_steps` finds them."""
+        """Wall-clock and CPU seconds of the step of a case, as `timing.time_steps` finds them."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{number}\n")
         self._process.stdin.flush()

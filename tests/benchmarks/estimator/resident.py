@@ -1,13 +1,14 @@
-"""The memory that real training processes hold: `python resident.py` prints one JSON line for each line that it reads.
+"""Measures the resident memory of real trainings: `python resident.py` answers lines with JSON.
 
-A line names a case: FAMILY SEED NUMBER BATCH_SIZE, and, where it shall map and keep memory as our ranks do, `rank`. Each is a
-process of its own, forked from this one once torch is imported: it trains a tiny model, so that torch's own start is over, and
-the resident memory then read is the baseline. Then the model is built and steps; what the kernel says was the most resident since
-(VmHWM, reset by /proc/self/clear_refs) less the baseline is what the model's training takes: after three steps, and after six (20
-hold some 3 % more). Then: how much more malloc says is in use between steps, tensors and all. Of a later step the page faults are
-counted.
+A line names a case: FAMILY SEED NUMBER BATCH_SIZE, and `rank` if it should map and keep memory as
+ranks do. Each case runs in a process that is forked from this one after torch was imported. It
+first trains a tiny model, so that torch's own start is over; the resident memory then is the
+baseline. Then the case's model is built and steps. The kernel's maximum since (VmHWM, reset by
+/proc/self/clear_refs) minus the baseline is the result: after three steps, and after six (20 steps
+hold some 3 % more). It also reports how much more malloc has in use between steps, tensors
+included, and the page faults of a later step.
 
-`python resident.py FAMILY SEED NUMBER BATCH_SIZE [rank]` measures that one in this process, not forked.
+`python resident.py FAMILY SEED NUMBER BATCH_SIZE [rank]` measures a case in this process.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ STEPS, MORE_STEPS = 3, 6
 
 
 def case_of(family: str, seed: int, number: int) -> Case:
-    """The case of this number among the zoo's (`zoo`) or the networks that calibration trains (`networks`)."""
+    """The case of this number, of the `zoo` or of calibration's `networks`."""
     if family == "zoo":
         return cases(seed, number + 1)[number]
     one = next(islice(networks(seed), number, None))
@@ -94,7 +95,7 @@ def warm_up() -> None:
 
 
 def train(case: Case, batch_size: int, *, rank: bool = False) -> TrainingStep:
-    """Build the case's model and do the first steps; `rank`: from the second on, freed memory is kept."""
+    """Build the case's model and do the first steps; `rank` keeps memory freed after the first."""
     torch.manual_seed(0)
     definition = ModelDefinition(case.build, case.example_batch, case.loss)
     step = prepare(

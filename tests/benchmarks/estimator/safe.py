@@ -1,11 +1,12 @@
-"""The safe bound against the resident memory of real processes: `python tests/benchmarks/estimator/safe.py [--cases N] …`.
+"""The safe bound against the resident memory of real processes: `… safe.py [--cases N] …`.
 
-Each case trains in a process of its own (`resident.py`), at a batch size that is drawn so that live bytes reach from 10 MB to
---most. `memory.py` ends with the same table of fewer cases. A long session is done in pieces (300 cases take 30 minutes). The
-constants of `estimator.memory` are fitted to what six steps take of networks that calibration trains; no case of the zoo has a
-part in them.
+Each case trains in a separate process (`resident.py`), at a batch size for which live bytes lie
+between 10 MB and --most. `memory.py` ends with the same table of fewer cases. The constants of
+`estimator.memory` are fitted to six steps of networks that calibration trains; no case of the zoo
+has a part in them. A long session is done in pieces (300 cases take 30 minutes):
 
-    safe.py --cases 150 --seed 1 --out cases.jsonl; safe.py --cases 150 --seed 2 --out cases.jsonl; safe.py --report cases.jsonl
+    for seed in 1 2; do safe.py --cases 150 --seed $seed --out cases.jsonl; done
+    safe.py --report cases.jsonl
     safe.py --networks 200 --fit
 """
 
@@ -44,13 +45,15 @@ _MOST_BATCH = 4096
 _FORKS = 10
 _QUANTILE = 0.99
 _LEAST_BLOCKS = 100
-"""Made by what the constants are fitted to, in a start and a step: with a few blocks only, one more or less is much."""
+"""Least blocks in the start and a step of a case to fit to: of few, one more or less is much."""
 _RESIDENT = Path(__file__).with_name("resident.py")
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One case: what its process held at most above its baseline, after some steps and after more, and what was predicted."""
+    """One case: the most its process held above its baseline after some steps and after more, and
+    the predictions.
+    """
 
     label: str
     high_bytes: float
@@ -73,7 +76,10 @@ class Seen:
 
 
 class Processes:
-    """Where cases train, each in a process of its own; after some a fresh one to fork from: addresses are drawn with it."""
+    """Trains each case in a separate process, forked from one that is replaced after some cases.
+
+    A fresh one has other addresses.
+    """
 
     def __init__(self) -> None:
         self._left, self._parent = 0, None
@@ -111,7 +117,10 @@ class Processes:
 
 
 def draw(which: str, seed: int, number: int, most: float) -> tuple[Case, Structure, int] | None:
-    """The case of this number with its structure and a batch size of its own; None where it is too large, or a single layer."""
+    """The case of this number with its structure and a batch size.
+
+    None if it is too large or a single layer.
+    """
     case = case_of(which, seed, number)
     if case.family in SINGLES:
         return None  # single layers tell of operations, not of steps
@@ -124,7 +133,10 @@ def draw(which: str, seed: int, number: int, most: float) -> tuple[Case, Structu
 
 
 def fit(seen: Sequence[Seen], quantile: float = _QUANTILE) -> Any:
-    """Quantile regression of what more steps took on (code, held, largest block); errors relative, shares from 1, 0 and 0 on."""
+    """Quantile regression of resident bytes on (code, held, largest block), with relative errors.
+
+    The shares are at least 1, 0 and 0.
+    """
     count = len(seen)
     terms = np.array([[one.code_bytes, one.held_bytes, one.block_bytes] for one in seen])
     terms /= np.array([[one.later_high_bytes] for one in seen])
@@ -135,7 +147,10 @@ def fit(seen: Sequence[Seen], quantile: float = _QUANTILE) -> Any:
 
 
 def fit_code(seen: Sequence[Seen]) -> dict[str, float]:
-    """Least squares of resident pages of files, in MiB, on the kinds of operations, none negative; "" is for all."""
+    """Non-negative least squares of resident file pages, in MiB, on kinds of operations.
+
+    "" is for all kinds.
+    """
     kinds = ["", *sorted({one for each in seen for one in each.kinds})]
     terms = np.array([[float(not kind or kind in one.kinds) for kind in kinds] for one in seen])
     found, _ = nnls(terms, np.array([one.file_bytes / 2**20 for one in seen]))
@@ -145,7 +160,10 @@ def fit_code(seen: Sequence[Seen]) -> dict[str, float]:
 
 
 def fit_lasting(seen: Sequence[Seen]) -> list[float]:
-    """Least squares of what stays on the heap beside tensors, in MiB: for all, a convolution, a product; none negative."""
+    """Non-negative least squares of what stays on the heap besides tensors, in MiB.
+
+    For all, for a convolution, and for a product.
+    """
     found, _ = nnls(
         np.array([[1.0, *one.prepared] for one in seen]),
         np.array([one.lasting_bytes / 2**20 for one in seen]),
@@ -177,7 +195,7 @@ def compare(
     out: Path | None = None,
     process: str = "plain",
 ) -> list[Seen]:
-    """Measure this many cases, printing each, and adding it to a file, so that a session that is cut short keeps what it has."""
+    """Measure so many cases; print each, and add it to a file at once."""
     seen: list[Seen] = []
     processes = Processes()
     for number in itertools.count():
@@ -214,7 +232,8 @@ def compare(
         if out is not None:
             with out.open("a") as file:
                 file.write(f"{json.dumps(asdict(one))}\n")
-        mib = f"{one.expected_bytes / 2**20:8.1f} {one.safe_bytes / 2**20:8.1f} {one.high_bytes / 2**20:8.1f} MiB"
+        figures = (one.expected_bytes, one.safe_bytes, one.high_bytes)
+        mib = " ".join(f"{size / 2**20:8.1f}" for size in figures) + " MiB"
         print(f"{one.label:64} {mib}  {percent(one.headroom, signed=True)}", flush=True)
     processes.close()
     return seen
@@ -254,7 +273,8 @@ def main() -> None:
         deep = [one for one in seen if one.held_bytes and one.blocks >= _LEAST_BLOCKS]
         code, held, block = fit(deep)
         print(
-            f"\n{len(deep)} of them: {code:.2f} of the code, {held:.2f} of what is held, {block:.2f} of the largest block"
+            f"\n{len(deep)} of them: {code:.2f} of the code, {held:.2f} of what is held, "
+            f"{block:.2f} of the largest block"
         )
         print("code in MiB, by kinds:", fit_code(deep))
         print("what lasts in MiB, of all, a convolution, a product:", fit_lasting(seen))

@@ -1,11 +1,12 @@
-"""How quick extraction and estimates are: `python tests/benchmarks/estimator/speed.py [--calibration FILE] [--rounds 5]`.
+"""How fast extraction and estimates are: `python tests/benchmarks/estimator/speed.py …`.
 
-A transformer of a billion parameters and ResNet-50 at 224 px are extracted at batch 32 by `trainwright extract`; their
-structures, and that of LSTM cells of many small operations, are then estimated on a calibrated CPU (FILE is from `trainwright
-calibrate`; without it, this machine's calibration is used, or measured now) and on a GPU by its datasheet. Each figure is of a
-process of its own, 5 times, in random order: median, lowest and highest, the median of the CPU's seconds (which other programs
-of the machine change less), the most memory of any of its processes, whether torch was loaded where the figure was taken. The
-noise floor is a fixed loop of Python, in processes of its own among them.
+`trainwright extract` extracts a transformer of a billion parameters and ResNet-50 at 224 px at
+batch 32. Their structures, and that of LSTM cells with many small operations, are then estimated on
+a calibrated CPU (--calibration FILE from `trainwright calibrate`; without it, this machine's
+calibration is used, or measured) and on a GPU by its datasheet. Each figure comes from 5 separate
+processes in random order: median, lowest and highest seconds, the median of CPU seconds (which
+other programs change less), the most memory of any of its processes, and whether torch was loaded.
+The noise floor is a fixed loop of Python in separate processes among them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 
 from trainwright.estimator.predict.calibration import save
 from trainwright.tasks.estimate.calibrate import calibration_for
+from trainwright.tasks.settings import Settings
 
 TRANSFORMER = """
 import torch
@@ -33,7 +35,8 @@ class Decoder(nn.Module):
     def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(50_000, 1536)
-        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(1536, 16, 6144, batch_first=True) for _ in range(32))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(1536, 16, 6144, batch_first=True) for _ in range(32))
         self.head = nn.Linear(1536, 50_000)
     def forward(self, tokens):
         x = self.embedding(tokens)
@@ -41,7 +44,8 @@ class Decoder(nn.Module):
             x = layer(x)
         return self.head(x).flatten(0, 1)
 def build_model(): return Decoder()
-def example_batch(n): return torch.zeros(n, 512, dtype=torch.long), torch.zeros(n * 512, dtype=torch.long)
+def example_batch(n):
+    return torch.zeros(n, 512, dtype=torch.long), torch.zeros(n * 512, dtype=torch.long)
 """
 RESNET = """
 import torch
@@ -58,7 +62,8 @@ class Block(nn.Module):
             nn.Conv2d(inputs, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width))
     def forward(self, x): return torch.relu(self.body(x) + self.short(x))
 def build_model():
-    made, inputs = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)], 64
+    inputs, made = 64, [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    made.append(nn.MaxPool2d(3, 2, 1))
     for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
         for number in range(count):
             made.append(Block(inputs, width, stride if number == 0 else 1))
@@ -72,7 +77,8 @@ from torch import nn
 class Cells(nn.Module):
     def __init__(self):
         super().__init__()
-        self.cells = nn.ModuleList(nn.LSTMCell(128 + 8 * number, 136 + 8 * number) for number in range(4))
+        sizes = [(128 + 8 * number, 136 + 8 * number) for number in range(4)]
+        self.cells = nn.ModuleList(nn.LSTMCell(inputs, hidden) for inputs, hidden in sizes)
         self.head = nn.Linear(160, 10)
     def forward(self, x):
         states = [None] * 4
@@ -100,14 +106,17 @@ if what == "step":
 else:
     predict_curve(structure, known, device_type=device_type)
 print(json.dumps({
-    "seconds": time.perf_counter() - started, "cpu_s": time.thread_time() - worked, "torch": "torch" in sys.modules
+    "seconds": time.perf_counter() - started,
+    "cpu_s": time.thread_time() - worked,
+    "torch": "torch" in sys.modules,
 }))
 """
 NOISE = """
 import json, time
 started, worked = time.perf_counter(), time.thread_time()
 sum(number * number for number in range(300_000))
-print(json.dumps({"seconds": time.perf_counter() - started, "cpu_s": time.thread_time() - worked, "torch": False}))
+seconds, cpu_s = time.perf_counter() - started, time.thread_time() - worked
+print(json.dumps({"seconds": seconds, "cpu_s": cpu_s, "torch": False}))
 """
 
 
@@ -123,7 +132,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Seen:
-    """One process: seconds by the clock and of the CPU, the most memory of it and its children, whether it had loaded torch."""
+    """One process: wall-clock and CPU seconds, its and its children's most memory, torch loaded."""
 
     seconds: float
     cpu_s: float
@@ -163,7 +172,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         calibration = given.calibration or Path(name) / "cpu.json"
         if given.calibration is None:
-            save(calibration_for(1), calibration)
+            save(calibration_for(1, Settings.from_environment()), calibration)
         models = {"transformer": TRANSFORMER, "resnet": RESNET, "cells": CELLS}
         sources = {model: Path(name) / f"{model}.py" for model in models}
         structures = {model: Path(name) / f"{model}.json" for model in models}
@@ -192,7 +201,8 @@ def main() -> None:
             for case in drawn.sample(cases, len(cases)):
                 seen[case.name].append(run(case))
     print(
-        f"{'':36}{'median':>10}{'low':>10}{'high':>10}{'CPU':>10}{'limit':>8}{'memory':>10}  torch loaded"
+        f"{'':36}{'median':>10}{'low':>10}{'high':>10}{'CPU':>10}{'limit':>8}{'memory':>10}"
+        "  torch loaded"
     )
     for case in cases:
         seconds = [one.seconds for one in seen[case.name]]

@@ -1,17 +1,19 @@
-"""Predicted against measured step time on this machine: `python tests/benchmarks/estimator/step_time.py [--cases N] …`.
+"""Predicted against measured step time: `python tests/benchmarks/estimator/step_time.py …`.
 
-Calibrates and probes, then times models of families that calibration does not hold, and with `--in-family` networks of those that
-it does: interleaved, in random order, a sentinel round every block. All methods are compared on the same measurements: by
-wall-clock, by wall-clock told at the speed of calibration (by the sentinel), and by the CPU time of the thread. The noise floor
-(what the halves of the rounds disagree by) stands in the same tables, and what the medians of two processes differ by: each case
-is timed in a second one too, in turns (`--one-process` leaves that out).
+Calibrates twice, with the full and with a small budget (few-shot). Then it times models of families
+that calibration does not measure, and with `--in-family` networks of those that it does: in blocks,
+in random order, with a sentinel around each block. All methods are compared on the same
+measurements: by wall-clock, by wall-clock normalised to the speed at calibration (by the sentinel),
+and by the thread's CPU time. The tables also have the noise floor (the difference between the
+halves of the rounds) and the difference between the medians of two processes: each case is timed in
+a second process in turns (`--one-process` leaves that out).
 
-A long session is done in pieces, each with a `--seed` of its own, and put together (with `--figure`, as an SVG too):
+A long session is done in pieces with different seeds and combined, with `--figure` as an SVG:
 
-    step_time.py --seed 1 --cases 40 --out cases.jsonl; step_time.py --seed 2 --cases 40 --out cases.jsonl; …
+    for seed in 1 2 3; do step_time.py --seed $seed --cases 40 --out cases.jsonl; done
     step_time.py --report cases.jsonl --figure cases.svg
 
-Intervals need many cases: `--calibration FILE --alone` leaves out calibrating and the other methods.
+Intervals need many cases: `--calibration FILE --alone` leaves out calibrating and other methods.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ def baselines(budget_s: float, threads: int, sentinel: Sentinel) -> dict[str, Pr
     steps = device.measured_steps(budget_s, sentinel, say)
     flops_per_s, bytes_per_s = device.peaks()
     say(
-        f"peaks: {flops_per_s / 1e9:.0f} GFLOP/s, {bytes_per_s / 1e9:.1f} GB/s; {len(steps)} steps for the baselines"
+        f"peaks: {flops_per_s / 1e9:.0f} GFLOP/s, {bytes_per_s / 1e9:.1f} GB/s; "
+        f"{len(steps)} steps for the baselines"
     )
     sheet = DEVICE_TYPES["cpu"]
     return {

@@ -1,7 +1,7 @@
-"""Tables and figure of what `step_time.py` measured: all methods on the same measurements, by group of cases and by clock.
+"""Tables and a figure of `step_time.py`: all methods on the same measurements, by group and clock.
 
-Pieces of a session (each calibrated by itself) are put together; those of different thread counts are told apart. Intervals are
-judged on all cases together, and shown by session: a busy machine leaves them oftener than a quiet one.
+The pieces of a session, each with its own calibration, are combined by number of threads. Intervals
+are judged on all cases together and shown by session: on a busy machine more times lie outside.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ INSIDE = (0.85, 0.95)
 
 @dataclass
 class Row:
-    """A case: seconds predicted by method, their intervals, seconds measured in each round by clock, and in another process."""
+    """A case: predicted seconds and intervals by method, and measured seconds of each round by
+    clock, in this process and in another one.
+    """
 
     label: str
     family: str
@@ -102,8 +104,9 @@ def report(pieces: Sequence[Piece]) -> None:
     """Print what the pieces are of, and the tables of each thread count."""
     for one in pieces:
         print(
-            f"piece of seed {one.seed}: {len(one.rows)} cases, {one.threads} thread(s), {one.processor}, torch {one.torch}, "
-            f"calibrated in {one.calibrated_in_s:.0f} s; the machine meanwhile: {one.machine}"
+            f"piece of seed {one.seed}: {len(one.rows)} cases, {one.threads} thread(s), "
+            f"{one.processor}, torch {one.torch}, calibrated in {one.calibrated_in_s:.0f} s; "
+            f"the machine meanwhile: {one.machine}"
         )
     for threads in sorted({one.threads for one in pieces}):
         rows = [row for one in pieces if one.threads == threads for row in one.rows]
@@ -141,7 +144,8 @@ def _intervals(pieces: Sequence[Piece]) -> None:
         assert share is not None
         verdict = "met" if low <= share <= high else "missed"
         print(
-            f"bar: in interval, {clock}, {percent(low)} <= {percent(share)} <= {percent(high)}: {verdict}{few}"
+            f"bar: in interval, {clock}, {percent(low)} <= {percent(share)} <= {percent(high)}: "
+            f"{verdict}{few}"
         )
 
 

@@ -18,7 +18,7 @@ BLOCK = 3
 _LEAST_S = 0.1
 _MOST_STEPS = 20
 CLOCKS = ("wall-clock", "wall-clock at the calibrated speed", "thread-CPU")
-"""What is told of a step: its seconds; those at the machine's speed in calibration; those of the CPU."""
+"""Times of a step: wall-clock; normalised to the speed at calibration; of the CPU."""
 
 
 class Sentinel:
@@ -36,7 +36,7 @@ class Sentinel:
     def told(
         self, seconds: float, flops: float, calls: float, before: Speed, after: Speed
     ) -> float:
-        """The seconds at the speed of calibration, of a step that was timed between two readings."""
+        """Seconds normalised to the speed at calibration, of a step timed between two readings."""
         between = Speed.median([before, after])
         return seconds / between.slower(self._calibrated, seconds, flops, calls)
 
@@ -51,14 +51,15 @@ class Sentinel:
             )
             slower = middle / getattr(self._calibrated, name)
             parts.append(
-                f"{name.removesuffix('_s')} {slower:.2f}x its time in calibration, drift {(tenths[-1] - tenths[0]) / middle:.0%}"
+                f"{name.removesuffix('_s')} {slower:.2f}x its time in calibration, drift "
+                f"{(tenths[-1] - tenths[0]) / middle:.0%}"
             )
         return "; ".join(parts)
 
 
 @dataclass
 class Timed:
-    """A step, and what was measured of it, here and in another process: seconds by clock, one value for each round."""
+    """A step and its measured seconds, by clock and round, in this process and in another one."""
 
     step: Callable[[], None]
     flops: float

@@ -1,4 +1,4 @@
-"""The baselines: each finds again the law that its steps were made by, and says what its formula says."""
+"""Each baseline finds the law that made its steps, and computes its published formula."""
 
 from __future__ import annotations
 
@@ -157,9 +157,7 @@ def test_the_datasheet_takes_each_operation_at_what_binds_it() -> None:
     )
 
 
-def test_torchs_formula_halves_flops_and_leaves_out_views_creations_and_recurrent_layers_flops() -> (
-    None
-):
+def test_torchs_formula_halves_flops_and_leaves_out_views_creations_and_recurrent_layers() -> None:
     made = operation("aten.arange", "fill", 3, 0.0, 1e9)
     recurrent = operation("aten.mkldnn_rnn_layer", "rnn", 1, 1e12, 1e3)
     seconds = torch_roofline(1e9, 1e8)(structure(CONV, ADD, VIEW, made, recurrent), 10)

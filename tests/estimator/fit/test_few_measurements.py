@@ -1,4 +1,4 @@
-"""Calibrations of few measurements. The steps are made up of known costs, so the fit must find them."""
+"""Calibrations of few measurements. The steps have known costs, which the fit must find."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What whole steps teach of their operations' costs. The steps are made up of costs that differ from those timed one by one."""
+"""What whole steps teach. Their operations cost other times than when they are timed alone."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _took(ops: list[OpSample]) -> float:
 
 
 def _taught(steps: list[list[OpSample]], disturbed: int = 0) -> dict[str, FamilyCost]:
-    """Costs that have seen each operation, then whole steps; the first ones were disturbed, and took thrice as long."""
+    """Costs from single operations, then from whole steps; `disturbed` ones took thrice as long."""
     costs = fit_families([op for step in steps for op in step], PRIOR)
     learning = WholeSteps(costs)
     rows, off = [], []

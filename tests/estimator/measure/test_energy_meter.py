@@ -1,4 +1,4 @@
-"""Meters. The sysfs tree and NVML are stand-ins made of files and a module: this tests how they are read."""
+"""Reading of meters. The sysfs tree and NVML are stand-ins, made of files and of a module."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_devices_that_nothing_meters_have_no_meter(device_type: str) -> None:
 
 
 class Socket:
-    """A meter and its clock: draws 20 W, and 35 W more while it works. Not a part of the code under test."""
+    """A stand-in for a meter and its clock: it draws 20 W, and 35 W more while it works."""
 
     source = "rapl"
 

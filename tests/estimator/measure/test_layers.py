@@ -1,4 +1,4 @@
-"""Each module's own parameters and FLOPs: over the layers of any model they add up to what torch counts of it."""
+"""Parameters and FLOPs of layers add up to torch's counts of the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainwright.estimator.trace.training_step import StepSpec
 
 
 class Attention(nn.Module):
-    """Its arithmetic is its own, beside that of its children; its first parameter is nobody else's."""
+    """Has arithmetic and a parameter of its own, besides those of its children."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ def test_the_counts_of_the_layers_add_up_to_what_torch_counts(name: str) -> None
 
 
 class Careful(nn.Module):
-    """Tries a way that fails in the depth of a child, then takes another; what it does itself follows."""
+    """Tries a way that fails deep in a child, then another, and then computes itself."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Measuring a device, as shortly as it gets: this CPU, and a stand-in that goes a GPU's way through the program."""
+"""Measuring this CPU with the smallest budget, and a stand-in for a GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_SAMPLES = 512
 
 @dataclass(frozen=True)
 class StandIn(TorchDevice):
-    """No GPU: the CPU's tensors and clock, a memory of MOST_SAMPLES, and notes of what was asked."""
+    """Takes the paths of a GPU with the CPU's tensors, and records what was called."""
 
     asked: list[str] = field(default_factory=list)
 

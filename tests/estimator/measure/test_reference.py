@@ -1,4 +1,4 @@
-"""A calibration told by a reference. The machines are made up: what operations cost there is known."""
+"""Calibrations that scale a reference. The machines are made up, with known costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a calibration keeps while it measures: wherever the file is cut, its whole lines stay, and it can be added to."""
+"""The file of samples: wherever it is cut, its complete lines stay, and more can be added."""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ from trainwright.estimator.memory.freed_memory import keep_freed_memory, map_blo
 
 def on_heap(block):
     place = ctypes.addressof(ctypes.c_char.from_buffer(block))
-    heap = next(line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith("[heap]"))
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    heap = next(line for line in lines if line.endswith("[heap]"))
     begin, end = (int(one, 16) for one in heap.split()[0].split("-"))
     return begin <= place < end
 

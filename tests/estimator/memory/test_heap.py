@@ -103,7 +103,8 @@ libc = ctypes.CDLL(None)
 for name in ("malloc", "memalign", "sbrk"):
     getattr(libc, name).restype = ctypes.c_void_p
 def end(): return libc.sbrk(ctypes.c_ssize_t(0))
-libc.free(ctypes.c_void_p(libc.malloc(ctypes.c_size_t(1_690_000))))  # as high a threshold as torch's import leaves
+# Raise the threshold as high as importing torch does.
+libc.free(ctypes.c_void_p(libc.malloc(ctypes.c_size_t(1_690_000))))
 begin, mapped, high, alive = end(), 0, 0, {}
 for number, what, size in json.load(sys.stdin):
     if what == "free":

@@ -19,7 +19,7 @@ _PLANS = st.lists(st.tuples(st.integers(1, 64 * _MIB), st.integers(0, 30)), max_
 
 
 def _codes(plan: list[tuple[int, int]], begin: int = 0) -> tuple[int, ...]:
-    """Blocks in their order, each of a size of its own; each ends once so many more were made, the last ones at the end."""
+    """Blocks of different sizes; each is freed once so many more were made, or at the end."""
     codes: list[int] = []
     ends: dict[int, list[int]] = {}
     for number, (_, lasts) in enumerate(plan):
@@ -72,7 +72,7 @@ def test_plays_differ_by_their_seed_alone() -> None:
 
 
 def test_what_autograd_keeps_for_the_backward_pass_keeps_holes_from_being_joined() -> None:
-    """Ever larger blocks, each of which ends once the next is made: a joined hole would have room for the one after."""
+    """Growing blocks, each freed after the next is made: a merged hole would fit the one after."""
     plan = [(40_000 + 4_000 * number, 1) for number in range(100)]
     forward_only = Lifetimes(sizes=_fixed([size for size, _ in plan]), start=(), step=_codes(plan))
     graph = forward_only.model_copy(update={"graphs": ((0, 200, 200),)})

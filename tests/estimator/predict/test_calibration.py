@@ -1,4 +1,4 @@
-"""Fitting and keeping a calibration. The measurements are made up of known costs, so that the fit must find them."""
+"""Fitting and storing a calibration. The measurements have known costs, which the fit must find."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _truth(structure: Structure, batch_size: int) -> float:
 
 
 def _samples(noise: float = 0.0, drift: float = 0.0, seed: int = 1) -> list[StepSample]:
-    """Steps of four families; where the machine drifts, a step and the sentinel beside it are slower alike."""
+    """Steps of four families; with `drift`, a step and its sentinel are slower by one factor."""
     draw, made = random.Random(seed), []
     for convolutions in (1, 2, 4, 8):
         for number in range(8):
@@ -161,7 +161,7 @@ def test_the_correction_of_steps_is_used_where_it_helps(calibration: Calibration
 
 
 def _dear(structure: Structure) -> Structure:
-    """Its convolutions of another kind, which takes half as long again within steps, by `DEARER`."""
+    """The sample with convolutions of another kind, which take `DEARER` times as long in steps."""
     first, *others = structure.trace
     return structure.model_copy(
         update={"trace": [first.model_copy(update={"kind": "aten.dear"}), *others]}
@@ -404,7 +404,8 @@ from trainwright.estimator.predict.step_time import predict_curve
 from trainwright.estimator.structure import Structure
 folder = Path(sys.argv[1])
 structure = Structure.model_validate_json((folder / "structure.json").read_bytes())
-assert predict_curve(structure, load(folder / "cpu.json"), device_type="cpu", cores=1.0).mode == "calibrated"
+curve = predict_curve(structure, load(folder / "cpu.json"), device_type="cpu", cores=1.0)
+assert curve.mode == "calibrated"
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)

@@ -1,4 +1,4 @@
-"""Collectives over a link: the laws of their equations, and the link that measured all-reduces show."""
+"""Collectives over a link: the laws of their equations, and the fit to measured all-reduces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finished runs correct predictions: by how much, within which bounds, and not at all where they tell of something else."""
+"""Finished runs correct predictions of the same hardware, within bounds."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_run_on_another_device_processor_or_torch_changes_nothing(run: Finishe
 
 
 def test_what_training_adds_is_not_learned_a_second_time() -> None:
-    """A run that was predicted without it, and took just what the curve says with it, was predicted rightly."""
+    """A run predicted without the loop that took the curve's time with it was predicted right."""
     added = Affine(fixed=0.004, per_sample=0.0)
     times = tuple(0.014 + 0.001 * size for size in SIZES)
     curve = _curve(time_knots=Knots(sizes=SIZES, values=times), loop_s=added)
@@ -149,9 +149,7 @@ def test_many_runs_of_a_model_settle_what_it_takes(factor: float, model: str, si
     assert _width(learned) < _width(_curve())
 
 
-def test_the_same_model_learns_more_from_a_run_than_an_alike_one_and_that_more_than_an_unlike_one() -> (
-    None
-):
+def test_a_run_corrects_its_own_model_most_then_alike_ones_then_unlike_ones() -> None:
     runs = [_run(1, 1.3, "transformer")]
     moved = [
         learn(_curve(model), runs).step_time(32).median

@@ -28,7 +28,7 @@ SIZES = (8, 16, 32)
 
 
 def _structure(**changes: object) -> Structure:
-    """Two layers of weights and a batch normalisation that reads and writes 400 bytes a sample, three times a step."""
+    """Two layers, and a batch normalisation of 400 bytes a sample that runs three times a step."""
     norm = Operation(
         kind="aten.native_batch_norm",
         family="norm",

@@ -1,4 +1,4 @@
-"""The cost of operations. The samples are made up of known costs, so that the fit must find them."""
+"""The cost of operations. The samples have known costs, which the fit must find."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _sample(
 
 
 def _samples(count: int = 150, slow: float = 3.0) -> list[OpSample]:
-    """Two kinds of operations: one is `slow` times slower than the roofline, and narrow ones are slower still."""
+    """Two kinds of operations: one is `slow` times slower, and narrow ones are slower still."""
     draw, made = random.Random(1), []
     for number in range(count):
         kind = ("aten.fast", "aten.slow")[number % 2]

@@ -1,4 +1,4 @@
-"""What a step tells of its operations' sizes: alike for a structure that was traced and for samples that were measured."""
+"""Sizes that depend on the whole step: equal for a traced structure and measured samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models that a trace must take: what they are built of, how they are trained, what they look at."""
+"""The breadth of models that can be traced."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Custom(nn.Module):
 
 
 class StochasticDepth(nn.Module):
-    """Looks at a small table and at truncated normal values while it is built, as vision transformers do."""
+    """Looks at a table and at truncated normal values while it is built, as ViTs do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -293,7 +293,9 @@ class Decoder(nn.Module):
     def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(50_000, 1536)
-        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(1536, 16, 6144, batch_first=True) for _ in range(32))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(1536, 16, 6144, batch_first=True) for _ in range(32)
+        )
         self.head = nn.Linear(1536, 50_000)
     def forward(self, tokens):
         x = self.embedding(tokens)
@@ -304,8 +306,10 @@ class Decoder(nn.Module):
 def example(batch):
     return torch.zeros(batch, 512, dtype=torch.long), torch.zeros(batch * 512, dtype=torch.long)
 
-structure = trace(StepSpec(ModelDefinition(Decoder, example, None), {}, None, {"name": "adamw"}), 32)
-status = open("/proc/self/status").read()  # ru_maxrss would count what the parent held when this was started
+spec = StepSpec(ModelDefinition(Decoder, example, None), {}, None, {"name": "adamw"})
+structure = trace(spec, 32)
+# Not ru_maxrss: it would count what the parent held when it started this process.
+status = open("/proc/self/status").read()
 most_kib = int(status.partition("VmHWM:")[2].split()[0])
 print(structure.method, structure.parameters, most_kib * 1024)
 """

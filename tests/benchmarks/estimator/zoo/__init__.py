@@ -1,6 +1,7 @@
-"""Known families of models, written in plain torch, with sizes drawn at random; calibration holds none of them but one's like.
+"""Known families of models in plain torch, of random sizes; calibration measures only one's like.
 
-`cases(seed, count)` goes through the families in turn. Sizes are such that one CPU core takes some 5 to 400 ms for a step.
+`cases(seed, count)` goes through the families in turn. With their sizes, a step takes a CPU core
+some 5 to 400 ms.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Case:
 
 
 LIKE_CALIBRATED = ("ConvNeXt",)
-"""Families whose blocks calibration's own networks hold, operation by operation (its `permuted` ones): not held out."""
+"""Families with the same operations as a network of calibration (`permuted`): not held out."""
 FAMILIES = {
     **convolutional.FAMILIES,
     **attention.FAMILIES,

@@ -1,4 +1,4 @@
-"""Transformers over tokens: BERT and GPT-2, and their blocks. Attention is written in the ways that people write it."""
+"""Transformers over tokens, BERT and GPT-2, and their blocks, with attention in several styles."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class SelfAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and perceptron, each beside a shortcut; normalised before (GPT-2, ViT) or after (BERT)."""
+    """Attention and perceptron with shortcuts; normalised before (GPT-2, ViT) or after (BERT)."""
 
     def __init__(
         self, width: int, attention: nn.Module, *, before: bool = True, dropout: float = 0.0

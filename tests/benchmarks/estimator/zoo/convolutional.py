@@ -1,4 +1,4 @@
-"""Convolutional models: ResNet (basic, bottleneck, with excitation), DenseNet, MobileNetV2, ConvNeXt, U-Net, autoencoder."""
+"""Convolutional models: ResNets, DenseNet, MobileNetV2, ConvNeXt, U-Net, autoencoder."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _resnets(*, bottleneck: bool, excite: bool = False) -> Callable[[random.Rand
 
 
 class Dense(nn.Module):
-    """Each layer sees all before it (Huang et al., Densely Connected Convolutional Networks, 2017)."""
+    """Each layer gets all before it (Huang et al., Densely Connected Convolutional …, 2017)."""
 
     def __init__(self, inputs: int, growth: int, layers: int) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ def _mobilenets(draw: random.Random) -> Drawn:
 
 
 class ConvNextBlock(nn.Module):
-    """Depthwise 7x7, then a perceptron over channels laid out last (Liu et al., A ConvNet for the 2020s, 2022)."""
+    """Depthwise 7x7, then a perceptron over channels (Liu et al., A ConvNet for the …, 2022)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ def _convnexts(draw: random.Random) -> Drawn:
 
 
 class UNet(nn.Module):
-    """Down and up again, with what was seen on the way down beside it (Ronneberger et al., U-Net, 2015)."""
+    """Halves and restores the image, with shortcuts (Ronneberger et al., U-Net, 2015)."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ CLASSES = 10
 
 @dataclass(frozen=True)
 class Drawn:
-    """A model of some size, and batch sizes of which four times the largest takes a core well below a second."""
+    """A model of some size, and batch sizes; four times the largest takes well below a second."""
 
     name: str
     build: Callable[[], nn.Module]

@@ -52,7 +52,7 @@ def _vits(draw: random.Random) -> Drawn:
 
 
 class Windows(nn.Module):
-    """Attention within windows of the image, every second time shifted (Liu et al., Swin Transformer, 2021)."""
+    """Attention in windows, every second time shifted (Liu et al., Swin Transformer, 2021)."""
 
     def __init__(self, width: int, heads: int, side: int, window: int, shift: int) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ def _swins(draw: random.Random) -> Drawn:
 
 
 class Reduced(nn.Module):
-    """Attention whose keys and values are of an image made smaller (Xie et al., SegFormer, 2021)."""
+    """Attention with keys and values from a smaller image (Xie et al., SegFormer, 2021)."""
 
     def __init__(self, width: int, heads: int, side: int, ratio: int) -> None:
         super().__init__()

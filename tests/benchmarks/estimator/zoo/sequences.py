@@ -1,4 +1,4 @@
-"""Recurrent and temporal models, and a recommender: LSTM language model, GRU classifier, TCN, DLRM."""
+"""LSTM language model, GRU classifier, temporal convolutions (TCN), and a recommender (DLRM)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zoo.drawn import CLASSES, Drawn, each_token, next_words
 
 
 class LanguageModel(nn.Module):
-    """Embedding, LSTM, dropout, vocabulary (Zaremba et al., Recurrent Neural Network Regularization, 2014)."""
+    """Embedding, LSTM, dropout, vocabulary (Zaremba et al., RNN Regularization, 2014)."""
 
     def __init__(self, vocabulary: int, width: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def _grus(draw: random.Random) -> Drawn:
 
 
 class Temporal(nn.Module):
-    """Two dilated causal convolutions beside a shortcut (Bai et al., An Empirical Evaluation of …, 2018)."""
+    """Two dilated causal convolutions and a shortcut (Bai et al., An Empirical …, 2018)."""
 
     def __init__(self, inputs: int, outputs: int, dilation: int) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def _temporals(draw: random.Random) -> Drawn:
 
 
 class Recommender(nn.Module):
-    """Bags of embeddings and dense features, their products in pairs (Naumov et al., DLRM, 2019)."""
+    """Bags of embeddings and dense features with pairwise products (Naumov et al., DLRM, 2019)."""
 
     def __init__(self, tables: int, rows: int, width: int, dense: int, hidden: int) -> None:
         super().__init__()
