@@ -1,13 +1,12 @@
-# Targets are listed by `make help`. Everything is installed in .venv; PYTHON says which Python makes it.
+# `make help` lists the targets. Everything is installed in .venv, which PYTHON creates.
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 PACKAGES := dags operators tasks estimator infra
-# What Horovod's build imports. The versions are the lock file's.
+# What Horovod's build imports; the lock file has the versions.
 BUILD_TOOLS := torch setuptools packaging cloudpickle psutil pyyaml cffi
-# Tests run beside each other, those of a file one after the other, the longest files first (tests/conftest.py); slow ones, with
-# whole Airflows, alone.
+# Test files run in parallel, the longest first (tests/conftest.py). Slow tests start whole Airflows, and run alone.
 BESIDE := -n 2 --dist loadfile --no-loadscope-reorder
 # Debian packages that tests need; `make setup-system` installs them.
 SYSTEM_PACKAGES := postgresql redis-server openssh-server chromium openssh-client iproute2
@@ -15,12 +14,12 @@ RETRIES := -o Acquire::Retries=3
 
 .PHONY: help setup setup-system run test test-all lint bench clean
 
-help: ## this list
+help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
-setup: $(READY) ## everything trainwright needs, in .venv
+setup: $(READY) ## install everything into .venv
 
-# Horovod compiles for minutes: its wheel is built beside the other installs, and kept for the next time.
+# Horovod compiles for minutes: its wheel is built in parallel with the other installs, and cached.
 $(READY): infra/requirements.lock pyproject.toml infra/horovod.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo >&2 "trainwright needs Python 3.11 or later, \
 	and $(PYTHON) is $$($(PYTHON) -V 2>&1 || true); name another: make setup PYTHON=python3.11"; exit 1; }
@@ -38,29 +37,29 @@ $(READY): infra/requirements.lock pyproject.toml infra/horovod.py
 	@$(BIN)/python -m trainwright.infra.horovod
 	@touch $@
 
-setup-system: ## the Debian packages that test-all needs
+setup-system: ## install the Debian packages that test-all needs (as root)
 	@dpkg -s $(SYSTEM_PACKAGES) >/dev/null 2>&1 || { apt-get $(RETRIES) update -q \
 	&& apt-get $(RETRIES) install -y -q --no-install-recommends $(SYSTEM_PACKAGES); }
 
-run: setup ## train the digits job, all steps, through Airflow
+run: setup ## train the digits example, all steps, through Airflow
 	$(BIN)/trainwright run dags/jobs/digits.yaml
 
-test: setup ## the tests, without the slow ones
+test: setup ## run the tests, without the slow ones
 	$(BIN)/python -m pytest -m "not slow" $(BESIDE)
 
-test-all: setup setup-system ## all the tests
+test-all: setup setup-system ## run all tests
 	$(BIN)/python -m pytest -m "not slow" $(BESIDE)
 	$(BIN)/python -m pytest -m slow
 
-# mypy and import-linter look for packages in folders of their names: these links are that view of the tree.
-lint: setup ## ruff, mypy, import-linter
+# mypy and import-linter need packages in folders with their names: these links give them that view.
+lint: setup ## run ruff, mypy and import-linter
 	@mkdir -p build/lint/trainwright && for p in $(PACKAGES); do ln -sfn ../../../$$p build/lint/trainwright/$$p; done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	MYPYPATH=build/lint $(BIN)/mypy -p trainwright.estimator -p trainwright.tasks -p trainwright.operators
 	PYTHONPATH=build/lint $(BIN)/lint-imports
 
-bench: setup ## the figures that are quoted, measured anew
+bench: setup ## measure the figures of docs/benchmarks.md
 	@for file in tests/benchmarks/*.py tests/benchmarks/estimator/step_time.py tests/benchmarks/estimator/memory.py \
 	tests/benchmarks/estimator/learning.py tests/benchmarks/estimator/speed.py tests/benchmarks/planner/exactness.py \
 	tests/benchmarks/planner/scale.py tests/benchmarks/planner/carried_out.py tests/benchmarks/train/search_lr.py \
@@ -74,6 +73,6 @@ bench: setup ## the figures that are quoted, measured anew
 	"tests/benchmarks/train/changing_quotas.py 2" "tests/benchmarks/train/time_to_target.py --rounds 2"; do \
 	echo "== $$file"; $(BIN)/python $$file || exit; done
 
-clean: ## remove .venv, builds and caches of this tree; what runs stored stays
+clean: ## remove .venv, builds and caches of this tree; stored runs are kept
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

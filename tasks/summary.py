@@ -1,4 +1,4 @@
-"""What `run` and `show` print of a run."""
+"""The summary of a run that `run`, `train` and `show` print, and the page shows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainwright.tasks.train.checkpoint import fence
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """What `run` and `show` print of a run: state, metrics, predicted and measured side by side, where things are."""
+    """A run's state, metrics, predicted and measured values, devices, and where its files are."""
     status, result, plan, search = (
         run.status(),
         run.find(Result),
@@ -54,7 +54,7 @@ def summary(run: Run) -> dict[str, Any]:
 
 
 def _checkpoints(run: Run, result: Result | None) -> dict[int, str]:
-    """The checkpoints by step; of a training that has no result (yet), those that the next one would go on from."""
+    """The checkpoints by step; without a result, those from which the next training can resume."""
     if result is not None:
         return {checkpoint.step: checkpoint.path for checkpoint in result.checkpoints}
     index, _ = fence.read_index(run.objects)

@@ -1,4 +1,4 @@
-"""Step `analyze`: compares a run with earlier ones and writes the report."""
+"""Step `analyze`: compares a run with earlier ones, and writes the report."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Step `analyze`: this run beside all earlier ones, in numbers (Dask) and as a report that opens offline (`tasks.report`).
+"""Compares a run with all earlier ones: the numbers, and the report (`tasks.analyze.report`).
 
-The arithmetic is written once, on dataframes: Dask, or pandas for who asks for it, the same numbers either way (a test).
-Of other runs only result.json and status.json are read, so that the cost of a run's analysis does not grow with their length.
+The arithmetic is written once, on dataframes of Dask or, on request, pandas; a test checks that
+both give the same numbers. Only result.json and status.json of other runs are read, so the cost
+of an analysis does not depend on how long they were.
 """
 
 from __future__ import annotations
@@ -32,26 +33,24 @@ if TYPE_CHECKING:
 
 Engine = Literal["dask", "pandas"]
 _SHOWN_RUNS = 200
-_LOCAL_CLUSTER_BYTES = (
-    2 * 2**30
-)  # from here on, parquet parts are read by a LocalCluster's processes instead of threads
+_LOCAL_CLUSTER_BYTES = 2 * 2**30
+"""From this size on, the processes of a LocalCluster read the parquet parts; below, threads do."""
 
 
 def analyze(run: Run, engine: Engine = "dask") -> Report:
-    """The report on a run whose training is finished, written to report/ and sealed there.
+    """The report on a run whose training has finished, written to report/ and sealed there.
 
-    Earlier runs that failed, or whose files are damaged, are listed as what they are. Raises FileNotFoundError without
-    result.json.
+    Earlier runs that failed or are damaged are listed with that state. Raises FileNotFoundError
+    if the run has no result.json.
     """
     from trainwright.tasks.analyze.report import page
 
     result, plan = run.read(Result), run.find(Plan)
     earlier = [one for one in list_runs(run.store_uri, run.settings) if one.id < run.id]
-    others = sorted(earlier, key=lambda one: one.job_name != run.job_name)[
-        :_SHOWN_RUNS
-    ]  # this job's first
+    ours_first = sorted(earlier, key=lambda one: one.job_name != run.job_name)
+    others = ours_first[:_SHOWN_RUNS]
     compared = history([run, *others], engine)
-    compared[0]["state"] = result.state  # its status says `running` until this step is done
+    compared[0]["state"] = result.state  # its status is `running` until this step is done
     table = with_devices(_rows_of(run, "metrics/steps-rank"), result)
     report = Report(
         run=run.uri,
@@ -81,7 +80,7 @@ def _parts(run: Run, prefix: str) -> list[tuple[str, int]]:
 
 
 def _rows_of(run: Run, prefix: str) -> pd.DataFrame:
-    """All parquet parts below a prefix as one frame, ordered by rank and step; read by Dask, a task for each part."""
+    """All parquet parts below a prefix as one frame, sorted by rank and step; read by Dask."""
     import dask
     import pandas as pd
 
@@ -97,7 +96,9 @@ def _rows_of(run: Run, prefix: str) -> pd.DataFrame:
         try:
             with LocalCluster(dashboard_address=None) as cluster, Client(cluster):
                 frames = dask.compute(*tasks)
-        finally:  # it gives its processes variables (threads, malloc's thresholds) by way of ours, and leaves them there
+        finally:
+            # LocalCluster passes variables (threads, malloc thresholds) to its processes through
+            # our environment, and leaves them there.
             for name in set(os.environ) - before:
                 del os.environ[name]
     else:
@@ -106,7 +107,7 @@ def _rows_of(run: Run, prefix: str) -> pd.DataFrame:
 
 
 def _part(run_uri: str, settings: Settings, key: str) -> pd.DataFrame:
-    """One parquet part. Takes the run by its URI: a connection to a store can't be sent to a cluster's processes."""
+    """One parquet part. Takes the run's URI, because a store's connection cannot be pickled."""
     import pandas as pd
 
     return pd.read_parquet(io.BytesIO(Run(run_uri, settings).objects.get(key)))
@@ -122,7 +123,7 @@ def _records(run: Run, prefix: str) -> list[dict[str, Any]]:
 
 
 def frame(table: pd.DataFrame, engine: Engine) -> Any:
-    """A table as a Dask dataframe of some partitions, or as it is."""
+    """A table as a Dask dataframe with partitions; unchanged for pandas."""
     if engine == "pandas":
         return table
     import dask.dataframe as dd
@@ -131,18 +132,18 @@ def frame(table: pd.DataFrame, engine: Engine) -> Any:
 
 
 def computed(value: Any) -> Any:
-    """A Dask collection's value; anything else as it is."""
+    """A Dask collection's value; anything else unchanged."""
     return value.compute(scheduler="threads") if hasattr(value, "compute") else value
 
 
 _SPENT = {"computing": "compute_s", "waiting": "wait_s", "communicating": "communication_s"}
-"""The last is not in the rows of earlier versions, where it is part of waiting."""
+"""Rows of earlier versions lack the last one; it is part of waiting there."""
 
 
 def with_devices(table: pd.DataFrame, result: Result) -> pd.DataFrame:
-    """Steps' rows, each with its `device`: a rank's may have been another's before a new plan.
+    """Rows of steps, each with its `device`. (A rank's device may change with a new plan.)
 
-    Rows of earlier versions name none: they are of the device that the rank has in the result.
+    Rows of earlier versions have no device; they get the rank's device in the result.
     """
     if not len(table):
         return table
@@ -155,9 +156,9 @@ def with_devices(table: pd.DataFrame, result: Result) -> pd.DataFrame:
 
 
 def device_use(table: pd.DataFrame, result: Result, engine: Engine) -> list[dict[str, Any]]:
-    """What each device did: samples, samples/s, share of its time computing, waiting and communicating, peak memory, CPU time.
+    """Per device: samples, samples/s, shares of time, peak memory, CPU time.
 
-    `table`: of `with_devices`.
+    `table` is the result of `with_devices`. The shares are computing, waiting and communicating.
     """
     sums: dict[Any, dict[str, float]] = {}
     if len(table):
@@ -193,7 +194,7 @@ def device_use(table: pd.DataFrame, result: Result, engine: Engine) -> list[dict
 def predicted_and_measured(
     result: Result, estimate: Estimate | None, plan: Plan | None
 ) -> list[dict[str, Any]]:
-    """Each predicted quantity beside the measured one, with the error and whether the interval held."""
+    """Each predicted quantity with the measured one, the error, and whether the interval held."""
     rows = []
     predicted = result.predicted
     if predicted is not None:
@@ -212,8 +213,9 @@ def predicted_and_measured(
             if estimate
             else None
         )
-        if curve is not None:  # a replayed plan's devices need not be those of the estimate
-            # Of a micro-batch, and the sum of gradients that is kept meanwhile (as `CostModel.memory_bytes`).
+        if curve is not None:  # the devices of a replayed plan may not be in the estimate
+            # The memory of a micro-batch, plus the accumulated gradients (see
+            # `CostModel.memory_bytes`).
             pieces = plan.accumulation if plan else 1
             size = math.ceil(device.batch_size / pieces)
             kept = estimate.gradient_bytes if estimate and pieces > 1 else 0.0
@@ -250,14 +252,13 @@ def _compared(
         "high": high,
         "measured": seen,
         "error": median / seen - 1 if seen else None,
-        "inside": low <= seen <= high
-        if seen is not None and low < high
-        else None,  # an emulated device's time is set
+        # The time of an emulated device is set, so it has no interval.
+        "inside": low <= seen <= high if seen is not None and low < high else None,
     }
 
 
 def history(runs: Sequence[Run], engine: Engine) -> list[dict[str, Any]]:
-    """Each run's outcome, in the order given: metrics, duration, energy, and the means of its job's runs."""
+    """Each run's outcome, in the given order: metrics, duration, energy, and its job's means."""
     import dask
     import pandas as pd
 

@@ -1,4 +1,4 @@
-"""The report of a run as one HTML page that opens offline: tables and bokeh charts, nothing loaded from elsewhere."""
+"""Renders the report of a run: one self-contained HTML page with tables and bokeh charts."""
 
 from __future__ import annotations
 
@@ -17,18 +17,23 @@ if TYPE_CHECKING:
 _COLOURS = ("#1f77b4", "#d1495b", "#2a9d8f", "#edae49", "#6a4c93", "#8d99ae")
 _MOST_POINTS = 2000
 _STYLE = """
-:root { --ink: #1d2733; --soft: #5b6875; --line: #dfe4ea; --back: #ffffff; --tile: #f5f7f9; --good: #2a7d6f; --bad: #b23a48; }
-body { margin: 0 auto; max-width: 1040px; padding: 32px 24px 64px; color: var(--ink); background: var(--back);
-  font: 15px/1.5 system-ui, sans-serif; }
+:root { --ink: #1d2733; --soft: #5b6875; --line: #dfe4ea; --back: #ffffff; --tile: #f5f7f9;
+  --good: #2a7d6f; --bad: #b23a48; }
+body { margin: 0 auto; max-width: 1040px; padding: 32px 24px 64px; color: var(--ink);
+  background: var(--back); font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 24px; margin: 0; } h2 { font-size: 17px; margin: 40px 0 10px; }
 p { color: var(--soft); margin: 4px 0 12px; overflow-wrap: anywhere; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin-top: 20px; }
-.tile { background: var(--tile); border-radius: 8px; padding: 12px 14px; } .tile b { display: block; font-size: 20px; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr));
+  gap: 12px; margin-top: 20px; }
+.tile { background: var(--tile); border-radius: 8px; padding: 12px 14px; }
+.tile b { display: block; font-size: 20px; }
 .tile span { color: var(--soft); font-size: 13px; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 14px; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums;
+  font-size: 14px; }
 th { text-align: left; color: var(--soft); font-weight: 500; }
 th, td { padding: 6px 14px 6px 0; border-bottom: 1px solid var(--line); }
-td.figure, th.figure { text-align: right; } .good { color: var(--good); } .bad { color: var(--bad); }
+td.figure, th.figure { text-align: right; }
+.good { color: var(--good); } .bad { color: var(--bad); }
 .wide { overflow-x: auto; }
 """
 
@@ -41,7 +46,7 @@ def page(
     validation: Validation | None,
     steps: pd.DataFrame,
 ) -> str:
-    """The whole page. Everything that a person named is escaped."""
+    """The page. All names that users chose are escaped."""
     from bokeh.embed import components
     from bokeh.resources import Resources
 
@@ -73,19 +78,21 @@ def page(
         _incomplete(report) + chart.get("history", "") + _runs(report),
     ]
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
         f"<title>{escape(run.job_name)} {escape(run.id)}</title><style>{_STYLE}</style>"
-        f"{Resources(mode='inline', components=['bokeh']).render()}</head><body>{''.join(sections)}{script}</body></html>\n"
+        f"{Resources(mode='inline', components=['bokeh']).render()}</head>"
+        f"<body>{''.join(sections)}{script}</body></html>\n"
     )
 
 
 def is_report(content: bytes) -> bool:
-    """Whether a file's content is such a page."""
+    """Whether a file's content is a report."""
     return b"</title><style>" + _STYLE[:16].encode() in content[:10_000]
 
 
 def table(columns: list[str], rows: list[list[str]], figures: set[int]) -> str:
-    """An HTML table; cells are HTML already, `figures` are the columns to align at the right."""
+    """An HTML table. Cells are HTML; `figures` are the right-aligned columns."""
 
     def cells(tag: str, row: list[str]) -> str:
         marks = [' class="figure"' if number in figures else "" for number in range(len(row))]
@@ -197,20 +204,21 @@ def _devices(report: Report) -> str:
 
 def _splits(result: Result) -> str:
     if not result.split_events:
-        return "<p>The batch split stayed as planned.</p>"
+        return "<p>The batch split did not change.</p>"
     rows = [
         [str(one.step), " : ".join(map(str, one.batch_sizes)), escape(one.reason)]
         for one in result.split_events
     ]
-    return "<p>Changes of the batch split:</p>" + table(
-        ["from step", "split", "because"], rows, {0}
-    )
+    return "<p>Changes of the batch split:</p>" + table(["from step", "split", "reason"], rows, {0})
 
 
 def _learning_rate(search: LearningRateSearch | None, chart: str) -> str:
     if search is None:
         return ""
-    return f"<h2>Learning rate {search.learning_rate:.2g}</h2><p>{escape(search.source)}: {escape(search.reason)}</p>{chart}"
+    return (
+        f"<h2>Learning rate {search.learning_rate:.2g}</h2>"
+        f"<p>{escape(search.source)}: {escape(search.reason)}</p>{chart}"
+    )
 
 
 def _data(validation: Validation | None) -> str:
@@ -218,19 +226,17 @@ def _data(validation: Validation | None) -> str:
         return ""
     met = sum(one.success for one in validation.expectations)
     return (
-        f"<h2>Data</h2><p>{validation.checked_rows:,} rows; {met} of {len(validation.expectations)} expectations met "
+        f"<h2>Data</h2><p>{validation.checked_rows:,} rows; "
+        f"{met} of {len(validation.expectations)} expectations met "
         f"(suite {escape(validation.suite_source)}).</p>"
     )
 
 
 def _incomplete(report: Report) -> str:
-    """How many of the earlier runs have no sound outcome."""
+    """The number of earlier runs without success, by state."""
     counts = Counter(row["state"] for row in report.history[1:] if row["state"] != "success")
-    return (
-        f"<p>Of these {escape(', '.join(f'{n} {state}' for state, n in sorted(counts.items())))}.</p>"
-        if counts
-        else ""
-    )
+    listed = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+    return f"<p>Not successful: {escape(listed)}.</p>" if counts else ""
 
 
 def _runs(report: Report) -> str:
@@ -309,7 +315,7 @@ def _epochs(epochs: list[dict[str, float | None]]) -> Any:
 
 
 def _ratios(rows: list[dict[str, Any]]) -> Any:
-    """Each prediction as a multiple of what was measured, with its interval; 1 is right."""
+    """Each prediction, with its interval, as a multiple of the measured value; 1 is exact."""
     from bokeh.models import Span
 
     known = [row for row in rows[::-1] if row["measured"]]
@@ -318,9 +324,8 @@ def _ratios(rows: list[dict[str, Any]]) -> Any:
         "Predicted, as a multiple of measured", y_range=names, x_axis_label="predicted / measured"
     )
     shown.height = 90 + 26 * len(names)
-    lows = [
-        (row["low"] or row["predicted"]) / row["measured"] for row in known
-    ]  # memory has an upper bound only
+    # Memory has only an upper bound.
+    lows = [(row["low"] or row["predicted"]) / row["measured"] for row in known]
     shown.segment(
         lows,
         names,

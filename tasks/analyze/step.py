@@ -1,7 +1,6 @@
 """Step `analyze`: compares the run with all earlier ones, and writes the report.
 
-Of a run that has ended with success it changes neither the status nor the hold, so that the job may
-train again meanwhile.
+For a successful run it changes neither status nor hold, so that the job may train again meanwhile.
 """
 
 from __future__ import annotations

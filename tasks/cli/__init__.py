@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line. `main` first: it lists the commands."""

@@ -1,8 +1,8 @@
-"""Run the `retrain` DAG in an Airflow process, and follow it: what `trainwright run JOB` does.
+"""`trainwright run JOB`: runs the `retrain` DAG in an Airflow process, and follows it.
 
-The DAG run's name is chosen here, and this process opens the run in that name, so that every task of the
-DAG run works on behalf of the same holder, as under a scheduler. What is held ends with this process, and
-so do the Airflow process and the training process.
+This process chooses the DAG run's name and opens the run with that name as the holder, so that
+every task works for the same holder, as under a scheduler. When this process ends, so do its
+holds, the Airflow process and the training process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DAG = "retrain"
 
 
 def ensure_store(store: str, settings: Settings) -> None:
-    """Start the embedded S3 server, if the store is in it and it does not run."""
+    """Start the embedded S3 server if the store is in it and it does not run."""
     if store.startswith("s3://") and settings.s3_endpoint is None:
         try:
             local.start_s3(settings.home)
@@ -53,7 +53,7 @@ def ensure_store(store: str, settings: Settings) -> None:
 def run_job(job: Job, settings: Settings, *, new: bool, replay: str | None, watch: Watcher) -> Run:
     """Run the whole chain for a job. Returns the run after it succeeded.
 
-    Raises what the failing step raised, RunHeld if another process works on the job, Interrupted on
+    Raises the failing step's error, RunHeld if another process works on the job, Interrupted on
     SIGINT or SIGTERM.
     """
     ensure_store(settings.store, settings)
@@ -75,8 +75,10 @@ def run_job(job: Job, settings: Settings, *, new: bool, replay: str | None, watc
         raise error from None
     except TrainwrightError as error:
         error.run = run.uri
-        with contextlib.suppress(ServiceUnreachable):  # training ends with this process anyway
-            _stop_training(context)  # Airflow may have ended alone
+        # Airflow may have ended without stopping the training. The training ends with this process
+        # anyway, so an unreachable service does not matter here.
+        with contextlib.suppress(ServiceUnreachable):
+            _stop_training(context)
         status = run.status()
         if status.state == "running" and status.holder == name:  # no step reported why
             run.note(state=final_state(error), error=error.document())
@@ -93,7 +95,7 @@ def _stop_training(context: RunContext) -> None:
 
 
 def dag_run_holder(dag_id: str, run_id: str) -> str:
-    """The name in which the tasks of a DAG run hold runs and devices."""
+    """The holder name of a DAG run's tasks."""
     return f"Airflow {dag_id} {run_id}"
 
 
@@ -140,7 +142,7 @@ def _airflow(context: RunContext, replay: str | None, moment: datetime, watch: W
 
 
 def _follow(process: subprocess.Popen[bytes], run: Run, watch: Watcher) -> TrainwrightError | None:
-    """Pass on every event until the process ends. Returns the error of the step that failed."""
+    """Pass each event to `watch` until the process ends. Returns the error of a failed step."""
     failed: TrainwrightError | None = None
     with (run.work_folder() / PROGRESS).open() as lines:
         part = ""
@@ -160,7 +162,7 @@ def _follow(process: subprocess.Popen[bytes], run: Run, watch: Watcher) -> Train
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """End the Airflow process and all that it started, the training process apart."""
+    """Kill the Airflow process and all that it started, except the training process."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

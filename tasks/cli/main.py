@@ -1,6 +1,7 @@
-"""The command line. Commands (`tasks.cli.*_commands`) read arguments, call a step, print.
+"""The entry point of the command line. The commands are in `tasks.cli.*_commands`.
 
-Exit codes: 0 done, 1 the work failed, 2 bad input, 3 no feasible plan, 4 a service can't be reached, 130 interrupted.
+Exit codes: 0 done, 1 the work failed, 2 bad input, 3 no feasible plan, 4 a service can't be
+reached, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _NAMES = {"pool_probe": "pool probe"}
 
 
 class _Commands(TyperGroup):
-    """`pool probe` is a command of its own, though `pool` takes a file."""
+    """Makes `pool probe` a command, although `pool` takes a file as argument."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] == "pool" and "probe" in args[1:]:
@@ -73,12 +74,15 @@ for command in (
 
 
 def main() -> None:
-    """Run a command; an error is one line on stderr (and a JSON document on stdout with --json) and an exit code."""
+    """Run a command.
+
+    An error gives an exit code and one line on stderr; with --json also a document on stdout.
+    """
     wants_json, debug = "--json" in sys.argv, "--debug" in sys.argv
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     try:
         code = app(standalone_mode=False)
-        if code == INTERRUPTED:  # so typer tells of Ctrl-C
+        if code == INTERRUPTED:  # typer returns this on Ctrl-C
             raise KeyboardInterrupt
         sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
@@ -89,15 +93,16 @@ def main() -> None:
 
         _fail(Interrupted("interrupted"), wants_json, debug)
     except BrokenPipeError:
-        _drop_stdout()  # whoever read us has gone
+        _drop_stdout()  # the reader of our output has gone
         sys.exit(1)
     except typer.Exit as error:
         sys.exit(error.exit_code)
-    except Exception as error:  # noqa: BLE001 - the outermost boundary: reports, with the traceback on request
+    except Exception as error:  # noqa: BLE001 - outermost boundary: reports; --debug shows where
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
             _drop_stdout()
             error = TrainwrightError(
-                f"standard output, or a file that has no name here: can't be written ({error.strerror})"
+                f"standard output, or a file that has no name here: can't be written "
+                f"({error.strerror})"
             )
             _fail(error, False, debug)
         usage = getattr(error, "format_message", None)  # click's usage errors
@@ -126,15 +131,13 @@ def _fail(error: TrainwrightError, wants_json: bool, debug: bool) -> None:
             document |= {"run": error.run, "state": final_state(error)}
         try:
             print_json(document)
-        except (
-            TrainwrightError,
-            BrokenPipeError,
-        ):  # standard output can't be written: the line below says what happened
-            _drop_stdout()
+        except (TrainwrightError, BrokenPipeError):
+            _drop_stdout()  # standard output can't be written; the line below reports the error
     line = "".join(
         one if one.isprintable() else " " if one.isspace() else "?" for one in str(error)
     )
-    print("trainwright:", line, file=sys.stderr)  # noqa: T201 - one line, whatever a file is called or a model's code says
+    # One line, whatever a file's name or a model's message contains.
+    print("trainwright:", line, file=sys.stderr)  # noqa: T201
     sys.exit(error.exit_code)
 
 

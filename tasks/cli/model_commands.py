@@ -1,4 +1,4 @@
-"""Commands about a model and a device, without a run: extract, calibrate, estimate."""
+"""Commands on a model or a device, without a run: extract, calibrate, estimate."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from trainwright.estimator.predict.calibration import Calibration
     from trainwright.estimator.structure import Structure
 
-_NAMED = 5  # operations
-_MORE = 1.25  # times the width that steps have: what operations add is worth a word
+_NAMED = 5  # operations in a list
+_MORE = 1.25  # if operations widen the interval by more than this factor, the screen says so
 
 
 def extract(
@@ -40,15 +40,13 @@ def extract(
         ),
     ] = None,
     accumulation: Annotated[
-        int | None, typer.Option(help="micro-batches in a step", show_default="1")
+        int | None, typer.Option(help="micro-batches per step", show_default="1")
     ] = None,
-    depth: Annotated[
-        int, typer.Option(min=0, help="how deep the table shows modules within modules")
-    ] = 3,
+    depth: Annotated[int, typer.Option(min=0, help="levels of nested modules in the table")] = 3,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Read a model's structure from its code, without allocating it."""
+    """Read a model's structure from its code, without allocating its memory."""
     from trainwright.tasks.cli.screens import console
 
     with console.err.status("tracing a training step"):
@@ -67,7 +65,7 @@ def _structure(
     precision: str | None,
     accumulation: int | None = None,
 ) -> Any:
-    """What `extract` finds, or a structure.json, with which no option may disagree."""
+    """The structure of a model's source, or the one in a file; options must agree with the file."""
     from trainwright.estimator.structure import Structure
     from trainwright.tasks.extract import extract_model
     from trainwright.tasks.settings import Settings
@@ -78,13 +76,16 @@ def _structure(
         known = parsed(Structure, read_named(model), model)
         if config:
             raise BadInput(
-                f"--config: got {config[0]!r}; {model} is a structure already: leave it out, or name the source"
+                f"--config: got {config[0]!r}; {model} is a structure already; "
+                "leave the option out, or pass the model's source"
             )
         given = {"optimizer": optimizer, "precision": precision, "accumulation": accumulation}
         for name, value in given.items():
             if value is not None and value != getattr(known, name):
                 raise BadInput(
-                    f"--{name}: got {value!r}; {model} was extracted with {getattr(known, name)!r}: extract anew"
+                    f"--{name}: got {value!r}; "
+                    f"{model} was extracted with {getattr(known, name)!r}; "
+                    f"extract it again with --{name} {value}"
                 )
         return known
     arguments: dict[str, Any] = {}
@@ -107,13 +108,13 @@ def _structure(
 
 def calibrate(
     out: Annotated[
-        Path, typer.Option("--out", metavar="FILE", help="where the calibration is written")
+        Path, typer.Option("--out", metavar="FILE", help="file to write the calibration to")
     ],
     budget: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="to measure for; what stands around takes some 25 s more",
+            help="how long to measure; the rest of the command takes about 25 s more",
             show_default="90, with --probes 20",
         ),
     ] = None,
@@ -130,15 +131,15 @@ def calibrate(
     most_drift: Annotated[
         float,
         typer.Option(
-            help="refuse where the machine's speed spread by more meanwhile: (p90 - p10) / median of its time"
+            help="highest drift of the machine's speed, (p90 - p10) / median; above it, fail"
         ),
     ] = MOST_DRIFT,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure this machine and the link between its ranks, so that estimates are of it.
+    """Measure this machine, and the link between its ranks, for estimates.
 
-    One that was cut short goes on when it is started again.
+    An interrupted measurement continues when the command is started again.
     """
     from trainwright.estimator.predict.calibration import is_calibration
     from trainwright.tasks import progress, units
@@ -173,10 +174,8 @@ def calibrate(
         ("torch", result.torch),
         ("measurements", f"{result.measurements:,} of {len(result.kinds)} kinds of operation"),
         (
-            "told by",
-            f"these and the reference, of {result.reference}"
-            if result.reference
-            else "these alone",
+            "costs from",
+            f"these and the reference of {result.reference}" if result.reference else "these alone",
         ),
         (
             "drift of the machine",
@@ -192,7 +191,7 @@ def calibrate(
             if result.power
             else "no meter",
         ),
-        ("took", units.seconds(result.duration_s)),
+        ("duration", units.seconds(result.duration_s)),
         ("written to", str(out)),
     ]
     console.facts("calibration", facts)
@@ -203,7 +202,7 @@ def estimate(
         str,
         typer.Argument(metavar="MODEL", help="path/to/model.py, package.module or structure.json"),
     ],
-    batch_size: Annotated[int, typer.Option("--batch-size", help="samples in a step")],
+    batch_size: Annotated[int, typer.Option("--batch-size", help="samples per step")],
     calibration: Annotated[
         Path | None, typer.Option("--calibration", metavar="FILE", help="from `calibrate --out`")
     ] = None,
@@ -237,7 +236,7 @@ def estimate(
     from trainwright.tasks.settings import Settings
 
     if calibration is None and device_type is None:
-        raise BadInput("estimate: give --calibration FILE or --device-type NAME")
+        raise BadInput("estimate: pass --calibration FILE or --device-type NAME")
     if batch_size < 1:
         raise BadInput(f"--batch-size: got {batch_size}; allowed: 1 or more")
     settings = Settings.from_environment()
@@ -275,10 +274,10 @@ def estimate(
         ),
         *_too_large(document),
         (
-            "energy of a step",
+            "energy per step",
             units.interval(document["energy_j"], lambda value: units.amount(value, "J")),
         ),
-        ("power known from", str(document["energy_source"])),
+        ("source of power", str(document["energy_source"])),
     ]
     console.facts(f"{model} at batch {batch_size}: median (90 % interval)", facts)
 
@@ -292,29 +291,26 @@ def _measured_on(calibration: Calibration) -> list[tuple[str, str]]:
 
 
 def _never_met(document: dict[str, Any]) -> list[tuple[str, str]]:
-    """The operations that calibration has not seen, dearest first."""
+    """The operations that calibration has not measured, most expensive first."""
     names = document["unknown_operations"]
-    more = f" and {len(names) - _NAMED} more (--json names all)" if len(names) > _NAMED else ""
+    more = f" and {len(names) - _NAMED} more (--json lists all)" if len(names) > _NAMED else ""
     return [("never measured", ", ".join(names[:_NAMED]) + more)] if names else []
 
 
 def _doubts(
     measured: Calibration, structure: Structure, document: dict[str, Any]
 ) -> list[tuple[str, str]]:
-    """Where the interval of the step time comes from, and what speaks against the calibration."""
+    """The reason for the width of the interval, and a warning if the machine drifted."""
     lines = []
-    if not document["learned_from"]:  # else finished runs made it what it is
+    if not document["learned_from"]:  # otherwise finished runs determine it
         about = measured.about(structure, document["batch_size"])
-        words = f"steps differ by {100 * (about.steps_factor - 1):.0f} % from what their operations come to"
-        if about.high_factor - 1 > _MORE * (about.steps_factor - 1):
-            words += (
-                f", with operations unlike the measured ones {100 * (about.high_factor - 1):.0f} %"
-            )
+        steps, all_of_it = 100 * (about.steps_factor - 1), 100 * (about.high_factor - 1)
+        words = f"steps differ by {steps:.0f} % from the sum of their operations"
+        if all_of_it > _MORE * steps:
+            words += f"; with operations unlike the measured ones by {all_of_it:.0f} %"
         lines.append(("its interval", words))
     if measured.sentinel_drift > MOST_DRIFT:
-        allowed = (
-            f"more than the {100 * MOST_DRIFT:.0f} % that can be corrected for; calibrate again"
-        )
+        allowed = f"more than the {100 * MOST_DRIFT:.0f} % that can be corrected; calibrate again"
         lines.append(
             (
                 "drift of the machine",
@@ -325,7 +321,7 @@ def _doubts(
 
 
 def _too_large(document: dict[str, Any]) -> list[tuple[str, str]]:
-    """That a rank with this step may need more memory than the device has; of a CPU, than this machine has."""
+    """A warning if a rank may need more memory than the device (for a CPU: this machine) has."""
     from trainwright.estimator.devices import HOST_MEMORY_TYPES
     from trainwright.infra.memory_limit import usable_memory_bytes
     from trainwright.tasks import units
@@ -342,6 +338,6 @@ def _too_large(document: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         (
             "does not fit",
-            f"up to {units.size(needed)} with the process itself; {what} has {units.size(has)}",
+            f"up to {units.size(needed)}, including the process; {what} has {units.size(has)}",
         )
     ]

@@ -1,4 +1,4 @@
-"""What commands share: options, and the JSON document on stdout."""
+"""Shared by all commands: common options, and printing JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PoolFile = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="print one JSON document on stdout")]
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
 New = Annotated[
-    bool, typer.Option("--new", help="start afresh instead of continuing an unfinished run")
+    bool, typer.Option("--new", help="start a new run instead of continuing an unfinished one")
 ]
 Store = Annotated[
     str | None,
@@ -34,7 +34,7 @@ Store = Annotated[
 
 
 def require_there(store: str | None, settings: Settings) -> None:
-    """Raise BadInput where a store is named to be read, and its folder or bucket is not there."""
+    """Raise BadInput if a store to read is given and its folder or bucket does not exist."""
     from trainwright.estimator.errors import BadInput
     from trainwright.tasks.storage.connect import open_store
 
@@ -43,7 +43,10 @@ def require_there(store: str | None, settings: Settings) -> None:
 
 
 def print_json(document: Any) -> None:
-    """The document, alone on stdout. Raises TrainwrightError where that can't be written, BrokenPipeError where nobody reads."""
+    """Print one JSON document on stdout.
+
+    Raises TrainwrightError if stdout can't be written, BrokenPipeError if its reader has gone.
+    """
     from trainwright.estimator.errors import TrainwrightError
 
     text = json.dumps(document, indent=2, allow_nan=False, default=str) + "\n"
@@ -57,5 +60,5 @@ def print_json(document: Any) -> None:
 
 
 def print_model(model: BaseModel, **options: Any) -> None:
-    """An artefact, as its file has it."""
+    """Print an artefact as JSON, as in its file."""
     print_json(model.model_dump(mode="json", **options))

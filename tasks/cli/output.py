@@ -1,4 +1,4 @@
-"""Files that a person names to be written: what is there already is replaced only where it is of the same kind, and ours."""
+"""Checks output files that users name: only a file of the same kind is replaced."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _MOST_BYTES = 256 * 2**20  # a run's report holds its charts' library
 
 
 def check_output(path: Path, option: str, kind: str, ours: Callable[[bytes], bool]) -> None:
-    """Look at where a file is to be written, before the work is done. Raises BadInput, also where there is no such folder.
+    """Check an output path before the work is done. Raises BadInput if it can't be written.
 
-    `kind` is what is to be written, in words; `ours` says whether a file's content is one of those. A folder, a device, a pipe or
-    a file of another kind is not written over.
+    `kind` is the kind of file, in words; `ours` tells whether a file's content is of that kind. A
+    folder, a device, a pipe or a file of another kind is not overwritten.
     """
     if not os.path.isdir(path.parent):
         raise BadInput(f"{option}: {path} can't be written (there is no folder {path.parent})")
     if os.path.lexists(path) and not ours(read_named(path, option, _MOST_BYTES)):
         raise BadInput(
-            f"{option}: {path} is there already and is no {kind}; name another file, or remove it"
+            f"{option}: {path} exists and is not a {kind}; choose another file, or remove it"
         )

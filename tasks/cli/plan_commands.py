@@ -1,4 +1,4 @@
-"""Commands that look before a run begins: validate, plan, pool."""
+"""Commands to use before a run: validate, plan, pool, pool probe."""
 
 from __future__ import annotations
 
@@ -90,7 +90,10 @@ def plan(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Say which devices a job would get, with what shares, and what that would take. Takes nothing."""
+    """Show the plan for a job: devices, batch shares, predicted time, energy and cost.
+
+    No device is leased.
+    """
     from trainwright.tasks.allocate.preview import plan_job, plan_jobs
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.cli.screens.plan_plot import check_plot, write_front
@@ -104,7 +107,7 @@ def plan(
 
     if plot is not None:
         if len(jobs) > 1:
-            raise BadInput(f"--plot: got {plot}; allowed: one job with --plot")
+            raise BadInput(f"--plot: got {plot} and {len(jobs)} jobs; pass one job with --plot")
         check_plot(plot)
     measured = [given(file) for file in calibration or []]
     if len(jobs) > 1:
@@ -140,7 +143,8 @@ def _why_late(joint: JointPlan) -> str:
     late = [f"job {name}, even alone: {why}" for name, why in joint.late_alone.items()]
     if together:
         late.append(
-            f"no feasible plan: {', '.join(together)} cannot meet the deadline together with the others"
+            f"no feasible plan: {', '.join(together)} cannot meet the deadline "
+            "together with the others"
         )
     return "; ".join(late)
 
@@ -152,7 +156,10 @@ def pool(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show a pool's devices, when they are there, who holds them until when, and who waits; `pool probe` finds devices."""
+    """Show a pool's devices, their daily windows, holders, and the queue.
+
+    `trainwright pool probe` finds the devices of this machine or of hosts, for a pool file.
+    """
     from trainwright.tasks import units
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.leases.pool_status import pool_document
@@ -172,7 +179,7 @@ def pool(
         "host",
         "held by",
         "until",
-        "for",
+        "run",
     )
     rows = [
         (
@@ -212,7 +219,7 @@ def pool(
         ]
         console.table(
             "queue",
-            ("place", "who", "priority", "waited", "devices", "for"),
+            ("place", "holder", "priority", "waited", "devices", "run"),
             waits,
             right=(0, 2, 3),
         )
@@ -229,16 +236,16 @@ def pool_probe(
         typer.Option(
             "--host",
             metavar="ADDRESS",
-            help="a host, by ssh; again for more (default: this machine)",
+            help="a host to ask by ssh; repeatable (default: this machine)",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="write the pool file")
+        Path | None, typer.Option("--out", metavar="FILE", help="file to write the pool to")
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Find devices, and print a pool file of them, or write it."""
+    """Find devices, and print or write a pool file with them."""
     import yaml
 
     from trainwright.estimator.named_file import write_named

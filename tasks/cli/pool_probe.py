@@ -1,6 +1,7 @@
-"""Which devices a machine has: its CPUs, and its GPUs by NVML; here, or on other hosts by ssh. Makes a pool file of them.
+"""Finds the CPUs and GPUs (by NVML) of this machine, or of other hosts by ssh, for a pool file.
 
-On the other host a script of Python's standard library runs; nothing is installed there. How ssh is called: `tasks.ssh`.
+On another host it runs a script that needs only Python's standard library; nothing is installed
+there. `tasks.ssh` builds the ssh command.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ try:
         count = ctypes.c_uint()
         nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
         for index in range(count.value):
-            handle, name, memory = ctypes.c_void_p(), ctypes.create_string_buffer(96), (ctypes.c_ulonglong * 3)()
+            handle, name = ctypes.c_void_p(), ctypes.create_string_buffer(96)
+            memory = (ctypes.c_ulonglong * 3)()
             if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0:
                 nvml.nvmlDeviceGetName(handle, name, 96)
                 nvml.nvmlDeviceGetMemoryInfo(handle, memory)
@@ -37,12 +39,16 @@ try:
         nvml.nvmlShutdown()
 except OSError:
     pass
-print(json.dumps({"cores": len(os.sched_getaffinity(0)), "gpus": gpus, "name": os.uname().nodename}))
+cores, name = len(os.sched_getaffinity(0)), os.uname().nodename
+print(json.dumps({"cores": cores, "gpus": gpus, "name": name}))
 """
 
 
 def probe(addresses: list[str], settings: Settings) -> Pool:
-    """The pool of this machine (without addresses), or of these hosts. Raises BadInput, ServiceUnreachable naming the host."""
+    """The pool of these hosts; without addresses, of this machine.
+
+    Raises BadInput, or ServiceUnreachable with the host's name.
+    """
     twice = next((one for one, count in Counter(addresses).items() if count > 1), None)
     if twice is not None:
         raise BadInput(f"--host: got {twice!r} twice; allowed: each host once")
@@ -73,9 +79,9 @@ def _ask(address: str, settings: Settings) -> dict[str, Any]:
             encoding="utf-8",
         )
     except FileNotFoundError:
-        raise BadInput("--host: needs ssh, which is not installed here") from None
+        raise BadInput("--host: needs ssh, which is not installed on this machine") from None
     except subprocess.TimeoutExpired:
-        raise unreachable(address, f"no answer in {TIMEOUT_S:g} s", settings) from None
+        raise unreachable(address, f"no answer within {TIMEOUT_S:g} s", settings) from None
     if done.returncode != 0:
         raise unreachable(address, why_ended(done.stderr, done.returncode), settings)
     try:
@@ -104,14 +110,15 @@ def _entries(found: dict[str, Any], address: str) -> list[DeviceEntry]:
         if kind is None:
             progress.emit(
                 "notice",
-                message=f"host {address}: {gpu['name']} is no device type known here; left out",
+                message=f"host {address}: {gpu['name']} is not a known device type; left out",
             )
         else:
             kinds[kind] += 1
             if other_board(gpu["name"], kind):
                 progress.emit(
                     "notice",
-                    message=f"host {address}: {gpu['name']} counts as {kind}, whose datasheet is of an SXM board, a faster "
-                    "one; `trainwright calibrate --probes` there corrects its times",
+                    message=f"host {address}: {gpu['name']} counts as {kind}, whose datasheet "
+                    "describes a faster SXM board; run `trainwright calibrate --probes` on that "
+                    "host to correct its times",
                 )
     return entries + [DeviceEntry(type=kind, count=count) for kind, count in kinds.items()]

@@ -1,4 +1,4 @@
-"""Commands that make runs and show them. Each reads arguments, calls a step, prints."""
+"""Commands that make and show runs: run, search-lr, train, replan, analyze, runs, show."""
 
 from __future__ import annotations
 
@@ -37,12 +37,17 @@ def run(
     new: New = False,
     replay: Annotated[
         str | None,
-        typer.Option("--replay", metavar="RUN", help="use a run's plan, learning rate, splits"),
+        typer.Option(
+            "--replay", metavar="RUN", help="use this run's plan, learning rate and split events"
+        ),
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Do the whole chain for a job, through Airflow: validate, size, train, store, analyse."""
+    """Run the whole chain for a job, through Airflow, from validation to the report.
+
+    Continues the job's newest unfinished run, if there is one.
+    """
     from trainwright.tasks import progress
     from trainwright.tasks.cli.airflow_run import ensure_store, run_job
     from trainwright.tasks.cli.screens import console
@@ -77,7 +82,7 @@ def _in_process(
     plan_file: Path | None = None,
     new: bool = False,
 ) -> Run:
-    """Do a step of a job's run in this process, and the missing steps before it; free the devices."""
+    """Do a step of a job's run, and missing earlier steps, in this process; release the devices."""
     from trainwright.tasks import chain, progress
     from trainwright.tasks.cli.airflow_run import ensure_store
     from trainwright.tasks.cli.screens.run_view import Watch
@@ -125,7 +130,7 @@ def search_lr(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Find the learning rate on the real model and data, on leased devices."""
+    """Find the learning rate on leased devices, with the job's model and data."""
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.runs.artefacts import LearningRateSearch
 
@@ -150,13 +155,13 @@ def train(
     changes: Set = None,
     new: New = False,
     plan_file: Annotated[
-        Path | None, typer.Option("--plan", metavar="FILE", help="a plan.json to train by")
+        Path | None, typer.Option("--plan", metavar="FILE", help="a plan.json to train with")
     ] = None,
     store: Store = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Train a job in this process's care, without Airflow; the steps before it are done where they are missing."""
+    """Train a job without Airflow; missing earlier steps are done first."""
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.summary import summary
 
@@ -167,12 +172,15 @@ def train(
 
 
 def replan(
-    run_id: Annotated[str, typer.Argument(metavar="RUN", help="a run that trains")],
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="a run that is training")],
     store: Store = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Have a run that trains plan anew with its pool as it is now: a checkpoint, then on with a new device."""
+    """Make a running training plan again with the pool file's current devices.
+
+    The training writes a checkpoint, and continues with the devices of the new plan.
+    """
     from trainwright.tasks.allocate.acquire import devices_of
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.context import RunContext
@@ -185,13 +193,13 @@ def replan(
     context = RunContext.attach(chosen)
     devices = context.ledger.ask_to_replan(chosen.uri, devices_of(context))
     if not devices:
-        raise BadInput(f"replan: {chosen.uri} holds no devices; allowed: a run that trains")
+        raise BadInput(f"replan: {chosen.uri} holds no devices; allowed: a run that is training")
     if as_json:
         print_json({"run": chosen.uri, "devices": devices})
         return
     console.facts(
         "replan",
-        [("run", chosen.uri), ("trains on", f"{devices} device(s)"), ("plans anew", "within 15 s")],
+        [("run", chosen.uri), ("trains on", f"{devices} device(s)"), ("new plan", "within 15 s")],
     )
 
 
@@ -203,7 +211,7 @@ def analyze(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Analyse a finished run beside all earlier ones; write its report anew."""
+    """Compare a finished run with all earlier ones, and write its report again."""
     from trainwright.tasks.analyze.history import analyze as report_on
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.runs.artefacts import Result
@@ -237,7 +245,7 @@ def analyze(
 
 def runs(
     job: Annotated[
-        str | None, typer.Argument(metavar="[JOB NAME]", help="of this job only")
+        str | None, typer.Argument(metavar="[JOB NAME]", help="only this job's runs")
     ] = None,
     store: Store = None,
     as_json: Json = False,
@@ -272,7 +280,7 @@ def runs(
         for one in documents
     ]
     console.table(
-        f"{len(rows)} run(s)", ("run", "job", "state", "steps took", "result"), rows, right=(3,)
+        f"{len(rows)} run(s)", ("run", "job", "state", "duration", "result"), rows, right=(3,)
     )
 
 
@@ -291,7 +299,7 @@ def show(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show a run: what was predicted and measured, where things are."""
+    """Show a run: predicted and measured values, devices, and where its files are."""
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.runs.run import resolve
     from trainwright.tasks.settings import Settings

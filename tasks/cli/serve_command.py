@@ -1,4 +1,4 @@
-"""The command that runs the REST service alone."""
+"""The command `serve`: the REST service without Airflow."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 
 def serve(
-    host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: any that is free")] = 8090,
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="port to listen on; 0: any free one")] = 8090,
     token_file: Annotated[
         Path | None,
         typer.Option(
             "--token-file",
             metavar="FILE",
-            help="the token of who may start runs, made if missing; FILE.read: of who may not. Default: under TRAINWRIGHT_HOME",
+            help="token for clients that may start runs; FILE.read: for clients that may only "
+            "read. Created if missing. Default: under TRAINWRIGHT_HOME",
         ),
     ] = None,
     allow: Annotated[
@@ -31,20 +32,20 @@ def serve(
         typer.Option(
             "--allow",
             metavar="FOLDER",
-            help="besides jobs and pools: a folder of models and data to read",
+            help="another folder whose models and data clients may name; repeatable",
         ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="requests worked on at once; default: one a core")
+        int | None, typer.Option(help="requests computed at the same time; default: one per core")
     ] = None,
     queue: Annotated[
-        int, typer.Option(help="requests that may wait; more are answered with 429")
+        int, typer.Option(help="requests that may wait; further ones get status 429")
     ] = 32,
-    timeout: Annotated[float, typer.Option(help="seconds that one request may take")] = 120.0,
+    timeout: Annotated[float, typer.Option(help="seconds that a request may take")] = 120.0,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Answer plans, estimates and structures over REST."""
+    """Serve plans, estimates, structures and the page over HTTP."""
     import asyncio
 
     from trainwright.tasks.cli.screens import console
@@ -89,7 +90,7 @@ def serve(
             if as_json:
                 print_json({"address": address, "token": where, "model_network": network})
             else:
-                line = f"trainwright at {address}, token: {where} (models' code: {network})"
+                line = f"trainwright at {address}, token: {where} (model code: {network})"
                 console.err.print(line, markup=False, soft_wrap=True)
 
         asyncio.run(server.serve(Service(settings, bounds, allow or ()), tokens, listener, ready))

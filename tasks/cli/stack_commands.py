@@ -6,7 +6,7 @@ from trainwright.tasks.cli.options import Debug, Json, print_json
 
 
 def up(as_json: Json = False, debug: Debug = False) -> None:
-    """Start the embedded stack: S3 server, Airflow with its UI."""
+    """Start the embedded stack: the S3 server, and Airflow with its UI."""
     from trainwright.infra import local
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.errors import ServiceUnreachable
@@ -21,12 +21,12 @@ def up(as_json: Json = False, debug: Debug = False) -> None:
 
 
 def status(as_json: Json = False, debug: Debug = False) -> None:
-    """Say what of the embedded stack runs, and where."""
+    """Show which services of the embedded stack run, and their addresses."""
     _stack(as_json)
 
 
 def down(as_json: Json = False, debug: Debug = False) -> None:
-    """Stop the embedded stack; what it stored stays."""
+    """Stop the embedded stack. Stored data is kept."""
     from trainwright.infra import local
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.settings import Settings

@@ -1,1 +1,1 @@
-"""Data as a model gets it: sources, file formats, splits."""
+"""Training data: sources, file formats, arrays for the model, splits."""

@@ -1,8 +1,8 @@
-"""Data as a model gets it: arrays of inputs and targets, their schema, and the split into training and validation rows.
+"""Data as a model gets it: input and target arrays, their schema, the split for validation.
 
-What lies in the source is read by `tasks.sources`. Nothing is mended here: a missing or infinite value is refused, because
-validation (`tasks.validate`) names such rows and mending them is the owner's to do. Everything is held in memory, and no
-pandas is loaded: each training rank calls `load`.
+`tasks.data.sources` reads the source. This module repairs nothing: it refuses missing and
+infinite values, which validation (`tasks.validate`) reports by row. All data is held in memory.
+pandas is not loaded, because each training rank calls `load`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 MAX_CODES = 50
-"""A column of text with at most this many different values becomes a number: its place in their alphabetical order."""
+"""A text column with at most this many distinct values becomes numbers, in alphabetical order."""
 MAX_CLASSES = 100
-"""Whole numbers are taken for classes up to this many different ones; beyond, they are quantities."""
+"""An integer target with at most this many distinct values is taken for classes."""
 
 _TABLE_TASKS = ("tabular-classification", "tabular-regression", "custom")
 _IMAGE_TASKS = ("image-classification", "custom")
@@ -32,9 +32,10 @@ _IMAGE_TASKS = ("image-classification", "custom")
 
 @dataclass(frozen=True)
 class Dataset:
-    """Inputs (rows first) by name, the only one called `inputs`; targets: class numbers (int64) or quantities (float32).
+    """Input arrays by name, rows first, and targets: class numbers (int64) or quantities (float32).
 
-    Images are (rows, channels, height, width), float32 from 0 to 1. The labels' own names are `schema.classes`.
+    A single input is called `inputs`. Images are (rows, channels, height, width), float32 from 0
+    to 1. `schema.classes` has the names of the classes.
     """
 
     inputs: dict[str, Array]
@@ -43,19 +44,19 @@ class Dataset:
 
 
 def load(spec: DataSpec) -> Dataset:
-    """The data of a job, whole, in memory. Raises BadInput where it can't be read or does not fit the task."""
+    """A job's data, in memory. Raises BadInput if it can't be read or does not fit the task."""
     return from_raw(read(spec), spec)
 
 
 def describe(spec: DataSpec) -> DataSchema:
-    """What the data of a job looks like to a model. Raises BadInput as `load` does."""
+    """The schema of a job's data. Raises BadInput as `load` does."""
     return load(spec).schema
 
 
 def split_rows(rows: int, validation_fraction: float, seed: int) -> tuple[Array, Array]:
-    """The row numbers for training and for validation: disjoint, together all, each at least one and in rising order.
+    """The row numbers for training and validation: disjoint, complete, non-empty, rising.
 
-    The same on every machine for the same arguments: NumPy's permutation by PCG64. Raises BadInput below two rows.
+    Deterministic on every machine: NumPy's permutation by PCG64. Raises BadInput below two rows.
     """
     import numpy as np
 
@@ -69,7 +70,7 @@ def split_rows(rows: int, validation_fraction: float, seed: int) -> tuple[Array,
 
 
 def from_raw(raw: Raw, spec: DataSpec) -> Dataset:
-    """The dataset that the rows of a source make. Raises BadInput where they do not fit the task."""
+    """The dataset made of a source's rows. Raises BadInput if they do not fit the task."""
     task = task_of(raw, spec)
     if raw.is_table:
         inputs = {"inputs": _features(raw.table, spec)}
@@ -97,7 +98,7 @@ def from_raw(raw: Raw, spec: DataSpec) -> Dataset:
 
 
 def task_of(raw: Raw, spec: DataSpec) -> Task:
-    """The job's task, or the one that the data suggests. Raises BadInput where the job's does not fit the data."""
+    """The job's task, or the inferred one. Raises BadInput if the job's does not fit the data."""
     import pyarrow as pa
 
     images = raw.images is not None or any(
@@ -112,7 +113,8 @@ def task_of(raw: Raw, spec: DataSpec) -> Task:
             images or all(a.ndim == 3 for a in raw.arrays.values())
         ):
             raise BadInput(
-                "data.task: got image-classification; allowed for arrays without height and width: another"
+                "data.task: got image-classification, but the arrays have no height and width; "
+                "choose another task"
             )
         return spec.task
     if raw.targets is not None:
@@ -130,7 +132,10 @@ def task_of(raw: Raw, spec: DataSpec) -> Task:
 
 
 def as_input(array: Array, task: Task) -> Array:
-    """An array of a source as a model gets it: images scaled to 0..1, channels first; token numbers int64; else float32."""
+    """A source's array as a model input.
+
+    Images are scaled to 0..1, channels first; tokens are int64; everything else is float32.
+    """
     import numpy as np
 
     if _looks_like_images(array) or (task == "image-classification" and array.ndim == 3):
@@ -158,7 +163,8 @@ def _stacked(raw: Raw, spec: DataSpec) -> Array:
             raise BadInput(f"data.uri: {spec.uri}: {file} can't be read as an image")
         if images[0] is not None and image.shape != images[0].shape:
             raise BadInput(
-                f"data.uri: {spec.uri}: {file} is {_size(image)}, {files[0]} is {_size(images[0])}; allowed: one size"
+                f"data.uri: {spec.uri}: {file} is {_size(image)}, "
+                f"{files[0]} is {_size(images[0])}; allowed: one size"
             )
     return np.asarray(images, dtype=np.float32) / np.float32(255)
 
@@ -169,14 +175,14 @@ def _size(image: Array) -> str:
 
 
 def _features(table: Any, spec: DataSpec) -> Array:
-    """The columns but the target's as float32, (rows, columns)."""
+    """All columns except the target as float32, (rows, columns)."""
     import numpy as np
     import pyarrow as pa
 
     names = [name for name in table.column_names if name != spec.target]
     if not names:
         raise BadInput(
-            f"data.uri: {spec.uri} has no column but the target; allowed: at least one input"
+            f"data.uri: {spec.uri} has no column except the target; allowed: at least one input"
         )
     features = np.empty((table.num_rows, len(names)), dtype=np.float32)
     for number, name in enumerate(names):
@@ -186,8 +192,8 @@ def _features(table: Any, spec: DataSpec) -> Array:
             column, values = _codes(column)
             if len(values) > MAX_CODES:
                 raise BadInput(
-                    f"data.uri: {spec.uri}: column {name!r} holds {len(values)} different texts; allowed: numbers, or at most "
-                    f"{MAX_CODES} different texts"
+                    f"data.uri: {spec.uri}: column {name!r} holds {len(values)} different texts; "
+                    f"allowed: numbers, or at most {MAX_CODES} different texts"
                 )
         elif not (
             pa.types.is_integer(column.type)
@@ -195,7 +201,8 @@ def _features(table: Any, spec: DataSpec) -> Array:
             or pa.types.is_boolean(column.type)
         ):
             raise BadInput(
-                f"data.uri: {spec.uri}: column {name!r} holds {column.type}; allowed: numbers, or few texts"
+                f"data.uri: {spec.uri}: column {name!r} holds {column.type}; "
+                f"allowed: numbers, or at most {MAX_CODES} different texts"
             )
         features[:, number] = to_numpy(column)
         _require_finite(features[:, number], f"data.uri: {spec.uri}: column {name!r}")
@@ -203,18 +210,17 @@ def _features(table: Any, spec: DataSpec) -> Array:
 
 
 def _targets(raw: Raw, spec: DataSpec, task: Task) -> tuple[Array, list[str] | None]:
-    """Targets, and the classes' names where they are classes."""
+    """Targets, and the names of the classes if they are classes."""
     import numpy as np
     import pyarrow as pa
 
     if raw.targets is not None:
         if task.endswith("classification") or raw.targets.dtype.kind not in "biuf":
             shape = raw.targets.shape
+            allowed = "one class per row" if task.endswith("classification") else "numbers"
             raise BadInput(
-                f"data.target: {spec.target!r} has shape {shape} of {raw.targets.dtype}; allowed for {task}: one "
-                "class a row"
-                if task.endswith("classification")
-                else "numbers"
+                f"data.target: {spec.target!r} has shape {shape} of {raw.targets.dtype}; "
+                f"allowed for {task}: {allowed}"
             )
         targets = np.ascontiguousarray(raw.targets, dtype=np.float32)
         _require_finite(targets, f"data.target: {spec.target!r}")
@@ -233,7 +239,8 @@ def _targets(raw: Raw, spec: DataSpec, task: Task) -> tuple[Array, list[str] | N
             numbers = to_numpy(column)
             if not np.array_equal(numbers, np.floor(numbers)) or not np.isfinite(numbers).all():
                 raise BadInput(
-                    f"{where} holds fractions; allowed for {task}: whole numbers, texts, true and false"
+                    f"{where} holds fractions; "
+                    f"allowed for {task}: whole numbers, texts, true and false"
                 )
             column = pa.chunked_array([to_arrow(numbers.astype(np.int64))])
         codes, classes = _codes(column)
@@ -246,7 +253,7 @@ def _targets(raw: Raw, spec: DataSpec, task: Task) -> tuple[Array, list[str] | N
 
 
 def _codes(column: Any) -> tuple[Any, list[str]]:
-    """Each value's place in the sorted list of the values, and that list."""
+    """Each value's index in the sorted list of distinct values, and that list."""
     from pyarrow import compute
 
     values = column.unique()
@@ -258,7 +265,8 @@ def _no_such_target(raw: Raw, spec: DataSpec) -> NoReturn:
     names = raw.table.column_names
     listed = ", ".join(names[:20]) + (f", … ({len(names)} in all)" if len(names) > 20 else "")
     raise BadInput(
-        f"data.target: got {spec.target!r}; allowed: a column of {spec.uri}: {listed or 'it has none'}"
+        f"data.target: got {spec.target!r}; "
+        f"allowed: a column of {spec.uri}: {listed or 'it has none'}"
     )
 
 

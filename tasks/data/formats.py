@@ -1,12 +1,12 @@
-"""What the files of a data source hold, read without judging.
+"""Reads the files of a data source, without checking their values.
 
 | source | what it holds |
 |---|---|
-| builtin:digits | 1,797 handwritten digits, 8×8 pixels, shipped by scikit-learn (E. Alpaydin, C. Kaynak, UCI) |
-| .parquet, .csv | a table, the target one of its columns |
-| .npy | a table: a structured array, or rows × columns, whose columns are then called 0, 1, … |
-| .npz | arrays with one entry a row; the target is one of them, all others are inputs |
-| folder with index.csv | images: the column `file` (a path within the folder) and the target's column |
+| builtin:digits | 1,797 handwritten digits, 8×8 pixels, from scikit-learn (Alpaydin, Kaynak, UCI) |
+| .parquet, .csv | a table; the target is one of its columns |
+| .npy | a table: a structured array, or rows × columns with the column names 0, 1, … |
+| .npz | arrays with one entry per row; the target is one of them, all others are inputs |
+| folder with index.csv | images: the column `file` (a path within the folder) and the target |
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ INDEX = "index.csv"
 
 @dataclass(frozen=True)
 class Raw:
-    """Data as its source holds it, one entry a row.
+    """Data as the source holds it, one entry per row.
 
-    `table` (pyarrow) has the rows of a table, the index of a folder of images, or the target's column alone. `images` are
-    arrays (channels, height, width) of uint8, None where a file is no image.
+    `table` (pyarrow) is a table, the index of a folder of images, or the target column alone.
+    `images` are arrays (channels, height, width) of uint8, or None if a file is not an image.
     """
 
     sha256: str
     table: Any
     arrays: dict[str, Array] = field(default_factory=dict)
     images: list[Array | None] | None = None
-    targets: Array | None = None  # where a row has several values to predict, which no column holds
+    targets: Array | None = None  # if each row has several values to predict
 
     @property
     def is_table(self) -> bool:
@@ -51,12 +51,15 @@ class Raw:
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(self.targets) if self.targets is not None else int(self.table.num_rows)
 
 
 def read_digits(spec: DataSpec) -> Raw:
-    """The digits that scikit-learn ships, read from its file: importing its loader costs a second and brings pandas."""
+    """The digits that scikit-learn ships.
+
+    Read from its file, because importing scikit-learn's loader takes a second and loads pandas.
+    """
     import numpy as np
     import pyarrow as pa
     from pyarrow import csv
@@ -70,22 +73,24 @@ def read_digits(spec: DataSpec) -> Raw:
 
 
 def digits_path() -> Path:
-    """The file of digits that scikit-learn ships. Raises BadInput where it is not installed."""
+    """The file of digits that scikit-learn ships. Raises BadInput if it is not installed."""
     package = importlib.util.find_spec("sklearn")
     if package is None or package.origin is None:
         raise BadInput(
-            "data.uri: got builtin:digits; it needs scikit-learn, which is not installed"
+            "data.uri: got builtin:digits; it needs scikit-learn, which is not installed: "
+            "pip install scikit-learn"
         )
     path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if not path.is_file():
-        raise BadInput(
-            f"data.uri: got builtin:digits; scikit-learn came without it: there is no {path}"
-        )
+        raise BadInput(f"data.uri: got builtin:digits; the installed scikit-learn lacks {path}")
     return path
 
 
 def read_table(path: Path) -> Any:
-    """The pyarrow table in a .parquet, .npy or .csv file, dictionaries and decimals as plain values. Raises ValueError."""
+    """The pyarrow table in a .parquet, .npy or .csv file. Raises ValueError.
+
+    Dictionary columns become plain values; decimals and float16 become float64.
+    """
     import numpy as np
     import pyarrow as pa
     from pyarrow import csv, parquet
@@ -97,7 +102,8 @@ def read_table(path: Path) -> Any:
         array = np.load(path, allow_pickle=False)
         if array.dtype.names is None and array.ndim != 2:
             raise ValueError(
-                f"an array of shape {array.shape} is no table; allowed: rows × columns, or a structured array"
+                f"an array of shape {array.shape} is not a table; "
+                "allowed: rows × columns, or a structured array"
             )
         names = array.dtype.names or range(array.shape[1])
         columns = (array[name] if array.dtype.names else array[:, name] for name in names)
@@ -122,29 +128,35 @@ def read_table(path: Path) -> Any:
 
 
 def read_arrays(path: Path, target: str) -> Raw:
-    """The arrays of a .npz file, one entry a row. Raises BadInput for unlike lengths and a target that is none of them."""
+    """The arrays of a .npz file, one entry per row.
+
+    Raises BadInput for different lengths, or if no array is the target.
+    """
     import numpy as np
     import pyarrow as pa
 
     if not zipfile.is_zipfile(path):
-        raise ValueError("it is no npz file")
+        raise ValueError("it is not an npz file")
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     if target not in arrays or len(arrays) < 2:
         raise BadInput(
-            f"data.target: got {target!r}; allowed: one of two or more arrays of {path.name}: {_names(arrays)}"
+            f"data.target: got {target!r}; "
+            f"allowed: one of two or more arrays of {path.name}: {_names(arrays)}"
         )
     lengths = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise BadInput(
-            f"data.uri: got {path} with arrays of unlike lengths ({listed}); allowed: one entry a row in each"
+            f"data.uri: got {path} with arrays of different lengths ({listed}); "
+            "allowed: one entry per row in each"
         )
     targets = arrays.pop(target)
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf" or array.ndim < 1:
             raise BadInput(
-                f"data.uri: got {path}, whose array {name!r} is {array.dtype} of shape {array.shape}; allowed: numbers, by row"
+                f"data.uri: got {path}, whose array {name!r} is {array.dtype} of shape "
+                f"{array.shape}; allowed: numbers, by row"
             )
     inputs = arrays if len(arrays) > 1 else {"inputs": next(iter(arrays.values()))}
     digest = file_sha256([path])
@@ -154,18 +166,22 @@ def read_arrays(path: Path, target: str) -> Raw:
 
 
 def read_images(folder: Path, target: str) -> Raw:
-    """The images that a folder's index names. Raises BadInput as `image_files` does."""
+    """The images listed in a folder's index. Raises BadInput as `image_files` does."""
     index, files = image_files(folder, target)
     return Raw(file_sha256(files), index, images=[_image(path) for path in files[1:]])
 
 
 def image_files(folder: Path, target: str) -> tuple[Any, list[Path]]:
-    """The index of a folder of images; its file, and those that it names. Raises BadInput for what is not there or outside."""
+    """The index of a folder of images, and the paths of the index and of the images.
+
+    Raises BadInput for images that do not exist or are outside the folder.
+    """
     index = read_table(folder / INDEX)
     for column, name in (("data.uri", "file"), ("data.target", target)):
         if name not in index.column_names:
             raise BadInput(
-                f"{column}: {folder / INDEX} has no column {name!r}; it has: {_names(index.column_names)}"
+                f"{column}: {folder / INDEX} has no column {name!r}; "
+                f"it has: {_names(index.column_names)}"
             )
     paths = []
     for name in index.column("file").to_pylist():
@@ -193,7 +209,7 @@ def _image(path: Path) -> Array | None:
             else:
                 pixels = np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB"))
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError):
-        return None  # the row is named by validation, and by whoever loads it
+        return None  # validation and `dataset` report the row
     return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
@@ -206,7 +222,7 @@ def _names(names: Iterable[str]) -> str:
 
 
 def to_arrow(array: Array) -> Any:
-    """A one-dimensional array as an Arrow array. pa.array would import pandas, and so would Arrow's to_numpy."""
+    """A one-dimensional array as an Arrow array. Unlike `pa.array`, this does not import pandas."""
     import numpy as np
     import pyarrow as pa
 
@@ -224,7 +240,10 @@ def to_arrow(array: Array) -> Any:
 
 
 def to_numpy(column: Any) -> Array:
-    """A column of numbers, or of true and false as 1 and 0, without missing values, as an array."""
+    """A column without missing values as an array of numbers; true and false become 1 and 0.
+
+    Unlike Arrow's `to_numpy`, this does not import pandas.
+    """
     import numpy as np
     import pyarrow as pa
 
@@ -234,7 +253,7 @@ def to_numpy(column: Any) -> Array:
 
 
 def file_sha256(paths: Iterable[Path]) -> str:
-    """One checksum of several files, in their order: of the checksums of each."""
+    """One digest of several files in order: the SHA-256 over the SHA-256 digests of the files."""
     whole = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:

@@ -1,7 +1,8 @@
-"""Where data lies: builtin sets, files, folders of images, in a path or an S3 store.
+"""Finds and fetches data: built-in sets, files and folders of images, at a path or in S3.
 
-Covers finding and fetching; what the files hold is read by `formats`. `read` gives the rows as they are, missing values and all,
-because validation must see those too; what a model gets is made in `tasks.data`. Everything is held in memory.
+`formats` reads the files. `read` returns the rows unchanged, with missing values, because
+validation must see those; `dataset` makes the model's arrays from them. Everything is held in
+memory.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ SUFFIXES = (".parquet", ".csv", ".npz", ".npy")
 
 
 def localized(spec: DataSpec, settings: Settings) -> DataSpec:
-    """The spec with a builtin's name or a path on this machine as its uri; what lies in S3 is fetched.
+    """The spec with a local path (or a built-in name) as its URI; fetches data from S3.
 
-    A version of an object is fetched once, into the folder `data` under TRAINWRIGHT_HOME. Raises BadInput where nothing is
-    there, ServiceUnreachable where the server does not answer.
+    Each version of an object is fetched once, into the folder `data` under TRAINWRIGHT_HOME.
+    Raises BadInput if there is no data, ServiceUnreachable if the server does not answer.
     """
     uri = spec.uri
     if uri.startswith("builtin:"):
@@ -51,19 +52,21 @@ def localized(spec: DataSpec, settings: Settings) -> DataSpec:
     if path.is_dir():
         if not (path / INDEX).is_file():
             raise BadInput(
-                f"data.uri: got {uri}, a folder without {INDEX}; allowed: a folder of images with one"
+                f"data.uri: got {uri}, a folder without {INDEX}; "
+                f"allowed: a folder of images with {INDEX}"
             )
     elif not path.exists():
         raise BadInput(f"data.uri: got {uri}; there is no such file")
     elif path.suffix.lower() not in SUFFIXES:
         raise BadInput(
-            f"data.uri: got {uri}; allowed: {', '.join(SUFFIXES)}, or a folder of images with {INDEX}"
+            f"data.uri: got {uri}; "
+            f"allowed: {', '.join(SUFFIXES)}, or a folder of images with {INDEX}"
         )
     return spec.model_copy(update={"uri": str(path.absolute())})
 
 
 def _fetched(uri: str, settings: Settings) -> Path:
-    """The local copy of the object at an S3 URI, or of the folder of objects."""
+    """The local copy of the object, or the folder of objects, at an S3 URI."""
     parent, _, name = uri.rstrip("/").rpartition("/")
     if parent in ("s3:", "s3:/") or not name:
         raise BadInput(f"data.uri: got {uri}; allowed: s3://bucket/key")
@@ -93,13 +96,13 @@ def _fetched(uri: str, settings: Settings) -> Path:
             try:
                 whole.rename(folder)
             except OSError:
-                if not folder.is_dir():  # else another process was first, with the same content
+                if not folder.is_dir():  # else another process fetched the same content first
                     raise
     return folder / name
 
 
 def read(spec: DataSpec) -> Raw:
-    """The rows of a source on this machine (see `localized`). Raises BadInput if it cannot be read."""
+    """The rows of a local source (see `localized`). Raises BadInput if it can't be read."""
     import pyarrow as pa
 
     local = spec.uri
@@ -128,20 +131,21 @@ def read(spec: DataSpec) -> Raw:
 
 
 def content_sha256(spec: DataSpec) -> str:
-    """The `sha256` that `read` would give, without reading what the files hold. Raises BadInput as `read` does."""
+    """The `sha256` that `read` would return, without parsing the files. Raises BadInput."""
     return formats.file_sha256(files_of(spec))
 
 
 def require_content(spec: DataSpec, found: str, validated: str) -> None:
-    """Raise BadInput where the content that was found, by its SHA-256, is not what was validated."""
+    """Raise BadInput if the content's SHA-256 is not the validated one."""
     if found != validated:
         raise BadInput(
-            f"data.uri: {spec.uri} has changed since it was validated; --new starts afresh with it"
+            f"data.uri: {spec.uri} has changed since it was validated; "
+            "--new starts a new run with it"
         )
 
 
 def files_of(spec: DataSpec) -> list[Path]:
-    """The files on this machine that the data lies in, in the order of its checksum; what lies in S3 is fetched."""
+    """The local files of the data, in the order in which its digest covers them."""
     local = spec.uri
     if local.startswith("builtin:"):
         return [formats.digits_path()]

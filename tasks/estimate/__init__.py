@@ -1,4 +1,4 @@
-"""Step `estimate`: what a training step costs on each kind of device; calibration; corrections from finished runs."""
+"""Step `estimate`: the cost of a training step by kind of device; calibration; finished runs."""
 
 from __future__ import annotations
 

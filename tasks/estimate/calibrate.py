@@ -1,7 +1,7 @@
-"""What is measured of this machine's devices; the link between its ranks is in `link`.
+"""Finds or measures calibrations of this machine's devices. (`link` has the link between ranks.)
 
-A calibration is looked for in the cache under the trainwright home, then in the store, where other machines of the same processor
-and torch leave theirs; else it is measured now.
+A calibration is looked up in the cache under the trainwright home, then in the store, where
+machines with the same processor and torch share theirs; otherwise it is measured now.
 
     <store>/calibrations/<device type>/<key>.json       key: of processor, torch and threads
 """
@@ -44,26 +44,25 @@ LEAST_BUDGET_S = 1.0
 MOST_PROBES_S = 30.0
 LOOP_S = 3.0
 BUSY_KEPT_S = 600.0
-"""for so long a calibration of a machine that was too busy is of use, so that not every step of a run measures anew"""
+"""How long a calibration of a busy machine is used, so that not every step measures."""
 _LOADING_S = 5.0
 _MOST_BYTES = 8 << 20
-"""of a calibration, and of the samples that it is made of"""
+"""Disk space for a calibration and its samples."""
 
 
 def calibration_for(threads: int, settings: Settings, store: str | None = None) -> Calibration:
-    """This machine's calibration for a number of CPU threads: from the cache, from the store, or measured now (a minute).
+    """This machine's calibration for a number of CPU threads: cached, from the store, or measured.
 
-    `store` is a URI; default: the settings'. A busy machine is measured all the same; its calibration names the drift, and is of
-    use for BUSY_KEPT_S only.
+    Measuring takes a minute. `store` is a URI; default: the settings'. A busy machine is measured
+    too; its calibration states the drift, and is used for BUSY_KEPT_S only.
     """
     path = cached(threads, settings)
     if (known := _from_cache(path)) is not None and known.loop is not None:
         return known
     require_space(path, _MOST_BYTES, "--out")
-    with _lock(
-        path, wait=True
-    ) as lock:  # another process may be measuring the same: its result is ours too
-        if (known := _from_cache(path, tell=True)) is not None:
+    # Another process may be measuring the same; its result is then used.
+    with _lock(path, wait=True) as lock:
+        if (known := _from_cache(path, report=True)) is not None:
             return known if known.loop is not None else _with_loop(path, known)
         if (known := from_store(store or settings.store, "cpu", threads, settings)) is not None:
             save(known, path)
@@ -71,11 +70,11 @@ def calibration_for(threads: int, settings: Settings, store: str | None = None) 
         about_s = FIRST_USE_S + LOOP_S + _LOADING_S
         progress.emit(
             "notice",
-            message=f"measuring this machine ({threads} thread(s)), once, for about {about_s:.0f} s",
+            message=f"measuring this machine ({threads} thread(s)) once, for about {about_s:.0f} s",
         )
         measured = _run(path, FIRST_USE_S, threads, lock, "--most-drift", "inf")
         made = _with_loop(path, measured)
-        _tell_if_busy(made)
+        _warn_if_busy(made)
         return made
 
 
@@ -106,7 +105,8 @@ def calibrate(
         )
     if probes and not LEAST_BUDGET_S <= budget_s <= MOST_PROBES_S:
         raise BadInput(
-            f"--budget: got {budget_s:g}; allowed with --probes: {LEAST_BUDGET_S:g} to {MOST_PROBES_S:g} s"
+            f"--budget: got {budget_s:g}; "
+            f"allowed with --probes: {LEAST_BUDGET_S:g} to {MOST_PROBES_S:g} s"
         )
     if not LEAST_BUDGET_S <= budget_s < math.inf:
         raise BadInput(
@@ -114,7 +114,7 @@ def calibrate(
         )
     if not most_drift >= 0:
         raise BadInput(f"--most-drift: got {most_drift:g}; allowed: 0 or more")
-    if out.exists() and not out.is_file():  # a folder, a device: it would be replaced
+    if out.exists() and not out.is_file():  # writing would replace it
         raise BadInput(f"--out: {out}: is a folder or a device; allowed: a regular file")
     require_space(out, _MOST_BYTES, "--out")
     with _lock(out, wait=False) as lock:
@@ -133,10 +133,11 @@ def calibrate_and_share(
     most_drift: float = MOST_DRIFT,
     store: str | None = None,
 ) -> dict[str, Any]:
-    """Measure this machine anew, and put the calibration into the cache and the store; a small reference to it.
+    """Measure this machine and the link between its ranks; write both to the cache and the store.
 
-    The link between its ranks is measured anew too. Raises as `calibrate` does, where the link can't be measured, and
-    ServiceUnreachable where the store can't be written (the cache has it then).
+    Returns a small reference. Raises as `calibrate` does; TrainwrightError if the link can't be
+    measured; ServiceUnreachable if the store can't be written (the cache then has the
+    calibration).
     """
     known_type(device_type)
     objects = open_store(
@@ -149,7 +150,7 @@ def calibrate_and_share(
     renew_link(settings)
     name = f"{key(threads)}.json"
     objects.put(name, path.read_bytes())
-    told = made.model_dump(
+    shown = made.model_dump(
         mode="json",
         include={
             "device_type",
@@ -160,21 +161,24 @@ def calibrate_and_share(
             "duration_s",
         },
     )
-    return {"calibration": f"{objects.uri}/{name}", **told}
+    return {"calibration": f"{objects.uri}/{name}", **shown}
 
 
 def why_not_here(device_type: str, addresses: Sequence[str]) -> str | None:
-    """Why this machine can't measure a device type that a pool has at these addresses; None where it can.
+    """The reason why this machine can't measure a pool's device type; None if it can.
 
-    Raises BadInput for an unknown type.
+    `addresses` are those at which the pool has such devices. Raises BadInput for an unknown type.
     """
     known_type(device_type)
     if device_type == EMULATED:
-        return "emulated: its time is set, there is nothing to measure"
+        return "emulated: its time is set; there is nothing to measure"
     if device_type != "cpu":
-        return f"{device_type}: GPUs are not measured by this step, but by `trainwright calibrate --device`"
+        return (
+            f"{device_type}: this task does not measure GPUs; "
+            "use `trainwright calibrate --device cuda:0`"
+        )
     if not any(address in LOCAL_ADDRESSES for address in addresses):
-        return f"{device_type}: at {', '.join(addresses)}, and this is another machine"
+        return f"{device_type}: the pool has it at {', '.join(addresses)}, not on this machine"
     return None
 
 
@@ -190,7 +194,7 @@ def given(path: Path) -> Calibration:
 
 
 def from_store(uri: str, device_type: str, threads: int, settings: Settings) -> Calibration | None:
-    """What another machine like this one left there; None where there is nothing that can be used."""
+    """A calibration that an equal machine left in the store; None if there is none."""
     try:
         objects = open_store(f"{uri.rstrip('/')}/calibrations/{device_type}", settings)
         name = f"{key(threads)}.json"
@@ -198,13 +202,13 @@ def from_store(uri: str, device_type: str, threads: int, settings: Settings) -> 
     except FileNotFoundError:
         return None
     except (TrainwrightError, OSError) as error:
-        progress.emit("notice", message=f"no calibration is taken from the store: {error}")
+        progress.emit("notice", message=f"the store's calibration is not used: {error}")
         return None
     here = (device_type, processor(), threads, importlib.metadata.version("torch"))
     if (found.device_type, found.processor, found.threads, found.torch) != here:
         progress.emit(
             "notice",
-            message=f"{objects.uri}/{name}: is of another processor or torch: not used",
+            message=f"{objects.uri}/{name}: not used: from another processor or torch",
         )
         return None
     progress.emit("notice", message=f"calibration: {objects.uri}/{name}, of {found.created_at}")
@@ -212,54 +216,56 @@ def from_store(uri: str, device_type: str, threads: int, settings: Settings) -> 
 
 
 def key(threads: int) -> str:
-    """What calibrations must share to be each other's: processor, torch and threads."""
+    """The key of a calibration: processor, torch and threads."""
     return f"{machine_key()}-{threads}-threads"
 
 
 def cached(threads: int, settings: Settings) -> Path:
-    """Where this machine's own calibration is kept."""
+    """The path of this machine's calibration."""
     return settings.home / "calibrations" / f"cpu-{key(threads)}.json"
 
 
-def _from_cache(path: Path, *, tell: bool = False) -> Calibration | None:
-    """What is there and of use; with `tell`, why what is there is not."""
+def _from_cache(path: Path, *, report: bool = False) -> Calibration | None:
+    """The cached calibration, if it is usable; with `report`, a notice says why it is not."""
     if not path.exists():
         return None
     why = None
     try:
         known = load(path)
         if known.torch != (here := importlib.metadata.version("torch")):
-            why = f"{path}: was measured with torch {known.torch}, here is {here}"
+            why = f"{path}: measured with torch {known.torch}; the installed one is {here}"
         elif known.sentinel_drift > MOST_DRIFT and time.time() - path.stat().st_mtime > BUSY_KEPT_S:
-            why = f"{path}: the machine was busy when it was measured"
+            why = f"{path}: measured while the machine was busy"
     except BadInput as error:
         why = str(error)
     if why is not None:
-        if tell:
-            progress.emit("notice", message=f"{why}: measuring again")
+        if report:
+            progress.emit("notice", message=f"{why}; measuring again")
         return None
-    _tell_if_busy(known)
+    _warn_if_busy(known)
     return known
 
 
-def _tell_if_busy(calibration: Calibration) -> None:
+def _warn_if_busy(calibration: Calibration) -> None:
     if calibration.sentinel_drift > MOST_DRIFT:
         progress.emit(
             "notice",
-            message=f"this machine's speed spread by {100 * calibration.sentinel_drift:.0f} % while it was measured: predictions "
-            f"are rough; it is measured again after {BUSY_KEPT_S / 60:.0f} minutes",
+            message=f"this machine's speed spread by {100 * calibration.sentinel_drift:.0f} % "
+            "during calibration: predictions are rough; "
+            f"it is measured again after {BUSY_KEPT_S / 60:.0f} minutes",
         )
 
 
 @contextlib.contextmanager
 def _lock(out: Path, *, wait: bool) -> Iterator[int]:
-    """One process at a time measures into a file; yields the lock's descriptor for the measuring process."""
+    """Lets one process at a time measure into a file; yields the lock's descriptor."""
     with contextlib.ExitStack() as stack:
         try:
             held = stack.enter_context(locked(out.with_name(f"{out.name}.lock"), wait=wait))
         except BlockingIOError:
             raise RunHeld(
-                f"calibrate: another process measures into {out} now; wait for it, or name another --out"
+                f"calibrate: another process is measuring into {out}; "
+                "wait for it, or choose another --out"
             ) from None
         except OSError as error:
             raise BadInput(f"--out: {out}: can't be written ({error.strerror})") from None
@@ -267,13 +273,14 @@ def _lock(out: Path, *, wait: bool) -> Iterator[int]:
 
 
 def _with_loop(out: Path, calibration: Calibration) -> Calibration:
-    """The calibration with what training adds to a step, measured now in a process of its own; written."""
+    """Measure what training adds to a step, in a separate process; write the calibration."""
     if missing := [
         name for name in ("safetensors", "tensorboard") if importlib.util.find_spec(name) is None
     ]:
         progress.emit(
             "notice",
-            message=f"what training adds to a step is not measured: {' and '.join(missing)} missing (trainwright[train])",
+            message="the time that training adds to a step is not measured: "
+            f"{' and '.join(missing)} missing; install trainwright[train]",
         )
         return calibration
     started = time.monotonic()
@@ -295,9 +302,10 @@ def _with_loop(out: Path, calibration: Calibration) -> Calibration:
             check=False,
         )
         if done.returncode != 0:
-            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
             raise TrainwrightError(
-                f"calibrate: measuring training's loop ended with {done.returncode}: {last[:300]}"
+                f"calibrate: measuring the training loop exited with {done.returncode}: "
+                f"{last[:300]}"
             )
         loop = LoopCost.model_validate_json(found.read_bytes())
     duration_s = calibration.duration_s + time.monotonic() - started
@@ -323,15 +331,15 @@ def _run(out: Path, budget_s: float, threads: int, lock: int, *options: str) -> 
         try:
             for line in process.stderr or ():
                 last = line.strip() or last
-                told = _told(line)
-                if "error" in told:
-                    failure = from_document(told["error"])
-                elif told:
-                    progress.emit("calibrate", **told, budget_s=budget_s)
+                message = _parsed(line)
+                if "error" in message:
+                    failure = from_document(message["error"])
+                elif message:
+                    progress.emit("calibrate", **message, budget_s=budget_s)
         except KeyboardInterrupt:
             process.kill()
             raise Interrupted(
-                "calibrate: interrupted; started again, it goes on from what it has measured"
+                "calibrate: interrupted; the same command continues the measurement"
             ) from None
         except BaseException:
             process.kill()
@@ -340,15 +348,15 @@ def _run(out: Path, budget_s: float, threads: int, lock: int, *options: str) -> 
         raise failure
     if process.returncode != 0:
         raise TrainwrightError(
-            f"calibrate: the measuring process ended with {process.returncode}: {last[:300]}"
+            f"calibrate: the measuring process exited with {process.returncode}: {last[:300]}"
         )
     return load(out)
 
 
-def _told(line: str) -> dict[str, Any]:
-    """A line of the measuring process as it means it: JSON of ours, or a library's words, which are none."""
+def _parsed(line: str) -> dict[str, Any]:
+    """A message of the measuring process; empty for other output, such as a library's warning."""
     try:
-        told = json.loads(line)
+        found = json.loads(line)
     except ValueError:
         return {}
-    return told if isinstance(told, dict) and ("message" in told or "error" in told) else {}
+    return found if isinstance(found, dict) and ("message" in found or "error" in found) else {}

@@ -1,9 +1,9 @@
-"""The calibration set of a device type in the store: one object for each finished run, written once, never changed.
+"""What finished runs measured, by device type: one object per run in the store, written once.
 
     <store>/calibrations/<device type>/runs/<run id>.json
 
-A run appends to it in step `store`; the next prediction reads it (`estimator.experience` says what it makes of it). Objects that
-were read are kept under the trainwright home, so that each is fetched once.
+Step `store` adds a run's object; the next prediction reads them (`estimator.predict.correction`
+applies them). Objects are cached under the trainwright home, so that each is fetched once.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _LARGEST_BYTES = 1_000_000
 
 
 def append(run: Run) -> list[str]:
-    """Add what a trained run measured to the sets of its device types, each once; the URIs of the objects.
+    """Write what a trained run measured, one object per device type. Returns the objects' URIs.
 
-    Nothing is learned from emulated devices, and of those that no calibration predicted.
+    Emulated devices, and devices that were predicted without a calibration, are left out.
     """
     findings: dict[str, list[Finding]] = {}
     result, plan, predicted = run.read(Result), run.read(Plan), run.read(Estimate)
@@ -71,22 +71,22 @@ def _finding(
     pieces: int,
     steps: int,
 ) -> Finding | None:
-    """What a device did beside what its calibration alone says of it; None where there is nothing to compare.
+    """A device's measured values with what its calibration alone predicts; None if not comparable.
 
-    Of a step in `pieces` micro-batches: what one of them took, the sum of gradients that is kept meanwhile taken away. So many
-    `steps` had the batch that the device has at the end.
+    For a step of `pieces` micro-batches, the values are of one micro-batch, without the accumulated
+    gradients. `steps` is the number of steps with the device's final batch size.
     """
     try:
         curve = predicted.curve(planned)
     except KeyError:  # a replayed plan, made for other devices
         return None
-    if planned.type == "cpu" and not planned.local:  # of a processor that may be another
+    if planned.type == "cpu" and not planned.local:  # the host may have another processor
         return None
     time_knots = curve.calibrated_time_knots or curve.time_knots
     took = device.step_time_s
     if curve.basis is None or time_knots is None or took is None or took.median <= 0:
         return None
-    if result.versions.get("torch") != curve.basis.torch:  # continued elsewhere
+    if result.versions.get("torch") != curve.basis.torch:  # the run continued on another machine
         return None
     of_this_plan = [
         one for one in result.split_events if len(one.batch_sizes) == len(result.devices)
@@ -117,9 +117,9 @@ def _finding(
 
 
 def read(store_uri: str, device_types: Iterable[str], settings: Settings) -> list[FinishedRun]:
-    """What the newest runs found out about these device types; what can't be read is left out with a notice.
+    """The newest runs' measurements of these device types; unreadable ones give a notice.
 
-    Raises ServiceUnreachable where the store is.
+    Raises ServiceUnreachable if the store does not answer.
     """
     return [
         one
@@ -145,13 +145,13 @@ def _read_type(store_uri: str, device_type: str, settings: Settings) -> list[Fin
         except (ValueError, OSError) as error:
             why = one_line(error) if isinstance(error, ValidationError) else error
             progress.emit(
-                "notice", message=f"{objects.uri}/{item.key}: nothing is learned from it: {why}"
+                "notice", message=f"{objects.uri}/{item.key}: not used for predictions: {why}"
             )
     return found
 
 
 def _kept(copy: Path, device_type: str) -> FinishedRun | None:
-    """The copy of an object, which does not change; None where there is none, or it is damaged."""
+    """The cached copy of an object, which never changes; None if it is missing or damaged."""
     try:
         return _parsed(copy.read_bytes(), device_type)
     except (ValueError, OSError):
@@ -163,7 +163,7 @@ def _fetched(objects: ObjectStore, item: ObjectInfo, device_type: str, folder: P
         raise ValueError(f"larger than {_LARGEST_BYTES} bytes")
     data = objects.get(item.key)
     found = _parsed(data, device_type)
-    with contextlib.suppress(ServiceUnreachable):  # no copy can be written: it is fetched again
+    with contextlib.suppress(ServiceUnreachable):  # without a copy it is fetched again next time
         FolderStore(folder).put(item.key, data)
     return found
 
@@ -171,10 +171,10 @@ def _fetched(objects: ObjectStore, item: ObjectInfo, device_type: str, folder: P
 def _parsed(data: bytes, device_type: str) -> FinishedRun:
     found = FinishedRun.model_validate_json(data)
     if found.schema_version > SCHEMA_VERSION or found.device_type != device_type:
-        raise ValueError(f"has schema version {found.schema_version} and is of {found.device_type}")
+        raise ValueError(f"has schema version {found.schema_version}, for {found.device_type}")
     return found
 
 
 def _objects(store_uri: str, device_type: str, settings: Settings) -> ObjectStore:
-    open_store(store_uri, settings)  # what is wrong with it is told in its own words
+    open_store(store_uri, settings)  # an error names the store itself, not the folder in it
     return open_store(f"{store_uri.rstrip('/')}/calibrations/{device_type}/runs", settings)

@@ -1,4 +1,4 @@
-"""The link between ranks of this machine: measured at first use, kept under the trainwright home, renewed by `calibrate`."""
+"""The link between ranks of this machine: measured at first use, cached, renewed by `calibrate`."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from trainwright.tasks.errors import BadInput
 from trainwright.tasks.settings import Settings
 
 LINK_S = 1.5
-"""Loading torch in two processes comes on top: the whole is to stay below 6 s."""
+"""In addition two processes load torch; together it should take less than 6 s."""
 
 
 def link_file(settings: Settings) -> Path:
-    """Where this machine's link between ranks is kept, once measured."""
+    """The path of this machine's measured link."""
     return settings.home / "links" / f"cpu-{machine_key()}.json"
 
 
 def link_for_this_machine(settings: Settings) -> Link:
-    """The link between ranks of this machine, from the cache or measured now (under 6 s).
+    """The link between ranks of this machine, cached or measured now (less than 6 s).
 
-    Raises TrainwrightError where it can't be measured.
+    Raises TrainwrightError if it can't be measured.
     """
     path = link_file(settings)
     if (known := _kept_link(path)) is not None:
         return known
     with _link_lock(path):
-        if (known := _kept_link(path)) is not None:  # another process has measured it meanwhile
+        if (known := _kept_link(path)) is not None:  # another process measured it meanwhile
             return known
         progress.emit(
             "notice",
-            message=f"measuring all-reduce on this machine, once, for about {LINK_S + 3:.0f} s",
+            message=f"measuring all-reduce on this machine once, for about {LINK_S + 3:.0f} s",
         )
         return _measured_link(path)
 
 
 def renew_link(settings: Settings) -> Link:
-    """The link between ranks of this machine, measured now and kept for every estimate. Raises as `link_for_this_machine`."""
+    """Measure the link again, and cache it. Raises as `link_for_this_machine`."""
     path = link_file(settings)
     with _link_lock(path):
         return _measured_link(path)
@@ -62,15 +62,13 @@ def _kept_link(path: Path) -> Link | None:
     try:
         return Link.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
-        progress.emit(
-            "notice", message=f"link: {path}: is not a link, or was cut short: measuring again"
-        )
+        progress.emit("notice", message=f"link: {path}: not a link, or truncated; measuring again")
         return None
 
 
 @contextlib.contextmanager
 def _link_lock(path: Path) -> Iterator[None]:
-    """One process at a time measures the link: two would disturb each other."""
+    """Lets one process at a time measure the link; two would disturb each other."""
     with contextlib.ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

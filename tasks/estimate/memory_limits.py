@@ -1,4 +1,4 @@
-"""What a run's devices were seen to hold: where one ran out of memory, the run's estimate says so, and the next plan heeds it."""
+"""Batch sizes that devices can hold, as a run found: kept in its estimate for the next plan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Variant = tuple[str, float | None, float | None]
 
 
 def note(run: Run, plan: Plan, most_batch_sizes: Mapping[str, int]) -> None:
-    """Of a plan's devices, by id, the largest shares of a step that fit; what holds for one holds for all of its kind."""
+    """Record the largest batch sizes that fit, by device id. Each applies to its whole kind."""
     seen: dict[Variant, int] = {}
     for device in plan.devices:
         if device.id in most_batch_sizes:
@@ -22,7 +22,7 @@ def note(run: Run, plan: Plan, most_batch_sizes: Mapping[str, int]) -> None:
 
 
 def carried_over(found: Estimate, before: Estimate | None) -> Estimate:
-    """A new estimate of a run, with what the one before had seen."""
+    """A new estimate of a run, with the limits recorded in the previous one."""
     curves = before.curves if before is not None else []
     return _limited(
         found,

@@ -1,4 +1,4 @@
-"""Step `estimate`: what a training step costs on every kind of device that the job may use."""
+"""Predicts what a training step costs on every kind of device that the job may use."""
 
 from __future__ import annotations
 
@@ -36,17 +36,20 @@ def estimate(
     finished: Sequence[FinishedRun] = (),
     store: str | None = None,
 ) -> Estimate:
-    """One curve for each kind of device, by its calibration where one is given (a CPU's for its threads).
+    """One curve for each kind of device.
 
-    A curve is of a step of training: with what the loop adds to the model's own, where the calibration has measured that.
+    A device kind (a CPU: with its number of threads) is predicted by its calibration among
+    `calibrations`. If there is none, CPUs are measured, and GPUs predicted by their datasheets. A
+    curve describes a step of training: it includes what the training loop adds, if the
+    calibration has measured that.
 
-    Without one, CPUs are measured, and GPUs are predicted by their datasheet. The memory of this machine's CPUs is limited by
-    its own and by the container's, and so is that of alike CPUs of other hosts; else none of theirs is known. They are predicted
-    as this machine's are. Notices say so.
+    CPUs of this machine are limited by its memory and the container's. CPUs of other hosts are
+    predicted as if they were this machine's; their memory limit is this machine's if it has the
+    same kind, else unknown. Notices say so.
 
-    Where two devices or more are on this machine, its link between ranks is measured too. `backend` is the collectives'
-    library, as the job names it. `finished` runs correct the curves of their devices' types. `store`
-    is the URI of the store in which other machines leave their calibrations.
+    If two or more devices are on this machine, the link between its ranks is measured. `backend`
+    is the job's library for collectives. `finished` runs correct the curves of their device
+    types. `store` is the URI of the store with calibrations of other machines.
     """
     here = {one.variant for one in devices if one.local}
     if far := sorted(
@@ -54,11 +57,12 @@ def estimate(
     ):
         progress.emit(
             "notice",
-            message=f"memory of {', '.join(far)}: not known; no limit of theirs is planned for",
+            message=f"memory of {', '.join(far)}: not known; plans assume that it is enough",
         )
     if unlike := sorted({one.host for one in devices if one.type == "cpu" and not one.local}):
         progress.emit(
-            "notice", message=f"CPUs of {', '.join(unlike)}: predicted as this machine's are"
+            "notice",
+            message=f"CPUs of {', '.join(unlike)}: predicted as if they were this machine's",
         )
     known = {_measured_as(one.device_type, one.threads): one for one in calibrations}
     curves, sources = [], {}
@@ -92,8 +96,8 @@ def estimate(
         mode=next((mode for mode in _VAGUEST if mode in modes), "calibrated"),
         curves=curves,
         learned_from=max((curve.learned_from for curve in curves), default=0),
-        gradient_bytes=structure.parameter_bytes
-        * (2 if structure.precision == "bf16" else 1),  # summed in fp32
+        # bf16 gradients are summed in fp32.
+        gradient_bytes=structure.parameter_bytes * (2 if structure.precision == "bf16" else 1),
         calibrations=sources,
         local_link=link_for_this_machine(settings)
         if sum(device.local for device in devices) > 1
@@ -103,5 +107,5 @@ def estimate(
 
 
 def _measured_as(device_type: str, threads: int) -> str:
-    """What a calibration is of: a device type, of a CPU so many threads."""
+    """The name of what a calibration measures: a device type, for a CPU with its threads."""
     return f"cpu, {threads} thread(s)" if device_type == "cpu" else device_type

@@ -1,4 +1,4 @@
-"""Step `estimate`: predicts what a training step costs on each kind of device of the job's pool."""
+"""Step `estimate`: predicts the cost of a training step on each kind of device of the pool."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def work(context: RunContext) -> Reference:
     if found is None:
         job = run.job()
         pool = load_pool(job.pool)
-        # Before this machine is measured: what is wrong is reported at once.
+        # Checked before this machine is measured, so that errors are reported at once.
         require_possible(job, pool, usable(pool, job.devices), run.data().train_rows)
         found = predicted(run)
         run.write(found)
@@ -50,7 +50,7 @@ def summary(reference: Reference) -> str:
 def predicted(run: Run) -> Estimate:
     """Time, memory and energy on each kind of device that the pool has currently.
 
-    Earlier runs correct it, and so does what this run's devices were seen to hold.
+    Earlier runs, and memory limits that this run found, correct the prediction.
     """
     from trainwright.tasks.estimate.pool_estimate import estimate
 
@@ -99,7 +99,7 @@ def estimate_step(
 
 
 def device_type_of(device_type: str | None, calibration: Calibration | None) -> str:
-    """The device type asked for. Raises BadInput if it is unknown, or not the calibration's."""
+    """The requested device type. Raises BadInput if it is unknown, or not the calibration's."""
     chosen = device_type or (calibration.device_type if calibration else "cpu")
     if chosen not in DEVICE_TYPES:
         raise BadInput(

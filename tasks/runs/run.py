@@ -70,7 +70,7 @@ class Run:
         return f"Run({self.uri!r})"
 
     def read(self, kind: type[AnyArtefact]) -> AnyArtefact:
-        """An artefact. Raises FileNotFoundError if there is none yet, CorruptArtefact if invalid."""
+        """An artefact. Raises FileNotFoundError if it is missing, CorruptArtefact if invalid."""
         file = _file(kind)
         content = self.objects.get(file)
         try:
@@ -126,7 +126,7 @@ class Run:
         return folder
 
     def model(self) -> ModelSource:
-        """The run's model. Raises BadInput if it has none yet, CorruptArtefact if it was changed."""
+        """The run's model. Raises BadInput if there is none yet, CorruptArtefact if changed."""
         found = self.find_model()
         if found is None:
             raise BadInput("model: required field is missing; this step needs a model")

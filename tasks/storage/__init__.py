@@ -1,1 +1,1 @@
-"""The object store: its interface, and the two kinds, a folder and S3."""
+"""The object store: its interface, and two implementations, a folder and S3."""

@@ -1,4 +1,4 @@
-"""Opens a store by its URI, with the credentials that the settings hold."""
+"""Opens a store by its URI, with the credentials in the settings."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _ENDPOINT = re.compile(rf"https?://([A-Za-z0-9._-]+|\[[0-9a-fA-F:]+\])(:({_PORT}
 def open_store(
     uri: str, settings: Settings, *, patience_s: float | None = None
 ) -> FolderStore | S3Store:
-    """The store at `s3://bucket/prefix` or `file:///folder`. Connects when it is first used.
+    """The store at `s3://bucket/prefix` or `file:///folder`. Connects at first use.
 
-    `patience_s`: without an answer for this long, the store counts as unreachable, and no request is
-    tried again; by default requests are retried. Raises BadInput for any other URI, ServiceUnreachable
-    if the embedded S3 server was never started.
+    `patience_s`: the store counts as unreachable after this long without an answer, and requests
+    are not retried; by default they are. Raises BadInput for any other URI, ServiceUnreachable if
+    the embedded S3 server was never started.
     """
     split = urlsplit(uri)
     if split.scheme == "file" and split.netloc in ("", "localhost") and split.path:
@@ -44,8 +44,9 @@ def open_store(
             embedded = s3_access(settings.home)
         except OSError as error:
             raise ServiceUnreachable(
-                "S3 server: none was set up here; start the embedded one with `trainwright up`, or set "
-                "TRAINWRIGHT_S3_ENDPOINT, TRAINWRIGHT_S3_ACCESS_KEY and TRAINWRIGHT_S3_SECRET_KEY",
+                "S3 server: none is set up on this machine; start the embedded one with "
+                "`trainwright up`, or set TRAINWRIGHT_S3_ENDPOINT, TRAINWRIGHT_S3_ACCESS_KEY and "
+                "TRAINWRIGHT_S3_SECRET_KEY",
                 service="s3",
                 address="127.0.0.1",
             ) from error
@@ -53,11 +54,12 @@ def open_store(
             embedded.endpoint,
             credentials or (embedded.access_key, embedded.secret_key),
         )
-    if credentials is None:  # the embedded server's keys are not shown to another server
+    if credentials is None:  # another server must not see the embedded server's keys
         raise BadInput(
-            "TRAINWRIGHT_S3_ACCESS_KEY, TRAINWRIGHT_S3_SECRET_KEY: not set, and needed with TRAINWRIGHT_S3_ENDPOINT"
+            "TRAINWRIGHT_S3_ACCESS_KEY, TRAINWRIGHT_S3_SECRET_KEY: not set; "
+            "TRAINWRIGHT_S3_ENDPOINT requires them"
         )
-    if not _ENDPOINT.fullmatch(endpoint):  # not told: it may hold a password
+    if not _ENDPOINT.fullmatch(endpoint):  # the message omits it: it may contain a password
         raise BadInput(
             "TRAINWRIGHT_S3_ENDPOINT: allowed: http(s)://host:port, without user, password or path"
         )

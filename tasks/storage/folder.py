@@ -1,4 +1,4 @@
-"""Objects as files of a folder: the store of one machine, or of several that share a file system."""
+"""A folder as an object store, for one machine or several that share a file system."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOCK_TIMEOUT_S = 10.0
 
 
 class FolderStore:
-    """Objects as files of a folder. Writes are atomic: a reader sees the old bytes or the new."""
+    """Objects as files of a folder. Writes are atomic: readers see the old or the new bytes."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -27,14 +27,14 @@ class FolderStore:
         return self.root / checked_key(key)
 
     def missing(self) -> str | None:
-        """What it lies in, in words, where that is not there yet; the first write makes it."""
+        """The missing container, in words; None if it exists. The first write creates it."""
         return None if self.root.is_dir() else f"folder {self.root}"
 
     def get(self, key: str) -> bytes:
         try:
             return self._path(key).read_bytes()
         except IsADirectoryError:
-            raise CorruptArtefact(f"{self.uri}/{key}: a folder where a file should be") from None
+            raise CorruptArtefact(f"{self.uri}/{key}: is a folder, expected a file") from None
 
     def put(self, key: str, data: Content) -> None:
         part = self._part(key, data)
@@ -62,7 +62,7 @@ class FolderStore:
             return written if self.create(key, data) else None
         part = self._part(key, data)
         try:
-            with _locked(part.parent):  # among those that swap
+            with _locked(part.parent):  # excludes other swaps
                 if self.get_versioned(key)[1] != version:
                     return None
                 part.replace(self._path(key))
@@ -86,7 +86,8 @@ class FolderStore:
             if name:
                 Path(name).unlink(missing_ok=True)
             raise ServiceUnreachable(
-                f"store {self.uri}: can't be written ({error.strerror}); free space there, or set TRAINWRIGHT_STORE",
+                f"store {self.uri}: can't be written ({error.strerror}); "
+                "free space there, or set TRAINWRIGHT_STORE",
                 service="store",
                 address=self.uri,
             ) from error
@@ -121,7 +122,10 @@ class FolderStore:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """The folder to oneself. Raises ServiceUnreachable where another keeps it (it may be stopped) for LOCK_TIMEOUT_S."""
+    """Locks the folder. Raises ServiceUnreachable if another process holds the lock too long.
+
+    That is LOCK_TIMEOUT_S: a holder that takes longer may have been stopped.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         until = time.monotonic() + LOCK_TIMEOUT_S
@@ -132,7 +136,8 @@ def _locked(folder: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > until:
                     raise ServiceUnreachable(
-                        f"store {folder.as_uri()}: another process has locked this folder for {LOCK_TIMEOUT_S:g} s",
+                        f"store {folder.as_uri()}: another process has held the lock on this "
+                        f"folder for {LOCK_TIMEOUT_S:g} s",
                         service="store",
                         address=folder.as_uri(),
                     ) from None

@@ -1,6 +1,6 @@
-"""Objects under keys: the interface to a store, which a folder and an S3 server share.
+"""The interface of a store: objects under keys.
 
-It asks only what every S3 server promises: put, get, list, delete, conditional create and swap. Modules
+It uses only what every S3 server supports: put, get, list, delete, conditional create and swap.
 `folder` and `s3` implement it; `connect` opens a store by its URI.
 """
 
@@ -19,12 +19,12 @@ _KEY = re.compile(r"^(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+(/(?!\.{1,2}(/|$))[A-Za-z
 
 
 Content = bytes | memoryview
-"""What is written; a view is done with when the call returns"""
+"""The data of a write; a view is not used after the call returns."""
 
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """A key, the size of what lies there in bytes, and the server's mark of this version of it (None in a folder)."""
+    """A key, the object's size in bytes, and the server's tag of its version (None in a folder)."""
 
     key: str
     size: int
@@ -32,49 +32,54 @@ class ObjectInfo:
 
 
 class ObjectStore(Protocol):
-    """Keys are relative paths with /. A missing key is FileNotFoundError; a store out of reach, ServiceUnreachable."""
+    """Keys are relative paths with /.
+
+    Methods raise FileNotFoundError for a missing key, ServiceUnreachable if the store does not
+    answer.
+    """
 
     uri: str
 
     def get(self, key: str) -> bytes: ...
     def put(self, key: str, data: Content) -> None: ...
     def create(self, key: str, data: Content, digest: str | None = None) -> bool:
-        """Write only where nothing lies: True for the one writer that did.
+        """Write only if the key does not exist. Returns True to the one writer that created it.
 
-        `digest` is the SHA-256 of the data where the caller knows it, so that it is not computed again.
+        `digest`: the SHA-256 of the data, if the caller knows it; it is then not computed again.
         """
         ...
 
     def get_versioned(self, key: str) -> tuple[bytes, str]:
-        """What lies there, and the mark of this version of it."""
+        """The object, and its version."""
         ...
 
     def swap(
         self, key: str, data: Content, version: str | None, digest: str | None = None
     ) -> str | None:
-        """Write only where that version still lies (None: nothing): the mark of what lies there now, for the one writer that did.
+        """Write only if the object still has this version (None: does not exist).
 
-        `digest` as in `create`.
+        Returns the new version to the one writer that succeeded, None to others. `digest` as in
+        `create`.
         """
         ...
 
     def put_file(self, key: str, path: Path) -> None: ...
     def get_file(self, key: str, path: Path) -> None: ...
     def delete(self, *keys: str) -> None:
-        """Take these away; what is not there is no error."""
+        """Delete the objects; missing keys are ignored."""
         ...
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Every object whose key begins with the prefix, in the order of the keys."""
+        """Every object whose key begins with the prefix, sorted by key."""
         ...
 
     def folders(self, prefix: str = "") -> Iterator[str]:
-        """The names directly below a prefix that ends in / (or is empty) that have objects below them."""
+        """The names of folders directly below a prefix, which is empty or ends in /."""
         ...
 
 
 def checked_key(key: str) -> str:
-    """The key, if it is one: relative, no `..`, plain characters. Raises BadInput."""
+    """The key. Raises BadInput unless it is a relative path of plain characters, without `..`."""
     if not _KEY.fullmatch(key):
         raise BadInput(
             f"key: got {key!r}; allowed: relative paths of letters, digits and . _ = + @ -"
@@ -88,7 +93,7 @@ def sha256(data: Content) -> str:
 
 
 def get_verified(store: ObjectStore, key: str, digest: str) -> bytes:
-    """An object whose SHA-256 is known. Raises CorruptArtefact where it is missing or differs."""
+    """An object with a known SHA-256. Raises CorruptArtefact if it is missing or differs."""
     try:
         data = store.get(key)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Objects of a bucket of any S3 server, by the minio SDK."""
+"""A bucket of any S3 server as an object store, through the minio SDK."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class S3Store:
         self.uri = f"s3://{bucket}/{prefix}".rstrip("/")
         if patience_s is None:
             timeout, tries = urllib3.Timeout(connect=5, read=60), 3
-        else:  # sending, too, is held to what is called connect
+        else:  # urllib3 also applies the connect timeout to sending
             timeout, tries = urllib3.Timeout(connect=patience_s, read=patience_s), 0
         pool = urllib3.PoolManager(
             timeout=timeout,
@@ -56,7 +56,7 @@ class S3Store:
         self._bucket_known = False
 
     def missing(self) -> str | None:
-        """What it lies in, in words, where that is not there yet; the first write makes it."""
+        """The missing bucket, in words; None if it exists. The first write creates it."""
         with self._errors(""):
             return (
                 None
@@ -96,7 +96,7 @@ class S3Store:
         with self._errors(key):
             self._ensure_bucket()
             try:
-                # The SDK's public put_object turns If-None-Match into user metadata and overwrites; a test holds this.
+                # The public put_object turns If-None-Match into user metadata, and would overwrite.
                 headers: dict[str, Any] = (
                     {"If-None-Match": "*"} if version is None else {"If-Match": version}
                 )
@@ -109,7 +109,7 @@ class S3Store:
                 if error.code in ("PreconditionFailed", "ConditionalRequestConflict"):
                     return None
                 if version is not None and error.code in ("NoSuchKey", "NoSuchObject"):
-                    return None  # it was deleted meanwhile
+                    return None  # deleted meanwhile
                 raise
         return str(written.http_headers["etag"])
 
@@ -131,13 +131,14 @@ class S3Store:
                 self._delete_together(names)
 
     def _delete_together(self, names: Sequence[str]) -> None:
-        """By one request."""
+        """Delete in one request."""
         from minio.deleteobjects import DeleteObject
 
         for error in self.client.remove_objects(self.bucket, map(DeleteObject, names)):
             if error.code != "NoSuchKey":
                 raise ServiceUnreachable(
-                    f"S3 server at {self.endpoint}: {self.bucket}/{error.name} can't be deleted: {error.code}: {error.message}",
+                    f"S3 server at {self.endpoint}: {self.bucket}/{error.name} can't be deleted: "
+                    f"{error.code}: {error.message}",
                     service="s3",
                     address=self.endpoint,
                 )
@@ -182,7 +183,7 @@ class S3Store:
 
 
 class _S3Errors:
-    """Translates what the SDK raises into this project's errors; the secret never shows."""
+    """Translates the SDK's errors into ours. Messages never contain the secret key."""
 
     def __init__(self, store: S3Store, key: str) -> None:
         self.store, self.key = store, key
@@ -200,8 +201,8 @@ class _S3Errors:
                 raise FileNotFoundError(f"{self.store.uri}/{self.key}") from None
             if error.code in ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"):
                 raise ServiceUnreachable(
-                    f"{where}: it refused the credentials ({error.code}); set TRAINWRIGHT_S3_ACCESS_KEY and "
-                    "TRAINWRIGHT_S3_SECRET_KEY",
+                    f"{where}: it refused the credentials ({error.code}); "
+                    "set TRAINWRIGHT_S3_ACCESS_KEY and TRAINWRIGHT_S3_SECRET_KEY",
                     service="s3",
                     address=self.store.endpoint,
                 ) from None

@@ -1,16 +1,23 @@
-"""The minio SDK's client, which those who know the SHA-256 of what they send can tell it. `s3_store` imports this to connect."""
+"""The minio SDK's client, which also accepts the SHA-256 of the data in a header.
+
+`s3` imports this module when it connects.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from minio import Minio  # noqa: TID253 - who imports this wants it
+from minio import Minio  # noqa: TID253 - this module is only imported to connect
 
 DIGEST = "x-amz-content-sha256"
 
 
 class Client(Minio):  # type: ignore[misc]  # the SDK is not followed
-    """Does not compute a digest that is among the headers. (An SDK that calls this something else computes it again.)"""
+    """Does not compute a digest that the headers contain already.
+
+    Overrides a private method of the SDK. If a later SDK renames it, the digest is just computed
+    again.
+    """
 
     def _build_headers(
         self, host: str, headers: Any = None, body: Any = None, creds: Any = None

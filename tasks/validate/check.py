@@ -1,7 +1,8 @@
-"""Step `validate`: meet the data with Great Expectations before anything is allocated.
+"""Checks data with Great Expectations.
 
-The suite is the job's own, or the one kept from the data seen first, or inferred (`tasks.suite`). Great Expectations runs in a
-process of its own (`tasks.expectations`) without this one's secrets, and ends with it.
+The suite is the job's own, or the one kept from the job's first data, or inferred
+(`tasks.validate.suite`). Great Expectations runs in a separate process
+(`tasks.validate.expectations`), which does not get this process's secrets and ends with it.
 """
 
 from __future__ import annotations
@@ -43,11 +44,13 @@ def validate(
     kept_suite: list[dict[str, Any]] | None = None,
     timeout_s: float = 600,
 ) -> Validation:
-    """How the data meets its expectations: `success` is False where it does not, or can't be trained on.
+    """Check the data. `success` is False if it fails an expectation or can't be used for training.
 
-    Raises BadInput where there is nothing to check (no such file, not what it claims to be, a target that no column has) or the
-    job's suite is wrong, ServiceUnreachable where the data lies on a server that does not answer. A table of more than five
-    million cells is judged by a sample of its rows, except by the job's own suite; `checked_rows` says how many were read.
+    A table of more than five million cells is checked by a sample of its rows, except with the
+    job's own suite; `checked_rows` is the number of rows checked.
+
+    Raises BadInput if there is nothing to check (no such file, an invalid file, a missing target)
+    or the job's suite is invalid, ServiceUnreachable if the data's server does not answer.
     """
     suite, source = (kept_suite, "kept") if kept_suite is not None else ([], "inferred")
     if data.expectations is not None:
@@ -65,7 +68,7 @@ def validate(
 
 
 def read_suite(file: str) -> list[dict[str, Any]]:
-    """The expectations in a JSON file: a list of `{"type", "kwargs"}`, or a suite as Great Expectations saves it."""
+    """The expectations in a JSON file: a list of `{"type", "kwargs"}`, or a saved suite."""
     content = read_named(unquote(file.removeprefix("file://")), "data.expectations")
     try:
         document = json.loads(content)
@@ -74,14 +77,15 @@ def read_suite(file: str) -> list[dict[str, Any]]:
     entries = document.get("expectations") if isinstance(document, dict) else document
     if not isinstance(entries, list) or not entries:
         raise BadInput(
-            f"data.expectations: {file} holds none; allowed: a list of expectations, or a suite with them"
+            f"data.expectations: {file} holds no expectations; "
+            "allowed: a list of expectations, or a suite with them"
         )
     for number, entry in enumerate(entries):
         named = isinstance(entry, dict) and isinstance(entry.get("type"), str)
         if not named or not isinstance(entry.get("kwargs", {}), dict):
             raise BadInput(
-                f'data.expectations: {file}, expectation {number}: got {entry!r:.80}; allowed: {{"type": "expect_…", "kwargs": '
-                "{…}}"
+                f"data.expectations: {file}, expectation {number}: got {entry!r:.80}; "
+                'allowed: {"type": "expect_…", "kwargs": {…}}'
             )
     return [
         {"kwargs": {}} | {key: entry[key] for key in _KEYS if entry.get(key) is not None}
@@ -90,7 +94,7 @@ def read_suite(file: str) -> list[dict[str, Any]]:
 
 
 def _ask(request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """The answer of the process with Great Expectations, which is gone afterwards, however this ends."""
+    """The answer of the process with Great Expectations, which has ended when this returns."""
     environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     environment |= {"GX_ANALYTICS_ENABLED": "false", "PYTHONWARNINGS": "ignore"}
     with tempfile.TemporaryDirectory(prefix="trainwright-validate-") as name:
@@ -120,34 +124,36 @@ def _ask(request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
                 code = process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 raise TrainwrightError(
-                    f"validate: Great Expectations took longer than {timeout_s:g} s"
+                    f"validate: Great Expectations did not finish within {timeout_s:g} s"
                 ) from None
             finally:
                 process.kill()
                 process.wait()
         if code != 0:
-            said = log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+            lines = log.read_text(errors="replace").strip().splitlines() or ["no output"]
             raise TrainwrightError(
-                f"validate: the process with Great Expectations ended with {code}: {said[-1]}"
+                f"validate: the process with Great Expectations exited with {code}: {lines[-1]}"
             )
         found: dict[str, Any] = json.loads(answer.read_text())
         return found
 
 
 def failure_line(validation: Validation) -> str:
-    """One line that names the expectations which fail, with counts."""
+    """One line with the failing expectations and counts."""
     failed = [expectation for expectation in validation.expectations if not expectation.success]
-    listed = "; ".join(_said(expectation) for expectation in failed[:_NAMED])
+    listed = "; ".join(_line(expectation) for expectation in failed[:_NAMED])
     more = f"; and {len(failed) - _NAMED} more" if len(failed) > _NAMED else ""
-    return f"the data fails {len(failed)} of {len(validation.expectations)} expectations: {listed}{more}"
+    total = len(validation.expectations)
+    return f"the data fails {len(failed)} of {total} expectations: {listed}{more}"
 
 
-def _said(failed: Expectation) -> str:
+def _line(failed: Expectation) -> str:
     name = failed.expectation + (f"({failed.column})" if failed.column is not None else "")
     if failed.unexpected_count:
         first = f", the first is row {failed.sample_rows[0]['index']}" if failed.sample_rows else ""
-        return f"{name}: {failed.unexpected_count} row{'s' if failed.unexpected_count > 1 else ''}{first}"
-    if isinstance(failed.observed, str):  # what evaluating it raised
+        rows = "row" if failed.unexpected_count == 1 else "rows"
+        return f"{name}: {failed.unexpected_count} {rows}{first}"
+    if isinstance(failed.observed, str):  # the error that evaluating it raised
         return f"{name}: {_short(failed.observed)}"
     allowed = ", ".join(f"{key}={_short(str(value))}" for key, value in failed.expected.items())
     return f"{name}: got {_short(str(failed.observed))}" + (

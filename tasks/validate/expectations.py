@@ -1,11 +1,14 @@
-"""The process that imports Great Expectations: `python -m trainwright.tasks.validate.expectations REQUEST RESPONSE`.
+"""The process that imports Great Expectations.
 
-Started by `tasks.validate`, because the import alone takes seconds and hundreds of megabytes. Both arguments are JSON files. The
-request has `data` (a DataSpec), `seed`, `suite_source` and `suite`; the response is a Validation, or `{"error": …}` where the
-data can't be read at all or the suite is wrong.
+Usage: `python -m trainwright.tasks.validate.expectations REQUEST RESPONSE`.
+
+`tasks.validate.check` starts it, because the import takes seconds and hundreds of megabytes. Both
+arguments are JSON files. The request has `data` (a DataSpec), `seed`, `suite_source` and `suite`.
+The response is a Validation, or `{"error": …}` if the data can't be read or the suite is
+invalid.
 """
 
-# ruff: noqa: TID253 -- only ever runs in a process of its own
+# ruff: noqa: TID253 -- only runs in a separate process
 
 from __future__ import annotations
 
@@ -29,15 +32,15 @@ SuiteSource = Literal["given", "kept", "inferred"]
 SAMPLE_ROWS = 5
 SAMPLE_COLUMNS = 12
 USABLE = "data_to_be_usable_for_training"
-"""Not Great Expectations' own: whether `tasks.data` can make arrays of the data, which a given suite may leave unsaid."""
+"""Our own expectation: `tasks.data` can make arrays of the data."""
 
 
 def check(spec: DataSpec, seed: int, source: SuiteSource, suite: list[Config]) -> Validation:
-    """Read the data and meet it with the suite, or with the inferred one. Raises BadInput where either can't be used."""
+    """Read the data and check it with the suite, or with an inferred one. Raises BadInput."""
     raw = read(spec)
     known = raw.targets is not None or spec.target in raw.table.column_names
     if not known and raw.rows and source == "inferred":
-        from_raw(raw, spec)  # raises: it names the columns there are
+        from_raw(raw, spec)  # raises BadInput with the columns' names
     task = task_of(raw, spec) if known else spec.task or "custom"
     frame = make_frame(raw, spec.target, task, seed=seed, sampled=source != "given")
     if source == "given":
@@ -71,7 +74,10 @@ def check(spec: DataSpec, seed: int, source: SuiteSource, suite: list[Config]) -
 
 
 def run(frame: pd.DataFrame, rows: int, suite: list[Config]) -> dict[str, Any]:
-    """Great Expectations' result as JSON values. Where the frame is a sample, rows are counted on an empty one of all."""
+    """Great Expectations' result as JSON values.
+
+    If the frame is a sample, expectations on the row count run on an empty frame with all rows.
+    """
     parts = [(frame, suite)]
     if len(frame) != rows:
         counting = [
@@ -105,12 +111,12 @@ def _run(frame: pd.DataFrame, suite: list[Config]) -> dict[str, Any]:
         batch_parameters={"dataframe": frame}
     )
     expected = gx.ExpectationSuite(name="suite", expectations=[_known(config) for config in suite])
-    # Not by a ValidationDefinition: it stores the result first, and fails on the numpy bools of some expectations.
+    # A ValidationDefinition would store the result first, and that fails on some expectations'
+    # numpy bools.
     result = batch.validate(expected, result_format="SUMMARY")
     document: dict[str, Any] = plain(result.to_json_dict())
-    for entry in document[
-        "results"
-    ]:  # tracebacks hold paths of this machine; the message says what is wrong
+    for entry in document["results"]:
+        # Keep the message only: a traceback contains paths of this machine.
         entry["exception_info"] = {
             "raised_exception": bool(_raised(entry)),
             "exception_message": _raised(entry),
@@ -121,7 +127,7 @@ def _run(frame: pd.DataFrame, suite: list[Config]) -> dict[str, Any]:
 
 
 def _known(config: Config) -> Any:
-    """The configuration, once Great Expectations has made its expectation of it. Raises BadInput where it can't."""
+    """The configuration as Great Expectations' object. Raises BadInput if it can't be used."""
     from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
 
     made = ExpectationConfiguration(**config)
@@ -140,13 +146,16 @@ def _identity(config: Config) -> list[Any]:
 
 
 def _place(entry: dict[str, Any], order: list[list[Any]]) -> int:
-    """Where in the suite a result belongs: Great Expectations gives them in an order of its own."""
+    """A result's position in the suite: Great Expectations returns results in another order."""
     found = _identity(entry["expectation_config"])
     return order.index(found) if found in order else len(order)
 
 
 def _raised(entry: dict[str, Any]) -> str | None:
-    """What evaluating an expectation raised; it stands in the entry itself, or below the metrics that it needed."""
+    """The message of the error that evaluating an expectation raised, if any.
+
+    It is in the entry itself, or in an entry for each metric that was needed.
+    """
     info = entry["exception_info"]
     problems = (
         [info]
@@ -185,7 +194,7 @@ def _expectation(entry: dict[str, Any], frame: pd.DataFrame, target: str) -> Exp
 
 
 def _row(frame: pd.DataFrame, row: int, column: str | None, target: str) -> dict[str, Any]:
-    """A row of the frame with its number; of a wide frame the column in question, the target and the first others."""
+    """A row with its number: the failing column, the target, and the first other columns."""
     first = [name for name in (column, target) if name in frame.columns]
     names = list(dict.fromkeys([*first, *frame.columns]))[:SAMPLE_COLUMNS]
     values: dict[str, Any] = plain(dict(zip(names, frame.loc[row, names], strict=True)))
@@ -193,7 +202,7 @@ def _row(frame: pd.DataFrame, row: int, column: str | None, target: str) -> dict
 
 
 def plain(value: Any) -> Any:
-    """The value in JSON's types: numbers of NumPy as Python's, infinite ones as text, missing ones as None."""
+    """The value in JSON's types: NumPy's numbers as Python's, infinite as text, missing as None."""
     if isinstance(value, dict):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple | set):
@@ -221,7 +230,7 @@ def main(request_file: str, response_file: str) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """The same, with what is no finite number as text: a standard deviation can overflow."""
+    """The same, with numbers that are not finite as text: a standard deviation can overflow."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Step `validate`: checks the data before anything is allocated, and stores what it found."""
+"""Step `validate`: checks the run's data and stores the result."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def work(context: RunContext) -> Reference:
             return _reference(earlier)
         if run.find(Plan) is not None:
             raise BadInput(
-                f"{job.data.uri}: the data changed since {run.uri} began; --new starts a new run with it"
+                f"{job.data.uri}: the data has changed since {run.uri} began; "
+                "--new starts a new run with it"
             )
     validation = validate(data, seed=job.train.seed, kept_suite=kept_suite(root, job))
     run.write(validation)
@@ -65,7 +66,7 @@ def _suite_key(job: Job) -> str:
 
 
 def kept_suite(root: ObjectStore, job: Job) -> list[dict[str, Any]] | None:
-    """The suite that the job's first run inferred; None if there is none or the job names its own."""
+    """The suite that the job's first run inferred; None if there is none or the job has its own."""
     try:
         return None if job.data.expectations else json.loads(root.get(_suite_key(job)))
     except FileNotFoundError:
@@ -77,7 +78,7 @@ def kept_suite(root: ObjectStore, job: Job) -> list[dict[str, Any]] | None:
 
 
 def validate_job(job: Job, settings: Settings) -> Validation:
-    """Check a job's data without a run, against the suite of its earlier runs if the store has one."""
+    """Check a job's data without a run, by the suite of its earlier runs if the store has one."""
     from trainwright.tasks.data.sources import localized
     from trainwright.tasks.validate.check import validate
 

@@ -1,16 +1,18 @@
-"""What is checked: the frame that the expectations look at, and the suite that data seen for the first time suggests.
+"""The frame that expectations check, and the suite inferred from a job's first data.
 
-A table is its own frame. Images and other arrays give a profile, one row for each of theirs: `height`, `width`, `channels` of
-an image, and for each input the least, greatest and mean of its finite values and the count of the others (`nan_count`).
-Classes add two columns: how many rows have this row's label, and what share of all that is.
+A table is checked directly. Images and other arrays are checked by a profile with one row per
+sample: `height`, `width` and `channels` of an image, and for each input the minimum, maximum and
+mean of its finite values and the number of others (`nan_count`). Classes add two columns: the
+number and the share of rows with the row's label.
 
-The inferred suite is strict where no data may differ: nothing missing or infinite, two classes or more, two rows of each, ten
-rows or more, one image size. It has slack where the next data may: ranges by their width on either side, means by half a
-standard deviation (in small data: by four standard errors of the difference of two means), each class at least a quarter as
-frequent as the rarest was.
+The inferred suite is strict about what holds for any data: nothing missing or infinite, at least
+two classes with two rows each, at least ten rows, one image size. It has slack where later data
+may differ: ranges may grow by their width on either side; means may move by half a standard
+deviation (in small data by four standard errors of the difference of two means); each class must
+be at least a quarter as frequent as the rarest class was.
 """
 
-# ruff: noqa: TID253 -- loaded only by tasks.expectations, in a process of its own
+# ruff: noqa: TID253 -- only loaded by tasks.validate.expectations, in a separate process
 
 from __future__ import annotations
 
@@ -28,27 +30,27 @@ from trainwright.tasks.spec.job import Task
 
 MIN_ROWS = 10
 MAX_CELLS = 5_000_000
-"""A table of more cells is judged by a sample of rows, of which those with missing or extreme values and each label are part."""
+"""A larger table is checked by a sample, with missing and extreme values and each label."""
 MAX_VALUES = 50
 MAX_LABELS = 1_000
 _ROUNDING = 1e-9
-"""No range is narrower than this share of its values, of which a sum of many of them is less exact than a float is."""
+"""Ranges are at least this share of their values wide, because sums of many values are inexact."""
 
 Config = dict[str, Any]
 
 
 def rows_of_label(target: str) -> str:
-    """The name of the column that counts the rows with a row's label."""
+    """The name of the column with the number of rows that have the row's label."""
     return f"rows with this {target}"
 
 
 def share_of_label(target: str) -> str:
-    """The name of the column with the share of rows that have a row's label."""
+    """The name of the column with the share of rows that have the row's label."""
     return f"share of this {target}"
 
 
 def make_frame(raw: Raw, target: str, task: Task, *, seed: int, sampled: bool) -> pd.DataFrame:
-    """One row for each row of the data, numbered as there; some of them where `sampled` and the table is very large."""
+    """One row per row of the data, with its number; a sample if `sampled` and the data is large."""
     frame = pd.DataFrame(index=pd.RangeIndex(raw.rows))
     if not raw.is_table:
         frame = profile(raw, task).drop(columns=[target], errors="ignore")
@@ -70,7 +72,7 @@ def make_frame(raw: Raw, target: str, task: Task, *, seed: int, sampled: bool) -
 
 
 def profile(raw: Raw, task: Task) -> pd.DataFrame:
-    """A row of figures for each image or each entry of the arrays."""
+    """One row of figures per image, or per entry of the arrays."""
     if raw.images is not None:
         blank = (None,) * 7
         rows = [blank if image is None else _image_figures(image) for image in raw.images]
@@ -139,7 +141,7 @@ def _image_figures(image: np.ndarray[Any, Any]) -> tuple[float, ...]:
 
 
 def _sample(table: Any, target: str, seed: int) -> np.ndarray[Any, Any]:
-    """Row numbers, rising: a random part, and of each column rows with missing, least and greatest values, or each label."""
+    """Row numbers, rising: random rows, and rows with missing and extreme values and each label."""
     size = max(MIN_ROWS, MAX_CELLS // table.num_columns)
     chosen = [
         np.random.Generator(np.random.PCG64(seed)).choice(table.num_rows, size, replace=False)
@@ -163,7 +165,7 @@ def _sample(table: Any, target: str, seed: int) -> np.ndarray[Any, Any]:
 def infer_suite(
     frame: pd.DataFrame, rows: int, target: str, task: Task, *, table: bool
 ) -> list[Config]:
-    """The expectations that this frame of so many rows suggests, as Great Expectations writes them."""
+    """The expectations inferred from the frame, in Great Expectations' format. `rows`: in all."""
     suite = [
         _config(
             "expect_table_row_count_to_be_between",
@@ -183,9 +185,8 @@ def infer_suite(
     names = [name for name in frame.columns if name not in derived and (table or name != "file")]
     for name in sorted(names, key=lambda name: name != target):
         column = frame[name]
-        if (
-            table or name == target or name == "height"
-        ):  # a file that is no image lacks the whole profile: one is enough
+        # A file that is not an image lacks all of its profile; checking `height` is enough.
+        if table or name == target or name == "height":
             suite.append(_config("expect_column_values_to_not_be_null", column=name))
         if name == target and task.endswith("classification"):
             suite += _label_expectations(frame, rows, target)
@@ -268,7 +269,7 @@ def _column_expectations(column: pd.Series[Any], name: str) -> list[Config]:
 
 
 def _values(column: pd.Series[Any]) -> list[Any]:
-    """The different values, as Python's own, in order."""
+    """The distinct values, as Python values, sorted."""
     return sorted(
         (value.item() if hasattr(value, "item") else value for value in column.dropna().unique()),
         key=_order,
@@ -280,7 +281,7 @@ def _order(value: Any) -> tuple[str, Any]:
 
 
 def _bounds(low: float, high: float) -> dict[str, float]:
-    """The ends, rounded outwards to a thousandth of what lies between them, where that is a number."""
+    """The bounds, rounded outwards to a thousandth of their distance, unless that overflows."""
     width = high - low
     if not 1e-300 < width < 1e300:
         return {"min_value": low, "max_value": high}

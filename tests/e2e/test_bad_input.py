@@ -485,7 +485,9 @@ def test_one_damaged_run_hides_no_other(home: Path, tmp_path: Path) -> None:
     local_path(good, "status.json").unlink()
     one_line(process("show", good.uri, "--json"), 1, "status.json: missing")
     one_line(run("runs", "../..", "--json", "--store", store), 2, "name: got '../..'")
-    one_line(run("replan", good.uri, "--json"), 2, "holds no devices; allowed: a run that trains")
+    one_line(
+        run("replan", good.uri, "--json"), 2, "holds no devices; allowed: a run that is training"
+    )
 
 
 def test_a_batch_larger_than_the_data_and_a_model_larger_than_memory(

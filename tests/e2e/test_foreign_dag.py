@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import doors
+from doc_pages import README, ROOT, example
 
 from trainwright.tasks.leases.ledger import Ledger
 from trainwright.tasks.runs.run import list_runs
 
-ROOT = Path(__file__).parents[2]
 RUN = """
 import json, sys
 from airflow.dag_processing.dagbag import DagBag
@@ -29,17 +28,10 @@ print(json.dumps({"state": str(run.state), "tasks": states}))
 def test_the_readmes_foreign_dag_runs_to_success(stack: Path, tmp_path: Path) -> None:
     from trainwright.infra.local import airflow_environment, ensure_airflow_db
 
-    example = re.search(
-        r"<!-- example: foreign DAG -->\n```python\n(.*?)```",
-        (ROOT / "README.md").read_text(),
-        re.DOTALL,
-    )
-    assert example is not None
     folder = tmp_path / "dags"
     folder.mkdir()
-    (folder / "foreign.py").write_text(
-        example.group(1).replace("MODELS", str(ROOT / "dags" / "jobs"))
-    )
+    source = example(README, "foreign DAG").replace("MODELS", str(ROOT / "dags" / "jobs"))
+    (folder / "foreign.py").write_text(source)
     environment = os.environ | airflow_environment(stack, folder)
     ensure_airflow_db(stack, folder)
     done = subprocess.run(

@@ -1,10 +1,9 @@
-"""README's "In an Airflow of your own", command by command; only a connection names the store."""
+"""The guide's "In an Airflow of your own", command by command; only a connection names the store."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import doors
 import pytest
 import yaml
 from airflow_client import AirflowClient, until
+from doc_pages import GUIDE, ROOT, blocks, section
 
 from trainwright.infra.airflow import USER, airflow_address, airflow_answers, password_file
 from trainwright.infra.background_process import BackgroundProcess, stop
@@ -22,17 +22,15 @@ from trainwright.infra.s3 import S3Access
 from trainwright.tasks.runs.run import list_runs
 from trainwright.tasks.store import verify
 
-README, DAGS = Path(__file__).parents[2] / "README.md", Path(__file__).parents[2] / "dags"
+DAGS = ROOT / "dags"
 STORE = "s3://models/trainwright"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def commands(jobs: Path, access: S3Access) -> list[str]:
-    """The section's commands, with this test's own values for README's."""
-    section = README.read_text().partition("## In an Airflow of your own")[2]
-    block = re.search(r"```console\n(.*?)```", section, re.DOTALL)
-    assert block is not None
-    said = [line.removeprefix("$ ") for line in block[1].splitlines()]
+    """The section's commands, with this test's own values for the guide's."""
+    (block,) = blocks(section(GUIDE, "In an Airflow of your own"), "console")
+    said = [line.removeprefix("$ ") for line in block.splitlines()]
     said = [line for line in said if "my_ledger" not in line]  # left out: a file, for one machine
     text = "\n".join(said)
     for theirs, ours in (
@@ -56,7 +54,7 @@ def access(_server: S3Access) -> S3Access:
 def airflow(
     tmp_path: Path, jobs: Path, access: S3Access, _made_once: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[AirflowClient]:
-    """`airflow standalone`, started by a shell after README's commands."""
+    """`airflow standalone`, started by a shell after the guide's commands."""
     home = tmp_path / "home"
     (home / "airflow" / "secrets").mkdir(parents=True)
     for name in ("calibrations", "links"):  # this machine was measured before

@@ -1,4 +1,4 @@
-"""A package outside the tree adds a step with one entry point; run, DAG, show and page have it."""
+"""The example step of architecture.md, installed as a package: run, DAG, show and page have it."""
 
 from __future__ import annotations
 
@@ -13,55 +13,13 @@ import doors
 import pytest
 from airflow_whole import write_job
 from command_line import TRAINWRIGHT, process
+from doc_pages import ARCHITECTURE, example
 from packages import install
 from serving import client, serving
 
 from trainwright.tasks import chain
 from trainwright.tasks.store import verify
 
-STEP = """
-from typing import ClassVar
-
-from pydantic import BaseModel
-
-from trainwright.tasks.chain import StepSpec
-from trainwright.tasks.context import Reference, RunContext
-
-
-class LineCount(BaseModel):
-    FILE: ClassVar[str] = "line_count.json"
-    schema_version: int = 1
-    lines: int
-
-
-def work(context: RunContext) -> Reference:
-    texts = context.run.model().files.values()
-    count = LineCount(lines=sum(len(text.splitlines()) for text in texts))
-    context.run.write(count)
-    return {"artefact": LineCount.FILE, "lines": count.lines}
-
-
-def summary(reference: Reference) -> str:
-    return f"{reference['lines']} lines of code"
-
-
-STEP = StepSpec(
-    "count_lines",
-    LineCount,
-    module="line_count",
-    operator="line_count_operator:CountLinesOperator",
-    after="extract",
-)
-"""
-OPERATOR = '''
-from trainwright.operators.base import StepOperator
-
-
-class CountLinesOperator(StepOperator):
-    """Count the lines of the model's source."""
-
-    step = "count_lines"
-'''
 WIRED = """
 import json
 from trainwright.dags.retrain import retrain
@@ -73,9 +31,12 @@ print("WIRED", json.dumps(wired))
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package, installed for the processes that the test starts."""
+    """The example, installed as a package for the processes that the test starts."""
     folder = tmp_path / "acme"
-    modules = {"line_count": STEP, "line_count_operator": OPERATOR}
+    modules = {
+        "line_count": example(ARCHITECTURE, "a step"),
+        "line_count_operator": example(ARCHITECTURE, "its operator"),
+    }
     install(folder, modules, chain.ENTRY_POINTS, {"count_lines": "line_count:STEP"})
     monkeypatch.setenv("PYTHONPATH", str(folder))
 

@@ -20,9 +20,9 @@ NO_CONTEXT: Any = {}
 @pytest.mark.parametrize(
     ("device_type", "addresses", "says"),
     [
-        ("nvidia-h200", ["localhost"], "GPUs are not measured by this step"),
+        ("nvidia-h200", ["localhost"], "this task does not measure GPUs"),
         ("emulated", ["localhost"], "nothing to measure"),
-        ("cpu", ["10.0.0.7"], "at 10.0.0.7, and this is another machine"),
+        ("cpu", ["10.0.0.7"], "at 10.0.0.7, not on this machine"),
     ],
 )
 def test_a_type_that_is_not_here_is_skipped_with_its_reason(

@@ -52,14 +52,14 @@ def test_a_rate_that_was_searched_comes_with_its_reason_and_its_plot(
     run = finished_training(tmp_path.as_uri())
     document, lines = shown(run)
     assert document["learning_rate_plot"] is None
-    assert "because measured" in lines
+    assert "reason measured" in lines
     run.write(RATE)
     document, lines = shown(run)
     assert document["learning_rate_reason"] == "the loss is least there"
     at = lines.index("learning rate 0.01")
     assert lines[at + 1 : at + 3] == [
-        "because the loss is least there",
-        f"its plot {run.uri}/lr_search.html",
+        "reason the loss is least there",
+        f"plot of the search {run.uri}/lr_search.html",
     ]
 
 

@@ -1,1 +1,1 @@
-"""What the command line shows a person."""
+"""Tables, plots and progress for a person at a terminal."""

@@ -1,4 +1,4 @@
-"""What the command line shows a person: progress on stderr, tables on stdout. Figures are aligned and carry their unit."""
+"""Prints for a person: progress on stderr, tables on stdout, aligned figures with units."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from trainwright.tasks.units import amount, interval, seconds, size
 if TYPE_CHECKING:
     from trainwright.estimator.structure import Structure
 
-_WIDTH = 120
+_WIDTH = 120  # for output to a file or pipe
 out = Console(
     highlight=False, width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else _WIDTH
-)  # of a file or pipe
+)
 err = Console(stderr=True, highlight=False)
 
 _OF_POWER = ("energy_j", "cost")
@@ -33,7 +33,7 @@ _OF_POWER = ("energy_j", "cost")
 def table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()
 ) -> None:
-    """Print a table; `right` are the columns of figures."""
+    """Print a table; `right` are the right-aligned columns."""
     grid = Table(
         title=title,
         title_justify="left",
@@ -57,7 +57,7 @@ def table(
 
 
 def facts(title: str, lines: Iterable[tuple[str, str]]) -> None:
-    """Print names and values, a line each; a long value is not broken, so that it can be copied."""
+    """Print names and values, one per line. Long values are not wrapped, so one can copy them."""
     out.print(title, style="bold", markup=False)
     for name, value in lines:
         out.print(f"  {name:<22} {value}", soft_wrap=True, markup=False)
@@ -65,7 +65,7 @@ def facts(title: str, lines: Iterable[tuple[str, str]]) -> None:
 
 
 def layers(structure: Structure, depth: int) -> None:
-    """Print a model's modules as a tree with their counts, and below it the model's totals."""
+    """Print a model's modules as a tree with counts, then the totals."""
     from trainwright.estimator.memory.step_memory import peak_bytes
     from trainwright.tasks.cli.screens.layer_table import layer_rows
 
@@ -88,26 +88,26 @@ def layers(structure: Structure, depth: int) -> None:
     batch = structure.batch_size
     fused = any(one.family == "rnn" for one in structure.trace)
     uncounted = (
-        [("not counted", "FLOPs of fused recurrent layers (nor does torch's FlopCounterMode)")]
+        [("not counted", "FLOPs of fused recurrent layers (as in torch's FlopCounterMode)")]
         if fused
         else []
     )
     facts(
-        f"in all, at batch {batch}",
+        f"total, at batch {batch}",
         [
             ("parameters", f"{structure.parameters:,}  ({size(structure.parameter_bytes)})"),
             (
                 "forward",
                 f"{amount(structure.forward_flops_per_sample * batch, 'FLOP')}  "
-                f"({amount(structure.forward_flops_per_sample, 'FLOP')} a sample)",
+                f"({amount(structure.forward_flops_per_sample, 'FLOP')} per sample)",
             ),
             (
                 "activations kept",
                 f"{size(structure.activation_bytes_per_sample * batch)}  "
-                f"({size(structure.activation_bytes_per_sample)} a sample)",
+                f"({size(structure.activation_bytes_per_sample)} per sample)",
             ),
             (
-                "most memory of a step",
+                "peak memory of a step",
                 f"{size(peak_bytes(structure, batch))}  "
                 f"({structure.optimizer}, {structure.precision})",
             ),
@@ -120,7 +120,7 @@ def layers(structure: Structure, depth: int) -> None:
 
 @contextlib.contextmanager
 def working(what: str) -> Iterator[None]:
-    """A spinner while something is done, and a line for each notice that comes meanwhile."""
+    """Show a spinner, and a line for each notice."""
 
     def tell(event: dict[str, Any]) -> None:
         if event["event"] == "notice":
@@ -131,7 +131,7 @@ def working(what: str) -> Iterator[None]:
 
 
 class Countdown:
-    """A bar over the seconds of a `calibrate`, moved by its events."""
+    """A progress bar for `calibrate`, driven by its events."""
 
     def __init__(self, what: str) -> None:
         self._progress = Progress(
@@ -183,9 +183,9 @@ def show_run(document: dict[str, Any]) -> None:
         lines.append(("target", f"{target['metric']} {target['value']:g}: {reached}"))
     if document["learning_rate"] is not None:
         lines.append(("learning rate", f"{document['learning_rate']:.3g}"))
-        lines.append(("because", document["learning_rate_reason"]))
+        lines.append(("reason", document["learning_rate_reason"]))
         if document["learning_rate_plot"] is not None:
-            lines.append(("its plot", document["learning_rate_plot"]))
+            lines.append(("plot of the search", document["learning_rate_plot"]))
     if document["global_batch_size"] is not None:
         lines.append(("global batch", str(document["global_batch_size"])))
     if document["measured"] is None and document["checkpoints"]:
@@ -222,7 +222,8 @@ def show_run(document: dict[str, Any]) -> None:
                 value = value["median"]
             inside = ""
             ends = predicted.get(field) or {"low": 0.0, "high": 0.0}
-            if ends["low"] < ends["high"] and value is not None:  # an emulated device's time is set
+            # The time of an emulated device is set, so it has no interval.
+            if ends["low"] < ends["high"] and value is not None:
                 inside = "inside" if ends["low"] <= value <= ends["high"] else "outside"
             by = (
                 " by datasheet"
@@ -250,11 +251,11 @@ def show_run(document: dict[str, Any]) -> None:
             )
             for device in document["devices"]
         ]
-        columns = ("device", "batch", "own step time", "waited", "memory", "samples", "held by")
+        columns = ("device", "batch", "own step time", "waited", "memory", "samples", "CPU share")
         table("devices", columns, used, right=(1, 2, 3, 4, 5))
     if document["steps"]:
         known = list(document["steps"].items())
         took = [(name, seconds(value)) for name, value in known] + [
-            ("all", seconds(sum(value for _, value in known)))
+            ("total", seconds(sum(value for _, value in known)))
         ]
-        table("steps", ("step", "took"), took, right=(1,))
+        table("steps", ("step", "duration"), took, right=(1,))

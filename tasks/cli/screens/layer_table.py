@@ -1,6 +1,7 @@
-"""A model's layers as rows for people, indented by depth as torchinfo has them.
+"""A model's layers as rows of a table, indented by depth as in torchinfo.
 
-A module that is shown with what is inside it has only counts of its own; the deepest that are shown have all that is in them.
+If a module's children are shown, its counts are its own; at the deepest level shown, they include
+all children.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from trainwright.estimator.structure import Structure
 
 @dataclass(frozen=True)
 class LayerRow:
-    """A module of the table. Counts are None where others below it have them."""
+    """A module of the table. Counts are None if only its children have any."""
 
     depth: int
     name: str
@@ -25,9 +26,8 @@ class LayerRow:
 def layer_rows(structure: Structure, depth: int = 3) -> list[LayerRow]:
     """The modules down to a depth; the counts of all rows add up to the model's."""
     rows = []
-    root = (
-        structure.modules[0] if structure.modules else None
-    )  # none in structures of earlier versions
+    # Structures of earlier versions have no modules.
+    root = structure.modules[0] if structure.modules else None
     for module in structure.modules or structure.layers:
         level = 0 if module is root else module.name.count(".") + 1
         if level > depth:

@@ -1,4 +1,4 @@
-"""A run as a person follows it on stderr: a line for each finished step, and what is being done at the moment below."""
+"""Shows a run's events on stderr: a line for each finished step, and the current work below."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainwright.tasks.errors import Interrupted
 
 
 class Watch:
-    """Shows the events of a run: one line for each finished step, a bar while it works."""
+    """Shows a run's events: one line per finished step, and a progress bar."""
 
     def __init__(self) -> None:
         columns = (
@@ -56,17 +56,17 @@ class Watch:
         if kind == "run":
             self._line(f"run        {event['run']}")
         elif kind == "notice":
-            if event["message"] != self._noticed:  # each rank may say it
+            if event["message"] != self._noticed:  # each rank may report it
                 self._line(f"note       {event['message']}")
             self._noticed = event["message"]
         elif kind == "rank" and event["state"] != "loaded":
             self._line(f"lost       rank {event['rank']} ({event['device']}) {event['state']}")
         elif kind == "world":
-            self._line(f"ranks      training goes on with {len(event['ranks'])}")
+            self._line(f"ranks      training continues with {len(event['ranks'])}")
         elif kind == "queue" and "place" in event:
             held = f"; held by {event['held_by']}" if event.get("held_by") else ""
             place = f"queue      place {event['place']} of {event['waiting']}{held}"
-            if place != self._queued:  # each process that waits reports it
+            if place != self._queued:  # each waiting process reports it
                 self._line(place)
             self._queued = place
         elif kind == "preload":
@@ -85,7 +85,8 @@ class Watch:
             self._line(f"           epoch {event['epoch'] + 1:>3}  {figures}")
         elif kind == "split":
             self._line(
-                f"           split {event.get('batch_sizes')} from step {event.get('step')}: {event.get('reason', '')}"
+                f"           split {event.get('batch_sizes')} from step {event.get('step')}: "
+                f"{event.get('reason', '')}"
             )
         elif kind == "train":
             if not err.is_terminal and (line := self._training.due_line()) is not None:
@@ -100,13 +101,11 @@ class Watch:
             return
         self._end()
         if event["state"] == "failed":
-            self._line(
-                f"{name:<10} {'stopped' if event['error']['kind'] == Interrupted.kind else 'failed'}"
-            )
+            stopped = event["error"]["kind"] == Interrupted.kind
+            self._line(f"{name:<10} {'stopped' if stopped else 'failed'}")
         elif name != "release":
-            self._line(
-                f"{name:<10} {event['seconds']:6.1f} s  {chain.step(name).summary(event['summary'])}"
-            )
+            summary = chain.step(name).summary(event["summary"])
+            self._line(f"{name:<10} {event['seconds']:6.1f} s  {summary}")
 
     def _update(self, event: dict[str, Any]) -> None:
         assert self._task is not None

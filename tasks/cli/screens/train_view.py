@@ -1,4 +1,4 @@
-"""A training as a person follows it in a terminal: how far it is, and a line for each rank. From the events alone."""
+"""Shows a training in a terminal, from its events: progress, and a line for each rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.text import Text
 from trainwright.tasks.units import seconds, size
 
 LINE_EVERY_S = 10.0
-"""Between lines where there is no terminal to update."""
+"""Between lines if the output is not a terminal."""
 _COLUMNS = (
     ("batch", 5),
     ("step", 7),
@@ -29,7 +29,7 @@ _COLUMNS = (
 
 
 class TrainView:
-    """Takes in events of a training; shows what they add up to. `now` counts seconds."""
+    """Collects events of a training and renders its state. `now` returns seconds."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -46,10 +46,10 @@ class TrainView:
         return self._latest is not None
 
     def take(self, event: dict[str, Any]) -> None:
-        """Take in an event."""
+        """Process an event."""
         kind = event["event"]
         if kind == "ranks":
-            self.__init__(self._now)  # type: ignore[misc]  # a launch begins
+            self.__init__(self._now)  # type: ignore[misc]  # a new launch
             self._devices = list(event["devices"])
         elif kind == "rank":
             self._states[event["rank"]] = event["state"]
@@ -61,7 +61,7 @@ class TrainView:
             self._latest = None
 
     def left_s(self) -> float | None:
-        """Seconds to the last step, at the pace from the first to the newest that was seen; None where that says nothing yet."""
+        """Seconds to the last step, at the mean pace so far; None if it is not known yet."""
         if self._latest is None or self._began is None:
             return None
         done, began = self._latest["step"] - self._began[0], self._began[1]
@@ -69,7 +69,7 @@ class TrainView:
         return left * (self._latest_at - began) / done if done > 0 else None
 
     def headline(self) -> str:
-        """How far it is, in one line."""
+        """The progress in one line."""
         event = self._latest or {}
         parts = [f"step {event['step']}/{event['steps']}"]
         if event.get("epochs"):
@@ -86,7 +86,7 @@ class TrainView:
         return "  ".join(parts)
 
     def due_line(self) -> str | None:
-        """The headline now and then, for whoever can't update what is written."""
+        """The headline every LINE_EVERY_S seconds, for output that is not a terminal; else None."""
         if self._latest is None or self._now() - self._line_at < LINE_EVERY_S:
             return None
         self._line_at = self._now()

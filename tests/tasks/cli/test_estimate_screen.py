@@ -102,7 +102,7 @@ def _estimated(
 
 def test_an_interval_that_is_due_to_steps_alone_says_so(tmp_path: Path) -> None:
     said = _estimated(tmp_path, _calibration(tmp_path, family_sigma=0.01))
-    assert "steps differ by 22 % from what their operations come to\n" in said  # exp(2 · 0.1)
+    assert "steps differ by 22 % from the sum of their operations\n" in said  # exp(2 · 0.1)
     assert "drift" not in said
 
 
@@ -111,7 +111,7 @@ def test_an_interval_that_is_due_to_operations_unlike_those_measured_says_so(
 ) -> None:
     said = _estimated(tmp_path, _calibration(tmp_path, family_sigma=0.5))
     assert (
-        "steps differ by 22 % from what their operations come to, "
+        "steps differ by 22 % from the sum of their operations, "
         "with operations unlike the measured ones" in said
     )
 
@@ -142,7 +142,7 @@ def test_an_interval_however_wide_is_of_numbers(tmp_path: Path, sigma: float) ->
     ("strange", "names"),
     [
         (2, "odd.0, odd.1\n"),
-        (7, "odd.0, odd.1, odd.2, odd.3, odd.4 and 2 more (--json names all)\n"),
+        (7, "odd.0, odd.1, odd.2, odd.3, odd.4 and 2 more (--json lists all)\n"),
     ],
 )
 def test_operations_that_calibration_has_never_met_are_named(

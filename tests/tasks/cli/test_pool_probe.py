@@ -88,7 +88,7 @@ def test_gpus_are_found_by_nvml_here_a_fake_one(
         cpu, *gpus = probe([], doors.settings()).hosts[0].devices
     assert cpu.type == "cpu"
     assert {one.type: one.count for one in gpus} == {"nvidia-l4": 2, "nvidia-h200": 1}
-    assert ["Quadro P600 is no device type known here" in one["message"] for one in heard] == [True]
+    assert ["Quadro P600 is not a known device type" in one["message"] for one in heard] == [True]
 
 
 def test_a_host_that_does_not_answer_or_is_no_name_is_told() -> None:

@@ -182,7 +182,7 @@ def test_lost_ranks_and_a_failed_step_are_reported_and_what_several_processes_re
         "note       waits for the store",
         "queue      place 2 of 2; held by other",
         "queue      place 1 of 1; held by other",
-        "ranks      training goes on with 2",
+        "ranks      training continues with 2",
         "train      stopped",
         "train      failed",
     ]

@@ -226,12 +226,12 @@ CLASSES = {"x": np.ones((4, 2)), "label": np.arange(4) % 2}
             {"task": "image-classification"},
             "got image-classification; allowed for a table",
         ),
-        ("a.csv", "label\nx\ny\n", {}, "no column but the target"),
+        ("a.csv", "label\nx\ny\n", {}, "no column except the target"),
         ("a.csv", "a,label\n1,x\n", {}, "got 1 rows; allowed: at least 2"),
         ("a.parquet", "garbage", {}, "can't be read"),
-        ("a.npz", "garbage", {}, "it is no npz file"),
+        ("a.npz", "garbage", {}, "it is not an npz file"),
         ("a.npy", "garbage", {}, "can't be read"),
-        ("a.npz", CLASSES | {"label": np.arange(3)}, {}, r"unlike lengths \(x 4, label 3\)"),
+        ("a.npz", CLASSES | {"label": np.arange(3)}, {}, r"different lengths \(x 4, label 3\)"),
         ("a.npz", CLASSES, {"target": "y"}, "data.target: got 'y'; allowed: .*: x, label"),
         (
             "a.npz",
@@ -245,7 +245,7 @@ CLASSES = {"x": np.ones((4, 2)), "label": np.arange(4) % 2}
             {},
             "1 of 4 values are not a number or infinite",
         ),
-        ("a.npy", np.ones(3), {}, r"an array of shape \(3,\) is no table"),
+        ("a.npy", np.ones(3), {}, r"an array of shape \(3,\) is not a table"),
     ],
 )
 def test_bad_data_gives_one_clear_line(

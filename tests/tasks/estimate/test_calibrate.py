@@ -116,7 +116,7 @@ def test_a_second_start_is_refused_and_harms_nothing_and_an_interrupt_is_130_and
     out = tmp_path / "cpu.json"
     with _start(out) as first:
         before = _wait_for_samples(tmp_path / "cpu.json.samples", 1)
-        with pytest.raises(RunHeld, match="another process measures into"):
+        with pytest.raises(RunHeld, match="another process is measuring into"):
             step.calibrate(out, budget_s=1.0)
         with _start(out) as second:
             _, stderr = second.communicate(timeout=60)
@@ -124,13 +124,13 @@ def test_a_second_start_is_refused_and_harms_nothing_and_an_interrupt_is_130_and
         assert (
             stderr.strip()
             .splitlines()[-1]
-            .startswith("trainwright: calibrate: another process measures into")
+            .startswith("trainwright: calibrate: another process is measuring into")
         )
         assert "Traceback" not in stderr
         first.send_signal(signal.SIGINT)
         stdout, stderr = first.communicate(timeout=60)
     assert first.returncode == 130, stderr
-    assert "goes on from what it has measured" in json.loads(stdout)["error"]["message"]
+    assert "the same command continues the measurement" in json.loads(stdout)["error"]["message"]
     assert (
         (tmp_path / "cpu.json.samples").read_bytes().startswith(before[: before.rindex(b"\n") + 1])
     )
@@ -184,7 +184,7 @@ def test_what_was_measured_on_a_busy_machine_is_told_and_soon_of_no_use(
     save(busy, step.cached(1, doors.settings()))
     with caplog.at_level("INFO", "trainwright"):
         assert step.calibration_for(1, doors.settings(), shared) == busy
-    assert "speed spread by 24530 % while it was measured: predictions are rough" in caplog.text
+    assert "speed spread by 24530 % during calibration: predictions are rough" in caplog.text
     long_ago = time.time() - step.BUSY_KEPT_S - 1
     os.utime(step.cached(1, doors.settings()), (long_ago, long_ago))
     assert step.calibration_for(1, doors.settings(), shared) == calibration
@@ -211,7 +211,7 @@ def test_a_store_out_of_reach_gives_no_calibration_and_says_so(
 ) -> None:
     with caplog.at_level("INFO", "trainwright"):
         assert step.from_store("s3://trainwright", "cpu", 1, doors.settings()) is None
-    assert "no calibration is taken from the store: S3 server" in caplog.text
+    assert "the store's calibration is not used: S3 server" in caplog.text
 
 
 def test_only_the_cpus_of_this_machine_are_here(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_only_the_cpus_of_this_machine_are_here(tmp_path: Path) -> None:
     why = [step.why_not_here(one["device_type"], one["addresses"]) for one in kinds]
     assert why[:2] == [None, None]
     assert "nothing to measure" in str(why[2])
-    assert "another machine" in str(why[3])
-    assert "GPUs are not measured by this step" in str(why[4])
+    assert "not on this machine" in str(why[3])
+    assert "this task does not measure GPUs" in str(why[4])
     with pytest.raises(BadInput, match="device type: got 'tpu'; allowed: amd"):
         step.why_not_here("tpu", ["localhost"])

@@ -210,10 +210,10 @@ def test_nothing_is_learned_from_emulated_devices(store: str) -> None:
 @pytest.mark.parametrize(
     ("damaged", "says"),
     [
-        (b"", "nothing is learned from it"),
-        (b"\xff\xfe", "nothing is learned from it"),
+        (b"", "not used for predictions"),
+        (b"\xff\xfe", "not used for predictions"),
         (b'{"run": "r", "device_type": "cpu"}', "findings: required field is missing"),
-        (b'{"run": "r", "device_type": "nvidia-t4", "findings": []}', "is of nvidia-t4"),
+        (b'{"run": "r", "device_type": "nvidia-t4", "findings": []}', "for nvidia-t4"),
         (
             b'{"schema_version": 99, "run": "r", "device_type": "cpu", "findings": []}',
             "schema version 99",

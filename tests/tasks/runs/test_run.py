@@ -111,7 +111,7 @@ def test_a_field_that_is_left_out_is_another_than_one_that_is_null(job: Job, sto
     assert open_run(null, doors.settings(), ME, store).uri != first.uri
 
 
-def test_why_a_new_run_begins_is_told_where_a_module_has_changed(
+def test_why_a_new_run_begins_is_reported_if_a_module_has_changed(
     job: Job, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[dict[str, Any]] = []
@@ -125,8 +125,8 @@ def test_why_a_new_run_begins_is_told_where_a_module_has_changed(
     (source.parent / "added.py").touch()
     assert open_run(job, doors.settings(), ME, store).uri != first.uri
     assert [event["message"] for event in heard] == [
-        f"{first.uri} is unfinished, and was begun with other source/added.py, "
-        f"source/{source.name}: a new run begins"
+        f"starting a new run: the unfinished run {first.uri} has a different source/added.py, "
+        f"source/{source.name}"
     ]
     freed()
     source.write_text(whole)

@@ -334,7 +334,7 @@ def test_a_server_that_dies_between_two_calls_is_unreachable_and_serves_again_wh
 def test_no_server_set_up_is_unreachable_and_says_how_to_set_one_up(home: Path) -> None:
     assert_unreachable(
         lambda: open_store("s3://objects", doors.settings()),
-        "none was set up here; start .* `trainwright up`",
+        "none is set up on this machine; start .* `trainwright up`",
     )
 
 

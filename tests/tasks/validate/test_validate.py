@@ -224,7 +224,7 @@ def test_a_very_large_table_is_judged_by_a_sample_that_holds_every_odd_row(tmp_p
     [
         (None, r"data\.expectations: .*suite\.json: no such file"),
         ("{", r"data\.expectations: got .*suite\.json; it is not JSON"),
-        ("{}", "holds none; allowed: a list of expectations, or a suite with them"),
+        ("{}", "holds no expectations; allowed: a list of expectations, or a suite with them"),
         ('[{"kwargs": {}}]', r"expectation 0: got .*; allowed: \{\"type\""),
     ],
 )
@@ -256,7 +256,7 @@ def test_a_file_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
 
 def test_a_check_that_takes_too_long_is_ended() -> None:
     before = set(psutil.Process().children(recursive=True))
-    with pytest.raises(TrainwrightError, match=r"longer than 0\.05 s"):
+    with pytest.raises(TrainwrightError, match=r"did not finish within 0\.05 s"):
         validate(DIGITS, timeout_s=0.05)
     assert set(psutil.Process().children(recursive=True)) <= before
 

@@ -225,7 +225,7 @@ def test_data_that_changed_since_it_was_validated_is_bad_input_before_a_rank_sta
     }
     table.write_text(table.read_text() + "7,a\n")
     with pytest.raises(
-        BadInput, match=r"data\.csv has changed since it was validated; --new starts afresh"
+        BadInput, match=r"data\.csv has changed since it was validated; --new starts a new run"
     ):
         act(asked.model_copy(update=changed))
     assert heard == []
