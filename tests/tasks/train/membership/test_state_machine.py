@@ -645,6 +645,15 @@ def test_a_stop_while_a_rank_is_replaced_has_the_others_write_a_checkpoint() -> 
     assert isinstance(ranks.end, instruction.Finish)
 
 
+def test_after_a_stop_no_process_is_started() -> None:
+    ranks = training(3)
+    stop(ranks)
+    kill(ranks, 1)
+    ranks.play_fairly()
+    assert not any(isinstance(one, instruction.StartProcess) for one in ranks.seen)
+    assert isinstance(ranks.end, instruction.Finish)
+
+
 def test_a_stop_while_no_rank_has_the_state_ends_at_once() -> None:
     ranks = training(1)
     kill(ranks, 0)
