@@ -1,0 +1,751 @@
+"""What scripts and services rely on at the command line: options, JSON fields, exit codes, kinds.
+
+`python tests/e2e/contract.py --record` runs every command on a small working example, and bad input
+of many kinds, and writes `golden/contract.json`. `test_contract.py` runs the same and compares:
+options, fields and columns may be added, but none may vanish or change its type; exit codes and
+kinds of errors must be the same. The wording of messages is free.
+
+Only the command line, the files that it reads and the artefacts that it writes are used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import re
+import shutil
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from golden import prepared
+from outside import Ended, Outside, folder_of, interrupt, plan, pool, read, wait_until
+
+FILE = Path(__file__).with_name("golden") / "contract.json"
+COMMANDS = (
+    "run",
+    "validate",
+    "extract",
+    "calibrate",
+    "estimate",
+    "plan",
+    "search-lr",
+    "train",
+    "replan",
+    "analyze",
+    "runs",
+    "show",
+    "up",
+    "status",
+    "down",
+    "serve",
+    "pool",
+    "pool probe",
+)
+DATA_KEYS = (
+    "operations",
+    "alternatives[[]].devices",
+    "front[[]].devices",
+    "batches[[]].devices",
+    "*config",
+    "*inputs",
+    "*input_dtypes",
+    "versions",
+    "calibrations",
+    "*expected",
+    "*kwargs",
+    "*sample_rows[[]]",
+    "files",
+)
+"""Where a mapping's keys are data, such as a device's id: they count as one field, `*`."""
+OPAQUE = (
+    "*great_expectations",
+    "*observed",
+    "*expected.[*]",
+    "*kwargs.[*]",
+    "*sample_rows[[]].[*]",
+    "*config.[*]",
+)
+"""Where what lies there is the user's data, or another library's."""
+NULLABLE = ("reference", "power")
+"""What one machine has and another has not: no reference was like it, or no meter is there."""
+Fields = dict[str, list[str]]
+TWO = ({"type": "emulated", "speed": 1e6}, {"type": "emulated", "speed": 1e6})
+SLOW = ({"type": "emulated", "speed": 0.1}, {"type": "emulated", "speed": 0.1})
+PRICES = {"emulated": "0.5/h", "energy": "0.25/kWh"}
+NO_SERVER = {
+    "TRAINWRIGHT_STORE": "s3://nowhere",
+    "TRAINWRIGHT_S3_ENDPOINT": "http://127.0.0.1:9",
+    "TRAINWRIGHT_S3_ACCESS_KEY": "a",
+    "TRAINWRIGHT_S3_SECRET_KEY": "b",
+}
+MODELS = {
+    "alone.py": """
+        import torch
+        from torch import nn
+        def build_model(width=8): return nn.Sequential(nn.Linear(4, width), nn.Linear(width, 2))
+        def example_batch(n): return torch.rand(n, 4), torch.zeros(n).long()
+    """,
+    "none.py": "x = 1",
+    "raises.py": """
+        def build_model(): raise ValueError("no width")
+    """,
+    "nomodule.py": """
+        def build_model(): return 3
+    """,
+    "broken.py": "def build_model(:",
+    "narrow.py": """
+        from torch.nn import *
+        def build_model(): return Sequential(Flatten(), Linear(64, 4))
+    """,
+    "huge.py": """
+        from torch.nn import *
+        def build_model():
+            return Sequential(Flatten(), Linear(64, 10**10), Linear(10**10, 10))
+    """,
+    "fails.py": """
+        import torch
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.head = torch.nn.Linear(64, 10)
+            def forward(self, images):
+                if type(images) is torch.Tensor:  # a real one: nothing is traced any more
+                    raise RuntimeError("no such luck")
+                return self.head(images.flatten(1))
+        build_model = Model
+    """,
+    "tires.py": """
+        import torch
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.head = torch.nn.Linear(64, 10)
+                self.calls = 0
+            def forward(self, images):
+                self.calls += type(images) is torch.Tensor
+                if self.calls > 9:
+                    raise RuntimeError("enough of it")
+                return self.head(images.flatten(1))
+        build_model = Model
+    """,
+}
+BAD_CSV = "a,b,label\n" + "".join(
+    f"{n},{'' if n == 13 else n % 3},{'xy'[n % 2]}\n" for n in range(60)
+)
+FILES = {
+    "empty.yaml": "",
+    "list.yaml": "- a",
+    "open.yaml": "{",
+    "tags.yaml": "a: !!python/object/apply:os.system ['true']",
+    "notes.txt": "mine",
+    "table.csv": "a,label\n1,x\n2,y\n",
+    "rejected.csv": BAD_CSV,
+    "cut.json": '{"schema_version": 1,',
+    "other.json": '{"name": "something else"}',
+}
+
+
+def files(place: Outside) -> None:
+    """Models, tables and files that can't be used."""
+    for name, text in MODELS.items():
+        lines = text.strip("\n").splitlines()
+        indent = len(lines[0]) - len(lines[0].lstrip())
+        place.write(name, "\n".join(line[indent:] for line in lines) + "\n")
+    for name, text in FILES.items():
+        place.write(name, text)
+    (place.folder / "latin.csv").write_bytes(b"a,label\n1,\xff\n2,y\n")
+    (place.folder / "folder").mkdir()
+    place.write("pool.yaml", pool(*TWO, prices=PRICES))
+
+
+def job(name: str = "contract", /, **changes: Any) -> dict[str, Any]:
+    """A job that works, some of its fields changed; a mapping's fields one by one."""
+    values: dict[str, Any] = {
+        "name": name,
+        "pool": "pool.yaml",
+        "data": {"uri": "builtin:digits"},
+        "model": {"source": "net.py", "config": {"width": 6}},
+        "train": {
+            "epochs": 2,
+            "global_batch_size": 96,
+            "learning_rate": 0.01,
+            "backend": "torch",
+            "target": {"metric": "accuracy", "value": 0.3},
+            "faults": {"restarts": 0},
+        },
+        "objective": {"minimize": "time", "deadline": "1h", "budget": 1000.0},
+        "devices": {"min_count": 2},
+    }
+    for field_name, change in changes.items():
+        before = values.get(field_name)
+        both = isinstance(change, dict) and isinstance(before, dict)
+        values[field_name] = {**before, **change} if both else change
+    return values
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+def options(place: Outside, command: str) -> list[str]:
+    """The options that a command's help lists."""
+    wide = {"COLUMNS": "400", "TERMINAL_WIDTH": "400", "NO_COLOR": "1", "TERM": "dumb"}
+    ended = place.run(*command.split(), "--help", **wide)
+    assert ended.code == 0, ended
+    first = (
+        re.match(r"[\s│|*]*((?:-\w[ ,/]+)?--[a-z].*)", line) for line in ended.out.splitlines()
+    )
+    heads = [re.split(r"\s{2,}", found[1])[0] for found in first if found]
+    return sorted({name for head in heads for name in re.findall(r"--[a-z][a-z0-9-]*", head)})
+
+
+# -- fields ----------------------------------------------------------------------------------------
+
+
+def fields(value: Any, path: str = "") -> Fields:
+    """Each field of a JSON document by its dotted path, with its types; lists are merged."""
+    found: dict[str, set[str]] = {}
+    _collect(value, path, found)
+    return {name: sorted(types) for name, types in sorted(found.items())}
+
+
+def _collect(value: Any, path: str, found: dict[str, set[str]]) -> None:
+    if path:
+        found.setdefault(path, set()).add(_type(value))
+    if any(fnmatchcase(path, one) for one in OPAQUE):
+        found[path] = {"any"}
+        return
+    if isinstance(value, list):
+        for one in value:
+            _collect(one, f"{path}[]", found)
+    elif isinstance(value, dict):
+        data = any(fnmatchcase(path, one) for one in DATA_KEYS)
+        for name, one in value.items():
+            _collect(one, f"{path}.{'*' if data else name}".lstrip("."), found)
+
+
+def _type(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    kinds = {str: "string", int: "number", float: "number", list: "list", dict: "object"}
+    return kinds[type(value)]
+
+
+def vanished(recorded: Fields, now: Fields) -> list[str]:
+    """What of a recording is no longer there, or of another type; what was null may be anything."""
+    found = []
+    for path, types in recorded.items():
+        before, after = set(types), set(now.get(path, []))
+        if not after:
+            found.append(f"{path}: vanished")
+        elif (
+            before != {"null"} and not before & after and not (path in NULLABLE and "null" in after)
+        ):
+            found.append(f"{path}: was {'/'.join(types)}, is {'/'.join(sorted(after))}")
+    return found
+
+
+def always(one: Any, other: Any) -> Any:
+    """What two recordings have in common: the fields of both, with the types of either."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return {name: always(one[name], other[name]) for name in one if name in other}
+    if isinstance(one, list) and isinstance(other, list):
+        return sorted({*one, *other})
+    assert one == other, (one, other)
+    return one
+
+
+# -- examples --------------------------------------------------------------------------------------
+
+
+class Examples:
+    """What each command prints on an example that works; each is run once, when first asked for."""
+
+    def __init__(self, place: Outside) -> None:
+        self.place = place
+        self._known: dict[str, Any] = {}
+        self.routes: dict[str, list[str]] = {}
+        """of the service, by path its methods; known once `serve` has run"""
+        files(place)
+
+    def __call__(self, name: str) -> Any:
+        """The document of an example."""
+        if name not in self._known:
+            self._known[name] = EXAMPLES[name](self)
+        return self._known[name]
+
+    def write_job(self, name: str, **changes: Any) -> str:
+        """A job file."""
+        return str(self.place.write(f"{name}.yaml", job(name, **changes)))
+
+    def run_folder(self) -> Path:
+        """The folder of the run that `search-lr` began and `train` finished."""
+        return folder_of(self("train")["run"])
+
+
+def _calibrate(here: Examples, *more: str) -> Any:
+    out = here.place.folder / ("few.json" if "--probes" in more else "cpu.json")
+    given = ("--budget", "1", "--most-drift", "1e9", "--out", str(out))
+    return here.place.done("calibrate", *given, *more)
+
+
+def _estimate(here: Examples) -> Any:
+    here("calibrate")
+    one = here.place.done(
+        "estimate", "alone.py", "--batch-size", "32", "--device-type", "nvidia-t4"
+    )
+    two = here.place.done("estimate", "alone.py", "--batch-size", "32", "--calibration", "cpu.json")
+    assert (one["mode"], two["mode"]) == ("datasheet", "calibrated")
+    return [one, two]
+
+
+def _plan(here: Examples) -> Any:
+    return here.place.done("plan", here.write_job("planned", devices={"min_count": 1}))
+
+
+def _joint_plan(here: Examples) -> Any:
+    goal = {"minimize": "energy", "budget": None}
+    two = [here.write_job(name, objective=goal) for name in ("first", "second")]
+    return here.place.done("plan", *two)
+
+
+SEARCHED = {"learning_rate": "auto", "optimizer": {"name": "momentum"}}
+
+
+def _search(here: Examples) -> Any:
+    return here.place.done("search-lr", here.write_job("contract", train=SEARCHED))
+
+
+def _train(here: Examples) -> Any:
+    here("search-lr")
+    document = here.place.done("train", str(here.place.folder / "contract.yaml"))
+    assert document["state"] == "success"
+    assert [folder_of(document["run"])] == here.place.runs("contract")  # it went on
+    return document
+
+
+def _runs(here: Examples) -> Any:
+    here("train")
+    return here.place.done("runs")
+
+
+def _interrupted(here: Examples) -> Any:
+    """A training that is asked to plan anew, looked at, asked for twice, and interrupted."""
+    place = here.place
+    place.write("slow-pool.yaml", pool(*SLOW, prices=PRICES))
+    given = ["train", here.write_job("slow", pool="slow-pool.yaml", train={"epochs": 20}), "--json"]
+    with place.started(*given) as process:
+        wait_until(lambda: bool(list(place.store.glob("runs/slow/*/metrics/steps-*"))), process)
+        (run,) = place.runs("slow")
+        seen = {
+            "pool, held": place.done("pool", "slow-pool.yaml"),
+            "held": refusal(place.run(*given)),
+            "replan": place.done("replan", run.as_uri()),
+            "show, running": place.done("show", run.as_uri()),
+        }
+        ended = interrupt(process)
+    return {**seen, "interrupted": refusal(ended)}
+
+
+def _serve(here: Examples) -> Any:
+    """What `serve` says. The routes that its description lists are noted."""
+    with here.place.started("serve", "--port", "0", "--json") as process:
+        assert process.stdout is not None
+        lines = list(itertools.takewhile(lambda line: line != "}\n", process.stdout))
+        said = json.loads("".join(lines) + "}")
+        token = Path(said["token"]).read_text().strip()
+        asked = urllib.request.Request(
+            f"{said['address']}/openapi.json", headers={"Authorization": f"Bearer {token}"}
+        )
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            described = json.load(answer)
+        ended = interrupt(process)
+    assert ended.code in (0, 130), ended
+    here.routes = {path: sorted(methods) for path, methods in described["paths"].items()}
+    return said
+
+
+def _up(here: Examples) -> Any:
+    """The embedded stack, started in a home of its own and stopped."""
+    place = Outside(here.place.folder / "stack")
+    try:
+        up = place.done("up")
+        return {"up": up, "status": place.done("status")}
+    finally:
+        place.done("down")
+
+
+EXAMPLES: dict[str, Callable[[Examples], Any]] = {
+    "validate": lambda here: here.place.done("validate", here.write_job("validated")),
+    "extract": lambda here: here.place.done("extract", "alone.py", "--config", "width=4"),
+    "calibrate": _calibrate,
+    "calibrate --probes": lambda here: _calibrate(here, "--probes"),
+    "estimate": _estimate,
+    "plan": _plan,
+    "plan, several jobs": _joint_plan,
+    "search-lr": _search,
+    "train": _train,
+    "analyze": lambda here: here.place.done("analyze", here.run_folder().as_uri()),
+    "runs": _runs,
+    "show": lambda here: here.place.done("show", here.run_folder().name),
+    "slow training": _interrupted,
+    "pool": lambda here: here.place.done("pool", "pool.yaml"),
+    "pool probe": lambda here: here.place.done("pool", "probe"),
+    "status": lambda here: here.place.done("status"),
+    "down": lambda here: here.place.done("down"),
+    "serve": _serve,
+    "run": lambda here: here.place.done("run", here.write_job("whole", train=SEARCHED)),
+    "up": _up,
+}
+WITH_AIRFLOW = ("run", "up")
+ARTEFACTS = (
+    "job.json",
+    "validation.json",
+    "structure.json",
+    "estimate.json",
+    "plan.json",
+    "lr_search.json",
+    "result.json",
+    "status.json",
+)
+SEALED = ("manifest.json", "report/report.json", "model/signature.json")
+"""what only a whole run leaves besides"""
+TABLES = ("steps-rank0", "steps-rank1", "epochs")
+
+
+def artefact_fields(run: Path, names: Iterable[str]) -> dict[str, Fields]:
+    """The fields of a run's artefacts."""
+    return {name: fields(read(run / name)) for name in names}
+
+
+def tables(run: Path) -> dict[str, Fields]:
+    """The columns of what a run recorded under metrics/."""
+    found: dict[str, Fields] = {}
+    for kind in TABLES:
+        part = min((run / "metrics").glob(f"{kind}-*.parquet"))
+        found[kind] = {one.name: [str(one.type)] for one in pq.read_schema(part)}
+    return found
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A command that must be refused: its arguments, with the job and pool that it is given."""
+
+    args: tuple[str, ...]
+    job: dict[str, Any] | None = None
+    pool: dict[str, Any] | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    also: dict[str, str] = field(default_factory=dict)
+    """more files"""
+
+    def run(self, place: Outside, name: str) -> dict[str, Any]:
+        """How it is refused; JOB, POOL and PLAN stand for the files, RUN and STORE for a run's."""
+        names = {"JOB": f"{name}.yaml", "POOL": f"{name}-pool.yaml", "PLAN": f"{name}-plan.json"}
+        if self.job is not None:
+            given = {**self.job, **({"pool": names["POOL"]} if self.pool is not None else {})}
+            place.write(names["JOB"], given)
+        if self.pool is not None:
+            place.write(names["POOL"], self.pool)
+        for kind, text in self.also.items():
+            place.write(names[kind], text)
+        args = [names.get(one, one) for one in self.args]
+        return refusal(place.run(*args, "--json", **self.environment))
+
+
+def refusal(ended: Ended) -> dict[str, Any]:
+    """Exit code, kind and fields of an error; its line on standard error is looked at."""
+    document = ended.document()
+    last = ended.err.strip().splitlines()[-1]
+    assert last.startswith("trainwright: "), ended
+    assert "Traceback" not in ended.err, ended
+    assert document["error"]["message"], ended
+    return {
+        "code": ended.code,
+        "kind": document["error"]["kind"],
+        "state": document.get("state"),
+        "fields": fields(document),
+    }
+
+
+def _planned(**changes: Any) -> Bad:
+    """`plan` of a changed job."""
+    return Bad(("plan", "JOB"), job("refused", **changes))
+
+
+def _pooled(given: dict[str, Any], **changes: Any) -> Bad:
+    """`plan` with a changed pool."""
+    return Bad(("plan", "JOB"), job("refused", **changes), {**pool(*TWO), **given})
+
+
+def _trained(plan_file: str, **changes: Any) -> Bad:
+    """`train` by a plan file that can't be followed."""
+    return Bad(
+        ("train", "JOB", "--plan", "PLAN"), job("refused", **changes), also={"PLAN": plan_file}
+    )
+
+
+def _host(*devices: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"hosts": [{"name": "h", "devices": list(devices), **more}]}
+
+
+GOOD_PLAN = plan(TWO, (48, 48))
+NOWHERE = "file:///nowhere/runs/x/20260101T000000Z-abcdef"
+REFUSALS: dict[str, Bad] = {
+    # usage
+    "argument missing": Bad(("run",)),
+    "command unknown": Bad(("fly",)),
+    "option unknown": Bad(("plan", "x", "--colour")),
+    "job file missing": Bad(("run", "nowhere.yaml")),
+    "job file empty": Bad(("plan", "empty.yaml")),
+    "job file a list": Bad(("plan", "list.yaml")),
+    "job file cut": Bad(("plan", "open.yaml")),
+    "job file with tags": Bad(("plan", "tags.yaml")),
+    "job file a folder": Bad(("plan", "folder")),
+    # fields of the job
+    "field unknown": _planned(wat=1),
+    "field unknown, nested": _planned(train={"epoch": 1}),
+    "name wrong": _planned(name="../x"),
+    "type wrong": _planned(train={"epochs": "many"}),
+    "epochs zero": _planned(train={"epochs": 0}),
+    "learning rate negative": _planned(train={"learning_rate": -1.0}),
+    "optimizer unknown": _planned(train={"optimizer": {"name": "magic"}}),
+    "backend unknown": _planned(train={"backend": "magic"}),
+    "batch bounds reversed": _planned(train={"batch_bounds": [64, 32]}),
+    "accuracy no share": _planned(train={"target": {"metric": "accuracy", "value": 97}}),
+    "batch above the data": _planned(train={"global_batch_size": 10**6}),
+    "cron wrong": _planned(schedule={"cron": "sometimes"}),
+    "deadline no time": _planned(objective={"deadline": "soon"}),
+    "budget negative": _planned(objective={"budget": -1}),
+    "priority too high": _planned(priority=101),
+    # data
+    "data missing": _planned(data={"uri": "nowhere.csv"}),
+    "data set unknown": _planned(data={"uri": "builtin:letters"}),
+    "data scheme unknown": _planned(data={"uri": "ftp://x/y.csv"}),
+    "data not UTF-8": _planned(data={"uri": "latin.csv"}),
+    "target column missing": _planned(data={"uri": "table.csv", "target": "price"}),
+    "data missing, validated": Bad(("validate", "JOB"), job(data={"uri": "nowhere.csv"})),
+    "data rejected": Bad(("validate", "JOB"), job(data={"uri": "rejected.csv"})),
+    "data rejected, trained": Bad(
+        ("train", "JOB"), job("rejected", data={"uri": "rejected.csv"}, model={"source": "net.py"})
+    ),
+    # models
+    "model missing": _planned(model={"source": "nowhere.py"}),
+    "model too narrow": _planned(model={"source": "narrow.py", "config": {}}),
+    "model config unknown": _planned(model={"config": {"height": 3}}),
+    "model without build_model": Bad(("extract", "none.py")),
+    "model raises": Bad(("extract", "raises.py")),
+    "model no module": Bad(("extract", "nomodule.py")),
+    "model no Python": Bad(("extract", "broken.py")),
+    "model without example_batch": Bad(("extract", "narrow.py")),
+    "config no assignment": Bad(("extract", "alone.py", "--config", "width")),
+    "precision unknown": Bad(("extract", "alone.py", "--precision", "fp7")),
+    "batch size zero": Bad(("extract", "alone.py", "--batch-size", "0")),
+    # estimates and calibrations
+    "no device to estimate": Bad(("estimate", "alone.py", "--batch-size", "8")),
+    "batch size no number": Bad(
+        ("estimate", "alone.py", "--batch-size", "x", "--device-type", "cpu")
+    ),
+    "device type unknown": Bad(
+        ("estimate", "alone.py", "--batch-size", "8", "--device-type", "tpu-v5")
+    ),
+    "calibration cut": Bad(
+        ("estimate", "alone.py", "--batch-size", "8", "--calibration", "cut.json")
+    ),
+    "calibration of another kind": Bad(("plan", "JOB", "--calibration", "other.json"), job()),
+    "structure of another kind": Bad(
+        ("estimate", "other.json", "--batch-size", "8", "--device-type", "cpu")
+    ),
+    "calibrate nothing to write": Bad(("calibrate",)),
+    "calibrate into no folder": Bad(("calibrate", "--out", "/nowhere/cpu.json")),
+    "calibrate over another file": Bad(("calibrate", "--out", "notes.txt")),
+    "calibrate a GPU by networks": Bad(("calibrate", "--out", "x.json", "--device", "cuda:0")),
+    "calibrate no budget": Bad(("calibrate", "--out", "x.json", "--budget", "0")),
+    "calibrate no threads": Bad(("calibrate", "--out", "x.json", "--threads", "0")),
+    "calibrate drift": Bad(
+        ("calibrate", "--out", "x.json", "--probes", "--budget", "1", "--most-drift", "0")
+    ),
+    # pools
+    "pool file missing": Bad(("pool", "nowhere.yaml")),
+    "pool file of another kind": Bad(("pool", "other.json")),
+    "pool without hosts": _pooled({"hosts": []}),
+    "pool with an unknown device": _pooled(_host({"type": "abacus"})),
+    "pool with speed of a CPU": _pooled(_host({"type": "cpu", "speed": 1.0})),
+    "pool with a window wrong": _pooled(_host({"type": "cpu"}, available="noon")),
+    "pool with a price wrong": _pooled({"prices": {"cpu": "-2/h"}}),
+    "pool with a network wrong": _pooled({"network": {"bandwidth": 10}}),
+    "pool with power wrong": _pooled({"power": {"cpu": {"idle_w": 9, "load_w": 3}}}),
+    "devices too few": _planned(devices={"min_count": 3}),
+    "devices of no such type": _planned(devices={"types": ["nvidia-t4"]}),
+    "devices all excluded": _planned(devices={"exclude": ["emulated"]}),
+    "devices by an unknown id": _planned(devices={"ids": ["here/emulated-7"]}),
+    "prices missing": _pooled({}, objective={"minimize": "cost"}),
+    # plans
+    "deadline infeasible": _planned(objective={"deadline": "1s"}),
+    "budget infeasible": _planned(objective={"budget": 1e-9}),
+    "memory infeasible": _pooled(
+        _host({"type": "nvidia-t4"}, address="10.0.0.1"),
+        model={"source": "huge.py", "config": {}},
+        objective={"budget": None},
+        devices={"min_count": 1},
+    ),
+    "pools of two jobs differ": Bad(("plan", "JOB", "planned.yaml"), job("refused"), pool(*TWO)),
+    "plot of no kind": Bad(("plan", "JOB", "--plot", "front.txt"), job()),
+    "jobs late together": Bad(
+        ("plan", "JOB", "energy.yaml"),
+        job("late", objective={"minimize": "energy", "deadline": "1s", "budget": None}),
+    ),
+    "plan file missing": Bad(("train", "JOB", "--plan", "nowhere.json"), job("refused")),
+    "plan file cut": _trained(GOOD_PLAN[:200]),
+    "plan file of another kind": _trained('{"name": "x"}'),
+    "plan without devices": _trained(plan((), ())),
+    "plan of an unknown strategy": _trained(GOOD_PLAN.replace("data-parallel", "nonsense")),
+    # training
+    "deadline infeasible, trained": Bad(
+        ("train", "JOB"), job("hurried", objective={"deadline": "1s"})
+    ),
+    "model fails at once": Bad(
+        ("train", "JOB"), job("failing", model={"source": "fails.py", "config": {}})
+    ),
+    "model fails at a step": Bad(
+        ("train", "JOB"), job("tiring", model={"source": "tires.py", "config": {}})
+    ),
+    "loss runs away": Bad(("train", "JOB"), job("away", train={"learning_rate": 1e30})),
+    # runs
+    "run no name": Bad(("show", "nonsense")),
+    "run unknown": Bad(("show", NOWHERE)),
+    "run unknown, analyzed": Bad(("analyze", NOWHERE)),
+    "run unknown, planned anew": Bad(("replan", NOWHERE)),
+    "run unknown, replayed": Bad(("run", "JOB", "--replay", NOWHERE), job()),
+    "run finished, planned anew": Bad(("replan", "RUN")),
+    "run of another job, replayed": Bad(("run", "JOB", "--replay", "RUN"), job("other")),
+    "run not finished, analyzed": Bad(("analyze", "UNFINISHED")),
+    "run damaged": Bad(("show", "DAMAGED")),
+    "report over another file": Bad(("show", "RUN", "--report", "notes.txt")),
+    "job's name wrong": Bad(("runs", "../..")),
+    "store empty, analyzed": Bad(("analyze", "--store", "STORE")),
+    "store not there": Bad(("runs", "--store", "file:///nowhere")),
+    "store of no scheme": Bad(("runs", "--store", "ftp://x")),
+    # services
+    "store out of reach": Bad(("runs",), environment=NO_SERVER),
+    "store out of reach, run": Bad(("run", "JOB"), job(), environment=NO_SERVER),
+    "store not started": Bad(("runs", "--store", "s3://nowhere")),
+    "ledger no URL": Bad(("pool",), environment={"TRAINWRIGHT_LEDGER": "nope"}),
+    "home not writable": Bad(("pool",), environment={"TRAINWRIGHT_HOME": "/proc/nowhere"}),
+    "serve nobody": Bad(("serve", "--workers", "0")),
+    "serve no folder": Bad(("serve", "--allow", "nowhere")),
+}
+SLOW_REFUSALS = ("plan without devices", "model fails at once", "loss runs away")
+
+
+def refused(here: Examples, name: str) -> dict[str, Any]:
+    """How a bad input is refused."""
+    bad, place = REFUSALS[name], here.place
+    words = set(bad.args)
+    stands: dict[str, str] = {"STORE": (place.folder / "empty").as_uri()}
+    (place.folder / "empty").mkdir(exist_ok=True)
+    if "planned.yaml" in words:
+        here.write_job("planned")
+    if "energy.yaml" in words:
+        here.write_job("energy", objective={"minimize": "energy", "budget": None})
+    if words & {"RUN", "DAMAGED", "UNFINISHED"}:
+        run = here.run_folder()
+        stands["RUN"] = run.as_uri()
+        for kind in words & {"DAMAGED", "UNFINISHED"}:
+            copy = place.folder / kind.lower() / "runs" / "contract" / run.name
+            if not copy.exists():
+                shutil.copytree(run, copy)
+                (copy / "result.json").unlink()
+                if kind == "DAMAGED":
+                    (copy / "result.json").write_text("{")
+            stands[kind] = copy.as_uri()
+    filled = Bad(
+        tuple(stands.get(one, one) for one in bad.args),
+        bad.job,
+        bad.pool,
+        bad.environment,
+        bad.also,
+    )
+    return filled.run(place, re.sub(r"\W+", "-", name))
+
+
+# -- recording -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def example_place() -> Iterator[Examples]:
+    """Examples in a folder that is taken away afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        here = Examples(prepared(Path(folder) / "place"))
+        try:
+            yield here
+        finally:
+            here.place.run("down")
+
+
+def record(here: Examples) -> dict[str, Any]:
+    """All of the contract, as it is now."""
+
+    def told(name: str) -> str:
+        sys.stderr.write(f"{name}\n")
+        return name
+
+    listed = {one: options(here.place, told(one)) for one in COMMANDS}
+    documents = {name: here(told(name)) for name in EXAMPLES}
+    run, whole = here.run_folder(), folder_of(here("run")["run"])
+    return {
+        "options": listed,
+        "fields": {name: fields(document) for name, document in documents.items()},
+        "artefacts": artefact_fields(run, ARTEFACTS) | artefact_fields(whole, SEALED),
+        "tables": tables(run),
+        "routes": here.routes,
+        "refusals": {name: refused(here, told(name)) for name in REFUSALS},
+    }
+
+
+def written(contract: dict[str, Any]) -> str:
+    """The JSON of a recording, one line for each option, field or refusal."""
+    parts = []
+    for section, entries in contract.items():
+        blocks = []
+        for name, entry in entries.items():
+            if isinstance(entry, dict) and section != "refusals":
+                lines = [
+                    f"   {json.dumps(key)}: {json.dumps(value)}" for key, value in entry.items()
+                ]
+                text = "{\n" + ",\n".join(lines) + "\n  }"
+            else:
+                text = json.dumps(entry)
+            blocks.append(f"  {json.dumps(name)}: {text}")
+        parts.append(f" {json.dumps(section)}: {{\n" + ",\n".join(blocks) + "\n }")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def main() -> None:
+    """Record the contract: what two runs of all examples have in common."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--record", action="store_true", required=True)
+    parser.parse_args()
+    twice = []
+    for _ in range(2):
+        with example_place() as here:
+            twice.append(record(here))
+    contract = always(*twice)
+    FILE.parent.mkdir(exist_ok=True)
+    FILE.write_text(written(contract))
+
+
+if __name__ == "__main__":
+    main()

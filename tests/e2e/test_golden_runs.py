@@ -1,0 +1,116 @@
+"""Small trainings have the losses, splits, metrics and checkpoints that were recorded.
+
+Compared to the last digit if the recording was made with this machine's processor and this version
+of torch, else within a relative 1e-3 (see `golden.py`, which records anew).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from golden import (
+    CASES,
+    MOMENTUM,
+    SEARCH,
+    SLOW,
+    Case,
+    columns,
+    command,
+    differences,
+    observed,
+    prepared,
+    recorded,
+    searched,
+    trained,
+)
+from outside import Outside, folder_of, interrupt, read, rows, wait_until
+
+JOINT = ["step", "epoch", "loss", "learning_rate", "noise_scale"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Outside:
+    """One home for all of the file: what is measured of this machine once holds for all."""
+    return prepared(tmp_path_factory.mktemp("golden") / "place")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(one, id=one.name, marks=[pytest.mark.slow] * one.slow) for one in CASES],
+)
+def test_a_training_is_as_it_was_recorded(place: Outside, case: Case) -> None:
+    before, exact = recorded(case.name)
+    assert differences(before, trained(place, case), exact=exact) == []
+
+
+def test_a_learning_rate_is_searched_as_it_was_recorded(place: Outside) -> None:
+    before, exact = recorded(SEARCH.name)
+    assert differences(before, searched(place), exact=exact) == []
+
+
+def test_an_interrupted_training_goes_on_to_the_same_losses(place: Outside) -> None:
+    """Ctrl-C after a checkpoint, and the same command again: each step is there once."""
+    before, exact = recorded(MOMENTUM.name)
+    again = command(place, replace(MOMENTUM, devices=SLOW), "interrupted")
+    with place.started(*again, "--json") as process:
+        wait_until(
+            lambda: bool(list(place.store.glob("runs/interrupted/*/checkpoints/step-*"))), process
+        )
+        stopped = interrupt(process)
+    assert stopped.code == 130, stopped
+    assert stopped.document()["error"]["kind"] == "interrupted"
+    assert stopped.document()["state"] == "interrupted"
+
+    finished = place.done(*again)
+    assert finished["run"] == stopped.document()["run"]
+    run = folder_of(finished["run"])
+    assert 0 < read(run / "result.json")["resumed_from_step"] < before["result"]["steps"]
+    now = observed(run)
+    for part in ("plan", "steps", "epochs"):
+        assert differences(before[part], now[part], exact=exact) == []
+    for name in ("metrics", "target_reached", "steps", "noise_scale"):
+        assert differences(before["result"][name], now["result"][name], exact=exact) == []
+    assert now["checkpoints"]["step"][-1] == before["result"]["steps"]
+
+
+def test_a_replay_has_the_losses_of_the_run_that_is_replayed(place: Outside) -> None:
+    """The replay takes the plan and the splits that an adaptive training came to."""
+    devices = ({"type": "emulated", "speed": 1.0}, {"type": "emulated", "speed": 0.25})
+    train = {**MOMENTUM.train, "adaptive_split": True}
+    case = replace(MOMENTUM, devices=devices, split=(48, 48), train=train)
+    first = folder_of(place.done(*command(place, case, "replayed"))["run"])
+    events = read(first / "result.json")["split_events"]
+    assert events  # the devices are so unlike that the split changes
+    job = str(place.folder / "replayed.yaml")
+    again = place.done("run", job, "--replay", first.as_uri())
+    second = folder_of(again["run"])
+    assert second != first
+    assert again["state"] == "success"
+    assert again["split_events"] == events
+    for kind in ("steps-rank0", "steps-rank1"):
+        names = [*JOINT, "batch_size", "device"]
+        assert columns(rows(second, kind), names) == columns(rows(first, kind), names)
+    before, now = observed(first), observed(second)
+    for part in ("plan", "epochs", "checkpoints"):
+        assert now[part] == before[part]
+    assert now["result"]["metrics"] == before["result"]["metrics"]
+    assert read(second / "lr_search.json")["source"] == "replayed"
+    assert {"manifest.json", "model", "report"} <= {path.name for path in second.iterdir()}
+
+
+def test_a_recording_is_compared_to_the_last_digit_or_nearly() -> None:
+    """The comparison itself sees a digit, a missing figure and another type."""
+    before = {"steps": {"loss": [1.0, 2.0], "accuracy": [0.5]}, "kept": [1, None]}
+    near = {"steps": {"loss": [1.0, 2.001], "accuracy": [0.505]}, "kept": [1, None]}
+    assert differences(before, before, exact=True) == []
+    assert differences(before, near, exact=False) == []
+    assert len(differences(before, near, exact=True)) == 2
+    for wrong in (
+        {"steps": {"loss": [1.0, 2.1], "accuracy": [0.5]}, "kept": [1, None]},
+        {"steps": {"loss": [1.0], "accuracy": [0.5]}, "kept": [1, None]},
+        {"steps": {"loss": [1.0, 2.0]}, "kept": [1, None]},
+        {"steps": {"loss": [1.0, 2.0], "accuracy": [0.5]}, "kept": [1, 0.0]},
+        {"steps": {"loss": [1.0, 2.0], "accuracy": [0.5]}, "kept": [1.0, None]},
+    ):
+        assert len(differences(before, wrong, exact=False)) == 1, wrong
