@@ -184,13 +184,14 @@ def replan(
     from trainwright.tasks.allocate.acquire import devices_of
     from trainwright.tasks.cli.screens import console
     from trainwright.tasks.context import RunContext
+    from trainwright.tasks.leases.ledger import Holder
     from trainwright.tasks.runs.run import resolve
     from trainwright.tasks.settings import Settings
     from trainwright.tasks.spec.pool import load_pool
 
     chosen = resolve(run_id, Settings.from_environment(), store)
     load_pool(chosen.job().pool)  # a pool that cannot be read would end the training
-    context = RunContext.attach(chosen)
+    context = RunContext(chosen, Holder("replan"))
     devices = context.ledger.ask_to_replan(chosen.uri, devices_of(context))
     if not devices:
         raise BadInput(f"replan: {chosen.uri} holds no devices; allowed: a run that is training")

@@ -100,7 +100,9 @@ def estimate_step(
 
 def device_type_of(device_type: str | None, calibration: Calibration | None) -> str:
     """The requested device type. Raises BadInput if it is unknown, or not the calibration's."""
-    chosen = device_type or (calibration.device_type if calibration else "cpu")
+    chosen = device_type
+    if chosen is None:  # an empty name is a name that nobody knows
+        chosen = calibration.device_type if calibration is not None else "cpu"
     if chosen not in DEVICE_TYPES:
         raise BadInput(
             f"device type: got {chosen[:80]!r}; allowed: {', '.join(sorted(DEVICE_TYPES))}"

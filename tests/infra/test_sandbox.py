@@ -29,6 +29,11 @@ SECONDS = "81818.5"
 """how long a process in the sandbox sleeps, by which a test finds it from outside"""
 
 
+def own_children() -> list[psutil.Process]:
+    """The children of this process, except the S3 server that all tests of a session share."""
+    return [one for one in psutil.Process().children() if one.name() != "weed"]
+
+
 @contextmanager
 def serving(function: str, **options: Any) -> Iterator[SandboxServer]:
     """A server of a function of `sandbox_functions`."""
@@ -52,7 +57,7 @@ def _until(happened: Callable[[], object]) -> None:
 
 def _supervisor() -> psutil.Process:
     """The process that supervises the sandbox of this test: the child of the only server."""
-    (server,) = psutil.Process().children()
+    (server,) = own_children()
     (supervisor,) = server.children()
     return supervisor
 
@@ -138,7 +143,7 @@ def test_a_function_that_can_not_be_imported_is_an_error_that_says_why() -> None
 
 def test_a_server_that_is_killed_while_it_starts_is_an_error() -> None:
     with serving("echo") as server:
-        (process,) = psutil.Process().children()
+        (process,) = own_children()
         process.kill()
         with pytest.raises(OSError, match="did not start: exit code -9"):
             server.wait_ready()

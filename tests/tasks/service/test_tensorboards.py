@@ -55,7 +55,7 @@ def test_one_that_starts_while_the_service_ends_ends_too(home: Path) -> None:
             await asyncio.sleep(0.05)
         tensorboards.close()
         await asyncio.wait({asked})
-        assert "the service ends" in str(asked.exception())
+        assert "the service is ending" in str(asked.exception())
 
     asyncio.run(end_meanwhile())
     assert running() == []

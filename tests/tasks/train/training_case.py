@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import doors
 import psutil
 
 from trainwright.estimator.curves import Interval
@@ -127,6 +128,7 @@ def request(
         entry="net.py",
         run_uri=(folder / "run").as_uri(),
         work_folder=str(folder / "work"),
+        settings=doors.settings(),
     )
 
 

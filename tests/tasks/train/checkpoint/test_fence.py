@@ -31,7 +31,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     if request.param == "folder":
         return open_store((tmp_path / "run").as_uri(), doors.settings())
     request.getfixturevalue("s3")
-    return open_store(f"s3://fenced/{sha256(str(tmp_path).encode())[:16]}")
+    return open_store(f"s3://fenced/{sha256(str(tmp_path).encode())[:16]}", doors.settings())
 
 
 def write(

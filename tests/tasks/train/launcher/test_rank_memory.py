@@ -16,10 +16,10 @@ import torch
 from training_case import request
 
 from trainwright.estimator.memory.freed_memory import map_blocks
-from trainwright.tasks import data
+from trainwright.tasks.data import dataset as data
 from trainwright.tasks.train.batch.sampling import epoch_order
 from trainwright.tasks.train.exchange.collective import TorchCollective
-from trainwright.tasks.train.rank import Rank
+from trainwright.tasks.train.rank.rank import Rank
 
 def new_pages():
     for _ in range(3):

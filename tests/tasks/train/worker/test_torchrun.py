@@ -144,7 +144,8 @@ def test_without_an_order_the_worker_says_what_it_needs(words: list[str]) -> Non
     )
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        f"ORDER.json: got {''.join(words) or 'nothing'}; allowed: the file that a training left in its work folder"
+        f"ORDER.json: got {''.join(words) or 'nothing'}; allowed: the order.json in the work "
+        "folder of a training"
     ]
 
 
