@@ -204,6 +204,10 @@ def test_a_calibration_of_another_torch_is_used_with_a_wider_interval_and_a_note
     home: Path, tmp_path: Path, few: dict[str, object]
 ) -> None:
     write(tmp_path)
+    (tmp_path / "narrow.py").write_text(
+        MODELS["narrow.py"] + "\n\ndef example_batch(n):\n    import torch\n"
+        "    return torch.rand(n, 64), torch.zeros(n, dtype=torch.long)\n"
+    )
     model, documents = str(tmp_path / "narrow.py"), []
     for changes in ({}, {"torch": "1.0.0"}):
         path = tmp_path / "few.json"

@@ -78,9 +78,8 @@ def test_without_namespaces_the_kernel_keeps_files_from_code_that_gets_around_th
     code = f"""
 import _posixsubprocess
 command = [b"/bin/sh", b"-c", b"cat {outside}/credentials; echo x > {outside}/written"]
-closed = (-1,) * 6
 read, write = os.pipe()
-_posixsubprocess.fork_exec(command, [b"/bin/sh"], True, (), None, None, -1, -1, -1, -1, 1, 1, read,
+_posixsubprocess.fork_exec(command, [b"/bin/sh"], True, (), None, None, -1, -1, -1, -1, -1, -1, read,
     write, False, False, 0, None, None, None, -1, None, False)
 os.wait()
 os._exit(5)

@@ -180,7 +180,7 @@ def test_only_calibrated_devices_make_a_calibrated_estimate(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"device": "tpu"}, "--device: got 'tpu'; allowed: cpu"),
+        ({"device": "tpu"}, "--device: got 'tpu'; torch finds here: cpu"),
         ({"threads": 0}, "--threads: got 0"),
         ({"budget_s": 0.0}, "--budget: got 0"),
     ],

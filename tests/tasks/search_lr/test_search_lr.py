@@ -117,7 +117,7 @@ def test_what_comes_after_a_loss_that_is_no_number_is_not_chosen() -> None:
     "points", [[], [(rate, math.nan, None) for rate in RATES], [(1e-5, math.inf, 0.1)]]
 )
 def test_a_ramp_without_one_number_fails_and_says_the_way_out(points: Points) -> None:
-    with pytest.raises(TrainingFailed, match="set train.learning_rate in the job"):
+    with pytest.raises(TrainingFailed, match=r"set train\.learning_rate in the job"):
         choose(points)
 
 
