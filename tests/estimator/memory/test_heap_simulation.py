@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from trainwright.estimator.curves import Affine
-from trainwright.estimator.memory import heap_simulation
-from trainwright.estimator.memory.heap_simulation import high_water_bytes
+from trainwright.estimator.memory.heap_simulation import MOST_BLOCKS, high_water_bytes
 from trainwright.estimator.structure import Lifetimes
 
 _MIB = 2**20
@@ -126,14 +125,16 @@ def test_events_name_each_storage_with_what_made_it() -> None:
     assert lifetimes.successors() == {1: 2}
 
 
-def test_what_a_step_leaves_the_next_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[int] = []
-    monkeypatch.setattr(heap_simulation._Played, "end", lambda _, number: ended.append(number))
-    lifetimes = Lifetimes(
-        sizes=_fixed([_MIB]), start=(0, 0), step=(-2, 0)
-    )  # a gradient goes, the next comes
-    high_water_bytes(lifetimes, 1, [], [0])
-    assert ended == [1, 2]
+def test_what_a_step_leaves_the_next_one_frees() -> None:
+    """A parameter and its gradient; each step frees the gradient and makes another.
+
+    Blocks of this size are mapped, so that no holes of the heap add to them.
+    """
+    size = 64 * _MIB
+    lifetimes = Lifetimes(sizes=_fixed([size]), start=(0, 0), step=(-2, 0))
+    assert lifetimes.successors() == {1: 2}
+    (most,) = high_water_bytes(lifetimes, 1, [], [0])
+    assert 2 * size <= most < 2.1 * size
 
 
 @given(_PLANS)
@@ -143,16 +144,10 @@ def test_small_blocks_are_counted_as_they_are(plan: list[tuple[int, int]]) -> No
     assert high_water_bytes(lifetimes, 1, [], [0]) == [_most_live(lifetimes)]
 
 
-@pytest.mark.parametrize("live", [1, 3 * heap_simulation.MOST_BLOCKS])
-def test_of_many_equal_blocks_no_more_are_played_than_is_allowed(
-    live: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Equal ones, as a loop over time makes; each ends at once, or all at the end."""
-    made: list[int] = []
-    monkeypatch.setattr(
-        heap_simulation._Played, "make", lambda _, number, size: made.append(number)
-    )
-    count = 3 * heap_simulation.MOST_BLOCKS
+@pytest.mark.parametrize("live", [1, 3 * MOST_BLOCKS])
+def test_more_equal_blocks_than_are_simulated_are_counted_all_the_same(live: int) -> None:
+    """As a loop over time makes them; each is freed at once, or all at the end."""
+    count = 3 * MOST_BLOCKS
     each = [code for number in range(count) for code in (0, -1 - number)]
     lifetimes = Lifetimes(
         sizes=_fixed([_MIB]),
@@ -160,14 +155,11 @@ def test_of_many_equal_blocks_no_more_are_played_than_is_allowed(
         step=tuple(each) if live == 1 else (*[0] * count, *(-1 - one for one in range(count))),
     )
     (held,) = high_water_bytes(lifetimes, 1, [], [0])
-    assert len(made) == heap_simulation._STEPS * heap_simulation.MOST_BLOCKS
-    assert held >= (live - heap_simulation.MOST_BLOCKS) * _MIB  # the others are counted
+    assert live * _MIB <= held < 1.1 * live * _MIB + 8 * _MIB
 
 
-def test_where_there_are_many_blocks_the_largest_are_played() -> None:
-    plan = [(4096 + number, 0) for number in range(3 * heap_simulation.MOST_BLOCKS)] + [
-        (8 * _MIB, 0)
-    ]
+def test_of_many_blocks_the_largest_are_simulated() -> None:
+    plan = [(4096 + number, 0) for number in range(3 * MOST_BLOCKS)] + [(8 * _MIB, 0)]
     lifetimes = Lifetimes(sizes=_fixed([size for size, _ in plan]), start=(), step=_codes(plan))
     (most,) = high_water_bytes(lifetimes, 1, [], [0])
     assert 8 * _MIB <= most < 18 * _MIB
