@@ -1,8 +1,8 @@
-"""Build Horovod for the torch that is installed, once per user, and install it: ``python -m trainwright.infra.horovod``.
+"""Builds Horovod for the installed torch, and installs it: `python -m trainwright.infra.horovod`.
 
-Horovod 0.28.1 asks for C++14 where torch's headers want C++20, so it cannot be an ordinary dependency: it is built here with a
-compiler wrapper that rewrites the flag. The wheel is kept under ``~/.cache/trainwright/wheels``, keyed by Horovod, torch and
-Python version, so that the minutes of compiling are spent once per user.
+Horovod 0.28.1 compiles as C++14, but torch's headers need C++20, so it can't be an ordinary
+dependency. Here a compiler wrapper rewrites the flag. The wheel is kept in
+`~/.cache/trainwright/wheels`, by versions of Horovod, torch and Python: each user compiles it once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ exec g++ "${args[@]}"
 
 
 def wheel_cache() -> Path:
-    """The folder of built wheels for this Python, torch and machine. Raises OSError where there is no torch."""
+    """The folder of wheels for this Python, torch and machine. Raises OSError without torch."""
     root = (
         Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainwright" / "wheels"
     )
@@ -34,14 +34,14 @@ def wheel_cache() -> Path:
         torch = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         raise OSError(
-            "Horovod is built for the torch that is installed, and there is none: install torch"
+            "Horovod is built for the installed torch, and there is none; install torch first"
         ) from None
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     return root / f"horovod-{VERSION}-torch-{torch}-{python}-{platform.machine()}"
 
 
 def installed() -> bool:
-    """Whether the Horovod we build is installed, for the torch that is installed."""
+    """Whether the Horovod that is built here is installed, for the installed torch."""
     try:
         if importlib.metadata.version("horovod") != VERSION:
             return False
@@ -52,7 +52,7 @@ def installed() -> bool:
 
 
 def write_compiler(folder: Path) -> Path:
-    """A compiler that reads every C++14 flag as C++20."""
+    """Write a compiler that takes every C++14 flag as C++20; its path."""
     wrapper = folder / "g++-gnu20"
     wrapper.write_text(_COMPILER_WRAPPER)
     wrapper.chmod(0o755)
@@ -60,14 +60,15 @@ def write_compiler(folder: Path) -> Path:
 
 
 def build(into: Path) -> Path:
-    """Compile the wheel into a folder and return its path. Takes minutes; prints a line every ten seconds.
+    """Compile the wheel into a folder; its path. Takes minutes; prints a line every ten seconds.
 
-    Raises OSError where a tool is missing or the compiler fails; the message names the log.
+    Raises OSError if a tool is missing or the compiler fails; the message names the log.
     """
     missing = [tool for tool in ("g++", "cmake", "make") if shutil.which(tool) is None]
     if missing:
         raise OSError(
-            f"Horovod's build needs {', '.join(missing)}: install them with the system's package manager"
+            f"Horovod's build needs {', '.join(missing)}: install them with the system's package "
+            "manager"
         )
     into.mkdir(parents=True, exist_ok=True)
     log_path = into / "build.log"
@@ -101,13 +102,10 @@ def build(into: Path) -> Path:
                 try:
                     process.wait(timeout=10)
                 except subprocess.TimeoutExpired:
-                    _say(
-                        f"building Horovod {VERSION} (5 to 10 minutes, once): {time.monotonic() - started:4.0f} s"
-                    )
+                    took_s = time.monotonic() - started
+                    _say(f"building Horovod {VERSION} (5 to 10 minutes, once): {took_s:4.0f} s")
         if process.returncode != 0:
-            raise OSError(
-                f"Horovod did not build (pip exit {process.returncode}); the compiler's words are in {log_path}"
-            )
+            raise OSError(f"Horovod did not build (pip exit {process.returncode}); see {log_path}")
         built = next(Path(folder).glob("horovod-*.whl"))
         part = into / f"{built.name}.{os.getpid()}.part"
         shutil.copyfile(built, part)
@@ -115,14 +113,14 @@ def build(into: Path) -> Path:
 
 
 def wheel() -> Path:
-    """The wheel for this Python, torch and machine: from the cache, or built. Raises OSError where it can't be."""
+    """The wheel for this Python, torch and machine, cached or built now. Raises OSError."""
     cache = wheel_cache()
     wheels = sorted(cache.glob("horovod-*.whl"))
     return wheels[-1] if wheels else build(cache)
 
 
 def main(arguments: list[str]) -> int:
-    """Install Horovod, unless it is. With `--wheel`, only see to it that its wheel is in the cache."""
+    """Install Horovod, if it is missing. With `--wheel`, only put its wheel into the cache."""
     if installed():
         return 0
     try:
