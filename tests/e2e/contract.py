@@ -19,14 +19,14 @@ import shutil
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from golden import prepared
+from golden import CORES, prepared
 from outside import Ended, Outside, folder_of, interrupt, plan, pool, read, wait_until
 
 FILE = Path(__file__).with_name("golden") / "contract.json"
@@ -284,6 +284,14 @@ class Examples:
             self._known[name] = EXAMPLES[name](self)
         return self._known[name]
 
+    def slow(self) -> dict[str, Any]:
+        """What is seen of a training that goes on, by example."""
+        if "slow" not in self._known:
+            self._known["slow"] = _slow(self)
+        found = self._known["slow"]
+        assert isinstance(found, dict)
+        return found
+
     def write_job(self, name: str, **changes: Any) -> str:
         """A job file."""
         return str(self.place.write(f"{name}.yaml", job(name, **changes)))
@@ -313,6 +321,13 @@ def _plan(here: Examples) -> Any:
     return here.place.done("plan", here.write_job("planned", devices={"min_count": 1}))
 
 
+def _plan_cpus(here: Examples) -> Any:
+    here("calibrate")
+    here.place.write("cpus-pool.yaml", pool(*CORES))
+    job_file = here.write_job("cpus", pool="cpus-pool.yaml", objective={"budget": None})
+    return here.place.done("plan", job_file, "--calibration", "cpu.json")
+
+
 def _joint_plan(here: Examples) -> Any:
     goal = {"minimize": "energy", "budget": None}
     two = [here.write_job(name, objective=goal) for name in ("first", "second")]
@@ -339,8 +354,8 @@ def _runs(here: Examples) -> Any:
     return here.place.done("runs")
 
 
-def _interrupted(here: Examples) -> Any:
-    """A training that is asked to plan anew, looked at, asked for twice, and interrupted."""
+def _slow(here: Examples) -> dict[str, Any]:
+    """A training is looked at, asked for once more, planned anew, and interrupted."""
     place = here.place
     place.write("slow-pool.yaml", pool(*SLOW, prices=PRICES))
     given = ["train", here.write_job("slow", pool="slow-pool.yaml", train={"epochs": 20}), "--json"]
@@ -349,12 +364,13 @@ def _interrupted(here: Examples) -> Any:
         (run,) = place.runs("slow")
         seen = {
             "pool, held": place.done("pool", "slow-pool.yaml"),
+            "show, running": place.done("show", run.as_uri()),
             "held": refusal(place.run(*given)),
             "replan": place.done("replan", run.as_uri()),
-            "show, running": place.done("show", run.as_uri()),
         }
-        ended = interrupt(process)
-    return {**seen, "interrupted": refusal(ended)}
+        interrupted = refusal(interrupt(process))
+    interrupted["fields"].pop("error.step", None)  # not there if it was just being planned anew
+    return {**seen, "interrupted": interrupted}
 
 
 def _serve(here: Examples) -> Any:
@@ -392,13 +408,16 @@ EXAMPLES: dict[str, Callable[[Examples], Any]] = {
     "calibrate --probes": lambda here: _calibrate(here, "--probes"),
     "estimate": _estimate,
     "plan": _plan,
+    "plan, CPUs": _plan_cpus,
     "plan, several jobs": _joint_plan,
     "search-lr": _search,
     "train": _train,
     "analyze": lambda here: here.place.done("analyze", here.run_folder().as_uri()),
     "runs": _runs,
     "show": lambda here: here.place.done("show", here.run_folder().name),
-    "slow training": _interrupted,
+    "show, running": lambda here: here.slow()["show, running"],
+    "replan": lambda here: here.slow()["replan"],
+    "pool, held": lambda here: here.slow()["pool, held"],
     "pool": lambda here: here.place.done("pool", "pool.yaml"),
     "pool probe": lambda here: here.place.done("pool", "probe"),
     "status": lambda here: here.place.done("status"),
@@ -648,10 +667,16 @@ REFUSALS: dict[str, Bad] = {
     "serve no folder": Bad(("serve", "--allow", "nowhere")),
 }
 SLOW_REFUSALS = ("plan without devices", "model fails at once", "loss runs away")
+ASKED = ("held", "interrupted")
+"""of a training that goes on: a second one of the same job, and Ctrl-C"""
 
 
 def refused(here: Examples, name: str) -> dict[str, Any]:
     """How a bad input is refused."""
+    if name in ASKED:
+        answer = here.slow()[name]
+        assert isinstance(answer, dict)
+        return answer
     bad, place = REFUSALS[name], here.place
     words = set(bad.args)
     stands: dict[str, str] = {"STORE": (place.folder / "empty").as_uri()}
@@ -695,24 +720,29 @@ def example_place() -> Iterator[Examples]:
             here.place.run("down")
 
 
-def record(here: Examples) -> dict[str, Any]:
-    """All of the contract, as it is now."""
-
-    def told(name: str) -> str:
-        sys.stderr.write(f"{name}\n")
-        return name
-
-    listed = {one: options(here.place, told(one)) for one in COMMANDS}
-    documents = {name: here(told(name)) for name in EXAMPLES}
-    run, whole = here.run_folder(), folder_of(here("run")["run"])
-    return {
-        "options": listed,
-        "fields": {name: fields(document) for name, document in documents.items()},
-        "artefacts": artefact_fields(run, ARTEFACTS) | artefact_fields(whole, SEALED),
-        "tables": tables(run),
-        "routes": here.routes,
-        "refusals": {name: refused(here, told(name)) for name in REFUSALS},
+def record(here: Examples, names: Sequence[str]) -> dict[str, Any]:
+    """The contract of these examples and refusals as it is now, and what is quickly asked."""
+    contract: dict[str, dict[str, Any]] = {
+        "options": {one: options(here.place, one) for one in COMMANDS},
+        "fields": {},
+        "artefacts": {},
+        "tables": {},
+        "routes": {},
+        "refusals": {},
     }
+    for name in names:
+        sys.stderr.write(f"{name}\n")
+        if name in EXAMPLES:
+            contract["fields"][name] = fields(here(name))
+        else:
+            contract["refusals"][name] = refused(here, name)
+    if "train" in names:
+        contract["artefacts"] |= artefact_fields(here.run_folder(), ARTEFACTS)
+        contract["tables"] = tables(here.run_folder())
+    if "run" in names:
+        contract["artefacts"] |= artefact_fields(folder_of(here("run")["run"]), SEALED)
+    contract["routes"] = here.routes
+    return contract
 
 
 def written(contract: dict[str, Any]) -> str:
@@ -734,15 +764,23 @@ def written(contract: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Record the contract: what two runs of all examples have in common."""
+    """Record the contract: what two runs of all examples, or of those named, have in common."""
+    known = [*EXAMPLES, *REFUSALS, *ASKED]
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--record", action="store_true", required=True)
-    parser.parse_args()
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))
+    names = parser.parse_args().names or known
+    if unknown := set(names) - set(known):
+        parser.error(f"no such example: {', '.join(sorted(unknown))}")
     twice = []
     for _ in range(2):
         with example_place() as here:
-            twice.append(record(here))
+            twice.append(record(here, names))
     contract = always(*twice)
+    before = read(FILE) if FILE.exists() else {}
+    for section, entries in contract.items():
+        kept = {} if names == known else before.get(section, {})
+        contract[section] = kept | entries
     FILE.parent.mkdir(exist_ok=True)
     FILE.write_text(written(contract))
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from contract import (
     ARTEFACTS,
+    ASKED,
     COMMANDS,
     EXAMPLES,
     FILE,
@@ -77,24 +78,12 @@ def test_what_a_run_measured_has_the_columns_that_it_had(here: Examples) -> None
     }
 
 
-@pytest.mark.parametrize("name", named(REFUSALS))
+@pytest.mark.parametrize("name", named([*REFUSALS, *ASKED]))
 def test_bad_input_is_refused_as_it_was(here: Examples, name: str) -> None:
     before, now = RECORDED["refusals"][name], refused(here, name)
     same = ("code", "kind", "state")
     assert {one: now[one] for one in same} == {one: before[one] for one in same}
     assert vanished(before["fields"], now["fields"]) == []
-
-
-def test_what_a_training_that_goes_on_is_asked_ends_as_it_did(here: Examples) -> None:
-    """A second training of the job, and Ctrl-C: `held` and `interrupted`."""
-    now = here("slow training")
-    assert (now["held"]["code"], now["held"]["kind"]) == (1, "held")
-    stopped = now["interrupted"]
-    assert (stopped["code"], stopped["kind"], stopped["state"]) == (
-        130,
-        "interrupted",
-        "interrupted",
-    )
 
 
 def test_the_service_has_the_routes_that_it_had(here: Examples) -> None:
@@ -107,7 +96,7 @@ def test_the_service_has_the_routes_that_it_had(here: Examples) -> None:
 
 def test_a_field_that_vanishes_or_changes_is_seen() -> None:
     before = fields(
-        {"a": 1, "b": [{"c": "x"}, {"c": None, "d": True}], "devices": {"here/cpu-0": 3}}
+        {"a": 1, "b": [{"c": "x"}, {"c": None, "d": True}], "operations": {"aten.add": 3}}
     )
     assert before == {
         "a": ["number"],
@@ -115,14 +104,14 @@ def test_a_field_that_vanishes_or_changes_is_seen() -> None:
         "b[]": ["object"],
         "b[].c": ["null", "string"],
         "b[].d": ["boolean"],
-        "devices": ["object"],
-        "devices.*": ["number"],
+        "operations": ["object"],
+        "operations.*": ["number"],
     }
-    more = {"a": 1.5, "b": [{"c": "y", "d": False, "e": 1}], "devices": {"x": 1}, "f": 0}
+    more = {"a": 1.5, "b": [{"c": "y", "d": False, "e": 1}], "operations": {"x": 1}, "f": 0}
     assert vanished(before, fields(more)) == []
-    less = {"a": "1", "b": [{"c": None}], "devices": {}}
+    less = {"a": "1", "b": [{"c": None}], "operations": {}}
     assert vanished(before, fields(less)) == [
         "a: was number, is string",
         "b[].d: vanished",
-        "devices.*: vanished",
+        "operations.*: vanished",
     ]
