@@ -241,17 +241,18 @@ def estimate(
         raise BadInput(f"--batch-size: got {batch_size}; allowed: 1 or more")
     settings = Settings.from_environment()
     require_there(store, settings)
-    measured = given(calibration) if calibration is not None else None
-    device_type_of(device_type, measured)  # before the model is traced
-    structure = _structure(model, batch_size, config, optimizer, precision)
-    document = estimate_step(
-        structure,
-        settings,
-        batch_size=batch_size,
-        device_type=device_type,
-        calibration=measured,
-        store=store,
-    )
+    with console.working("tracing the model, predicting"):
+        measured = given(calibration) if calibration is not None else None
+        device_type_of(device_type, measured)  # before the model is traced
+        structure = _structure(model, batch_size, config, optimizer, precision)
+        document = estimate_step(
+            structure,
+            settings,
+            batch_size=batch_size,
+            device_type=device_type,
+            calibration=measured,
+            store=store,
+        )
     if as_json:
         print_json(document)
         return

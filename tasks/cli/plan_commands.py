@@ -109,7 +109,8 @@ def plan(
         if len(jobs) > 1:
             raise BadInput(f"--plot: got {plot} and {len(jobs)} jobs; pass one job with --plot")
         check_plot(plot)
-    measured = [given(file) for file in calibration or []]
+    with console.working("reading calibrations"):
+        measured = [given(file) for file in calibration or []]
     if len(jobs) > 1:
         with console.working("tracing the models, predicting, planning"):
             joint = plan_jobs(

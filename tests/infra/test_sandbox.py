@@ -29,9 +29,18 @@ SECONDS = "81818.5"
 """how long a process in the sandbox sleeps, by which a test finds it from outside"""
 
 
+EARLIER: dict[str, list[psutil.Process]] = {"children": []}
+
+
+@pytest.fixture(autouse=True)
+def _earlier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The children that the process of these tests has already, such as the session's S3 server."""
+    monkeypatch.setitem(EARLIER, "children", psutil.Process().children())
+
+
 def own_children() -> list[psutil.Process]:
-    """The children of this process, except the S3 server that all tests of a session share."""
-    return [one for one in psutil.Process().children() if one.name() != "weed"]
+    """The children that this test has started."""
+    return [one for one in psutil.Process().children() if one not in EARLIER["children"]]
 
 
 @contextmanager

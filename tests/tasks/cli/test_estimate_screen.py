@@ -111,7 +111,7 @@ def test_an_interval_that_is_due_to_operations_unlike_those_measured_says_so(
 ) -> None:
     said = _estimated(tmp_path, _calibration(tmp_path, family_sigma=0.5))
     assert (
-        "steps differ by 22 % from the sum of their operations, "
+        "steps differ by 22 % from the sum of their operations; "
         "with operations unlike the measured ones" in said
     )
 

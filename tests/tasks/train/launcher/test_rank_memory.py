@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+TRAIN = Path(__file__).parents[1]
 _CODE = """
 import ctypes
 import resource
@@ -48,7 +50,7 @@ def test_a_rank_keeps_what_it_has_freed_from_its_first_update_on(tmp_path: Path)
         capture_output=True,
         text=True,
         check=True,
-        cwd=Path(__file__).parents[1],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TRAIN, TRAIN.parents[1])))},
     )
     before, after = map(int, done.stdout.split())
     assert before > 1000 > 100 > after
