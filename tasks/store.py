@@ -1,6 +1,8 @@
-"""Step `store`: the model into the run folder, then a seal over all of it; and the way back, verified.
+"""Step `store`: puts the model into the run folder and seals the run; loads it back, verified.
 
-The manifest holds size and SHA-256 of every file and is created once, last, by a conditional write: a run that has one is whole.
+The manifest holds size and SHA-256 of every file. It is created once, last, by a conditional write:
+a run that has one is whole. Sealing reads each file back once, and compares it with its digest if
+that was known when the file was written.
 """
 
 from __future__ import annotations
@@ -8,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -29,6 +33,7 @@ from trainwright.tasks.runs.run import Run, now
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.storage.objects import ObjectStore, get_verified, sha256
 from trainwright.tasks.train.checkpoint import files as checkpoint
+from trainwright.tasks.train.checkpoint.fence import folder_name
 from trainwright.tasks.units import size
 
 if TYPE_CHECKING:
@@ -40,15 +45,19 @@ _SIGNATURE = "model/signature.json"
 
 
 def work(context: RunContext) -> Reference:
-    """Store the model, add what was measured to the calibration sets, seal the run, and verify it."""
+    """Store the model, add what was measured to the calibration sets, and seal the run.
+
+    A run that was sealed before is verified.
+    """
     from trainwright.tasks.estimate import finished_runs
 
     run = context.run
-    if not run.finished():
-        save_model(run)
+    if run.finished():
+        manifest = verify(run)
+    else:
+        written = save_model(run)
         finished_runs.append(run)  # before the seal: a sealed run has been learned from
-        seal(run)
-    manifest = verify(run)
+        manifest = seal(run, written)
     return {
         "artefact": manifest.FILE,
         "files": len(manifest.files),
@@ -62,8 +71,12 @@ def summary(reference: Reference) -> str:
     return f"{reference['files']} files, {size(reference['bytes'])}, sealed and verified"
 
 
-def save_model(run: Run) -> None:
-    """The trained model under model/: weights of the best or else the last checkpoint, the whole source, a signature."""
+def save_model(run: Run) -> dict[str, str]:
+    """Put the trained model under model/: weights, source and signature.
+
+    The weights are the best checkpoint's, or else the last one's. Returns the SHA-256 of each file
+    of the model and of the checkpoints, as it was known when the file was written.
+    """
     result, plan, job = run.read(Result), run.read(Plan), run.job()
     states = checkpoint.list_states(run.objects)
     if not states:
@@ -96,32 +109,47 @@ def save_model(run: Run) -> None:
             "learning_rate": search.learning_rate if search else None,
             "versions": result.versions,
         },
-        "how_to_load": "trainwright.tasks.store.load_model(run_uri): verifies, imports the source, loads the safetensors",
+        "how_to_load": (
+            "trainwright.tasks.store.load_model(run_uri): verifies, imports the source, loads the "
+            "safetensors"
+        ),
     }
-    for name, content in model.files.items():
-        run.objects.put(f"model/source/{name}", content)
-    run.objects.put("model/model.safetensors", weights)
-    run.objects.put(_SIGNATURE, json.dumps(signature, indent=1).encode())
+    contents = {f"model/source/{name}": content for name, content in model.files.items()}
+    contents["model/model.safetensors"] = weights
+    contents[_SIGNATURE] = json.dumps(signature, indent=1).encode()
+    for key, content in contents.items():
+        run.objects.put(key, content)
+    written = {key: sha256(content) for key, content in contents.items()}
+    for state in states:
+        folder = folder_name(state.step)
+        written |= {f"{folder}/{name}": digest for name, digest in state.sha256.items()}
+    return written
 
 
-def seal(run: Run) -> Manifest:
-    """Write the manifest over everything in the run folder but status, report and exports. Once: a second seal must be equal.
+def seal(run: Run, written: Mapping[str, str] = MappingProxyType({})) -> Manifest:
+    """Write the manifest over everything in the run folder but status, report and exports.
 
-    Raises CorruptArtefact where the run was sealed with other content.
+    `written`: digests by key, which the files read back must have. A second seal must be equal.
+    Raises CorruptArtefact if a file is not as it was written, or the run was sealed with others.
     """
     manifest = Manifest(run=run.uri, sealed_at=now(), files=_files(run.objects))
+    for key, digest in written.items():
+        if key not in manifest.files or manifest.files[key].sha256 != digest:
+            raise CorruptArtefact(f"{run.uri}/{key}: missing, or changed since it was written")
     if not run.objects.create(Manifest.FILE, manifest.model_dump_json(indent=1).encode()):
         sealed = run.read(Manifest)
         if sealed.files != manifest.files:
-            raise CorruptArtefact(
-                f"{run.uri}: was sealed before with other content: {_differences(sealed.files, manifest.files)}"
-            )
+            differences = _differences(sealed.files, manifest.files)
+            raise CorruptArtefact(f"{run.uri}: was sealed before with other content: {differences}")
         return sealed
     return manifest
 
 
 def verify(run: Run) -> Manifest:
-    """Read everything back and compare it with the manifest. Raises CorruptArtefact naming what is missing, changed or extra."""
+    """Read everything back and compare it with the manifest.
+
+    Raises CorruptArtefact naming what is missing, changed or extra.
+    """
     try:
         manifest = run.read(Manifest)
     except FileNotFoundError:
@@ -144,7 +172,7 @@ def _files(objects: ObjectStore) -> dict[str, SealedFile]:
 
 
 def _measured(objects: ObjectStore, key: str) -> tuple[int, str]:
-    """Size and SHA-256 of an object, read through a file so that a large one needs no memory."""
+    """Size and SHA-256 of an object; read through a file so that a large one takes no memory."""
     with tempfile.TemporaryDirectory(prefix="trainwright-verify-") as folder:
         path = Path(folder) / "object"
         objects.get_file(key, path)
@@ -165,7 +193,7 @@ def _differences(sealed: dict[str, SealedFile], found: dict[str, SealedFile]) ->
 
 
 def seal_folder(objects: ObjectStore, folder: str) -> None:
-    """Seal a folder of the run on its own (report/, export/<kind>/), anew each time it is made."""
+    """Seal a folder of the run on its own (report/, export/<kind>/), each time it is made."""
     files = {
         item.key: list(_measured(objects, item.key))
         for item in objects.list(folder)
@@ -183,7 +211,10 @@ def seal_folder(objects: ObjectStore, folder: str) -> None:
 
 
 def load_model(run_uri: str, folder: Path, settings: Settings | None = None) -> torch.nn.Module:
-    """The trained model of a finished run, verified, its source laid in `folder`. Runs the source; loads no pickle."""
+    """The trained model of a finished run, verified; its source is put into `folder` and run.
+
+    Nothing is loaded by pickle.
+    """
     from safetensors.torch import load
 
     from trainwright.estimator.precision import cast

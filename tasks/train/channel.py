@@ -1,14 +1,14 @@
 """What a rank and its launcher report to each other: JSON, one object a line, over a socket pair.
 
     rank      loaded (a spare process waits for a device), ready (it waits for a worker group),
-              joined, heartbeat, progress, epoch, split, notice, saving, part, checkpoint, back,
-              done, error, ask
-    launcher  device, join (a worker group), leave (it after the step), abort (it now), answer, exit
+              joined, heartbeat, progress, epoch, split, notice, saving, part, back, done, error, ask
+    launcher  device, join (a worker group), leave (it after the step), abort (it now), release (a
+              checkpoint is not under way any more), answer, exit
 
-A rank asks before it writes to the store (`write`), and what the others have written (`parts`,
-`stored`); no answer comes if the devices are leased to another run. A rank on another host also
-asks the launcher to read and write for it (`hosts.store_proxy`); `hosts.session` and `hosts.agent`
-carry the lines between the machines. Several threads of a rank may send and ask.
+A rank asks about checkpoints (`checkpoint.coordinator`); no answer comes if the devices are leased
+to another run. A rank on another host also exchanges files and rows (`hosts.checkpoint_transfer`);
+`hosts.session` and `hosts.agent` carry the lines between the machines. Several threads of a rank
+may send and ask.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 VARIABLE = "TRAINWRIGHT_CHANNEL"
@@ -40,7 +40,9 @@ class Channel(Protocol):
     abort_asked: int
     """the generation of the worker group that the launcher aborted"""
     writing: bool
-    """whether this rank keeps the others waiting because it reads or writes a checkpoint"""
+    """whether this rank keeps the others waiting because it waits for the store"""
+    released: Callable[[int, int], None]
+    """is called when a checkpoint is not under way any more: its step, and the newest stored one"""
 
     @property
     def due(self) -> bool:
@@ -114,6 +116,7 @@ class RankChannel:
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.leave_asked = self.abort_asked = -1
         self.writing = False
+        self.released: Callable[[int, int], None] = lambda step, stored: None
         threading.Thread(target=self._listen, name="channel", daemon=True).start()
 
     def attend(self, peers: Waits, rank: Computes | None = None) -> None:
@@ -141,6 +144,8 @@ class RankChannel:
     def _take(self, message: Message) -> None:
         if message["kind"] == "leave":
             self.leave_asked = message["generation"]
+        elif message["kind"] == "release":
+            self.released(message["step"], message["stored"])
         elif message["kind"] == "answer":
             self._answers.pop(message.pop("number")).put(message)
         elif message["kind"] == "abort":
@@ -206,6 +211,7 @@ class LauncherChannel:
         self.socket, self.other_end = socket.socketpair()
         self.closed = False
         self._partial = b""
+        self._sending = threading.Lock()
 
     def read(self) -> list[Message]:
         """The messages that have arrived; sets `closed` if the rank has gone."""
@@ -218,11 +224,10 @@ class LauncherChannel:
         return [json.loads(line) for line in whole]
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send a message. If the rank has gone, `read` will notice."""
-        try:
-            self.socket.sendall((json.dumps({"kind": kind, **fields}) + "\n").encode())
-        except (BrokenPipeError, ConnectionResetError):
-            return
+        """Send a message, from any thread. A rank that is gone is noticed when its end closes."""
+        line = (json.dumps({"kind": kind, **fields}) + "\n").encode()
+        with self._sending, contextlib.suppress(OSError):
+            self.socket.sendall(line)
 
     def close(self) -> None:
         """Close both ends."""

@@ -75,20 +75,15 @@ class Order(BaseModel):
     learning_rates: list[float] = Field(default_factory=list, description="of the ramp, one a step")
     trial_steps: int = Field(default=0, description="of each trial after the ramp; 0: no trials")
     cgroups: list[str | None] = Field(default_factory=list, description="what each rank joins")
-    launcher_work: str | None = Field(
+    launch: str | None = Field(
         default=None,
-        description="the launcher's work folder, for ranks that keep things by way of it: those on other hosts",
+        description="in whose name ranks of this machine stage checkpoints; None on another host",
     )
-    keeps: bool = Field(
-        default=False,
-        description="whether checkpoints on their way outlive the ranks' processes here (`kept`)",
+    sharded: bool = Field(
+        default=True, description="whether each rank writes a shard of a large checkpoint"
     )
     started_at_s: float = Field(description="seconds since 1970")
     earlier_s: float = Field(default=0.0, description="how long earlier launches have trained")
-    claim: str = Field(default="", description="this launch's right to add checkpoints (`fence`)")
-    lease_token: int | None = Field(
-        default=None, description="the fencing token of the lease on the devices"
-    )
 
     @classmethod
     def read(cls, path: Path, settings: Settings) -> Order:

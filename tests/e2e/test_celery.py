@@ -34,7 +34,7 @@ from trainwright.tasks.spec.job import load_job
 from trainwright.tasks.spec.pool import load_pool
 from trainwright.tasks.store import verify
 from trainwright.tasks.train.checkpoint import files as checkpoint
-from trainwright.tasks.train.record.journal import FOLDER as JOURNAL
+from trainwright.tasks.train.record.journal import Journals
 from trainwright.tasks.train.record.metrics import read_rows
 
 _log = logging.getLogger(__name__)
@@ -203,15 +203,10 @@ def ranks() -> list[tuple[str, int]]:
 
 
 def steps_done(run: Run) -> int:
-    """How many steps rank 0 has finished, by its local journal (`stored`: the last of a commit)."""
-    lines = (
-        (run.work_folder() / JOURNAL / "steps-rank0.jsonl")
-        .read_text()
-        .rpartition("\n")[0]
-        .splitlines()
-    )
-    rows = [json.loads(line) for line in lines]
-    return 1 + max(row.get("step", row.get("stored")) for row in rows)
+    """How many steps rank 0 has finished, by its journal on this machine and the store."""
+    noted = [row for _, rows in Journals(run.work_folder()).parts(10**7) for row in rows]
+    rows = [row for row in noted if row["rank"] == 0] + read_rows(run.objects, "steps-rank0")
+    return 1 + max(row["step"] for row in rows)
 
 
 def device_leases() -> list[str]:

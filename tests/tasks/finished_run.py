@@ -32,10 +32,12 @@ from trainwright.tasks.runs.run import Run
 from trainwright.tasks.spec.job import CheckpointPolicy
 from trainwright.tasks.store import save_model, seal
 from trainwright.tasks.train.checkpoint import files as checkpoint
-from trainwright.tasks.train.record.metrics import Rows
+from trainwright.tasks.train.record.journal import Journals, StepJournal
+from trainwright.tasks.train.record.metrics import Row, encode, part_key
 
 MODEL = "import torch\n\n\ndef build_model(width=4):\n    return torch.nn.Linear(width, 3)\n"
 BATCHES = (32, 16)
+ALL_STEPS = 10**7
 
 
 def interval(median: float) -> Interval:
@@ -109,7 +111,7 @@ def write_metrics(run: Run, steps: int, *, accuracy: bool = True) -> list[dict[s
     written = []
     for rank, batch in enumerate(BATCHES):
         for first, last in ((0, steps // 2), (steps // 2, steps)):
-            rows = Rows(run.objects, f"steps-rank{rank}")
+            rows = list[Row]()
             for step in range(first, last):
                 own, wait = random.uniform(0.01, 0.02), random.uniform(0, 0.005)
                 row = {
@@ -123,10 +125,10 @@ def write_metrics(run: Run, steps: int, *, accuracy: bool = True) -> list[dict[s
                     "wait_s": wait,
                     "step_time_s": own + wait,
                 }
-                rows.add(**row)
-                written.append(row)
-            rows.write()
-    epochs = Rows(run.objects, "epochs")
+                rows.append(row)
+            write_rows(run, f"steps-rank{rank}", rows)
+            written += rows
+    epochs = list[Row]()
     for epoch in range(3):
         row = {
             "step": (epoch + 1) * steps // 3,
@@ -134,9 +136,25 @@ def write_metrics(run: Run, steps: int, *, accuracy: bool = True) -> list[dict[s
             "train_loss": 1.0,
             "loss": 0.5 / (1 + epoch),
         }
-        epochs.add(**row, **({"accuracy": 0.9 + epoch / 50} if accuracy else {}), duration_s=1.0)
-    epochs.write()
+        own = {"accuracy": 0.9 + epoch / 50} if accuracy else {}
+        epochs.append({**row, **own, "duration_s": 1.0})
+    write_rows(run, "epochs", epochs)
     return written
+
+
+def store_journals(run: Run, journals: list[StepJournal]) -> None:
+    """What the ranks have noted so far goes to the store, as with a checkpoint."""
+    for journal in journals:
+        journal.cut()
+    noted = Journals(run.work_path)
+    for name, rows in noted.parts(ALL_STEPS):
+        run.objects.put(part_key(name), encode(rows))
+    noted.drop(ALL_STEPS)
+
+
+def write_rows(run: Run, kind: str, rows: list[Row]) -> None:
+    """A part of the run's metrics."""
+    run.objects.put(part_key(f"{kind}-{rows[0]['step']:08d}"), encode(rows))
 
 
 def write_outcome(

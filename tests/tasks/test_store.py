@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,10 +15,13 @@ import torch
 from finished_run import begin_run, finished_training, local_path, write_checkpoints, write_outcome
 
 from trainwright.infra.s3 import S3Access
+from trainwright.tasks.context import RunContext
 from trainwright.tasks.errors import CorruptArtefact
+from trainwright.tasks.leases.ledger import Holder
 from trainwright.tasks.runs.artefacts import Manifest, Status
 from trainwright.tasks.runs.run import Run
-from trainwright.tasks.store import load_model, save_model, seal, seal_folder, verify
+from trainwright.tasks.storage.folder import FolderStore
+from trainwright.tasks.store import load_model, save_model, seal, seal_folder, verify, work
 
 
 @pytest.fixture
@@ -153,6 +157,46 @@ def test_of_many_that_seal_at_once_all_get_the_one_manifest(store: str) -> None:
     with ThreadPoolExecutor(8) as pool:
         manifests = list(pool.map(lambda _: seal(doors.run_at(run.uri)), range(8)))
     assert set(map(Manifest.model_dump_json, manifests)) == {run.read(Manifest).model_dump_json()}
+
+
+class Counting(FolderStore):
+    """A folder that notes which objects are read back."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.read_back = Counter[str]()
+
+    def get_file(self, key: str, path: Path) -> None:
+        self.read_back[key] += 1
+        super().get_file(key, path)
+
+
+def test_sealing_reads_every_object_back_once(store: str, home: Path) -> None:
+    run = finished_training(store)
+    run.objects = objects = Counting(local_path(run, ""))
+    reference = work(RunContext(run, Holder("me")))
+    manifest = run.read(Manifest)
+    assert reference["files"] == len(manifest.files)
+    assert objects.read_back == dict.fromkeys(manifest.files, 1)
+    assert verify(run) == manifest
+    assert work(RunContext(run, Holder("me"))) == reference  # and a sealed run is verified
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["model/source/m.py", "model/signature.json", "checkpoints/step-00000010/model.safetensors"],
+)
+@pytest.mark.parametrize("damage", ["changed", "missing"])
+def test_what_is_not_as_it_was_written_is_not_sealed(store: str, key: str, damage: str) -> None:
+    run = finished_training(store)
+    written = save_model(run)
+    if damage == "changed":
+        _flip(local_path(run, key))
+    else:
+        local_path(run, key).unlink()
+    with pytest.raises(CorruptArtefact, match=f"{key}: missing, or changed since it was written"):
+        seal(run, written)
+    assert not run.finished()
 
 
 def _flip(path: Path) -> None:

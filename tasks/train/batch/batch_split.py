@@ -18,10 +18,8 @@ from trainwright.tasks.train.batch.adaptive_batch import (
 )
 from trainwright.tasks.train.batch.rebalance import Rebalancer
 from trainwright.tasks.train.batch.sampling import shares, split_among
-from trainwright.tasks.train.record.metrics import Rows
 
 if TYPE_CHECKING:
-    from trainwright.tasks.storage.objects import ObjectStore
     from trainwright.tasks.train.channel import Channel
     from trainwright.tasks.train.checkpoint.files import State
     from trainwright.tasks.train.rank.rank import Rank
@@ -36,11 +34,10 @@ EARLY_WINDOW = 0.1
 class BatchSplit:
     """What a rank knows of all ranks' batches. Every rank decides the same; each change is an event, noted with its reason."""
 
-    def __init__(self, rank: Rank, channel: Channel, store: ObjectStore) -> None:
+    def __init__(self, rank: Rank, channel: Channel) -> None:
         self._rank, self._channel = rank, channel
         self.weights = [float(planned.batch_size) for planned in rank.request.plan.devices]
         """in what proportion those who are there share the batch"""
-        self.rows = Rows(store, "splits", by_step=True)
         self._limits: dict[int, int] = {}
         self._replay = {event.step: event for event in rank.request.replay_events or []}
         self._rebalancer: Rebalancer | None = None
@@ -220,7 +217,6 @@ class BatchSplit:
         if state.events and state.events[-1] == event:  # groups that finished no step
             return
         state.events.append(event)
-        self.rows.add(**event)
         if self._rank.first:
             self._channel.send("split", **event)
 

@@ -1,9 +1,10 @@
-"""Who may add checkpoints to a run: checkpoints.json names the launch that may, and lists what counts.
+"""Which checkpoints count, and which launch may add to them: checkpoints.json, the index.
 
-A checkpoint exists when the index lists it. The index is changed by compare-and-swap only, and each launch of a training puts its
-own name (`owner`) there first, with its lease's fencing token. So what a launch does that slept through the end of its lease
-changes nothing: its swaps fail, its files are not listed, and those of its successor it can't replace. What a checkpoint
-holds: `checkpoint`. Runs from before there was an index have one made of the checkpoints they hold.
+A checkpoint exists if the index lists it. The index is only changed by compare-and-swap, and each
+launch of a training first puts its own name (`owner`) there, with the fencing token of its lease.
+So a launch that slept through the end of its lease changes nothing: its swaps fail, its files are
+not listed, and it can't replace those of its successor. Runs without an index get one of the
+checkpoints that they hold.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def folder_name(step: int) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """A checkpoint of the index: its state.json by SHA-256, and whether it was the best when it was written."""
+    """A checkpoint of the index: its state.json by SHA-256; `best` if it was when it was taken."""
 
     step: int
     sha256: str
@@ -50,13 +51,18 @@ class Index:
     checkpoints: list[Entry] = field(default_factory=list)
     schema_version: int = 1
 
+    @property
+    def newest(self) -> int:
+        """The step of the newest checkpoint; 0 if there is none."""
+        return max((one.step for one in self.checkpoints), default=0)
+
     def encoded(self) -> bytes:
-        """As it is stored."""
+        """The file's bytes."""
         return json.dumps(asdict(self), indent=1).encode()
 
 
 def read_index(store: ObjectStore) -> tuple[Index, str | None]:
-    """The index and the mark of its version; where there is none, one of every checkpoint that is there, and None."""
+    """The index and the mark of its version; without an index, one of all checkpoints, and None."""
     try:
         data, version = store.get_versioned(INDEX)
     except FileNotFoundError:
@@ -67,9 +73,8 @@ def read_index(store: ObjectStore) -> tuple[Index, str | None]:
             Entry(int(one["step"]), str(one["sha256"]), bool(one["best"]))
             for one in found["checkpoints"]
         ]
-        return Index(
-            str(found["owner"]), int(found["token"]), sorted(entries, key=lambda one: one.step)
-        ), version
+        entries.sort(key=lambda one: one.step)
+        return Index(str(found["owner"]), int(found["token"]), entries), version
     except (ValueError, TypeError, KeyError) as error:
         _log.warning("%s/%s is damaged; every checkpoint there counts: %r", store.uri, INDEX, error)
         return _of_what_is_there(store), version
@@ -84,7 +89,7 @@ def _of_what_is_there(store: ObjectStore) -> Index:
                 state = json.loads(data)
                 best, token = state.get("best") is True, int(state.get("token") or newest)
             except (ValueError, TypeError, AttributeError):
-                best, token = False, newest  # whoever reads it says that it is damaged
+                best, token = False, newest  # whoever reads it reports the damage
             if token < newest:
                 continue  # of a launch that another had taken over from at an earlier step
             newest = token
@@ -101,7 +106,7 @@ def _folders(store: ObjectStore) -> dict[int, list[str]]:
 
 
 def retained(entries: list[Entry], policy: CheckpointPolicy) -> list[Entry]:
-    """Those that stay by the policy, by step: the last ones, the newest that was the best, every so many steps."""
+    """Those that the policy keeps, by step: the last ones, the newest best, every so many steps."""
     ordered = sorted(entries, key=lambda one: one.step)
     keep = {one.step for one in ordered[-policy.keep_last :]}
     if policy.keep_best:
@@ -112,18 +117,17 @@ def retained(entries: list[Entry], policy: CheckpointPolicy) -> list[Entry]:
 
 
 class Fence:
-    """The right of one launch to write below checkpoints/ and metrics/. It ends when another launch takes it."""
+    """The right of one launch to add checkpoints. It ends when another launch takes it."""
 
     def __init__(self, store: ObjectStore, owner: str) -> None:
         self.store, self.owner = store, owner
         self._known: tuple[Index, str] | None = None
-        """the index and the mark of its version, as this launch wrote it last: as long as nobody else writes it"""
-        self._there: dict[int, list[str]] = {}
-        """the files of each checkpoint in the store, so that not every commit has to list them"""
-        self._unsure = True
+        """the index and its version as this launch wrote it last: true until another writes it"""
+        self._files: dict[int, list[str]] | None = None
+        """the files of each checkpoint in the store; None: list them at the next commit"""
 
     def require(self) -> Index:
-        """The index as it is now. Raises RunHeld where it is another's."""
+        """The index as it is now. Raises RunHeld if it is another launch's."""
         index, _ = read_index(self.store)
         self._check(index)
         return index
@@ -131,14 +135,14 @@ class Fence:
     def _check(self, index: Index) -> None:
         if index.owner != self.owner:
             raise RunHeld(
-                f"{self.store.uri}: another launch of this training has taken over (lease token {index.token}); what this "
-                "one did since does not count"
+                f"{self.store.uri}: another launch of this training has taken over (lease token "
+                f"{index.token}); what this one did since does not count"
             )
 
     def put(self, key: str, data: Content, digest: str | None = None) -> None:
-        """Write a file that counts for nothing until it is listed. Raises RunHeld rather than replace a successor's.
+        """Write a file, which does not count until it is listed; `digest` as in `create`.
 
-        `digest` as in `ObjectStore.create`.
+        Raises RunHeld instead of replacing a successor's file.
         """
         for _ in range(_TRIES):
             if self.store.create(key, data, digest):
@@ -149,39 +153,40 @@ class Fence:
                 continue
             if there == data:
                 return
-            self.require()  # after the version was read: what a successor writes from now on has another
+            # After the version was read: whatever a successor writes from now on has another.
+            self.require()
             if self.store.swap(key, data, version, digest):
                 return
         raise ServiceUnreachable(
-            f"{self.store.uri}/{key}: is being written by others", service="store"
+            f"{self.store.uri}/{key}: other processes keep writing it", service="store"
         )
 
     def commit(self, entry: Entry, files: Iterable[str], policy: CheckpointPolicy) -> None:
-        """List a checkpoint whose files are all there, and drop those that the policy no longer keeps. Raises RunHeld."""
+        """List a checkpoint whose files are all there; delete those that the policy drops.
+
+        Raises RunHeld.
+        """
         index = self._change(lambda index: retained([*_without(index, entry.step), entry], policy))
         kept = {one.step for one in index.checkpoints}
-        self._there[entry.step] = [*files, STATE]
-        if self._unsure:
-            self._unsure = False
-            self._there = _folders(self.store)
-        self._sweep(self._there, lambda step: step < entry.step and step not in kept)
+        if self._files is None:
+            self._files = _folders(self.store)
+        self._files[entry.step] = [*files, STATE]
+        self._sweep(self._files, lambda step: step < entry.step and step not in kept)
 
     def look_again(self) -> None:
-        """A checkpoint was given up, or others may have left files (any thread may know): the next commit lists them."""
-        self._unsure = True
+        """A checkpoint may have been left incomplete: the next commit lists what is there."""
+        self._files = None
 
     def forget(self, after: int) -> None:
-        """Drop the checkpoints after a step, and the files of those that never were whole: that work is done again."""
+        """Delete all checkpoints after a step and all incomplete ones: that work is done again."""
         index = self._change(lambda index: [one for one in index.checkpoints if one.step <= after])
         kept = {one.step for one in index.checkpoints}
         self._sweep(_folders(self.store), lambda step: step not in kept)
+        self.look_again()
 
     def _change(self, entries: Callable[[Index], list[Entry]]) -> Index:
         for _ in range(_TRIES):
-            known, self._known = (
-                self._known,
-                None,
-            )  # of use once: where the swap fails, it is out of date
+            known, self._known = self._known, None  # if the swap fails, it is out of date
             index, version = known or read_index(self.store)
             self._check(index)
             wanted = Index(index.owner, index.token, entries(index))
@@ -190,11 +195,13 @@ class Fence:
             if written := self.store.swap(INDEX, wanted.encoded(), version):
                 self._known = wanted, written
                 return wanted
-        raise ServiceUnreachable(f"{self.store.uri}/{INDEX}: can't be written", service="store")
+        raise ServiceUnreachable(
+            f"{self.store.uri}/{INDEX}: other processes keep writing it", service="store"
+        )
 
     def _sweep(self, there: dict[int, list[str]], gone: Callable[[int], bool]) -> None:
         for step in [step for step in there if gone(step)]:
-            # The state first: half a checkpoint is none.
+            # The state first: without it, no reader takes the rest for a checkpoint.
             names = sorted(there[step], key=lambda name: name != STATE)
             self.store.delete(*(f"{folder_name(step)}/{name}" for name in names))
             del there[step]
@@ -205,20 +212,21 @@ def _without(index: Index, step: int) -> list[Entry]:
 
 
 def claim(store: ObjectStore, token: int | None) -> Fence:
-    """Take the right to add checkpoints, in the name of a lease's token (None: without a lease).
+    """Take the right to add checkpoints in the name of a lease's token (None: without a lease).
 
-    Raises RunHeld where a later lease's holder was there already.
+    Raises RunHeld if the holder of a later lease has taken it before.
     """
     for _ in range(_TRIES):
         index, version = read_index(store)
         if token is not None and token < index.token:
             raise RunHeld(
-                f"{store.uri}: its checkpoints belong to a later lease (token {index.token}; this one's is {token}); if the "
-                "ledger was made anew meanwhile, start a new run with --new",
+                f"{store.uri}: its checkpoints belong to a later lease (token {index.token}; this "
+                f"one's is {token}); if the ledger was made anew meanwhile, start a new run with "
+                "--new",
                 token=token,
                 newest=index.token,
             )
         mine = Index(secrets.token_hex(8), max(token or 0, index.token), index.checkpoints)
         if store.swap(INDEX, mine.encoded(), version):
             return Fence(store, mine.owner)
-    raise RunHeld(f"{store.uri}: others start to train this run at the same time")
+    raise RunHeld(f"{store.uri}: several launches of this run start at the same time")

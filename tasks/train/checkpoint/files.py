@@ -1,7 +1,8 @@
-"""Checkpoints: checkpoints/step-00000120/{model,optimizer}.safetensors and state.json; large ones in shards, one a rank.
+"""What a checkpoint holds, and how one is read: verified, or passed over for the one before.
 
-state.json is written last and holds size and SHA-256 of the others; `fence` lists the checkpoints that count. What is damaged is
-passed over for the one before. Tensors are safetensors; nothing is pickled. Written while training goes on by `saver`.
+checkpoints/step-00000120/model.safetensors, optimizer.safetensors and state.json; the tensors of a
+large one lie in shards, one a rank. state.json is written last and holds size and SHA-256 of the
+other files. `fence` lists the checkpoints that count. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from trainwright.tasks import progress
 from trainwright.tasks.errors import CorruptArtefact
 from trainwright.tasks.spec.job import CheckpointPolicy
-from trainwright.tasks.storage.objects import ObjectStore, get_verified, sha256
+from trainwright.tasks.storage.objects import Content, ObjectStore, get_verified, sha256
 from trainwright.tasks.train.checkpoint.fence import STATE, Entry, Fence, folder_name, read_index
 from trainwright.tasks.train.checkpoint.shards import merged
 
@@ -25,15 +26,14 @@ if TYPE_CHECKING:
     import torch
 
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
-SHARDED_ABOVE_BYTES = 64 << 20
-"""of all tensors together; below, one rank writes all of it"""
-_FILE = re.compile(r"^(model|optimizer)(-\d{5}-of-\d{5})?\.safetensors$")
+FILE = re.compile(r"^(model|optimizer)(-\d{5}-of-\d{5})?\.safetensors$")
+"""The name of a file of tensors."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class State:
-    """What, besides tensors, the training goes on from. `step` is the number of finished steps."""
+    """What the training goes on from besides tensors. `step` is the number of finished steps."""
 
     step: int
     epoch: int
@@ -44,13 +44,15 @@ class State:
     """whether this checkpoint's metrics are the best so far"""
     best_score: float | None = None
     events: list[dict[str, Any]] = field(default_factory=list)
-    """changes of the split so far"""
+    """all changes of the split so far"""
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    """rows of finished epochs that the store may lack"""
     epoch_loss_sum: float = 0.0
     epoch_samples: int = 0
     samples: int = -1
-    """taken since the training began: with the rows, its place in the epoch; -1: written before there was such a count"""
+    """taken since the training began: with the rows, its place in the epoch; -1: not recorded"""
     adaptive: dict[str, Any] = field(default_factory=dict)
-    """the noise scale, and the batch's growth where the job lets it grow"""
+    """the noise scale, and the batch's growth if the job lets it grow"""
     duration_s: float = 0.0
     """of the whole training until here"""
     members: list[int] | None = None
@@ -65,7 +67,7 @@ class State:
     sha256: dict[str, str] = field(default_factory=dict)
     """of each file of tensors, by its name"""
     size_bytes: dict[str, int] = field(default_factory=dict)
-    """of each file of tensors; not there in version 1"""
+    """of each file of tensors; absent in version 1"""
     owner: str = ""
     """the launch that wrote it (`fence`)"""
     token: int | None = None
@@ -73,18 +75,18 @@ class State:
     schema_version: int = 2
 
     def encoded(self) -> bytes:
-        """As it is stored."""
+        """The bytes of state.json."""
         return json.dumps(vars(self), indent=1).encode()
+
+    def add_file(self, name: str, data: Content) -> str:
+        """Note size and SHA-256 of a file of tensors; the latter."""
+        self.size_bytes[name], self.sha256[name] = len(data), sha256(data)
+        return self.sha256[name]
 
 
 def initial_batch(state: State) -> int:
     """The global batch that the training began with."""
     return int(state.adaptive["growth"]["base"]) if "growth" in state.adaptive else sum(state.split)
-
-
-def file_name(name: str, rank: int, size: int) -> str:
-    """The file of a rank's part: the name itself of a whole (`size` 1), model-00002-of-00003.safetensors of a shard."""
-    return name if size == 1 else name.replace(".", f"-{rank + 1:05d}-of-{size:05d}.")
 
 
 def save(
@@ -94,19 +96,18 @@ def save(
     optimizer: torch.optim.Optimizer,
     policy: CheckpointPolicy,
 ) -> None:
-    """Write a checkpoint at once and in one piece, in the name of whoever may; drop those that the policy no longer keeps."""
-    from trainwright.tasks.train.checkpoint.tensors import HostCopy, optimizer_tensors
+    """Write a checkpoint at once, in the name of the launch that may add one."""
+    from trainwright.tasks.train.checkpoint.tensors import as_file, optimizer_tensors
 
     fence = Fence(store, read_index(store)[0].owner)
-    copies = HostCopy().take({MODEL: model, OPTIMIZER: optimizer_tensors(optimizer)})
-    for name, data in copies.items():
-        state.sha256[name], state.size_bytes[name] = sha256(data), len(data)
-        fence.put(f"{folder_name(state.step)}/{name}", data, state.sha256[name])
+    for name, tensors in ((MODEL, model), (OPTIMIZER, optimizer_tensors(optimizer))):
+        data = b"".join(as_file(tensors))
+        fence.put(f"{folder_name(state.step)}/{name}", data, state.add_file(name, data))
     write_state(fence, state, policy)
 
 
 def write_state(fence: Fence, state: State, policy: CheckpointPolicy) -> None:
-    """Make a checkpoint of files that are all in the store. Raises RunHeld where it is another's to make."""
+    """Make a checkpoint of files that are all in the store. Raises RunHeld."""
     data = state.encoded()
     digest = sha256(data)
     fence.put(f"{folder_name(state.step)}/{STATE}", data, digest)
@@ -114,13 +115,13 @@ def write_state(fence: Fence, state: State, policy: CheckpointPolicy) -> None:
 
 
 def parsed(data: bytes) -> State:
-    """A state as it was written; fields of a later version are passed over. Raises CorruptArtefact."""
+    """The state in these bytes, without fields of a later version. Raises CorruptArtefact."""
     try:
         document = json.loads(data)
         state = State(
             **{name: document[name] for name in document if name in State.__dataclass_fields__}
         )
-        strange = [name for name in state.sha256 if not _FILE.match(name)]
+        strange = [name for name in state.sha256 if not FILE.match(name)]
     except (ValueError, TypeError, AttributeError) as error:
         raise CorruptArtefact(f"{STATE}: {error}") from error
     if strange:
@@ -129,20 +130,14 @@ def parsed(data: bytes) -> State:
 
 
 def list_states(store: ObjectStore) -> list[State]:
-    """The states of the checkpoints, by step. One that can't be read is passed over, with a warning."""
+    """The states of the checkpoints, by step. A damaged one is passed over, with a warning."""
     found = []
     for entry in read_index(store)[0].checkpoints:
         try:
-            found.append(
-                parsed(get_verified(store, f"{folder_name(entry.step)}/{STATE}", entry.sha256))
-            )
+            key = f"{folder_name(entry.step)}/{STATE}"
+            found.append(parsed(get_verified(store, key, entry.sha256)))
         except CorruptArtefact as error:
-            _log.warning(
-                "%s: the checkpoint of step %d is damaged and passed over: %s",
-                store.uri,
-                entry.step,
-                error,
-            )
+            _log.warning("%s: step %d is damaged, passed over: %s", store.uri, entry.step, error)
     return found
 
 
@@ -152,7 +147,7 @@ def best_of(states: list[State]) -> State | None:
 
 
 def fetch(store: ObjectStore, state: State, name: str, into: Path) -> list[Path]:
-    """Bring the files of one kind (MODEL, OPTIMIZER) of a checkpoint into a folder, verified. Raises CorruptArtefact."""
+    """Download the files of one kind (MODEL, OPTIMIZER), verified. Raises CorruptArtefact."""
     stem, folder = name.split(".")[0], folder_name(state.step)
     files = sorted(file for file in state.sha256 if re.split(r"[-.]", file)[0] == stem)
     if not files and name == MODEL:
@@ -161,11 +156,10 @@ def fetch(store: ObjectStore, state: State, name: str, into: Path) -> list[Path]
     paths = []
     for file in files:
         key = f"{folder}/{file}"
-        if sizes.get(key, 0) != state.size_bytes.get(
-            file, sizes.get(key, 0)
-        ):  # before it is read into memory
+        size = sizes.get(key, 0)
+        if size != state.size_bytes.get(file, size):  # before it is read into memory
             raise CorruptArtefact(
-                f"{store.uri}/{key}: has {sizes.get(key, 0)} bytes; {state.size_bytes[file]} were written"
+                f"{store.uri}/{key}: has {size} bytes; {state.size_bytes[file]} were written"
             )
         data = get_verified(store, key, state.sha256[file])
         into.mkdir(parents=True, exist_ok=True)
@@ -185,7 +179,7 @@ def whole_model(store: ObjectStore, state: State) -> bytes:
 
 
 def fetch_latest(store: ObjectStore, into: Path) -> State | None:
-    """Bring the newest checkpoint that is whole into a folder; None where there is none."""
+    """Download the newest checkpoint that is whole into a folder; None if there is none."""
     states = list_states(store)
     for place, state in reversed(list(enumerate(states))):
         try:
@@ -205,7 +199,7 @@ def fetch_latest(store: ObjectStore, into: Path) -> State | None:
 
 
 def read_local(folder: Path) -> tuple[State, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """State, model and optimizer of a checkpoint that `fetch_latest` brought here, the shards put together."""
+    """State, model and optimizer of a checkpoint in a folder, its shards put together."""
     from safetensors.torch import load_file
 
     state = parsed((folder / STATE).read_bytes())

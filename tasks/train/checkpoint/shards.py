@@ -1,6 +1,7 @@
-"""Safetensors files out of tensors' bytes, and one out of several. Loads no torch.
+"""Safetensors files made of tensors' bytes, and one file made of several. Loads no torch.
 
-Format (https://huggingface.co/docs/safetensors): 8 bytes little-endian N, N bytes of JSON, the data without gaps.
+The format (https://huggingface.co/docs/safetensors): 8 bytes little-endian N, N bytes of JSON, then
+the data without gaps.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ from collections.abc import Iterable
 from typing import Any
 
 _LARGEST_ELEMENT = 8
-"""in bytes; also taken for tensors without one, whose place is to be aligned for any"""
+"""bytes; tensors without elements are placed as if they had such ones"""
 
 
 def layout(tensors: Iterable[tuple[str, str, list[int], int]]) -> tuple[bytes, dict[str, int]]:
-    """How a file of these tensors (name, type, shape, bytes) begins, and where in it each one's data lies, in that order."""
+    """The beginning of a file of these tensors (name, type, shape, bytes), and each one's offset.
+
+    Tensors with larger elements come first, so that each is aligned.
+    """
     header: dict[str, Any] = {}
     at = 0
-    for name, dtype, shape, size in sorted(
-        tensors, key=_element_size, reverse=True
-    ):  # so that each is aligned
+    for name, dtype, shape, size in sorted(tensors, key=_element_size, reverse=True):
         if name in header:
             raise ValueError(f"two tensors are named {name!r}")
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
@@ -39,7 +41,10 @@ def _element_size(tensor: tuple[str, str, list[int], int]) -> int:
 
 
 def merged(files: list[bytes]) -> bytes:
-    """One file of the tensors of several. Raises ValueError where one is no safetensors file, or a name comes twice."""
+    """One file of the tensors of several.
+
+    Raises ValueError if one is no safetensors file, or a name comes twice.
+    """
     from safetensors import SafetensorError, deserialize
 
     if len(files) == 1:

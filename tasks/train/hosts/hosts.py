@@ -22,11 +22,11 @@ from trainwright.tasks.spec.pool import load_pool
 from trainwright.tasks.train.exchange.host_name import ADDRESS
 from trainwright.tasks.train.exchange.rendezvous import INTERFACE
 from trainwright.tasks.train.hosts import versions
+from trainwright.tasks.train.hosts.checkpoint_transfer import TransferServer
 from trainwright.tasks.train.hosts.reconnect import Returning, Shares
 from trainwright.tasks.train.hosts.remote_rank import RemoteChannel, RemoteRank, RemoteShare
 from trainwright.tasks.train.hosts.session import Session
 from trainwright.tasks.train.hosts.staging import Preloading
-from trainwright.tasks.train.hosts.store_proxy import StoreServer
 from trainwright.tasks.train.request import Order
 
 _END_GRACE_S = 5.0
@@ -205,7 +205,8 @@ class Hosts:
         """Start a rank on its host; its process, and how to speak with it."""
         session, name = self._session(rank), str(rank)
         channel = RemoteChannel(session, name)
-        process = RemoteRank(session, name, channel, StoreServer(self._order, rank), log)
+        server = TransferServer(self._folder, self._order.launch, rank)
+        process = RemoteRank(session, name, channel, server, log)
         command = [
             session.python,
             "-P",
@@ -238,8 +239,7 @@ class Hosts:
                         "run_uri": None,
                     }
                 ),
-                "launcher_work": request.work_folder,
-                "keeps": False,
+                "launch": None,
             }
         )
 

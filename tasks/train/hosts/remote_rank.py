@@ -6,17 +6,21 @@ import contextlib
 import json
 import subprocess
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from trainwright.tasks.train.channel import LauncherChannel
+from trainwright.tasks.train.checkpoint.staged import part_name
+from trainwright.tasks.train.hosts.checkpoint_transfer import (
+    GIVE,
+    JOURNAL,
+    TAKE,
+    TransferServer,
+)
 from trainwright.tasks.train.hosts.session import Session
-from trainwright.tasks.train.hosts.store_proxy import ABOUT, JOURNAL, StoreServer
 
 KILL_GRACE_S = 10.0
 """A host that has not ended a rank by then is no longer worked with."""
-_STORE_THREADS = 2  # so that what waits for a store that is away does not hold up the other files
 
 
 class RemoteShare:
@@ -51,14 +55,18 @@ class RemoteChannel(LauncherChannel):
 
 
 class RemoteRank:
-    """A rank on a host; used as a Popen. Its words go to the channel or the store, its log to a file of ours."""
+    """A rank on a host; used as a Popen. What it logs goes to a file here."""
 
     def __init__(
-        self, session: Session, name: str, channel: RemoteChannel, store: StoreServer, log: Path
+        self,
+        session: Session,
+        name: str,
+        channel: RemoteChannel,
+        server: TransferServer,
+        log: Path,
     ) -> None:
-        self._session, self._name, self._channel, self._store = session, name, channel, store
+        self._session, self._name, self._channel, self._server = session, name, channel, server
         self._log, self._code, self._ended = log, 255, threading.Event()
-        self._answering = ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix=f"store-{name}")
         log.touch()
         self.pid = 0
         """None on this machine."""
@@ -88,19 +96,20 @@ class RemoteRank:
         return self._code
 
     def said(self, line: str) -> None:
-        """From the host: to the store, or to whoever listens to the channel."""
+        """From the host: for the transfer of files and rows, or for the launcher."""
         message = json.loads(line)
         kind = message.pop("kind")
         if kind == JOURNAL:
-            self._store.note(message)
-        elif kind == "ask" and message.get("about") == ABOUT:
-            del message["about"]
-            self._answering.submit(self._answer, message.pop("number"), message)
+            self._server.note(**message)
+        elif kind == "ask" and message["about"] in (GIVE, TAKE):
+            number = message.pop("number")
+            self._channel.send("answer", number=number, **self._server.answer(message))
+        elif kind == "part":
+            part = part_name(message["generation"], message["step"])
+            message["paths"] = self._server.paths(part)
+            self._pass_on(json.dumps({"kind": kind, **message}))
         else:
             self._pass_on(line)
-
-    def _answer(self, number: int, message: dict[str, Any]) -> None:
-        self._channel.send("answer", number=number, **self._store.answer(message))
 
     def _pass_on(self, line: str) -> None:
         with contextlib.suppress(OSError):  # the launch is over
@@ -118,6 +127,5 @@ class RemoteRank:
             if lost is not None:
                 self.logged(lost)
         finally:  # a full disk makes nobody wait
-            self._answering.shutdown(wait=False, cancel_futures=True)
             self._ended.set()
             self._channel.other_end.close()

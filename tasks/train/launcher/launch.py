@@ -1,4 +1,4 @@
-"""The two things that ranks are started for: a training, and the ramp of the learning rate. Loads no torch."""
+"""Starts ranks for a training, or for the search of the learning rate. Loads no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from trainwright.tasks import progress
 from trainwright.tasks.allocate.strategies import DATA_PARALLEL
@@ -21,22 +21,18 @@ from trainwright.tasks.errors import (
     TrainwrightError,
 )
 from trainwright.tasks.runs.artefacts import Result
-from trainwright.tasks.spec.job import CheckpointPolicy
 from trainwright.tasks.storage.folder import FolderStore
 from trainwright.tasks.storage.objects import ObjectStore
-from trainwright.tasks.train.checkpoint import fence, files, shared_memory
-from trainwright.tasks.train.checkpoint.fence import Fence
-from trainwright.tasks.train.checkpoint.spill import recover
+from trainwright.tasks.train.checkpoint import fence, files, staged
+from trainwright.tasks.train.checkpoint.coordinator import Coordinator
+from trainwright.tasks.train.checkpoint.uploader import Uploader, recover, rewind
 from trainwright.tasks.train.launcher.launcher import Launcher
 from trainwright.tasks.train.launcher.result import result_of
 from trainwright.tasks.train.record import events
-from trainwright.tasks.train.record.journal import FOLDER as JOURNAL
-from trainwright.tasks.train.record.metrics import drop_from
 from trainwright.tasks.train.request import Order, RampPoint, Searched, TrainRequest
 
-RESUME = "resume"
 LOGS_PATIENCE_S = 10.0
-"""for logs and events, where the store was away at the end"""
+"""For logs and events if the store was away at the end, and for checkpoints after a failure."""
 
 
 def train(
@@ -46,128 +42,143 @@ def train(
     still_mine: Callable[[], bool] | None = None,
     token: int | None = None,
 ) -> Result:
-    """Train by a plan, from the newest checkpoint where `resume` is set and there is one.
+    """Train by a plan, from the newest checkpoint if `resume` is set and there is one.
 
-    `stop` ends it after the step at hand, with a checkpoint; `still_mine` is asked at the start, every second and before
-    each write of a checkpoint; `token` is the lease's, and only the latest holder's checkpoints count. Raises TrainingFailed
-    naming the rank, Interrupted, RunHeld where the devices or the run are no longer ours, BadInput where a
-    host's software or data is not as here or the model does not fit the data, ServiceUnreachable where a host can't be reached or
+    `stop` ends it after the current step, with a checkpoint; `still_mine` is asked at the start,
+    every second and before each checkpoint is uploaded; `token` is the lease's, and only the latest
+    holder's checkpoints count. Raises TrainingFailed naming the rank; Interrupted; RunHeld if the
+    devices or the run are no longer ours; BadInput if a host's software or data differs from this
+    machine's or the model does not fit the data; ServiceUnreachable if a host can't be reached, or
     the store is away at the start or the end.
     """
     _check_plan(request)
-    store, work = request.store(), Path(request.work_folder)
-    folder = work / RESUME
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.rmtree(work / JOURNAL, ignore_errors=True)
+    store, work, stop = request.store(), Path(request.work_folder), stop or threading.Event()
     if still_mine is not None and not still_mine():
         raise RunHeld(
             "the lease on the devices was lost before training began; nothing was changed"
         )
-    if request.resume:
-        _bring_what_is_here(store, work, request.job.train.checkpoint)
-    right = fence.claim(store, token)
-    state = files.fetch_latest(store, folder) if request.resume else None
-    if state is None:
-        shutil.rmtree(work / "events", ignore_errors=True)
-        shutil.rmtree(work / "spill", ignore_errors=True)
-    elif (size := files.initial_batch(state)) != request.plan.global_batch_size:
-        raise BadInput(
-            f"plan: a global batch of {request.plan.global_batch_size}; the run's checkpoint at step {state.step} was made "
-            f"with {size}; start a run anew"
-        )
-    right.forget(after=state.step if state is not None else -1)
-    drop_from(store, state.step if state is not None else 0)
-    shared_memory.prepare(work)
+    owner, state = _take_up(request, store, work, token)
     order = Order(
         request=request,
         mode="train",
         backend=choose_backend(request.job.train.backend),
         started_at_s=time.time(),
         earlier_s=state.duration_s if state is not None else 0.0,
-        claim=right.owner,
-        lease_token=token,
-        keeps=True,
+        launch=owner,
     )
-    found = str(folder) if state is not None else None
     events.fetch(store, work)
+    staged.prepare(work)
+    uploader = Uploader(
+        request.store,
+        staged.Place(work, owner),
+        request.job.train.checkpoint,
+        stored=state.step if state is not None else 0,
+        require_mine=lambda: _require_mine(still_mine),
+        report=progress.emit,
+    )
     try:
-        with (
-            events.recording(work),
-            Launcher(
-                order,
-                stop,
-                still_mine,
-                lambda: _restore(right, work, request.job.train.checkpoint),
-                checkpoint=found,
-                committed=state.step if state else 0,
-            ) as launcher,
-        ):
-            if state is not None:
-                devices = ", ".join(device.id for device in request.plan.devices)
-                message = f"training goes on from the checkpoint of step {state.step}, on {devices}"
-                progress.emit("notice", message=message)
-            done = launcher.watch()
+        with events.recording(work), uploader:
+            done, shares = _train(order, uploader, state, stop, still_mine, token)
     except RunHeld:
-        shared_memory.forget(work, right.owner)
-        raise  # the run folder is another's by now
+        uploader.place.forget()
+        raise  # the run folder is another launch's
     except BaseException as error:
         try:
-            if isinstance(error, ServiceUnreachable):  # what is here comes with the next start
-                shared_memory.drop_empty(work)
-                store = request.store(patience_s=LOGS_PATIENCE_S)  # ranks have waited for it
-            else:
-                _bring_what_is_here(store, work, request.job.train.checkpoint)
+            if isinstance(error, ServiceUnreachable):  # it has been waited for
+                store = request.store(patience_s=LOGS_PATIENCE_S)
             _keep_files(store, work)
         except (OSError, TrainwrightError) as why:
             progress.emit(
                 "notice", message=f"logs, events or the last checkpoint could not be kept: {why}"
             )
         raise
-    shared_memory.forget(work, right.owner)
     _keep_files(store, work)
     first = next(said for said in done.values() if "step" in said)
     if first["stopped"]:
         raise Interrupted(
             f"stopped after step {first['step']}; its checkpoint is kept", step=first["step"]
         )
-    return result_of(order, store, done, launcher.shares, state.step if state is not None else None)
+    return result_of(order, store, done, shares, state.step if state is not None else None)
 
 
-def _bring_what_is_here(store: ObjectStore, work: Path, policy: CheckpointPolicy) -> None:
-    """What ranks that are gone left on this machine goes into the store, and is said."""
-    saved = recover(store, work, policy)
-    if (step := shared_memory.bring(store, work, policy)) is not None:
-        saved.append(step)
-    if saved:
-        progress.emit(
-            "notice",
-            message=f"checkpoints kept on this machine arrived in the store: steps {saved}",
+def _take_up(
+    request: TrainRequest, store: ObjectStore, work: Path, token: int | None
+) -> tuple[str, files.State | None]:
+    """Become the launch that trains the run: its name, and the state of the newest checkpoint."""
+    if request.resume and (saved := recover(store, work, request.job.train.checkpoint)):
+        message = f"checkpoints kept on this machine arrived in the store: steps {saved}"
+        progress.emit("notice", message=message)
+    right = fence.claim(store, token)
+    state = rewind(right, work, resume=request.resume)
+    if state is None:
+        shutil.rmtree(work / "events", ignore_errors=True)
+    elif (size := files.initial_batch(state)) != request.plan.global_batch_size:
+        raise BadInput(
+            f"plan: a global batch of {request.plan.global_batch_size}; the run's checkpoint at "
+            f"step {state.step} was made with {size}; start a run anew"
         )
+    return right.owner, state
 
 
-def _restore(right: Fence, work: Path, policy: CheckpointPolicy) -> tuple[str | None, int]:
-    """After all ranks were lost: the newest checkpoint, and nothing recorded of what is done again."""
-    _bring_what_is_here(right.store, work, policy)
-    shared_memory.prepare(work)
-    folder = work / RESUME
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.rmtree(work / JOURNAL, ignore_errors=True)
-    state = files.fetch_latest(right.store, folder)
-    right.forget(after=state.step if state is not None else -1)
-    drop_from(right.store, state.step if state is not None else 0)
-    where = (
-        f"goes on from the checkpoint of step {state.step}" if state is not None else "begins anew"
+def _train(
+    order: Order,
+    uploader: Uploader,
+    state: files.State | None,
+    stop: threading.Event,
+    still_mine: Callable[[], bool] | None,
+    token: int | None,
+) -> tuple[dict[int, dict[str, Any]], list[str]]:
+    """Start the ranks and watch them to the end; each one's last message and share of the CPU.
+
+    However it ends, the store gets what is staged, unless it is away or another launch has the run.
+    """
+    request = order.request
+    devices = [device.id for device in request.plan.devices]
+    checkpoints = Coordinator(
+        uploader,
+        devices,
+        request.job.train.checkpoint,
+        token=token,
+        stop=stop,
+        patience_s=request.store_patience_s,
     )
-    progress.emit("notice", message=f"no rank that had the training's state is left: it {where}")
-    return (str(folder), state.step) if state is not None else (None, 0)
+    try:
+        with Launcher(order, stop, still_mine, checkpoints) as launcher:
+            if state is not None:
+                where = f"from the checkpoint of step {state.step}, on {', '.join(devices)}"
+                progress.emit("notice", message=f"training goes on {where}")
+            done = launcher.watch()
+        checkpoints.settle()
+    except (RunHeld, ServiceUnreachable):
+        raise
+    except BaseException:
+        try:
+            uploader.settle(stop, LOGS_PATIENCE_S)
+        except TrainwrightError as why:
+            progress.emit(
+                "notice", message=f"logs, events or the last checkpoint could not be kept: {why}"
+            )
+        raise
+    finally:
+        if uploader.has_all:
+            uploader.place.forget()
+    return done, launcher.shares
+
+
+def _require_mine(still_mine: Callable[[], bool] | None) -> None:
+    if still_mine is not None and not still_mine():
+        raise RunHeld(
+            "the lease on the devices was lost while training; the last checkpoint is kept"
+        )
 
 
 def ramp(
     request: TrainRequest, learning_rates: list[float], *, stop: threading.Event | None = None
 ) -> list[RampPoint]:
-    """Train with a learning rate that rises from step to step, on the real model, data and split; nothing is kept.
+    """Train with a learning rate that rises from step to step; nothing is kept.
 
-    One point a step, on the joint global batch; fewer than asked for where the loss runs away. Raises as `train` does.
+    One point a step, on the joint global batch; fewer than asked for if the loss runs away. Model,
+    data and split are the training's. Raises as `train` does.
     """
     return search(request, learning_rates, 0, stop=stop).points
 
@@ -179,9 +190,10 @@ def search(
     *,
     stop: threading.Event | None = None,
 ) -> Searched:
-    """A ramp and, from the same start, trials of so many steps at rates below the one where it ran away; nothing is kept.
+    """A ramp, and trials of so many steps at rates below the one where it ran away.
 
-    Which rates are tried: `tasks.lr_trials`. Raises as `train` does.
+    All begin with the same state; nothing is kept. `worker.lr_trials` says which rates are tried.
+    Raises as `train` does.
     """
     _check_plan(request)
     order = Order(
@@ -202,12 +214,15 @@ def search(
 
 
 def choose_backend(wanted: Literal["auto", "horovod", "torch"]) -> Literal["horovod", "torch"]:
-    """The collectives' library: what the job names, or Horovod where it is installed. Raises BadInput where it is not."""
+    """The collectives' library: what the job names, else Horovod if it is installed.
+
+    Raises BadInput if the job names Horovod and it is not installed.
+    """
     has_horovod = importlib.util.find_spec("horovod") is not None
     if wanted == "horovod" and not has_horovod:
         raise BadInput(
-            "train.backend: got 'horovod', which is not installed here; `python -m trainwright.infra.horovod` builds it, "
-            "and torch works without"
+            "train.backend: got 'horovod', which is not installed here; "
+            "`python -m trainwright.infra.horovod` builds it, and torch works without"
         )
     return "horovod" if has_horovod and wanted != "torch" else "torch"
 

@@ -18,7 +18,7 @@ from typing import Any, assert_never
 from trainwright.infra.memory_limit import kernel_oom_kills
 from trainwright.tasks import progress
 from trainwright.tasks.errors import RunHeld
-from trainwright.tasks.train.launcher.checkpoint_parts import CheckpointParts
+from trainwright.tasks.train.checkpoint.coordinator import Coordinator
 from trainwright.tasks.train.launcher.rank_process import RankProcess, Usage, error_of_rank
 from trainwright.tasks.train.launcher.rank_processes import RankProcesses
 from trainwright.tasks.train.membership import event, instruction
@@ -42,28 +42,24 @@ class Launcher:
         order: Order,
         stop: threading.Event | None,
         still_mine: Callable[[], bool] | None,
-        restore: Callable[[], tuple[str | None, int]] | None = None,
-        *,
-        checkpoint: str | None = None,
-        committed: int = 0,
+        checkpoints: Coordinator | None = None,
     ) -> None:
-        """`restore` fetches the newest checkpoint: its folder and step, or None and 0.
-
-        It is called when no rank has the training's state. `checkpoint`, of `committed` steps, is
-        the folder of the one to start from.
-        """
+        """`checkpoints` hears of the ranks' checkpoints; None: they take none."""
         self._order, self._devices = order, order.request.plan.devices
         self._stop = stop or threading.Event()
         self._still_mine = still_mine or (lambda: True)
-        self._restore, self._committed = restore, committed
+        self._checkpoints = checkpoints
+        self._safe = checkpoints.safe if checkpoints is not None else 0
+        """the step of the newest checkpoint, as membership knows it"""
         self._processes = RankProcesses(order, self._raise_if_over)
         self._membership = Membership(
-            MembershipPolicy.of(order), checkpoint=checkpoint, committed=committed
+            MembershipPolicy.of(order),
+            checkpoint=checkpoints.folder if checkpoints is not None else None,
+            committed=self._safe,
         )
         self._to_do: deque[instruction.Instruction] = deque()
         self._members: list[int] = []
         self._finished = False
-        self._parts = CheckpointParts()
         self._used: defaultdict[int, Usage] = defaultdict(Usage)
         """by processes of a device that have ended"""
         self._lease_checked_at = time.monotonic()
@@ -93,7 +89,7 @@ class Launcher:
     def _raise_if_over(self) -> None:
         """While hosts are waited for. Raises Interrupted and RunHeld."""
         if self._stop.is_set():
-            raise stopped_before_a_step(self._committed)
+            raise stopped_before_a_step(self._safe)
         if not self._still_mine():
             raise RunHeld("the lease on the devices was lost before training began")
 
@@ -144,6 +140,11 @@ class Launcher:
                 yield event.LeaseLost(now)
         if self._stop.is_set():
             yield event.StopRequested(now)
+        if self._checkpoints is not None:
+            self._checkpoints.check()
+            before, self._safe = self._safe, self._checkpoints.safe
+            if self._safe > before:
+                yield event.CheckpointStored(now, self._safe)
 
     def _host_events(self) -> Iterator[event.Event]:
         lost, returned = self._processes.host_changes()
@@ -198,23 +199,22 @@ class Launcher:
             case "ask":
                 if not self._still_mine():
                     yield event.LeaseLost(now)
-                else:
-                    self._parts.answer(process, **message)
-            case "part":
-                self._parts.note(number, message)
+                elif self._checkpoints is not None:
+                    self._checkpoints.answer(process.channel, **message)
+            case "part" if self._checkpoints is not None:
+                self._checkpoints.part(number, process.channel, **message)
             case "saving":
                 yield event.LastCheckpointBegun(now)
             case "back":
                 yield event.RolledBack(now, message["step"])
             case _:
-                if kind == "checkpoint":
-                    yield event.CheckpointStored(now, message["step"])
-                elif kind == "split":
+                if kind == "split":
                     yield event.SplitChanged(now, tuple(message["batch_sizes"]))
                 progress.emit(kind, **message)
 
     def _ended(self, process: RankProcess, number: int, oom_kills: int) -> event.ProcessEnded:
-        self._parts.lost(process)
+        if self._checkpoints is not None:
+            self._checkpoints.lost(number)
         self._used[number] = self._used[number].then(process.usage)
         how, short = process.how_it_ended(oom_kills), process.out_of_memory(oom_kills)
         self._emit_state(process, number, how)
@@ -251,9 +251,10 @@ class Launcher:
                 for process in self._living(number):
                     process.kill(reason)
             case instruction.RestoreCheckpoint():
-                assert self._restore is not None
-                folder, step = self._restore()
-                self._handle(event.CheckpointRestored(time.monotonic(), folder, step))
+                assert self._checkpoints is not None
+                self._checkpoints.restore()
+                self._safe, folder = self._checkpoints.safe, self._checkpoints.folder
+                self._handle(event.CheckpointRestored(time.monotonic(), folder, self._safe))
             case instruction.Notice(message):
                 progress.emit("notice", message=message)
             case instruction.Finish():
@@ -271,7 +272,8 @@ class Launcher:
             said = {"generation": group.generation, "reason": group.reason}
             progress.emit("world", ranks=group.members, **said)
         self._members = group.members
-        self._parts.begin(group.generation, group.members)
+        if self._checkpoints is not None:
+            self._checkpoints.begin(group.generation, group.members)
         for process in self._living(*group.members):
             process.done = None
         self._send(*group.members, kind="join", **group.model_dump())

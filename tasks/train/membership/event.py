@@ -129,7 +129,7 @@ class LastCheckpointBegun(Event):
 
 @dataclass(frozen=True)
 class CheckpointStored(Event):
-    """A checkpoint of `step` steps is in the store."""
+    """A checkpoint of `step` steps is safe: staged on this machine, or in the store."""
 
     step: int
 

@@ -165,8 +165,7 @@ def _journals(run: Run) -> dict[int, list[Row]]:
             continue
         for line in text.rpartition("\n")[0].splitlines():
             row = json.loads(line)
-            if "stored" not in row:
-                found.setdefault(row["rank"], []).append(row)
+            found.setdefault(row["rank"], []).append(row)
     return found
 
 

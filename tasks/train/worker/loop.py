@@ -12,19 +12,18 @@ import torch  # noqa: TID253 - only ranks import this
 from trainwright.tasks.errors import TrainingFailed
 from trainwright.tasks.train.batch.batch_split import BatchSplit
 from trainwright.tasks.train.batch.sampling import epoch_order, shares, steps_left
-from trainwright.tasks.train.channel import Channel, busy_with_store
+from trainwright.tasks.train.channel import Channel
 from trainwright.tasks.train.checkpoint import files
-from trainwright.tasks.train.checkpoint.fence import Fence
 from trainwright.tasks.train.checkpoint.saver import Saver
-from trainwright.tasks.train.hosts.store_proxy import journal_of, store_of
+from trainwright.tasks.train.hosts.checkpoint_transfer import SentJournal
 from trainwright.tasks.train.rank.divergence import RanAway, judge, require_finite
 from trainwright.tasks.train.rank.optimizer import learning_rate_at
 from trainwright.tasks.train.rank.rank import Rank, StepFigures
-from trainwright.tasks.train.record.metrics import Rows, drop_from
+from trainwright.tasks.train.record.journal import StepJournal
 from trainwright.tasks.train.record.tensorboard import Events
 from trainwright.tasks.train.record.timings import RankFigures
 from trainwright.tasks.train.request import Order
-from trainwright.tasks.train.worker.state_sync import agree, begin, take_all
+from trainwright.tasks.train.worker.state_sync import agree, begin, go_back, take_all
 from trainwright.tasks.train.worker_group import WorkerGroup
 
 MOST_SETBACKS = 3
@@ -35,24 +34,24 @@ class Training:
 
     def __init__(self, rank: Rank, channel: Channel, order: Order) -> None:
         self.rank, self.channel, self.order = rank, channel, order
-        self.store, self.work = store_of(order, channel), Path(rank.request.work_folder)
-        self.steps = Rows(
-            self.store, f"steps-rank{rank.number}", journal_of(order, channel, rank.number)
+        self.work = Path(rank.request.work_folder)
+        self.steps = (
+            StepJournal(self.work, rank.number)
+            if order.launch is not None
+            else SentJournal(channel, rank.number)
         )
-        # Every rank has these and the splits', in case the first is lost.
-        self.epochs = Rows(self.store, "epochs", by_step=True)
-        self.batch = BatchSplit(rank, channel, self.store)
+        self.batch = BatchSplit(rank, channel)
         self.rows, self.device = len(rank.train_rows), rank.request.plan.devices[rank.number].id
         self.total_samples = self.rows * rank.spec.epochs
         self.state: files.State | None = None
         self.last: dict[str, Any] | None = None
         """the step that was finished last, as every rank saw it"""
         self.committed = 0
-        """the step of the newest checkpoint that was in the store when the worker group formed"""
+        """the step of the newest checkpoint that was staged when the worker group formed"""
         self.saved, self.best_at, self.redo = 0, 0, False
         """the steps of the newest checkpoint that was begun, and of the newest that was the best; whether it takes another,
         because a rank was lost while one was being written"""
-        self.saver = Saver(rank, channel, order, [self.steps], [self.epochs, self.batch.rows])
+        self.saver = Saver(rank, channel, order)
         self._recording_s = 0.0
         """what noting the step before took"""
         self.writer: Events | None = None
@@ -218,20 +217,14 @@ class Training:
                 learning_rate=rank.request.learning_rate * state.rate_factor,
             )
         rank.abandon_step()
-        members, folder, read = self._members, self.work / "setback", None
+        members = self._members
+        self.steps.cut()
         self.saver.settle()
         rank.collective.sum_(torch.zeros(1, dtype=torch.float64), "settled")
-        if rank.first:
-            with busy_with_store(self.channel):
-                read = files.fetch_latest(self.store, folder)
-        begin(self, str(folder) if read is not None else None)
+        begin(self, go_back(self) if rank.first else None)
         take_all(self, 0)
         state = self._state
-        self.saver.forget_from(state.step)
-        self.steps.forget_from(state.step)
         if rank.first:
-            Fence(self.store, self.order.claim).forget(after=state.step if read is not None else -1)
-            drop_from(self.store, state.step)
             self.channel.send("back", step=state.step)
             assert self.writer is not None
             self.writer.close()
@@ -298,7 +291,8 @@ class Training:
         if state.best:
             state.best_score = score if math.isfinite(score) else None
         row = {"epoch": state.epoch, "train_loss": train_loss, **found, "duration_s": duration_s}
-        self.epochs.add(step=state.step - 1, **row)
+        recent = [one for one in state.epochs if one["step"] >= self.saver.stored]
+        state.epochs = [*recent, {"step": state.step - 1, **row}]
         if rank.first:
             assert self.writer is not None
             self.writer.add(
@@ -316,6 +310,7 @@ class Training:
         state.split, state.adaptive = list(rank.split), self.batch.document()
         state.duration_s = self.order.earlier_s + time.time() - self.order.started_at_s
         state.best |= self.best_at > self.committed and self.redo
+        self.steps.cut()
         self.saver.save(state, last=last)
         if state.best:
             self.best_at = state.step

@@ -85,6 +85,9 @@ class _Unheard:
     leave_asked = abort_asked = -1
     writing = due = False
 
+    def __init__(self) -> None:
+        self.released: Callable[[int, int], None] = lambda step, stored: None
+
     def attend(self, peers: Waits, rank: Computes | None = None) -> None:
         return
 
@@ -249,7 +252,12 @@ def _request(job: Job, schema: DataSchema, work: Path) -> TrainRequest:
 def _order(request: TrainRequest) -> Order:
     Path(request.work_folder).mkdir()
     return Order(
-        request=request, mode="train", backend="torch", cgroups=[None], started_at_s=time.time()
+        request=request,
+        mode="train",
+        backend="torch",
+        cgroups=[None],
+        launch="measured",
+        started_at_s=time.time(),
     )
 
 

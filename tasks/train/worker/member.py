@@ -32,7 +32,6 @@ from trainwright.tasks.train.exchange.peers import Peers
 from trainwright.tasks.train.launcher.rank_process import SPARE
 from trainwright.tasks.train.membership.watchdog import stall_timeout_s
 from trainwright.tasks.train.rank.rank import OutOfMemory, Rank
-from trainwright.tasks.train.record.metrics import warm_up
 from trainwright.tasks.train.request import Order
 from trainwright.tasks.train.worker.loop import Training
 from trainwright.tasks.train.worker.low_priority import at_low_priority
@@ -94,8 +93,7 @@ def _import_libraries(order: Order) -> None:
     """Import what a step or a checkpoint would wait for."""
     if order.backend == "horovod":
         importlib.import_module("horovod.torch")
-    if order.mode == "train":
-        warm_up()
+    if order.mode == "train":  # what the first step would wait for
         for name in ("safetensors.torch", "torch.utils.tensorboard"):
             importlib.import_module(name)
 

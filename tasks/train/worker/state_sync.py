@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch  # noqa: TID253 - only ranks import this
 
+from trainwright.tasks.errors import from_document
 from trainwright.tasks.train.batch.sampling import samples_after, shares
 from trainwright.tasks.train.channel import busy_with_store
 from trainwright.tasks.train.checkpoint import files
 from trainwright.tasks.train.checkpoint.tensors import load_optimizer
 from trainwright.tasks.train.exchange.collective import take_document
-from trainwright.tasks.train.hosts.store_proxy import journal_of
-from trainwright.tasks.train.record.metrics import NOT_MEASURED, Part, Rows
+from trainwright.tasks.train.hosts.checkpoint_transfer import fetch_checkpoint
 
 if TYPE_CHECKING:
     from trainwright.tasks.train.worker.loop import Training
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 def agree(training: Training, group: WorkerGroup) -> None:
     """Take the state of the member that is farthest, and complete the rows of steps up to it."""
     peers, state = training.rank.collective, training.state
+    training.steps.cut()  # before the first has the launcher align the journals of all
     finished = torch.zeros(peers.size, dtype=torch.float64)
     finished[peers.rank] = state.step + 1 if state is not None else 0
     counts = peers.sum_(finished, "finished").tolist()
@@ -36,39 +37,34 @@ def agree(training: Training, group: WorkerGroup) -> None:
     if max(counts) == 0:
         begin(training, _here(training, group.checkpoint))
     take_all(training, source)
-    own = training.state
-    assert own is not None
-    _complete_rows(training, training.steps, training.rank.number, own.step)
-    left: list[Part] = []
-    if training.rank.first:
-        for number in sorted(set(range(len(own.split))) - set(group.members)):
-            rows = Rows(
-                training.store,
-                f"steps-rank{number}",
-                journal_of(training.order, training.channel, number),
-            )
-            _complete_rows(training, rows, number, own.step)
-            left += rows.take()
-            rows.detach()
     training.redo |= group.broken and training.saved > group.committed
-    training.saver.join(group, left)
+    training.saver.join(group)
 
 
 def _here(training: Training, folder: str | None) -> str | None:
-    """The folder of the checkpoint. A first rank on another host than the launcher fetches it."""
-    if folder is None or training.order.launcher_work is None or not training.rank.first:
+    """The folder of the checkpoint, brought here by a first rank on another host."""
+    if folder is None or training.order.launch is not None or not training.rank.first:
         return folder
     with busy_with_store(training.channel):
-        found = files.fetch_latest(training.store, training.work / "resume")
-    return str(training.work / "resume") if found is not None else None
+        return str(fetch_checkpoint(training.channel, training.work / "resume"))
+
+
+def go_back(training: Training) -> str | None:
+    """Have the launcher go back to the newest checkpoint; its folder here, None for step 0.
+
+    Raises what the launcher could not do.
+    """
+    with busy_with_store(training.channel):
+        answer = training.channel.ask("back")
+    if "error" in answer:
+        raise from_document(answer["error"])
+    return _here(training, answer["checkpoint"])
 
 
 def begin(training: Training, folder: str | None) -> None:
     """Start from the checkpoint in a folder, or from the beginning."""
     rank, plan = training.rank, training.rank.request.plan
     training.last, training.saved, training.best_at, training.redo = None, 0, 0, False
-    training.epochs.replace([])
-    training.batch.rows.replace([])
     if folder is None or not rank.first:
         rank.begin_anew()
         split = [planned.batch_size for planned in plan.devices]
@@ -92,9 +88,6 @@ def begin(training: Training, folder: str | None) -> None:
             [],
         )
     training.saved = training.state.step
-    training.batch.rows.replace(
-        [event for event in training.state.events if event["step"] >= training.state.step]
-    )
 
 
 def take_all(training: Training, source: int) -> None:
@@ -111,8 +104,6 @@ def take_all(training: Training, source: int) -> None:
             "saved": training.saved,
             "best_at": training.best_at,
             "redo": training.redo,
-            "epochs": training.epochs.waiting,
-            "splits": training.batch.rows.waiting,
             "optimizer": rank.optimizer_shapes(),
         }
     sent = take_document(rank.collective, sent, "sent", source)
@@ -120,30 +111,7 @@ def take_all(training: Training, source: int) -> None:
     training.batch.take_up(training.state.adaptive)
     training.batch.weights, training.last = sent["weights"], sent["last"]
     training.saved, training.best_at, training.redo = sent["saved"], sent["best_at"], sent["redo"]
-    training.epochs.replace([row for row in sent["epochs"] if row["step"] >= training.committed])
-    training.batch.rows.replace(
-        [row for row in sent["splits"] if row["step"] >= training.committed]
-    )
     rank.expect_optimizer(sent["optimizer"])
+    if rank.first:  # no rank adds a row before the next sum, which waits for the first
+        training.channel.ask("align", step=training.state.step, last=training.last)
     rank.take_state_from_first(source)
-
-
-def _complete_rows(training: Training, rows: Rows, number: int, step: int) -> None:
-    """Recover a killed process's rows, drop steps that are repeated, add the last if missing."""
-    fresh, last = rows.recover(), training.last
-    rows.forget_from(step)
-    if (
-        last is not None
-        and number in last["members"]
-        and max(rows.newest, training.committed - 1) < last["row"]["step"]
-    ):
-        device = training.rank.request.plan.devices[number].id
-        rows.add(
-            **last["row"],
-            rank=number,
-            device=device,
-            batch_size=last["parts"][number],
-            **NOT_MEASURED,
-        )
-    if fresh:
-        rows.seal()

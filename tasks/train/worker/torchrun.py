@@ -1,10 +1,10 @@
-"""A rank that torchrun starts: `torchrun … -m trainwright.tasks.train.worker.entry ORDER.json`.
+"""A rank under torchrun, `torchrun … -m trainwright.tasks.train.worker.entry ORDER.json`.
 
-It has no launcher of ours. Its number and the others come from the environment, sums go by
-torch.distributed whatever the order says, and its reports are printed. All ranks form one worker
-group. If one is lost, or keeps a sum waiting for the job's `stall_timeout`, all end, and torchrun
-starts them again (`--max-restarts`) from the newest checkpoint. Rank 0 holds the right to train the
-run meanwhile, as a launcher does, and stops when it loses it.
+It has no launcher of ours: its number and the others come from the environment, sums go by
+torch.distributed whatever the order says, and messages are printed. All ranks form one worker
+group. If one is lost, or keeps a sum waiting for the job's `stall_timeout`, all end: torchrun starts
+them again (`--max-restarts`), from the newest checkpoint. Rank 0 has the right to train the run
+meanwhile, as a launcher has; it uploads the checkpoints, and stops if the right is taken away.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +32,11 @@ from trainwright.tasks.leases.ledger import Heartbeat, Holder, Ledger
 from trainwright.tasks.runs.artefacts import Status
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.train.channel import Computes, Message, Waits
-from trainwright.tasks.train.checkpoint import fence, files
-from trainwright.tasks.train.checkpoint.confirmations import Confirmations
-from trainwright.tasks.train.checkpoint.spill import recover
+from trainwright.tasks.train.checkpoint import fence, staged
+from trainwright.tasks.train.checkpoint.coordinator import Coordinator
+from trainwright.tasks.train.checkpoint.uploader import Uploader, recover, rewind
 from trainwright.tasks.train.exchange.collective import TORCHRUN, torchrun_store
-from trainwright.tasks.train.record.journal import FOLDER
-from trainwright.tasks.train.record.metrics import drop_from
+from trainwright.tasks.train.hosts.checkpoint_transfer import JOURNAL, TransferServer
 from trainwright.tasks.train.request import Order, TrainRequest
 from trainwright.tasks.train.worker_group import WorkerGroup
 
@@ -48,61 +49,72 @@ def is_launcher() -> bool:
 
 
 class AloneChannel:
-    """Speaks to standard output. What ranks have to know of each other's checkpoints goes through torchrun's store."""
+    """Prints messages. Rank 0 is its own launcher for checkpoints; the others report to it.
+
+    They do so through torchrun's store, since all of a checkpoint's tensors are in rank 0's part.
+    Ranks on another node than rank 0 send their rows along.
+    """
 
     def __init__(self) -> None:
         self.number, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.leave_asked = self.abort_asked = -1
         self.writing = False
+        self.released: Callable[[int, int], None] = lambda step, stored: None
         self._last = 0.0
         self._group: WorkerGroup | None = None
         self._done = False
-        self._said: dict[str, Message] = {}
         self._store: Any = None
-        self._speaking = threading.Lock()
+        self._sending = threading.Lock()
         self._held = contextlib.ExitStack()
-        self._beat: Heartbeat | None = None
+        self._patience_s = 0.0
+        # of rank 0
+        self._uploader: Uploader | None = None
+        self._coordinator: Coordinator | None = None
+        self._answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._awaited: queue.Queue[tuple[int, int]] = queue.Queue()
+        # of the others
+        self._rows: list[Message] = []
 
     def begin(self, order: Order) -> Order:
-        """The order as it reads here, with a claim of our own: that of the launch that left it is another's by now.
+        """Take the run over; the order as it is to be carried out here.
 
-        Raises BadInput where torchrun has started more or fewer ranks, RunHeld where another trains the run or holds it.
+        Raises BadInput if torchrun has started more or fewer ranks than the plan has devices,
+        RunHeld if another process trains the run or holds it.
         """
-        request = order.request
+        request, work = order.request, Path(order.request.work_folder)
         if self.size != (devices := len(request.plan.devices)):
             raise BadInput(
                 f"WORLD_SIZE: got {self.size}; allowed: {devices}, as many as the plan has devices"
             )
-        folder, work = None, Path(request.work_folder)
         if self.number == 0:
             try:
-                folder, said = self._take_over(request)
+                said = self._take_over(request, work)
             except TrainwrightError as error:
-                self._shared().set("claim", json.dumps({"error": error.document()}))
+                self._shared().set("taken", json.dumps({"error": error.document()}))
                 raise
-            self._shared().set("claim", json.dumps(said))
-        elif "error" in (said := json.loads(self._shared().get("claim"))):
+            self._shared().set("taken", json.dumps(said))
+        elif "error" in (said := json.loads(self._shared().get("taken"))):
             raise from_document(said["error"])
-        (work / FOLDER / f"steps-rank{self.number}.jsonl").unlink(missing_ok=True)
         self._group = WorkerGroup(
             generation=1,
             members=list(range(self.size)),
             rendezvous=TORCHRUN,
-            checkpoint=folder,
+            checkpoint=self._coordinator.folder if self._coordinator is not None else None,
             reason="torchrun",
         )
         here = {
             "backend": "torch",
             "cgroups": [None] * devices,
-            "lease_token": None,
-            "keeps": False,
+            "sharded": False,
             "started_at_s": time.time(),
         }
+        if os.environ.get("GROUP_RANK", "0") != "0":
+            said["launch"] = None
         return order.model_copy(update=here | said)
 
-    def _take_over(self, request: TrainRequest) -> tuple[str | None, dict[str, Any]]:
-        """Become the one who trains the run, until `close`; its checkpoint's folder, and what all ranks' orders are to say."""
-        store, folder = request.store(), Path(request.work_folder) / "resume"
+    def _take_over(self, request: TrainRequest, work: Path) -> dict[str, Any]:
+        """Become the one who trains the run, until `close`; what all ranks' orders are to say."""
+        store, policy = request.store(), request.job.train.checkpoint
         ledger, name, uri = (
             Ledger(request.settings.ledger_url),
             own_name(),
@@ -114,22 +126,62 @@ class AloneChannel:
             holds.append(run.hold)
         ledger.take(holds, Holder(name, os.getpid()), uri)
         self._held.callback(ledger.release, uri, holds, holder=name)
-        self._beat = self._held.enter_context(Heartbeat(ledger, uri, holds, holder=name))
+        beat = self._held.enter_context(Heartbeat(ledger, uri, holds, holder=name))
         if run is not None and run.has(Status) and not run.finished():
             run.note(state="running", step="train", error=None)
         if request.resume:
-            recover(
-                store, Path(request.work_folder), request.job.train.checkpoint
-            )  # what waited here for the store
+            recover(store, work, policy)
+
+        def require_mine() -> None:
+            if not beat.mine():
+                raise RunHeld(
+                    "the right to train this run was taken away; what it has stored stays"
+                )
+
         right = fence.claim(store, None)
-        state = files.fetch_latest(store, folder) if request.resume else None
-        right.forget(after=state.step if state is not None else -1)
-        drop_from(store, state.step if state is not None else 0)
-        earlier_s = state.duration_s if state is not None else 0.0
-        return str(folder) if state is not None else None, {
-            "claim": right.owner,
-            "earlier_s": earlier_s,
-        }
+        state = rewind(right, work, resume=request.resume)
+        staged.prepare(work)
+        self._uploader = Uploader(
+            request.store,
+            staged.Place(work, right.owner),
+            policy,
+            stored=state.step if state is not None else 0,
+            require_mine=require_mine,
+            report=self.send,
+        )
+        self._held.callback(self._forget)
+        self._held.enter_context(self._uploader)
+        self._coordinator = Coordinator(
+            self._uploader,
+            [device.id for device in request.plan.devices],
+            policy,
+            token=None,
+            stop=threading.Event(),
+            patience_s=request.store_patience_s,
+        )
+        self._coordinator.begin(1, range(self.size))
+        threading.Thread(target=self._gather, args=(work,), name="gather", daemon=True).start()
+        return {"launch": right.owner, "earlier_s": state.duration_s if state else 0.0}
+
+    def _forget(self) -> None:
+        if self._uploader is not None and self._uploader.has_all:
+            self._uploader.place.forget()
+
+    def _gather(self, work: Path) -> None:
+        """Rank 0's thread: hears the other ranks' parts of each checkpoint that it has begun."""
+        store = self._shared()
+        while True:
+            generation, step = self._awaited.get()
+            for number in range(1, self.size):
+                key = _part_key(number, generation, step)
+                while not store.check([key]):
+                    time.sleep(_LOOK_S)
+                for rows in json.loads(store.get(key)):
+                    TransferServer(work, None, number).note(**rows)
+                store.delete_key(key)
+                assert self._coordinator is not None
+                self._coordinator.part(number, self, generation=generation, step=step, paths=[])
+            self._awaited.task_done()
 
     def close(self) -> None:
         """Give the run up."""
@@ -140,33 +192,51 @@ class AloneChannel:
 
     def send(self, kind: str, **fields: Any) -> None:
         if kind == "part":
-            key = f"{fields['generation']}-{fields['step']}"
-            self._said[key] = {**self._said.get(key, {}), **fields}
-            self._shared().set(f"{key}-{self.number}", json.dumps(self._said[key]))
+            self._part(fields)
+        elif kind == JOURNAL:
+            self._rows.append(fields)
+        elif kind == "release":
+            self.released(fields["step"], fields["stored"])
+        elif kind == "answer":
+            self._answers.put(fields)
+        else:
+            self._done |= kind == "done"
+            with self._sending:
+                sys.stdout.write(json.dumps({"kind": kind, **fields}) + "\n")
+                sys.stdout.flush()
+
+    def _part(self, fields: Message) -> None:
+        begun = fields["generation"], fields["step"]
+        if self._coordinator is None:
+            rows, self._rows = self._rows, []
+            self._shared().set(_part_key(self.number, *begun), json.dumps(rows))
             return
-        self._done |= kind == "done"
-        with self._speaking:
-            sys.stdout.write(json.dumps({"kind": kind, **fields}) + "\n")
-            sys.stdout.flush()
+        self._coordinator.check()
+        self._coordinator.part(0, self, **fields)
+        self._awaited.put(begun)
 
     def receive(self, *kinds: str) -> Message:
         if self._group is not None:
             group, self._group = self._group, None
             return {"kind": "join", **group.model_dump()}
-        if self._done:
-            return {"kind": "exit"}
-        raise TrainingFailed(
-            "other ranks were lost; torchrun --max-restarts goes on from the newest checkpoint"
-        )
+        if not self._done:
+            raise TrainingFailed(
+                "other ranks were lost; torchrun --max-restarts goes on from the newest checkpoint"
+            )
+        if self._uploader is not None and self._coordinator is not None:
+            self._awaited.join()
+            self._coordinator.settle()
+        return {"kind": "exit"}
 
     def ask(self, about: str, **fields: Any) -> Message:
-        if about == "parts":
-            while (found := self._confirmations(**fields).answer()) is None:
-                time.sleep(_LOOK_S)
-            return found
-        if about == "write" and self._beat is not None and not self._beat.mine():
-            raise RunHeld("the right to train this run was taken away; what it has stored stays")
-        return self._confirmations(**fields).known(fields["step"]) if about == "stored" else {}
+        if self._coordinator is None:
+            self._rows.clear()  # of steps that are done again
+            return {}
+        self._coordinator.check()
+        if about == "settled":
+            self._awaited.join()
+        self._coordinator.answer(self, about, 0, **fields)
+        return self._answers.get()
 
     @property
     def due(self) -> bool:
@@ -177,17 +247,11 @@ class AloneChannel:
             self._last = time.monotonic()
             self.send(kind, **fields)
 
-    def _confirmations(self, step: int, generation: int) -> Confirmations:
-        """What all ranks have said of a checkpoint until now."""
-        found, store = Confirmations(range(self.size)), self._shared()
-        for number in range(self.size):
-            key = f"{generation}-{step}-{number}"
-            if store.check([key]):
-                found.note(number, json.loads(store.get(key)))
-        found.ask(step)
-        return found
-
     def _shared(self) -> Any:
         if self._store is None:
             self._store = torchrun_store("parts")
         return self._store
+
+
+def _part_key(number: int, generation: int, step: int) -> str:
+    return f"part-{generation}-{step}-{number}"

@@ -1,28 +1,34 @@
-"""What checkpoints cost, as a part of 50 steps: steps with one against steps without, within one training on two ranks.
+"""What checkpoints cost, as a part of 50 steps: steps with one against steps without, within one
+training on two ranks.
 
-    python tests/benchmarks/train/checkpoint.py [--model small|medium|long|wide|large] [--store s3|idle|file]
-    [--apart] [--checkpoints 40] [--window 5] [--every 50] [--backend torch|horovod]
+    python tests/benchmarks/train/checkpoint.py [--model small|medium|long|wide|large]
+        [--store s3|idle|file] [--apart] [--checkpoints 40] [--window 5] [--every 50]
+        [--backend torch|horovod]
 
-A checkpoint takes CPU time that does not depend on the step, so there are several models: `small` is a network of some kB, whose
-steps take some ms; `medium` and `long` have 1 MB of parameters and go through their layers so often that a step takes some 30
-and 100 ms; `wide` has 17 MB of parameters, 50 MB with Adam's state, and steps of some 100 ms; `large` 100 and 300 MB.
+A checkpoint takes CPU time that does not depend on the step, so there are several models: `small`
+is a network of some kB whose steps take some ms; `medium` and `long` have 1 MB of parameters and go
+through their layers so often that a step takes some 30 and 100 ms; `wide` has 17 MB of parameters,
+50 MB with Adam's state, and steps of some 100 ms; `large` 100 and 300 MB.
 
-The store is a real S3 server, which shares this machine's cores with both ranks and takes more CPU time for a checkpoint than
-they do (`s3`); the same with the least priority, so that it has what the ranks leave (`idle`); or a folder (`file`). What they
-differ by is the store's cost on a shared machine, not training's. With `--apart` the server has one core for itself, and the
-training, of one rank with its launcher, another: what a store on a machine of its own leaves to pay. That shows what hashing,
-copying and sending cost whoever trains, all on the rank's own core; it does not show ranks that wait for each other, nor a
-network; the server's CPU time is not counted then.
+The store is a real S3 server, which shares this machine's cores with both ranks and takes more CPU
+time for a checkpoint than they do (`s3`); the same with the least priority, so that it has what the
+ranks leave (`idle`); or a folder (`file`). The differences between these are the store's cost on a
+shared machine, not training's. With `--apart` the server has one core for itself, and the training,
+of one rank with its launcher, another: what remains to pay if the store has a machine of its own.
+That shows what copying, hashing and sending cost, all on the rank's core; it does not show ranks
+that wait for each other, nor a network; the server's CPU time is not counted then.
 
-Each cycle of four windows (of 5 steps; of `small`, 50) begins with a checkpoint, which is written while the first two are taken.
-These are compared with the mean of the two windows before and the two after them, in which nothing is written: on a machine that
-drifts, neighbours tell most, and short windows hold little of its noise. A checkpoint that took longer than its two windows is
-said, and there is no verdict then. The difference is told as a part of 50 steps, twice: of their time, between steps, pauses for
-the checkpoint within; and of their CPU time, of ranks, the launcher's main thread and server together, which does not tell who
-waited for whom, but hardly depends on what else the machine does. The noise is the same figures of a second training without
-checkpoints. Printed: the median over the checkpoints, the interval that holds the true median with 95 % (by order, no
-distribution assumed; of fewer than six: the least and the greatest), the quartiles. The bar is 3 %: met or missed where all of
-that interval is.
+Each cycle of four windows (of 5 steps; of `small`, 50) begins with a checkpoint, which is written
+during the first two. These are compared with the mean of the two windows before and the two after
+them, in which nothing is written: on a machine that drifts, neighbours are the best reference, and
+short windows hold little of its noise. If a checkpoint took longer than its two windows, that is
+printed, and there is no verdict. The difference is given as a part of 50 steps, twice: of their
+time, between steps, pauses for the checkpoint included; and of their CPU time, of ranks, launcher
+and server together, which does not show who waited for whom, but hardly depends on what else the
+machine does. The noise is the same figures of a second training without checkpoints. Printed: the
+median over the checkpoints, the interval that holds the true median with 95 % (by order, no
+distribution assumed; of fewer than six: the least and the greatest), the quartiles. The bar is 3 %:
+met or missed if all of that interval is.
 """
 
 from __future__ import annotations
@@ -63,7 +69,8 @@ import torch
 class Net(torch.nn.Module):
     def __init__(self, width, passes):
         super().__init__()
-        self.first, self.last, self.passes = torch.nn.Linear(64, width), torch.nn.Linear(width, 10), passes
+        self.first, self.last = torch.nn.Linear(64, width), torch.nn.Linear(width, 10)
+        self.passes = passes
         self.between = torch.nn.Sequential(*(
             layer for _ in range(4) for layer in (torch.nn.Linear(width, width), torch.nn.ReLU())
         ))
@@ -92,11 +99,14 @@ LOOK_S = 0.005
 
 
 class Watch:
-    """Hears when checkpoints are in the store; reads the CPU time of ranks, launcher (the thread that makes it) and others."""
+    """Hears when checkpoints are in the store; reads the CPU time of ranks, launcher and others.
+
+    The launcher is this process, without the thread that reads the clocks.
+    """
 
     def __init__(self, others: list[int]) -> None:
         self.stored: dict[int, float] = {}
-        self._clocks = [time.pthread_getcpuclockid(threading.get_ident()), *map(_clock_of, others)]
+        self._clocks = [time.CLOCK_PROCESS_CPUTIME_ID, *map(_clock_of, others)]
         self._seen: list[tuple[float, float]] = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look)
@@ -118,7 +128,8 @@ class Watch:
     def _look(self) -> None:
         while not self._over.wait(LOOK_S):
             try:
-                self._seen.append((time.time(), sum(map(time.clock_gettime, self._clocks))))
+                used = sum(map(time.clock_gettime, self._clocks)) - time.thread_time()
+                self._seen.append((time.time(), used))
             except OSError:  # a rank has ended
                 return
 
@@ -146,8 +157,10 @@ def windows_s(
     *,
     with_: bool,
 ) -> list[tuple[float, float]]:
-    """Of every `steps` steps of one training, the seconds and those of CPU time; each fourth window begins with a checkpoint
-    (`with_`)."""
+    """Of every `steps` steps of one training, the seconds and those of CPU time.
+
+    Each fourth window begins with a checkpoint (`with_`).
+    """
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     from training_case import NO_SPARE, request
 
@@ -199,7 +212,8 @@ def windows_s(
     ]
     if late:
         print(
-            f"{name}: of {len(written)} checkpoints {len(late)} were in the store only {WRITTEN * steps} steps later"
+            f"{name}: of {len(written)} checkpoints {len(late)} were not in the store "
+            f"{WRITTEN * steps} steps later"
         )
     asked_for.late += len(late)
     borders = [
@@ -221,7 +235,7 @@ def stand_back(server: psutil.Process) -> None:
 
 
 def set_apart(server: psutil.Process) -> None:
-    """From now on the server has the last core for itself; this process, and what it starts, the first."""
+    """From now on the server has the last core, this process and what it starts the first."""
     first, *_, last = sorted(os.sched_getaffinity(0))
     for thread in server.threads():
         os.sched_setaffinity(thread.id, {last})  # threads that they start inherit it
@@ -253,10 +267,12 @@ def report(
         )
         (cost, low, high), (middle, least, most) = median_between(costs), median_between(noise)
         print(
-            f"{name}: {1e3 * step_s:.1f} ms of {of} a step; a checkpoint every {asked.every} steps costs {cost:+.1%} "
-            f"({low:+.1%} to {high:+.1%}; bar 3 %: {verdict(low, high, asked.late)}), quartiles {quartiles(costs)}, "
-            f"mean {statistics.mean(costs):+.1%}; {1e3 * cost * asked.every * step_s:.0f} ms each; without: {middle:+.1%} "
-            f"({least:+.1%} to {most:+.1%}), quartiles {quartiles(noise)}; {len(costs)} checkpoints",
+            f"{name}: {1e3 * step_s:.1f} ms of {of} a step; a checkpoint every {asked.every} steps "
+            f"costs {cost:+.1%} ({low:+.1%} to {high:+.1%}; bar 3 %: "
+            f"{verdict(low, high, asked.late)}), quartiles {quartiles(costs)}, mean "
+            f"{statistics.mean(costs):+.1%}; {1e3 * cost * asked.every * step_s:.0f} ms each; "
+            f"without: {middle:+.1%} ({least:+.1%} to {most:+.1%}), quartiles {quartiles(noise)}; "
+            f"{len(costs)} checkpoints",
             flush=True,
         )
     if server_s:
@@ -264,7 +280,7 @@ def report(
 
 
 def verdict(low: float, high: float, late: int) -> str:
-    """Whether the bar is met, by where the true median lies with 95 %; `late` checkpoints cost where none should be."""
+    """Whether the bar is met, by the interval of the true median; not shown if any were `late`."""
     return "not shown" if late else "met" if high <= BAR else "missed" if low > BAR else "not shown"
 
 

@@ -1,8 +1,11 @@
-"""How long anything lives on whose launcher was killed: `python tests/benchmarks/train/launcher_killed.py [ROUNDS]`.
+"""How long processes of a killed launcher live on.
 
-Each round (default 5) trains on two ranks here and on two hosts of a lab (`tests/lab.py`; needs root), in random order, kills
-the launcher alone by SIGKILL at a random moment after the first checkpoint, and looks every 20 ms until none of its processes is
-left: ranks, the spare, ssh, whatever has inherited a mark in the launcher's environment, and on hosts everything but their sshd.
+    python tests/benchmarks/train/launcher_killed.py [ROUNDS]
+
+Each round (default 5) trains on two ranks here and on two hosts of a lab (`tests/lab.py`; needs
+root), in random order, kills the launcher alone by SIGKILL at a random moment after the first
+checkpoint, and looks every 20 ms until none of its processes is left: ranks, the spare, ssh,
+whatever has inherited a mark in the launcher's environment, and on hosts everything but their sshd.
 Printed: the seconds from the kill, median and worst (bar: no orphan after 5 s).
 """
 
@@ -35,13 +38,14 @@ LOOK_S, GIVE_UP_S = 0.02, 120.0
 BAR_S = 5.0
 MARK = "TRAINWRIGHT_BENCHMARK_LAUNCH"
 LAUNCH = (
-    "import sys; from pathlib import Path; from trainwright.tasks.train import TrainRequest, train; "
+    "import sys; from pathlib import Path; "
+    "from trainwright.tasks.train import TrainRequest, train; "
     "train(TrainRequest.model_validate_json(Path(sys.argv[1]).read_text()))"
 )
 
 
 def marked(mark: str) -> list[str]:
-    """The command lines of processes on this machine with the mark in their environment; dead ones have none."""
+    """The command lines of processes of this machine with the mark in their environment."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -119,8 +123,9 @@ def main() -> None:
     for place, ones in found.items():
         seconds, counts = [one for one, _ in ones], [count for _, count in ones]
         print(
-            f"{place}: nothing left after median {statistics.median(seconds):.2f} s, worst {max(seconds):.2f} s of "
-            f"{len(seconds)} (bar {BAR_S:g} s: {'met' if max(seconds) <= BAR_S else 'missed'}); "
+            f"{place}: nothing left after median {statistics.median(seconds):.2f} s, worst "
+            f"{max(seconds):.2f} s of {len(seconds)} (bar {BAR_S:g} s: "
+            f"{'met' if max(seconds) <= BAR_S else 'missed'}); "
             f"{min(counts)} to {max(counts)} processes, the launcher among them"
         )
 

@@ -24,6 +24,7 @@ from trainwright.tasks.data import dataset
 from trainwright.tasks.train.batch.sampling import epoch_order
 from trainwright.tasks.train.rank.rank import Rank
 from trainwright.tasks.train.record import metrics
+from trainwright.tasks.train.record.journal import Journals
 from trainwright.tasks.train.request import Order
 from trainwright.tasks.train.worker.loop import Training
 from trainwright.tasks.train.worker.state_sync import begin
@@ -66,7 +67,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         wanted = asked_for(Path(folder), [asked.batch], [{"type": "cpu"}], 10**6, width=asked.width)
         rank = Rank(wanted, dataset.load(wanted.job.data), Alone(), torch.device("cpu"), 0)
-        order = Order(request=wanted, mode="train", backend="torch", started_at_s=time.time())
+        order = Order(
+            request=wanted,
+            mode="train",
+            backend="torch",
+            launch="measured",
+            started_at_s=time.time(),
+        )
         training = Training(rank, Unheard(), order)  # type: ignore[arg-type]
         begin(training, None)
         assert training.state is not None
@@ -91,8 +98,9 @@ def main() -> None:
         for _ in range(asked.blocks):
             for recording in random.sample([True, False], 2):
                 found[recording].append(block(recording))
+        ((_, noted),) = Journals(Path(wanted.work_folder)).parts(10**9)
         encoding = time.perf_counter()
-        metrics.encode(training.steps.waiting)
+        metrics.encode(noted)
         encoding = time.perf_counter() - encoding
     for at, kind in enumerate(("wall time", "CPU time")):
         on, off = ([one[at] for one in found[recording]] for recording in (True, False))
@@ -103,7 +111,7 @@ def main() -> None:
             f"({cost / statistics.median(off):+.1%}) with it; noise floor {1e6 * floor:.0f} us over {asked.blocks} blocks of "
             f"{asked.steps} steps"
         )
-    print(f"writing {len(training.steps.waiting)} rows as parquet took {1e3 * encoding:.0f} ms")
+    print(f"writing {len(noted)} rows as parquet took {1e3 * encoding:.0f} ms")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,22 @@
-"""What a training loses whose store is away for a minute in mid-run: `python tests/benchmarks/train/store_away.py
-[--way killed|stopped] [--away 60] [--every 50] [--target accuracy|loss]`.
+"""What a training loses if its store is away for a minute in mid-run.
 
-Two real ranks, whose devices are emulated and take 40 ms for a step, train on the digits and keep their checkpoints on a real S3
-server, which goes away for so many seconds: `killed`, by SIGKILL, so that it refuses, and is started again on the same data; or
-`stopped`, by SIGSTOP, so that it hangs, and goes on. Before it goes, training has had as long undisturbed: with the steps of that
-time, and the longest pause between two of them, the same are compared that were trained meanwhile; what the halves of that time
-differ by is the noise. Moments are those at which the first rank noted a step. With `--target loss` almost every epoch is the
-best so far, and its checkpoint gives way only to that of a better one.
+    python tests/benchmarks/train/store_away.py [--way killed|stopped] [--away 60] [--every 50]
+        [--target accuracy|loss]
 
-No step is lost where each rank has the row of every step once in the store's metrics, with the loss that it has in the same
-training undisturbed. Checkpoints count as arrived where the launcher hears that they are in the store; of those that were begun
-meanwhile, the newest are kept (twenty, with those begun until the store is tried again), and the best. At the end, metrics and
-the last checkpoint are compared with the undisturbed training's, bit by bit.
+Two real ranks, whose devices are emulated and take 40 ms for a step, train on the digits and keep
+their checkpoints on a real S3 server, which goes away for so many seconds: `killed`, by SIGKILL, so
+that it refuses, and is started again on the same data; or `stopped`, by SIGSTOP, so that it hangs,
+and goes on. Before it goes, training has had as long undisturbed: the steps of that time, and the
+longest pause between two of them, are compared with those without the store; the difference between
+the halves of that time is the noise. Moments are those at which the first rank noted a step. With
+`--target loss` almost every epoch is the best so far, and its checkpoint gives way only to that of
+a better one.
+
+No step is lost if each rank has the row of every step once in the store's metrics, with the loss
+that it has in the same training undisturbed. A checkpoint has arrived when the launcher reports it
+as stored; of those that were begun meanwhile, the newest are kept (twenty, with those begun until
+the store is tried again), and the best. At the end, metrics and the last checkpoint are compared
+with the undisturbed training's, bit by bit.
 """
 
 from __future__ import annotations
@@ -50,7 +55,7 @@ SPLIT, STEP_S = [40, 20], 0.045
 BEGIN_S, END_S = 5.0, 35.0
 """that it trains besides: before what is compared, and when the store is back"""
 KEEP = 20
-"""more than become due until a store that is back is tried again (15 s): the newest that were begun without it are kept"""
+"""more than become due until a store that is back is tried again (15 s)"""
 
 
 def killed(home: Path) -> Callable[[], object]:
@@ -70,7 +75,7 @@ WAYS = {"killed": killed, "stopped": stopped}
 
 @dataclass
 class Outage:
-    """Takes the store away, brings it back, and hears what arrives; times are seconds since 1970."""
+    """Takes the store away, brings it back, hears what arrives; times are seconds since 1970."""
 
     home: Path
     way: Callable[[Path], Callable[[], object]]
@@ -181,9 +186,10 @@ def report(
     _, afterwards = window(moments, outage.called, END_S)
     halves = [window(moments, outage.left - one * away_s / 2, away_s / 2)[0] for one in (2, 1)]
     print(
-        f"{way}: {meanwhile} steps in {away_s:g} s without the store, {before} in {away_s:g} s before: "
-        f"{meanwhile / before:.3f}, noise {abs(halves[1] / halves[0] - 1):.3f}; longest pause {1e3 * pause:.0f} ms, "
-        f"{1e3 * floor:.0f} ms before, {1e3 * afterwards:.0f} ms afterwards"
+        f"{way}: {meanwhile} steps in {away_s:g} s without the store, {before} in {away_s:g} s "
+        f"before: {meanwhile / before:.3f}, noise {abs(halves[1] / halves[0] - 1):.3f}; longest "
+        f"pause {1e3 * pause:.0f} ms, {1e3 * floor:.0f} ms before, {1e3 * afterwards:.0f} ms "
+        "afterwards"
     )
     begun = [step for step, moment in moments.items() if outage.left < moment <= outage.called]
     due = [step for step in begun if step % asked.job.train.checkpoint.every_steps == 0]
@@ -194,8 +200,9 @@ def report(
     }
     first, last = (f"{one(arrived.values(), default=math.nan):.1f}" for one in (min, max))
     print(
-        f"{way}: {len(due)} checkpoints due meanwhile and those of best epochs, {outage.skipped} skipped; {len(arrived)} "
-        f"arrived {first} to {last} s after the store answered again: steps {sorted(arrived)}"
+        f"{way}: {len(due)} checkpoints due meanwhile and those of best epochs, {outage.skipped} "
+        f"skipped; {len(arrived)} arrived {first} to {last} s after the store answered again: steps "
+        f"{sorted(arrived)}"
     )
     rows, rows_wanted = rows_of(store), rows_of(expected)
     steps = [Counter(step for step, _ in own) for own in rows]
@@ -214,7 +221,9 @@ def report(
         "the newest checkpoint that was due meanwhile has arrived": bool(due)
         and due[-1] in arrived,
         "nothing left that waits for the store": not any(
-            (Path(asked.work_folder) / "spill").rglob("*.*")
+            path
+            for place in ("staging", "spill")
+            for path in (Path(asked.work_folder) / place).glob("*/*")
         ),
     }
     for what, met in bars.items():

@@ -16,15 +16,20 @@ from typing import Any
 import doors
 import pytest
 from browsing import UNLABELLED, Watched, browser, tile, until, values
-from finished_run import begin_run, finished_training, write_metrics, write_outcome
+from finished_run import (
+    begin_run,
+    finished_training,
+    store_journals,
+    write_metrics,
+    write_outcome,
+)
 from serving import JOBS, POOL, READ, RUN, SPEC, client, model, serving
 
 from trainwright.tasks.leases.ledger import Holder, Ledger
 from trainwright.tasks.runs.artefacts import Plan
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.train.record import events
-from trainwright.tasks.train.record.journal import journal_of
-from trainwright.tasks.train.record.metrics import Rows
+from trainwright.tasks.train.record.journal import StepJournal
 
 SCRIPT = "<script>document.title = 'ran'</script><img src=x onerror=\"document.title = 'ran'\">"
 SCREENS = {
@@ -216,7 +221,7 @@ def test_curves_move_while_training_runs_and_events_appear(tab: Watched, home: P
         [run.hold], Holder("me"), run.uri, ttl_s=3600
     )
     work = home / "work" / run.job_name / run.id
-    ranks = [Rows(run.objects, f"steps-rank{rank}", journal_of(work, rank)) for rank in (0, 1)]
+    ranks = [StepJournal(work, rank) for rank in (0, 1)]
     record = events.Recorder(work)
     ended = threading.Event()
 
@@ -239,8 +244,8 @@ def test_curves_move_while_training_runs_and_events_appear(tab: Watched, home: P
                     wait_s=0.001,
                     step_time_s=0.011,
                 )
-                if step % 20 == 19:
-                    rows.write()
+            if step % 20 == 19:
+                store_journals(run, ranks)
             step += 1
             if step == 10:
                 record(

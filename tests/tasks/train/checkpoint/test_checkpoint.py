@@ -14,7 +14,7 @@ from trainwright.tasks.train.checkpoint import fence, files, tensors
 
 
 def saved(store: FolderStore, steps: dict[int, bool], policy: CheckpointPolicy) -> None:
-    """Checkpoints after these steps, some of them the best so far; each holds its step as its weights."""
+    """Checkpoints after these steps, some the best so far; each holds its step as its weights."""
     weights = {"weight": torch.zeros(2)}
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
     for step, best in steps.items():

@@ -17,7 +17,7 @@ BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "train" / "checkpoint.py"
 
 
 def started_for(folder: Path) -> list[list[str]]:
-    """The command lines of what the benchmark, whose temporary files lie in this folder, has started, and its own."""
+    """The command lines of the benchmark with temporary files in this folder and its processes."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

@@ -1,4 +1,5 @@
-"""Checkpoints while things break: the store stopped or killed in mid-run, full disks, killed ranks, damage, other world sizes."""
+"""Checkpoints while things break: the store stopped or killed in mid-run, full disks, killed ranks,
+damage, another number of ranks."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ from trainwright.tasks.storage.objects import ObjectStore
 from trainwright.tasks.train import TrainRequest, train
 from trainwright.tasks.train.checkpoint import files
 from trainwright.tasks.train.checkpoint.fence import claim
+from trainwright.tasks.train.checkpoint.uploader import ANSWER_S
 from trainwright.tasks.train.record.metrics import read_rows
 
-ANSWER_S = 10.0  # what `saver` gives the store
 LARGE = """
 import torch
 
@@ -39,7 +40,8 @@ class Net(torch.nn.Module):
         self.norm = torch.nn.BatchNorm1d(36 + 28)  # its count of batches has no dimension
         self.out = torch.nn.Linear(64, 10)
         self.tied = self.out
-        self.register_buffer("ballast", torch.arange(9_000_000 * 2, dtype=torch.int32))  # so that it is sharded
+        # so that it is sharded
+        self.register_buffer("ballast", torch.arange(9_000_000 * 2, dtype=torch.int32))
 
     def forward(self, images):
         return self.tied(self.norm(images.flatten(1)))
@@ -156,7 +158,7 @@ def test_a_store_that_is_away_in_mid_run_costs_no_step_and_gets_its_checkpoints_
 
 
 def without_store(server: Path, how: str) -> Callable[[], object]:
-    """The server is killed, so that it refuses, or stopped, so that it hangs; what brings it back."""
+    """Kill the server, so that it refuses, or stop it, so that it hangs; what brings it back."""
     if how == "killed":
         stop([s3_service(server)], grace_s=0)
         return lambda: start_s3(server)
@@ -248,7 +250,8 @@ def test_a_store_that_is_away_at_the_end_is_said_and_the_next_start_brings_what_
     if ended_by == "a stop":
         progress.listen(stop_waiting)
     with pytest.raises(
-        ServiceUnreachable, match=r"can't be reached.*kept in .*/spill: start again on this machine"
+        ServiceUnreachable,
+        match=r"can't be reached.*kept in .*/spill/.*: start again on this machine",
     ):
         train(asked, stop=halt)
     assert halt.is_set() == (ended_by == "a stop")
@@ -329,13 +332,20 @@ def test_a_full_store_is_spilled_to_the_machine_and_caught_up_when_there_is_room
         subprocess.run(["umount", "-l", str(small)], check=True)
 
 
-def limit_files(size: int) -> None:
-    """No process of the training may write a larger file from now on; the kernel sees to it."""
-    for process in ranks().values():
+def limit_files(size: int, of: str = "launcher") -> None:
+    """None of these processes may write a larger file from now on; the kernel sees to it."""
+    for process in ranks().values() if of == "ranks" else [psutil.Process()]:
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
+@pytest.fixture
+def no_limit_left() -> Iterator[None]:
+    yield
+    limit_files(resource.RLIM_INFINITY)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_limit_left")
 def test_where_no_disk_takes_a_checkpoint_training_goes_on_with_the_last_good_one(
     tmp_path: Path, events: list[dict[str, Any]]
 ) -> None:
@@ -348,8 +358,8 @@ def test_where_no_disk_takes_a_checkpoint_training_goes_on_with_the_last_good_on
             checkpoint={"every_steps": 12, "keep_best": False, "keep_last": 9},
         )
     )
-    progress.listen(at_step(14, lambda: limit_files(20_000_000)))
-    progress.listen(at_step(40, lambda: limit_files(resource.RLIM_INFINITY)))
+    progress.listen(at_step(14, lambda: limit_files(20_000_000, "ranks")))
+    progress.listen(at_step(40, lambda: limit_files(resource.RLIM_INFINITY, "ranks")))
     result = train(asked)
     assert len(notices(events, "is not kept; training goes on with the one before")) == 1
     steps = [state.step for state in files.list_states(asked.store())]
@@ -362,23 +372,24 @@ def test_where_no_disk_takes_a_checkpoint_training_goes_on_with_the_last_good_on
 
 
 @pytest.mark.slow
-def test_a_last_checkpoint_that_no_disk_takes_fails_the_training_in_one_line_and_comes_with_the_next_start(
-    tmp_path: Path,
+@pytest.mark.usefixtures("no_limit_left")
+@pytest.mark.parametrize(("of", "resumes"), [("launcher", 48), ("ranks", 24)])
+def test_a_last_checkpoint_that_no_disk_takes_fails_in_one_line_and_the_newest_here_comes_next(
+    tmp_path: Path, of: str, resumes: int
 ) -> None:
     asked = with_large_model(
         request(tmp_path, [40, 20], devices=SLOW, epochs=2, checkpoint={"every_steps": 20})
-    )
-    progress_at_30 = at_step(30, lambda: limit_files(20_000_000))
-    progress.listen(progress_at_30)
-    try:
-        with pytest.raises(
+    ).model_copy(update={"store_patience_s": 1.0})
+    with (
+        progress.listening(at_step(30, lambda: limit_files(20_000_000, of))),
+        pytest.raises(
             ServiceUnreachable,
             match=r"the checkpoint of step 48 could not be stored: .*File too large",
-        ):
-            train(asked)
-    finally:
-        progress._listeners.remove(progress_at_30)
-    assert train(asked).resumed_from_step == 48  # its copies were on this machine
+        ),
+    ):
+        train(asked)
+    limit_files(resource.RLIM_INFINITY)
+    assert train(asked).resumed_from_step == resumes  # the newest on this machine
     assert files.list_states(asked.store())[-1].step == 48
 
 

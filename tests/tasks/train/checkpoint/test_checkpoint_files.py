@@ -1,4 +1,4 @@
-"""What checkpoints are made of: files, shards and host copies."""
+"""What checkpoints are made of: files, shards and copies of tensors."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ from trainwright.tasks.storage.folder import FolderStore
 from trainwright.tasks.storage.objects import sha256
 from trainwright.tasks.train.checkpoint import fence, tensors
 from trainwright.tasks.train.checkpoint import files as checkpoint
-from trainwright.tasks.train.checkpoint.confirmations import FAILED
 from trainwright.tasks.train.checkpoint.shards import merged
-from trainwright.tasks.train.checkpoint.spill import Spill
-from trainwright.tasks.train.checkpoint.writer import CheckpointWriter, PendingCheckpoint
-from trainwright.tasks.train.record import metrics
 
 DTYPES = [
     torch.float32,
@@ -58,47 +54,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 def file_of(one: dict[str, torch.Tensor]) -> bytes:
     """The safetensors file of these."""
-    return bytes(tensors.HostCopy().take({"file": one})["file"])
-
-
-class Told:
-    """A channel whose launcher agrees to everything."""
-
-    def __init__(self) -> None:
-        self.parts: list[dict[str, object]] = []
-
-    def ask(self, about: str, **_: object) -> dict[str, object]:
-        return {"failed": None, "files": {}, "stored": True}
-
-    def send(self, kind: str, **fields: object) -> None:
-        if kind == "part":
-            self.parts.append(fields)
-
-
-def test_rows_that_no_disk_took_are_forgotten_with_the_steps_that_are_done_again(
-    tmp_path: Path,
-) -> None:
-    for name in ("run", "work"):
-        (tmp_path / name).touch()
-    rows, told = metrics.Rows(FolderStore(tmp_path / "run"), "steps-rank1"), Told()
-    writer = CheckpointWriter(
-        1,
-        fence.Fence(FolderStore(tmp_path / "run"), ""),
-        Spill(tmp_path / "work", 1),
-        told,
-        CheckpointPolicy(),
-    )
-    for step in (5, 9):
-        rows.add(step=step - 1)
-        copies = tensors.HostCopy(tmp_path / "place")
-        files = copies.take({"model.safetensors": {"w": torch.ones(1)}})
-        state = checkpoint.State(step=step, epoch=0, split=[1, 1], members=[0, 1])
-        writer.write(
-            PendingCheckpoint(state, files, copies, rows.take(), False, False, 1, False),
-            lambda: None,
-        )
-        assert told.parts[-1]["where"] == FAILED
-        writer.forget_from(0)
+    return b"".join(tensors.as_file(one))
 
 
 @given(MADE)
@@ -159,30 +115,13 @@ def test_shards_that_are_no_safetensors_are_refused(tmp_path: Path) -> None:
 def test_a_copy_keeps_what_was_there_and_gives_tied_weights_memory_of_their_own() -> None:
     tied = torch.ones(3)
     half, scalar = torch.ones(2, dtype=torch.bfloat16), torch.tensor(2.0)
-    files = {"model": {"a": tied, "b": tied, "scalar": scalar, "half": half}, "optimizer": {}}
-    copies = tensors.HostCopy()
-    taken = copies.take(files)
+    wide = torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    given_ = {"a": tied, "b": tied, "scalar": scalar, "half": half, "wide": wide}
+    copies = tensors.host_copies(given_)
     tied.fill_(7)
-    found = load(bytes(taken["model"]))
-    assert equal(found, {"a": torch.ones(3), "b": torch.ones(3), "scalar": scalar, "half": half})
-    assert load(bytes(taken["optimizer"])) == {}
-    again = copies.take(files)["model"]
-    assert (
-        torch.frombuffer(again, dtype=torch.uint8).data_ptr()
-        == torch.frombuffer(taken["model"], dtype=torch.uint8).data_ptr()
-    )  # no new memory for the next one
-    assert load(bytes(again))["a"].tolist() == load(bytes(again))["b"].tolist() == [7, 7, 7]
-
-
-def test_a_copy_of_other_tensors_than_before_is_laid_out_anew() -> None:
-    copies = tensors.HostCopy()
-    for one in (
-        {"w": torch.ones(2)},
-        {"w": torch.ones(3)},
-        {"w": torch.ones(3).double()},
-        {"v": torch.ones(3).double()},
-    ):
-        assert equal(load(bytes(copies.take({"model": one})["model"])), one)
+    found = load(file_of(copies))
+    assert equal(found, {**given_, "a": torch.ones(3), "b": torch.ones(3)})
+    assert load(file_of(given_))["a"].tolist() == load(file_of(given_))["b"].tolist() == [7, 7, 7]
 
 
 def test_a_type_that_safetensors_cannot_hold_is_named() -> None:

@@ -1,4 +1,4 @@
-"""Which checkpoints count: the index, who may add to it, what is retained, and what an earlier launch had spilled."""
+"""Which checkpoints count: the index, who may add to it, and what is retained."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from trainwright.infra.s3 import S3Access
-from trainwright.tasks.errors import BadInput, CorruptArtefact, RunHeld
+from trainwright.tasks.errors import CorruptArtefact, RunHeld
 from trainwright.tasks.spec.job import CheckpointPolicy, Job
 from trainwright.tasks.storage.connect import open_store
 from trainwright.tasks.storage.folder import FolderStore
 from trainwright.tasks.storage.objects import ObjectInfo, ObjectStore, sha256
 from trainwright.tasks.train.checkpoint import fence, files
-from trainwright.tasks.train.checkpoint.spill import Spill, recover
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -268,48 +267,6 @@ def test_without_an_index_what_a_stale_holder_left_does_not_count(store: ObjectS
         write(stale, 30, token=5)
     store.delete(fence.INDEX)
     assert [state.step for state in files.list_states(store)] == [10, 20]
-
-
-def spilled(work: Path, right: fence.Fence, step: int, content: bytes) -> None:
-    """A checkpoint that a launch kept on this machine."""
-    spill = Spill(work, 0)
-    state = files.State(step=step, epoch=0, split=[1], owner=right.owner)
-    state.sha256 = {"model.safetensors": sha256(content)}
-    for name, data in (("model.safetensors", content), (fence.STATE, state.encoded())):
-        spill.add(f"{fence.folder_name(step)}/{name}", data, step)
-    spill.add(f"metrics/steps-rank0-{step - 10:08d}.parquet", b"rows", step)
-
-
-def test_what_was_spilled_comes_into_the_store_at_the_next_start(
-    store: ObjectStore, tmp_path: Path
-) -> None:
-    right = fence.claim(store, 5)
-    write(right, 10)
-    spilled(tmp_path / "work", right, 20, b"twenty")
-    spilled(tmp_path / "work", right, 30, b"thirty")
-    file = tmp_path / "work/spill/rank-0/checkpoints/step-00000020/model.safetensors"
-    file.write_bytes(b"twenty" + b"!")
-    assert recover(store, tmp_path / "work", CheckpointPolicy()) == [30]
-    assert [state.step for state in files.list_states(store)] == [10, 30]
-    assert files.whole_model(store, files.list_states(store)[-1]) == b"thirty"
-    assert store.get("metrics/steps-rank0-00000020.parquet") == b"rows"
-    assert not (tmp_path / "work/spill").exists()
-
-
-def test_what_was_spilled_is_passed_over_where_the_run_went_on_elsewhere(
-    store: ObjectStore, tmp_path: Path
-) -> None:
-    right = fence.claim(store, 5)
-    spilled(tmp_path / "work", right, 20, b"of the first")
-    write(fence.claim(store, 7), 10, b"of another")
-    assert recover(store, tmp_path / "work", CheckpointPolicy()) == []
-    assert [state.step for state in files.list_states(store)] == [10]
-    assert not any(item.key.startswith("metrics/") for item in store.list())
-
-
-def test_an_odd_key_is_never_spilled_outside_its_folder(tmp_path: Path) -> None:
-    with pytest.raises(BadInput):
-        Spill(tmp_path, 0).add("../escaped", b"", 1)
 
 
 def test_the_state_is_plain_json(s3: S3Access) -> None:

@@ -12,7 +12,7 @@ from lab import Lab
 
 from trainwright.tasks.errors import BadInput, ServiceUnreachable, TrainingFailed
 from trainwright.tasks.train import train
-from trainwright.tasks.train.checkpoint import shared_memory
+from trainwright.tasks.train.checkpoint import staged
 from trainwright.tasks.train.hosts import session
 from trainwright.tasks.train.hosts.agent import BEAT_S
 
@@ -33,7 +33,7 @@ def test_a_host_with_another_key_or_an_unknown_one_is_refused(
 ) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
-    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", shared)
+    monkeypatch.setattr(staged, "SHARED_MEMORY", shared)
     made = lab(cores=[None, None])
     asked = on_hosts(tmp_path, made, [40, 20])
     first, second = made.known_hosts.read_text().splitlines()
@@ -73,12 +73,12 @@ def test_a_host_that_runs_other_sources_is_told(tmp_path: Path, lab: Callable[..
     ("says", "why"),
     [
         (
-            '{"kind": "journal", "rank": "../../../evil", "text": "evil", "anew": true}',
-            "journal: rank 1 named",
+            '{"kind": "journal", "begins": "../../../evil", "text": "evil"}',
+            "journal: rank 1 named step",
         ),
         pytest.param(
-            '{"kind": "journal", "rank": 2, "text": "evil", "anew": true}',
-            "allowed: a rank, 0 to 1",
+            '{"kind": "journal", "rank": 0, "begins": 0, "text": "evil"}',
+            "unexpected keyword argument 'rank'",
             marks=pytest.mark.slow,
         ),
         pytest.param("{}", "KeyError", marks=pytest.mark.slow),
@@ -96,7 +96,7 @@ def test_a_host_that_says_what_no_rank_may_say_is_given_up(
     assert not [
         path
         for path in tmp_path.rglob("*")
-        if "evil" in path.name or path.name == "steps-rank2.jsonl"
+        if "evil" in path.name or (path.suffix == ".jsonl" and "evil" in path.read_text())
     ]
     assert until(lambda: [host.words() for host in made.hosts] == [[], []])
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from finished_run import begin_run
+from finished_run import begin_run, store_journals, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.train.record import events
-from trainwright.tasks.train.record.journal import journal_of
+from trainwright.tasks.train.record.journal import Journals, StepJournal, segment_path
 from trainwright.tasks.train.record.live import Parts, happened, recorded
-from trainwright.tasks.train.record.metrics import Rows
 
 
 def _row(step: int, rank: int, loss: float = 1.0) -> dict[str, Any]:
@@ -32,22 +31,18 @@ def _begun(home: Path) -> Run:
     return begin_run(f"file://{home / 'store'}", "small", 1)
 
 
-def _writers(run: Run, ranks: int) -> list[Rows]:
-    return [
-        Rows(run.objects, f"steps-rank{rank}", journal_of(run.work_path, rank))
-        for rank in range(ranks)
-    ]
+def _journals(run: Run, ranks: int) -> list[StepJournal]:
+    return [StepJournal(run.work_path, rank) for rank in range(ranks)]
 
 
 def test_rows_are_there_before_the_store_has_them_and_once_afterwards(home: Path) -> None:
     run = _begun(home)
-    writers = _writers(run, 2)
+    journals = _journals(run, 2)
     for step in range(10):
-        for rank, rows in enumerate(writers):
-            rows.add(**_row(step, rank))
+        for rank, journal in enumerate(journals):
+            journal.add(**_row(step, rank))
         if step == 5:
-            for rows in writers:
-                rows.write()
+            store_journals(run, journals)
     found = recorded(run, Parts())
     assert [(row["step"], row["rank"]) for row in found["rows"]] == [
         (step, rank) for step in range(10) for rank in (0, 1)
@@ -59,22 +54,23 @@ def test_rows_are_there_before_the_store_has_them_and_once_afterwards(home: Path
 
 def test_what_is_done_again_counts_in_place_of_what_was(home: Path) -> None:
     run = _begun(home)
-    (rows,) = _writers(run, 1)
+    (journal,) = _journals(run, 1)
     for step in range(6):
-        rows.add(**_row(step, 0, loss=1.0))
-    rows.write()
-    rows.forget_from(3)
+        journal.add(**_row(step, 0, loss=1.0))
+    store_journals(run, [journal])
+    Journals(run.work_path).align(3, None, ["cpu"], lambda: 0)
     for step in range(3, 5):
-        rows.add(**_row(step, 0, loss=2.0))
+        journal.add(**_row(step, 0, loss=2.0))
     found = recorded(run, Parts())
     assert [row["loss"] for row in found["rows"]][:5] == [1.0, 1.0, 1.0, 2.0, 2.0]
 
 
 def test_a_line_that_is_being_written_is_not_read(home: Path) -> None:
     run = _begun(home)
-    (rows,) = _writers(run, 1)
-    rows.add(**_row(0, 0))
-    journal_of(run.work_path, 0).append('{"step": 1, "ra')
+    (journal,) = _journals(run, 1)
+    journal.add(**_row(0, 0))
+    with segment_path(run.work_path, 0, 0).open("a") as file:
+        file.write('{"step": 1, "ra')
     assert [row["step"] for row in recorded(run, Parts())["rows"]] == [0]
 
 
@@ -91,12 +87,12 @@ def test_however_it_is_cut_into_parts_following_sees_the_rows_of_the_whole(
 ) -> None:
     run = begin_run(f"file://{tmp_path_factory.mktemp('store')}", "small", 1)
     for rank in range(ranks):
-        rows = Rows(run.objects, f"steps-rank{rank}")
+        rows: list[dict[str, Any]] = []
         for step in range(steps):
-            rows.add(**_row(step, rank))
-            if step % every == 0:
-                rows.write()
-        rows.write()
+            rows.append(_row(step, rank))
+            if step % every == 0 or step == steps - 1:
+                write_rows(run, f"steps-rank{rank}", rows)
+                rows = []
     whole = recorded(run, Parts(), most=most)
     assert whole["stride"] * most >= steps * ranks  # as few as asked for
     wanted = [(step, rank) for step in range(0, steps, whole["stride"]) for rank in range(ranks)]

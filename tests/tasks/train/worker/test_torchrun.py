@@ -23,6 +23,9 @@ from trainwright.tasks.runs.state import shown_state
 from trainwright.tasks.storage.folder import FolderStore
 from trainwright.tasks.train import TrainRequest, train
 from trainwright.tasks.train.checkpoint.fence import claim, folder_name, read_index
+from trainwright.tasks.train.checkpoint.files import parsed
+from trainwright.tasks.train.checkpoint.staged import Place, part_name
+from trainwright.tasks.train.record.journal import segment_path
 
 SLOW = {"type": "emulated", "speed": 1.0}
 
@@ -36,9 +39,7 @@ def command(asked: TrainRequest, processes: int, stale: str = "") -> list[str]:
         "mode": "train",
         "backend": "horovod",
     }
-    path.write_text(
-        json.dumps({**words, "started_at_s": time.time() - 3600, "claim": stale, "lease_token": 7})
-    )
+    path.write_text(json.dumps({**words, "started_at_s": time.time() - 3600, "launch": stale}))
     torchrun = [
         sys.executable,
         "-m",
@@ -115,10 +116,12 @@ def test_torchrun_brings_what_waits_here_for_the_store_and_goes_on_from_there(
     store = FolderStore(tmp_path / "run")
     index = json.loads(store.get("checkpoints.json"))
     newest = folder_name(index["checkpoints"].pop()["step"])
-    spilled = tmp_path / "work/spill/rank-0" / newest
-    spilled.parent.mkdir(parents=True)
-    shutil.move(tmp_path / "run" / newest, spilled)
     store.put("checkpoints.json", json.dumps(index).encode())
+    place = Place(tmp_path / "work", index["owner"])
+    state = parsed((tmp_path / "run" / newest / "state.json").read_bytes())
+    paths = [str(place.disk / part_name(1, state.step) / name) for name in state.sha256]
+    shutil.move(tmp_path / "run" / newest, Path(paths[0]).parent)
+    place.stage(part_name(1, state.step), state, paths)
     asked = request(tmp_path, [40], backend="torch", epochs=2)
     before = [
         row["compute_s"] for row in rows(asked, "steps-rank0")
@@ -128,7 +131,8 @@ def test_torchrun_brings_what_waits_here_for_the_store_and_goes_on_from_there(
     after = rows(asked, "steps-rank0")
     assert [row["step"] for row in after] == list(range(72))
     assert [row["compute_s"] for row in after[: len(before)]] == before
-    assert not list((tmp_path / "work/spill").rglob("*.safetensors"))
+    assert not (tmp_path / "work/spill").exists()
+    assert not os.path.lexists(tmp_path / "work/staging")
 
 
 @pytest.mark.parametrize("words", [[], ["nowhere/order.json"]])
@@ -156,7 +160,7 @@ def test_torchrun_leaves_a_run_alone_that_another_trains_or_holds(
     uri = (tmp_path / "runs" / "case" / "20260101T000001Z-abcdef").as_uri()
     asked = request(tmp_path / "case", [40], backend="torch").model_copy(update={"run_uri": uri})
     mine = claim(asked.store(), 7)
-    journal = Path(asked.work_folder) / "journal" / "steps-rank0.jsonl"
+    journal = segment_path(Path(asked.work_folder), 0, 0)
     journal.parent.mkdir(parents=True)
     journal.write_text("{}\n")
     held = resource(uri) if what == "launcher" else f"{tmp_path.as_uri()}/runs/case"

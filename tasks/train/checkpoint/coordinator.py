@@ -1,0 +1,248 @@
+"""The launcher's side of checkpoints: joins the parts of the ranks, and answers their questions.
+
+A checkpoint is staged when all members of the group that began it have reported their parts; the
+uploader gets it then. If a rank is lost before, the checkpoint can't become whole: it is dropped,
+and the next group takes another at once.
+
+| a rank asks | answer |
+|---|---|
+| choose step best required | `choice`: what to do about a checkpoint while others are under way |
+| settled | when all that this rank has sent before was handled |
+| align step last | when the journals of all ranks end with the last finished step |
+| back | `checkpoint`: the folder of the newest one in the store, null if none; or `error` |
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from trainwright.tasks.errors import ServiceUnreachable, TrainwrightError
+from trainwright.tasks.spec.job import CheckpointPolicy
+from trainwright.tasks.train.checkpoint.fence import STATE
+from trainwright.tasks.train.checkpoint.files import State
+from trainwright.tasks.train.checkpoint.staged import RESUME, Staged, part_name
+from trainwright.tasks.train.checkpoint.uploader import Uploader
+
+SKIP, WRITE, SPILL, WAIT = 0, 1, 2, 3
+"""What a rank does: no checkpoint, one in shared memory, one on disk; or it asks again later."""
+
+
+class Speaks(Protocol):
+    """How a process of a rank is spoken to."""
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Send a message."""
+        ...
+
+
+@dataclass(eq=False)
+class Begun:
+    """A checkpoint that a group has begun: what its ranks have reported."""
+
+    generation: int
+    step: int
+    members: list[int]
+    paths: dict[int, list[str]] = field(default_factory=dict)
+    """by rank"""
+    owners: list[Speaks] = field(default_factory=list)
+    state: State | None = None
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return part_name(self.generation, self.step)
+
+
+class Coordinator:
+    """Hears the ranks of one launch. The launcher's threads may share it."""
+
+    def __init__(
+        self,
+        uploader: Uploader,
+        devices: list[str],
+        policy: CheckpointPolicy,
+        *,
+        token: int | None,
+        stop: threading.Event,
+        patience_s: float,
+    ) -> None:
+        """`stop` and `patience_s`: see `Uploader.settle`."""
+        self._uploader, self._devices, self._policy = uploader, devices, policy
+        self._token, self._stop, self._patience_s = token, stop, patience_s
+        self._lock = threading.RLock()
+        self._members: dict[int, list[int]] = {}
+        self._lost: dict[int, set[int]] = {}
+        self._begun: dict[str, Begun] = {}
+        self._staged: dict[Staged, Begun] = {}
+        self._dropped: set[str] = set()
+        self._failed = ""
+        """why the newest checkpoint could not be staged"""
+        self.safe = uploader.stored
+        """the step of the newest checkpoint that is staged or stored"""
+        uploader.removed = self._removed
+
+    def begin(self, generation: int, members: Collection[int]) -> None:
+        """A worker group was formed."""
+        with self._lock:
+            self._members[generation], self._lost[generation] = list(members), set()
+
+    def part(
+        self,
+        rank: int,
+        owner: Speaks,
+        *,
+        generation: int,
+        step: int,
+        paths: list[str],
+        state: dict[str, Any] | None = None,
+        failed: str | None = None,
+    ) -> None:
+        """A rank has written its part of a checkpoint to these files, or has failed to."""
+        with self._lock:
+            one = Begun(generation, step, self._members[generation])
+            if one.name in self._dropped:
+                one.owners.append(owner)
+                self._release(one, again=False)
+                return
+            one = self._begun.setdefault(one.name, one)
+            one.paths[rank] = paths
+            one.owners.append(owner)
+            if state is not None:
+                one.state = State(**state)
+            if failed is not None:
+                self._drop(one, failed)
+            self._drop_if_lost(one)
+            if one.name in self._begun and set(one.members) <= one.paths.keys():
+                self._stage(one)
+
+    def _stage(self, one: Begun) -> None:
+        assert one.state is not None
+        del self._begun[one.name]
+        one.state.owner, one.state.token = self._uploader.place.launch, self._token
+        paths = [path for member in one.members for path in one.paths[member]]
+        staged = self._uploader.place.stage(one.name, one.state, paths)
+        self._staged[staged], self.safe, self._failed = one, one.step, ""
+        self._uploader.submit(staged)
+
+    def lost(self, rank: int) -> None:
+        """The process of a rank has ended: what it has not reported does not come any more."""
+        with self._lock:
+            for generation, members in self._members.items():
+                if rank in members:
+                    self._lost[generation].add(rank)
+            for one in list(self._begun.values()):
+                self._drop_if_lost(one)
+
+    def _drop_if_lost(self, one: Begun) -> None:
+        gone = sorted(self._lost[one.generation] - one.paths.keys())
+        if gone and one.name in self._begun:
+            self._drop(one, f"rank {gone[0]} was lost before its part was staged")
+
+    def _drop(self, one: Begun, why: str | None) -> None:
+        del self._begun[one.name]
+        self._dropped.add(one.name)
+        self._release(one, again=False)
+        if why is None:
+            return
+        if not self._failed:  # once, however many are lost to the same cause
+            self._uploader.notice(
+                f"the checkpoint of step {one.step} is not kept; training goes on with the one "
+                f"before: {why}"
+            )
+        self._failed = f"the checkpoint of step {one.step} could not be stored: {why}"
+
+    def _removed(self, staged: Staged) -> None:
+        with self._lock:
+            if (one := self._staged.pop(staged, None)) is not None:
+                self._release(one, again=True)
+
+    def _release(self, one: Begun, *, again: bool) -> None:
+        self._uploader.place.remove(one.name, again=again)
+        for owner in one.owners:
+            owner.send("release", step=one.step, stored=self._uploader.stored)
+
+    # -- questions ---------------------------------------------------------------------------------
+
+    def answer(self, owner: Speaks, about: str, number: int, **asked: Any) -> None:
+        """Answer a rank's question `number`."""
+        if about == "back":  # which takes as long as the store does
+            arguments = owner, number
+            threading.Thread(target=self._back, args=arguments, name="back", daemon=True).start()
+            return
+        found = {}
+        if about == "choose":
+            found = {"choice": self._choose(**asked)}
+        elif about == "align":
+            journals, uploader = self._uploader.journals, self._uploader
+            journals.align(asked["step"], asked["last"], self._devices, lambda: uploader.stored)
+        owner.send("answer", number=number, **found)
+
+    def _choose(self, step: int, *, best: bool, required: bool) -> int:
+        """Skip the newest checkpoint that waits; if it is to be kept, this one, unless required."""
+
+        def may_skip(other: State) -> bool:
+            every = self._policy.keep_every
+            for_good = every is not None and other.step % every == 0
+            return not for_good and (best or not (other.best and self._policy.keep_best))
+
+        with self._lock:
+            if self._begun:  # other ranks are still writing their parts
+                newest = max(self._begun.values(), key=lambda one: (one.generation, one.step))
+                skipped = newest.step if newest.state and may_skip(newest.state) else None
+                if skipped is not None:
+                    self._drop(newest, None)
+            elif self._uploader.is_away:
+                return SPILL
+            else:
+                waiting, skipped = self._uploader.skip(may_skip)
+                if not waiting:
+                    return WRITE  # one has just been stored
+        if skipped is not None:
+            message = f"the checkpoint of step {skipped} is skipped for that of {step}: "
+            self._uploader.notice(f"{message}the store is slow")
+            return WRITE
+        if not required:
+            message = f"the checkpoint of step {step} is skipped: "
+            self._uploader.notice(f"{message}two earlier ones are still being written")
+        return WAIT if required else SKIP
+
+    def _back(self, owner: Speaks, number: int) -> None:
+        try:
+            self._rewind()
+            owner.send("answer", number=number, checkpoint=self.folder)
+        except TrainwrightError as error:
+            owner.send("answer", number=number, error=error.document())
+
+    @property
+    def folder(self) -> str | None:
+        """Where the checkpoint lies that ranks begin with; None: they begin at step 0."""
+        folder = self._uploader.place.work / RESUME
+        return str(folder) if (folder / STATE).exists() else None
+
+    def restore(self) -> None:
+        """All ranks were lost: the next group begins with the newest checkpoint."""
+        self._rewind()
+        where = f"goes on from the checkpoint of step {self.safe}" if self.folder else "begins anew"
+        self._uploader.notice(f"no rank that had the training's state is left: it {where}")
+
+    def _rewind(self) -> None:
+        """Wait until the store has what is staged, and go back to the newest checkpoint there."""
+        with self._lock:
+            for one in list(self._begun.values()):
+                self._drop(one, None)
+            self._dropped.clear()  # no part of them is under way, and their steps come again
+        self._uploader.go_back(self._stop, self._patience_s)
+        self.safe = self._uploader.stored
+
+    def settle(self) -> None:
+        """All ranks are done: see `Uploader.settle`. Raises ServiceUnreachable."""
+        self._uploader.settle(self._stop, self._patience_s)
+        if self._failed:
+            raise ServiceUnreachable(self._failed, service="store")
+
+    def check(self) -> None:
+        """Raise what has ended the uploader."""
+        self._uploader.check()

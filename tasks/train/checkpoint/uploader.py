@@ -1,0 +1,308 @@
+"""Brings staged checkpoints to the store, in their order: the only writer there while ranks train.
+
+A checkpoint's rows of metrics go first, then its files, state.json, and last the index (`fence`).
+While the store is away it is tried again after pauses. What is staged meanwhile is synced to disk,
+and the policy of which checkpoints are kept holds for it too.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from trainwright.tasks.errors import CorruptArtefact, ServiceUnreachable
+from trainwright.tasks.spec.job import CheckpointPolicy
+from trainwright.tasks.storage.objects import ObjectStore
+from trainwright.tasks.train.checkpoint import files, staged
+from trainwright.tasks.train.checkpoint.fence import (
+    Entry,
+    Fence,
+    folder_name,
+    read_index,
+    retained,
+)
+from trainwright.tasks.train.checkpoint.staged import RESUME, Place, Staged
+from trainwright.tasks.train.record import metrics
+from trainwright.tasks.train.record.journal import Journals
+
+ANSWER_S, SLOWEST_BYTES_PER_S = 10.0, 5e6
+"""The store may take so long to answer, and as much longer as a file takes at the slowest."""
+PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0
+STOPPED_PATIENCE_S = 5.0
+ASK_EVERY_S, TELL_EVERY_S = 1.0, 10.0
+_END_S = 2.0
+_log = logging.getLogger(__name__)
+
+
+def upload(
+    fence: Fence, one: Staged, journals: Journals, policy: CheckpointPolicy, since: int
+) -> None:
+    """Make a checkpoint in the store. `since`: the step of the newest one there.
+
+    Every write may be repeated. Raises RunHeld, ServiceUnreachable, and CorruptArtefact if a file
+    is missing, or changed since it was synced.
+    """
+    state, folder = one.state, folder_name(one.step)
+    for name, rows in [*journals.parts(one.step), *metrics.common_parts(state, since)]:
+        fence.put(metrics.part_key(name), metrics.encode(rows))
+    try:
+        for name, data in one.files():
+            known = state.sha256.get(name)
+            digest = state.add_file(name, data)
+            if known not in (None, digest):
+                raise CorruptArtefact(f"{name}: changed since it was staged (sha256 differs)")
+            fence.put(f"{folder}/{name}", data, digest)
+    except OSError as error:
+        raise CorruptArtefact(str(error)) from error
+    files.write_state(fence, state, policy)
+
+
+def recover(store: ObjectStore, work: Path, policy: CheckpointPolicy) -> list[int]:
+    """Bring what an earlier launch left on this machine to the store; the steps of it.
+
+    Only if no other launch has trained the run since: it is done in the name of that launch, so
+    nothing overtakes another. Raises RunHeld and ServiceUnreachable; then it can be done again.
+    """
+    index, _ = read_index(store)
+    fence, newest, saved = Fence(store, index.owner), index.newest, []
+    found = [one for one in Place(work, index.owner).found() if one.step > newest]
+    for one in _kept(found, policy):
+        try:
+            upload(fence, one, Journals(work), policy, newest)
+        except CorruptArtefact as error:
+            _log.warning("step %d, staged here, is passed over: %s", one.step, error)
+            continue
+        newest = one.step
+        saved.append(newest)
+    staged.drop(work)
+    return saved
+
+
+def _kept(found: list[Staged], policy: CheckpointPolicy) -> list[Staged]:
+    entries = [Entry(one.step, "", one.state.best) for one in found]
+    kept = {entry.step for entry in retained(entries, policy)}
+    return [one for one in found if one.step in kept]
+
+
+def rewind(fence: Fence, work: Path, *, resume: bool = True) -> files.State | None:
+    """Go back to the newest checkpoint that is whole: its state; its files are in RESUME then.
+
+    What was recorded since is dropped. None: training begins at step 0 (always without `resume`).
+    """
+    shutil.rmtree(work / RESUME, ignore_errors=True)
+    state = files.fetch_latest(fence.store, work / RESUME) if resume else None
+    fence.forget(after=state.step if state is not None else -1)
+    metrics.drop_from(fence.store, state.step if state is not None else 0)
+    Journals(work).clear()
+    return state
+
+
+class Uploader:
+    """The thread that uploads, while the block runs."""
+
+    def __init__(
+        self,
+        open_store: Callable[[float | None], ObjectStore],
+        place: Place,
+        policy: CheckpointPolicy,
+        *,
+        stored: int,
+        require_mine: Callable[[], None],
+        report: Callable[..., None],
+    ) -> None:
+        """`open_store` takes a patience (see there); `require_mine` raises RunHeld if the devices
+        are not ours any more; `report` gets `notice` and `checkpoint` events.
+        """
+        self._open, self.place, self._policy = open_store, place, policy
+        self._require_mine, self._report = require_mine, report
+        self.stored, self.journals = stored, Journals(place.work)
+        self.removed: Callable[[Staged], None] = lambda one: None
+        """is called for each checkpoint that is stored, or not to be stored any more"""
+        self._fence: Fence | None = None
+        self._largest = 0
+        self._changed = threading.Condition()
+        self._queue: list[Staged] = []
+        self._current: Staged | None = None
+        self._away, self._away_since, self._retry_at, self._pause_s = "", 0.0, 0.0, 0.0
+        self._closing = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="uploader", daemon=True)
+
+    def __enter__(self) -> Uploader:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout=_END_S)
+
+    def check(self) -> None:
+        """Raise what has ended the thread."""
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the store could not be reached, and does not have what it lacked yet."""
+        return bool(self._away)
+
+    @property
+    def has_all(self) -> bool:
+        """Whether the store lacks nothing that was staged."""
+        return not self._queue
+
+    def submit(self, one: Staged) -> None:
+        """A checkpoint was staged."""
+        with self._changed:
+            self._queue.append(one)
+            self._changed.notify_all()
+
+    def skip(self, may_skip: Callable[[files.State], bool]) -> tuple[bool, int | None]:
+        """Leave out the newest checkpoint that waits, if that is allowed.
+
+        Whether one waits, and its step if it was left out.
+        """
+        with self._changed:
+            waiting = [one for one in self._queue if one is not self._current]
+            if not waiting or not may_skip(waiting[-1].state):
+                return bool(waiting), None
+            self._queue.remove(waiting[-1])
+        self.removed(waiting[-1])
+        return True, waiting[-1].step
+
+    def settle(self, stop: threading.Event, patience_s: float) -> None:
+        """Return when the store has everything; raise ServiceUnreachable if it stays away.
+
+        What the store lacks then comes with the next start on this machine. If `stop` was set
+        before, that is reported and not raised.
+        """
+        stopped = stop.is_set()
+        began = told = asked = time.monotonic()
+        while True:
+            try:
+                self.check()
+                with self._changed:
+                    if not self._queue:
+                        return
+                    self._changed.wait(0.2)
+                    uploading = self._current is not None or not self._away
+                now = time.monotonic()
+                patience = min(patience_s, STOPPED_PATIENCE_S) if stop.is_set() else patience_s
+                if not uploading and now - began > patience:
+                    break
+                if now - asked > ASK_EVERY_S:
+                    asked = now
+                    self._require_mine()
+                if now - told > TELL_EVERY_S:
+                    told = now
+                    waited = f"{now - began:.0f} s of {patience:.0f} s"
+                    self.notice(f"waits for the store ({waited}): {self._away or 'it is slow'}")
+            except KeyboardInterrupt:
+                stop.set()
+        message = (
+            f"the checkpoint of step {self._queue[-1].step} could not be stored: {self._away}; "
+            f"what the store lacks is kept in {self.place.disk}: start again on this machine"
+        )
+        if not stopped:
+            raise ServiceUnreachable(message, service="store")
+        self.notice(message)
+
+    def go_back(self, stop: threading.Event, patience_s: float) -> None:
+        """`rewind`, when the store has what is staged. No rank may take a checkpoint meanwhile."""
+        self.settle(stop, patience_s)
+        state = rewind(Fence(self._open(None), self.place.launch), self.place.work)
+        self.stored = state.step if state is not None else 0
+        if self._fence is not None:
+            self._fence.look_again()
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            metrics.warm_up()
+            while (found := self._next()) is not None:
+                act, one = found
+                act(one)
+                with self._changed:
+                    self._current = None
+                    self._changed.notify_all()
+        except BaseException as error:  # noqa: BLE001 - a thread's boundary: `check` raises it
+            traceback.print_exc()
+            with self._changed:
+                self._error, self._current = error, None
+                self._changed.notify_all()
+
+    def _next(self) -> tuple[Callable[[Staged], None], Staged] | None:
+        """What to do next; waits for it."""
+        with self._changed:
+            while not self._closing:
+                wait_s = self._retry_at - time.monotonic() if self._away else 0.0
+                surplus = set(self._queue) - set(_kept(self._queue, self._policy))
+                unsynced = [one for one in self._queue if not one.is_synced]
+                found: tuple[Callable[[Staged], None], Staged] | None = None
+                if self._away and surplus:
+                    found = self._remove, surplus.pop()
+                elif self._queue and wait_s <= 0:
+                    found = self._store, self._queue[0]
+                elif unsynced:
+                    found = Staged.sync, unsynced[0]
+                if found is not None:
+                    self._current = found[1]
+                    return found
+                self._changed.wait(wait_s if wait_s > 0 else None)
+        return None
+
+    def _store(self, one: Staged) -> None:
+        fence = self._fence_for(one)
+        try:
+            self._require_mine()
+            upload(fence, one, self.journals, self._policy, self.stored)
+        except ServiceUnreachable as error:
+            fence.look_again()
+            self._is_away(str(error))
+            return
+        except CorruptArtefact as error:
+            fence.look_again()
+            self.notice(f"the checkpoint of step {one.step} is lost: {error}")
+        else:
+            self.stored = one.step
+            self.journals.drop(one.step)
+            self._report("checkpoint", step=one.step, path=folder_name(one.step))
+        self._remove(one)
+        if self._away and not self._queue:
+            away_s = time.monotonic() - self._away_since
+            self._away, self._pause_s = "", 0.0
+            self.notice(f"the store is back after {away_s:.0f} s, and has what it lacked")
+
+    def _remove(self, one: Staged) -> None:
+        with self._changed:
+            self._queue.remove(one)
+        self.removed(one)
+
+    def _fence_for(self, one: Staged) -> Fence:
+        """With the patience that the largest file takes."""
+        if self._fence is None or one.largest_bytes > self._largest:
+            self._largest = one.largest_bytes
+            store = self._open(ANSWER_S + self._largest / SLOWEST_BYTES_PER_S)
+            self._fence = Fence(store, self.place.launch)
+        return self._fence
+
+    def _is_away(self, error: str) -> None:
+        now = time.monotonic()
+        if not self._away:
+            self._away_since = now
+            self.notice(f"{error}; until it is back, checkpoints are kept in {self.place.disk}")
+        self._away = error
+        self._pause_s = min(LONGEST_PAUSE_S, max(PAUSE_S, 2 * self._pause_s))
+        self._retry_at = now + self._pause_s
+
+    def notice(self, message: str) -> None:
+        """Tell whoever watches the training."""
+        self._report("notice", message=message)
