@@ -19,7 +19,8 @@ from trainwright.tasks.errors import RunHeld, TrainingFailed, TrainwrightError, 
 from trainwright.tasks.train.channel import VARIABLE, LauncherChannel
 from trainwright.tasks.train.hosts.remote_rank import RemoteRank
 
-# What an outer launcher, another training or the scheduler has set is not for the ranks.
+# Ranks get neither what an outer launcher, another training or the scheduler has set, nor
+# credentials: they run the user's model, and only the launcher reaches the store and the ledger.
 _SCRUBBED = (
     "AIRFLOW",
     "_AIRFLOW",
@@ -32,6 +33,10 @@ _SCRUBBED = (
     "OMP_",
     "PMI",
     "TORCHELASTIC_",
+    "TRAINWRIGHT_LEDGER",
+    "TRAINWRIGHT_S3_",
+    "TRAINWRIGHT_SERVICE_",
+    "TRAINWRIGHT_SSH_",
     "LOCAL_RANK",
     "RANK",
     "WORLD_SIZE",

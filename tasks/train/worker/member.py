@@ -49,7 +49,7 @@ def main(order_path: Path, place: str) -> int:
     channel: Channel = alone or RankChannel()
     training = None
     try:
-        order = Order.read(order_path, Settings.from_environment())
+        order = Order.read(order_path, Settings.from_environment() if alone else Settings())
         if alone is not None:
             order = alone.begin(order)
         model = None

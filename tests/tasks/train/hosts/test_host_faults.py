@@ -93,11 +93,9 @@ def test_a_host_that_says_what_no_rank_may_say_is_given_up(
     act(made, 1, "train.worker", f"cat {tmp_path}/says >&$TRAINWRIGHT_CHANNEL; exec sleep 600")
     train(asked)  # by the other
     assert why in (tmp_path / "work" / "logs" / "rank-1.log").read_text()
-    assert not [
-        path
-        for path in tmp_path.rglob("*")
-        if "evil" in path.name or (path.suffix == ".jsonl" and "evil" in path.read_text())
-    ]
+    journals = [path for path in tmp_path.rglob("*.jsonl") if path.name != "events.jsonl"]
+    assert not [path for path in journals if "evil" in path.read_text()]
+    assert not [path for path in tmp_path.rglob("*") if "evil" in path.name]
     assert until(lambda: [host.words() for host in made.hosts] == [[], []])
 
 

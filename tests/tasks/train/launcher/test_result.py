@@ -99,3 +99,29 @@ def test_devices_of_an_earlier_plan_that_left_the_pool_are_told_to_be_left_out(
     assert (
         said == "energy and cost leave out here/emulated-0, here/emulated-1: no longer in the pool"
     )
+
+
+SHOWS_ENVIRONMENT = """
+import os
+import torch
+
+
+def build_model(folder):
+    with open(f"{folder}/environment-{os.getpid()}", "w") as file:
+        print(*os.environ.items(), sep="\\n", file=file)
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+"""
+
+
+def test_the_users_model_finds_no_credentials_in_the_environment_of_its_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("S3_SECRET_KEY", "S3_ACCESS_KEY", "LEDGER", "SERVICE_TOKEN", "SSH_IDENTITY"):
+        monkeypatch.setenv(f"TRAINWRIGHT_{name}", "hunter2")
+    asked = request(tmp_path, [60], model={"folder": str(tmp_path)})
+    (tmp_path / "source" / "net.py").write_text(SHOWS_ENVIRONMENT)
+    train(asked)
+    seen = [path.read_text() for path in tmp_path.glob("environment-*")]
+    assert seen
+    assert "HOROVOD_RANK" in seen[0]
+    assert not [text for text in seen if "hunter2" in text]
