@@ -1,4 +1,4 @@
-"""The embedded stack on 127.0.0.1, in one home folder: an S3 server (`infra.s3`) and Airflow.
+"""The embedded stack on 127.0.0.1, in one home folder: an S3 server (`infra.s3_server`) and Airflow.
 
 `run JOB` needs only `start_s3` and Airflow's settings and database; `up` starts everything.
 """
@@ -21,7 +21,14 @@ from trainwright.infra.airflow import (
     stop_airflow,
 )
 from trainwright.infra.background_process import BackgroundProcess
-from trainwright.infra.s3 import S3Access, s3_access, s3_answers, s3_service, start_s3, stop_s3
+from trainwright.infra.s3_server import (
+    S3Access,
+    s3_access,
+    s3_answers,
+    s3_service,
+    start_s3,
+    stop_s3,
+)
 
 __all__ = [
     "S3Access",

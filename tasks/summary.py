@@ -6,7 +6,7 @@ from typing import Any
 
 from trainwright.tasks.runs.artefacts import Estimate, LearningRateSearch, Plan, Result
 from trainwright.tasks.runs.run import Run
-from trainwright.tasks.runs.state import shown_state
+from trainwright.tasks.runs.run_state import shown_state
 from trainwright.tasks.train.checkpoint import fence
 
 

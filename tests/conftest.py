@@ -19,7 +19,7 @@ from trainwright.estimator.predict.calibration import save
 from trainwright.infra.airflow import airflow_services, ensure_airflow_db, training_service
 from trainwright.infra.background_process import stop
 from trainwright.infra.lock import locked
-from trainwright.infra.s3 import S3Access, s3_service, start_s3
+from trainwright.infra.s3_server import S3Access, s3_service, start_s3
 from trainwright.tasks.estimate import calibrate, link
 from trainwright.tasks.spec.pool import load_pool
 

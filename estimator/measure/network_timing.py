@@ -21,9 +21,9 @@ from trainwright.estimator.measure.sentinel import BetweenSentinels, Sentinel
 from trainwright.estimator.measure.torch_device import CPU, OperationClock, TorchDevice
 from trainwright.estimator.predict.op_cost import OpSample
 from trainwright.estimator.trace.operations import OperationCall
-from trainwright.estimator.trace.recorder import Recorder
+from trainwright.estimator.trace.recorder import OperationRecorder
 from trainwright.estimator.trace.source import ModelDefinition
-from trainwright.estimator.trace.training_step import StepSpec, TrainingStep, prepare
+from trainwright.estimator.trace.training_step import TrainingStep, TrainingStepSpec, prepare
 
 _LONGEST_STEP_S, _LONGEST_SINGLE_S = 0.15, 0.08
 _SETTLING_STEPS = 4  # at most, before any is timed
@@ -86,7 +86,7 @@ def ready(
         return inputs.to(device.torch), targets.to(device.torch)
 
     definition = ModelDefinition(network.build, on_device, network.loss)
-    spec = StepSpec(definition, {}, None, {"name": network.optimizer})
+    spec = TrainingStepSpec(definition, {}, None, {"name": network.optimizer})
     return prepare(spec, built.to(device.torch), batch_size)
 
 
@@ -135,7 +135,7 @@ def _settle(step: Callable[[], None], device: TorchDevice) -> None:
 
 def _recorded(step: Callable[[], None]) -> list[OperationCall]:
     """The operations of a step, in order."""
-    recorder = Recorder()
+    recorder = OperationRecorder()
     with recorder, recorder.record() as recording:
         step()
     return recording.operations

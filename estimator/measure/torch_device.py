@@ -100,7 +100,7 @@ def device_named(given: str) -> TorchDevice:
 
 
 class OperationClock(TorchDispatchMode):
-    """Times each operation that runs inside, in order: those that a `Recorder` records.
+    """Times each operation that runs inside, in order: those that a `OperationRecorder` records.
 
     It does nothing else meanwhile: other work would take the caches from the operations.
     """

@@ -46,7 +46,7 @@ class Recording:
     layers_running: list[LayerSeen] = field(default_factory=list)
 
 
-class Event(NamedTuple):
+class StorageEvent(NamedTuple):
     """An event in the order of a step.
 
     A storage was made (its number, its bytes) or freed (its number, None), or an operation ran
@@ -65,12 +65,12 @@ class Lives:
     places where autograd's graph begins, where the backward pass begins, and where it has ended.
     """
 
-    events: list[Event] = field(default_factory=list)
+    events: list[StorageEvent] = field(default_factory=list)
     recorded: int = 0
     graphs: list[list[int]] = field(default_factory=list)
 
 
-class Recorder(TorchDispatchMode):
+class OperationRecorder(TorchDispatchMode):
     """Records inside `record()`; it follows storages all the time.
 
     `optimizing` is set while the optimizer steps: fake tensors do not depend on its step count.
@@ -107,7 +107,7 @@ class Recorder(TorchDispatchMode):
     def _record(self, recording: Recording, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         seen = describe(func, args, kwargs, out)
         seen.live_bytes = self.live_bytes
-        self.lives.events.append(Event(-1 - len(recording.operations), None))
+        self.lives.events.append(StorageEvent(-1 - len(recording.operations), None))
         recording.operations.append(seen)
         packet = func._overloadpacket
         if self.forward and packet in flop_registry:
@@ -128,12 +128,12 @@ class Recorder(TorchDispatchMode):
             return
         size, number, events = storage.nbytes() + hidden_bytes, self._made, self.lives.events
         self._made += 1
-        events.append(Event(number, size))
+        events.append(StorageEvent(number, size))
 
         def ended(_: Any, key: int = key, size: float = size) -> None:
             self.live_bytes -= size
             self._storages.pop(key, None)
-            events.append(Event(number, None))
+            events.append(StorageEvent(number, None))
 
         self._storages[key] = weakref.ref(storage, ended)
         self.live_bytes += size

@@ -29,9 +29,14 @@ from trainwright.estimator.memory.step_memory import most_held_bytes
 from trainwright.estimator.precision import PARAMETER_DTYPES
 from trainwright.estimator.structure import Layer, Module, Structure
 from trainwright.estimator.trace import source as model_source
-from trainwright.estimator.trace.recorder import LayerSeen, Lives, Recorder, Recording
+from trainwright.estimator.trace.recorder import LayerSeen, Lives, OperationRecorder, Recording
 from trainwright.estimator.trace.source import BatchSpec
-from trainwright.estimator.trace.training_step import StepSpec, TrainingStep, default_dtype, prepare
+from trainwright.estimator.trace.training_step import (
+    TrainingStep,
+    TrainingStepSpec,
+    default_dtype,
+    prepare,
+)
 from trainwright.estimator.trace.two_sizes import at_any_size, lifetimes, line
 
 
@@ -45,7 +50,7 @@ class _Traced:
     lives: Lives
 
 
-def trace(what: StepSpec, batch_size: int) -> Structure:
+def trace(what: TrainingStepSpec, batch_size: int) -> Structure:
     """The structure of a model's training step. Raises BadInput if the model can't do a step."""
     try:
         with _quiet_initialisers():
@@ -60,11 +65,11 @@ def trace(what: StepSpec, batch_size: int) -> Structure:
     return _structure(what, batch_size, small, first, second, "real step")
 
 
-def _traced(what: StepSpec, batch_size: int, *, fake: bool) -> _Traced:
+def _traced(what: TrainingStepSpec, batch_size: int, *, fake: bool) -> _Traced:
     """Run two steps of this batch size, and record the second."""
     mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
     constants: Any = _RealConstants() if fake else contextlib.nullcontext()
-    recorder = Recorder()
+    recorder = OperationRecorder()
     with default_dtype(what.precision):
         with mode, constants:
             model = model_source.build(what.definition, what.config)
@@ -103,7 +108,7 @@ class _RealConstants(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _follow_layers(model: torch.nn.Module, recorder: Recorder) -> dict[str, LayerSeen]:
+def _follow_layers(model: torch.nn.Module, recorder: OperationRecorder) -> dict[str, LayerSeen]:
     """Record the shape and FLOPs of each module as it runs.
 
     A parameter that modules share counts with the first of them.
@@ -156,7 +161,7 @@ def _quiet_initialisers() -> Iterator[None]:
 
 
 def _structure(
-    what: StepSpec, batch_size: int, size: int, first: _Traced, second: _Traced, method: Any
+    what: TrainingStepSpec, batch_size: int, size: int, first: _Traced, second: _Traced, method: Any
 ) -> Structure:
     model, scale = first.step.model, batch_size / size
     parameters = sum(one.numel() for one in model.parameters())
@@ -235,7 +240,7 @@ def answer(request: dict[str, Any]) -> str:
     try:
         definition = model_source.load(Path(request["folder"]), request["entry"])
         spec = BatchSpec.model_validate(request["spec"]) if request["spec"] else None
-        what = StepSpec(
+        what = TrainingStepSpec(
             definition,
             request["config"],
             spec,

@@ -18,12 +18,12 @@ from trainwright.estimator.errors import BadInput, TrainwrightError
 from trainwright.estimator.precision import PARAMETER_DTYPES, autocast, for_loss
 from trainwright.estimator.structure import Precision
 from trainwright.estimator.trace import source as model_source
-from trainwright.estimator.trace.recorder import Recorder
+from trainwright.estimator.trace.recorder import OperationRecorder
 from trainwright.estimator.trace.source import BatchSpec, ModelDefinition
 
 
 @dataclass(frozen=True)
-class StepSpec:
+class TrainingStepSpec:
     """How to make a step from a model.
 
     `estimator.precision` explains the precisions. `accumulation` is the number of micro-batches
@@ -42,14 +42,14 @@ class StepSpec:
 class TrainingStep:
     """A model with its optimizer and batches, ready to step."""
 
-    what: StepSpec
+    what: TrainingStepSpec
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     micro_batches: list[tuple[Any, Any]]
     input_shapes: list[tuple[int, ...]] = field(default_factory=list)
     activation_bytes: float = 0.0
 
-    def __call__(self, recorder: Recorder | None = None) -> None:
+    def __call__(self, recorder: OperationRecorder | None = None) -> None:
         """Do one step. Raises BadInput if the model or its loss fails."""
         self.optimizer.zero_grad(set_to_none=True)
         for inputs, targets in self.micro_batches:
@@ -60,7 +60,9 @@ class TrainingStep:
         if recorder is not None:
             recorder.optimizing = False
 
-    def _forward_backward(self, inputs: Any, targets: Any, recorder: Recorder | None) -> None:
+    def _forward_backward(
+        self, inputs: Any, targets: Any, recorder: OperationRecorder | None
+    ) -> None:
         before = recorder.live_bytes if recorder else 0.0
         task = self.what.spec.task if self.what.spec else "image-classification"
         loss_of = model_source.loss_function(self.what.definition, task)
@@ -115,7 +117,7 @@ class TrainingStep:
             )
 
 
-def prepare(what: StepSpec, model: torch.nn.Module, batch_size: int) -> TrainingStep:
+def prepare(what: TrainingStepSpec, model: torch.nn.Module, batch_size: int) -> TrainingStep:
     """A step of `batch_size` samples for a built model, in `what.accumulation` micro-batches."""
     if batch_size % what.accumulation:
         raise BadInput(
@@ -153,7 +155,7 @@ def _user_code(field: str, doing: str) -> Iterator[None]:
         raise BadInput(f"{field}: {doing} raised {model_source.described(error)}") from error
 
 
-def _batch(what: StepSpec, size: int) -> tuple[Any, Any]:
+def _batch(what: TrainingStepSpec, size: int) -> tuple[Any, Any]:
     dtype = PARAMETER_DTYPES[what.precision]
     if what.spec is None:
         example = what.definition.example_batch

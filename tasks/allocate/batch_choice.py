@@ -32,7 +32,7 @@ def choose_batch(problem: PlanningProblem) -> tuple[SearchResult | None, list[Se
     a smaller batch is searched only until it is surely too far from the best, a larger one only
     until it surely can't take the candidate's place, and the candidate to the end.
     """
-    return _Choice(problem).made()
+    return _BatchSearches(problem).made()
 
 
 def batch_rule(problem: PlanningProblem) -> str:
@@ -62,7 +62,7 @@ def _prefers_small(problem: PlanningProblem) -> bool:
     return problem.job.train.noise_scale is None and len(problem.sizes) > 1
 
 
-class _Choice:
+class _BatchSearches:
     """The searches of all batches: what each has found and proven so far."""
 
     def __init__(self, problem: PlanningProblem) -> None:

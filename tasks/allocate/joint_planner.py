@@ -27,7 +27,7 @@ from trainwright.tasks.allocate.plan.cost import CostModel
 from trainwright.tasks.allocate.plan.topology import machine_of
 from trainwright.tasks.allocate.planner import TRAINED_ACCUMULATION, make_plan, planned
 from trainwright.tasks.allocate.problem import PlanningProblem
-from trainwright.tasks.allocate.schedule import Choice, Scheduled, fewest_late
+from trainwright.tasks.allocate.schedule import ScheduleChoice, Scheduled, fewest_late
 from trainwright.tasks.allocate.strategies import best
 from trainwright.tasks.errors import BadInput, Infeasible
 from trainwright.tasks.runs.artefacts import (
@@ -100,7 +100,7 @@ def make_joint_plan(pending: Sequence[Pending], *, now: datetime | None = None) 
 
 def _gap(
     found: Sequence[Scheduled],
-    options: Sequence[Sequence[Choice]],
+    options: Sequence[Sequence[ScheduleChoice]],
     deadlines: Sequence[float],
     late: Sequence[int],
 ) -> float:
@@ -133,7 +133,7 @@ def check(jobs: Sequence[Job], pool: Pool) -> None:
             )
 
 
-def _choices_or_why(pending: Pending, now: datetime | None) -> tuple[list[Choice], bool]:
+def _choices_or_why(pending: Pending, now: datetime | None) -> tuple[list[ScheduleChoice], bool]:
     """`choices`; raises Infeasible naming the job if it can't run even alone."""
     try:
         return choices(pending, now)
@@ -158,7 +158,7 @@ def _group(device: Device, pool: Pool) -> object:
     return (machine_of(device), device.variant, window)
 
 
-def choices(pending: Pending, now: datetime | None) -> tuple[list[Choice], bool]:
+def choices(pending: Pending, now: datetime | None) -> tuple[list[ScheduleChoice], bool]:
     """A job's choices, least energy first, and whether those are all there are.
 
     They have the global batch of the job's own plan: with its deadline if a configuration meets
@@ -182,7 +182,7 @@ def choices(pending: Pending, now: datetime | None) -> tuple[list[Choice], bool]
         if one.excess(endless) <= 0:
             held = Counter(_group(device, pending.pool) for device, _ in one.devices())
             holds = tuple(held.items())
-            kept.append(Choice(one, holds, one.cost.upper_duration_s, one.value("energy")))
+            kept.append(ScheduleChoice(one, holds, one.cost.upper_duration_s, one.value("energy")))
     kept.sort(
         key=lambda one: (
             one.energy_j,
@@ -191,7 +191,7 @@ def choices(pending: Pending, now: datetime | None) -> tuple[list[Choice], bool]
             one.configuration.counts,
         )
     )
-    worth: list[Choice] = []
+    worth: list[ScheduleChoice] = []
     for choice in kept:
         if not any(other.beats(choice) for other in worth):
             worth.append(choice)

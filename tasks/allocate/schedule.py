@@ -24,7 +24,7 @@ _QUICK = 5_000
 
 
 @dataclass(frozen=True)
-class Choice:
+class ScheduleChoice:
     """One configuration of a job: which devices it holds, for how long, and its energy."""
 
     configuration: Configuration
@@ -34,7 +34,7 @@ class Choice:
     """Duration, not exceeded at the job's confidence."""
     energy_j: float
 
-    def beats(self, other: Choice) -> bool:
+    def beats(self, other: ScheduleChoice) -> bool:
         """Whether it takes no more energy, time or devices, and can end as late."""
         held = dict(other.holds)
         return (
@@ -49,7 +49,7 @@ class Choice:
 class Scheduled:
     """A choice and its start."""
 
-    choice: Choice
+    choice: ScheduleChoice
     start_s: float
 
     @property
@@ -71,7 +71,7 @@ class Effort:
 
 
 def fewest_late(
-    options: Sequence[Sequence[Choice]],
+    options: Sequence[Sequence[ScheduleChoice]],
     deadlines: Sequence[float],
     dispensable: Sequence[int],
     room: Mapping[object, int],
@@ -99,7 +99,7 @@ def fewest_late(
 
 
 def _one_by_one(
-    options: Sequence[Sequence[Choice]],
+    options: Sequence[Sequence[ScheduleChoice]],
     deadlines: Sequence[float],
     limited: Sequence[int],
     room: Mapping[object, int],
@@ -117,7 +117,7 @@ def _one_by_one(
 
 def _less_late(
     found: list[Scheduled],
-    options: Sequence[Sequence[Choice]],
+    options: Sequence[Sequence[ScheduleChoice]],
     deadlines: Sequence[float],
     late: Sequence[int],
     room: Mapping[object, int],
@@ -131,7 +131,9 @@ def _less_late(
 
 
 def _quickly(
-    options: Sequence[Sequence[Choice]], deadlines: Sequence[float], room: Mapping[object, int]
+    options: Sequence[Sequence[ScheduleChoice]],
+    deadlines: Sequence[float],
+    room: Mapping[object, int],
 ) -> list[Scheduled] | None:
     """The schedule of least energy that is found quickly, else one of the fastest choices."""
     frugal = least_energy(options, deadlines, room, Effort(_QUICK))
@@ -150,7 +152,7 @@ def _stretched(
 
 
 def least_energy(
-    options: Sequence[Sequence[Choice]],
+    options: Sequence[Sequence[ScheduleChoice]],
     deadlines: Sequence[float],
     room: Mapping[object, int],
     effort: Effort,
@@ -174,7 +176,7 @@ def least_energy(
     return None
 
 
-def _by_energy(options: Sequence[Sequence[Choice]]) -> Iterator[list[Choice]]:
+def _by_energy(options: Sequence[Sequence[ScheduleChoice]]) -> Iterator[list[ScheduleChoice]]:
     """Every combination of choices, the one of least energy first."""
 
     def energy(at: tuple[int, ...]) -> float:
@@ -195,7 +197,7 @@ def _by_energy(options: Sequence[Sequence[Choice]]) -> Iterator[list[Choice]]:
 
 
 def schedule(
-    combination: Sequence[Choice],
+    combination: Sequence[ScheduleChoice],
     deadlines: Sequence[float],
     room: Mapping[object, int],
     effort: Effort,
@@ -240,7 +242,9 @@ def schedule(
     return kept
 
 
-def _earliest(choice: Choice, placed: Sequence[Scheduled], room: Mapping[object, int]) -> float:
+def _earliest(
+    choice: ScheduleChoice, placed: Sequence[Scheduled], room: Mapping[object, int]
+) -> float:
     """The first time from which its devices stay free for its whole duration."""
 
     def held(key: object, at: float) -> int:

@@ -56,7 +56,7 @@ def serve(
     except ModuleNotFoundError as error:
         raise BadInput(f"serve: {error.name} is missing; install trainwright[service]") from None
     from trainwright.tasks.service.auth import checked, token_from
-    from trainwright.tasks.service.service import Capacity, Service
+    from trainwright.tasks.service.service import Service, ServiceLimits
 
     for name, value, least in (
         ("--workers", 1 if workers is None else workers, 1),
@@ -77,7 +77,9 @@ def serve(
     if token_file is not None or "run" not in given:
         tokens["run"] = token_from(file)
         tokens["read"] = token_from(file.with_name(file.name + ".read"))
-    bounds = Capacity(waiting=queue, timeout_s=timeout, **({"at_once": workers} if workers else {}))
+    bounds = ServiceLimits(
+        waiting=queue, timeout_s=timeout, **({"at_once": workers} if workers else {})
+    )
     with server.listening(host, port) as listener:
         address = server.address_of(host, listener)
         where = (

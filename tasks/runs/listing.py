@@ -24,7 +24,7 @@ from trainwright.estimator.curves import Interval
 from trainwright.tasks.errors import BadInput, CorruptArtefact
 from trainwright.tasks.runs.artefacts import Manifest, Plan, Result, State, Status
 from trainwright.tasks.runs.run import Run
-from trainwright.tasks.runs.state import shown_state
+from trainwright.tasks.runs.run_state import shown_state
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.storage.connect import open_store
 from trainwright.tasks.storage.objects import ObjectStore

@@ -45,7 +45,7 @@ PLAN_LIFETIME_S = 60.0
 
 
 @dataclass(frozen=True)
-class Capacity:
+class ServiceLimits:
     """How much the service works on, and keeps, at a time."""
 
     at_once: int = max(1, len(os.sched_getaffinity(0)))
@@ -62,9 +62,12 @@ class Service:
     """Answers requests, for one event loop."""
 
     def __init__(
-        self, settings: Settings, capacity: Capacity | None = None, folders: Sequence[Path] = ()
+        self,
+        settings: Settings,
+        capacity: ServiceLimits | None = None,
+        folders: Sequence[Path] = (),
     ) -> None:
-        capacity = capacity or Capacity()
+        capacity = capacity or ServiceLimits()
         self._settings = settings
         self.receiver = limits.Receiver()
         self.served = ServedFiles(settings, folders)

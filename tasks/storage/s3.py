@@ -27,7 +27,7 @@ class S3Store:
     ) -> None:
         import urllib3
 
-        from trainwright.tasks.storage.s3_client import Client
+        from trainwright.tasks.storage.s3_client import S3Client
 
         self.bucket, self.prefix, self.endpoint = bucket, f"{prefix}/" if prefix else "", endpoint
         self.uri = f"s3://{bucket}/{prefix}".rstrip("/")
@@ -45,7 +45,7 @@ class S3Store:
             ),
         )
         split = urlsplit(endpoint)
-        self.client = Client(
+        self.client = S3Client(
             split.netloc,
             access_key=access,
             secret_key=secret,

@@ -12,7 +12,7 @@ from minio import Minio  # noqa: TID253 - this module is only imported to connec
 DIGEST = "x-amz-content-sha256"
 
 
-class Client(Minio):  # type: ignore[misc]  # the SDK is not followed
+class S3Client(Minio):  # type: ignore[misc]  # the SDK is not followed
     """Does not compute a digest that the headers contain already.
 
     Overrides a private method of the SDK. If a later SDK renames it, the digest is just computed

@@ -36,7 +36,7 @@ import doors
 import yaml
 
 from trainwright.infra import local
-from trainwright.infra.s3 import start_s3, stop_s3
+from trainwright.infra.s3_server import start_s3, stop_s3
 
 E2E, DAGS = Path(__file__).parents[1] / "e2e", Path(__file__).parents[2] / "dags"
 sys.path.insert(0, str(E2E))

@@ -37,6 +37,27 @@ def test_each_room_says_what_is_in_it() -> None:
     assert silent == []
 
 
+def test_no_class_name_means_two_things() -> None:
+    files: dict[str, set[str]] = {}
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    files.setdefault(node.name.lstrip("_"), set()).add(str(path))
+    assert {name: found for name, found in files.items() if len(found) > 1} == {}
+
+
+def test_a_module_name_is_used_again_only_for_a_steps_operator_and_its_dags() -> None:
+    names = Counter(
+        path.name
+        for package in ("tasks", "estimator", "infra")
+        for path in (ROOT / package).rglob("*.py")
+        if path.name not in ("__init__.py", "step.py")
+    )
+    twice = {name for name, count in names.items() if count > 1}
+    assert twice == {"errors.py"}  # the estimator's root of all errors, and the tasks' tree
+
+
 @pages
 def test_every_path_in_the_documentation_exists(page: Path) -> None:
     named = {path.rstrip(".") for text in code(page.read_text()) for path in _PATH.findall(text)}

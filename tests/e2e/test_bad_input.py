@@ -19,7 +19,7 @@ import yaml
 from command_line import TRAINWRIGHT, little_memory, process, run
 from finished_run import finished_training, local_path
 
-from trainwright.infra.s3 import S3Access
+from trainwright.infra.s3_server import S3Access
 from trainwright.tasks.allocate.joint_planner import MOST_JOBS
 
 MODELS = {

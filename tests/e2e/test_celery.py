@@ -25,7 +25,7 @@ from browsing import browser
 from celery_stack import AIRFLOW, CeleryStack, celery_stack
 
 from trainwright.estimator.structure import Structure
-from trainwright.infra.s3 import S3Access
+from trainwright.infra.s3_server import S3Access
 from trainwright.tasks.leases.ledger import Heartbeat, Holder
 from trainwright.tasks.leases.queue import Queue
 from trainwright.tasks.runs.artefacts import Estimate, Plan, Result, Validation

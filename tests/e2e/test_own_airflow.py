@@ -18,7 +18,7 @@ from doc_pages import GUIDE, ROOT, blocks, section
 from trainwright.infra.airflow import USER, airflow_address, airflow_answers, password_file
 from trainwright.infra.background_process import BackgroundProcess, stop
 from trainwright.infra.ports import free_ports
-from trainwright.infra.s3 import S3Access
+from trainwright.infra.s3_server import S3Access
 from trainwright.tasks.runs.run import list_runs
 from trainwright.tasks.store import verify
 

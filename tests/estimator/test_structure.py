@@ -6,7 +6,7 @@ from torch import nn
 
 from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace.source import BatchSpec, ModelDefinition
-from trainwright.estimator.trace.trace import StepSpec, trace
+from trainwright.estimator.trace.trace import TrainingStepSpec, trace
 
 
 def _traced(
@@ -31,7 +31,7 @@ def _traced(
         None,
         None,
     )
-    return trace(StepSpec(definition, {}, images, {"name": optimizer}, "fp32"), batch_size)
+    return trace(TrainingStepSpec(definition, {}, images, {"name": optimizer}, "fp32"), batch_size)
 
 
 def test_the_batch_size_that_was_traced_is_no_part_of_the_fingerprint() -> None:

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from sqlalchemy.engine import make_url
 
 from trainwright import operators
-from trainwright.infra.s3 import S3Access
+from trainwright.infra.s3_server import S3Access
 from trainwright.operators import AnalyzeOperator
 from trainwright.operators.base import StepOperator
 from trainwright.operators.hooks import (

@@ -14,7 +14,7 @@ import pytest
 import torch
 from finished_run import begin_run, finished_training, local_path, write_checkpoints, write_outcome
 
-from trainwright.infra.s3 import S3Access
+from trainwright.infra.s3_server import S3Access
 from trainwright.tasks.context import RunContext
 from trainwright.tasks.errors import CorruptArtefact
 from trainwright.tasks.leases.ledger import Holder

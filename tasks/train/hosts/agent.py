@@ -51,7 +51,7 @@ _HERE = os.uname().nodename.replace(".", "-")
 Message = dict[str, Any]
 
 
-class Node:
+class HostAgent:
     """One launch on this host. Processes are started by the thread that calls `run`: the kernel ties their lives to it."""
 
     def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
@@ -168,15 +168,15 @@ class _Child:
     """A process with its channel; a thread passes on what it says and what it logs, then that it has ended."""
 
     def __init__(
-        self, node: Node, name: str, command: list[str], environment: dict[str, str]
+        self, agent: HostAgent, name: str, command: list[str], environment: dict[str, str]
     ) -> None:
-        self._node, self._name = node, name
+        self._agent, self._name = agent, name
         self._socket, other = socket.socketpair()
         self._words, self._kills_before = queue.SimpleQueue[bytes | None](), kernel_oom_kills()
         with other:
             self.process = subprocess.Popen(
                 dying_with_parent(command),
-                cwd=node.work,
+                cwd=agent.work,
                 env={**os.environ, **environment, VARIABLE: str(other.fileno())},
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -217,15 +217,15 @@ class _Child:
                         data = b"\n" if partial[kind] else b""
                     *lines, partial[kind] = (partial[kind] + data).split(b"\n")
                     for line in lines:
-                        self._node.send(kind, name=self._name, text=line.decode(errors="replace"))
+                        self._agent.send(kind, name=self._name, text=line.decode(errors="replace"))
         log.close()
         self._words.put(None)
         self._socket.close()
-        self._node.let_go(self._name)
+        self._agent.let_go(self._name)
         code = self.process.wait()
-        self._node.bring_back()
+        self._agent.bring_back()
         kills = kernel_oom_kills() - self._kills_before
-        self._node.send("ended", name=self._name, code=code, oom_kills=kills)
+        self._agent.send("ended", name=self._name, code=code, oom_kills=kills)
 
 
 def _read(descriptor: int) -> bytes:
@@ -246,7 +246,7 @@ def reach(address: str, port: int) -> Message:
 
 
 def _remove_stale(folder: Path) -> None:
-    """What launches whose node was killed have left."""
+    """What launches whose agent was killed have left."""
     for work in folder.iterdir():
         machine, _, rest = work.name.partition(".")
         pid = rest.partition(".")[0]
@@ -259,4 +259,4 @@ def main() -> None:
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # nothing else may write between the messages
-    Node(source, sink).run()
+    HostAgent(source, sink).run()

@@ -46,7 +46,7 @@ Message = dict[str, Any]
 _log = logging.getLogger(__name__)
 
 
-class Child(Protocol):
+class HostProcess(Protocol):
     """A process on the host, as the launcher sees it."""
 
     def said(self, line: str) -> None:
@@ -80,7 +80,7 @@ class Session:
         self.name, self.address, self.python, self.work = name, address, python, ""
         self._login, self._settings = login, settings
         self._folder, self._log = folder, folder / "logs" / f"host-{name}.log"
-        self._children: dict[str, Child] = {}
+        self._children: dict[str, HostProcess] = {}
         self._replies: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._writing, self._closed = threading.Lock(), threading.Event()
         self._hung_up: str | None = None
@@ -204,7 +204,7 @@ class Session:
         self.ask("sync")
 
     def start(
-        self, name: str, command: list[str], environment: dict[str, str], child: Child
+        self, name: str, command: list[str], environment: dict[str, str], child: HostProcess
     ) -> None:
         """Start a process; its words, its log and its end go to `child`."""
         self._children[name] = child

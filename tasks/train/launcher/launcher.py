@@ -113,7 +113,7 @@ class Launcher:
             events += self._events_of(process)
         self._handle(*events, event.Tick(time.monotonic()))
 
-    def _handle(self, *events: event.Event) -> None:
+    def _handle(self, *events: event.MembershipEvent) -> None:
         self._to_do += self._membership.handle(*events)
         while self._to_do:
             self._carry_out(self._to_do.popleft())
@@ -132,7 +132,7 @@ class Launcher:
 
     # -- events ------------------------------------------------------------------------------------
 
-    def _launch_events(self) -> Iterator[event.Event]:
+    def _launch_events(self) -> Iterator[event.MembershipEvent]:
         now = time.monotonic()
         if now - self._lease_checked_at > _CHECK_LEASE_EVERY_S:
             self._lease_checked_at = now
@@ -146,14 +146,14 @@ class Launcher:
             if self._safe > before:
                 yield event.CheckpointStored(now, self._safe)
 
-    def _host_events(self) -> Iterator[event.Event]:
+    def _host_events(self) -> Iterator[event.MembershipEvent]:
         lost, returned = self._processes.host_changes()
         if lost:
             yield event.HostsLost(time.monotonic(), lost)
         if returned:
             yield event.HostsReturned(time.monotonic(), returned)
 
-    def _events_of(self, process: RankProcess) -> Iterator[event.Event]:
+    def _events_of(self, process: RankProcess) -> Iterator[event.MembershipEvent]:
         """What a process has reported; at last, that it has ended."""
         for message in process.channel.read():
             if process.number is not None:
@@ -171,14 +171,14 @@ class Launcher:
 
     def _event_of(
         self, process: RankProcess, number: int, message: Message
-    ) -> Iterator[event.Event]:
+    ) -> Iterator[event.MembershipEvent]:
         """The event of a rank's message, if it is one; the message is passed on as well."""
         kind, now = message.pop("kind"), time.monotonic()
         match kind:
             case "heartbeat":
                 process.usage = Usage.of(message)
                 doing = {name: message[name] for name in ("waits_s", "computes_s", "writing")}
-                yield event.Heartbeat(now, number, **doing)
+                yield event.RankHeartbeat(now, number, **doing)
             case "ready":
                 short = message.get("out_of_memory")
                 shortage = event.MemoryShortage(**short) if short is not None else None

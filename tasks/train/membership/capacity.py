@@ -8,7 +8,7 @@ from trainwright.tasks.train.batch.sampling import split_among
 from trainwright.tasks.train.membership.event import MemoryShortage
 
 
-class Capacity:
+class TrainingCapacity:
     """How many devices a training needs, and the largest batch of each that ran out of memory."""
 
     def __init__(self, batch_sizes: Sequence[int], min_count: int) -> None:

@@ -11,19 +11,19 @@ from trainwright.tasks.errors import TrainwrightError
 
 
 @dataclass(frozen=True)
-class Event:
+class MembershipEvent:
     """Something that happened at `now` (monotonic, in seconds)."""
 
     now: float
 
 
 @dataclass(frozen=True)
-class Tick(Event):
+class Tick(MembershipEvent):
     """Time has passed, and all messages that had arrived were handled: the time for timeouts."""
 
 
 @dataclass(frozen=True)
-class RankEvent(Event):
+class RankEvent(MembershipEvent):
     """Something that the process of a device did; `number` is the device's."""
 
     number: int
@@ -57,7 +57,7 @@ class RankJoined(RankEvent):
 
 
 @dataclass(frozen=True)
-class Heartbeat(RankEvent):
+class RankHeartbeat(RankEvent):
     """It lives, and this is what it does."""
 
     waits_s: float | None
@@ -99,43 +99,43 @@ class ProcessEnded(RankEvent):
 
 
 @dataclass(frozen=True)
-class SpareLoaded(Event):
+class SpareLoaded(MembershipEvent):
     """The spare process waits for a device."""
 
 
 @dataclass(frozen=True)
-class SpareEnded(Event):
+class SpareEnded(MembershipEvent):
     """The spare process has exited, or was killed."""
 
 
 @dataclass(frozen=True)
-class HostsLost(Event):
+class HostsLost(MembershipEvent):
     """The hosts of these devices can't be reached."""
 
     numbers: frozenset[int]
 
 
 @dataclass(frozen=True)
-class HostsReturned(Event):
+class HostsReturned(MembershipEvent):
     """The hosts of these devices can be reached again."""
 
     numbers: frozenset[int]
 
 
 @dataclass(frozen=True)
-class LastCheckpointBegun(Event):
+class LastCheckpointBegun(MembershipEvent):
     """The last checkpoint is being written."""
 
 
 @dataclass(frozen=True)
-class CheckpointStored(Event):
+class CheckpointStored(MembershipEvent):
     """A checkpoint of `step` steps is safe: staged on this machine, or in the store."""
 
     step: int
 
 
 @dataclass(frozen=True)
-class CheckpointRestored(Event):
+class CheckpointRestored(MembershipEvent):
     """The newest checkpoint is in `folder`; None: there is none."""
 
     folder: str | None
@@ -143,24 +143,24 @@ class CheckpointRestored(Event):
 
 
 @dataclass(frozen=True)
-class RolledBack(Event):
+class RolledBack(MembershipEvent):
     """The members have returned to the checkpoint of `step` steps."""
 
     step: int
 
 
 @dataclass(frozen=True)
-class SplitChanged(Event):
+class SplitChanged(MembershipEvent):
     """Each device's batch, by number."""
 
     batch_sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class StopRequested(Event):
+class StopRequested(MembershipEvent):
     """The training is to stop after the step at hand."""
 
 
 @dataclass(frozen=True)
-class LeaseLost(Event):
+class LeaseLost(MembershipEvent):
     """The devices are leased to another run."""

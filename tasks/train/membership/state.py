@@ -9,7 +9,7 @@ from trainwright.tasks.errors import TrainwrightError
 from trainwright.tasks.runs.artefacts import PlannedDevice
 from trainwright.tasks.spec.job import FaultPolicy
 from trainwright.tasks.train.membership import event
-from trainwright.tasks.train.membership.capacity import Capacity
+from trainwright.tasks.train.membership.capacity import TrainingCapacity
 from trainwright.tasks.train.membership.instruction import Instruction
 from trainwright.tasks.train.membership.restarts import FruitlessGroups, RestartLimits
 from trainwright.tasks.train.request import Order
@@ -74,7 +74,7 @@ class MembershipState:
         self.checkpoint, self.committed = checkpoint, committed
         """the folder of the checkpoint to start from; steps that the newest one holds"""
         self.split = tuple(device.batch_size for device in policy.devices)
-        self.capacity = Capacity(self.split, policy.min_count)
+        self.capacity = TrainingCapacity(self.split, policy.min_count)
         self.restarts = RestartLimits(policy.faults.restarts)
         # Processes.
         self.ranks: dict[int, RankState] = {}

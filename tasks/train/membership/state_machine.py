@@ -37,7 +37,7 @@ class Membership:
         """`checkpoint`: the folder of the one to start from, of `committed` steps, if any."""
         self._state = MembershipState(policy, checkpoint, committed)
 
-    def handle(self, *events: event.Event) -> list[instruction.Instruction]:
+    def handle(self, *events: event.MembershipEvent) -> list[instruction.Instruction]:
         """Take events into account. Returns what the launcher is to do, in this order.
 
         The events of a process that has ended change nothing, nor does any after the end, which is
@@ -56,7 +56,7 @@ class Membership:
             state.instruct(instruction.GiveUp(error))
         return state.instructions
 
-    def _note(self, one: event.Event) -> None:
+    def _note(self, one: event.MembershipEvent) -> None:
         state = self._state
         state.now = one.now
         if isinstance(one, event.RankEvent):

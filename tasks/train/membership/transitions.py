@@ -18,7 +18,7 @@ SAVE_GRACE_S = 30.0
 
 
 @singledispatch
-def apply(one: event.Event, state: MembershipState) -> None:
+def apply(one: event.MembershipEvent, state: MembershipState) -> None:
     """Take an event into account."""
     raise TypeError(one)
 
@@ -27,7 +27,7 @@ def apply(one: event.Event, state: MembershipState) -> None:
 
 
 @apply.register
-def _(heartbeat: event.Heartbeat, state: MembershipState) -> None:
+def _(heartbeat: event.RankHeartbeat, state: MembershipState) -> None:
     rank = state.ranks[heartbeat.number]
     rank.waits_s, rank.computes_s = heartbeat.waits_s, heartbeat.computes_s
     rank.writing = heartbeat.writing

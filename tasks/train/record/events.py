@@ -22,7 +22,7 @@ _KINDS = frozenset({"ranks", "rank", "world", "split", "epoch", "checkpoint", "b
 
 
 @dataclass(frozen=True)
-class Recorder:
+class EventRecorder:
     """A listener to progress that appends what happens to the work folder's file."""
 
     work: Path
@@ -40,7 +40,7 @@ class Recorder:
 @contextlib.contextmanager
 def recording(work: Path) -> Iterator[None]:
     """While the block runs, events go to the work folder's file; once, also if blocks are nested."""
-    recorder = Recorder(work)
+    recorder = EventRecorder(work)
     if progress.has_listener(recorder):
         yield
         return

@@ -28,7 +28,7 @@ from trainwright.estimator.predict.loop_cost import LoopCost, LoopWork, fit_loop
 from trainwright.estimator.trace import source as model_source
 from trainwright.estimator.trace.source import BatchSpec
 from trainwright.estimator.trace.trace import trace
-from trainwright.estimator.trace.training_step import StepSpec, prepare
+from trainwright.estimator.trace.training_step import TrainingStepSpec, prepare
 from trainwright.tasks.data import dataset as data
 from trainwright.tasks.runs.artefacts import DataSchema, Plan, PlannedDevice
 from trainwright.tasks.spec.job import Job
@@ -48,7 +48,7 @@ _SOURCE = """
 from torch import nn
 
 
-class Part(nn.Module):
+class MeasuredPart(nn.Module):
     def forward(self, inputs):
         return inputs[:, :8]
 
@@ -74,7 +74,7 @@ def build_model(kind):
         body = [nn.Linear(8, 16384), Images(), nn.BatchNorm2d(64), nn.BatchNorm2d(64), Mean(), nn.Linear(64, 8)]
     else:
         body = []
-    return nn.Sequential(Part(), *body, nn.Linear(8, 2))
+    return nn.Sequential(MeasuredPart(), *body, nn.Linear(8, 2))
 """
 _WIDTH_OF = {"plain": 8, "deep": 8, "wide": 8, "norms": 8, "image norms": 8, "inputs": 16384}
 
@@ -176,7 +176,7 @@ def case_of(job: Job, work: Path) -> Case:
         classes=len(schema.classes or ()),
         task=schema.task,
     )
-    what = StepSpec(definition, job.model.config, spec, job.train.optimizer.model_dump())
+    what = TrainingStepSpec(definition, job.model.config, spec, job.train.optimizer.model_dump())
     alone = prepare(what, model_source.build(definition, job.model.config), batch)
     rows, inputs = (
         order[:batch],

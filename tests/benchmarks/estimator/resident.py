@@ -29,7 +29,7 @@ from zoo import Case, cases
 from trainwright.estimator.measure.networks.benchmark import networks
 from trainwright.estimator.memory.freed_memory import keep_freed_memory, map_blocks
 from trainwright.estimator.trace.source import ModelDefinition
-from trainwright.estimator.trace.training_step import StepSpec, TrainingStep, prepare
+from trainwright.estimator.trace.training_step import TrainingStep, TrainingStepSpec, prepare
 
 STEPS, MORE_STEPS = 3, 6
 
@@ -99,7 +99,7 @@ def train(case: Case, batch_size: int, *, rank: bool = False) -> TrainingStep:
     torch.manual_seed(0)
     definition = ModelDefinition(case.build, case.example_batch, case.loss)
     step = prepare(
-        StepSpec(definition, {}, None, {"name": case.optimizer}), case.build(), batch_size
+        TrainingStepSpec(definition, {}, None, {"name": case.optimizer}), case.build(), batch_size
     )
     step()
     if rank:

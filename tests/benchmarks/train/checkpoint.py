@@ -305,7 +305,7 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.apart and (asked.store != "s3" or len(os.sched_getaffinity(0)) < 2):
         parser.error("--apart takes a server (--store s3) and two cores")
-    from trainwright.infra.s3 import s3_service, start_s3, stop_s3
+    from trainwright.infra.s3_server import s3_service, start_s3, stop_s3
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server is stopped then, too
     with tempfile.TemporaryDirectory() as home:

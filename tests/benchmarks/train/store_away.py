@@ -44,7 +44,7 @@ sys.path.extend(
 from training_case import NO_SPARE, ROWS, SLOW, request
 
 from trainwright.infra.background_process import stop
-from trainwright.infra.s3 import s3_service, start_s3, stop_s3
+from trainwright.infra.s3_server import s3_service, start_s3, stop_s3
 from trainwright.tasks import progress
 from trainwright.tasks.storage.objects import ObjectStore
 from trainwright.tasks.train import TrainRequest, train

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.estimator.trace.trace import trace
-from trainwright.estimator.trace.training_step import StepSpec
+from trainwright.estimator.trace.training_step import TrainingStepSpec
 
 
 class Attention(nn.Module):
@@ -130,7 +130,7 @@ def test_the_counts_of_the_layers_add_up_to_what_torch_counts(name: str) -> None
     definition = ModelDefinition(
         build, lambda batch: (inputs(batch), torch.zeros(batch, dtype=torch.long)), None
     )
-    structure = trace(StepSpec(definition, {}, None, {"name": "adamw"}), 4)
+    structure = trace(TrainingStepSpec(definition, {}, None, {"name": "adamw"}), 4)
     model = build()
     with FlopCounterMode(display=False) as counter:
         model(inputs(4))
@@ -167,7 +167,7 @@ def test_what_follows_a_child_that_raised_counts_with_the_module_that_did_it() -
     definition = ModelDefinition(
         Careful, lambda batch: (torch.rand(batch, 16), torch.zeros(batch).long()), None
     )
-    structure = trace(StepSpec(definition, {}, None, {"name": "adamw"}), 4)
+    structure = trace(TrainingStepSpec(definition, {}, None, {"name": "adamw"}), 4)
     layers = {one.name: one for one in structure.layers}
     flops = {name: one.forward_flops for name, one in layers.items() if one.forward_flops}
     assert flops == {

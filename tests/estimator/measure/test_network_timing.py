@@ -15,10 +15,10 @@ from trainwright.estimator.measure.networks.benchmark import FAMILIES, Benchmark
 from trainwright.estimator.measure.sentinel import Sentinel
 from trainwright.estimator.measure.torch_device import OperationClock
 from trainwright.estimator.predict.calibration import op_count
-from trainwright.estimator.trace.recorder import Recorder
+from trainwright.estimator.trace.recorder import OperationRecorder
 from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.estimator.trace.trace import trace
-from trainwright.estimator.trace.training_step import StepSpec
+from trainwright.estimator.trace.training_step import TrainingStepSpec
 
 
 def _network(optimizer: str) -> BenchmarkNetwork:
@@ -35,7 +35,9 @@ def test_a_sample_holds_the_operations_of_the_traced_step() -> None:
         torch.manual_seed(0)
         sample = measure_network(network, Sentinel())
         definition = ModelDefinition(network.build, network.example_batch, network.loss)
-        traced = trace(StepSpec(definition, {}, None, {"name": optimizer}), sample.batch_size)
+        traced = trace(
+            TrainingStepSpec(definition, {}, None, {"name": optimizer}), sample.batch_size
+        )
         kinds, seen = Counter[str](), Counter[str]()
         for one in traced.trace:
             kinds[one.kind] += one.count
@@ -52,7 +54,7 @@ def test_operations_are_as_large_when_they_are_measured_as_when_they_are_traced(
 ) -> None:
     build, inputs = FAMILIES[family](random.Random(1))
     network = BenchmarkNetwork(family, build, inputs, 2, "adamw")
-    step, recorder = ready(network, 2), Recorder()
+    step, recorder = ready(network, 2), OperationRecorder()
     step()
     with recorder, recorder.record() as recording:
         step()
@@ -70,7 +72,7 @@ def test_operations_are_as_large_when_they_are_measured_as_when_they_are_traced(
     )
     definition = ModelDefinition(build, network.example_batch, network.loss)
     traced = Counter[tuple[object, ...]]()
-    for each in trace(StepSpec(definition, {}, None, {"name": "adamw"}), 2).trace:
+    for each in trace(TrainingStepSpec(definition, {}, None, {"name": "adamw"}), 2).trace:
         dims = tuple((name, float(round(line(2), 6))) for name, line in each.dims.items())
         traced[
             each.kind, each.family, each.dtype, round(each.flops(2)), round(each.bytes(2)), dims
@@ -84,7 +86,7 @@ def test_the_clock_times_what_the_recorder_records_and_forgets_what_it_told() ->
     def step() -> None:
         (x @ x).view(16).sum()
 
-    recorder, clock = Recorder(), OperationClock()
+    recorder, clock = OperationRecorder(), OperationClock()
     with recorder, recorder.record() as recording:
         step()
     for _ in range(2):

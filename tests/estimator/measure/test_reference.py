@@ -25,7 +25,7 @@ from trainwright.estimator.predict.machine_speed import Speed
 from trainwright.estimator.predict.op_cost import FamilyCost, OpSample
 from trainwright.estimator.predict.reference import references
 from trainwright.estimator.predict.step_work import cost_family
-from trainwright.estimator.trace.recorder import Recorder
+from trainwright.estimator.trace.recorder import OperationRecorder
 
 SPEED = Speed(compute_s=1e-3, memory_s=2e-3, calls_s=1e-4)
 KINDS = ("aten.mm", "aten.bmm", "aten.addmm")
@@ -175,7 +175,7 @@ def test_a_reference_that_comes_with_the_package_knows_what_calibration_measures
     )
     assert found.reference is None
     for _, network in zip(turn(), networks(0), strict=False):
-        step, recorder = ready(network, 2), Recorder()
+        step, recorder = ready(network, 2), OperationRecorder()
         with recorder, recorder.record() as recording:
             step()
         assert {

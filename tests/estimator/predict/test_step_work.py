@@ -14,7 +14,7 @@ from trainwright.estimator.predict.step_work import FamilyWork, StepWork, by_fam
 from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.estimator.trace.trace import trace
-from trainwright.estimator.trace.training_step import StepSpec
+from trainwright.estimator.trace.training_step import TrainingStepSpec
 
 ROWS, WIDTH, PICKED = 500, 16, 6
 
@@ -42,7 +42,9 @@ def _traced(
         lambda size: (torch.randint(0, ROWS, (size, PICKED)), torch.randint(0, 3, (size,))),
         functional.cross_entropy,
     )
-    return trace(StepSpec(definition, {}, None, optimizer, accumulation=accumulation), batch_size)
+    return trace(
+        TrainingStepSpec(definition, {}, None, optimizer, accumulation=accumulation), batch_size
+    )
 
 
 def _zeros(work: dict[str, FamilyWork]) -> list[float]:

@@ -15,7 +15,7 @@ from trainwright.estimator.errors import BadInput
 from trainwright.estimator.memory.step_memory import peak_bytes
 from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace.source import BatchSpec, ModelDefinition
-from trainwright.estimator.trace.trace import StepSpec, trace
+from trainwright.estimator.trace.trace import TrainingStepSpec, trace
 
 IMAGES = BatchSpec(
     inputs={"inputs": (1, 8, 8)},
@@ -83,7 +83,9 @@ def _traced(
     optimizer: str = "adamw",
     precision: str = "fp32",
 ) -> Structure:
-    what = StepSpec(ModelDefinition(build, None, None), {}, spec, {"name": optimizer}, precision)
+    what = TrainingStepSpec(
+        ModelDefinition(build, None, None), {}, spec, {"name": optimizer}, precision
+    )
     return trace(what, batch_size)
 
 
@@ -250,7 +252,7 @@ sys.stdout.write(structure.model_dump_json())
 
 
 def test_the_places_of_autograds_graph_are_kept_for_each_micro_batch_of_two_steps() -> None:
-    what = StepSpec(
+    what = TrainingStepSpec(
         ModelDefinition(_dense, None, None), {}, IMAGES, {"name": "sgd"}, accumulation=2
     )
     lifetimes = trace(what, 16).lifetimes

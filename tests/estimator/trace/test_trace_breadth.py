@@ -19,7 +19,7 @@ from trainwright.estimator.memory.step_memory import peak_bytes
 from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.estimator.trace.trace import trace
-from trainwright.estimator.trace.training_step import StepSpec
+from trainwright.estimator.trace.training_step import TrainingStepSpec
 
 Example = Callable[[int], tuple[Any, Any]]
 
@@ -32,7 +32,9 @@ def traced(
     **options: Any,
 ) -> Structure:
     options = {"optimizer": {"name": "adamw"}} | options
-    return trace(StepSpec(ModelDefinition(build, example, loss), {}, None, **options), batch_size)
+    return trace(
+        TrainingStepSpec(ModelDefinition(build, example, loss), {}, None, **options), batch_size
+    )
 
 
 def classes(inputs: Callable[[int], Any], count: int = 10) -> Example:
@@ -287,7 +289,7 @@ import sys, torch
 from torch import nn
 from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.estimator.trace import trace
-from trainwright.estimator.trace.training_step import StepSpec
+from trainwright.estimator.trace.training_step import TrainingStepSpec
 
 class Decoder(nn.Module):
     def __init__(self):
@@ -306,7 +308,7 @@ class Decoder(nn.Module):
 def example(batch):
     return torch.zeros(batch, 512, dtype=torch.long), torch.zeros(batch * 512, dtype=torch.long)
 
-spec = StepSpec(ModelDefinition(Decoder, example, None), {}, None, {"name": "adamw"})
+spec = TrainingStepSpec(ModelDefinition(Decoder, example, None), {}, None, {"name": "adamw"})
 structure = trace(spec, 32)
 # Not ru_maxrss: it would count what the parent held when it started this process.
 status = open("/proc/self/status").read()

@@ -16,7 +16,7 @@ from planner_cases import data_of
 
 from trainwright.estimator.curves import Affine, DeviceCurve
 from trainwright.tasks.allocate.joint_planner import Pending, choices, make_joint_plan
-from trainwright.tasks.allocate.schedule import Choice
+from trainwright.tasks.allocate.schedule import ScheduleChoice
 from trainwright.tasks.errors import BadInput, Infeasible
 from trainwright.tasks.runs.artefacts import Estimate, JointPlan
 from trainwright.tasks.spec.job import Job
@@ -66,7 +66,7 @@ def pending(pool: Pool, name: str, epochs: int, deadline_s: float | None, **more
 
 
 def brute(
-    options: Sequence[Sequence[Choice]], deadlines: Sequence[float], room: dict[object, int]
+    options: Sequence[Sequence[ScheduleChoice]], deadlines: Sequence[float], room: dict[object, int]
 ) -> float:
     """The least energy over all choices and starts.
 

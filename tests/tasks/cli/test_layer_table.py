@@ -9,7 +9,7 @@ from torch import nn
 from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace.source import ModelDefinition
 from trainwright.estimator.trace.trace import trace
-from trainwright.estimator.trace.training_step import StepSpec
+from trainwright.estimator.trace.training_step import TrainingStepSpec
 from trainwright.tasks.cli.screens import console
 from trainwright.tasks.cli.screens.layer_table import layer_rows
 
@@ -38,7 +38,7 @@ def structure() -> Structure:
         lambda batch: (torch.rand(batch, 3, 8, 8), torch.zeros(batch, dtype=torch.long)),
         None,
     )
-    return trace(StepSpec(definition, {}, None, {"name": "sgd"}), 4)
+    return trace(TrainingStepSpec(definition, {}, None, {"name": "sgd"}), 4)
 
 
 @pytest.mark.parametrize("depth", range(5))

@@ -16,7 +16,7 @@ from trainwright.estimator.predict.calibration import Calibration, load, save
 from trainwright.estimator.predict.communication import HOROVOD_CYCLE_S, Link
 from trainwright.estimator.structure import Structure
 from trainwright.estimator.trace.source import BatchSpec, ModelDefinition
-from trainwright.estimator.trace.trace import StepSpec, trace
+from trainwright.estimator.trace.trace import TrainingStepSpec, trace
 from trainwright.infra.lock import locked
 from trainwright.infra.memory_limit import usable_memory_bytes
 from trainwright.tasks import progress
@@ -50,7 +50,7 @@ def structure() -> Structure:
         None,
         None,
     )
-    return trace(StepSpec(definition, {}, images, {"name": "adamw"}, "fp32"), 16)
+    return trace(TrainingStepSpec(definition, {}, images, {"name": "adamw"}, "fp32"), 16)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from trainwright.estimator.predict.correction import FinishedRun, learn
 from trainwright.estimator.predict.loop_cost import LoopCost
 from trainwright.estimator.predict.machine_speed import Speed
 from trainwright.estimator.predict.op_cost import FamilyCost, Kernel, Roofline
-from trainwright.infra.s3 import S3Access
+from trainwright.infra.s3_server import S3Access
 from trainwright.tasks import chain
 from trainwright.tasks.allocate.preview import plan_job
 from trainwright.tasks.allocate.step import release

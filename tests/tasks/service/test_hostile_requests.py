@@ -17,7 +17,7 @@ from serving import model
 
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.service.auth import Caller
-from trainwright.tasks.service.service import Capacity, Service
+from trainwright.tasks.service.service import Service, ServiceLimits
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,9 @@ def refusal() -> Iterator[Callable[..., str]]:
     """Sends a model's code to a service; what the error says."""
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as runner:
         patch.setenv("TRAINWRIGHT_SERVICE_TOKEN", SECRET)
-        service = Service(doors.settings(), Capacity(at_once=1, trace_memory_bytes=MEMORY_BYTES))
+        service = Service(
+            doors.settings(), ServiceLimits(at_once=1, trace_memory_bytes=MEMORY_BYTES)
+        )
         sandbox = service.tracer.sandbox
 
         def refused(code: str, timeout_s: float = 40.0) -> str:

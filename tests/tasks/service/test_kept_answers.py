@@ -16,7 +16,7 @@ from trainwright.tasks.errors import Infeasible
 from trainwright.tasks.extract import extract_model
 from trainwright.tasks.service.auth import Caller
 from trainwright.tasks.service.compute.async_sandbox import AsyncSandbox
-from trainwright.tasks.service.service import Capacity, Service
+from trainwright.tasks.service.service import Service, ServiceLimits
 
 
 def test_that_nothing_is_feasible_is_cached_like_any_other_answer(home: Path) -> None:
@@ -33,7 +33,7 @@ def test_that_nothing_is_feasible_is_cached_like_any_other_answer(home: Path) ->
     body, caller = json.dumps(job).encode(), Caller(role="read")
 
     async def twice() -> list[str]:
-        service = Service(doors.settings(), Capacity(at_once=1))
+        service = Service(doors.settings(), ServiceLimits(at_once=1))
         said = []
         try:
             for _ in range(2):

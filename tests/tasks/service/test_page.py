@@ -222,7 +222,7 @@ def test_curves_move_while_training_runs_and_events_appear(tab: Watched, home: P
     )
     work = home / "work" / run.job_name / run.id
     ranks = [StepJournal(work, rank) for rank in (0, 1)]
-    record = events.Recorder(work)
+    record = events.EventRecorder(work)
     ended = threading.Event()
 
     def train() -> None:

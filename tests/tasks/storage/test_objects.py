@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.infra.background_process import stop
-from trainwright.infra.s3 import S3Access, s3_service, start_s3
+from trainwright.infra.s3_server import S3Access, s3_service, start_s3
 from trainwright.tasks.errors import BadInput, CorruptArtefact, ServiceUnreachable
 from trainwright.tasks.storage.connect import open_store
 from trainwright.tasks.storage.objects import ObjectStore, checked_key, get_verified, sha256

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from trainwright.estimator.trace.source import ModelDefinition
-from trainwright.estimator.trace.training_step import StepSpec, TrainingStep, prepare
+from trainwright.estimator.trace.training_step import TrainingStep, TrainingStepSpec, prepare
 from zoo import attention, convolutional, patches, sequences
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
@@ -38,9 +38,9 @@ class Case:
         """What a table's row calls it."""
         return f"{self.family} {self.name} b{self.batch_size} {self.optimizer}"
 
-    def spec(self) -> StepSpec:
+    def spec(self) -> TrainingStepSpec:
         """The step as the tracer takes it."""
-        return StepSpec(
+        return TrainingStepSpec(
             ModelDefinition(self.build, self.example_batch, self.loss),
             {},
             None,

@@ -19,7 +19,7 @@ from safetensors.torch import load
 from training_case import NO_SPARE, SLOW, alone, ranks, request
 
 from trainwright.infra.background_process import stop
-from trainwright.infra.s3 import s3_service, start_s3
+from trainwright.infra.s3_server import s3_service, start_s3
 from trainwright.tasks import progress
 from trainwright.tasks.errors import Interrupted, RunHeld, ServiceUnreachable
 from trainwright.tasks.storage.connect import open_store

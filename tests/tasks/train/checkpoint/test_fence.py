@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from trainwright.infra.s3 import S3Access
+from trainwright.infra.s3_server import S3Access
 from trainwright.tasks.errors import CorruptArtefact, RunHeld
 from trainwright.tasks.spec.job import CheckpointPolicy, Job
 from trainwright.tasks.storage.connect import open_store

@@ -18,7 +18,7 @@ from hosts_case import act, on_hosts, until
 from lab import Lab
 from training_case import once
 
-from trainwright.infra.s3 import S3Access
+from trainwright.infra.s3_server import S3Access
 from trainwright.tasks.errors import BadInput, Interrupted, ServiceUnreachable
 from trainwright.tasks.storage.connect import open_store
 from trainwright.tasks.train import TrainRequest, train

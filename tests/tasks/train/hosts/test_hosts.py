@@ -21,7 +21,7 @@ from lab import Lab
 from training_case import assert_every_sample_once, once, request, rows, scalars, when_checkpoint
 
 from trainwright.infra.background_process import stop as stop_service
-from trainwright.infra.s3 import s3_service, start_s3
+from trainwright.infra.s3_server import s3_service, start_s3
 from trainwright.tasks.errors import Interrupted, TrainingFailed
 from trainwright.tasks.storage.connect import open_store
 from trainwright.tasks.train import TrainRequest, train

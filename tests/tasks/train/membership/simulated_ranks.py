@@ -72,7 +72,7 @@ class Process:
     aborted: bool = False
     stop: bool = False
     killed: str | None = None
-    outbox: list[event.Event] = field(default_factory=list)
+    outbox: list[event.MembershipEvent] = field(default_factory=list)
 
 
 class SimulatedRanks:
@@ -105,7 +105,7 @@ class SimulatedRanks:
 
     # -- the machine's side ------------------------------------------------------------------------
 
-    def tell(self, *events: event.Event) -> None:
+    def tell(self, *events: event.MembershipEvent) -> None:
         """Give events to the machine, and obey."""
         group, broken = self.group, [self._breaks_group(one) for one in events]
         for happened in events:
@@ -121,7 +121,7 @@ class SimulatedRanks:
         if any(broken) and self.end is None and self.group is group:
             assert all(one.aborted for one in self.inside()), "they wait for one that is gone"
 
-    def _breaks_group(self, happened: event.Event) -> bool:
+    def _breaks_group(self, happened: event.MembershipEvent) -> bool:
         """Whether a member of the group is lost, or comes out of a sum that has failed."""
         if not isinstance(happened, event.RankEvent) or self.group is None:
             return False
@@ -131,7 +131,7 @@ class SimulatedRanks:
             return inside and bool(happened.sum_error) and not self._asked_to_leave
         return inside and isinstance(happened, event.ProcessEnded)
 
-    def _note_limits(self, happened: event.Event) -> None:
+    def _note_limits(self, happened: event.MembershipEvent) -> None:
         """Which batches a device was seen not to hold."""
         if isinstance(happened, event.SplitChanged):
             self.split = list(happened.batch_sizes)
@@ -150,9 +150,9 @@ class SimulatedRanks:
         if self.stop_asked_at is not None and self.now - self.stop_asked_at > 34.0:
             assert self.end is not None, "stop has no end"
 
-    def heartbeats(self) -> list[event.Event]:
+    def heartbeats(self) -> list[event.MembershipEvent]:
         """Of all processes that are not silent."""
-        found: list[event.Event] = []
+        found: list[event.MembershipEvent] = []
         for one in self.processes.values():
             if one.hang != "silent" and one.killed is None:
                 waits = computes = None
@@ -162,7 +162,7 @@ class SimulatedRanks:
                         computes = self.now - one.since
                     elif one.hang == "deaf" or not self.healthy():
                         waits = self.now - one.since
-                found.append(event.Heartbeat(self.now, one.number, waits, computes, False))
+                found.append(event.RankHeartbeat(self.now, one.number, waits, computes, False))
         return found
 
     def _obey(self, what: instruction.Instruction) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.tasks.train.membership.capacity import Capacity
+from trainwright.tasks.train.membership.capacity import TrainingCapacity
 from trainwright.tasks.train.membership.event import MemoryShortage
 
 
@@ -15,13 +15,13 @@ from trainwright.tasks.train.membership.event import MemoryShortage
 def test_each_time_that_memory_is_short_the_batch_shrinks(
     batch: int, fits: int, predicted: int | None
 ) -> None:
-    limit = Capacity([batch], min_count=1).limit(0, MemoryShortage(batch, fits), predicted)
+    limit = TrainingCapacity([batch], min_count=1).limit(0, MemoryShortage(batch, fits), predicted)
     assert 0 <= limit < batch
     assert limit <= max(fits, batch // 2)
 
 
 def test_a_device_gets_what_it_has_held_or_what_the_plan_predicts_but_at_most_half() -> None:
-    capacity = Capacity([64], min_count=1)
+    capacity = TrainingCapacity([64], min_count=1)
     assert capacity.limit(0, MemoryShortage(64), None) == 32
     assert capacity.limit(0, MemoryShortage(64), 20) == 20
     assert capacity.limit(0, MemoryShortage(64), 60) == 32
@@ -29,7 +29,7 @@ def test_a_device_gets_what_it_has_held_or_what_the_plan_predicts_but_at_most_ha
 
 
 def test_a_shortage_names_what_is_short() -> None:
-    capacity = Capacity([8, 8, 8], min_count=2)
+    capacity = TrainingCapacity([8, 8, 8], min_count=2)
     assert capacity.shortage([0, 1]) is None
     assert capacity.shortage([]) == "none of 3 devices is left"
     assert capacity.shortage([2]) == "1 of 3 devices left, and devices.min_count is 2"
@@ -43,7 +43,7 @@ def test_a_shortage_names_what_is_short() -> None:
 
 
 def test_a_device_that_holds_no_sample_is_of_no_use_and_what_is_lacking_is_memory() -> None:
-    capacity = Capacity([8, 8], min_count=2)
+    capacity = TrainingCapacity([8, 8], min_count=2)
     assert not capacity.lacks_memory([0, 1])
     capacity.limit(1, MemoryShortage(1), None)
     assert capacity.usable([1, 0]) == [0]
@@ -52,4 +52,4 @@ def test_a_device_that_holds_no_sample_is_of_no_use_and_what_is_lacking_is_memor
 
 
 def test_more_devices_than_there_are_can_not_be_required() -> None:
-    assert Capacity([8], min_count=3).shortage([0]) is None
+    assert TrainingCapacity([8], min_count=3).shortage([0]) is None

@@ -538,7 +538,7 @@ def test_a_rank_that_hangs_is_killed_with_the_reason_and_replaced(hang: Any, why
 
 def test_what_a_rank_reported_in_its_last_group_does_not_count_in_the_next() -> None:
     ranks = training(2)
-    ranks.tell(event.Heartbeat(ranks.now, 0, 61.0, None, False))
+    ranks.tell(event.RankHeartbeat(ranks.now, 0, 61.0, None, False))
     kill(ranks, 1)
     leave(ranks, 0, sum_error="reset")
     ranks.tell(event.Tick(ranks.now + 0.1))
@@ -560,8 +560,8 @@ def test_a_rank_that_reads_a_checkpoint_may_keep_the_others_waiting() -> None:
 
     def waits(seconds: float) -> None:
         ranks.now += seconds
-        reads = event.Heartbeat(ranks.now, 0, None, None, True)
-        waits = event.Heartbeat(ranks.now, 1, seconds, None, False)
+        reads = event.RankHeartbeat(ranks.now, 0, None, None, True)
+        waits = event.RankHeartbeat(ranks.now, 1, seconds, None, False)
         ranks.tell(reads, waits, event.Tick(ranks.now))
 
     waits(STORE_S - 1)

@@ -62,12 +62,12 @@ def test_a_run_that_comes_back_to_a_machine_has_what_happened_on_all_of_them(
     for number, (machine, stored) in enumerate(zip("ab", kept, strict=True)):
         events.fetch(store, tmp_path / machine)
         for epoch in (2 * number, 2 * number + 1):
-            events.Recorder(tmp_path / machine)({"event": "epoch", "epoch": epoch})
+            events.EventRecorder(tmp_path / machine)({"event": "epoch", "epoch": epoch})
         if stored:  # a machine that dies keeps its own
             store.put_file(events.KEY, tmp_path / machine / events.KEY)
         if stored or machine == "a":
             told += [2 * number, 2 * number + 1]
     events.fetch(store, tmp_path / "a")
-    events.Recorder(tmp_path / "a")({"event": "epoch", "epoch": 4})
+    events.EventRecorder(tmp_path / "a")({"event": "epoch", "epoch": 4})
     found = events.parse((tmp_path / "a" / events.KEY).read_bytes())
     assert [one["epoch"] for one in found] == [*told, 4]

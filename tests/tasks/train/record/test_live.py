@@ -106,7 +106,7 @@ def test_however_it_is_cut_into_parts_following_sees_the_rows_of_the_whole(
 
 def test_what_happens_is_kept_with_its_time_and_other_progress_is_not(home: Path) -> None:
     run = _begun(home)
-    record = events.Recorder(run.work_path)
+    record = events.EventRecorder(run.work_path)
     record(
         {"event": "world", "generation": 2, "ranks": [0], "reason": "rank 1 (here/cpu-1) was lost"}
     )

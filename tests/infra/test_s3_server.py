@@ -20,7 +20,7 @@ import urllib3
 from minio import Minio
 
 from trainwright.infra.background_process import stop
-from trainwright.infra.s3 import (
+from trainwright.infra.s3_server import (
     S3Access,
     inner_sockets,
     s3_access,
@@ -106,7 +106,7 @@ def test_no_access_before_the_first_start(tmp_path: Path) -> None:
 def test_a_running_server_is_kept_also_by_starters_at_once(own_home: Path) -> None:
     pid = s3_service(own_home).pid()
     code = (
-        "import sys; from pathlib import Path; from trainwright.infra.s3 import start_s3; "
+        "import sys; from pathlib import Path; from trainwright.infra.s3_server import start_s3; "
         "start_s3(Path(sys.argv[1]))"
     )
     starters = [subprocess.Popen([sys.executable, "-c", code, str(own_home)]) for _ in range(3)]
