@@ -1,4 +1,7 @@
-"""What the rest stands on: the embedded stack (`local`), Horovod's build (`horovod`), the sandbox.
+"""What the rest stands on: the embedded stack, Horovod's build, the sandbox, processes.
+
+`local` is the embedded stack (`s3_server`, `airflow`), `horovod` the build, `background_process`
+and `process` start processes, `lock` and `ports` keep them apart.
 
 Imports no other package of trainwright.
 """

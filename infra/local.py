@@ -1,4 +1,4 @@
-"""The embedded stack on 127.0.0.1, in one home folder: an S3 server (`infra.s3_server`) and Airflow.
+"""The embedded stack on 127.0.0.1, in one home folder: the S3 server (`s3_server`) and Airflow.
 
 `run JOB` needs only `start_s3` and Airflow's settings and database; `up` starts everything.
 """

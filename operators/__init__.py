@@ -1,5 +1,8 @@
 """trainwright's Airflow operators: each step of the chain, usable alone in any DAG.
 
+`base` is every operator's base. `provider` has the connection forms, `hooks` what they set;
+`triggers`, `links`, `decorators`, `plugin` and `service` are the rest of what Airflow sees.
+
     from trainwright.operators import ValidateOperator, TrainOperator
 
 An operator's module is imported when its name is first used, and none loads torch, pandas or

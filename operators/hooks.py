@@ -1,5 +1,7 @@
 """Airflow connections to the object store, the ledger and the hosts, and the settings they give.
 
+`provider` has their forms.
+
 A connection replaces all of its variables (`trainwright.tasks.settings`): a field that is empty
 in the form unsets its variable, so that one server never gets another server's keys.
 """

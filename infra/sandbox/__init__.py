@@ -1,4 +1,4 @@
-"""The sandbox: code of users runs here and nowhere else.
+"""The sandbox: users' code is traced here. (A training's ranks run it as ordinary code.)
 
 `client` starts a `fork_server`, a process that has imported what the code needs and forks a child
 for each request. That child is the supervisor (`supervise`): it runs a function `inside` a process

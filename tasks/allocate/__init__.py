@@ -1,4 +1,10 @@
-"""Step `allocate`: plans which devices a run uses, and leases them."""
+"""Step `allocate`: plans which devices a run uses, and leases them.
+
+`step` first. `planner` makes the plan: `problem` says what to minimise, `batch_choice` tries global
+batches, `strategies` searches. `alternatives`, `front` and `infeasible` say what else there was.
+`acquire` leases the devices, `replan` plans again, `joint_planner` plans several jobs (`schedule`),
+`preview` plans without a run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Step `analyze`: compares a run with earlier ones, and writes the report."""
+"""Step `analyze`: compares a run with earlier ones, and writes the report.
+
+`history` compares, `report` makes the HTML.
+"""
 
 from __future__ import annotations
 

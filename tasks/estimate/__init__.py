@@ -1,4 +1,8 @@
-"""Step `estimate`: the cost of a training step by kind of device; calibration; finished runs."""
+"""Step `estimate`: the cost of a training step by kind of device; calibration; finished runs.
+
+`step` first, then `pool_estimate`. `calibrate` and `link` measure this machine at first use;
+`finished_runs` and `memory_limits` are what earlier runs taught.
+"""
 
 from __future__ import annotations
 

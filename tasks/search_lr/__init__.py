@@ -1,4 +1,7 @@
-"""Step `search_lr`: finds the learning rate."""
+"""Step `search_lr`: finds the learning rate.
+
+`step` first; `learning_rate` chooses. The ranks' part is in `train.worker`.
+"""
 
 from __future__ import annotations
 

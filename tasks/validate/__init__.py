@@ -1,4 +1,8 @@
-"""Step `validate`: checks data before anything is allocated."""
+"""Step `validate`: checks data before anything is allocated.
+
+`step` first. `suite` infers the expectations, `check` judges data in the process that
+`expectations` starts.
+"""
 
 from __future__ import annotations
 

@@ -37,6 +37,18 @@ def test_each_room_says_what_is_in_it() -> None:
     assert silent == []
 
 
+def test_each_room_names_the_modules_to_read_first() -> None:
+    silent = []
+    for room in rooms():
+        text = ast.get_docstring(ast.parse((ROOT / room / "__init__.py").read_text())) or ""
+        named = {name.split(".")[-1] for name in re.findall(r"`([\w.]+)`", text)}
+        modules = {path.stem for path in (ROOT / room).glob("*.py")}
+        folders = [path.name for path in (ROOT / room).iterdir() if path.is_dir()]
+        if not (named & modules or any(f"{name}/" in text for name in folders)):
+            silent.append(room)
+    assert silent == []
+
+
 def test_no_class_name_means_two_things() -> None:
     files: dict[str, set[str]] = {}
     for package in PACKAGES:

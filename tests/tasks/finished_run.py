@@ -30,8 +30,11 @@ from trainwright.tasks.runs.artefacts import (
 )
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.spec.job import CheckpointPolicy
+from trainwright.tasks.storage.objects import ObjectStore
 from trainwright.tasks.store import save_model, seal
 from trainwright.tasks.train.checkpoint import files as checkpoint
+from trainwright.tasks.train.checkpoint.fence import Fence, folder_name, read_index
+from trainwright.tasks.train.checkpoint.tensors import as_file, optimizer_tensors
 from trainwright.tasks.train.record.journal import Journals, StepJournal
 from trainwright.tasks.train.record.metrics import Row, encode, part_key
 
@@ -86,6 +89,22 @@ def begin_run(store: str, name: str, number: int, **train: Any) -> Run:
     return run
 
 
+def save_checkpoint(
+    store: ObjectStore,
+    state: checkpoint.State,
+    model: dict[str, torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    policy: CheckpointPolicy,
+) -> None:
+    """Write a checkpoint, in the name of the launch that may add one."""
+    fence = Fence(store, read_index(store)[0].owner)
+    parts = ((checkpoint.MODEL, model), (checkpoint.OPTIMIZER, optimizer_tensors(optimizer)))
+    for name, tensors in parts:
+        data = b"".join(as_file(tensors))
+        fence.put(f"{folder_name(state.step)}/{name}", data, state.add_file(name, data))
+    checkpoint.write_state(fence, state, policy)
+
+
 def write_checkpoints(run: Run, bests: tuple[bool, ...]) -> list[dict[str, torch.Tensor]]:
     """A checkpoint every 10 steps, marked as best or not; the weights of each."""
     written = []
@@ -94,7 +113,7 @@ def write_checkpoints(run: Run, bests: tuple[bool, ...]) -> list[dict[str, torch
         model = cast(torch.nn.Linear(4, 3), run.job().train.precision)
         state = checkpoint.State(step=10 * number, epoch=number, split=list(BATCHES), best=best)
         policy = CheckpointPolicy(keep_last=len(bests))
-        checkpoint.save(
+        save_checkpoint(
             run.objects,
             state,
             model.state_dict(),

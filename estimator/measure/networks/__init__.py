@@ -1,1 +1,4 @@
-"""The networks that calibration measures. Loads torch."""
+"""The networks that calibration measures. Loads torch.
+
+`benchmark` draws them, from `image_networks`, `sequence_networks` and `single_layers`.
+"""

@@ -89,23 +89,6 @@ def initial_batch(state: State) -> int:
     return int(state.adaptive["growth"]["base"]) if "growth" in state.adaptive else sum(state.split)
 
 
-def save(
-    store: ObjectStore,
-    state: State,
-    model: dict[str, torch.Tensor],
-    optimizer: torch.optim.Optimizer,
-    policy: CheckpointPolicy,
-) -> None:
-    """Write a checkpoint at once, in the name of the launch that may add one."""
-    from trainwright.tasks.train.checkpoint.tensors import as_file, optimizer_tensors
-
-    fence = Fence(store, read_index(store)[0].owner)
-    for name, tensors in ((MODEL, model), (OPTIMIZER, optimizer_tensors(optimizer))):
-        data = b"".join(as_file(tensors))
-        fence.put(f"{folder_name(state.step)}/{name}", data, state.add_file(name, data))
-    write_state(fence, state, policy)
-
-
 def write_state(fence: Fence, state: State, policy: CheckpointPolicy) -> None:
     """Make a checkpoint of files that are all in the store. Raises RunHeld."""
     data = state.encoded()

@@ -1,1 +1,6 @@
-"""A rank's process: its start, its loop over steps, the learning-rate ramp."""
+"""A rank's process: its start, its loop over steps, the learning-rate ramp.
+
+`entry` starts the process, `member` loads and takes part in groups, `loop` trains. `state_sync`
+gives a new group one state. `lr_ramp`, `lr_trials` and `lr_curve` search the learning rate, from a
+`snapshot`. `torchrun` replaces the launcher, `measure_loop` measures the loop's own cost.
+"""

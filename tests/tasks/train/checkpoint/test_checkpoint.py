@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from finished_run import save_checkpoint
 
 from trainwright.tasks import progress
 from trainwright.tasks.spec.job import CheckpointPolicy
@@ -20,7 +21,7 @@ def saved(store: FolderStore, steps: dict[int, bool], policy: CheckpointPolicy) 
     for step, best in steps.items():
         weights["weight"].fill_(step)
         state = files.State(step=step, epoch=0, split=[2, 1], best=best)
-        files.save(store, state, weights, optimizer, policy)
+        save_checkpoint(store, state, weights, optimizer, policy)
 
 
 def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
