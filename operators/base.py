@@ -70,6 +70,8 @@ class StepOperator(BaseOperator):
     )
     operator_extra_links = LINKS
     step: ClassVar[str]
+    function_returns: ClassVar[str] = "job"
+    """the input that the function returns if the operator is used as a TaskFlow decorator"""
     shown_run: tuple[str, str] | None = None
     """Job name and id of the task's run, once it is open and if the page can show it."""
 

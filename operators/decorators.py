@@ -1,4 +1,4 @@
-"""TaskFlow decorators: a function returns the job or the data, and the operator does the work.
+"""TaskFlow decorators, one for each step: a function returns the job, and the operator does the work.
 
     @task.trainwright_train(device_pool="lab.yaml")
     def train(table: str, width: int) -> dict:
@@ -6,6 +6,9 @@
         return {"name": "mine", "data": {"uri": table}, "model": model}
 
     train.partial(table=make_table()).expand(width=[32, 64])
+
+A decorator's name is `trainwright_` and the step's. For `trainwright_validate` the function returns
+the data (`{"uri": …}`).
 
 The function runs on the worker and gets upstream results and the context as any TaskFlow function
 does. The decorator takes the operator's inputs. Templates in the returned value are not rendered.
@@ -15,7 +18,8 @@ A retry calls the function again; if it returns the same job, training resumes.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, ClassVar
 
 from airflow.sdk import Context
@@ -27,18 +31,15 @@ from airflow.sdk.bases.decorator import (
 )
 from airflow.sdk.definitions.context import context_merge
 
-from trainwright.operators.base import airflow_errors
-from trainwright.operators.train import TrainOperator
-from trainwright.operators.validate import ValidateOperator
+from trainwright.operators.base import airflow_errors, operator_of
+from trainwright.tasks.chain import StepSpec, steps
 from trainwright.tasks.errors import BadInput
 
 
 class FromFunction(DecoratedOperator):
     """An operator that gets one of its inputs from a function when the task runs."""
 
-    input_name: ClassVar[str]
-    paths: ClassVar[bool] = False
-    """Whether the function may return a file's path instead of the mapping."""
+    function_returns: ClassVar[str]
 
     def execute(self, context: Context) -> Any:
         """Call the function, then do the step."""
@@ -46,7 +47,7 @@ class FromFunction(DecoratedOperator):
         kwargs = determine_kwargs(self.python_callable, self.op_args, context)
         returned = self.python_callable(*self.op_args, **kwargs)
         with airflow_errors():
-            setattr(self, self.input_name, self._checked(returned))
+            setattr(self, self.function_returns, self._checked(returned))
         # The UI then shows the returned value as a rendered field. After a deferral another
         # instance runs, which has not called the function; it must not overwrite the field.
         self.overwrite_rtif_after_execution = True
@@ -55,69 +56,59 @@ class FromFunction(DecoratedOperator):
     def _checked(self, returned: object) -> dict[str, Any] | str:
         if isinstance(returned, Mapping):
             return dict(returned)
-        if self.paths and isinstance(returned, str | os.PathLike) and str(returned).strip():
+        may_be_path = self.function_returns == "job"
+        if may_be_path and isinstance(returned, str | os.PathLike) and str(returned).strip():
             return os.fspath(returned)
-        allowed = "a mapping, as in a job file" + (", or a job file's path" if self.paths else "")
+        allowed = "a mapping, as in a job file" + (", or a job file's path" if may_be_path else "")
         raise BadInput(
-            f"{self.task_id}: the function returned {returned!r:.80} for `{self.input_name}`; "
+            f"{self.task_id}: the function returned {returned!r:.80} for `{self.function_returns}`; "
             f"allowed: {allowed}"
         )
 
 
-class TrainFromFunction(FromFunction, TrainOperator):
-    """`TrainOperator` with the job that a function returns."""
+def __getattr__(name: str) -> Callable[..., TaskDecorator]:
+    """`<step>_task`: the decorator of a step, ours or a registered one."""
+    step = next((one for one in steps() if name == f"{one.name}_task"), None)
+    if step is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _decorator_of(step)
 
-    template_fields: Sequence[str] = (
-        *DecoratedOperator.template_fields,
-        *TrainOperator.template_fields,
+
+@cache
+def _decorator_of(step: StepSpec) -> Callable[..., TaskDecorator]:
+    base = operator_of(step)
+    operator = type(
+        f"{base.__name__.removesuffix('Operator')}FromFunction",
+        (FromFunction, base),
+        {
+            "__doc__": f"`{base.__name__}` with the `{base.function_returns}` of a function.",
+            "__module__": __name__,
+            "template_fields": (*DecoratedOperator.template_fields, *base.template_fields),
+            "custom_operator_name": f"@task.trainwright_{step.name}",
+        },
     )
-    custom_operator_name = "@task.trainwright_train"
-    input_name = "job"
-    paths = True
 
+    def decorator(
+        python_callable: Callable[..., Any] | None = None, **inputs: Any
+    ) -> TaskDecorator:
+        return _decorated(operator, python_callable, inputs)
 
-class ValidateFromFunction(FromFunction, ValidateOperator):
-    """`ValidateOperator` with the data that a function returns."""
+    decorator.__doc__ = f"""Do the step `{step.name}` with what the function returns.
 
-    template_fields: Sequence[str] = (
-        *DecoratedOperator.template_fields,
-        *ValidateOperator.template_fields,
-    )
-    custom_operator_name = "@task.trainwright_validate"
-    input_name = "data"
-
-
-def train_task(python_callable: Callable[..., Any] | None = None, **inputs: Any) -> TaskDecorator:
-    """`@task.trainwright_train`: train the job that the function returns (mapping or file's path).
-
-    Takes the inputs of `TrainOperator` except `job` and `run`, and those of every task. Returns
-    what `TrainOperator` returns.
+    Takes the inputs of `{base.__name__}` except `{base.function_returns}`, `job` and `run`, and
+    those of every task. Returns what `{base.__name__}` returns.
     """
-    return _decorator(TrainFromFunction, ("job", "run"), python_callable, inputs)
+    return decorator
 
 
-def validate_task(
-    python_callable: Callable[..., Any] | None = None, **inputs: Any
+def _decorated(
+    operator: type[Any], function: Callable[..., Any] | None, inputs: dict[str, Any]
 ) -> TaskDecorator:
-    """`@task.trainwright_validate`: check the data that the function returns (a mapping).
-
-    Takes the inputs of `ValidateOperator` except `data`, `job` and `run`, and those of every
-    task. Returns what `ValidateOperator` returns.
-    """
-    return _decorator(ValidateFromFunction, ("data", "job", "run"), python_callable, inputs)
-
-
-def _decorator(
-    operator: type[FromFunction],
-    refused: Collection[str],
-    function: Callable[..., Any] | None,
-    inputs: dict[str, Any],
-) -> TaskDecorator:
-    for name in refused:
+    for name in (operator.function_returns, "job", "run"):
         if name in inputs:
             raise TypeError(
                 f"{operator.custom_operator_name}: got {name}=; "
-                f"leave it out: the function returns `{operator.input_name}`"
+                f"leave it out: the function returns `{operator.function_returns}`"
             )
     # Airflow would infer it from the function's return type, which is not the type of the task's
     # result.

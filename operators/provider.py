@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from typing import Any
 
+from trainwright.tasks.chain import StepSpec, steps
+from trainwright.tasks.errors import BadInput
+
+_log = logging.getLogger(__name__)
 _TEXT = {"type": ["string", "null"]}
 
 
@@ -120,6 +126,15 @@ _CONFIG = {
 }
 
 
+def _steps() -> Sequence[StepSpec]:
+    """All steps, or none if a registered one is broken: that must not keep Airflow from starting."""
+    try:
+        return steps()
+    except BadInput as error:
+        _log.error("no TaskFlow decorators: %s", error)
+        return ()
+
+
 def get_provider_info() -> dict[str, Any]:
     """The provider's metadata (entry point `apache_airflow_provider`)."""
     return {
@@ -134,10 +149,10 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "task-decorators": [
             {
-                "name": f"trainwright_{step}",
-                "class-name": f"trainwright.operators.decorators.{step}_task",
+                "name": f"trainwright_{step.name}",
+                "class-name": f"trainwright.operators.decorators.{step.name}_task",
             }
-            for step in ("train", "validate")
+            for step in _steps()
         ],
         "triggers": [
             {

@@ -30,6 +30,7 @@ class ValidateOperator(StepOperator):
     """
 
     step = "validate"
+    function_returns = "data"
     template_fields: Sequence[str] = (*StepOperator.template_fields, "data")
 
     def __init__(self, *, data: dict[str, Any] | None = None, **kwargs: Any) -> None:

@@ -22,9 +22,11 @@ from trainwright.tasks.store import verify
 
 WIRED = """
 import json
+from airflow.sdk import task
 from trainwright.dags.retrain import retrain
 tasks = retrain.tasks
 wired = {one.task_id: [type(one).__name__, sorted(one.downstream_task_ids)] for one in tasks}
+wired["decorator"] = [task.trainwright_count_lines(lambda: {}).operator_class.step]
 print("WIRED", json.dumps(wired))
 """
 
@@ -87,3 +89,4 @@ def test_a_step_of_another_package_is_run_shown_and_sealed_like_our_own(
     tasks = wired()
     assert tasks["count_lines"] == ["CountLinesOperator", ["estimate"]]
     assert "count_lines" in tasks["extract"][1]
+    assert tasks["decorator"] == ["count_lines"]

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from trainwright.operators.decorators import train_task, validate_task
+from trainwright.operators import decorators
+from trainwright.operators.decorators import estimate_task, train_task, validate_task
 from trainwright.operators.provider import get_provider_info
+from trainwright.tasks.chain import steps
 
 CONTEXT: Any = {"dag_run": SimpleNamespace(dag_id="d", run_id="r"), "run_id": "r"}
 
@@ -26,7 +28,7 @@ def operator(decorated: Any, *args: object, **kwargs: object) -> Any:
 
 def test_the_provider_names_the_decorators_and_their_functions_are_there() -> None:
     named = {one["name"]: one["class-name"] for one in get_provider_info()["task-decorators"]}
-    assert set(named) == {"trainwright_train", "trainwright_validate"}
+    assert set(named) == {f"trainwright_{step.name}" for step in steps()}
     for name, where in named.items():
         module, _, function = where.rpartition(".")
         made = getattr(importlib.import_module(module), function)(lambda: {})
@@ -98,7 +100,12 @@ def test_a_functions_own_errors_stay_its_own(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("decorator", "names"), [(train_task, ("job", "run")), (validate_task, ("data", "job", "run"))]
+    ("decorator", "names"),
+    [
+        (train_task, ("job", "run")),
+        (estimate_task, ("job", "run")),
+        (validate_task, ("data", "job", "run")),
+    ],
 )
 def test_what_the_function_returns_can_not_be_given_as_well(
     decorator: Any, names: tuple[str, ...]
@@ -114,3 +121,8 @@ def test_a_job_is_not_spread_over_xcoms_for_its_annotation() -> None:
 
     assert not operator(train_task(mine)).multiple_outputs
     assert operator(train_task(mine, multiple_outputs=True)).multiple_outputs
+
+
+def test_a_function_that_is_no_steps_decorator_is_missing() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'dance_task'"):
+        decorators.dance_task  # noqa: B018 - the access is the test

@@ -23,6 +23,7 @@ from airflow.sdk.log import redact
 from finished_run import begin_run
 from hypothesis import given
 from hypothesis import strategies as st
+from packages import install
 from sqlalchemy.engine import make_url
 
 from trainwright import operators
@@ -37,6 +38,7 @@ from trainwright.operators.hooks import (
     settings_of,
 )
 from trainwright.operators.provider import get_provider_info
+from trainwright.tasks import chain
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.pool import Ssh
 from trainwright.tasks.ssh import ssh_command
@@ -320,3 +322,16 @@ def test_airflows_configuration_speaks_where_the_environment_is_silent(
     assert settings_of({}).store == "file:///by-variable"
     monkeypatch.delenv("TRAINWRIGHT_STORE")
     assert settings_of({}).store == "file:///by-airflow"
+
+
+def test_a_registered_step_that_is_broken_leaves_airflow_without_decorators_but_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    install(tmp_path / "mine", {"broken": "1 / 0"}, chain.ENTRY_POINTS, {"own": "broken:STEP"})
+    monkeypatch.syspath_prepend(tmp_path / "mine")
+    chain.steps.cache_clear()
+    try:
+        assert get_provider_info()["task-decorators"] == []
+    finally:
+        chain.steps.cache_clear()
+    assert "step own of mine: cannot be loaded" in caplog.text
