@@ -1,4 +1,4 @@
-"""The DAGs: chains of operators, nothing but wiring.
+"""The DAGs. They only wire operators together.
 
 `retrain` first; `chain` wires one operator per step.
 

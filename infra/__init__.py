@@ -1,7 +1,7 @@
-"""What the rest stands on: the embedded stack, Horovod's build, the sandbox, processes.
+"""Infrastructure: the embedded stack, Horovod's build, the sandbox, processes.
 
-`local` is the embedded stack (`s3_server`, `airflow`), `horovod` the build, `background_process`
-and `process` start processes, `lock` and `ports` keep them apart.
+`local` is the embedded stack (`s3_server`, `airflow`), `horovod` the build. `background_process`
+and `process` start processes; `lock` and `ports` coordinate them.
 
 Imports no other package of trainwright.
 """

@@ -1,8 +1,8 @@
-"""Airflow on SQLite, reachable from 127.0.0.1 only: its settings, its database, its four processes.
+"""Airflow on SQLite, reachable only from 127.0.0.1: its settings, database and four processes.
 
-They are the four that `airflow standalone` runs, started one by one: standalone's log servers
-listen on every interface, and its processes outlive it. Logs are on this machine's disk, where the
-API server reads them, so no log server is needed.
+They are the four processes of `airflow standalone`, started one by one, because standalone's log
+servers listen on every interface, and its processes outlive it. The API server reads logs from
+this machine's disk, so no log server is necessary.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def airflow_services(home: Path) -> list[BackgroundProcess]:
 
 
 def training_service(home: Path) -> BackgroundProcess:
-    """What tasks have started and what outlives them, and a restart of the scheduler.
+    """The owner of processes that outlive their task, and a restart of the scheduler.
 
-    It ends when Airflow is stopped.
+    They end when Airflow is stopped.
     """
     return BackgroundProcess("airflow-training", home / "airflow")
 
@@ -54,12 +54,12 @@ def password_file(home: Path) -> Path:
 
 
 def airflow_address(home: Path) -> str:
-    """The URL of the UI and the REST API. Raises FileNotFoundError if it was never set up."""
+    """The URL of the UI and the REST API. Raises FileNotFoundError before the first set-up."""
     return f"http://127.0.0.1:{int(_secrets_file(home, 'port').read_text())}"
 
 
 def airflow_environment(home: Path, dags_folder: Path) -> dict[str, str]:
-    """The environment of every Airflow process of this home; the first call makes its secrets."""
+    """The environment of this home's Airflow processes. The first call creates its secrets."""
     folder = home / "airflow"
     if not _secrets_file(home, "port").exists():
         with _locked(home):
@@ -89,7 +89,7 @@ def airflow_environment(home: Path, dags_folder: Path) -> dict[str, str]:
         "api_auth": {"jwt_secret": _secrets_file(home, "jwt-secret").read_text()},
         "logging": {"base_log_folder": str(folder / "logs")},
         "scheduler": {"enable_health_check": "False"},
-        # While devices of this machine train, an answer may take long.
+        # Answers are slow while this machine's devices train.
         "workers": {"execution_api_timeout": "60"},
     }
     environment = {
@@ -115,7 +115,7 @@ def ensure_airflow_db(home: Path, dags_folder: Path) -> None:
     if up_to_date():
         return
     with _locked(home):
-        if up_to_date():  # by the process that held the lock before
+        if up_to_date():  # the previous holder of the lock has done it
             return
         log_path = folder / "migrate.log"
         with log_path.open("wb") as log:
@@ -135,7 +135,7 @@ def ensure_airflow_db(home: Path, dags_folder: Path) -> None:
 
 
 def start_airflow(home: Path, dags_folder: Path) -> None:
-    """Start those processes that do not run, and wait until all are healthy.
+    """Start the processes that do not run, and wait until all are healthy.
 
     Raises OSError, TimeoutError.
     """
@@ -145,7 +145,7 @@ def start_airflow(home: Path, dags_folder: Path) -> None:
         if all(service.pid() for service in services) and airflow_answers(home):
             return
         with ExitStack() as kept:
-            # The port is the API server's; the others read it at their start.
+            # The port is the API server's. The other processes read it at their start.
             if services[0].pid() is None:
                 stop(services, grace_s=20)
                 port = _secrets_file(home, "port")
@@ -153,7 +153,7 @@ def start_airflow(home: Path, dags_folder: Path) -> None:
             environment = airflow_environment(home, dags_folder)
             for service, arguments in zip(services, _COMPONENTS.values(), strict=True):
                 if service.pid() is None:
-                    stop([service], grace_s=20)  # what an earlier one may have left running
+                    stop([service], grace_s=20)  # an earlier one may have left children
                     service.start([sys.executable, "-m", "airflow", *arguments], environment)
             wait_until(lambda: airflow_answers(home), services, timeout_s=240)
 
@@ -194,7 +194,7 @@ def _secrets_file(home: Path, name: str) -> Path:
 
 
 def _set_up(home: Path) -> None:
-    """Generate passwords and keys, once. The port is written last: then the rest is complete."""
+    """Generate passwords and keys once. Writes the port last, when the rest is complete."""
     if _secrets_file(home, "port").exists():
         return
     private_folder(home / "airflow" / "secrets")

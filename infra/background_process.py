@@ -1,7 +1,7 @@
 """Background processes of the embedded stack, which outlive the process that starts them.
 
 A process is identified by its id and its start time, so that a recycled id is never mistaken for
-it. What it started is identified by its session, or by a mark in the environment if it left the
+it. Its children are identified by its session, or by a mark in the environment if they left the
 session. Linux only.
 """
 
@@ -25,14 +25,14 @@ _MARK = "TRAINWRIGHT_SERVICE"
 
 @dataclass(frozen=True)
 class BackgroundProcess:
-    """A process that runs in the background; its record and its log lie in `folder`."""
+    """A background process. Its record and its log are in `folder`."""
 
     name: str
     folder: Path
 
     @property
     def log(self) -> Path:
-        """The file of its output."""
+        """The file with its output."""
         return self.folder / f"{self.name}.log"
 
     @property
@@ -49,7 +49,7 @@ class BackgroundProcess:
         return pid if pid is not None and _start_time(pid) == started else None
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start it in `folder`, in a session of its own, with its output appended to its log."""
+        """Start it in `folder`, in its own session; appends its output to its log."""
         with self.log.open("ab") as log:
             child = subprocess.Popen(
                 command,
@@ -62,14 +62,14 @@ class BackgroundProcess:
             )
         record = {"pid": child.pid, "started": _start_time(child.pid)}
         write_private(self._record, json.dumps(record))
-        child.returncode = 0  # it outlives this object, which would warn of that; see _start_time
+        child.returncode = 0  # prevents Popen's warning; it outlives this object (see _start_time)
 
     def adopt(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """The environment with which a process of another background process ends with this one."""
+        """The environment that makes another's child process end with this background process."""
         return {**environment, **({_MARK: self._mark} if _MARK in environment else {})}
 
     def processes(self) -> list[psutil.Process]:
-        """It and every process it started, also those whose parents have ended."""
+        """The process and all its descendants, also those whose parents have ended."""
         pid, started = self._recorded()
         session = pid if pid is not None and _start_time(pid) in (started, None) else None
         return [
@@ -99,7 +99,7 @@ class BackgroundProcess:
 
 
 def _start_time(pid: int) -> int | None:
-    """When a process started, in the kernel's ticks since boot; None if it has ended."""
+    """The start time of a process, in the kernel's ticks since boot; None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -119,7 +119,7 @@ def _session(process: psutil.Process) -> int | None:
 
 
 def stop(stopped: Iterable[BackgroundProcess], grace_s: float) -> None:
-    """End background processes and all they started: by SIGTERM, and by SIGKILL after `grace_s`.
+    """End background processes and their descendants: by SIGTERM, then SIGKILL after `grace_s`.
 
     SIGTERM goes to the leaders of process groups, which end their children in their own order, and
     to processes whose parent is not among them.

@@ -120,7 +120,7 @@ def wheel() -> Path:
 
 
 def main(arguments: list[str]) -> int:
-    """Install Horovod, if it is missing. With `--wheel`, only put its wheel into the cache."""
+    """Install Horovod if it is missing. With `--wheel`, only cache its wheel."""
     if installed():
         return 0
     try:

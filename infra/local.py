@@ -44,7 +44,7 @@ __all__ = [
 
 
 def up(home: Path, dags_folder: Path, progress: Callable[[str], None] | None = None) -> None:
-    """Start what does not run, and wait until all is healthy. `progress` gets each step's name.
+    """Start all parts that do not run, and wait until they are healthy. `progress` gets each name.
 
     Raises OSError or TimeoutError with the part that failed and the path of its log.
     """
@@ -58,13 +58,13 @@ def up(home: Path, dags_folder: Path, progress: Callable[[str], None] | None = N
 
 
 def down(home: Path) -> None:
-    """Stop all of it. Data, passwords and ports stay for the next `up`."""
+    """Stop all parts. Data, passwords and ports stay for the next `up`."""
     stop_airflow(home)
     stop_s3(home)
 
 
 def status(home: Path) -> list[dict[str, Any]]:
-    """Each part: name, state, pid, address, log, and a note on how to log in.
+    """Each part's name, state, pid, address and log, and a note on how to log in.
 
     The state is `running`, `not answering` or `stopped`.
     """

@@ -1,4 +1,4 @@
-"""A lock between processes of one machine, by a file.
+"""A file lock between processes of one machine.
 
 The kernel frees it when the last process that holds it has ended.
 """
@@ -14,10 +14,10 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool) -> Iterator[int]:
-    """Hold the lock; yields its file descriptor, which a child process may inherit to hold it too.
+    """Hold the lock. Yields its file descriptor; a child process that inherits it holds it too.
 
     Raises BlockingIOError if another process holds it and `wait` is false, OSError if the file
-    can't be made.
+    can't be created.
     """
     descriptor = _take(path, wait)
     try:
@@ -38,4 +38,4 @@ def _take(path: Path, wait: bool) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # its holder deleted the file meanwhile, so it guards nothing
+        os.close(descriptor)  # its holder has deleted the file, so this lock guards nothing

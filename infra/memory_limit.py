@@ -1,4 +1,4 @@
-"""How much memory the processes of this machine, or of this container, may use."""
+"""The memory that processes of this machine, or of this container, may use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def usable_memory_bytes(root: Path = CGROUPS, of_process: Path = _OF_THIS_PROCES
     """The machine's memory, or the lowest limit of the process's cgroups and of those above them.
 
     `memory.max` of version 2, `memory.limit_in_bytes` of version 1 (docs.kernel.org, Control Group
-    v2 and Memory Resource Controller). `root` is where cgroups are mounted, `of_process` the
+    v2 and Memory Resource Controller). `root` is the mount point of cgroups, `of_process` the
     process's `/proc/<pid>/cgroup`.
     """
     try:
@@ -40,7 +40,7 @@ def usable_memory_bytes(root: Path = CGROUPS, of_process: Path = _OF_THIS_PROCES
 
 
 def _limit(file: Path) -> int | None:
-    """The limit in a file; None if it says "max", or if a container does not see the file."""
+    """The limit in a file; None if it is "max", or the file is invisible to the container."""
     try:
         text = file.read_text().strip()
     except OSError:
@@ -49,7 +49,7 @@ def _limit(file: Path) -> int | None:
 
 
 def kernel_oom_kills() -> int:
-    """How many processes the kernel has killed for lack of memory since boot; 0 if unknown."""
+    """The number of processes killed for lack of memory since boot; 0 if unknown."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:

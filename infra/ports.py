@@ -12,9 +12,9 @@ from contextlib import ExitStack, contextmanager
 def free_ports(count: int, preferred: int) -> Iterator[int]:
     """The first of `count` consecutive free ports: `preferred`, or others. Raises OSError.
 
-    They are reserved until the block ends: other callers get other ports. A server should listen by
-    then. All are below the kernel's range for outgoing connections, which could take them at any
-    moment.
+    They are reserved until the block ends: other callers get other ports. Start the server inside
+    the block. All are below the kernel's range for outgoing connections, which could take them at
+    any moment.
     """
     candidates = [preferred, *(random.randrange(10_000, 32_000 - count) for _ in range(200))]
     for first in candidates:
@@ -26,9 +26,9 @@ def free_ports(count: int, preferred: int) -> Iterator[int]:
 
 
 def _reserve(port: int, until: ExitStack) -> bool:
-    """Reserve a port by an abstract socket of its name, which the kernel frees with this process.
+    """Reserve a port by an abstract socket named after it, which ends with this process.
 
-    False if the port is in use, or reserved.
+    False if the port is in use or reserved.
     """
     name, probe = until.enter_context(socket.socket(socket.AF_UNIX)), socket.socket()
     with probe:

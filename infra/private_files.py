@@ -1,4 +1,4 @@
-"""Files and folders for their owner only."""
+"""Files and folders that only their owner may access."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder that only its owner may open."""
+    """Create a folder that only its owner may open."""
     path.mkdir(parents=True, exist_ok=True)
     path.chmod(0o700)
     return path

@@ -1,7 +1,7 @@
 """Processes that end when their parent does, however it ends (Linux: PR_SET_PDEATHSIG).
 
-The kernel ties the signal to the *thread* that started the process: start it from a thread that
-lives as long as it should.
+The kernel sends the signal when the *thread* that started the process ends, so start the process
+from a thread that lives long enough.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 
 def dying_with_parent(command: Sequence[str]) -> list[str]:
-    """The command, wrapped so that it is killed when the calling process ends; same process id."""
+    """The command, wrapped so that the kernel kills it when the calling process ends; same pid."""
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
 def allow_inspection(allowed: bool) -> None:
-    """Whether other processes of this user may read our environment, memory and open files."""
+    """Allow or forbid this user's processes to read our environment, memory and open files."""
     import ctypes
 
     set_dumpable = 4

@@ -3,10 +3,10 @@
     HOME/s3/access.json    address and keys (mode 0600)     data/  the objects
     HOME/s3/security.toml  the inner ports' keys            s3-server.log
 
-Besides the S3 port, SeaweedFS opens seven ports for its own parts, which S3 credentials do not
-protect: by default any local user, or a web page by a cross-site request, could read and delete
-through them. Here their HTTP interfaces are off or require a signed token, and gRPC requires a
-client certificate. Tokens and certificate are generated at the first start.
+Besides the S3 port, SeaweedFS opens seven internal ports, which S3 credentials do not protect: by
+default any local user, or a web page by a cross-site request, could read and delete through them.
+Here their HTTP interfaces are off or require a signed token, and gRPC requires a client
+certificate. The first start generates tokens and certificate.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from trainwright.infra.private_files import private_folder, write_private
 
 _FIRST_PORT = 18333
 _CHUNK_MB = 1
-"""With the default of 4 MB, its buffers outgrow their pool and a write takes twice the CPU time: 22
-ms a MB instead of 11, of which 7 ms go into four MD5 sums of every byte."""
+"""With the default of 4 MB, its buffers exceed their pool and a write takes twice the CPU time:
+22 ms per MB instead of 11, of which 7 ms are four MD5 sums of every byte."""
 _PROBE_BUCKET = "trainwright-probe"
 _GRPC = ("master", "volume", "filer", "s3", "client")
 _GRPC_PORTS = ("s3", "master", "volume", "filer")
@@ -38,7 +38,7 @@ _GRPC_PORTS = ("s3", "master", "volume", "filer")
 
 @dataclass(frozen=True)
 class S3Access:
-    """How to reach the embedded S3 server."""
+    """The address and keys of the embedded S3 server."""
 
     endpoint: str
     access_key: str
@@ -51,7 +51,7 @@ class S3Access:
 
 
 def s3_access(home: Path) -> S3Access:
-    """The embedded server's address and keys. Raises FileNotFoundError if it was never set up."""
+    """The embedded server's address and keys. Raises FileNotFoundError before the first start."""
     return S3Access(**json.loads((home / "s3" / "access.json").read_text()))
 
 
@@ -61,10 +61,10 @@ def s3_service(home: Path) -> BackgroundProcess:
 
 
 def start_s3(home: Path) -> S3Access:
-    """Start the server, unless it runs, and wait until it answers.
+    """Start the server unless it runs, and wait until it answers.
 
-    It outlives this process; `stop_s3` ends it. Raises OSError or TimeoutError if it can't be
-    started.
+    It outlives this process; `stop_s3` ends it. Raises OSError or TimeoutError if the start
+    fails.
     """
     with _locked(home):
         service = s3_service(home)
@@ -91,7 +91,7 @@ def stop_s3(home: Path) -> None:
     """Stop the server. Its data stays."""
     if (home / "s3").exists():
         with _locked(home):
-            # If it does not run, another server may have its ports.
+            # If it does not run, its ports may belong to another server.
             ran = s3_service(home).pid() is not None
             stop([s3_service(home)], grace_s=20)
             with suppress(OSError):
@@ -100,9 +100,9 @@ def stop_s3(home: Path) -> None:
 
 
 def inner_sockets(port: int) -> list[Path]:
-    """The sockets that the server of this S3 port makes for its gRPC ports.
+    """The sockets that the server of this S3 port creates for its gRPC ports.
 
-    Their place is fixed, and the server leaves them behind.
+    Their paths are fixed, and the server does not remove them.
     """
     return [
         Path(f"/tmp/seaweedfs-{name}-grpc-{port + 4 + place}.sock")
@@ -111,7 +111,7 @@ def inner_sockets(port: int) -> list[Path]:
 
 
 def s3_answers(home: Path) -> bool:
-    """Whether the server at the recorded address is healthy, takes our keys, returns an object."""
+    """Whether the recorded server is healthy, accepts our keys, and returns an object."""
     try:
         access = s3_access(home)
     except FileNotFoundError:
@@ -127,9 +127,9 @@ def s3_answers(home: Path) -> bool:
 
 
 def _returns_object(access: S3Access) -> bool:
-    """Read an object, which the first call writes.
+    """Whether the server returns a test object, which the first call writes.
 
-    The server reports that it is healthy before its volumes can be reached.
+    The server reports that it is healthy before its volumes are reachable.
     """
     import urllib3
     from minio import Minio
@@ -165,7 +165,7 @@ def _returns_object(access: S3Access) -> bool:
 
 @contextmanager
 def _chosen_ports(home: Path) -> Iterator[S3Access]:
-    """The address of the last start if its ports are free, else another one; the keys stay."""
+    """The address of the last start if its ports are free, else another one. Keeps the keys."""
     try:
         known = s3_access(home)
     except FileNotFoundError:
@@ -224,7 +224,7 @@ def _command(port: int) -> list[str]:
 
 def _environment(access: S3Access, folder: Path) -> dict[str, str]:
     return {
-        "HOME": str(folder),  # it searches for settings there too
+        "HOME": str(folder),  # it also looks for settings there
         "AWS_ACCESS_KEY_ID": access.access_key,
         "AWS_SECRET_ACCESS_KEY": access.secret_key,
         "GOMEMLIMIT": "300MiB",
@@ -232,7 +232,7 @@ def _environment(access: S3Access, folder: Path) -> dict[str, str]:
 
 
 def _set_up(folder: Path) -> None:
-    """Generate, once, the credentials of the server's parts among themselves."""
+    """Generate, once, the credentials between the server's parts."""
     private_folder(folder / "data")
     if (folder / "security.toml").exists():
         return

@@ -38,7 +38,7 @@ class StepOperator(BaseOperator):
     | `run` *(templated)* | none | the reference that another step returned, or a run's URI |
     | `job` *(templated)* | none | a job file's path, or the job as a mapping or as JSON |
     | `device_pool` *(templated)* | the job's | a pool file |
-    | `store` *(templated)* | as configured | where runs are kept |
+    | `store` *(templated)* | as configured | the URI of the store |
     | `new` *(templated)* | False | with `job`: start a new run (retries of the task continue it) |
     | `replay` *(templated)* | none | URI of a run whose plan, rate and splits are used again |
     | `store_conn_id` *(templated)* | [trainwright] | connection to the object store |
@@ -73,7 +73,7 @@ class StepOperator(BaseOperator):
     function_returns: ClassVar[str] = "job"
     """the input that the function returns if the operator is used as a TaskFlow decorator"""
     shown_run: tuple[str, str] | None = None
-    """Job name and id of the task's run, once it is open and if the page can show it."""
+    """Job name and id of the task's run, if it is open and the page can show it."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class StepOperator(BaseOperator):
         try:
             reference = chain.do(found, self.step)
             if not self.reference():
-                found.run.note(state="success", step=None)  # nothing works on the run any more
+                found.run.note(state="success", step=None)  # no process works on the run now
             return reference
         except MustWait:
             waits = True
@@ -150,8 +150,8 @@ class StepOperator(BaseOperator):
             raise AssertionError("defer returns") from None
         finally:
             if not waits and not self.reference():
-                # This task took the hold on the run, so it releases it. The devices that
-                # AllocateOperator leased stay: the training and ReleaseOperator need them.
+                # This task leased the run, so it releases it. The devices that AllocateOperator
+                # leased stay: the training and ReleaseOperator need them.
                 mine = [found.run.hold] if self.step == "allocate" else None
                 found.ledger.release(found.run.uri, mine, holder=found.holder.name)
 

@@ -26,7 +26,7 @@ class CalibrateOperator(BaseOperator):
     | `addresses` *(templated)* | localhost | the addresses at which the pool has such devices |
     | `budget_s` *(templated)* | 90 | seconds to measure |
     | `most_drift` *(templated)* | 3.0 | highest allowed drift of speed, (p90 - p10) / median |
-    | `store` *(templated)* | as configured | where equal machines find the calibration |
+    | `store` *(templated)* | as configured | the store in which equal machines find it |
 
     Returns `{"calibration": URI, "device_type", "threads", "measurements", "sentinel_drift",
     "cross_validated_error", "duration_s"}`. The object is `<store>/calibrations/<device

@@ -1,4 +1,4 @@
-"""`EstimateOperator`: predict what a training step costs."""
+"""`EstimateOperator`: predict the cost of a training step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Airflow connections to the object store, the ledger and the hosts, and the settings they give.
+"""Airflow connections to the object store, the ledger and the hosts, and their settings.
 
 `provider` has their forms.
 

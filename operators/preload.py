@@ -1,4 +1,4 @@
-"""Imports what tasks need once, in the process from which tasks are forked.
+"""Imports the tasks' modules once, in the process from which tasks are forked.
 
 Airflow's scheduler forks the LocalExecutor's workers, and these fork a process for each task: a
 module that the scheduler has imported costs a task nothing. All of these modules are light (no

@@ -49,7 +49,7 @@ _CONNECTIONS = [
         {
             "store": _field(
                 "Store",
-                "where runs are kept: s3://bucket/prefix or file:///folder; empty: as configured",
+                "the store of runs: s3://bucket/prefix or file:///folder; empty: as configured",
             ),
             "region": _field("Region", "the S3 server's region", default="us-east-1"),
         },
@@ -89,20 +89,21 @@ _CONNECTIONS = [
 ]
 _CONFIG = {
     "trainwright": {
-        "description": "Where trainwright keeps things. An environment variable (such as "
-        "TRAINWRIGHT_STORE) overrides the option of the same name; a connection overrides both.",
+        "description": "Trainwright's store, folders and connections. An environment variable "
+        "(such as TRAINWRIGHT_STORE) overrides the option of the same name; a connection overrides "
+        "both.",
         "options": {
             "home": _option(
                 "Folder of the embedded stack, the ledger and the calibrations.", "~/.trainwright"
             ),
             "store": _option(
-                "Where runs are kept: s3://bucket/prefix or file:///folder.", "s3://trainwright"
+                "The store of runs: s3://bucket/prefix or file:///folder.", "s3://trainwright"
             ),
             "jobs": _option(
                 "Folder of job files that become DAGs; empty: the shipped ones.", "/opt/jobs"
             ),
             "pools": _option(
-                "Folder of pool files that are known by name; empty: the shipped ones.",
+                "Folder of named pool files; empty: the shipped ones.",
                 "/opt/pools",
             ),
             "store_conn_id": _option(

@@ -17,7 +17,7 @@ LOOK_EVERY_S = 2.0
 
 
 class TrainOperator(ResumableJobMixin, StepOperator):
-    """Train on the leased devices: one rank each, with its own batch and share of the CPU.
+    """Train on the leased devices: one rank each, with its own batch and CPU share.
 
     Training runs in a separate process; a run has at most one. The task is deferred meanwhile, so
     it occupies no worker slot while devices train or while it waits for them. The ranks' logs
@@ -125,7 +125,7 @@ class TrainOperator(ResumableJobMixin, StepOperator):
             self._free(found)
             raise
         if not self.reference():
-            found.run.note(state="success", step=None)  # nothing works on the run any more
+            found.run.note(state="success", step=None)  # no process works on the run now
             self._free(found)
         return reference
 

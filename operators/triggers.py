@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LEAST_POLL_S = 0.1
 POLL_SHARE = 0.02
-"""Share of the time since the start that may pass between two looks, up to `look_every_s`."""
+"""Interval between two polls as a share of the time since the start, up to `look_every_s`."""
 
 
 class RunTrigger(BaseTrigger):
@@ -24,7 +24,7 @@ class RunTrigger(BaseTrigger):
 
     :param run: the run's URI
     :param holder: the holder of the run and its devices
-    :param look_every_s: seconds between looks; default: the class's value
+    :param look_every_s: seconds between polls; default: the class's value
     :param connections: ids of the connections to store and ledger, by field
     """
 
@@ -66,16 +66,16 @@ class RunTrigger(BaseTrigger):
 
 
 class DevicesTrigger(RunTrigger):
-    """Keeps a run's place in the queue for devices, and fires when the task has something to do.
+    """Keeps a run's place in the queue for devices, and fires when the task must act.
 
-    That is: its turn has come, its pool changed, its `queue_timeout` is over, or it lost its
-    place or the run. The task finds out which. A killed task leaves the queue.
+    The task must act if its turn has come, its pool has changed, its `queue_timeout` is over, or it
+    has lost its place or the run; it finds out which. A killed task leaves the queue.
     """
 
     look_every_s = 5.0
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Poll until there is something to do. Retries while the ledger is unreachable."""
+        """Poll until the task must act. Retries while the ledger is unreachable."""
         context = await self.context()
         from trainwright.tasks.allocate import acquire
         from trainwright.tasks.chain import following
@@ -95,7 +95,7 @@ class DevicesTrigger(RunTrigger):
         yield TriggerEvent({"run": self.run_uri})
 
     async def on_kill(self) -> None:
-        """The task was stopped: leave the queue."""
+        """Leave the queue after the task was stopped."""
         context = await self.context()
         from trainwright.tasks.allocate import acquire
 
@@ -133,7 +133,7 @@ class TrainingTrigger(RunTrigger):
         yield TriggerEvent({"run": self.run_uri})
 
     async def on_kill(self) -> None:
-        """The task was stopped: save a checkpoint, stop the ranks, free the devices."""
+        """After the task was stopped: save a checkpoint, stop the ranks, free the devices."""
         context = await self.context()
         from trainwright.tasks.train.launcher import background
 

@@ -1,4 +1,4 @@
-"""`ValidateOperator`: check data before anything is allocated."""
+"""`ValidateOperator`: check data before a run allocates devices."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What each step does, in plain Python without Airflow. `chain` has the steps and their order."""
+"""The work of each step, in plain Python without Airflow. `chain` defines the steps' order."""

@@ -1,16 +1,16 @@
-"""The steps of a run as values, in their order, and how one of them is done.
+"""The steps of a run as values, in order, and how to run one of them.
 
-    validate -> extract -> estimate -> allocate -> search_lr -> train -> (release) -> store -> analyze
+    validate → extract → estimate → allocate → search_lr → train → (release) → store → analyze
 
-A `StepSpec` says all that the chain, the operators, the command line, the page and the tests need to
-know of a step. A package adds a step of its own with one entry point of the group `trainwright.steps`
-that names its StepSpec:
+A `StepSpec` holds everything that the chain, the operators, the command line, the page and the
+tests need to know about a step. A package adds a step of its own by one entry point in the group
+`trainwright.steps` that names its StepSpec:
 
     [project.entry-points."trainwright.steps"]
     fairness = "my_package.fairness:STEP"
 
-Each step reads what it needs from the run's folder, does its work and adds its artefact. A step whose
-artefact is there and still true is not done again.
+Each step reads its input from the run's folder, does its work and adds its artefact. A step whose
+artefact exists and is still valid does not run again.
 """
 
 from __future__ import annotations
@@ -57,37 +57,37 @@ from trainwright.tasks.runs.run import Run
 
 ENTRY_POINTS = "trainwright.steps"
 PROGRESS = "progress.jsonl"
-"""In a run's work folder: if the file exists, every process that works on the run appends its events."""
+"""A file in a run's work folder. If it exists, every process of the run appends its events."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
 class StepSpec:
-    """A step. Its module and its operator are imported when they are needed, not before."""
+    """A step. Its module and its operator are imported only when needed."""
 
     name: str
     artefact: type[BaseModel]
-    """the file of the run's folder that says the step is done"""
+    """the file in the run's folder that marks the step as done"""
     module: str
-    """defines `work(context) -> Reference` and `summary(reference) -> str`, one line for people"""
+    """defines `work(context) -> Reference` and `summary(reference) -> str`, a line for users"""
     operator: str
     """the step's Airflow operator, `module:class`, a subclass of StepOperator"""
     after: str | None = None
-    """for a registered step: the step that it follows"""
+    """for a registered step: the step after which it runs"""
     on_stop: Literal["raise", "end itself"] = "raise"
-    """`end itself`: it watches the context's stop event, saves what it has, and ends"""
+    """`end itself`: the step watches the context's stop event, saves its state, and returns"""
     once_per_dag_run: bool = False
-    """whether an operator with a `job` starts a new run if an earlier DAG run has done this step"""
+    """whether an operator with a `job` starts a new run if an earlier DAG run did this step"""
     repeatable: bool = False
-    """whether it may be done again on a finished run, changing neither its status nor its hold"""
+    """whether it may run again on a finished run without changing the run's status"""
 
     def do(self, context: RunContext) -> Reference:
-        """The step's own work, without what surrounds it (see `run_step`)."""
+        """Do the step's work only; `run_step` adds status, lease and error handling."""
         reference: Reference = importlib.import_module(self.module).work(context)
         return reference
 
     def summary(self, reference: Reference) -> str:
-        """The step's result in one line, for people."""
+        """The step's result in one line for users."""
         line: str = importlib.import_module(self.module).summary(reference)
         return line
 
@@ -143,10 +143,10 @@ _BUILT_IN = (
 
 @cache
 def steps() -> tuple[StepSpec, ...]:
-    """All steps in their order, the registered ones among them.
+    """All steps in order, including registered ones.
 
-    Raises BadInput if a registered step cannot be loaded, has the name of another, or follows an
-    unknown one.
+    Raises BadInput if a registered step can't be loaded, has the name of another step, or follows
+    an unknown step.
     """
     found = list(_BUILT_IN)
     waiting = [_registered(one) for one in entry_points(group=ENTRY_POINTS)]
@@ -171,7 +171,7 @@ def _registered(point: EntryPoint) -> StepSpec:
         spec = point.load()
     except Exception as error:
         raise BadInput(
-            f"step {point.name} of {package}: cannot be loaded: {type(error).__name__}: {error}"
+            f"step {point.name} of {package}: can't be loaded: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(spec, StepSpec):
         raise BadInput(
@@ -182,7 +182,7 @@ def _registered(point: EntryPoint) -> StepSpec:
 
 
 def step(name: str) -> StepSpec:
-    """The step of this name. Raises BadInput if there is none."""
+    """The step with this name. Raises BadInput if there is none."""
     for one in steps():
         if one.name == name:
             return one
@@ -191,9 +191,9 @@ def step(name: str) -> StepSpec:
 
 @contextlib.contextmanager
 def signals_stop(context: RunContext) -> Iterator[None]:
-    """Within the block SIGINT and SIGTERM stop the running step.
+    """Inside the block, SIGINT and SIGTERM stop the running step.
 
-    A step that watches the stop event ends itself; any other is interrupted by KeyboardInterrupt.
+    A step that watches the stop event ends itself; KeyboardInterrupt interrupts any other step.
     """
 
     def handle(*_: object) -> None:
@@ -210,7 +210,7 @@ def signals_stop(context: RunContext) -> Iterator[None]:
 
 
 def do(context: RunContext, name: str) -> Reference:
-    """Do a step, and before it those earlier steps of the run that are not done yet."""
+    """Run a step, after all earlier steps that are not done yet."""
     wanted = step(name)
     for one in steps():
         if one is wanted:
@@ -221,23 +221,22 @@ def do(context: RunContext, name: str) -> Reference:
 
 
 def following(run: Run) -> AbstractContextManager[None]:
-    """While the block runs, events reach whoever follows the run by its progress file."""
+    """Inside the block, append events to the run's progress file for its followers."""
     return progress.listening(progress.appended_to(run.work_path / PROGRESS))
 
 
 def keep_hold(context: RunContext) -> None:
-    """Renew the hold on the run, or take it again. Raises RunHeld if another process has it."""
+    """Renew the lease on the run, or take it again. Raises RunHeld if another process has it."""
     run, ledger, me = context.run, context.ledger, context.holder
     if not ledger.renew(run.uri, [run.hold], holder=me.name):
         ledger.take([run.hold], me, run.uri)
 
 
 def run_step(context: RunContext, spec: StepSpec) -> Reference:
-    """Run one step: holds the run, records its status, handles stop and failure. Returns its reference.
+    """Run one step: hold the run, record its status, handle stop and failure; its reference.
 
-    Raises what the step raises; RunHeld if another process holds the run, or took it over meanwhile;
-    MustWait if the run keeps its place in the queue for devices (the caller keeps the hold, and calls
-    again).
+    Raises the step's errors; RunHeld if another process holds the run or takes it over; MustWait
+    if the run waits in the queue for devices (the caller keeps the lease and calls again).
     """
     run, ledger, me = context.run, context.ledger, context.holder
     if not run.exists():
@@ -252,7 +251,7 @@ def run_step(context: RunContext, spec: StepSpec) -> Reference:
         try:
             context.running = spec.name
             if context.stop.is_set():
-                raise Interrupted(f"{spec.name}: stopped before it began")
+                raise Interrupted(f"{spec.name}: stopped before it started")
             with (
                 _disk_full_reported(spec.name, run.work_path),
                 Heartbeat(ledger, run.uri, [run.hold], holder=me.name) as heartbeat,
@@ -282,26 +281,26 @@ def run_step(context: RunContext, spec: StepSpec) -> Reference:
 
 @contextlib.contextmanager
 def _disk_full_reported(name: str, work_path: Path) -> Iterator[None]:
-    """Turns a full disk of this machine into one line that names the disk."""
+    """Turn the error of a full disk on this machine into one line that names the disk."""
     try:
         yield
     except OSError as error:
         if error.errno not in _DISK_FULL:
             raise
-        # The error of a file that was open already has no name.
+        # The error of a write to an open file has no file name.
         where = error.filename or f"{work_path} or {tempfile.gettempdir()}"
         raise TrainwrightError(
-            f"{name}: cannot write {where} ({error.strerror}); free some space and start again: "
-            "the run continues where it was"
+            f"{name}: can't write {where} ({error.strerror}); free some space and start again: "
+            "the run continues where it stopped"
         ) from error
 
 
 def _steps_with(
     context: RunContext, spec: StepSpec, seconds: float, least_s: float = 0.0
 ) -> dict[str, float]:
-    """The seconds of the run's steps, with this one's added: a step that is done again took both times.
+    """The seconds of each step, with this step's added: repeated steps add up.
 
-    `least_s`: what the work itself took, including the time of killed processes, which recorded none.
+    `least_s`: the work's own duration, including killed processes, which recorded none.
     """
     before = context.run.status().steps
     total_s = max(before.get(spec.name, 0.0) + seconds, least_s)
@@ -311,7 +310,7 @@ def _steps_with(
 def _record_failure(
     context: RunContext, spec: StepSpec, error: BaseException, seconds: float
 ) -> None:
-    """Record how a step ended, give up the hold, and report it to whoever follows."""
+    """Record how a step ended, release the lease, and report the end to followers."""
     run, ledger, me = context.run, context.ledger, context.holder
     ours = (
         error
@@ -329,5 +328,5 @@ def _record_failure(
             run.note(state=final_state(ours), step=spec.name, error=ours.document(), steps=took)
         finally:
             ledger.release(run.uri, [run.hold], holder=me.name)
-    except (OSError, TrainwrightError) as why:  # the caller gets the step's own error
-        progress.emit("notice", message=f"cannot record how {spec.name} ended: {why}")
+    except (OSError, TrainwrightError) as why:  # the caller still gets the step's own error
+        progress.emit("notice", message=f"can't record how {spec.name} ended: {why}")

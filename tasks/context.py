@@ -1,7 +1,8 @@
-"""What a step works with: the run, who holds it, and how the work is stopped.
+"""What a step works with: the run, its holder, and the signal to stop.
 
-A door (the command line, an operator, the service, a test) makes a `RunContext` and passes it on. No
-step finds any of this by itself: there are no module globals, and only doors read the environment.
+An entry point (the command line, an operator, the service, a test) makes a `RunContext` and passes
+it on. Steps find none of this by themselves: there are no module globals, and only entry points
+read the environment.
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import load_pool
 
 Reference = dict[str, Any]
-"""What a step returns: the run, the artefact's file, a summary. Small, and JSON."""
+"""What a step returns: the run, the artefact's file, a summary. Small, and valid JSON."""
 
 
 @dataclass
 class RunContext:
-    """A run, and the terms on which this process works on it."""
+    """A run, and how this process works on it."""
 
     run: Run
     holder: Holder
-    """who holds the run and its devices in the ledger"""
+    """the holder of the run and its devices in the ledger"""
     stop: threading.Event = field(default_factory=threading.Event)
-    """set by whoever wants the running step to end: a signal handler, Airflow's on_kill"""
+    """set to stop the running step, for example by a signal handler or Airflow's on_kill"""
     replay: Run | None = None
-    """the run whose plan, learning rate and split events are used again"""
+    """the run whose plan, learning rate and split events are repeated"""
     defers: bool = False
-    """whether a step that must wait for devices raises MustWait instead of waiting"""
+    """whether a step raises MustWait instead of waiting for devices"""
     running: str | None = None
-    """the step that runs currently"""
+    """the current step"""
     reported_place: int = 0
-    """the place in the queue for devices that was last reported; 0: none yet"""
+    """the last reported place in the queue for devices; 0: none yet"""
     may_act: Callable[[], bool] = lambda: True
-    """whether this process may still act for the holder; another process may have taken its place"""
+    """whether this process may still act for the holder; another may have replaced it"""
 
     @classmethod
     def open(
@@ -58,7 +59,7 @@ class RunContext:
         lacking: type[BaseModel] | None = None,
         **terms: Any,
     ) -> RunContext:
-        """The run that works on a job (see `open_run`), held by `holder`; the job's pool is checked first."""
+        """Open a run of a job (see `open_run`) for `holder`, after checking the job's pool."""
         pool = load_pool(job.pool)
         require_possible(job, pool, usable(pool, job.devices))
         run = open_run(
@@ -68,9 +69,9 @@ class RunContext:
 
     @classmethod
     def attach(cls, run: Run, holder: str | None = None, **terms: Any) -> RunContext:
-        """An existing run, on behalf of a holder; by default the one that its status names.
+        """Attach to an existing run for a holder; by default the one in its status.
 
-        If that holder's hold on the run ends with a process of this machine, so does what it takes now.
+        If that holder's lease on the run ends with a local process, so do the leases taken here.
         """
         name = holder or run.status().holder
         current = Ledger(run.settings.ledger_url).holder_of(run.hold)

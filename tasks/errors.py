@@ -1,17 +1,17 @@
-"""The errors of the steps, each for something a caller handles in its own way.
+"""The errors of the steps. There is one class for each case that callers handle differently.
 
 TrainwrightError              exit code
 ├── BadInput              2   a job, pool, model or option is wrong
 ├── DataRejected          1   validation failed: names the expectations
 ├── TrainingFailed        1   a rank failed, or the loss is not a number
-├── CorruptArtefact       1   what the store holds is not what was written
-├── RunHeld               1   another process works on this run, measures into this file, or has the devices until queue_timeout
-├── BusyMachine           1   the machine did too much else while it was measured
-├── MustWait              1   the devices are others': the run keeps its place in the queue (operators defer on it)
-├── Infeasible            3   no plan meets the limits: which, and the nearest that does
-├── ServiceUnreachable    4   a service does not answer: which, where, how to start it
-├── Unauthorized          1   the service does not know who asks
-├── Forbidden             1   it does, but they may not
+├── CorruptArtefact       1   a stored object differs from what was written
+├── RunHeld               1   another process holds the run, its devices or a file
+├── BusyMachine           1   the machine was too busy during a measurement
+├── MustWait              1   the run waits in the queue for devices (operators defer on it)
+├── Infeasible            3   no plan meets the limits: names them, and the nearest that can be met
+├── ServiceUnreachable    4   a service does not answer: names it, its address, how to start it
+├── Unauthorized          1   the request has no valid token
+├── Forbidden             1   the token is valid, but does not allow the request
 └── Interrupted         130   stopped by a person or a signal
 """
 
@@ -47,7 +47,7 @@ class RunHeld(TrainwrightError):
 
 
 class MustWait(TrainwrightError):
-    """The run waits for devices; it is no failure, and the step is called again."""
+    """The run waits for devices. Not a failure: call the step again."""
 
     kind = "waiting"
 
@@ -60,26 +60,26 @@ class Infeasible(TrainwrightError):
 
 
 class ServiceUnreachable(TrainwrightError):
-    """A needed service does not answer."""
+    """A required service does not answer."""
 
     kind = "service_unreachable"
     exit_code = 4
 
 
 class Unauthorized(TrainwrightError):
-    """Who asks is not known."""
+    """The request has no valid token."""
 
     kind = "unauthorized"
 
 
 class Forbidden(TrainwrightError):
-    """Who asks is known, but may not."""
+    """The token is valid, but does not allow the request."""
 
     kind = "forbidden"
 
 
 class Interrupted(TrainwrightError):
-    """Stopped on request; what was saved can be resumed."""
+    """Stopped on request; a retry resumes from what was saved."""
 
     kind = "interrupted"
     exit_code = 130
@@ -106,7 +106,7 @@ _KINDS: dict[str, type[TrainwrightError]] = {
 
 
 def from_document(document: dict[str, Any]) -> TrainwrightError:
-    """The error that another process wrote down with `TrainwrightError.document`."""
+    """The error that another process serialised with `TrainwrightError.document`."""
     details = {key: value for key, value in document.items() if key not in ("kind", "message")}
     return _KINDS.get(str(document.get("kind")), TrainwrightError)(
         str(document.get("message", "")), **details

@@ -1,4 +1,4 @@
-"""Step `extract`: a model's structure from its code, which runs in the sandbox."""
+"""Step `extract`: derives a model's structure by running its code in the sandbox."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def work(context: RunContext) -> Reference:
 
 
 def summary(reference: Reference) -> str:
-    """For example: 9,098 parameters, 316 kFLOP a sample."""
+    """One line, as in `9,098 parameters, 316 kFLOP a sample`."""
     flops = amount(reference["forward_flops_per_sample"], "FLOP")
     return f"{reference['parameters']:,} parameters, {flops} a sample"
 
@@ -117,7 +117,7 @@ def extract(
 ) -> Structure:
     """The structure of one training step of a model.
 
-    Raises BadInput if the model can't do a step, or not within the limits.
+    Raises BadInput if a step fails or exceeds the limits.
     """
     request = trace_request(
         source_folder,
@@ -135,7 +135,7 @@ def extract(
         raise TrainwrightError(f"model: {entry} can't be traced: {error}") from error
     if outcome.protection != "own namespaces":
         _log.warning(
-            "%s ran behind a weaker protection (%s): the kernel grants this user no namespaces",
+            "%s ran with weaker protection (%s): the kernel allows this user no namespaces",
             entry,
             outcome.protection,
         )

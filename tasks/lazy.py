@@ -1,6 +1,7 @@
-"""Exports of a package that are imported when they are first used (PEP 562).
+"""Exports of a package that are imported on first use (PEP 562).
 
-A step's function loads what the step needs, which a DAG file that only names the package must not.
+Importing a step's function loads heavy libraries, which a DAG file that only names the package must
+not do.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 
 def exports(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
-    """A package's `__getattr__`: `modules` says for each exported name which of its modules has it."""
+    """A package's `__getattr__`. `modules` maps each exported name to its module."""
 
     def find(name: str) -> object:
         if name not in modules:

@@ -1,7 +1,7 @@
-"""Progress of the work: events, as records of the logger `trainwright.progress`.
+"""Progress events, as records of the logger `trainwright.progress`.
 
-`emit` reports an event; whoever wants to see events adds a listener for a while. Without a listener an
-event is an ordinary log line.
+`emit` reports an event, and listeners receive it. Without a listener, an event is an ordinary log
+line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _log.setLevel(logging.INFO)
 
 
 class _Handler(logging.Handler):
-    """Passes the events among the log records to a listener. An error of the listener is raised."""
+    """Passes events to a listener, and raises the listener's errors."""
 
     def __init__(self, listener: Listener) -> None:
         super().__init__()
@@ -33,25 +33,25 @@ class _Handler(logging.Handler):
 
 
 def emit(event: str, **fields: Any) -> None:
-    """Report that something happened: `emit("epoch", epoch=3, loss=0.21)`. Fields are JSON values."""
+    """Report an event, as in `emit("epoch", epoch=3, loss=0.21)`. Fields are JSON values."""
     words = " ".join(f"{name}={value}" for name, value in fields.items())
     _log.info("%s %s", event, words, extra={"event": {"event": event, **fields}})
 
 
 def listen(listener: Listener) -> None:
-    """From now on the listener gets every event of this process."""
+    """From now on, pass every event of this process to the listener."""
     _log.addHandler(_Handler(listener))
 
 
 def has_listener(listener: Listener) -> bool:
-    """Whether an equal listener gets the events of this process."""
+    """Whether this listener, or an equal one, is registered."""
     handlers = (one for one in _log.handlers if isinstance(one, _Handler))
     return any(one.listener == listener for one in handlers)
 
 
 @contextlib.contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """While the block runs, the listener gets every event of this process."""
+    """Inside the block, pass every event of this process to the listener."""
     handler = _Handler(listener)
     _log.addHandler(handler)
     try:
@@ -61,9 +61,9 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def appended_to(path: Path) -> Listener:
-    """A listener that appends events to a file, one JSON object a line, as long as the file exists.
+    """A listener that appends events to a file while it exists, one JSON object a line.
 
-    Who follows the work creates the file; several processes may append to it.
+    The reader of the events creates the file. Several processes may append to it.
     """
 
     def append(event: Event) -> None:

@@ -1,7 +1,7 @@
-"""Step `promote`: let an alias, such as `production`, name a finished run's model, where it is better than the one it names.
+"""Step `promote`: points an alias, such as `production`, at a finished run's model if it is better.
 
-`<store>/models/<job>/alias-<name>.json` is what serving follows. It is changed by compare-and-swap only: of two runs that finish
-at once the better one stays, whoever writes first.
+Serving follows `<store>/models/<job>/alias-<name>.json`. The file changes only by compare-and-swap:
+if two runs finish at once, the better one stays, in whichever order they write.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _TRIES = 10
 
 
 class Alias(Artefact):
-    """What an alias names."""
+    """The content of an alias: the run whose model it points at."""
 
-    FILE = ""  # its key depends on job and name
+    FILE = ""  # the key depends on job and alias
     alias: str
     job: str
-    run: str = Field(description="the URI of the run whose model it is")
+    run: str = Field(description="URI of the run whose model the alias points at")
     metrics: dict[str, float]
     promoted_at: str
-    previous: str | None = Field(default=None, description="the run that it named before")
+    previous: str | None = Field(default=None, description="the run that it pointed at before")
 
 
 class Decision(Artefact):
-    """Whether a run's model takes an alias, and why."""
+    """Whether an alias moves to a run's model, and why."""
 
     FILE = ""
     promoted: bool
@@ -48,18 +48,18 @@ class Decision(Artefact):
     metric: str | None = None
     value: float | None = None
     current: str | None = Field(
-        default=None, description="the run that the alias named when this was decided"
+        default=None, description="the run that the alias pointed at before the decision"
     )
     current_value: float | None = None
 
 
 def alias_key(job_name: str, alias: str) -> str:
-    """Where an alias is, below the store."""
+    """The key of an alias below the store."""
     return f"models/{job_name}/alias-{alias}.json"
 
 
 def find_alias(root: ObjectStore, job_name: str, alias: str) -> tuple[Alias | None, str | None]:
-    """What an alias names, and the mark of its version; None and None where there is none. Raises CorruptArtefact."""
+    """An alias and its version tag; None and None if it does not exist. Raises CorruptArtefact."""
     key = alias_key(job_name, alias)
     try:
         data, version = root.get_versioned(key)
@@ -71,25 +71,31 @@ def find_alias(root: ObjectStore, job_name: str, alias: str) -> tuple[Alias | No
 
 
 def metric_of(job: Job) -> str | None:
-    """The metric by which the job's models are compared: promotion.only_if_better, or that of train.target; None: none."""
+    """The metric that compares the job's models; None if the job has none.
+
+    It is promotion.only_if_better, else the metric of train.target.
+    """
     if job.promotion is not None and job.promotion.only_if_better is not None:
         return job.promotion.only_if_better
     return job.train.target.metric if job.train.target is not None else None
 
 
 def better_is(metric: str) -> Literal["greater", "less"]:
-    """Which way a metric improves, by its name: losses and errors fall, all else rises."""
+    """The direction in which a metric improves, from its name: losses and errors fall."""
     words = metric.lower().replace("-", "_").split("_")
     return "less" if any(word in _LESS_IS_BETTER for word in words) else "greater"
 
 
 def model_metrics(run: Run) -> dict[str, float]:
-    """The metrics of the model that was stored (the best checkpoint's, where that is kept). Raises CorruptArtefact."""
+    """The metrics of the stored model, which is the best checkpoint's if it was kept.
+
+    Raises CorruptArtefact.
+    """
     try:
         found = json.loads(run.objects.get("model/signature.json"))["metrics"]
         return {str(name): float(value) for name, value in found.items()}
     except FileNotFoundError:
-        raise CorruptArtefact(f"{run.uri}: holds no model; `store` puts it there") from None
+        raise CorruptArtefact(f"{run.uri}: has no model; the step `store` writes it") from None
     except (ValueError, TypeError, KeyError, AttributeError):
         raise CorruptArtefact(f"{run.uri}/model/signature.json: is damaged") from None
 
@@ -97,9 +103,10 @@ def model_metrics(run: Run) -> dict[str, float]:
 def decide(
     run: Run, name: str | None = None, alias: str | None = None
 ) -> tuple[Decision, str | None]:
-    """Whether the run's model would take the alias now, and the mark of the version that it would replace.
+    """Whether the alias would move to the run's model now, and the alias's version tag.
 
-    Alias and metric are the job's; `name` and `alias` stand for others than its own. Raises BadInput, CorruptArtefact.
+    Alias and metric are the job's; `name` and `alias` replace the job's own. Raises BadInput or
+    CorruptArtefact.
     """
     job = run.job()
     chosen = alias or (job.promotion.alias if job.promotion is not None else None)
@@ -111,17 +118,18 @@ def decide(
 
 
 def checked_name(name: str | None, job: Job) -> str:
-    """Whose alias it is: the job's, or of this name. Raises BadInput."""
+    """The job name under which the alias is kept: the job's own, or `name`. Raises BadInput."""
     return job.name if name is None else validated(JobName, {"name": name}, "promotion").name
 
 
 def compare(
     run: str, alias: str, metric: str | None, metrics: dict[str, float], current: Alias | None
 ) -> Decision:
-    """The decision, from what is known of both. A value that is no number is never better; equal is not better."""
+    """The decision, from both models' metrics. Equal is not better; nor is a value not finite."""
     if metric is not None and metric not in metrics:
         raise BadInput(
-            f"promotion.only_if_better: got {metric!r}; allowed: a metric of the run, one of {', '.join(sorted(metrics))}"
+            f"promotion.only_if_better: got {metric!r}; "
+            f"allowed: a metric of the run, one of {', '.join(sorted(metrics))}"
         )
     value = metrics[metric] if metric is not None else None
     known: dict[str, Any] = {
@@ -132,16 +140,16 @@ def compare(
     if value is not None and not math.isfinite(value):
         return Decision(promoted=False, reason=f"{metric} is {value}", **known)
     if current is None:
-        return Decision(promoted=True, reason=f"{alias} names no model yet", **known)
+        return Decision(promoted=True, reason=f"{alias} points at no model yet", **known)
     before = current.metrics.get(metric) if metric is not None else None
     known |= {"current": current.run, "current_value": before}
     if current.run == run:
-        return Decision(promoted=True, reason=f"{alias} names this run already", **known)
+        return Decision(promoted=True, reason=f"{alias} already points at this run", **known)
     if value is None or before is None:
         why = (
-            "the job names no metric to compare by"
+            "the job has no metric for the comparison"
             if value is None
-            else f"the present model has no {metric}"
+            else f"the current model has no {metric}"
         )
         return Decision(promoted=True, reason=why, **known)
     less = better_is(str(metric)) == "less"
@@ -157,10 +165,10 @@ def compare(
 def promote(
     run: Run, name: str | None = None, alias: str | None = None, *, approved: bool = False
 ) -> dict[str, Any]:
-    """Let the alias (`decide`) name this run's model, where it is better; the reference: whether, and why.
+    """Point the alias at this run's model if `decide` says so; whether it did, and why.
 
-    Raises CorruptArtefact where the run is not sealed, or not what was sealed; BadInput where it lacks the metric, or would be
-    promoted and is not `approved` as its job asks.
+    Raises CorruptArtefact if the run is not sealed, or differs from what was sealed; BadInput if it
+    lacks the metric, or if the job requires an approval and `approved` is false.
     """
     root, name = run.root(), checked_name(name, run.job())
     decision, version = decide(run, name, alias)
@@ -171,7 +179,8 @@ def promote(
             return _reference(run, name, decision)
         if run.job().needs_approval and not approved:
             raise BadInput(
-                f"promotion.require_approval: {run.uri} is not approved for {decision.alias}; allowed: a person's approval"
+                f"promotion.require_approval: {run.uri} is not approved for {decision.alias}; "
+                "allowed: a person's approval"
             )
         taken = Alias(
             alias=decision.alias,
@@ -185,29 +194,30 @@ def promote(
             alias_key(name, taken.alias), taken.model_dump_json(indent=1).encode(), version
         ):
             return _reference(run, name, decision)
-        decision, version = decide(run, name, alias)  # another was quicker: is this still better?
+        decision, version = decide(run, name, alias)  # the alias changed: is this still better?
     raise ServiceUnreachable(
-        f"{root.uri}/{alias_key(name, str(decision.alias))}: others write it all the time"
+        f"{root.uri}/{alias_key(name, str(decision.alias))}: "
+        f"other processes changed it before each of {_TRIES} tries"
     )
 
 
 def best_of(runs: Iterable[str], settings: Settings) -> dict[str, Any]:
-    """Of finished runs, the one with the best model by the metric of the first one's job; all of them, best first.
+    """The run with the best model among finished runs, and the ranking, best first.
 
-    Raises BadInput where there is none, where a job names no metric, or where they can't be compared by it.
+    The metric is that of the first run's job. Raises BadInput if there is no run, if the job has no
+    metric, or if a run lacks it.
     """
     found = [Run(uri, settings) for uri in runs]
     metric = metric_of(found[0].job()) if found else None
     if metric is None:
         raise BadInput(
-            "candidates: no run, or a job without promotion.only_if_better and train.target; allowed: jobs with one"
+            "candidates: no run, or a job without promotion.only_if_better and train.target; "
+            "allowed: jobs with one of them"
         )
     values = {run.uri: model_metrics(run).get(metric) for run in found}
     lacking = [uri for uri, value in values.items() if value is None]
     if lacking:
-        raise BadInput(
-            f"candidates: {lacking[0]} has no {metric}; allowed: runs that were measured by it"
-        )
+        raise BadInput(f"candidates: {lacking[0]} has no {metric}; allowed: runs that have it")
     sign = 1.0 if better_is(metric) == "less" else -1.0
     ranks = sorted(
         values, key=lambda uri: (not math.isfinite(values[uri] or 0.0), sign * (values[uri] or 0.0))

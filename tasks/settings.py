@@ -1,22 +1,22 @@
-"""Where things are: the settings, a value that is passed to whatever needs one of them.
+"""The settings: a value that is passed to the code that needs one of them.
 
-Only a door reads the environment: the command line, an operator, the service, or the main function of a
-process that trainwright starts. It makes the value with `Settings.from_environment` and passes it on. A
-process started in turn gets `Settings.environment()`.
+Only entry points read the environment: the command line, an operator, the service, or the main
+function of a process that trainwright starts. They create the value with
+`Settings.from_environment` and pass it on. A child process gets `Settings.environment()`.
 
 | variable | default | meaning |
 |---|---|---|
-| TRAINWRIGHT_HOME | ~/.trainwright | folder of the embedded stack, the ledger and the calibrations |
-| TRAINWRIGHT_STORE | s3://trainwright | where runs are kept: s3://bucket/prefix or file:///folder |
+| TRAINWRIGHT_HOME | ~/.trainwright | folder of the embedded stack, ledger and calibrations |
+| TRAINWRIGHT_STORE | s3://trainwright | the store of runs: s3://bucket/prefix or file:///folder |
 | TRAINWRIGHT_S3_ENDPOINT | the embedded server | http(s)://host:port of any S3 server |
 | TRAINWRIGHT_S3_ACCESS_KEY, TRAINWRIGHT_S3_SECRET_KEY | the embedded server's | its credentials |
 | TRAINWRIGHT_S3_REGION | us-east-1 | its region |
-| TRAINWRIGHT_SSH_USER, _PORT, _IDENTITY, _KNOWN_HOSTS | the user's ssh configuration | login to hosts |
+| TRAINWRIGHT_SSH_USER, _PORT, _IDENTITY, _KNOWN_HOSTS | as in ssh_config | login to hosts |
 | TRAINWRIGHT_LEDGER | SQLite under TRAINWRIGHT_HOME | SQLAlchemy URL of the ledger of leases |
 | TRAINWRIGHT_JOBS | the shipped dags/jobs | the folder of job files that become scheduled DAGs |
-| TRAINWRIGHT_POOLS | the shipped dags/pools | the folder of pool files that the service knows by name |
-| TRAINWRIGHT_SERVICE_TOKEN | a file, see `serve` | the service's token for those who may start runs |
-| TRAINWRIGHT_SERVICE_READ_TOKEN | a file | the service's token for those who may not |
+| TRAINWRIGHT_POOLS | the shipped dags/pools | the folder of the service's named pool files |
+| TRAINWRIGHT_SERVICE_TOKEN | a file, see `serve` | the service's token to start runs |
+| TRAINWRIGHT_SERVICE_READ_TOKEN | a file | the service's token to read |
 | TRAINWRIGHT_EXTRACT_TIMEOUT_S | 120 | seconds that tracing a model may take |
 | TRAINWRIGHT_EXTRACT_MEMORY_GIB | 12 | address space of the tracing process, GiB |
 """
@@ -35,7 +35,7 @@ from trainwright.infra.sandbox import SandboxLimits
 
 EXTRACT_TIMEOUT_S = 120.0
 EXTRACT_MEMORY_GIB = 12.0
-"""torch alone maps some of it."""
+"""high, because torch alone maps several GiB of address space"""
 SERVICE_SECRETS: dict[Literal["read", "run"], str] = {
     "run": "TRAINWRIGHT_SERVICE_TOKEN",
     "read": "TRAINWRIGHT_SERVICE_READ_TOKEN",
@@ -45,25 +45,25 @@ _PREFIX = "TRAINWRIGHT_"
 
 @dataclass(frozen=True)
 class Settings:
-    """The variables that are set; each property says what one of them means, or its default.
+    """The variables that are set. Each property is one variable's value, or its default.
 
-    Secrets are kept out of `repr`, so that no log shows them.
+    `repr` omits the values, so that logs show no secret.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
-        """The settings that an environment holds; by default this process's."""
+        """The settings in an environment; by default this process's."""
         found = os.environ if environment is None else environment
         return cls({name: value for name, value in found.items() if name.startswith(_PREFIX)})
 
     def replaced(self, variables: Mapping[str, str]) -> Settings:
-        """These settings with other values for some variables; an empty value unsets one."""
+        """These settings with some variables replaced; an empty value unsets one."""
         return Settings({**self.variables, **variables})
 
     def environment(self) -> dict[str, str]:
-        """The environment of a child process that works with these settings."""
+        """The environment of a child process with these settings."""
         others = {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
         return others | {name: value for name, value in self.variables.items() if value}
 
@@ -92,7 +92,7 @@ class Settings:
 
     @property
     def ledger_url(self) -> str:
-        """The SQLAlchemy URL of the ledger. It may hold a password."""
+        """The SQLAlchemy URL of the ledger. It may contain a password."""
         return self._get("LEDGER") or f"sqlite:///{self.home / 'ledger.sqlite'}"
 
     @property
@@ -102,7 +102,7 @@ class Settings:
 
     @property
     def pools(self) -> Path:
-        """The folder of pool files that the service knows by name."""
+        """The folder of the service's named pool files."""
         return Path(self._get("POOLS") or dags_folder() / "pools")
 
     def s3_credentials(self) -> tuple[str, str] | None:
@@ -116,7 +116,7 @@ class Settings:
         return {name: value for name, value in self.variables.items() if name.startswith(prefix)}
 
     def ssh_login(self) -> dict[str, str | int]:
-        """How to log in to hosts: those fields of a pool file's `ssh` that are set."""
+        """The login to hosts: the fields of a pool file's `ssh` that are set."""
         names = ("user", "port", "identity", "known_hosts")
         given = {name: self._get(f"SSH_{name.upper()}") for name in names}
         return {
@@ -126,7 +126,7 @@ class Settings:
         }
 
     def extract_limits(self) -> SandboxLimits:
-        """What tracing a model may take. Raises BadInput."""
+        """The limits on tracing a model. Raises BadInput."""
         timeout_s = self._positive("EXTRACT_TIMEOUT_S", EXTRACT_TIMEOUT_S, 86_400)
         memory_gib = self._positive("EXTRACT_MEMORY_GIB", EXTRACT_MEMORY_GIB, 2**20)
         return SandboxLimits(timeout_s, int(2**30 * memory_gib))

@@ -1,4 +1,4 @@
-"""How other hosts are reached: ssh that asks nothing (BatchMode) and connects only to hosts whose keys it knows."""
+"""Connects to other hosts by ssh, without prompts (BatchMode) and only to known host keys."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from trainwright.tasks.spec.documents import validated
 from trainwright.tasks.spec.pool import Ssh
 
 ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:_-]{0,252}")
-"""What ssh takes for a host and not, as it would a leading -, for an option."""
+"""Addresses that ssh reads as a host. A leading - would make it an option."""
 CONNECT_TIMEOUT_S = 10
 _SILENCE_S, _SILENCES = 5, 3
-"""A connection on which nothing comes back this often for so long has ended."""
+"""ssh ends a connection after this many keep-alive intervals without an answer."""
 _OPTIONS = {
     "BatchMode": "yes",
     "StrictHostKeyChecking": "yes",
@@ -25,7 +25,7 @@ _OPTIONS = {
     "ServerAliveCountMax": str(_SILENCES),
     "ClearAllForwardings": "yes",
     "ForwardAgent": "no",
-    # A connection of its own: one that is shared would outlive the process, or end others.
+    # No shared connection: it would outlive this process, or end with another one.
     "ControlMaster": "no",
     "ControlPath": "none",
     "LogLevel": "ERROR",
@@ -33,9 +33,10 @@ _OPTIONS = {
 
 
 def ssh_command(address: str, settings: Settings, login: Ssh | None = None) -> list[str]:
-    """The command that connects to a host; what is to run there comes after it.
+    """The command that connects to a host; append the remote command to it.
 
-    What `login` leaves out is as the settings say, or as the user's own ssh has it. Raises BadInput where those are wrong.
+    The settings, or the user's ssh configuration, supply what `login` leaves out. Raises BadInput
+    if those are wrong.
     """
     options = _OPTIONS | _login_options(settings, login)
     return [
@@ -64,19 +65,25 @@ def _login_options(settings: Settings, login: Ssh | None) -> dict[str, str]:
 
 
 def _require_file(field: str, path: str) -> None:
-    """Raises BadInput; of a path with words that ssh knows, and a shell does not, nothing is known."""
+    """Raises BadInput if the file is missing. Paths that ssh itself expands are not checked."""
     there = Path(path).expanduser()
     if not re.search(r"%|\$", path) and (there.is_dir() or not there.exists()):
         raise BadInput(f"ssh {field}: got {path}; there is no such file")
 
 
 def why_ended(stderr: str, code: int | None) -> str:
-    """One line of what ssh said before it ended."""
+    """Why ssh ended, in one line."""
     if "IDENTIFICATION HAS CHANGED" in stderr:
         shown = re.search(r"SHA256:[A-Za-z0-9+/]+", stderr)
-        return f"its host key is not the one in known_hosts{f' (it shows {shown[0]})' if shown else ''}: perhaps another machine"
+        return (
+            "its host key is not the one in known_hosts"
+            f"{f' (it shows {shown[0]})' if shown else ''}: it may be another machine"
+        )
     if re.search(r"No \S+ host key is known for", stderr):
-        return "its host key is not in known_hosts: compare it with the host's own, then add it (ssh-keyscan shows it)"
+        return (
+            "its host key is not in known_hosts: "
+            "compare it with the host's own, then add it (ssh-keyscan shows it)"
+        )
     lines = [line for line in stderr.strip().splitlines() if line.strip()]
     return lines[-1].strip() if lines else f"ssh ended with {code}"
 
@@ -89,7 +96,7 @@ def unreachable(
     login: Ssh | None = None,
     python: str = "python3",
 ) -> ServiceUnreachable:
-    """The error of a host that can't be worked on, with the command that must work."""
+    """The error for an unusable host, with the command that must succeed."""
     host = f"host {name} ({address})" if name else f"host {address}"
     options = {"BatchMode": "yes", "StrictHostKeyChecking": "yes"} | _login_options(settings, login)
     words = [word for option, value in options.items() for word in ("-o", f"{option}={value}")]

@@ -1,8 +1,8 @@
-"""Step `store`: puts the model into the run folder and seals the run; loads it back, verified.
+"""Step `store`: stores the model in the run folder and seals the run; loads a verified model.
 
-The manifest holds size and SHA-256 of every file. It is created once, last, by a conditional write:
-a run that has one is whole. Sealing reads each file back once, and compares it with its digest if
-that was known when the file was written.
+The manifest holds the size and SHA-256 of every file. A conditional write creates it once, last, so
+a run that has one is complete. Sealing reads each file back once, and compares it with the digest
+from the time of writing if there is one.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _SIGNATURE = "model/signature.json"
 
 
 def work(context: RunContext) -> Reference:
-    """Store the model, add what was measured to the calibration sets, and seal the run.
+    """Store the model, add the run's measurements to the calibration sets, and seal the run.
 
-    A run that was sealed before is verified.
+    Verifies a run that is already sealed.
     """
     from trainwright.tasks.estimate import finished_runs
 
@@ -56,7 +56,7 @@ def work(context: RunContext) -> Reference:
         manifest = verify(run)
     else:
         written = save_model(run)
-        finished_runs.append(run)  # before the seal: a sealed run has been learned from
+        finished_runs.append(run)  # before the seal, so every sealed run is included
         manifest = seal(run, written)
     return {
         "artefact": manifest.FILE,
@@ -67,20 +67,20 @@ def work(context: RunContext) -> Reference:
 
 
 def summary(reference: Reference) -> str:
-    """For example: 25 files, 412 KiB, sealed and verified."""
+    """One line, as in `25 files, 412 KiB, sealed and verified`."""
     return f"{reference['files']} files, {size(reference['bytes'])}, sealed and verified"
 
 
 def save_model(run: Run) -> dict[str, str]:
-    """Put the trained model under model/: weights, source and signature.
+    """Write the trained model to model/: weights, source and signature.
 
-    The weights are the best checkpoint's, or else the last one's. Returns the SHA-256 of each file
-    of the model and of the checkpoints, as it was known when the file was written.
+    The weights are the best checkpoint's, else the last one's. Returns the SHA-256 of each file of
+    the model and of the checkpoints, computed when the file was written.
     """
     result, plan, job = run.read(Result), run.read(Plan), run.job()
     states = checkpoint.list_states(run.objects)
     if not states:
-        raise CorruptArtefact(f"{run.uri}/checkpoints: there is none that is whole")
+        raise CorruptArtefact(f"{run.uri}/checkpoints: no complete checkpoint")
     best = [state for state in states if state.best]
     chosen = best[-1] if best and job.train.checkpoint.keep_best else states[-1]
     weights = checkpoint.whole_model(run.objects, chosen)
@@ -127,28 +127,28 @@ def save_model(run: Run) -> dict[str, str]:
 
 
 def seal(run: Run, written: Mapping[str, str] = MappingProxyType({})) -> Manifest:
-    """Write the manifest over everything in the run folder but status, report and exports.
+    """Write the manifest of all files in the run folder except status, report and exports.
 
-    `written`: digests by key, which the files read back must have. A second seal must be equal.
-    Raises CorruptArtefact if a file is not as it was written, or the run was sealed with others.
+    `written`: the digests by key that the files must have when read back. Raises CorruptArtefact
+    if a file differs from what was written, or the run is already sealed with other content.
     """
     manifest = Manifest(run=run.uri, sealed_at=now(), files=_files(run.objects))
     for key, digest in written.items():
         if key not in manifest.files or manifest.files[key].sha256 != digest:
-            raise CorruptArtefact(f"{run.uri}/{key}: missing, or changed since it was written")
+            raise CorruptArtefact(f"{run.uri}/{key}: missing, or changed after it was written")
     if not run.objects.create(Manifest.FILE, manifest.model_dump_json(indent=1).encode()):
         sealed = run.read(Manifest)
         if sealed.files != manifest.files:
             differences = _differences(sealed.files, manifest.files)
-            raise CorruptArtefact(f"{run.uri}: was sealed before with other content: {differences}")
+            raise CorruptArtefact(f"{run.uri}: is already sealed with other content: {differences}")
         return sealed
     return manifest
 
 
 def verify(run: Run) -> Manifest:
-    """Read everything back and compare it with the manifest.
+    """Read all files back and compare them with the manifest.
 
-    Raises CorruptArtefact naming what is missing, changed or extra.
+    Raises CorruptArtefact naming missing, changed and extra files.
     """
     try:
         manifest = run.read(Manifest)
@@ -157,7 +157,7 @@ def verify(run: Run) -> Manifest:
     found = _files(run.objects)
     if found != manifest.files:
         raise CorruptArtefact(
-            f"{run.uri}: is not what was sealed: {_differences(manifest.files, found)}"
+            f"{run.uri}: differs from what was sealed: {_differences(manifest.files, found)}"
         )
     return manifest
 
@@ -172,7 +172,7 @@ def _files(objects: ObjectStore) -> dict[str, SealedFile]:
 
 
 def _measured(objects: ObjectStore, key: str) -> tuple[int, str]:
-    """Size and SHA-256 of an object; read through a file so that a large one takes no memory."""
+    """Size and SHA-256 of an object. Reads it through a file, so a large one needs no memory."""
     with tempfile.TemporaryDirectory(prefix="trainwright-verify-") as folder:
         path = Path(folder) / "object"
         objects.get_file(key, path)
@@ -193,7 +193,7 @@ def _differences(sealed: dict[str, SealedFile], found: dict[str, SealedFile]) ->
 
 
 def seal_folder(objects: ObjectStore, folder: str) -> None:
-    """Seal a folder of the run on its own (report/, export/<kind>/), each time it is made."""
+    """Seal a folder of the run separately (report/, export/<kind>/), whenever it is made."""
     files = {
         item.key: list(_measured(objects, item.key))
         for item in objects.list(folder)
@@ -211,9 +211,9 @@ def seal_folder(objects: ObjectStore, folder: str) -> None:
 
 
 def load_model(run_uri: str, folder: Path, settings: Settings | None = None) -> torch.nn.Module:
-    """The trained model of a finished run, verified; its source is put into `folder` and run.
+    """Load the verified model of a finished run; puts its source in `folder` and imports it.
 
-    Nothing is loaded by pickle.
+    Never uses pickle.
     """
     from safetensors.torch import load
 
@@ -224,7 +224,7 @@ def load_model(run_uri: str, folder: Path, settings: Settings | None = None) -> 
     try:
         signature = json.loads(get_verified(run.objects, _SIGNATURE, files[_SIGNATURE].sha256))
     except (KeyError, ValidationError):
-        raise BadInput(f"{run.uri}: holds no model") from None
+        raise BadInput(f"{run.uri}: has no model") from None
     for key in files:
         if key.startswith("model/source/"):
             path = folder / key.removeprefix("model/source/")

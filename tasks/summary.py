@@ -1,4 +1,4 @@
-"""The summary of a run that `run`, `train` and `show` print, and the page shows."""
+"""The summary of a run that `run`, `train`, `show` and the page display."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainwright.tasks.train.checkpoint import fence
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """A run's state, metrics, predicted and measured values, devices, and where its files are."""
+    """A run's state, metrics, predicted and measured values, devices, and file locations."""
     status, result, plan, search = (
         run.status(),
         run.find(Result),

@@ -1,4 +1,4 @@
-"""Requests to the tracer, which runs in the sandbox, and the structure or error that they yield."""
+"""Requests to the tracer in the sandbox, and the resulting structure or error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainwright.tasks.spec.job import Optimizer
 TRACER = "trainwright.estimator.trace.trace:answer"
 _SANDBOX_ERRORS = (
     "sandbox does not allow",
-    "[Errno 2]",  # ENOENT: there, but not to be seen
+    "[Errno 2]",  # ENOENT: the sandbox hides the file
     "[Errno 13]",  # EACCES
     "[Errno 28]",  # ENOSPC
     "[Errno 30]",  # EROFS
@@ -54,9 +54,9 @@ def trace_request(
 def traced_structure(
     outcome: Outcome, entry: str, limits: SandboxLimits, raised_by: Mapping[Stop, str]
 ) -> Structure:
-    """The structure of an outcome; `raised_by` names the settings that raise a limit.
+    """The structure in an outcome. `raised_by` names the setting that raises each limit.
 
-    Raises BadInput if there is none.
+    Raises BadInput if the tracing failed.
     """
 
     def way_out(stop: Stop | None) -> str:
@@ -71,10 +71,8 @@ def traced_structure(
             return Structure.model_validate(document)
         message = str(document["error"]["message"])
     except (ValueError, LookupError, TypeError, ValidationError):
-        raise BadInput(
-            f"model: {entry} wrote an answer of its own, which is not a structure"
-        ) from None
-    # Whatever kind of error the model's process says it is, it is the model's.
+        raise BadInput(f"model: {entry} wrote its own answer, which is not a structure") from None
+    # The error is the model's, whatever kind its process reports.
     if names_memory(message):
         allowed = f"allowed: {limits.memory_bytes / 2**30:g} GiB"
         raise BadInput(f"{message}; {allowed}{way_out('memory')}")

@@ -1,4 +1,4 @@
-"""Quantities as text for people, with their units."""
+"""Formats quantities with their units."""
 
 from __future__ import annotations
 

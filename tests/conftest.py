@@ -1,4 +1,4 @@
-"""Shared by all tests: a home of their own, no processes left behind, which files start first."""
+"""Shared by all tests: their own home, clean-up of processes, and the order of the files."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ LONGEST_FIRST = [
         "tasks/service/test_serve.py",
     )
 ]
-"""Files that take over half a minute. One that starts last would leave the other workers idle."""
+"""Files that take over half a minute. If one started last, the other workers would be idle."""
 
 
-# The profile for CI, everywhere: the same examples each time, and no deadline on a busy machine.
+# The CI profile everywhere: the same examples each time, and no deadline on a busy machine.
 settings.load_profile("ci")
 
 
 def pytest_configure() -> None:
-    """Processes that tests start react to SIGINT, even if a shell put pytest in the background."""
+    """Let child processes react to SIGINT even if a shell runs pytest in the background."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first, the others in the order in which they were collected."""
+    """Start long files first, the others in collection order."""
     if gone := [str(path) for path in LONGEST_FIRST if not path.exists()]:
         raise pytest.UsageError(
             f"tests/conftest.py, LONGEST_FIRST: no such file: {', '.join(gone)}"
@@ -74,7 +74,7 @@ def _end(home: Path) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The session's own home; variables that would lead elsewhere are taken away."""
+    """The session's own home. Removes variables that would point elsewhere."""
     folder = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(("TRAINWRIGHT_", "AIRFLOW_"))]:
@@ -86,7 +86,7 @@ def _apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def _nobody_listens() -> Iterator[None]:
-    """No test hears of progress by a listener of another."""
+    """Remove progress listeners that a test leaves behind."""
     log = logging.getLogger("trainwright.progress")
     before = list(log.handlers)
     yield
@@ -100,7 +100,7 @@ def _server(_apart: Path) -> S3Access:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty trainwright home of the test's own."""
+    """An empty trainwright home for one test."""
     folder = tmp_path / "home"
     monkeypatch.setenv("TRAINWRIGHT_HOME", str(folder))
     yield folder
@@ -110,7 +110,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def s3(_server: S3Access, monkeypatch: pytest.MonkeyPatch) -> S3Access:
-    """The session's S3 server, to which the environment leads, whatever the home is."""
+    """The session's S3 server. The environment points at it, whatever the home is."""
     monkeypatch.setenv("TRAINWRIGHT_S3_ENDPOINT", _server.endpoint)
     monkeypatch.setenv("TRAINWRIGHT_S3_ACCESS_KEY", _server.access_key)
     monkeypatch.setenv("TRAINWRIGHT_S3_SECRET_KEY", _server.secret_key)
@@ -119,9 +119,9 @@ def s3(_server: S3Access, monkeypatch: pytest.MonkeyPatch) -> S3Access:
 
 @pytest.fixture(scope="session")
 def _made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home that all workers of a session share: Airflow's database, and a very short calibration.
+    """A home that all workers share: Airflow's database, and a very short calibration.
 
-    What was said meanwhile is in `progress`.
+    The progress events of making it are in the file `progress`.
     """
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "made-once"
@@ -131,8 +131,8 @@ def _made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(calibrate, "FIRST_USE_S", 1.0)
         patch.setattr(link, "LINK_S", 0.3)
         made = calibrate.calibration_for(1, doors.settings())
-        # Tests keep the machine busy, which must not cause another calibration. The figures of one
-        # core stand for those of any number.
+        # Tests keep the machine busy, which must not cause another calibration. One core's
+        # figures serve for any number of cores.
         calm = made.model_copy(update={"sentinel_drift": min(made.sentinel_drift, MOST_DRIFT)})
         with locked(folder / "calm.lock", wait=True):
             for threads in {1, *(kind["threads"] for kind in load_pool(None).kinds())}:
@@ -146,7 +146,7 @@ def _made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def stack(_apart: Path, _server: S3Access, _made_once: Path) -> Path:
-    """The session's home, with its S3 server running. Tests share what is kept there."""
+    """The session's home, with a running S3 server. Tests share its contents."""
     airflow = _apart / "airflow"
     airflow.mkdir(mode=0o700, exist_ok=True)
     if not (airflow / "migrated").exists():

@@ -1,4 +1,4 @@
-"""A test's way in: settings of the test's environment, and runs opened and worked on with them."""
+"""Entry points for tests: settings from the environment, and runs opened with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainwright.tasks.spec.job import Job
 
 
 def settings() -> Settings:
-    """The settings that the environment holds now."""
+    """The settings in the current environment."""
     return Settings.from_environment()
 
 
@@ -28,16 +28,16 @@ def run_at(uri: str) -> Run:
 
 
 def open_for(job: Job, holder: Holder, **terms: Any) -> Run:
-    """The run that works on a job, held by a holder."""
+    """Open a run of a job for a holder."""
     return RunContext.open(job, settings(), holder, **terms).run
 
 
 def attach(run: Run, **terms: Any) -> RunContext:
-    """The run, on behalf of the holder that its status names."""
+    """Attach to a run for the holder in its status."""
     return RunContext.attach(run, **terms)
 
 
 def do(run: Run, name: str, replay: str | None = None, **terms: Any) -> Reference:
-    """Do a step of the run, and the missing ones before it."""
+    """Run a step, after the missing earlier ones."""
     replayed = run_at(replay) if replay is not None else None
     return chain.do(attach(run, replay=replayed, **terms), name)

@@ -1,8 +1,9 @@
-"""Several hosts on one machine, for tests: each with an address, an sshd, a quota of the CPU and a link of its own.
+"""Several hosts on one machine for tests, each with its own address, sshd, CPU quota and link.
 
-A host is a network namespace on a bridge, and a mount and host-name namespace in which its sshd runs; files are the machine's
-own, except under `private`, which every host has to itself and empty. The test process is the driver: it stands on the bridge.
-Needs root, iproute2 and openssh-server. A guard outlives the test process, and removes the lab when that is killed.
+A host is a network namespace on a bridge, with a mount and a host-name namespace in which its sshd
+runs. Hosts share the machine's files, except for `private`, an empty folder that each host has for
+itself. The test process is the driver, connected to the bridge. Needs root, iproute2 and
+openssh-server. A guard process removes the lab if the test process is killed.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ MaxStartups 100
 
 @dataclass
 class LabHost:
-    """A host. `python` runs this Python there, with a trainwright home that the other hosts do not see."""
+    """A host. `python` runs this Python there, with the host's own trainwright home."""
 
     name: str
     address: str
@@ -51,19 +52,19 @@ class LabHost:
     python: Path
     sshd: subprocess.Popen[bytes]
     group: Path | None = None
-    """its cgroup, where it has a quota"""
+    """its cgroup, if it has a quota"""
 
     def hold(self, cores: float) -> None:
-        """From now on this is its quota."""
+        """Set the CPU quota."""
         assert self.group is not None
         _set_quota(self.group, cores)
 
     def pids(self) -> list[int]:
-        """What runs there."""
+        """The processes on the host."""
         return _pids(self.namespace)
 
     def words(self) -> list[str]:
-        """The command lines of what runs there, without the sshd."""
+        """The command lines of the processes on the host, without the sshd."""
         found = []
         for pid in self.pids():
             with contextlib.suppress(OSError):
@@ -73,13 +74,13 @@ class LabHost:
         return found
 
     def inside(self, *command: str) -> list[str]:
-        """The command, so that it runs on the host, with its files."""
+        """The command, wrapped to run on the host with its files."""
         return ["nsenter", f"--target={self.sshd.pid}", "--net", "--mount", "--uts", *command]
 
 
 @dataclass
 class Lab:
-    """The hosts, and how to reach them: an identity and their keys."""
+    """The hosts, with the ssh identity and host keys to connect to them."""
 
     tag: str
     folder: Path
@@ -113,7 +114,7 @@ class Lab:
         }
 
     def cut(self, name: str) -> None:
-        """Take a host off the network, silently, as a switch that fails."""
+        """Disconnect a host silently, like a failing switch."""
         _run("ip", "link", "set", self._link(name), "down")
 
     def _link(self, name: str) -> str:
@@ -121,7 +122,7 @@ class Lab:
 
 
 def why_not() -> str | None:
-    """Why there can be no lab here; None where there can."""
+    """Why a lab is impossible here; None if it is possible."""
     if os.getuid() != 0:
         return "a lab of several hosts needs root"
     missing = [name for name in _PROGRAMS if shutil.which(name, path=_path()) is None]
@@ -132,7 +133,7 @@ def why_not() -> str | None:
 
 @pytest.fixture
 def lab() -> Iterator[Callable[..., Lab]]:
-    """Makes a lab: `lab(cores=[0.5, 0.25, None], rate="200mbit")`. It is gone when the test is."""
+    """`lab(cores=[0.5, 0.25, None], rate="200mbit")` makes a lab, which ends with the test."""
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
@@ -146,7 +147,7 @@ def running(
     rate: str | None = None,
     private_size: str = "256m",
 ) -> Iterator[Lab]:
-    """A lab of one host for each quota of cores (None: all there are), its links limited to `rate` (tc's words)."""
+    """A lab with a host per quota of cores (None: no limit); `rate` limits links (tc syntax)."""
     _remove_stale()
     tag = _free_tag()
     guard = subprocess.Popen(
@@ -227,7 +228,7 @@ def _make(lab: Lab, cores: Sequence[float | None], rate: str | None, private_siz
 
 
 def _wire(tag: str, number: int, namespace: str, address: str, rate: str | None) -> None:
-    """A namespace with `eth0` and this address, its other end on the bridge."""
+    """Create a namespace with `eth0` and this address; the other end is on the bridge."""
     link = f"{tag}v{number}"
     _run("ip", "netns", "add", namespace)
     _run("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", namespace)
@@ -242,24 +243,25 @@ def _wire(tag: str, number: int, namespace: str, address: str, rate: str | None)
 
 
 def _python(folder: Path, name: str, private: Path) -> Path:
-    """This Python with this path, as a host's own."""
+    """Write a script that runs this Python on a host."""
     path = folder / f"python-{name}"
     inherited = (
         f"export PYTHONPATH='{os.environ['PYTHONPATH']}'\n" if os.environ.get("PYTHONPATH") else ""
     )
     path.write_text(
-        f'#!/bin/sh\n{inherited}export TRAINWRIGHT_HOME={private}/home\nexec {sys.executable} "$@"\n'
+        f"#!/bin/sh\n{inherited}export TRAINWRIGHT_HOME={private}/home\n"
+        f'exec {sys.executable} "$@"\n'
     )
     path.chmod(0o755)
     return path
 
 
 def _cgroup(name: str, cores: float) -> Path:
-    """A cgroup with this quota, of version 1 or 2."""
+    """Create a cgroup (version 1 or 2) with this quota."""
     first, second = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
     group = (first if (first / "cpu.cfs_quota_us").exists() else second) / name
     if group.parent == second:
-        with contextlib.suppress(OSError):  # it may be on already
+        with contextlib.suppress(OSError):  # it may be enabled already
             (second / "cgroup.subtree_control").write_text("+cpu")
     group.mkdir()
     _set_quota(group, cores)
@@ -272,9 +274,7 @@ def _set_quota(group: Path, cores: float) -> None:
     if (group / "cpu.max").exists():
         (group / "cpu.max").write_text(f"{quota} {period}")
         return
-    (group / "cpu.cfs_quota_us").write_text(
-        "-1"
-    )  # no quota may be larger than the period in between
+    (group / "cpu.cfs_quota_us").write_text("-1")  # at no time may the quota exceed the period
     (group / "cpu.cfs_period_us").write_text(str(period))
     (group / "cpu.cfs_quota_us").write_text(str(quota))
 
@@ -293,7 +293,7 @@ def _wait_for_sshd(host: LabHost, folder: Path) -> None:
 
 
 def remove(tag: str) -> None:
-    """End what runs on the hosts, then remove every trace of them. Can be done again, and by another process."""
+    """End the hosts' processes, then remove the lab. Idempotent; any process may call it."""
     namespaces = [name for name in _namespaces() if name.startswith(f"{tag}n")]
     for _ in range(200):
         pids = [pid for name in namespaces for pid in _pids(name)]
@@ -307,7 +307,7 @@ def remove(tag: str) -> None:
         _run("ip", "netns", "del", name, check=False)
     for link in Path("/sys/class/net").glob(
         f"{tag}[bv]*"
-    ):  # a namespace goes later, and its links with it
+    ):  # removing the namespace later removes its links
         _run("ip", "link", "del", link.name, check=False)
     for root in ("/sys/fs/cgroup/cpu", "/sys/fs/cgroup"):
         for group in Path(root).glob(f"{tag}n*"):
@@ -318,7 +318,7 @@ def remove(tag: str) -> None:
 
 
 def _remove_stale() -> None:
-    """Labs of processes that are gone, whose guard was killed too."""
+    """Remove the labs of processes that were killed together with their guard."""
     for tag in {name.rpartition("n")[0] for name in _namespaces() if name.startswith(PREFIX)}:
         pid = tag.removeprefix(PREFIX).partition("x")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
@@ -350,7 +350,7 @@ def _namespaces() -> list[str]:
 
 
 def _pids(namespace: str) -> list[int]:
-    """The processes of a namespace, wherever their cgroup is."""
+    """The processes of a namespace, in any cgroup."""
     found = subprocess.run(
         ["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False
     )

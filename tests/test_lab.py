@@ -1,4 +1,4 @@
-"""The lab itself: hosts of their own address and quota, and nothing of it left, whatever ends the test process."""
+"""The lab itself: hosts have their own address and quota, and a killed test leaves nothing."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def _on(host: LabHost, *command: str) -> str:
 
 
 def _left_of(tag: str) -> list[str]:
-    """What a lab has left on this machine."""
+    """The remains of a lab on this machine."""
     links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
     folders = ("/run/netns", "/run/trainwright-lab", "/sys/fs/cgroup/cpu", "/sys/fs/cgroup")
     found = [str(path) for folder in folders for path in Path(folder).glob(f"{tag}*")]
     return found + [line for line in links.splitlines() if tag in line]
 
 
-def test_hosts_have_addresses_files_and_quotas_of_their_own(lab: Callable[..., Lab]) -> None:
+def test_hosts_have_their_own_addresses_files_and_quotas(lab: Callable[..., Lab]) -> None:
     made = lab(cores=[0.5, None], rate="100mbit")
     first, second = made.hosts
     assert first.address != second.address
@@ -39,11 +39,15 @@ def test_hosts_have_addresses_files_and_quotas_of_their_own(lab: Callable[..., L
     assert "rate 100Mbit" in _on(first, "tc", "qdisc", "show", "dev", "eth0")
 
 
-def test_nothing_is_left_of_a_lab_whose_process_is_killed() -> None:
+def test_a_lab_whose_process_is_killed_leaves_nothing() -> None:
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
-    code = "import lab, time\nwith lab.running(cores=[0.5]) as made:\n    print(made.tag, flush=True)\n    time.sleep(60)"
+    code = """if True:
+        import lab, time
+        with lab.running(cores=[0.5]) as made:
+            print(made.tag, flush=True)
+            time.sleep(60)"""
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,

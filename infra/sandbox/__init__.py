@@ -1,8 +1,8 @@
-"""The sandbox: users' code is traced here. (A training's ranks run it as ordinary code.)
+"""The sandbox, in which users' code is traced. (The ranks of a training run it without a sandbox.)
 
-`client` starts a `fork_server`, a process that has imported what the code needs and forks a child
-for each request. That child is the supervisor (`supervise`): it runs a function `inside` a process
-with limits, which reaches only what `confine` or, without namespaces, `fallback` lets it.
+`client` starts a `fork_server`, a process that has imported the necessary modules and forks a child
+for each request. That child is the supervisor (`supervise`): it runs a function `inside` a limited
+process, which can access only what `confine` or, without namespaces, `fallback` allows.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Stop = Literal["time", "memory", "processes", "disk", "client"]
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """What sandboxed code may take."""
+    """The resources that sandboxed code may use."""
 
     timeout_s: float
     memory_bytes: int
-    """address space of each process, and resident memory of all of them together"""
+    """address space of each process, and total resident memory of all processes"""
     processes: int = 64
     disk_bytes: int = 256 * 2**20
-    """of all files together, and of the answer"""
+    """total size of all files, and size of the answer"""
 
 
 @dataclass(frozen=True)
@@ -34,24 +34,24 @@ class Outcome:
 
     protection: Protection
     stopped_by: Stop | None = None
-    """the limit that stopped it; `client`: nobody waited for it any more"""
+    """the limit that stopped it; `client`: the client disconnected"""
     exit_code: int | None = None
-    """of its process, negative for a signal; None if it was stopped"""
+    """its process's exit code, negative for a signal; None if it was stopped"""
     children: int = 0
-    """processes that it had started and that still ran when it was stopped"""
+    """number of its child processes that still ran when it was stopped"""
     last_line: str = ""
     """the last line of its output"""
     answer: bytes = b""
-    """what the function returned; empty if it did not return"""
+    """the function's return value; empty if it did not return"""
 
     def to_bytes(self) -> bytes:
-        """One line of JSON, and the answer after it."""
+        """One line of JSON, followed by the answer."""
         head = {name: value for name, value in asdict(self).items() if name != "answer"}
         return json.dumps(head).encode() + b"\n" + self.answer
 
     @staticmethod
     def from_bytes(data: bytes) -> Outcome:
-        """What `to_bytes` made. Raises OSError if it is an error of the sandbox instead."""
+        """The inverse of `to_bytes`. Raises OSError if the data is an error of the sandbox."""
         head, _, answer = data.partition(b"\n")
         values = json.loads(head or '{"error": "the supervisor was killed"}')
         if "error" in values:
@@ -84,6 +84,6 @@ class Outcome:
 
 
 def names_memory(text: str) -> bool:
-    """Whether the text of an error is about memory that was refused."""
+    """Whether an error's text reports a failed allocation of memory."""
     signs = ("MemoryError", "bad_alloc", "allocate memory", "memory allocation")
     return any(sign in text for sign in signs)

@@ -1,4 +1,4 @@
-"""Starts servers of sandboxes, and sends them requests."""
+"""Starts sandbox servers, and sends them requests."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _START_S, _END_S = 120.0, 10.0
 class SandboxServer:
     """Runs `function` ("package.module:name", dict -> str) in a sandbox for each request.
 
-    `confined=False` keeps the limits and drops the protection, for functions that run no code of
-    users. `warm_up` is a request: the server imports the modules that answering it needs.
+    `confined=False` keeps the limits without the protection, for functions that run no user code.
+    `warm_up` is a request: the server imports the modules needed to answer it.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class SandboxServer:
             )
 
     def wait_ready(self) -> Protection:
-        """Wait until it can serve; how sandboxes are protected. Raises OSError, TimeoutError."""
+        """Wait until it can serve; its kind of protection. Raises OSError, TimeoutError."""
         self._control.settimeout(_START_S)
         said = json.loads(self._control.recv(2**16) or b"{}")
         self._control.settimeout(None)
@@ -78,7 +78,7 @@ class SandboxServer:
     def connect(self) -> socket.socket:
         """A socket for one request: write `message(…)`, shut down writing, read the outcome.
 
-        Closing it ends what works on the request. Raises OSError if the server has ended.
+        Closing it ends the work on the request. Raises OSError if the server has ended.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -88,14 +88,14 @@ class SandboxServer:
     def ask(
         self, request: dict[str, Any], limits: SandboxLimits, readable: Iterable[Path] = ()
     ) -> Outcome:
-        """What became of a request that may read these paths, too. Raises OSError."""
+        """The outcome of a request, which may also read these paths. Raises OSError."""
         with self.connect() as connection:
             connection.sendall(message(request, limits, readable))
             connection.shutdown(socket.SHUT_WR)
             return Outcome.from_bytes(b"".join(iter(lambda: connection.recv(2**20), b"")))
 
     def close(self, grace_s: float = _END_S) -> None:
-        """End it, once all that works on requests has ended, or after a grace period."""
+        """End the server when all requests have ended, or after a grace period."""
         self._control.close()
         try:
             self._process.wait(grace_s)
@@ -116,7 +116,7 @@ class SandboxServer:
 
 
 def message(request: dict[str, Any], limits: SandboxLimits, readable: Iterable[Path] = ()) -> bytes:
-    """What is sent for a request."""
+    """The bytes to send for a request."""
     paths = [str(path.absolute()) for path in readable]
     return json.dumps({"request": request, "limits": asdict(limits), "readable": paths}).encode()
 
@@ -124,13 +124,13 @@ def message(request: dict[str, Any], limits: SandboxLimits, readable: Iterable[P
 def call(
     function: str, request: dict[str, Any], limits: SandboxLimits, readable: Iterable[Path] = ()
 ) -> Outcome:
-    """Run a function once, in a sandbox of a server of its own. Raises OSError, TimeoutError."""
+    """Run a function once, in its own server's sandbox. Raises OSError, TimeoutError."""
     with SandboxServer(function, environment=scrubbed_environment()) as server:
         server.wait_ready()
         return server.ask(request, limits, readable)
 
 
 def scrubbed_environment() -> dict[str, str]:
-    """Only those variables of this process with which programs, libraries and modules are found."""
+    """Only the variables that locate programs, libraries and modules."""
     passed = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     return passed | {"HOME": "/nonexistent", "USER": "sandbox", "CUDA_VISIBLE_DEVICES": ""}

@@ -1,12 +1,13 @@
-"""What sandboxed code may reach: no network, few files to read, one temporary folder to write.
+"""Confines sandboxed code: no network, few readable files, one writable temporary folder.
 
-There are two ways; `strongest` says which one the kernel permits:
+There are two ways; `strongest` finds the one that the kernel permits:
 
-- own namespaces: user, mount, process, network and IPC namespaces. The file system holds the
+- own namespaces: user, mount, process, network and IPC namespaces. The file system has only the
   readable paths, read-only, and an empty /tmp. No process outside is visible.
 - the fallback (`fallback`): Landlock, if the kernel has it, and a Python audit hook.
 
-Every function raises OSError if the kernel refuses: nothing runs with less protection than stated.
+Every function raises OSError if the kernel refuses: code never runs with less protection than
+stated.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _OF_THE_SYSTEM = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime")
 _HARDWARE = ("/sys/devices/system/cpu", "/sys/devices/system/node")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _PRIVATE = ("/", "/tmp", "/dev", "/proc")
-"""each sandbox has its own; never shown from the machine"""
+"""each sandbox has its own; the machine's are never visible"""
 
 
 def strongest() -> Protection:
-    """The strongest protection that works here; tried in a child process."""
+    """The strongest protection that works here, tested in a child process."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -49,7 +50,7 @@ def strongest() -> Protection:
 def readable_paths(more: Iterable[str] = ()) -> list[str]:
     """The system's libraries, Python, everything that this process can import, and `more`.
 
-    Of a path below another, only the other is listed.
+    Leaves out paths below other listed paths.
     """
     found = {*_LIBRARIES, *_OF_THE_SYSTEM, *_HARDWARE, *DEVICES, *_importable(), *more}
     found |= {os.path.realpath(one) for one in found}
@@ -66,13 +67,13 @@ def _importable() -> Iterator[str]:
     yield from (path for path in sys.path if os.path.isabs(path))
     libraries = os.environ.get("LD_LIBRARY_PATH", "")
     yield from (path for path in libraries.split(":") if os.path.isabs(path))
-    for name, module in sys.modules.items():  # packages that setuptools installed as editable
+    for name, module in sys.modules.items():  # editable installs by setuptools
         if name.startswith("__editable__"):
             yield from getattr(module, "MAPPING", {}).values()
 
 
 def enter_namespaces() -> None:
-    """Take this process into namespaces of its own. Its next child is the first process in them."""
+    """Move this process into its own namespaces. Its next child is the first process in them."""
     user, group = os.getuid(), os.getgid()
     kernel.unshare(
         kernel.CLONE_NEWUSER | kernel.CLONE_NEWNET | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC
@@ -83,12 +84,13 @@ def enter_namespaces() -> None:
 
 
 def enter_root(readable: Iterable[str], writable_bytes: int) -> None:
-    """Give the first process of the namespaces a file system of its own, and take away its rights.
+    """Give the first process of the namespaces its own file system, and drop its privileges.
 
-    It holds the readable paths only, and is read-only but for /tmp, of `writable_bytes`.
+    The file system has only the readable paths, and is read-only except for /tmp, which has
+    `writable_bytes`.
     """
     kernel.unshare(kernel.CLONE_NEWNS)
-    # No more user namespaces: code would have all rights in one, and reach more of the kernel.
+    # No further user namespaces: inside one, code has all capabilities, and more kernel access.
     Path("/proc/sys/user/max_user_namespaces").write_text("0")
     targets = {path: os.path.realpath(path) for path in readable}
     safe = kernel.MS_NOSUID | kernel.MS_NODEV

@@ -1,8 +1,8 @@
-"""The sandbox if the kernel grants no namespaces: Landlock, if it has it, and a Python audit hook.
+"""The sandbox without namespaces: Landlock, if the kernel has it, and a Python audit hook.
 
-Landlock (docs.kernel.org/userspace-api/landlock.html) restricts files, TCP, and signals to others.
-It does not know UDP, nor chmod and its kin; for these there is the hook, which refuses them and the
-start of processes. The hook stops what is written in Python; hostile code can get around it.
+Landlock (docs.kernel.org/userspace-api/landlock.html) restricts files, TCP, and signals to other
+processes. It covers neither UDP nor chmod and similar calls; the hook refuses these, and the start
+of processes. The hook stops Python code only; hostile code can bypass it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from trainwright.infra.sandbox.confine import DEVICES
 
 _OWN_PROCESS = ("/proc/self", "/proc/cpuinfo", "/proc/meminfo")
 
-# linux/landlock.h: kinds of access to files, and how many each version of the interface knows
+# linux/landlock.h: kinds of file access, and how many each version of the interface supports
 _EXECUTE, _WRITE, _READ, _LIST, _TRUNCATE = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14
 _KINDS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 _BIND_AND_CONNECT, _SOCKETS_AND_SIGNALS = 0b11, 0b11
 
-# Audit events (docs.python.org/3/library/audit_events.html), by how their names begin
+# Audit events (docs.python.org/3/library/audit_events.html), by the start of their names
 _NETWORK = ("socket.",)
 _PROCESSES = (
     "subprocess.",
@@ -80,7 +80,7 @@ def _hook(readable: list[str], folder: str) -> Callable[[str, tuple[Any, ...]], 
                     require(path, writable)
 
     def require(path: Any, roots: list[str]) -> None:
-        if isinstance(path, int):  # a descriptor that is open already
+        if isinstance(path, int):  # an open file descriptor
             return
         real = os.path.realpath(os.fsdecode(path))
         if not any(real == root or real.startswith(f"{root}/") for root in roots):

@@ -1,11 +1,11 @@
-"""A process that has imported what a function needs, and runs it in a sandbox for each request.
+"""A process that has imported a function's modules, and runs it in a sandbox per request.
 
-`python -P -m trainwright.infra.sandbox.fork_server TERMS`, as `client` starts it. Standard input is
-a Unix socket. The server writes a line of JSON to it when it is ready; then it receives the sockets
-of requests through it, and forks a supervisor for each. It ends when that socket is closed.
+`client` starts it as `python -P -m trainwright.infra.sandbox.fork_server TERMS`. Standard input is
+a Unix socket. When ready, the server writes a line of JSON to it. Then it receives one socket per
+request through it, and forks a supervisor for each. It ends when the socket closes.
 
-`multiprocessing`'s fork server can't take its place: it inherits the environment of the process
-that starts it, which sandboxed code could then read, and a process has only one of it.
+`multiprocessing`'s fork server can't replace it: it inherits the environment of the process that
+starts it, which sandboxed code could then read, and a process can have only one.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ Function = Callable[[dict[str, Any]], str]
 
 
 def main() -> int:
-    """Get ready, then serve until the control socket is closed."""
+    """Prepare, then serve until the control socket closes."""
     terms = json.loads(sys.argv[1])
     control = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the process that started us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started us
     protection: Protection = "none"
     if terms["confined"]:
         protection = strongest()
     else:
-        allow_inspection(False)  # its environment may lead to secrets
-    gc.disable()  # a tenth of the time of importing torch, and finds nothing
+        allow_inspection(False)  # its environment may contain secrets
+    gc.disable()  # it takes a tenth of torch's import time, and frees nothing
     try:
         function = _imported(terms["function"])
         if terms["warm_up"] is not None:
@@ -62,7 +62,7 @@ def main() -> int:
             _supervise(function, protection, socket.socket(fileno=descriptors[0]))
         os.close(descriptors[0])
     with contextlib.suppress(ChildProcessError):
-        os.wait()  # returns when no supervisor is left: each ends with its request's socket
+        os.wait()  # until no supervisor is left: each ends with its request's socket
     return 0
 
 
@@ -75,7 +75,7 @@ def _imported(name: str) -> Function:
 def _import_what_it_uses(function: Function, request: dict[str, Any]) -> None:
     """Import the modules that a child process imports while it answers a request.
 
-    This process does not answer it itself: autograd's threads do not survive a fork.
+    This process must not answer it itself, because autograd's threads do not survive a fork.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -91,7 +91,7 @@ def _import_what_it_uses(function: Function, request: dict[str, Any]) -> None:
         used = names.read().split()
     os.waitpid(child, 0)
     for name in sorted(used):
-        with contextlib.suppress(Exception):  # made at run time, or can't be imported by itself
+        with contextlib.suppress(Exception):  # created at run time, or not importable by itself
             importlib.import_module(name)
 
 

@@ -1,4 +1,4 @@
-"""The processes of a sandbox: the first, which sets it up, and the worker, which runs the work."""
+"""The processes of a sandbox: the first sets it up, the worker runs the function."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from trainwright.infra.sandbox.fallback import restrict
 
 @dataclass(frozen=True)
 class Terms:
-    """What a sandbox is set up with."""
+    """The configuration of a sandbox."""
 
     limits: SandboxLimits
     protection: Protection
     readable: Sequence[str]
     folder: str | None
-    """its temporary folder, the only one that it may write; None without protection"""
+    """its temporary folder, the only writable one; None without protection"""
 
 
 def run_first_process(
     work: Callable[[], bytes], terms: Terms, answer: int, output: int, status: int
 ) -> NoReturn:
-    """Set up, start the worker, and write to `status` its exit code, or `!` and an error.
+    """Set up, start the worker, and write its exit code, or `!` and an error, to `status`.
 
     In namespaces, every other process ends with this one, and none can send it a signal.
     """
     try:
         kernel.end_with_parent(signal.SIGKILL)
         if terms.protection != "none":
-            # When memory runs out, the kernel picks this process rather than another.
+            # If memory runs out, the kernel kills this process first.
             Path("/proc/self/oom_score_adj").write_text("1000")
         if terms.protection == "own namespaces":
             enter_root(terms.readable, terms.limits.disk_bytes)
-        allow_inspection(False)  # else the worker could take its open files
+        allow_inspection(False)  # or the worker could take its open files
         worker = os.fork()
         if worker == 0:
             _run_worker(work, terms, answer, output, status)
@@ -76,7 +76,7 @@ def _run_worker(
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
-    except BaseException:  # noqa: BLE001 - reported on the output, of which the supervisor keeps the end
+    except BaseException:  # noqa: BLE001 - printed; the supervisor keeps the end of the output
         os.write(2, traceback.format_exc().encode(errors="replace"))
     finally:
         os._exit(code & 0xFF)
@@ -93,7 +93,7 @@ def _prepare_worker(terms: Terms, answer: int, output: int, status: int) -> None
         if int(name) > 2 and int(name) not in (answer, status):
             try:
                 os.close(int(name))
-            except OSError:  # the one with which the folder was listed
+            except OSError:  # the descriptor that listed the folder
                 continue
     if terms.folder is not None:
         os.chdir(terms.folder)

@@ -1,4 +1,4 @@
-"""System calls of Linux that Python has no function for. Each raises OSError if the kernel refuses.
+"""Linux system calls without a Python function. Each raises OSError if the kernel refuses.
 
 Names and numbers are from the kernel's headers sched, mount, prctl, capability and landlock.
 """
@@ -20,7 +20,7 @@ _MNT_DETACH, _AT_FDCWD, _AT_RECURSIVE = 2, -100, 0x8000
 _PR_SET_PDEATHSIG, _PR_CAPBSET_DROP = 1, 24
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
 _CAPABILITY_VERSION_3 = 0x20080522
-# The same numbers on every architecture; libc has no function for them, or only recent ones do.
+# Same numbers on every architecture; libc lacks functions for them, or only recent ones have.
 _SYS_MOUNT_SETATTR = 442
 _SYS_LANDLOCK_CREATE_RULESET, _SYS_LANDLOCK_ADD_RULE, _SYS_LANDLOCK_RESTRICT_SELF = 444, 445, 446
 _LANDLOCK_CREATE_RULESET_VERSION = 1
@@ -35,14 +35,14 @@ def unshare(flags: int) -> None:
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, data: str = "") -> None:
-    """Attach a file system at `target`."""
+    """Mount a file system at `target`."""
     texts = [None if one is None else os.fsencode(one) for one in (source, target, kind, data)]
     made = _libc.mount(texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3])
     _checked(made, f"mount {target}")
 
 
 def change_mount(target: str, *, add: int = 0, clear: int = 0, recursive: bool = False) -> None:
-    """Change the attributes of a mount, with `recursive` of those below it too (Linux 5.12)."""
+    """Change a mount's attributes; with `recursive`, also of mounts below it (Linux 5.12)."""
     attributes = struct.pack("QQQQ", add, clear, 0, 0)
     flags = _AT_RECURSIVE if recursive else 0
     path, size = os.fsencode(target), len(attributes)
@@ -50,17 +50,17 @@ def change_mount(target: str, *, add: int = 0, clear: int = 0, recursive: bool =
 
 
 def pivot_root(root: str, old: str) -> None:
-    """Make `root` this process's root; the former one is then found at `old`."""
+    """Make `root` this process's root, and move the former root to `old`."""
     _checked(_libc.pivot_root(os.fsencode(root), os.fsencode(old)), f"pivot_root {root}")
 
 
 def detach(target: str) -> None:
-    """Take a mount away."""
+    """Unmount."""
     _checked(_libc.umount2(os.fsencode(target), _MNT_DETACH), f"umount {target}")
 
 
 def end_with_parent(signal_number: int) -> None:
-    """Have this process get a signal when its parent ends."""
+    """Send this process a signal when its parent ends."""
     _checked(_libc.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0), "prctl PDEATHSIG")
 
 
@@ -70,12 +70,12 @@ def adopt_orphans() -> None:
 
 
 def no_new_privileges() -> None:
-    """Let no program that this process executes gain rights."""
+    """Prevent programs that this process executes from gaining privileges."""
     _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl NO_NEW_PRIVS")
 
 
 def drop_capabilities() -> None:
-    """Give up all capabilities, for good."""
+    """Drop all capabilities permanently."""
     with contextlib.suppress(OSError):  # EINVAL: beyond the last capability that the kernel knows
         for capability in range(64):
             dropped = _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
@@ -95,7 +95,7 @@ def landlock_version() -> int:
 
 
 def landlock_ruleset(files: int, network: int, scopes: int) -> int:
-    """A file descriptor of rules that forbid these kinds of access, unless a rule allows one."""
+    """A file descriptor of rules that forbid these kinds of access unless a rule allows them."""
     version = landlock_version()
     known = 24 if version >= 6 else 16 if version >= 4 else 8
     attributes = struct.pack("QQQ", files, network, scopes)[:known]
@@ -113,7 +113,7 @@ def landlock_allow(ruleset: int, path: str, access: int) -> None:
 
 
 def landlock_restrict(ruleset: int) -> None:
-    """Put this process, and those it starts, under the rules. Needs `no_new_privileges` before."""
+    """Apply the rules to this process and its children. Call `no_new_privileges` first."""
     _syscall(_SYS_LANDLOCK_RESTRICT_SELF, ruleset, 0)
 
 

@@ -1,12 +1,12 @@
-"""Runs a function in a sandbox, watches its limits, and says how it ended.
+"""Runs a function in a sandbox, enforces its limits, and reports how it ended.
 
-The calling process is the supervisor. It must have one thread, and it serves for one function only:
-it enters some of the namespaces itself. Below it stands the first process of the sandbox, below
-that one the worker (`inside`).
+The calling process is the supervisor. It must have only one thread, and can run only one function,
+because it enters some of the namespaces itself. Its child is the sandbox's first process, whose
+child is the worker (`inside`).
 
-The kernel limits each process: address space, CPU time, size of a file. The supervisor limits all
-of them together: number, resident memory, time. The kernel's limit of processes does not hold for
-user 0.
+The kernel limits each process: address space, CPU time, file size. The supervisor limits all
+processes together: number, resident memory, time. The kernel's limit on the number of processes
+does not apply to user 0.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def run(
     readable: Iterable[str] = (),
     client: int | None = None,
 ) -> Outcome:
-    """Run `work` in a sandbox that may read the `readable` paths too. All it started ends with it.
+    """Run `work` in a sandbox that may also read the `readable` paths. Its children end with it.
 
-    It is stopped if the other end of the socket `client` is closed. Raises OSError if the
-    protection or a limit can't be set up: then `work` did not run.
+    Closing the other end of the socket `client` stops it. Raises OSError if the protection or a
+    limit can't be set up: then `work` did not run.
     """
-    os.stat(f"/proc/self/task/{os.getpid()}/children")  # how the limits are watched; kernel option
+    os.stat(f"/proc/self/task/{os.getpid()}/children")  # needed for the limits; a kernel option
     paths = [] if protection == "none" else readable_paths(readable)
     with contextlib.ExitStack() as stack:
         folder = None
@@ -71,7 +71,7 @@ def _supervised(work: Callable[[], bytes], terms: Terms, client: int | None) -> 
     stopped_by = _watch(terms, first, received, status, client)
     running = len(list(_descendants(first)))
     _end_children()
-    for one in readers:  # every writer has ended, so each has an end
+    for one in readers:  # every writer has ended, so reading ends
         while data := os.read(one, 2**16):
             received[one] += data
         os.close(one)
@@ -93,13 +93,13 @@ def _supervised(work: Callable[[], bytes], terms: Terms, client: int | None) -> 
 def _watch(
     terms: Terms, first: int, received: dict[int, bytearray], status: int, client: int | None
 ) -> Stop | None:
-    """Receive output until the worker's status is there, or until a limit is exceeded: which."""
+    """Receive output until the worker's status arrives or a limit is exceeded; which limit."""
     limits = terms.limits
     poll = select.poll()
     for one in received:
         poll.register(one, select.POLLIN)
     if client is not None:
-        poll.register(client, 0)  # of no event: a hang-up is always reported
+        poll.register(client, 0)  # no events: hang-ups are always reported
     answer, output, _ = received
     deadline, next_look = time.monotonic() + limits.timeout_s, 0.0
     while not received[status]:
@@ -108,7 +108,7 @@ def _watch(
                 return "client"
             if data := os.read(ready, 2**16):
                 received[ready] += data
-            elif ready == status:  # the first process was killed from outside
+            elif ready == status:  # something killed the first process
                 received[status] += str(-signal.SIGKILL).encode()
             else:
                 poll.unregister(ready)
@@ -126,7 +126,7 @@ def _watch(
 
 
 def _exceeded(terms: Terms, first: int) -> Stop | None:
-    """The limit that the processes of the sandbox exceed together, if they do."""
+    """The limit that the sandbox's processes together exceed, if any."""
     limits, processes = terms.limits, list(_descendants(first))
     if len(processes) > limits.processes:
         return "processes"
@@ -146,7 +146,7 @@ def _descendants(process: int) -> Iterator[int]:
     waiting = [process]
     while waiting:
         parent = waiting.pop()
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
             for thread in os.listdir(f"/proc/{parent}/task"):
                 with open(f"/proc/{parent}/task/{thread}/children") as file:
                     children = [int(one) for one in file.read().split()]
@@ -155,7 +155,7 @@ def _descendants(process: int) -> Iterator[int]:
 
 
 def _resident_bytes(process: int) -> int:
-    """The resident memory of a process; pages that processes share count for each of them."""
+    """The resident memory of a process; shared pages count for each process."""
     with (
         contextlib.suppress(FileNotFoundError, ProcessLookupError),
         open(f"/proc/{process}/statm") as file,
@@ -165,7 +165,7 @@ def _resident_bytes(process: int) -> int:
 
 
 def _proportional_bytes(process: int) -> int:
-    """The same, with shared pages divided by the number of processes; takes far longer to read."""
+    """The same, with shared pages divided among processes; much slower to read."""
     with (
         contextlib.suppress(FileNotFoundError, ProcessLookupError),
         open(f"/proc/{process}/smaps_rollup") as file,

@@ -1,7 +1,7 @@
-"""How a run gets its devices: it waits in the queue, plans with what is free at its turn, and leases that.
+"""How a run gets its devices: it queues, plans with what is free at its turn, and leases that.
 
-`lease` waits and reports the run's place in the queue. If the context defers, it raises MustWait instead;
-the caller keeps the place (`look`) and calls again. `on_devices` does work on leased devices.
+`lease` waits and reports the run's place in the queue. If the context defers, it raises MustWait
+instead: the caller keeps the place (`look`) and calls again. `on_devices` works on leased devices.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Device, load_pool
 
 LOOK_EVERY_S = 1.0
-"""The run that is next looks at the queue this often; the others less often."""
+"""The next run in the queue checks it this often; the others check less often."""
 _LOOKS_AT_MOST_EVERY = 5
 Done = TypeVar("Done")
 Planner = Callable[[list[Device]], Plan]
@@ -40,21 +40,21 @@ Planner = Callable[[list[Device]], Plan]
 def lease(
     context: RunContext, plan: Plan | Planner, *, again: Planner | None = None
 ) -> tuple[Plan, int]:
-    """Lease the devices of a plan, or of the plan that a planner makes of what is free.
+    """Lease the devices of a plan, or of the plan that a planner makes from what is free.
 
-    Returns the plan and the lease's token. `again` plans again if the pool no longer has the devices of
-    the plan, or if somebody asked the run to plan again; without it neither is looked at.
+    Returns the plan and the lease's token. `again` makes another plan if the pool no longer has the
+    plan's devices, or if a replan was requested; without it, both are ignored.
 
-    Raises Infeasible if no plan meets the limits, even with every device free; RunHeld after the job's
-    `queue_timeout`; Interrupted if the context is stopped; MustWait if it defers.
+    Raises Infeasible if no plan meets the limits even with every device free; RunHeld after the
+    job's `queue_timeout`; Interrupted if the context is stopped; MustWait if it defers.
     """
     run, ledger, me = context.run, context.ledger, context.holder
     job, queue = run.job(), Queue(ledger)
     asked_by = ledger.revoked_by(run.uri)
-    if asked_by == run.uri:  # to plan again: it keeps the devices that the new plan has too
+    if asked_by == run.uri:  # a replan was requested: keep the devices that both plans use
         ledger.clear_replan(run.uri)
         plan = _or_stay(again, plan, job) if again is not None and isinstance(plan, Plan) else plan
-    elif asked_by is not None:  # another run asked, and nothing of this run works on the devices
+    elif asked_by is not None:  # another run needs the devices, and nothing here uses them
         ledger.release(run.uri, devices_of(context), holder=me.name)
     context.reported_place = 0
     least = job.devices.min_count
@@ -81,14 +81,15 @@ def lease(
                 chosen = plan if isinstance(plan, Plan) else _plan(plan, devices, turn)
                 if chosen is None:
                     least = len(turn.available) + 1
-                    continue  # what is free is not enough: ask for more
+                    continue  # too few are free for a feasible plan: wait for more
                 token = queue.take(run.uri, me, chosen.resources, priority=job.priority)
                 if token is not None:
-                    if left := devices_of(context) - set(chosen.resources):  # of the earlier plan
+                    # the earlier plan may have used other devices
+                    if left := devices_of(context) - set(chosen.resources):
                         ledger.release(run.uri, left, holder=me.name)
                     return chosen, token
             elif not context.reported_place and not isinstance(plan, Plan):
-                plan(devices)  # raises Infeasible at once if even every device would not do
+                plan(devices)  # raises Infeasible at once if even all devices together are too few
             if turn.waited_s >= job.queue_timeout:
                 raise _timed_out(job, turn)
             if context.defers:
@@ -102,7 +103,7 @@ def lease(
             pause_s = LOOK_EVERY_S * min(1 + turn.rivals, _LOOKS_AT_MOST_EVERY)
             pause_s = min(pause_s, max(0.05, job.queue_timeout - turn.waited_s))
             if context.stop.wait(pause_s) or context.stop.is_set():
-                raise Interrupted("stopped while it waited for devices")
+                raise Interrupted("stopped while waiting for devices")
     except MustWait:
         raise
     except BaseException:
@@ -123,41 +124,41 @@ def _place(turn: Turn) -> dict[str, str | int | None]:
 
 
 def devices_of(context: RunContext) -> set[str]:
-    """The devices that are currently leased to the run, by their names in the ledger."""
+    """The names of the devices that the run leases currently, as in the ledger."""
     held = context.ledger.held("device ")
     return {lease.resource for lease in held if lease.run == context.run.uri}
 
 
 def _or_stay(again: Planner, plan: Plan, job: Job) -> Planner:
-    """Plans again; keeps the current plan if no other meets the limits."""
+    """A planner that keeps the current plan if no other plan meets the limits."""
 
     def chosen(devices: list[Device]) -> Plan:
         try:
             return again(devices)
-        except (Infeasible, BadInput) as error:  # BadInput: the pool no longer says enough
+        except (Infeasible, BadInput) as error:  # BadInput: the pool file lacks information
             if gone(plan, job):
                 raise
-            progress.emit("notice", message=f"plan: stays as it was: {error}")
+            progress.emit("notice", message=f"plan: unchanged: {error}")
             return plan
 
     return chosen
 
 
 def gone(plan: Plan, job: Job) -> list[str]:
-    """The ids of the plan's devices that the job's pool no longer has, or has as another kind."""
+    """The ids of the plan's devices that the pool lacks, or has as another kind."""
     there = {device.resource: device.variant for device in usable(load_pool(job.pool), job.devices)}
     return [device.id for device in plan.devices if there.get(device.resource) != device.variant]
 
 
 def _plan(make: Planner, devices: list[Device], turn: Turn) -> Plan | None:
-    """The plan with what is available; None if it takes devices that others hold or wait for."""
+    """The plan with the available devices; None if it needs devices of other runs."""
     free = [device for device in devices if device.resource in turn.available]
     try:
         return make(free)
     except Infeasible:
         if len(free) == len(devices):
             raise
-        make(devices)  # raises if even all of them would not do
+        make(devices)  # raises if even all devices are too few
         return None
 
 
@@ -181,16 +182,16 @@ def _timed_out(job: Job, turn: Turn) -> RunHeld:
 
 @dataclass(frozen=True)
 class Claim:
-    """A lease on devices. Call it to ask whether the run still holds them.
+    """A lease on devices. Calling it returns whether the run still holds them.
 
-    `token` fences what is written in its name.
+    `token` is the fencing token for writes under this lease.
     """
 
     token: int
     heartbeats: tuple[Heartbeat, ...]
 
     def __call__(self) -> bool:
-        """Whether the devices and the run are still held, as far as the ledger can be asked."""
+        """Whether the run and its devices are still held, as far as the ledger answers."""
         return all(one.mine() for one in self.heartbeats)
 
 
@@ -203,10 +204,10 @@ def on_devices(
 ) -> Done:
     """Work on the devices of the run's plan. `work` gets an event that ends it, and the claim.
 
-    A run of a higher priority may ask for the devices: then the work ends, the devices are released, and
-    this waits for its turn to continue. If somebody asked the run to plan again, or the devices turned
-    out not to hold the plan's batches, the work ends and continues by a new plan. Raises RunHeld if the
-    devices were lost, and what `lease` raises.
+    A run with a higher priority may request the devices: then the work ends, the devices are
+    released, and this waits for its next turn. If a replan is requested, or the plan's batches do
+    not fit in the devices' memory, the work ends and continues with a new plan. Raises RunHeld if
+    the devices are lost, and the errors of `lease`.
     """
     run, ledger, me = context.run, context.ledger, context.holder
     failed: TrainingFailed | None = None
@@ -230,7 +231,7 @@ def on_devices(
         ):
             claim = Claim(token, (heartbeat, hold))
             if not claim():
-                raise RunHeld(f"the lease on the devices was lost before {what} began")
+                raise RunHeld(f"the lease on the devices was lost before {what} started")
             if plan != stored:
                 run.write(plan)
             run.note(state="running", error=None)
@@ -243,18 +244,18 @@ def on_devices(
                 if again is None or "most_batch_sizes" not in error.details:
                     raise
                 memory_limits.note(run, plan, error.details["most_batch_sizes"])
-                progress.emit("notice", message=f"{error}; planning again with what fits")
+                progress.emit("notice", message=f"{error}; planning again with batches that fit")
                 failed = error
             except Interrupted as error:
                 if context.stop.is_set() or not heartbeat.revoked.is_set():
                     raise
                 claimant = ledger.revoked_by(run.uri)
                 if claimant == run.uri:
-                    progress.emit("notice", message=f"asked to plan again; {error}")
+                    progress.emit("notice", message=f"replan requested; {error}")
                     continue
                 note = Interrupted(
-                    f"{claimant} has a higher priority and asked for the devices; {error}; "
-                    "waits to continue"
+                    f"{claimant} has a higher priority and requested the devices; {error}; "
+                    "waiting to continue"
                 )
                 run.note(state="interrupted", error=note.document())
                 ledger.release(run.uri, names, holder=me.name, token=token)
@@ -262,16 +263,16 @@ def on_devices(
 
 
 def look(context: RunContext) -> bool:
-    """Keep a waiting run's place and its hold. Returns whether the run has something to do.
+    """Keep a waiting run's place and lease; whether the run must act.
 
-    That is: its turn has come, its pool changed, its time is up, or its place or hold was lost. Reports
-    the place if it has changed.
+    It must act if its turn has come, its pool has changed, its time is up, or its place or lease is
+    lost. Reports the place if it has changed.
     """
     run, ledger = context.run, context.ledger
     hold = ledger.renew(run.uri, [run.hold], holder=context.holder.name)
     found = Queue(ledger).keep(run.uri)
     if not hold or found is None:
-        return True  # lost: the step reports it, or joins the queue again
+        return True  # the step then reports the loss, or joins the queue again
     turn, wish = found
     _report(context, turn)
     job = run.job()
@@ -279,21 +280,21 @@ def look(context: RunContext) -> bool:
         return True
     plan = run.find(Plan)
     if plan is not None and (job.pool is None or not gone(plan, job)):
-        return False  # this machine itself does not change
+        return False  # the local machine's devices do not change
     return wish.wanted != {device.resource for device in usable(load_pool(job.pool), job.devices)}
 
 
 def leave_queue(context: RunContext) -> None:
-    """Give up waiting: leave the queue, and end the run's hold."""
+    """Stop waiting: leave the queue, and release the run."""
     run = context.run
     Queue(context.ledger).leave(run.uri)
     if context.ledger.release(run.uri, holder=context.holder.name):
-        error = Interrupted("stopped while it waited for devices")
+        error = Interrupted("stopped while waiting for devices")
         run.note(state="interrupted", step="allocate", error=error.document())
 
 
 class AnyOf(threading.Event):
-    """Set if it is set itself, or one of the others is."""
+    """An event that is set if it, or one of the others, is set."""
 
     def __init__(self, *others: threading.Event) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What else was considered, and why each alternative lost against the plan."""
+"""Alternatives to the plan, and why each is worse."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMES = {"time": "duration", "energy": "energy", "cost": "cost"}
 def alternatives(
     problem: PlanningProblem, chosen: SearchResult, neighbours: Sequence[Configuration]
 ) -> list[Alternative]:
-    """The best of what the search evaluated at the plan's global batch, and of its neighbours."""
+    """The best configurations evaluated at the plan's global batch, and its neighbours."""
     result = chosen.best
     assert result is not None
     ranked = sorted(
@@ -44,7 +44,7 @@ def alternatives(
 
 
 def _shown_as(one: Configuration) -> object:
-    """What a person sees of a configuration: ranks by kind of device, batch, accumulation."""
+    """A configuration as users see it: ranks by kind of device, batch, accumulation."""
     counts: Counter[object] = Counter()
     for share in one.shares:
         curve = share.kind.curve
@@ -92,9 +92,9 @@ def _because(one: Configuration, best: Configuration, goal: Goal) -> str:
 
 
 def _slow_collectives(one: Configuration, best: Configuration) -> str:
-    """Says so if it has the best's devices and more, and is slower all the same.
+    """A reason if the configuration adds devices to the best one's, and is slower.
 
-    Other devices than the best's may simply be slower.
+    Empty otherwise: other devices may simply be slower.
     """
     mine, theirs = (device_counts(device for device, _ in each.devices()) for each in (one, best))
     more = one.size > best.size and all(

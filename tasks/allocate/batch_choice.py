@@ -1,8 +1,8 @@
 """Chooses the global batch of a plan.
 
-A larger batch often trains faster, but learns less from each sample. If the job knows its gradient
-noise scale B_noise, the plan minimises the goal times the samples that the same loss takes,
-relative to the smallest batch B_0:
+A larger batch often trains faster, but learns less from each sample. If the job states its gradient
+noise scale B_noise, the plan minimises the goal times w(B): the number of samples to reach the same
+loss, relative to the smallest batch B_0,
 
     w(B) = (1 + B / B_noise) / (1 + B_0 / B_noise)
 
@@ -22,21 +22,21 @@ from trainwright.tasks.allocate.strategies import best
 
 GOOD_ENOUGH = 0.9
 _FIRST_NODES = 60
-"""Nodes of the short first search of each batch."""
+"""Maximum number of nodes in the short first search of each batch."""
 
 
 def choose_batch(problem: PlanningProblem) -> tuple[SearchResult | None, list[SearchResult]]:
-    """The best for the global batch that the rule picks, and the best found for each batch.
+    """The best result for the global batch that the rule picks, and the best for each batch.
 
-    The first is None if no batch is feasible. A short search of each batch gives a candidate. Then
-    a smaller batch is searched only until it is surely too far from the best, a larger one only
-    until it surely can't take the candidate's place, and the candidate to the end.
+    The first is None if no batch is feasible. A short search of each batch gives a candidate batch.
+    Then the search of a smaller batch ends when it is certainly too far from the best, that of a
+    larger one when it certainly can't replace the candidate; the candidate's runs to the end.
     """
     return _BatchSearches(problem).made()
 
 
 def batch_rule(problem: PlanningProblem) -> str:
-    """Why the global batch is what it is, for a person."""
+    """Why the plan has its global batch, in words."""
     train, sizes = problem.job.train, ", ".join(map(str, problem.sizes))
     if train.global_batch_size != "auto":
         return "given"
@@ -63,7 +63,7 @@ def _prefers_small(problem: PlanningProblem) -> bool:
 
 
 class _BatchSearches:
-    """The searches of all batches: what each has found and proven so far."""
+    """The searches of all batches, each with its best result and lower bound so far."""
 
     def __init__(self, problem: PlanningProblem) -> None:
         self._problem = problem
@@ -72,7 +72,7 @@ class _BatchSearches:
         self._exhausted: set[int] = set()
 
     def made(self) -> tuple[SearchResult | None, list[SearchResult]]:
-        """Search until the rule's batch is known and its search is at its end."""
+        """Search until the rule's batch is known and its search is complete."""
         first = _FIRST_NODES if len(self._problem.sizes) > 1 else MAX_NODES
         for size in sorted(self._problem.sizes, reverse=True):
             self._search(size, first, self._within * self._least())
@@ -100,7 +100,7 @@ class _BatchSearches:
             self._search(size, MAX_NODES, ceilings[size])
 
     def _ceilings(self, chosen: int | None, allowed: float) -> dict[int, float]:
-        """By batch: the weighted value below which it could still change the choice."""
+        """For each batch, the weighted value below which it could still change the choice."""
         if chosen is None:
             return dict.fromkeys(self._found, allowed)
         value = self._high(chosen)
@@ -110,7 +110,7 @@ class _BatchSearches:
         }
 
     def _search(self, size: int, max_nodes: int, ceiling: float) -> None:
-        """Search a batch for what is below this weighted value."""
+        """Search a batch for configurations below this weighted value."""
         cutoff = ceiling / self._weight(size) * (1 + TOLERANCE)
         request = replace(self._problem.request(size, cutoff=cutoff), max_nodes=max_nodes)
         one = best(request)
@@ -127,7 +127,7 @@ class _BatchSearches:
         return self._found[size].bound * self._weight(size)
 
     def _high(self, size: int) -> float:
-        """The least weighted value that was found for a batch."""
+        """The lowest weighted value found for a batch."""
         one = self._found[size].best
         return math.inf if one is None else one.value(self._problem.goal) * self._weight(size)
 

@@ -13,7 +13,7 @@ from trainwright.tasks.allocate.strategies import best
 from trainwright.tasks.runs.artefacts import FrontPoint
 
 _DURATIONS = 6
-"""Deadlines between the fastest and the most frugal configuration for which one is searched."""
+"""Number of deadlines to search between the fastest and the most economical configuration."""
 _MAX_NODES = 60
 
 
@@ -59,9 +59,10 @@ def point(problem: PlanningProblem, one: Configuration, *, chosen: bool) -> Fron
 
 
 def undominated(known: Iterable[Configuration], keep: Configuration) -> list[Configuration]:
-    """The configurations that no other dominates, and `keep` in any case; fastest first.
+    """The Pareto-optimal configurations, and `keep` in any case; fastest first.
 
-    One dominates another if it is as good in time, energy and cost, and better in one of them.
+    One configuration dominates another if it is as good in time, energy and cost, and better in
+    one of them.
     """
 
     def values(one: Configuration) -> tuple[float, float, float]:
@@ -69,7 +70,7 @@ def undominated(known: Iterable[Configuration], keep: Configuration) -> list[Con
 
     ordered = sorted(known, key=lambda one: (values(one), one.size, one.counts))
     kept: list[Configuration] = []
-    for one in ordered:  # whatever dominates it comes earlier in this order
+    for one in ordered:  # the order puts dominating configurations first
         mine = values(one)
         if not any(
             all(a <= b * (1 + TOLERANCE) for a, b in zip(values(other), mine, strict=True))

@@ -1,4 +1,4 @@
-"""Why there is no plan: the limit that binds, the nearest that is feasible, one more device."""
+"""Explains why no plan exists: the binding limit, the nearest feasible one, one more device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_KINDS = 8
 
 @dataclass
 class _Explanation:
-    """What binds; `goal` and `nearest` are what one more device of some kind would have to beat."""
+    """The binding limit. One more device helps if it improves `goal` beyond `nearest`."""
 
     binding: str
     goal: Goal
@@ -30,9 +30,9 @@ class _Explanation:
 def infeasible(problem: PlanningProblem) -> Infeasible:
     """The error that explains why no configuration is feasible.
 
-    Its `details` have `binding`, and as far as they apply `nearest_deadline_s`, `nearest_budget`
-    and `one_more`: by kind of device, the nearest feasible limit with one more device of it. That
-    is empty if no such device brings the limit nearer.
+    Its `details` hold `binding` and, if they apply, `nearest_deadline_s`, `nearest_budget` and
+    `one_more`: for each kind of device, the nearest feasible limit with one more such device.
+    `one_more` is empty if no kind helps.
     """
     fastest = problem.least("upper_time", Limits())
     if fastest is None:
@@ -61,7 +61,7 @@ def infeasible(problem: PlanningProblem) -> Infeasible:
 
 
 def _explain(problem: PlanningProblem, fastest: Configuration) -> _Explanation:
-    """Deadline, budget, or both together."""
+    """Explain which of deadline and budget binds, or both together."""
     limits = problem.limits
     late = _deadline(limits, fastest)
     cheapest = problem.least("upper_cost", Limits()) if limits.budget < math.inf else None
@@ -106,7 +106,7 @@ def _budget(limits: Limits, cheapest: Configuration) -> _Explanation | None:
 
 
 def _together(problem: PlanningProblem) -> _Explanation:
-    """Each limit can be kept, but not both."""
+    """Each limit can be met alone, but not both together."""
     limits = problem.limits
     within = Limits(deadline_s=limits.deadline_s)
     in_time = problem.least("upper_cost", within)
@@ -132,9 +132,9 @@ def _together(problem: PlanningProblem) -> _Explanation:
 def _one_more(
     problem: PlanningProblem, goal: Goal, limits: Limits, nearest: float
 ) -> dict[str, float]:
-    """By kind: the nearest feasible limit with one more device on the first one's host.
+    """By kind: the nearest feasible limit with one more device on the host of the first one.
 
-    Only kinds that bring it nearer.
+    Contains only kinds that help.
     """
     first = list({device.variant: device for device in reversed(problem.devices)}.values())[::-1]
     found = {}
@@ -150,7 +150,7 @@ def _shape(one: Configuration) -> str:
 
 
 def _nothing_at_all(problem: PlanningProblem) -> Infeasible:
-    """No configuration even without deadline and budget: hosts' windows or memory bind."""
+    """The error if even without deadline and budget, availability or memory prevents a plan."""
     model, job = problem.model, problem.job
     always = PlanningProblem.of(
         job,
@@ -192,8 +192,8 @@ def _memory(problem: PlanningProblem) -> str:
     count = problem.job.devices.min_count
     if least < count:
         return (
-            f"no feasible plan: a global batch of {least} for {count} devices "
-            "(each needs one sample at least)"
+            f"no feasible plan: a global batch of {least} is too small for {count} devices "
+            "(each needs at least one sample)"
         )
     roomiest = max((kind.curve for kind in kinds), key=lambda curve: curve.memory_limit_bytes or 0)
     need = roomiest.device_memory_bytes(1) / 2**30
@@ -211,7 +211,7 @@ def _memory(problem: PlanningProblem) -> str:
 
 
 def rounded_up(value: float) -> float:
-    """Three significant digits, never less than the value."""
+    """The value rounded up to three significant digits."""
     if value <= 0:
         return 0.0
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)

@@ -1,13 +1,13 @@
 """Plans several pending jobs on one pool: least energy with every deadline met.
 
-A job's choices are its configurations, at the global batch of its own plan, that no other beats in
-time, energy and devices at once; they accumulate gradients if the job can't run alone without. A
-job holds its devices from start to end, for the time that it does not exceed at its confidence;
-`schedule` decides when each starts. The joint plan has the least energy of those that meet all
-deadlines; ties go to the earlier sum of ends. If there is none, the fewest jobs are late, those of
-the lowest priority first, and being little late goes before little energy. If there are too many
-choices and orders to try them all, the plan says `bounded`. A host's window is the one that is
-open now: whatever would start in a later one waits for another plan.
+A job's choices are those of its configurations, at the global batch of its own plan, that no other
+beats in time, energy and devices at once. They accumulate gradients only if the job can't run
+without. A job holds its devices from start to end, for its duration at its confidence; `schedule`
+decides when each job starts. Among the joint plans that meet all deadlines, the one with the least
+energy wins; ties go to the least sum of ends. If none meets all deadlines, as few jobs as possible
+are late, those of the lowest priority first, and by as little as possible before energy counts. If
+there are too many choices and orders to try all, the plan says `bounded`. Only the hosts' windows
+that are open now count: a job that would start in a later window waits for another plan.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _DURATIONS = 6
 
 @dataclass(frozen=True)
 class Pending:
-    """A pending job, and what the planner needs to know of it."""
+    """A pending job, with the planner's inputs."""
 
     job: Job
     pool: Pool
@@ -57,7 +57,7 @@ class Pending:
 
 
 def make_joint_plan(pending: Sequence[Pending], *, now: datetime | None = None) -> JointPlan:
-    """The joint plan of jobs on one pool; `now` is when it begins, for the hosts' windows.
+    """The joint plan of jobs on one pool; `now` is its start, for the hosts' windows.
 
     Raises BadInput if there are too many jobs or two have the same name. Raises Infeasible if a
     job can't run even alone, or if the hosts' windows end before all jobs have run (`binding`:
@@ -74,7 +74,7 @@ def make_joint_plan(pending: Sequence[Pending], *, now: datetime | None = None) 
     )
     found, late, exhaustive = fewest_late(options, deadlines, dispensable, room)
     exact = exhaustive and whole
-    if found is None:  # any job may be late and wait: only the hosts' windows prevent that
+    if found is None:  # any job may be late, so only the hosts' windows can prevent a plan
         raise Infeasible(
             "no feasible plan: no order of the jobs ends within the hosts' windows (available)"
             + ("" if exact else ", among the choices that were tried; there are more"),
@@ -104,7 +104,7 @@ def _gap(
     deadlines: Sequence[float],
     late: Sequence[int],
 ) -> float:
-    """By what share the energy can be less: a job alone never takes more than in a joint plan."""
+    """The share by which energy could fall: alone, no job needs more than in a joint plan."""
     least = [
         min(
             one.energy_j
@@ -117,7 +117,7 @@ def _gap(
 
 
 def check(jobs: Sequence[Job], pool: Pool) -> None:
-    """What can be checked before anything is traced or predicted. Raises BadInput."""
+    """Check all that needs no trace and no prediction. Raises BadInput."""
     names = [job.name for job in jobs]
     if len(jobs) > MOST_JOBS:
         raise BadInput(f"jobs: got {len(jobs)}; allowed: at most {MOST_JOBS} together")
@@ -153,21 +153,21 @@ def _late_alone(pending: Pending, now: datetime | None) -> str | None:
 
 
 def _group(device: Device, pool: Pool) -> object:
-    """What devices have in common that can take each other's place."""
+    """The key that interchangeable devices share."""
     window = next(host.available for host in pool.hosts if host.name == device.host)
     return (machine_of(device), device.variant, window)
 
 
 def choices(pending: Pending, now: datetime | None) -> tuple[list[ScheduleChoice], bool]:
-    """A job's choices, least energy first, and whether those are all there are.
+    """A job's choices, by increasing energy, and whether the list is complete.
 
-    They have the global batch of the job's own plan: with its deadline if a configuration meets
-    that, else without.
+    They have the global batch of the job's own plan: made with its deadline if a configuration
+    meets that, else without.
     """
     objective = pending.job.objective.model_copy(update={"minimize": "energy"})
     job = pending.job.model_copy(update={"objective": objective})
     model = CostModel(job, pending.pool, pending.estimate, pending.data, now)
-    # Machines are kept apart: another job may hold devices of one of two that are alike.
+    # No two machines count as alike: another job may hold devices of one of them.
     problem = PlanningProblem.of(job, model, usable(pending.pool, job.devices), apart=True)
     endless = Limits(budget=problem.limits.budget)
     problem, chosen = _least_energy(problem)
@@ -199,9 +199,9 @@ def choices(pending: Pending, now: datetime | None) -> tuple[list[ScheduleChoice
 
 
 def _least_energy(problem: PlanningProblem) -> tuple[PlanningProblem, Configuration | None]:
-    """The configuration of least energy within the limits; accumulating only if it must.
+    """The configuration of least energy within the limits; accumulates only if necessary.
 
-    Returns it with the problem whose accumulation was searched.
+    Returns it with the problem that has its accumulation.
     """
     for most in (1, TRAINED_ACCUMULATION):
         problem = replace(problem, max_accumulation=most)
@@ -214,7 +214,7 @@ def _least_energy(problem: PlanningProblem) -> tuple[PlanningProblem, Configurat
 def _configurations(
     problem: PlanningProblem, frugal: Configuration
 ) -> tuple[list[Configuration], bool]:
-    """The configurations to choose from, and whether those are all; `frugal` has least energy."""
+    """The configurations, and whether the list is complete; `frugal` has the least energy."""
     rooms = [group.count for group in problem.topology.groups]
     if math.prod(room + 1 for room in rooms) > _MAX_CONFIGURATIONS:
         return [frugal, *_between(problem, frugal)], False
@@ -229,7 +229,7 @@ def _configurations(
 
 
 def _between(problem: PlanningProblem, frugal: Configuration) -> list[Configuration]:
-    """The fastest configuration, and those of least energy for some longer durations."""
+    """The fastest configuration, and the most economical ones for some longer durations."""
     budget = problem.limits.budget
     fastest = best(problem.request(frugal.batch, "time")).best
     if fastest is None:
@@ -247,7 +247,7 @@ def _between(problem: PlanningProblem, frugal: Configuration) -> list[Configurat
 def _jobs(
     pending: Sequence[Pending], found: Sequence[Scheduled], late: Sequence[int]
 ) -> list[ScheduledJob]:
-    """The jobs by start, each with devices by name: in each group the first that are free."""
+    """The jobs by start, each with its devices: in each group the first free ones."""
     jobs: list[ScheduledJob] = []
     taken: list[tuple[float, float, str]] = []
     for number in sorted(range(len(found)), key=lambda one: (found[one].start_s, one)):

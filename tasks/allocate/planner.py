@@ -1,11 +1,12 @@
 """Makes the plan: which devices, which global batch, and which share for each device.
 
-The objective is compared at the median; deadline, budget and the hosts' windows are kept at the
-job's confidence. Arithmetic on values: the only clock read is for `solve_time_s`.
+Plans are compared by the median of the objective; deadline, budget and the hosts' windows hold at
+the job's confidence. Arithmetic on values: only `solve_time_s` reads a clock.
 
-What a configuration costs is in `plan/cost`, where its ranks sit in `plan/placement`, the search in
-`search/`, the global batch in `batch_choice`; what else was considered in `alternatives` and
-`front`, and why there may be no plan in `infeasible`.
+    plan/cost, plan/placement   the cost of a configuration, and the placement of its ranks
+    search/, batch_choice       the search, and the choice of the global batch
+    alternatives, front         other configurations, and why they lost
+    infeasible                  why there is no plan
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Device, Pool
 
 TRAINED_ACCUMULATION = 64
-"""Most micro-batches in a step that a plan asks for. `tasks.train` does as many as a plan says."""
+"""Maximum number of micro-batches per step in a plan. `tasks.train` has no limit of its own."""
 
 
 def make_plan(
@@ -49,11 +50,11 @@ def make_plan(
     """The plan that minimises the job's objective within its limits at its confidence.
 
     Gradients are accumulated over up to `most_accumulation` micro-batches if no plan without
-    accumulation keeps the limits. `free` are the devices to choose from (default: all that the job
-    may use). `now` is when the plan begins, for the hosts' windows (None: they are ignored).
+    accumulation meets the limits. `free` are the devices to choose from (default: all that the job
+    may use). `now` is the plan's start, for the hosts' windows (None: ignore windows).
 
-    Raises BadInput, and Infeasible with the limit that binds and the nearest deadline and budget
-    that are feasible.
+    Raises BadInput, or Infeasible with the binding limit and the nearest feasible deadline and
+    budget.
     """
     started = time.perf_counter()
     devices = usable(pool, job.devices) if free is None else list(free)
@@ -118,7 +119,7 @@ def _document(
 def planned(
     model: CostModel, device: Device, batch: int, accumulation: int, most: int | None = None
 ) -> PlannedDevice:
-    """A device with its share of each step; `most` is the largest share that its memory holds."""
+    """A device with its share of each step; `most` is the largest share that fits in its memory."""
     kind = model.kind(device)
     return PlannedDevice(
         **device.model_dump(),

@@ -53,9 +53,9 @@ def plan_jobs(
 def predicted(
     job: Job, settings: Settings, calibrations: Sequence[Calibration] = ()
 ) -> tuple[Pool, Estimate, DataSchema]:
-    """What a job is planned from: its pool, the estimate for its devices, and its data's schema.
+    """The inputs of a job's plan: its pool, the estimate for its devices, its data's schema.
 
-    Raises BadInput for an impossible job before it reads data or measures anything.
+    Checks for an impossible job first, before it reads data or measures. Raises BadInput.
     """
     from trainwright.tasks.data import dataset
     from trainwright.tasks.data.sources import localized
@@ -85,7 +85,7 @@ def plan_structure(
     settings: Settings,
     calibrations: Sequence[Calibration] = (),
 ) -> Plan:
-    """The plan for a job whose structure is known; reads neither its data nor its model's code."""
+    """The plan for a job with a known structure; reads neither data nor the model's code."""
     return make_plan(
         job,
         pool,
@@ -117,11 +117,11 @@ def _estimated(
 
 
 def held_devices(devices: Sequence[Device], settings: Settings) -> list[HeldDevice] | None:
-    """The devices that runs hold now; None, with a notice, if the ledger is out of reach."""
+    """The devices that runs hold; None, with a notice, if the ledger is unreachable."""
     try:
         leases = {lease.resource: lease for lease in Ledger(settings.ledger_url).held("device ")}
     except (BadInput, ServiceUnreachable) as error:
-        progress.emit("notice", message=f"which devices are in use is unknown: {error}")
+        progress.emit("notice", message=f"devices in use are unknown: {error}")
         return None
     return [
         HeldDevice(id=device.id, holder=lease.holder, run=lease.run, until=_time(lease.expires_at))
@@ -135,10 +135,10 @@ def _time(seconds: float) -> str:
 
 
 def _finished(devices: Sequence[Device], settings: Settings) -> list[FinishedRun]:
-    """The store's finished runs on such devices; empty, with a notice, if it is out of reach."""
+    """The store's finished runs on these device types; none, with a notice, if unreachable."""
     try:
         types = {device.type for device in devices}
         return finished_runs.read(settings.store, types, settings)
     except (BadInput, ServiceUnreachable) as error:
-        progress.emit("notice", message=f"finished runs do not correct the prediction: {error}")
+        progress.emit("notice", message=f"no correction by finished runs: {error}")
         return []

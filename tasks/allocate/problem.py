@@ -42,9 +42,9 @@ class PlanningProblem:
         *,
         apart: bool = False,
     ) -> PlanningProblem:
-        """The problem of a job. With `apart`, no two machines are taken to be alike.
+        """The problem of a job. With `apart`, no two machines count as alike.
 
-        Raises BadInput if the job contradicts itself, the pool or what is known of the devices.
+        Raises BadInput if the job contradicts itself, the pool or the devices' estimates.
         """
         objective = job.objective
         limits = Limits(
@@ -128,9 +128,9 @@ class PlanningProblem:
         return replace(self, devices=devices, topology=Topology(self.model, devices))
 
     def neighbours(self, result: Configuration) -> list[Configuration]:
-        """The same batch and accumulation on slightly other ranks.
+        """The same batch and accumulation on slightly different ranks.
 
-        One rank more or less of a group, or all ranks in one group that the result does not use.
+        One rank more or fewer in a group, or all ranks in a group that the result does not use.
         """
         space = self.request(result.batch).space()
         counts, found = list(result.counts), []

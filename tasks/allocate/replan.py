@@ -1,7 +1,7 @@
-"""Planning for a run, and planning anew where the pool no longer has the devices of its plan, or the run was asked to.
+"""Makes a run's plan, and another one if the pool changed or a replan was requested.
 
-What the training has reached holds for its global batch: the learning rate that was found, and the checkpoint. So a new plan
-keeps that, and may change all else.
+Learning rate and checkpoint are valid only for the run's global batch. So another plan keeps the
+global batch, and may change all else.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from trainwright.tasks.spec.pool import Device, load_pool
 
 
 def planner(run: Run, data: DataSchema) -> Planner:
-    """Makes the run's first plan with the devices that it is given, estimated anew where the pool has other kinds by now.
+    """A planner for the run's first plan. Estimates again if the pool has other device kinds.
 
-    Raises Infeasible.
+    The planner raises Infeasible.
     """
     job = run.job()
 
@@ -32,7 +32,7 @@ def planner(run: Run, data: DataSchema) -> Planner:
             pool = load_pool(job.pool).name
             progress.emit(
                 "notice",
-                message=f"plan: pool {pool} has other kinds of devices by now; estimated anew",
+                message=f"plan: pool {pool} has other kinds of devices now; estimating again",
             )
             found = predicted(run)
             run.write(found)
@@ -48,13 +48,15 @@ def _kinds(estimate: Estimate) -> set[tuple[str, float | None, float | None]]:
 
 
 def _known(devices: list[Device], estimate: Estimate) -> list[Device]:
-    return [
-        device for device in devices if device.variant in _kinds(estimate)
-    ]  # the pool may have changed again
+    # the pool may have changed after the estimate
+    return [device for device in devices if device.variant in _kinds(estimate)]
 
 
 def replanner(run: Run, data: DataSchema) -> Planner:
-    """Makes another plan for the same global batch, estimated anew. Raises Infeasible, naming devices that are gone."""
+    """A planner that keeps the global batch, with a new estimate.
+
+    The planner raises Infeasible, naming devices that are gone.
+    """
     job = run.job()
     estimated = False
 
@@ -67,7 +69,7 @@ def replanner(run: Run, data: DataSchema) -> Planner:
             device.variant in _kinds(run.read(Estimate)) for device in devices
         ):
             why = f"pool {pool.name} no longer has {lost} as planned; " if lost else ""
-            progress.emit("notice", message=f"plan: {why}planned anew")
+            progress.emit("notice", message=f"plan: {why}planning again")
             estimated = True
             run.write(predicted(run))
         same_batch, found = job.model_copy(update={"train": train}), run.read(Estimate)
@@ -76,7 +78,8 @@ def replanner(run: Run, data: DataSchema) -> Planner:
                 same_batch, pool, found, data, _known(devices, found), now=datetime.now(UTC)
             )
         except Infeasible as error:
-            why = f"pool {pool.name} no longer has {lost} as planned, and without, " if lost else ""
+            lacking = f"pool {pool.name} no longer has {lost} as planned, and without it, "
+            why = lacking if lost else ""
             raise Infeasible(
                 f"plan: {why}for the same global batch of {before.global_batch_size}: {error}",
                 **error.details,
@@ -86,10 +89,11 @@ def replanner(run: Run, data: DataSchema) -> Planner:
 
 
 def require_devices(plan: Plan, job: Job) -> None:
-    """A plan that must be carried out as it is. Raises BadInput where its devices are not there."""
+    """Check that a plan's devices exist, for a plan that must not change. Raises BadInput."""
     lost = gone(plan, job)
     if lost:
         raise BadInput(
-            f"--replay: its plan uses {', '.join(lost)}, which pool {load_pool(job.pool).name} does not have; allowed: a pool "
-            "with the devices of the run that is replayed"
+            f"--replay: its plan uses {', '.join(lost)}, "
+            f"which pool {load_pool(job.pool).name} does not have; "
+            "allowed: a pool with the devices of the replayed run"
         )

@@ -1,4 +1,4 @@
-"""When jobs run: the schedule of least energy that meets their deadlines. Arithmetic on values.
+"""Schedules jobs with least energy within their deadlines. Arithmetic on values.
 
 For one choice of devices for each job and an order of the jobs, each job starts, in that order, at
 the earliest time from which its devices stay free for long enough. Over all orders, these
@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from trainwright.tasks.allocate.plan.configuration import TOLERANCE, Configuration
 
 _FACTORS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0)
-"""By what factor the deadlines of late jobs are stretched: the first that is enough."""
+"""Factors that stretch the deadlines of late jobs; the first sufficient one applies."""
 _QUICK = 5_000
-"""Placements that a quick search may try."""
+"""Maximum number of placements in a quick search."""
 
 
 @dataclass(frozen=True)
 class ScheduleChoice:
-    """One configuration of a job: which devices it holds, for how long, and its energy."""
+    """One configuration of a job: its devices, its duration and its energy."""
 
     configuration: Configuration
     holds: tuple[tuple[object, int], ...]
@@ -35,7 +35,7 @@ class ScheduleChoice:
     energy_j: float
 
     def beats(self, other: ScheduleChoice) -> bool:
-        """Whether it takes no more energy, time or devices, and can end as late."""
+        """Whether it needs no more energy, time or devices, and may end as late."""
         held = dict(other.holds)
         return (
             self.energy_j <= other.energy_j
@@ -60,7 +60,7 @@ class Scheduled:
 
 @dataclass
 class Effort:
-    """How many placements a search may still try; if none are left, it was not exhaustive."""
+    """The number of placements that a search may still try. At 0, it was not exhaustive."""
 
     left: int = 50_000
 
@@ -78,13 +78,13 @@ def fewest_late(
 ) -> tuple[list[Scheduled] | None, tuple[int, ...], bool]:
     """The schedule of least energy with as few late jobs as possible.
 
-    `options` are each job's choices, `room` the devices by group. `dispensable` are the jobs in
-    the order in which they may be late, first the one that should be. Late jobs are late by the
-    least of `_FACTORS` that is enough, whatever the energy.
+    `options` are each job's choices, `room` the devices by group. `dispensable` lists the jobs that
+    may be late, the least important first. Late jobs are late by the lowest sufficient one of
+    `_FACTORS`, whatever the energy.
 
     Returns the schedule, the late jobs, and whether every combination was tried. The schedule is
     None if there is none even without deadlines. If there are too many combinations to try all,
-    deadlines are kept one by one, the most important first, as long as that works.
+    deadlines are added one by one, the most important first, while a schedule is found.
     """
     effort = Effort()
     limited = [number for number in dispensable if deadlines[number] < math.inf]
@@ -104,7 +104,7 @@ def _one_by_one(
     limited: Sequence[int],
     room: Mapping[object, int],
 ) -> tuple[list[Scheduled] | None, tuple[int, ...]]:
-    """Start with all jobs late, and keep the deadlines that can be kept, one after another."""
+    """Start with all jobs late, and add the deadlines that can be met, one after another."""
     late = tuple(limited)
     kept = _quickly(options, _stretched(deadlines, late), room)
     for number in reversed(limited):
@@ -122,7 +122,7 @@ def _less_late(
     late: Sequence[int],
     room: Mapping[object, int],
 ) -> list[Scheduled]:
-    """The same jobs late by the least factor that works; `found` if none does."""
+    """The same jobs late by the lowest factor that works; `found` if none does."""
     for factor in _FACTORS if late else ():
         less = _quickly(options, _stretched(deadlines, late, factor), room)
         if less is not None:
@@ -135,7 +135,7 @@ def _quickly(
     deadlines: Sequence[float],
     room: Mapping[object, int],
 ) -> list[Scheduled] | None:
-    """The schedule of least energy that is found quickly, else one of the fastest choices."""
+    """The best schedule that is found quickly, else one of the fastest choices."""
     frugal = least_energy(options, deadlines, room, Effort(_QUICK))
     if frugal is not None:
         return frugal
@@ -159,7 +159,7 @@ def least_energy(
 ) -> list[Scheduled] | None:
     """The schedule of least energy that meets the deadlines.
 
-    None: there is none, or none was found before the effort was spent.
+    None if none exists, or none was found with the effort.
     """
     fitting = [
         [one for one in some if one.upper_s <= until]
@@ -177,7 +177,7 @@ def least_energy(
 
 
 def _by_energy(options: Sequence[Sequence[ScheduleChoice]]) -> Iterator[list[ScheduleChoice]]:
-    """Every combination of choices, the one of least energy first."""
+    """Every combination of choices, by increasing energy."""
 
     def energy(at: tuple[int, ...]) -> float:
         return math.fsum(
@@ -204,8 +204,8 @@ def schedule(
 ) -> list[Scheduled] | None:
     """The starts that meet the deadlines with the least sum of ends; None if no order does.
 
-    Depth-first over the orders, the most urgent job first. A branch is cut if a job is late
-    already, because later it would not end sooner, or if the sum of ends can't get below the best.
+    Depth-first over the orders, the most urgent job first. A branch is cut if a job is already
+    late, because it can't end sooner later, or if the sum of ends can't get below the best.
     """
     until = [
         min(limit, one.configuration.available_s()) * (1 + TOLERANCE)
@@ -245,7 +245,7 @@ def schedule(
 def _earliest(
     choice: ScheduleChoice, placed: Sequence[Scheduled], room: Mapping[object, int]
 ) -> float:
-    """The first time from which its devices stay free for its whole duration."""
+    """The earliest time from which its devices stay free for its whole duration."""
 
     def held(key: object, at: float) -> int:
         return sum(
@@ -253,7 +253,7 @@ def _earliest(
         )
 
     def fits(start: float) -> bool:
-        # What others hold changes only at their starts and ends.
+        # The number of held devices changes only at starts and ends.
         end = start + choice.upper_s
         times = [start, *(one.start_s for one in placed if start < one.start_s < end)]
         return all(

@@ -1,4 +1,4 @@
-"""Step `allocate`: chooses the devices and each one's share of the batch, and leases them."""
+"""Step `allocate`: chooses the devices and their shares of the batch, and leases the devices."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from trainwright.tasks.units import seconds
 
 
 def work(context: RunContext) -> Reference:
-    """Plan and lease; wait in the queue if others hold the devices.
+    """Plan and lease; wait in the queue if other runs hold the devices.
 
-    A run that continues keeps its plan, unless the pool no longer has its devices. Raises Infeasible if
-    no plan meets the limits, RunHeld if no devices became free within the job's `queue_timeout`.
+    A run that continues keeps its plan, unless the pool no longer has its devices. Raises
+    Infeasible if no plan meets the limits, RunHeld if no devices became free within the job's
+    `queue_timeout`.
     """
     run = context.run
     stored = run.find(Plan)
     if stored is not None:
         plan = stored
-        if not run.has(Result):  # a run that is trained needs no devices
+        if not run.has(Result):  # a trained run needs no devices
             plan, _ = lease(context, stored, again=replanner_of(context))
     elif context.replay is not None:
         replayed = context.replay.read(Plan)
@@ -40,7 +41,7 @@ def work(context: RunContext) -> Reference:
 
 
 def summary(reference: Reference) -> str:
-    """For example: global batch 64 (here/0 43, here/1 21), about 12 s of training."""
+    """One line, as in `global batch 64 (here/0 43, here/1 21), about 12 s of training`."""
     split = ", ".join(f"{device} {batch}" for device, batch in reference["devices"].items())
     return (
         f"global batch {reference['global_batch_size']} ({split}), "
@@ -49,7 +50,7 @@ def summary(reference: Reference) -> str:
 
 
 def replanner_of(context: RunContext) -> Planner | None:
-    """Plans again if the devices of the run's plan are gone. A replay must not: None."""
+    """The planner for a changed pool. None for a replay, whose plan must not change."""
     run = context.run
     if context.replay is not None:
         require_devices(run.read(Plan), run.job())
@@ -58,7 +59,7 @@ def replanner_of(context: RunContext) -> Planner | None:
 
 
 def release(context: RunContext) -> Reference:
-    """Give the run's devices back. Idempotent; succeeds even if the run failed."""
+    """Release the run's devices. Idempotent; succeeds even if the run failed."""
     run = context.run
     plan = run.find(Plan)
     count = 0

@@ -7,12 +7,11 @@ Data parallel is built in. Others register with a cost function:
         topology: Topology, counts: Sequence[int], placement: Placement, batch: int
     ) -> Configuration | None: ...
 
-The function is called for all numbers of ranks by group, with every placement of them, if there
+The planner calls the function for all numbers of ranks per group, with every placement, if there
 are few enough; otherwise for one group at a time. The plan is the best of all strategies. A
-strategy with lower bounds of its own registers a `Solver` in `STRATEGIES` instead.
+strategy with its own lower bounds registers a `Solver` in `STRATEGIES` instead.
 
-A package installed beside trainwright adds its strategies by entry points, each a module that
-registers them when it is imported:
+Another package adds strategies by entry points. Each is a module that registers them on import:
 
     [project.entry-points."trainwright.strategies"]
     pipeline = "my_package.pipeline"
@@ -42,19 +41,19 @@ _MAX_TRIED = 20_000
 
 
 class Solver(Protocol):
-    """Answers a request; `SearchResult.bound` covers all that it did not look at (0: unknown)."""
+    """Solves a request. `SearchResult.bound` covers all that it did not search (0: unknown)."""
 
     def __call__(self, request: SearchRequest, /) -> SearchResult: ...
 
 
 def data_parallel(request: SearchRequest) -> SearchResult:
-    """Each rank has the whole model and a share of the batch; a ring all-reduce sums gradients."""
+    """Each rank has the whole model and a part of the batch; a ring all-reduce sums gradients."""
     search = BranchAndBound(request.space(), request.goal, request.limits, request.cutoff)
     return search.run(request.max_nodes)
 
 
 STRATEGIES: dict[str, Solver] = {DATA_PARALLEL: data_parallel}
-"""By name. Filled when modules are imported, never while a plan is made."""
+"""Strategies by name. Imports fill it, planning never does."""
 
 
 def strategy(name: str) -> Callable[[CostFunction], CostFunction]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Engine = Literal["dask", "pandas"]
 _SHOWN_RUNS = 200
 _LOCAL_CLUSTER_BYTES = 2 * 2**30
-"""From this size on, the processes of a LocalCluster read the parquet parts; below, threads do."""
+"""From this size on, processes of a LocalCluster read the parquet parts; below, threads do."""
 
 
 def analyze(run: Run, engine: Engine = "dask") -> Report:
@@ -137,7 +137,7 @@ def computed(value: Any) -> Any:
 
 
 _SPENT = {"computing": "compute_s", "waiting": "wait_s", "communicating": "communication_s"}
-"""Rows of earlier versions lack the last one; it is part of waiting there."""
+"""Rows of earlier versions lack the last one, and count it as waiting."""
 
 
 def with_devices(table: pd.DataFrame, result: Result) -> pd.DataFrame:

@@ -1,6 +1,6 @@
 """Step `analyze`: compares the run with all earlier ones, and writes the report.
 
-For a successful run it changes neither status nor hold, so that the job may train again meanwhile.
+For a successful run it changes neither the status nor the lease, so the job may train meanwhile.
 """
 
 from __future__ import annotations
@@ -23,5 +23,5 @@ def work(context: RunContext) -> Reference:
 
 
 def summary(reference: Reference) -> str:
-    """For example: compared with 3 earlier run(s)."""
+    """One line, as in `compared with 3 earlier run(s)`."""
     return f"compared with {reference['runs_compared']} earlier run(s)"

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 MAX_CODES = 50
-"""A text column with at most this many distinct values becomes numbers, in alphabetical order."""
+"""A text column with at most this many distinct values becomes numbers in alphabetical order."""
 MAX_CLASSES = 100
-"""An integer target with at most this many distinct values is taken for classes."""
+"""An integer target with at most this many distinct values counts as classes."""
 
 _TABLE_TASKS = ("tabular-classification", "tabular-regression", "custom")
 _IMAGE_TASKS = ("image-classification", "custom")

@@ -1,6 +1,6 @@
 """Reads the files of a data source, without checking their values.
 
-| source | what it holds |
+| source | content |
 |---|---|
 | builtin:digits | 1,797 handwritten digits, 8×8 pixels, from scikit-learn (Alpaydin, Kaynak, UCI) |
 | .parquet, .csv | a table; the target is one of its columns |

@@ -44,10 +44,10 @@ LEAST_BUDGET_S = 1.0
 MOST_PROBES_S = 30.0
 LOOP_S = 3.0
 BUSY_KEPT_S = 600.0
-"""How long a calibration of a busy machine is used, so that not every step measures."""
+"""How long to use a calibration of a busy machine, so that not every step measures again."""
 _LOADING_S = 5.0
 _MOST_BYTES = 8 << 20
-"""Disk space for a calibration and its samples."""
+"""disk space for a calibration and its samples"""
 
 
 def calibration_for(threads: int, settings: Settings, store: str | None = None) -> Calibration:
@@ -60,7 +60,7 @@ def calibration_for(threads: int, settings: Settings, store: str | None = None) 
     if (known := _from_cache(path)) is not None and known.loop is not None:
         return known
     require_space(path, _MOST_BYTES, "--out")
-    # Another process may be measuring the same; its result is then used.
+    # Another process may be measuring the same: then use its result.
     with _lock(path, wait=True) as lock:
         if (known := _from_cache(path, report=True)) is not None:
             return known if known.loop is not None else _with_loop(path, known)
@@ -88,7 +88,7 @@ def calibrate(
     most_drift: float = MOST_DRIFT,
     powercap: Path = RAPL_ROOT,
 ) -> Calibration:
-    """Measure a device of this machine for so many seconds in a separate process; write the result.
+    """Measure a device of this machine for `budget_s` in a separate process; write the result.
 
     `device` is `cpu` or a GPU by torch's name, such as `cuda:0`. With `probes` the budget is small
     and the calibration's mode is few-shot. A measurement that was interrupted continues. `powercap`
@@ -171,7 +171,7 @@ def why_not_here(device_type: str, addresses: Sequence[str]) -> str | None:
     """
     known_type(device_type)
     if device_type == EMULATED:
-        return "emulated: its time is set; there is nothing to measure"
+        return "emulated: its step time is configured, not measured"
     if device_type != "cpu":
         return (
             f"{device_type}: this task does not measure GPUs; "
@@ -183,7 +183,7 @@ def why_not_here(device_type: str, addresses: Sequence[str]) -> str | None:
 
 
 def given(path: Path) -> Calibration:
-    """The calibration in a file that a person names. Raises BadInput if it is not one.
+    """The calibration in a file that a user gives. Raises BadInput if it is not one.
 
     One that was measured with another version of torch has a wider interval, and a notice says so.
     """
@@ -194,7 +194,7 @@ def given(path: Path) -> Calibration:
 
 
 def from_store(uri: str, device_type: str, threads: int, settings: Settings) -> Calibration | None:
-    """A calibration that an equal machine left in the store; None if there is none."""
+    """The calibration of an equal machine from the store; None if there is none."""
     try:
         objects = open_store(f"{uri.rstrip('/')}/calibrations/{device_type}", settings)
         name = f"{key(threads)}.json"
@@ -273,13 +273,13 @@ def _lock(out: Path, *, wait: bool) -> Iterator[int]:
 
 
 def _with_loop(out: Path, calibration: Calibration) -> Calibration:
-    """Measure what training adds to a step, in a separate process; write the calibration."""
+    """Measure the training loop's time per step in a separate process; write the calibration."""
     if missing := [
         name for name in ("safetensors", "tensorboard") if importlib.util.find_spec(name) is None
     ]:
         progress.emit(
             "notice",
-            message="the time that training adds to a step is not measured: "
+            message="the training loop's time per step is not measured: "
             f"{' and '.join(missing)} missing; install trainwright[train]",
         )
         return calibration
@@ -315,7 +315,7 @@ def _with_loop(out: Path, calibration: Calibration) -> Calibration:
 
 
 def _run(out: Path, budget_s: float, threads: int, lock: int, *options: str) -> Calibration:
-    """Measure in a separate process, which holds the lock too and ends with this one."""
+    """Measure in a separate process, which inherits the lock and ends with this one."""
     command = [sys.executable, "-m", "trainwright.estimator.measure.measure_device"]
     command += ["--out", str(out.absolute()), "--budget", str(budget_s), "--threads", str(threads)]
     command += options

@@ -1,4 +1,4 @@
-"""What finished runs measured, by device type: one object per run in the store, written once.
+"""Measurements of finished runs by device type: one object per run in the store, written once.
 
     <store>/calibrations/<device type>/runs/<run id>.json
 
@@ -41,9 +41,9 @@ _LARGEST_BYTES = 1_000_000
 
 
 def append(run: Run) -> list[str]:
-    """Write what a trained run measured, one object per device type. Returns the objects' URIs.
+    """Write a trained run's measurements, one object per device type. Returns the objects' URIs.
 
-    Emulated devices, and devices that were predicted without a calibration, are left out.
+    Leaves out emulated devices, and devices that were predicted without a calibration.
     """
     findings: dict[str, list[Finding]] = {}
     result, plan, predicted = run.read(Result), run.read(Plan), run.read(Estimate)
@@ -71,7 +71,7 @@ def _finding(
     pieces: int,
     steps: int,
 ) -> Finding | None:
-    """A device's measured values with what its calibration alone predicts; None if not comparable.
+    """A device's measured values and its calibration's prediction; None if not comparable.
 
     For a step of `pieces` micro-batches, the values are of one micro-batch, without the accumulated
     gradients. `steps` is the number of steps with the device's final batch size.
@@ -163,7 +163,7 @@ def _fetched(objects: ObjectStore, item: ObjectInfo, device_type: str, folder: P
         raise ValueError(f"larger than {_LARGEST_BYTES} bytes")
     data = objects.get(item.key)
     found = _parsed(data, device_type)
-    with contextlib.suppress(ServiceUnreachable):  # without a copy it is fetched again next time
+    with contextlib.suppress(ServiceUnreachable):  # without a copy, the next call fetches it again
         FolderStore(folder).put(item.key, data)
     return found
 

@@ -17,7 +17,7 @@ from trainwright.tasks.errors import BadInput
 from trainwright.tasks.settings import Settings
 
 LINK_S = 1.5
-"""In addition two processes load torch; together it should take less than 6 s."""
+"""plus the time in which two processes load torch; the total should stay below 6 s"""
 
 
 def link_file(settings: Settings) -> Path:
@@ -68,7 +68,7 @@ def _kept_link(path: Path) -> Link | None:
 
 @contextlib.contextmanager
 def _link_lock(path: Path) -> Iterator[None]:
-    """Lets one process at a time measure the link; two would disturb each other."""
+    """Let one process at a time measure the link, because two would disturb each other."""
     with contextlib.ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Batch sizes that devices can hold, as a run found: kept in its estimate for the next plan."""
+"""Batch sizes that a run found to fit on devices. Its estimate keeps them for the next plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predicts what a training step costs on every kind of device that the job may use."""
+"""Predicts the cost of a training step on every kind of device that the job may use."""
 
 from __future__ import annotations
 
@@ -38,10 +38,9 @@ def estimate(
 ) -> Estimate:
     """One curve for each kind of device.
 
-    A device kind (a CPU: with its number of threads) is predicted by its calibration among
-    `calibrations`. If there is none, CPUs are measured, and GPUs predicted by their datasheets. A
-    curve describes a step of training: it includes what the training loop adds, if the
-    calibration has measured that.
+    The calibration of a device kind (for a CPU: with its number of threads) predicts it. Without
+    one among `calibrations`, CPUs are measured, and GPUs are predicted by their datasheets. A curve
+    describes a step of training: it includes the training loop's time if the calibration has it.
 
     CPUs of this machine are limited by its memory and the container's. CPUs of other hosts are
     predicted as if they were this machine's; their memory limit is this machine's if it has the
@@ -57,7 +56,7 @@ def estimate(
     ):
         progress.emit(
             "notice",
-            message=f"memory of {', '.join(far)}: not known; plans assume that it is enough",
+            message=f"memory of {', '.join(far)}: unknown; plans assume that it is enough",
         )
     if unlike := sorted({one.host for one in devices if one.type == "cpu" and not one.local}):
         progress.emit(
@@ -107,5 +106,5 @@ def estimate(
 
 
 def _measured_as(device_type: str, threads: int) -> str:
-    """The name of what a calibration measures: a device type, for a CPU with its threads."""
+    """What a calibration measures: a device type; for a CPU, with its threads."""
     return f"cpu, {threads} thread(s)" if device_type == "cpu" else device_type

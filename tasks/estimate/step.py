@@ -22,13 +22,13 @@ from trainwright.tasks.spec.pool import load_pool
 
 
 def work(context: RunContext) -> Reference:
-    """Predict time, memory and energy, corrected by what earlier runs measured."""
+    """Predict time, memory and energy, corrected by the measurements of earlier runs."""
     run = context.run
     found = run.find(Estimate)
     if found is None:
         job = run.job()
         pool = load_pool(job.pool)
-        # Checked before this machine is measured, so that errors are reported at once.
+        # Check before measuring this machine, so that errors appear at once.
         require_possible(job, pool, usable(pool, job.devices), run.data().train_rows)
         found = predicted(run)
         run.write(found)
@@ -41,7 +41,7 @@ def work(context: RunContext) -> Reference:
 
 
 def summary(reference: Reference) -> str:
-    """For example: 2 kind(s) of device, calibrated, corrected by 3 earlier run(s)."""
+    """One line, as in `2 kind(s) of device, calibrated, corrected by 3 earlier run(s)`."""
     learned_from = reference["learned_from"]
     learned = f", corrected by {learned_from} earlier run(s)" if learned_from else ""
     return f"{reference['device_kinds']} kind(s) of device, {reference['mode']}{learned}"
@@ -101,7 +101,7 @@ def estimate_step(
 def device_type_of(device_type: str | None, calibration: Calibration | None) -> str:
     """The requested device type. Raises BadInput if it is unknown, or not the calibration's."""
     chosen = device_type
-    if chosen is None:  # an empty name is a name that nobody knows
+    if chosen is None:  # an empty name counts as an unknown one
         chosen = calibration.device_type if calibration is not None else "cpu"
     if chosen not in DEVICE_TYPES:
         raise BadInput(

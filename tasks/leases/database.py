@@ -1,17 +1,17 @@
 """Runs statements on the ledger's database: one by one, or in a serialised transaction.
 
-Both are bounded in time: a database that is out of reach, or locked for too long, raises
-ServiceUnreachable. If a connection is lost on the way (the server restarted, or ended the
-transaction of a client that was stopped in it), it is opened again and the statements run again:
-all statements here may run twice.
+Both are bounded in time: a database that is unreachable, or locked for too long, raises
+ServiceUnreachable. If a connection is lost (the server restarted, or ended the transaction of a
+stopped client), it is opened again and the statements run again: all statements here must be safe
+to run twice.
 
 A process that is stopped (SIGSTOP) in the middle of a transaction must not stop all others. So
 polling, renewing and releasing use no transaction, and PostgreSQL ends one that is idle for
 `engine.IDLE_S`. SQLite can't: its lock is the operating system's, and lives as long as the stopped
-process. A transaction there takes less than a millisecond. If a process is stopped just then, the
-others give up after `LOCK_TIMEOUT_S` with an error that names it; heartbeats, triggers and waiting
-runs try again. That is safe: nothing can be taken meanwhile, and a lease that can't be renewed
-counts as lost when it expires.
+process. A transaction there takes less than a millisecond. If a process is stopped within it, the
+others give up after `LOCK_TIMEOUT_S` with an error that names the process; heartbeats, triggers and
+waiting runs try again. That is safe: no process can take anything meanwhile, and a lease that can't
+be renewed counts as lost when it expires.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Database:
         raise AssertionError("the last attempt returns or raises")
 
     def _lock(self, connection: Connection) -> None:
-        """Begin a transaction that no other serialised transaction runs beside."""
+        """Begin a transaction that runs while no other serialised one does."""
         if self._is_sqlite:
             connection.execute(sql.text("BEGIN IMMEDIATE"))
             return

@@ -15,30 +15,30 @@ from trainwright.tasks.errors import BadInput
 from trainwright.tasks.leases.tables import leases, tokens, waiters
 
 IDLE_S = 0.5
-"""PostgreSQL ends a transaction that is idle for so long: its client was stopped in it."""
+"""PostgreSQL ends a transaction that is idle for longer: its client has been stopped."""
 ADVISORY_LOCK = 71260001
 """The number of the ledger's advisory lock in PostgreSQL."""
 _ADDED_COLUMNS = (
     ("priority", "INTEGER NOT NULL DEFAULT 0"),
     ("revoked_by", "VARCHAR(1000)"),
 )
-"""Columns that the first version's `leases` table does not have."""
+"""Columns that a `leases` table created by the first version lacks."""
 
 
 def make_engine(url: str, lock_timeout_s: float) -> Engine:
     """The engine of a URL; opens no connection yet.
 
-    Raises BadInput if it is no database URL, or its driver is not installed.
+    Raises BadInput if it is not a database URL, or its driver is not installed.
     """
     try:
         given = sql.make_url(url)
         options = _connect_options(given.get_backend_name(), lock_timeout_s)
         engine = sql.create_engine(given, connect_args=options, pool_timeout=lock_timeout_s)
     except (sql.exc.ArgumentError, ModuleNotFoundError) as error:
-        what = "is no database URL"
+        what = "is not a database URL"
         if isinstance(error, ModuleNotFoundError):
             what = f"needs {error.name}; install it"
-        # Neither the URL nor the error that quotes it is shown: they may hold a password.
+        # The message omits the URL, and the error that quotes it: they may contain a password.
         raise BadInput(
             f"TRAINWRIGHT_LEDGER: {what}; "
             "allowed: sqlite:///FILE or postgresql+psycopg://HOST/DATABASE"
@@ -47,9 +47,9 @@ def make_engine(url: str, lock_timeout_s: float) -> Engine:
 
         @sql.event.listens_for(engine, "connect")
         def _prepare(connection: Any, _: object) -> None:
-            connection.isolation_level = None  # so that we can say BEGIN IMMEDIATE ourselves
-            # Don't wait for the disk at each poll: a power failure that loses the last leases has
-            # ended their holders too.
+            connection.isolation_level = None  # this module issues BEGIN IMMEDIATE itself
+            # Don't wait for the disk at each poll: a power failure that loses the last leases
+            # also ends their holders.
             connection.execute("PRAGMA synchronous=NORMAL")
 
     return engine
@@ -72,7 +72,7 @@ def _connect_options(backend: str, lock_timeout_s: float) -> dict[str, Any]:
 
 
 def create_tables(engine: Engine, lock_timeout_s: float) -> None:
-    """Create the tables that are missing; several processes may do so at once."""
+    """Create missing tables. Several processes may do so at once."""
     backend = engine.dialect.name
     if backend == "sqlite" and engine.url.database:
         Path(engine.url.database).parent.mkdir(parents=True, exist_ok=True)
@@ -91,10 +91,11 @@ def create_tables(engine: Engine, lock_timeout_s: float) -> None:
 
 
 def _write_ahead(connection: Connection, lock_timeout_s: float) -> None:
-    """Switch SQLite to its write-ahead log, trying again while another process does the same.
+    """Switch SQLite to its write-ahead log; retry while another process does the same.
 
-    Two that switch a new file at once would wait for each other. So SQLite reports to one of them
-    immediately that it is locked, whatever its timeout (sqlite.org/c3ref/busy_handler.html).
+    Two processes that switch a new file at once would deadlock. So SQLite immediately reports to
+    one of them that the file is locked, whatever its timeout
+    (sqlite.org/c3ref/busy_handler.html).
     """
     until = time.monotonic() + lock_timeout_s
     while True:

@@ -14,7 +14,7 @@ def resource(run_uri: str) -> str:
 
 
 def own_name() -> str:
-    """This process, as the holder of that right: machine, process id, and when it started."""
+    """This process's name as a holder: machine, process id, and start time."""
     return f"launcher {socket.gethostname()} {os.getpid()} {process_started(os.getpid()):.2f}"
 
 
@@ -24,7 +24,7 @@ def host_of(name: str) -> str:
 
 
 def on_this_machine(name: str) -> int | None:
-    """The process id, if the process with this name is alive and on this machine."""
+    """The process id, if the process of this name is alive on this machine."""
     _, host, pid, started = name.split(" ")
     found = process_started(int(pid)) if host == socket.gethostname() else None
     return int(pid) if found is not None and abs(found - float(started)) < 1.0 else None

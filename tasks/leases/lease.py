@@ -1,4 +1,4 @@
-"""One lease, and how leases are written within a transaction."""
+"""One lease, and the statements that write leases."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from sqlalchemy.engine import Connection
 
 from trainwright.tasks.leases.tables import Holder, alive, leases, tokens
 
-# Tokens are at least the seconds since this time, so that a ledger that was lost and created again
-# gives larger tokens than before.
+# Tokens are at least the seconds since this time, so a ledger that was lost and created again
+# issues larger tokens than before.
 _TOKENS_FROM_S = 1_700_000_000
 
 
 @dataclass(frozen=True)
 class Lease:
-    """A resource that is held.
+    """A lease on a resource.
 
-    `revoked_by` is the run that asks for it: one of a higher priority, or the holding run itself,
-    which is asked to plan again.
+    `revoked_by` is the run that requests the resource: one with a higher priority, or the holding
+    run itself, which must plan again.
     """
 
     resource: str
@@ -37,7 +37,7 @@ class Lease:
 
     @property
     def by(self) -> str:
-        """The holder, as a message names it: with its process, if that is of this machine."""
+        """The holder's name in messages, with its process if it is on this machine."""
         if self.pid is None or f"pid {self.pid}" in self.holder:
             return self.holder
         return f"{self.holder} (pid {self.pid})"
@@ -66,10 +66,10 @@ def insert_leases(
     ttl_s: float,
     priority: int,
 ) -> int | Lease:
-    """Write leases over what is free, expired or this holder's own; in a serialised transaction.
+    """Write leases on free, expired or own resources; needs a serialised transaction.
 
-    Returns the token, or the lease that is in the way. Renewals run beside the transaction, so the
-    rows are locked: a lease found expired can't be renewed any more.
+    Returns the token, or the conflicting lease. Renewals run concurrently, so the rows are locked:
+    a lease found expired can't be renewed afterwards.
     """
     wanted = sorted(set(resources))
     there = (
@@ -83,7 +83,7 @@ def insert_leases(
             return Lease.of(row)
     newest = connection.execute(sql.select(sql.func.max(tokens.c.id))).scalar_one()
     token = max(int(newest or 0) + 1, int(now) - _TOKENS_FROM_S)
-    connection.execute(sql.delete(tokens))  # only the newest matters for the next
+    connection.execute(sql.delete(tokens))  # the next token depends only on the newest
     connection.execute(sql.insert(tokens).values(id=token))
     connection.execute(sql.delete(leases).where(leases.c.resource.in_(wanted)))
     values = {"run": run, "token": token, "priority": priority, **holder.row(now + ttl_s)}

@@ -1,10 +1,10 @@
 """The ledger: leases on resources in one SQL table, and the heartbeat that renews them.
 
-A lease is taken for all of several resources or for none. Its holder's heartbeat renews it; it ends
-by release, by expiry, or, on the same machine, with its holder's process. Each lease has a fencing
-token larger than every earlier one, which tells the current holder from one that slept through its
-expiry, even if both have the same name. SQLite by default; PostgreSQL for several machines. The
-queue of waiting runs is in `queue`.
+A lease covers several resources: the holder gets all or none. The holder's heartbeat renews it. It
+ends by release, by expiry or, on the same machine, with the holder's process. Each lease has a
+fencing token larger than every earlier one, which distinguishes the current holder from one that
+slept past its expiry, even if both have the same name. SQLite by default; PostgreSQL for several
+machines. `queue` holds the waiting runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TTL_S = 60.0
 
 
 class Ledger:
-    """The table of leases at an SQLAlchemy URL. Raises BadInput if it is none."""
+    """The table of leases at an SQLAlchemy URL. Raises BadInput for an invalid URL."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -38,13 +38,13 @@ class Ledger:
 
     @property
     def database(self) -> Database:
-        """The database, by this process's own connections."""
+        """The database, over this process's own connections."""
         return database_at(self._url, os.getpid())
 
     def take(self, resources: Iterable[str], holder: Holder, run: str, ttl_s: float = TTL_S) -> int:
-        """Lease all resources for a run, or none; renews what the run holds already.
+        """Lease all resources for a run, or none; renews those that the run already holds.
 
-        Returns the token. Ignores the queue: devices are taken with `Queue.take`. Raises RunHeld,
+        Returns the token. Ignores the queue: use `Queue.take` for devices. Raises RunHeld,
         naming holder and resource, if one is held for another run, or by another holder for this
         run.
         """
@@ -72,9 +72,9 @@ class Ledger:
         holder: str | None = None,
         token: int | None = None,
     ) -> bool:
-        """Extend a run's leases, if they are still this holder's and have this token.
+        """Extend a run's leases that this holder still has, with this token.
 
-        False if one of them is not; the others are extended all the same.
+        Returns whether those were all of them.
         """
         wanted = sorted(set(resources))
         mine = (leases.c.resource.in_(wanted), leases.c.run == run, *_held_by(holder, token))
@@ -95,7 +95,7 @@ class Ledger:
     ) -> int:
         """End a run's leases: all, those on `resources`, of a holder, with a token.
 
-        Returns how many there were; 0 is no error.
+        Returns their number; 0 is not an error.
         """
         statement = sql.delete(leases).where(leases.c.run == run, *_held_by(holder, token))
         if resources is not None:
@@ -141,7 +141,7 @@ class Ledger:
         return self.database.autocommit(statements)
 
     def revoked_by(self, run: str) -> str | None:
-        """The run that asks for this run's devices, other runs before itself; None if none does."""
+        """The run that requests this run's devices: another one, or itself; None if none does."""
         statement = sql.select(leases.c.revoked_by).where(
             leases.c.run == run, leases.c.revoked_by.is_not(None)
         )
@@ -151,9 +151,9 @@ class Ledger:
         return next((one for one in asked if one != run), run if asked else None)
 
     def ask_to_replan(self, run: str, resources: Iterable[str]) -> int:
-        """Ask a run to plan again, by asking for these of its own devices.
+        """Request a replan, by requesting these devices of the run for the run itself.
 
-        A request of another run for them stays. Returns how many of them the run holds.
+        Requests of other runs stay. Returns how many of the devices the run holds.
         """
         mine = (leases.c.run == run, leases.c.resource.in_(sorted(set(resources))))
 
@@ -168,7 +168,7 @@ class Ledger:
         return self.database.serialised(statements)
 
     def clear_replan(self, run: str) -> None:
-        """Remove the request to plan again: the run has seen it."""
+        """Remove the request for a replan, which the run has seen."""
         statement = (
             sql.update(leases)
             .where(leases.c.run == run, leases.c.revoked_by == run)
@@ -183,15 +183,15 @@ def _held_by(holder: str | None, token: int | None) -> list[sql.ColumnElement[bo
 
 
 class Heartbeat:
-    """Renews a run's leases, first on entry and then from a thread, while the block runs.
+    """Renews a run's leases inside a block: first on entry, then from a thread.
 
-    `lost` is set when a lease has another holder, or expired while the ledger was out of reach.
+    `lost` is set when a lease has another holder, or expired while the ledger was unreachable.
     With a `token`, a later lease of the same run and holder counts as another's. `revoked` is set
-    when a run asks for one of them: the holder should save and release, or plan again if it is the
+    when a run requests one of them: the holder should save and release, or plan again if it is the
     same run.
 
-    Entering raises ServiceUnreachable if the ledger is out of reach: how old the lease is, is then
-    unknown.
+    Entering raises ServiceUnreachable if the ledger is unreachable, because the age of the lease
+    is then unknown.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class Heartbeat:
                 if self._ledger.revoked_by(self._run) is not None:
                     self.revoked.set()
             except ServiceUnreachable:
-                if _clock_s() > self._until:  # the lease has expired for all we know
+                if _clock_s() > self._until:  # the lease must be assumed expired
                     self.lost.set()
                     return
 
@@ -237,7 +237,7 @@ class Heartbeat:
         return held
 
     def mine(self) -> bool:
-        """Whether the leases are still ours; without a reachable ledger, until they expire."""
+        """Whether the leases are still held. If the ledger is unreachable: until they expire."""
         try:
             return not self.lost.is_set() and self.still_held()
         except ServiceUnreachable:
@@ -255,5 +255,5 @@ class Heartbeat:
 
 
 def _clock_s() -> float:
-    """Seconds on a clock that is never set, and that runs while the machine is suspended."""
+    """Seconds on a clock that is never adjusted, and that runs while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

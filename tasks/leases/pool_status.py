@@ -13,7 +13,7 @@ from trainwright.tasks.spec.windows import next_change, seconds_left
 
 
 def pool_document(pool: Pool, settings: Settings) -> dict[str, Any]:
-    """What `trainwright pool --json` prints: devices with windows and holders, and the queue."""
+    """The output of `trainwright pool --json`: devices with windows and holders, and the queue."""
     ledger = Ledger(settings.ledger_url)
     held = {lease.resource: lease for lease in ledger.held("device ")}
     now = datetime.now(UTC)

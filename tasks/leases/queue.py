@@ -1,6 +1,6 @@
-"""The queue for devices: waiting runs in the ledger's database. `queue_order` says who is next.
+"""The queue for devices: waiting runs in the ledger's database. `queue_order` defines the order.
 
-A run that does not poll for `ttl_s`, or whose process (on this machine) died, is dropped.
+A run that does not poll for `ttl_s`, or whose local process died, is dropped.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ class Turn:
     """A run's position in the queue."""
 
     place: int
-    """1: the next one."""
+    """1: the next one"""
     length: int
-    """Runs in the queue."""
+    """number of runs in the queue"""
     rivals: int
-    """Runs ahead that want a device that it wants. With none, its turn may come at any moment, and
-    it should poll often."""
+    """number of runs ahead that want one of its devices; at 0, its turn may come at any moment, so
+    it should poll often"""
     available: frozenset[str]
-    """The devices that it may take now."""
+    """the devices that it may take now"""
     waited_s: float
     blocked_by: Lease | None
-    """A lease on one of the devices it wants, if there is one."""
+    """a lease of another run on one of its devices, if any"""
 
 
 class Queue:
-    """The runs that wait for a ledger's devices; each rises one priority level in `age_s`."""
+    """The runs that wait for a ledger's devices. Each rises one priority level per `age_s`."""
 
     def __init__(self, ledger: Ledger, age_s: float = AGE_S) -> None:
         self._ledger, self._age_s = ledger, age_s
@@ -55,10 +55,10 @@ class Queue:
         deadline_s: float | None = None,
         ttl_s: float = TTL_S,
     ) -> Turn:
-        """Join the queue, or keep the place in it, and see whose turn it is.
+        """Join the queue, or keep the place in it; the run's position.
 
-        Asks runs of lower priority for the devices that are missing. `deadline_s` counts from the
-        arrival in the queue, which a run in it keeps even if `wanted` or `needed` have changed.
+        Requests missing devices from runs with lower priority. `deadline_s` counts from the
+        arrival in the queue, which stays the same if `wanted` or `needed` change.
         """
         names = sorted(set(wanted))
 
@@ -76,7 +76,7 @@ class Queue:
                 "wanted": names,
                 **holder.row(now + ttl_s),
             }
-            # Only the one that is needed: each dialect takes a while to import.
+            # Import only the dialect in use: each takes a while.
             insert: Any = import_module(f"sqlalchemy.dialects.{connection.dialect.name}").insert
             connection.execute(
                 insert(waiters)
@@ -88,7 +88,7 @@ class Queue:
         return self._ledger.database.autocommit(statements)
 
     def keep(self, run: str, ttl_s: float = TTL_S) -> tuple[Turn, Waiter] | None:
-        """Keep a waiting run's place; its turn, and what it wants. None if it is not queued."""
+        """Keep a waiting run's place; its position and its entry. None if it is not queued."""
 
         def statements(connection: Connection) -> tuple[Turn, Waiter] | None:
             now = clock(connection)
@@ -112,10 +112,10 @@ class Queue:
         priority: int = 0,
         ttl_s: float = TTL_S,
     ) -> int | None:
-        """Lease devices and leave the queue, if it is this run's turn for them.
+        """Lease devices and leave the queue, if it is this run's turn.
 
-        Returns the token; None if it is not its turn. The run keeps what it holds already, unless
-        another asked for it. A run that is not in the queue stands behind all that are.
+        Returns the token; None if it is not its turn. The run keeps what it already holds, unless
+        another run requested it. A run outside the queue comes after all runs in it.
         """
         names = set(resources)
 
@@ -127,7 +127,7 @@ class Queue:
             if queue_order.available(names, queue[:place], taken) | own & names != names:
                 return None
             token = insert_leases(connection, names, holder, run, now, ttl_s, priority)
-            if isinstance(token, Lease):  # an expired lease was renewed just now
+            if isinstance(token, Lease):  # its holder renewed an expired lease just now
                 return None
             connection.execute(sql.delete(waiters).where(waiters.c.run == run))
             return token
@@ -141,7 +141,7 @@ class Queue:
         )
 
     def waiting(self) -> list[tuple[Waiter, float]]:
-        """The waiting runs, the next one first, and how many seconds each has waited."""
+        """The waiting runs in order, and how many seconds each has waited."""
 
         def statements(connection: Connection) -> list[tuple[Waiter, float]]:
             now = clock(connection)
@@ -187,14 +187,14 @@ class Queue:
         return Turn(place + 1, len(queue), rivals, free, max(0.0, now - me.enqueued_at), blocked_by)
 
     def _waiting(self, connection: Connection, now: float) -> list[Waiter]:
-        """The waiting runs that are alive; the others are dropped."""
+        """The waiting runs that are alive. Drops the others."""
         living, dead = [], []
         for row in connection.execute(sql.select(waiters)).all():
             if alive(row, now):
                 living.append(_waiter(row))
             else:
                 dead.append((row.run, row.expires_at))
-        if dead:  # by expiry too, so as not to drop one that has polled just now
+        if dead:  # checks the expiry again, because one may have polled just now
             connection.execute(
                 sql.delete(waiters).where(sql.tuple_(waiters.c.run, waiters.c.expires_at).in_(dead))
             )
@@ -203,7 +203,7 @@ class Queue:
     def _leases(
         self, connection: Connection, now: float, run: str, holder: str
     ) -> tuple[dict[str, Lease], frozenset[str]]:
-        """The leases of others, by resource, and the resources of this run and holder."""
+        """Other runs' leases by resource, and the resources of this run and holder."""
         rows = connection.execute(sql.select(leases)).all()
         held = [Lease.of(row) for row in rows if alive(row, now)]
         own = frozenset(

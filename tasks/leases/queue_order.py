@@ -1,12 +1,12 @@
-"""Who is next: the order of the queue, what a run may take, and whom it preempts. Pure arithmetic.
+"""The order of the queue, which devices a run may take, and which runs it preempts. Pure.
 
 The level of a run after waiting w seconds is priority + floor(w / AGE_S) (priority aging). A
-higher level goes first, then the earlier deadline, then the earlier arrival. So nobody starves: a
-run that arrives more than (d + 1) * AGE_S after another, with a priority d above it (d >= 0),
-stays behind it for good.
+higher level goes first, then the earlier deadline, then the earlier arrival. So no run starves: a
+run that arrives more than (d + 1) * AGE_S after another, with a priority d above it (d >= 0), never
+overtakes it.
 
-A waiting run may take free devices that nobody ahead of it wants, and no others, so no run delays
-one ahead of it. (A run ahead that can start does so when it polls next, and leaves the queue.)
+A waiting run may take only free devices that no run ahead of it wants, so it delays none. A run
+ahead that can start does so when it polls next, and leaves the queue.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Waiter:
 
 @dataclass(frozen=True)
 class Holding:
-    """The devices of a run that holds them, and may be asked to give them up."""
+    """The devices that a run holds and may have to give up."""
 
     run: str
     priority: int
@@ -45,7 +45,7 @@ class Holding:
 
 
 def in_order(waiters: Iterable[Waiter], now: float, age_s: float = AGE_S) -> list[Waiter]:
-    """The queue, the next run first."""
+    """The queue in order, the next run first."""
 
     def key(waiter: Waiter) -> tuple[float, float, float, str]:
         level = waiter.priority + math.floor(max(0.0, now - waiter.enqueued_at) / age_s)
@@ -58,17 +58,16 @@ def in_order(waiters: Iterable[Waiter], now: float, age_s: float = AGE_S) -> lis
 def available(
     wanted: Iterable[str], ahead: Iterable[Waiter], taken: Iterable[str]
 ) -> frozenset[str]:
-    """The wanted devices that are free and that nobody ahead wants."""
+    """The wanted devices that are free and that no run ahead wants."""
     return frozenset(wanted).difference(taken, *(waiter.wanted for waiter in ahead))
 
 
 def to_revoke(waiter: Waiter, ahead: Sequence[Waiter], held: Sequence[Holding]) -> list[Holding]:
-    """The runs to ask for their devices so that the waiter can start.
+    """The runs that must give up their devices so that the waiter can start.
 
     They have a strictly lower priority (waiting does not raise it here). Empty if all of them
-    together are not enough. Runs of the least priority are asked first, and among equals the one
-    that started last, which loses least. None is asked in vain: without any one of them the others
-    would not be enough.
+    together are not enough. The lowest priority comes first, and among equals the run that started
+    last, which loses least. The set is minimal: every run in it is necessary.
     """
     taken = frozenset().union(*(one.resources for one in held))
     within = available(waiter.wanted, ahead, ())

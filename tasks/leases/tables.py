@@ -1,7 +1,7 @@
-"""The tables of leases and queue, the database's clock, and which rows are still alive.
+"""The tables of leases and of the queue, the database's clock, and which rows are alive.
 
 Times are seconds since the epoch, by the database's own clock if it has one (PostgreSQL), so that
-machines whose clocks differ agree on what has expired. `database` runs the statements.
+machines whose clocks differ agree on expiry. `database` runs the statements.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ def clock(connection: Connection) -> float:
 
 
 def moment(connection: Connection) -> sql.ColumnElement[float]:
-    """The current time within a statement: the database's own clock if it has one."""
+    """The current time as an SQL expression: the database's own clock if it has one."""
     if connection.dialect.name == "postgresql":
         return sql.cast(sql.func.extract("epoch", sql.func.clock_timestamp()), sql.Float)
     return sql.literal(time.time(), sql.Float)
 
 
 def process_started(pid: int) -> float | None:
-    """When a process started; None if it is dead, even if its parent has not reaped it yet."""
+    """The start time of a process; None if it is dead, reaped or not."""
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
@@ -94,7 +94,7 @@ def process_started(pid: int) -> float | None:
 
 
 def alive(row: sql.Row[tuple[object, ...]], now: float) -> bool:
-    """Whether a row still counts: not expired, and its process, if on this machine, is alive."""
+    """Whether a row is valid: not expired, and its process, if on this machine, is alive."""
     if row.expires_at <= now:
         return False
     if row.pid is None or row.machine != socket.gethostname():

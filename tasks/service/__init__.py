@@ -1,1 +1,1 @@
-"""The REST service: `app` has the routes, `service` what they answer, `server` runs them alone."""
+"""The REST service: `app` has the routes, `service` the answers, `server` runs it standalone."""

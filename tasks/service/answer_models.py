@@ -1,4 +1,4 @@
-"""Models of those answers that are not artefacts: the documents that the command line prints."""
+"""Models of the answers that are not artefacts: the documents that the command line prints."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PlanAnswer(Plan):
 
 
 class Problem(BaseModel, extra="allow"):
-    """What is wrong: `kind` for programs, `message` for people, one line."""
+    """An error: `kind` for programs, `message` for people, one line."""
 
     kind: str
     message: str
@@ -118,7 +118,7 @@ class RunDocument(BaseModel, extra="allow"):
 
 
 class Recorded(BaseModel):
-    """What a run has recorded (`live.recorded`)."""
+    """The recorded rows of a run (`live.recorded`)."""
 
     rows: list[dict[str, Any]]
     newest: list[dict[str, Any]]

@@ -14,7 +14,7 @@
 | GET /runs/{job}/{id}/structure, …/report | read | structure.json; the report |
 | POST /runs/{job}/{id}/tensorboard | run | starts the run's TensorBoard; its path |
 | GET /history?job= | read | the outcomes of each job, and its finished runs |
-| GET /page/… | read; `serve`: anybody | the page, which asks for the token itself |
+| GET /page/… | read; `serve`: public | the page, which asks for the token itself |
 
 Unknown fields are refused, in a query as in a body. Errors are `{"error": {"kind", "message"}}`:
 401 not logged in, 403 not allowed, 408 too slow, 413 too large, 422 bad input, 429 too many
@@ -75,7 +75,7 @@ _STATUS = {
     "service_unreachable": 503,
 }
 _KINDS = {status: kind for kind, status in _STATUS.items() if kind != "data_rejected"}
-_CLIENT_CLOSED_REQUEST = 499  # nobody reads it
+_CLIENT_CLOSED_REQUEST = 499  # the client has gone
 
 
 def create_app(
@@ -84,7 +84,7 @@ def create_app(
     """The application. `caller_of` is the dependency that identifies the caller.
 
     With `start`, the service starts and ends with the application. With `login="token"` the page
-    itself asks for the token; otherwise only those who are logged in see it.
+    itself asks for the token; otherwise only logged-in users see it.
     """
 
     @contextlib.asynccontextmanager
@@ -205,11 +205,14 @@ def create_app(
         return _json(json.dumps(app.openapi()).encode())
 
     add_run_routes(app, service.records, AnyCaller)
-    LoggedIn = Annotated[Caller, Depends(caller_of)]  # with any query: it is the page's own
+    LoggedIn = Annotated[
+        Caller, Depends(caller_of)
+    ]  # with any query, because the page defines its own
     add_tensorboard_routes(app, service, login, AnyCaller, LoggedIn)
     add_page_routes(app, login, LoggedIn)
     app.add_middleware(Guarded)
-    app.openapi = lambda: schema.openapi(app)  # type: ignore[method-assign]  # as FastAPI's documentation has it
+    # FastAPI's documented way to extend the document
+    app.openapi = lambda: schema.openapi(app)  # type: ignore[method-assign]
     app.add_exception_handler(TrainwrightError, _trainwright_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _invalid_request)
@@ -227,7 +230,7 @@ _DEVICES = json.dumps(
 
 
 async def _unless_disconnected(request: Request, answer: Awaitable[bytes]) -> Response:
-    """The answer. It is cancelled if the client disconnects before."""
+    """The answer. A client that disconnects cancels it."""
 
     async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -251,7 +254,7 @@ def _json(
 
 async def _trainwright_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, TrainwrightError)
-    if isinstance(error, Infeasible):  # an answer: the request was in order
+    if isinstance(error, Infeasible):  # an answer: the request was valid
         return _json(error_document(error))
     status = _STATUS.get(error.kind, 500)
     if status >= 500:
@@ -274,7 +277,7 @@ async def _http_error(_: Request, error: Exception) -> Response:
 
 async def _invalid_request(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    # The first part of a location is where the field was: query, path.
+    # The first part of a location is the place of the field: query or path.
     problems = [{**one, "loc": one["loc"][1:]} for one in error.errors()]
     return _json(error_document(BadInput(problems_line(problems))), 422)
 

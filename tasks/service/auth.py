@@ -29,7 +29,7 @@ _scheme = HTTPBearer(auto_error=False)
 
 @dataclass(frozen=True)
 class Caller:
-    """Who sent a request."""
+    """The sender of a request."""
 
     role: Role
 
@@ -51,7 +51,7 @@ class BearerTokens:
         """The caller. Raises Unauthorized."""
         given = _digest(credentials.credentials if credentials else "")
         found: Role | None = None
-        for role, digest in self._digests:  # always all of them
+        for role, digest in self._digests:  # compares all, for constant time
             if hmac.compare_digest(given, digest):
                 found = role
         if credentials is None or found is None:
@@ -75,7 +75,7 @@ async def check_origin(request: Request) -> None:
 
 
 def token_from(path: Path) -> str:
-    """The token in a file; a missing file is created, for its owner only. Raises BadInput."""
+    """The token in a file. Creates a missing file, readable only by its owner. Raises BadInput."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
@@ -83,7 +83,7 @@ def token_from(path: Path) -> str:
         except FileExistsError:
             if stat.S_IMODE(path.stat().st_mode) & 0o077:
                 raise BadInput(
-                    f"--token-file: {path} can be read by others; allowed: mode 600"
+                    f"--token-file: {path} is readable by other users; allowed: mode 600"
                 ) from None
             token = path.read_text().strip()
         else:
@@ -98,7 +98,7 @@ def token_from(path: Path) -> str:
 
 
 def checked(token: str, name: str) -> str:
-    """The token. Raises BadInput, without showing it, if it can't be one."""
+    """The token. If it is malformed, raises BadInput without showing it."""
     if len(token) < _LEAST_LENGTH or not token.isascii() or any(one.isspace() for one in token):
         raise BadInput(
             f"{name}: not a token; allowed: at least {_LEAST_LENGTH} characters of ASCII, no spaces"

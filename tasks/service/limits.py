@@ -1,4 +1,4 @@
-"""Limits of a request that are checked while it is read and parsed: size, depth, numbers."""
+"""Checks a request's limits while reading and parsing it: size, depth, numbers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MAX_DEPTH = 32
 MAX_NUMBER = 1e30  # products of a few of them stay finite
 BODY_TIMEOUT_S = 30.0
 MAX_BUFFERED_BYTES = 64 * 2**20
-"""of all bodies that are being received"""
+"""of all bodies being received"""
 _DRAINED_BYTES = 64 * 2**20
-"""read and dropped of a body that is too large, so that its sender gets to read the answer"""
+"""bytes of a too large body that are read and dropped, so that the sender reads the answer"""
 
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _AS_PARENTHESES = bytes.maketrans(b"[{]}", b"(())")
@@ -45,7 +45,7 @@ class TooSlow(BadInput):
 
 
 class Receiver:
-    """Reads bodies within a limit of all of them together."""
+    """Reads bodies within a limit on their total size."""
 
     def __init__(self) -> None:
         self._buffered = 0
@@ -80,7 +80,7 @@ class Receiver:
 
 
 def too_deep(body: bytes) -> bool:
-    """Whether brackets nest deeper than allowed, or do not match."""
+    """Whether brackets nest too deep, or do not match."""
     brackets = _STRING.sub(b"", body).translate(_AS_PARENTHESES, _NO_BRACKETS)
     for _ in range(MAX_DEPTH):  # each round removes the innermost level
         if not brackets:
@@ -90,7 +90,7 @@ def too_deep(body: bytes) -> bool:
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """The JSON object in a body. Raises BadInput: no object, too deep, numbers not finite."""
+    """The JSON object in a body. Raises BadInput if it is another value, too deep or not finite."""
     if too_deep(body):
         raise BadInput(
             f"request: nested deeper than {MAX_DEPTH} levels, or its brackets do not match"
@@ -111,10 +111,10 @@ def parse(body: bytes) -> dict[str, Any]:
         raise BadInput(f"request: got {kind_of(value)}; allowed: a mapping of fields")
     try:
         body.decode().encode()
-        # Half a surrogate pair, written as an escape, is not text.
+        # An escape of half a surrogate pair is not valid text.
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeError:
-        raise BadInput("request: the body holds text that is not Unicode") from None
+        raise BadInput("request: the body contains text that is not Unicode") from None
     return value
 
 

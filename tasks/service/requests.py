@@ -1,5 +1,5 @@
-"""Models of the requests. A request for a plan is the content of a job file, in which values may
-stand instead of the files that the service can't read.
+"""Models of the requests. A request for a plan is the content of a job file, with values in place
+of the files that the service can't read.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ SentOptimizer = Annotated[
 
 
 class StructureRequest(Document):
-    """What `trainwright extract` is given."""
+    """The input of `trainwright extract`."""
 
     model: SentModel
     batch_size: BatchSize = 32
@@ -161,7 +161,7 @@ def _agree(structure: Structure | None, asked: EstimateRequest | TrainSpec) -> N
 
 
 class EstimateRequest(Document):
-    """What `trainwright estimate` is given: a structure, or a model that is traced first."""
+    """The input of `trainwright estimate`: a structure, or a model to trace first."""
 
     structure: SentStructure | None = None
     model: SentModel | None = Field(
@@ -172,7 +172,7 @@ class EstimateRequest(Document):
         default=None, description="a known device type; default: the calibration's"
     )
     calibration: Calibration | None = Field(
-        default=None, description="what `trainwright calibrate` wrote"
+        default=None, description="the output of `trainwright calibrate`"
     )
     optimizer: SentOptimizer = Optimizer()
     precision: Precision = "fp32"
@@ -188,7 +188,7 @@ class EstimateRequest(Document):
 
 
 class PlanRequest(Job):
-    """A job file's content. With `structure` and `data_schema` or `rows`, nothing else is read."""
+    """A job file's content. With `structure` and `data_schema` or `rows`, no file is read."""
 
     pool: NameOrPool | None = Field(  # type: ignore[assignment]  # wider than the file's
         default=None,

@@ -1,5 +1,5 @@
-"""The OpenAPI document. Routes read bodies themselves, after login and within limits; so FastAPI
-does not know their schemas, and they are added here.
+"""The OpenAPI document. Routes read bodies themselves, after login and within limits, so FastAPI
+does not know the bodies' schemas. This module adds them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MORE = {
 
 
 def body(model: type[BaseModel]) -> dict[str, Any]:
-    """The OpenAPI description of a route's body, and of the errors that concern it."""
+    """The OpenAPI description of a route's body and its errors."""
     content = {
         "application/json": {"schema": {"$ref": _IN_COMPONENTS.format(model=model.__name__)}}
     }
@@ -37,7 +37,7 @@ def body(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def openapi(app: FastAPI) -> dict[str, Any]:
-    """The document; made once."""
+    """The document, made once."""
     if app.openapi_schema is None:
         document = get_openapi(
             title=app.title, version=app.version, summary=app.summary, routes=app.routes

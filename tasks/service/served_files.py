@@ -12,7 +12,7 @@ from trainwright.tasks.spec.pool import Pool, load_pool
 
 
 class NotServed(BadInput):
-    """There is no such file in the served folders."""
+    """The served folders have no such file."""
 
 
 class ServedFiles:
@@ -23,11 +23,11 @@ class ServedFiles:
         self._folders = [self._jobs, self._pools, *(folder.resolve() for folder in folders)]
 
     def file(self, name: str, field: str) -> Path:
-        """The file or folder of this name. Raises NotServed if no served folder has it."""
+        """The file or folder with this name. Raises NotServed if no served folder has it."""
         try:
             path = (self._jobs / name).resolve()
             there = any(path.is_relative_to(folder) for folder in self._folders) and path.exists()
-        except (OSError, RuntimeError, ValueError):  # a cycle of links, a NUL, too long a name
+        except (OSError, RuntimeError, ValueError):  # a cycle of links, a NUL, or a name too long
             there = False
         if not there:
             raise NotServed(f"{field}: got {name[:200]}; the served folders have no such file")

@@ -21,8 +21,8 @@ def listening(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=1024)
-        # asyncio sets it only on sockets that name their protocol. Without it, every answer waits
-        # 40 ms for an acknowledgement (Nagle's algorithm).
+        # asyncio sets TCP_NODELAY only on sockets that name their protocol. Without it, every
+        # answer waits 40 ms for an acknowledgement (Nagle's algorithm).
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except (OSError, UnicodeError) as error:
@@ -42,8 +42,8 @@ async def serve(
     listener: socket.socket,
     ready: Callable[[str], None],
 ) -> None:
-    """Serve until a signal arrives. At the start, `ready` gets the protection of models' code."""
-    allow_inspection(False)  # without namespaces, models' code sees this process
+    """Serve until a signal arrives. Calls `ready` with the kind of protection at the start."""
+    allow_inspection(False)  # without namespaces, models' code could inspect this process
     app = create_app(service, BearerTokens(tokens), start=False)
     try:
         await service.start()

@@ -1,4 +1,4 @@
-"""What the service answers, apart from HTTP: documents of the command line, cached by content."""
+"""The service's answers, apart from HTTP: the command line's documents, cached by content."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ from trainwright.tasks.spec.pool import Pool
 
 _FOREVER = float("inf")
 PLAN_LIFETIME_S = 60.0
-"""it also depends on finished runs and on calibrations, which change"""
+"""short, because the answer also depends on finished runs and calibrations, which change"""
 
 
 @dataclass(frozen=True)
 class ServiceLimits:
-    """How much the service works on, and keeps, at a time."""
+    """Bounds on the service's concurrent work and its cache."""
 
     at_once: int = max(1, len(os.sched_getaffinity(0)))
     waiting: int = 32
     timeout_s: float = 120.0
-    """of one request; a plan may have this machine measured first"""
+    """of one request; long, because a plan may measure this machine first"""
     trace_memory_bytes: int = 8 * 2**30
-    """of address space, of which torch alone maps some GiB"""
+    """of address space, of which torch alone maps several GiB"""
     compute_memory_bytes: int = 4 * 2**30
     cache_bytes: int = 64 * 2**20
 
@@ -87,7 +87,7 @@ class Service:
         )
 
     async def start(self) -> None:
-        """Warm up, so that the first request is quick."""
+        """Warm up, so that the first request is fast."""
         await asyncio.gather(
             self.tracer.sandbox.start(), self.compute.start(), self.records.start()
         )
@@ -100,7 +100,7 @@ class Service:
         self.tensorboards.close()
 
     def kept(self, route: Literal["estimate", "plan"], body: bytes, caller: Caller) -> bytes | None:
-        """The cached answer to a request whose answer depends on nothing but its content."""
+        """The cached answer to a request, if it depends only on the request's content."""
         return self._cache.get(content_key(route, caller.role, body))
 
     async def structure(self, body: bytes, caller: Caller) -> bytes:
@@ -116,7 +116,7 @@ class Service:
         if request.model is not None:
             caller.needs_run("a model's code")
         answer = await self._work.do(key, partial(self._estimate, request))
-        if request.model is None:  # then the answer depends on nothing but the request
+        if request.model is None:  # then the answer depends only on the request
             self._cache.put(key, answer, _FOREVER)
         return answer
 
@@ -207,7 +207,7 @@ class Service:
         return DataSchema.model_validate_json(await self._computed(asked, lifetime_s))
 
     async def _structure(self, request: StructureRequest, *, slot: bool) -> bytes:
-        """A model's structure, kept or traced now: in a slot of its own, or in its caller's."""
+        """A model's structure, cached or traced now, in its own slot or in its caller's."""
         model = await self.tracer.requested(request)
         kept = self._cache.get(model.key)
         if kept is None:
@@ -231,20 +231,20 @@ class Service:
 
 
 def _raised(answer: bytes) -> bytes:
-    """The answer. Raises the error that it may be instead."""
+    """The answer. If it is an error, raises that."""
     if answer.startswith(b'{"error"'):
         raise from_document(json.loads(answer)["error"])
     return answer
 
 
 def _compute_environment(settings: Settings) -> dict[str, str]:
-    """The settings, which lead to the store and the ledger, without the tokens of callers."""
+    """The settings without the callers' tokens, for access to the store and the ledger."""
     secrets = SERVICE_SECRETS.values()
     return {name: text for name, text in settings.environment().items() if name not in secrets}
 
 
 def _schema_of_rows(request: PlanRequest, rows: int) -> DataSchema:
-    """The schema of data of which only the number of rows is known."""
+    """The schema of data if only the number of rows is known."""
     held_out = min(max(round(rows * request.data.validation_fraction), 1), rows - 1)
     return DataSchema(
         task=request.data.task or "custom",
@@ -260,7 +260,7 @@ def _schema_of_rows(request: PlanRequest, rows: int) -> DataSchema:
 
 
 def _with_held(plan: bytes, pool: Pool, chosen: DeviceFilter, settings: Settings) -> bytes:
-    """The plan, and who holds the devices that the job may use."""
+    """The plan, with the holders of the devices that the job may use."""
     held = held_devices(usable(pool, chosen), settings)
     document = json.loads(plan) | {
         "held": None if held is None else [one.model_dump(mode="json") for one in held]

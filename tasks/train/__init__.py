@@ -1,16 +1,16 @@
-"""Step `train`: one rank for each device of the plan, each with its own batch and share of the CPU.
+"""Step `train`: one rank per device of the plan, each with its own batch and CPU share.
 
-    launcher/    starts ranks, carries messages to and from them, collects the result
-    membership/  which ranks train together, are restarted or killed: a pure state machine
-    hosts/       the same for ranks on other hosts
-    worker/      a rank's process: start, loop over steps, learning-rate ramp
+    launcher/    starts ranks, exchanges messages with them, collects the result
+    membership/  which ranks train together, restart or are killed: a pure state machine
+    hosts/       ranks on other hosts
+    worker/      a rank's process: start, training loop, learning-rate ramp
     exchange/    how ranks find each other and sum tensors
-    rank/        what a rank does within a step
-    batch/       which samples a rank takes, and how the batch is split and grows
-    checkpoint/  what is kept, and how it reaches the store
+    rank/        a rank's work within a step
+    batch/       which samples a rank takes; how the batch is split and grows
+    checkpoint/  what a checkpoint holds, and how it reaches the store
     record/      metrics, events, timings, TensorBoard
 
-`train` and `search` are what a caller needs (`ramp` is a search without trials).
+Callers use `train` and `search` (`ramp` is a search without trials).
 """
 
 from __future__ import annotations

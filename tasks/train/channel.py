@@ -1,12 +1,12 @@
-"""What a rank and its launcher report to each other: JSON, one object a line, over a socket pair.
+"""Messages between a rank and its launcher: JSON, one object a line, over a socket pair.
 
-    rank      loaded (a spare process waits for a device), ready (it waits for a worker group),
-              joined, heartbeat, progress, epoch, split, notice, saving, part, back, done, error, ask
-    launcher  device, join (a worker group), leave (it after the step), abort (it now), release (a
-              checkpoint is not under way any more), answer, exit
+    rank      loaded (a spare process waits for a device), ready (waits for a worker group), joined,
+              heartbeat, progress, epoch, split, notice, saving, part, back, done, error, ask
+    launcher  device, join (a worker group), leave (it after this step), abort (it now), release (a
+              checkpoint is complete or abandoned), answer, exit
 
-A rank asks about checkpoints (`checkpoint.coordinator`); no answer comes if the devices are leased
-to another run. A rank on another host also exchanges files and rows (`hosts.checkpoint_transfer`);
+A rank asks about checkpoints (`checkpoint.coordinator`); it gets no answer if another run leases
+the devices. A rank on another host also transfers files and rows (`hosts.checkpoint_transfer`);
 `hosts.session` and `hosts.agent` carry the lines between the machines. Several threads of a rank
 may send and ask.
 """
@@ -36,21 +36,21 @@ class Channel(Protocol):
     """The rank's end: `RankChannel`, or `torchrun.AloneChannel`."""
 
     leave_asked: int
-    """the generation of the worker group that this rank is to leave after the step at hand"""
+    """the generation of the worker group that this rank must leave after the current step"""
     abort_asked: int
     """the generation of the worker group that the launcher aborted"""
     writing: bool
-    """whether this rank keeps the others waiting because it waits for the store"""
+    """whether the other ranks wait for this one because it waits for the store"""
     released: Callable[[int, int], None]
-    """is called when a checkpoint is not under way any more: its step, and the newest stored one"""
+    """called when a checkpoint is complete or abandoned: its step, and the newest stored step"""
 
     @property
     def due(self) -> bool:
-        """Whether `progress` would send something now."""
+        """Whether `progress` would send a message now."""
         ...
 
     def attend(self, peers: Waits, rank: Computes | None = None) -> None:
-        """From now on, report whether this rank waits for its peers, and how long it computes."""
+        """Let heartbeats report whether this rank waits for its peers, and how long it computes."""
         ...
 
     def send(self, kind: str, **fields: Any) -> None:
@@ -58,21 +58,21 @@ class Channel(Protocol):
         ...
 
     def receive(self, *kinds: str) -> Message:
-        """Wait for the next message of one of these kinds; others are dropped."""
+        """Wait for the next message of one of these kinds, and drop others."""
         ...
 
     def ask(self, about: str, **fields: Any) -> Message:
-        """Ask the launcher, and wait for its answer."""
+        """Send a question to the launcher, and wait for the answer."""
         ...
 
     def progress(self, kind: str, **fields: Any) -> None:
-        """Send a message, unless the last one is too recent."""
+        """Send a message unless the last one is too recent."""
         ...
 
 
 @contextlib.contextmanager
 def busy_with_store(channel: Channel) -> Iterator[None]:
-    """Within the block the others may wait long for this rank: it reads or writes the store."""
+    """Inside the block this rank reads or writes the store, so the others may wait longer."""
     channel.writing = True
     try:
         yield
@@ -81,7 +81,7 @@ def busy_with_store(channel: Channel) -> Iterator[None]:
 
 
 class Waits(Protocol):
-    """What a heartbeat reports of the rank's peers."""
+    """The peers, as a heartbeat needs them."""
 
     waiting_since: float | None
     waited_until: float
@@ -92,17 +92,17 @@ class Waits(Protocol):
 
 
 class Computes(Protocol):
-    """What a heartbeat reports of the rank."""
+    """The rank, as a heartbeat needs it."""
 
     computing_since: float | None
 
     def used(self) -> dict[str, float]:
-        """As `usage_of_this_process`, with the memory of its device."""
+        """Like `usage_of_this_process`, with the memory of its device."""
         ...
 
 
 class RankChannel:
-    """The rank's end. Its thread listens, and sends a heartbeat twice a second."""
+    """The rank's end. A thread receives messages, and sends a heartbeat twice a second."""
 
     def __init__(self, peers: Waits | None = None) -> None:
         self._socket = socket.socket(fileno=int(os.environ.pop(VARIABLE)))
@@ -163,7 +163,7 @@ class RankChannel:
             os._exit(1)
 
     def _occupation(self) -> dict[str, float | None]:
-        """How long it has waited for others, or computed since it waited last."""
+        """How long it has waited for other ranks, or computed since it last waited."""
         now = time.monotonic()
         waits = self._peers.waiting_since if self._peers is not None else None
         begun = self._rank.computing_since if self._rank is not None else None
@@ -199,7 +199,7 @@ class RankChannel:
 
 
 def usage_of_this_process() -> dict[str, float]:
-    """The most memory that this process has held, and the CPU time that it has taken."""
+    """The process's peak memory, and its CPU time."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return {"peak_memory_bytes": usage.ru_maxrss * 1024.0, "cpu_s": usage.ru_utime + usage.ru_stime}
 
@@ -214,7 +214,7 @@ class LauncherChannel:
         self._sending = threading.Lock()
 
     def read(self) -> list[Message]:
-        """The messages that have arrived; sets `closed` if the rank has gone."""
+        """The messages that have arrived; sets `closed` if the rank has closed its end."""
         try:
             chunk = self.socket.recv(1 << 16)
         except ConnectionResetError:
@@ -224,7 +224,7 @@ class LauncherChannel:
         return [json.loads(line) for line in whole]
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send a message, from any thread. A rank that is gone is noticed when its end closes."""
+        """Send a message, from any thread. `read` notices if the rank is gone."""
         line = (json.dumps({"kind": kind, **fields}) + "\n").encode()
         with self._sending, contextlib.suppress(OSError):
             self.socket.sendall(line)

@@ -1,6 +1,6 @@
-"""Limits a rank to its share of the CPU, from the moment that it has loaded.
+"""Limits a rank to its CPU share once it has loaded.
 
-By a cgroup's quota; without the right to make a cgroup, by stopping and continuing the process.
+Uses a cgroup's quota; without permission to create a cgroup, it stops and continues the process.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import threading
 import time
 from pathlib import Path
 
-PERIOD_US = 10_000  # the default of 100 ms makes step times of a few ms lumpy
+PERIOD_US = 10_000  # with the default of 100 ms, step times of a few ms vary widely
 _ROOTS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
 _PREFIX = "trainwright-"
 
 
 def _parents() -> tuple[Path, ...]:
-    """Where cgroups are made: with version 1, below our own, so that its quota holds as well."""
+    """Where to create cgroups: with version 1 below our own, so that its quota applies too."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         own = _ROOTS[0] / path.lstrip("/")
@@ -29,13 +29,13 @@ def _parents() -> tuple[Path, ...]:
 
 
 def quota_us(cores: float) -> tuple[int, int]:
-    """Quota and period in µs. The kernel's least quota is 1 ms: small shares need long periods."""
+    """Quota and period in µs. The kernel's minimum quota is 1 ms: small shares get long periods."""
     period = min(1_000_000, max(PERIOD_US, math.ceil(1000 / cores)))
     return max(1000, round(cores * period)), period
 
 
 def make_cgroup(name: str, cores: float) -> Path | None:
-    """Make a cgroup with a quota of this many cores. Returns None without the right to."""
+    """Create a cgroup with a quota of this many cores; None without permission."""
     for root in _parents():
         group = root / f"{_PREFIX}{os.getpid()}-{name}"
         try:
@@ -52,17 +52,17 @@ def make_cgroup(name: str, cores: float) -> Path | None:
                 (group / "cpu.max").write_text("{} {}".format(*quota_us(cores)))
                 return group
         except OSError:
-            pass  # no right to set the quota: remove the cgroup
+            pass  # no permission to set the quota: remove the cgroup
         group.rmdir()
     return None
 
 
 def join_cgroup(group: Path) -> None:
-    """Limit the calling thread, and the threads that it starts from now on, to the cgroup's quota.
+    """Limit the calling thread, and all threads it starts later, to the cgroup's quota.
 
-    With cgroup v1 the threads that carry the collectives, started before, stay outside: a quota
-    that computing has used up would delay every message by a period, as no real device does. With
-    v2 the whole process joins.
+    With cgroup v1 the threads of the collectives, which started earlier, stay outside: otherwise a
+    quota that computing has used up would delay every message by a period, unlike any real device.
+    With v2 the whole process joins.
     """
     tasks = group / "tasks"
     if tasks.exists():
@@ -72,7 +72,7 @@ def join_cgroup(group: Path) -> None:
 
 
 def remove_cgroup(group: Path) -> None:
-    """Remove a cgroup whose processes have ended; they may take a moment to leave it."""
+    """Remove a cgroup whose processes have ended, which may take a moment."""
     for _ in range(50):
         try:
             group.rmdir()
@@ -90,27 +90,27 @@ def remove_stale_cgroups() -> None:
         for group in root.glob(f"{_PREFIX}*-*"):
             launcher = group.name.removeprefix(_PREFIX).split("-")[0]
             if launcher.isdigit() and not Path(f"/proc/{launcher}").exists():
-                with contextlib.suppress(OSError):  # its ranks may still be ending
+                with contextlib.suppress(OSError):  # some of its ranks may not have ended yet
                     group.rmdir()
 
 
 class CpuShare:
     """A number of cores for one process.
 
-    `how` it is limited to them: `cgroup`, `duty cycle` or `none`.
+    `how` names the mechanism: `cgroup`, `duty cycle` or `none`.
     """
 
     def __init__(self, name: str, cores: float | None) -> None:
         self._cores = cores
         self._cycle: DutyCycle | None = None
         self.group = make_cgroup(name, cores) if cores is not None else None
-        """The cgroup that the process joins by `join_cgroup`, if there is one."""
+        """The cgroup that the process joins with `join_cgroup`, if any."""
         self.how = (
             "cgroup" if self.group else "duty cycle" if cores is not None and cores < 1 else "none"
         )
 
     def hold(self, pid: int) -> None:
-        """Start the duty cycle of the process, if there is no cgroup."""
+        """Start the duty cycle of the process if there is no cgroup."""
         if self.how == "duty cycle" and self._cores is not None:
             self._cycle = DutyCycle(pid, self._cores)
 
@@ -147,6 +147,6 @@ class DutyCycle:
             return
 
     def end(self) -> None:
-        """Let it run freely."""
+        """Stop limiting the process."""
         self._done.set()
         self._thread.join()

@@ -1,4 +1,4 @@
-"""Step `train`: trains on the leased devices, from the newest checkpoint if there is one."""
+"""Step `train`: trains on the leased devices, from the newest checkpoint if one exists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainwright.tasks.train.request import TrainRequest
 
 
 def work(context: RunContext) -> Reference:
-    """Train; a run that is trained already is not trained again."""
+    """Train the run, unless it is trained already."""
     from trainwright.tasks.train.launcher.launch import train
     from trainwright.tasks.train.record.events import recording
 
@@ -25,7 +25,7 @@ def work(context: RunContext) -> Reference:
             request = request_of(context).model_copy(update={"replay_events": events})
             return train(request, stop=halt, still_mine=claim, token=claim.token)
 
-        with recording(run.work_folder()):  # also between two launches: why there is another
+        with recording(run.work_folder()):  # includes the time between launches, to show the cause
             result = on_devices(context, on_claimed, "training", again=replanner_of(context))
         run.write(result)
     return {
@@ -39,17 +39,17 @@ def work(context: RunContext) -> Reference:
 
 
 def summary(reference: Reference) -> str:
-    """The metrics: accuracy 0.9722, loss 0.1034."""
+    """The metrics, as in `accuracy 0.9722, loss 0.1034`."""
     return ", ".join(f"{name} {value:.4f}" for name, value in reference["metrics"].items())
 
 
 def request_of(context: RunContext) -> TrainRequest:
-    """What the launcher is asked to do for this run."""
+    """This run's request to the launcher."""
     from trainwright.tasks.data.sources import localized
 
     run = context.run
     job, plan, search = run.job(), run.read(Plan), run.find(LearningRateSearch)
-    here = any(device.local for device in plan.devices)  # other hosts find the data themselves
+    here = any(device.local for device in plan.devices)  # other hosts get the data themselves
     return TrainRequest(
         job=job,
         data=localized(job.data, context.settings) if here else None,

@@ -1,9 +1,9 @@
-"""A worker group: the ranks that sum together between two membership changes. Loads no torch.
+"""A worker group: ranks that sum together until the membership changes. Loads no torch.
 
-Neither Gloo nor Horovod repairs a group that has lost a member, and Horovod's elastic mode has one
-timeout for noticing a loss and for the next rendezvous: short enough for the first, it kills the
-job in the second. So a group is short-lived. It ends when a member dies or a device comes back;
-the processes outlive it and form the next one.
+Neither Gloo nor Horovod repairs a group that has lost a member. Horovod's elastic mode has only one
+timeout for noticing a loss and for the next rendezvous: if it is short enough to notice, it kills
+the job in the rendezvous. So a group is short-lived: it ends when a member dies or a device comes
+back. The processes outlive it and form the next group.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class WorkerGroup(BaseModel):
-    """What the launcher sends to each member of a group."""
+    """The description of a group that the launcher sends to each member."""
 
     model_config = ConfigDict(frozen=True)
-    generation: int = Field(description="number of the group: 1, 2, …")
+    generation: int = Field(description="the group's number: 1, 2, …")
     members: list[int] = Field(
         description="numbers of the plan's devices, in the order of the collectives' ranks"
     )
     machines: list[str] = Field(
-        default_factory=list, description="of the members, by any name; empty: all on one"
+        default_factory=list, description="the members' machines; empty: all on one"
     )
     rendezvous: str = Field(
         default="",
         description=(
-            "where the members meet. torch: a file, a store's tcp://address:port/prefix, or "
+            "where the members connect. torch: a file, a store's tcp://address:port/prefix, or "
             "env://; Horovod: its server's address:port"
         ),
     )
@@ -36,6 +36,6 @@ class WorkerGroup(BaseModel):
     limits: dict[int, int] = Field(
         default_factory=dict, description="largest batch of each device that ran out of memory"
     )
-    broken: bool = Field(default=False, description="whether the group before was aborted")
-    reason: str = Field(default="", description="why these are the members")
-    end: bool = Field(default=False, description="write a checkpoint and end")
+    broken: bool = Field(default=False, description="whether the previous group was aborted")
+    reason: str = Field(default="", description="why the membership changed")
+    end: bool = Field(default=False, description="save a checkpoint, then end")

@@ -1,6 +1,6 @@
-"""Step `validate`: checks data before anything is allocated.
+"""Step `validate`: checks the data before a run allocates devices.
 
-`step` first. `suite` infers the expectations, `check` judges data in the process that
+Read `step` first. `suite` infers the expectations; `check` checks data in the process that
 `expectations` starts.
 """
 

@@ -31,7 +31,7 @@ def work(context: RunContext) -> Reference:
             return _reference(earlier)
         if run.find(Plan) is not None:
             raise BadInput(
-                f"{job.data.uri}: the data has changed since {run.uri} began; "
+                f"{job.data.uri}: the data has changed since {run.uri} started; "
                 "--new starts a new run with it"
             )
     validation = validate(data, seed=job.train.seed, kept_suite=kept_suite(root, job))
@@ -54,7 +54,7 @@ def _reference(validation: Validation) -> Reference:
 
 
 def summary(reference: Reference) -> str:
-    """For example: 1797 rows meet 196 expectations (inferred)."""
+    """One line, as in `1797 rows meet 196 expectations (inferred)`."""
     return (
         f"{reference['rows']} rows meet {reference['expectations']} expectations "
         f"({reference['suite']})"

@@ -1,9 +1,13 @@
-"""Predicted against measured all-reduce on this machine: `python tests/benchmarks/all_reduce.py [ROUNDS] [RANKS ...]`.
+"""Predicted against measured all-reduce on this machine.
 
-Each round (default 3) measures the link as planning does, and sums as training does it, by torch.distributed and by Horovod,
-between so many ranks (default 2 and 3): in random order, each in processes of its own. The sizes are not those that the link
-was fitted to. Prints, for each, the prediction beside the median over rounds and their spread; then median, p90 and bias of the
-error, the share inside the 90 % interval, and the noise floor: by how much two rounds disagree.
+    python tests/benchmarks/all_reduce.py [ROUNDS] [RANKS ...]
+
+Each round (default 3) measures the link as planning does, and times sums as training does them:
+with torch.distributed and with Horovod, between the given numbers of ranks (default 2 and 3), in
+random order, each in new processes. The sizes differ from those that the link is fitted to. Prints
+the prediction of each sum beside the median over rounds and their range; then median, p90 and bias
+of the error, the share inside the 90 % interval, and the noise floor: the difference between two
+rounds.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ def repeats(size: int) -> int:
 
 
 def take_part(backend: str, rank: int, count: int, folder: Path, seed: int) -> None:
-    """A rank: the sizes in random order, the same for all; rank 0 writes (bytes, mean seconds)."""
+    """One rank: sums the sizes in a shared random order; rank 0 writes (bytes, mean seconds)."""
     import torch
 
     from trainwright.tasks.train.exchange.collective import (
@@ -73,7 +77,7 @@ def take_part(backend: str, rank: int, count: int, folder: Path, seed: int) -> N
 
 @contextmanager
 def rendezvous(count: int) -> Any:
-    """Where Horovod's ranks meet, as training sets it up; their environment."""
+    """Start Horovod's rendezvous as training does; yields the ranks' environment."""
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
@@ -100,7 +104,7 @@ def rendezvous(count: int) -> Any:
 
 
 def sums(backend: str, count: int, seed: int) -> dict[int, float]:
-    """Median seconds of a sum, by its bytes, in one launch."""
+    """Median seconds of a sum by its size in bytes, from one launch."""
     with tempfile.TemporaryDirectory() as name:
         common = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         if backend == "horovod":
@@ -134,7 +138,10 @@ def launch(backend: str, count: int, folder: str, seed: int, common: dict[str, s
 
 
 def predicted(link: Link, backend: str, size: int, count: int) -> Interval:
-    """Of sums one after another: Horovod begins one in each cycle, and the next where that takes longer."""
+    """The time of one of many consecutive sums.
+
+    Horovod starts at most one sum per cycle: max(t, cycle), plus up to one cycle of waiting.
+    """
     time = all_reduce(link, size, count)
     cycle = HOROVOD_CYCLE_S if backend == "horovod" else 0.0
     return Interval(
@@ -157,12 +164,14 @@ def main(rounds: int, counts: list[int]) -> None:
                 measured[*case, size].append(seconds)
     link = fit_link(samples)
     print(
-        f"link: latency {link.latency_s * 1e6:.0f} us, bandwidth {link.bandwidth_bytes_per_s / 1e9:.2f} GB/s, "
+        f"link: latency {link.latency_s * 1e6:.0f} us, "
+        f"bandwidth {link.bandwidth_bytes_per_s / 1e9:.2f} GB/s, "
         f"spread {100 * link.spread:.0f} %, from {len(samples)} samples"
     )
     for backend, count in cases:
         print(
-            f"\n{backend}, {count} ranks: {rounds} rounds\n{'bytes':>10} {'predicted':>12} {'measured':>12}  lowest..highest"
+            f"\n{backend}, {count} ranks: {rounds} rounds\n"
+            f"{'bytes':>10} {'predicted':>12} {'measured':>12}  lowest..highest"
         )
         errors, inside, noise = [], 0, []
         for size in SIZES_BYTES:
@@ -177,12 +186,15 @@ def main(rounds: int, counts: list[int]) -> None:
             )
         size_of = [abs(one) for one in errors]
         print(
-            f"error: median {100 * statistics.median(size_of):.0f} %, p90 {100 * quantile(size_of, 0.9):.0f} %, "
-            f"bias {100 * statistics.median(errors):+.0f} %; inside the 90 % interval: {inside} of {len(errors)}"
+            f"error: median {100 * statistics.median(size_of):.0f} %, "
+            f"p90 {100 * quantile(size_of, 0.9):.0f} %, "
+            f"bias {100 * statistics.median(errors):+.0f} %; "
+            f"inside the 90 % interval: {inside} of {len(errors)}"
         )
         if noise:
             print(
-                f"noise floor, one round against another: median {100 * statistics.median(noise):.0f} %, "
+                f"noise floor, one round against another: "
+                f"median {100 * statistics.median(noise):.0f} %, "
                 f"p90 {100 * quantile(noise, 0.9):.0f} %"
             )
 

@@ -1,21 +1,25 @@
-"""What the DAG costs beyond its steps' own work, against a hello-world DAG of the same shape.
+"""The overhead of the DAG beyond its steps' own work, against a hello-world DAG of the same shape.
 
     python tests/benchmarks/dag_overhead.py [--rounds 4] [--celery]
 
-Both run in one Airflow (the embedded one, or PostgreSQL, Redis and a Celery worker), by turns in random order, after one of each
-that does not count. The hello-world DAG has the tasks and dependencies of `retrain`, in a file of its own; each returns a word.
+Both DAGs run in one Airflow (the embedded one, or PostgreSQL, Redis and a Celery worker), in turns
+and in random order, after one warm-up run each. The hello-world DAG has the tasks and dependencies
+of `retrain`, in a separate file; each task returns a word.
 
-    overhead = DAG run, from queued to ended, - seconds that the steps of the run's status took (those on the longest path)
+    overhead = (end of the DAG run - its queueing) - sum of the steps' seconds in the run's status,
+               for the steps on the longest path
 
-A step's own work is what its function in `trainwright.tasks` does, which is the same at the command line: what that imports, and
-the processes that it starts to do it (Great Expectations', tracing's, the ranks'), are part of it. All else is overhead:
-Airflow's loops, processes and look-ups, reading the DAG file, operators and what they import, the start of the process that
-trains until it begins to, deferral, seeing that it has ended, the way back.
+A step's own work is that of its function in `trainwright.tasks`, the same as at the command line:
+it includes the function's imports and the processes that it starts (Great Expectations, tracing,
+the ranks). The overhead is all else: Airflow's loops, processes and queries, parsing the DAG file,
+operators and their imports, the start-up of the training process, deferral, and noticing the end
+of the training.
 
-Below it, where the time goes: seconds within each task that are not its step's own, and the step's own (medians); the rest lies
-between tasks.
+Below the overhead it prints, per task, the median seconds outside and inside the step's own work;
+the rest is between tasks.
 
-The noise floor is the same ratio between two random halves of the hello-world runs, 95 % of 2,000 draws.
+The noise floor is the same ratio between two random halves of the hello-world runs: the range of
+95 % of 2,000 draws.
 """
 
 from __future__ import annotations
@@ -56,7 +60,13 @@ class HelloOperator(BaseOperator):
     def execute(self, context):
         return "hello"
 
-with DAG("hello", schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False, is_paused_upon_creation=False):
+with DAG(
+    "hello",
+    schedule=None,
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    catchup=False,
+    is_paused_upon_creation=False,
+):
     tasks = {{name: HelloOperator(task_id=name) for name in {after}}}
     for name, names in {after}.items():
         for other in names:
@@ -66,7 +76,7 @@ with DAG("hello", schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC), ca
 
 @contextlib.contextmanager
 def airflow(home: Path, dags: Path, *, celery: bool) -> Iterator[AirflowClient]:
-    """A running Airflow with a home of its own."""
+    """A running Airflow with its own home."""
     os.environ["TRAINWRIGHT_HOME"] = str(home)
     os.environ["AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE"] = "False"
     os.environ["AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL"] = "5"
@@ -87,7 +97,7 @@ def airflow(home: Path, dags: Path, *, celery: bool) -> Iterator[AirflowClient]:
 def overhead_s(
     api: AirflowClient, dag: str, job: Path
 ) -> tuple[float, dict[str, float], dict[str, float]]:
-    """Run a DAG; the seconds it took beyond its steps' own work, how many of them each task did, and its steps' own."""
+    """Run a DAG; its overhead, the overhead within each task, and the seconds of its steps."""
     where = api.start("hello") if dag == "hello" else api.start(job=str(job), new=True)
     assert api.ended(where, 900) == "success", api.states(where)
     run = api("GET", where)
@@ -98,9 +108,8 @@ def overhead_s(
         - own.get(one["task_id"], 0.0)
         for one in api.instances(where)
     }
-    beside = sum(
-        seconds for name, seconds in own.items() if name == "release"
-    )  # it runs beside what follows
+    # `release` runs in parallel with later tasks, so it is not on the longest path
+    beside = sum(seconds for name, seconds in own.items() if name == "release")
     return took_s - sum(own.values()) + beside, within, own
 
 
@@ -109,7 +118,7 @@ def _time(text: Any) -> datetime:
 
 
 def noise(hello: list[float]) -> tuple[float, float]:
-    """Where 95 % of the ratios of medians of two random halves lie."""
+    """The range of 95 % of the ratios between the medians of two random halves."""
     drawn = []
     for _ in range(2000):
         mixed = random.sample(hello, len(hello))
@@ -161,10 +170,8 @@ def main() -> None:
             for number in range(given.rounds + 1):
                 for dag in random.sample(sorted(found), 2):
                     seconds, within, own = overhead_s(api, dag, job)
-                    print(
-                        f"  round {number}  {dag:8} {seconds:7.2f} s{'  (warm-up)' if number == 0 else ''}",
-                        flush=True,
-                    )
+                    warm_up = "  (warm-up)" if number == 0 else ""
+                    print(f"  round {number}  {dag:8} {seconds:7.2f} s{warm_up}", flush=True)
                     if number:
                         found[dag].append(seconds)
                         parts[dag].append(within)
@@ -172,15 +179,11 @@ def main() -> None:
                             parts["own"].append(own)
     hello, ours = (statistics.median(found[dag]) for dag in ("hello", "retrain"))
     low, high = noise(found["hello"])
-    print(
-        f"{'Celery' if given.celery else 'LocalExecutor'}, {len(after)} tasks, {given.rounds} rounds, medians"
-    )
-    print(
-        f"  hello world   {hello:7.2f} s   from {min(found['hello']):.2f} to {max(found['hello']):.2f}"
-    )
-    print(
-        f"  retrain       {ours:7.2f} s   from {min(found['retrain']):.2f} to {max(found['retrain']):.2f}, beyond its steps"
-    )
+    where = "Celery" if given.celery else "LocalExecutor"
+    print(f"{where}, {len(after)} tasks, {given.rounds} rounds, medians")
+    for label, dag, middle in (("hello world", "hello", hello), ("retrain", "retrain", ours)):
+        span = f"from {min(found[dag]):.2f} to {max(found[dag]):.2f}"
+        print(f"  {label:12}{middle:9.2f} s   {span}{', beyond its steps' * (dag == 'retrain')}")
     for name in after:
         of_hello, of_ours, own_s = (
             statistics.median(one.get(name, 0.0) for one in parts[key]) for key in parts

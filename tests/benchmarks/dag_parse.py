@@ -1,6 +1,9 @@
-"""How long the DAG files take to parse beyond Airflow's own import: `python tests/benchmarks/dag_parse.py`.
+"""The time to parse the DAG files beyond Airflow's own import.
 
-Each round is a fresh process that imports Airflow's SDK, then the DAG files; the same import of nothing is the noise floor.
+    python tests/benchmarks/dag_parse.py
+
+Each round is a new process that imports Airflow's SDK, then the DAG files. The noise floor is the
+repeated import, which does nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ def main() -> None:
     parsed, floor = ([one[k] for one in rounds] for k in (0, 1))
     print(f"DAG files beyond Airflow's import, {ROUNDS} fresh processes")
     print(
-        f"  parse        median {statistics.median(parsed):.4f} s   min {min(parsed):.4f}   max {max(parsed):.4f}"
+        f"  parse        median {statistics.median(parsed):.4f} s   "
+        f"min {min(parsed):.4f}   max {max(parsed):.4f}"
     )
     print(f"  noise floor  median {statistics.median(floor):.6f} s   max {max(floor):.6f}")
 

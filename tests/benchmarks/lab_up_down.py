@@ -1,8 +1,11 @@
-"""How long a lab of hosts takes to come up and to go down: `python tests/benchmarks/lab_up_down.py [ROUNDS] [--hosts 3]`.
+"""The time to create and remove a lab of hosts.
 
-Each round (default 7) makes a lab with a quota and a limited link for each host (`tests/lab.py`; needs root), until every sshd
-takes connections, and removes it again. Printed: the median and the worst of both, together too (sought: about a second), and
-what was left behind afterwards: namespaces, links, cgroups, folders, processes.
+    python tests/benchmarks/lab_up_down.py [ROUNDS] [--hosts 3]
+
+Each round (default 7) creates a lab whose hosts have a quota and a limited link (`tests/lab.py`;
+needs root), waits until every sshd accepts connections, and removes it. Prints median and range of
+creation, of removal and of both (target: about a second), and the remains of all labs: namespaces,
+links, cgroups, folders, processes.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import lab
 
 
 def traces(tag: str) -> list[str]:
-    """What there is of a lab of this name."""
+    """The namespaces, links, cgroups and folders of a lab with this tag."""
     places = (
         "/run/netns/{}n*",
         "/sys/class/net/{}*",
@@ -34,7 +37,7 @@ def traces(tag: str) -> list[str]:
 
 
 def alive(pid: int) -> bool:
-    """Not where it has ended and only its parent, which may be init, has not asked how."""
+    """Whether a process runs. A zombie, which only its parent has yet to reap, does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -56,7 +59,7 @@ def main() -> None:
         with lab.running(cores=[0.5] * asked.hosts, rate="1gbit") as made:
             up = time.perf_counter()
             pids = [pid for host in made.hosts for pid in host.pids()]
-            assert traces(made.tag), "what is looked for afterwards is there meanwhile"
+            assert traces(made.tag), "a running lab must leave traces"
             looked = time.perf_counter()
         ended = time.perf_counter()
         for name, value in (
@@ -68,8 +71,8 @@ def main() -> None:
         left += traces(made.tag) + [f"process {pid}" for pid in pids if alive(pid)]
     for name, values in found.items():
         print(
-            f"{asked.hosts} hosts, {name}: median {statistics.median(values):.2f} s, {min(values):.2f} to "
-            f"{max(values):.2f} s of {len(values)}"
+            f"{asked.hosts} hosts, {name}: median {statistics.median(values):.2f} s, "
+            f"{min(values):.2f} to {max(values):.2f} s of {len(values)}"
         )
     print(f"left behind: {', '.join(left) or 'nothing'}")
 

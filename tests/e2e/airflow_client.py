@@ -17,7 +17,7 @@ Found = TypeVar("Found")
 
 
 class AirflowClient:
-    """Calls of the REST API of the Airflow of a home; a DAG run is named by its path."""
+    """Calls the REST API of a home's Airflow. A DAG run is identified by its path."""
 
     def __init__(self, home: Path) -> None:
         self.base, self._token = airflow_address(home), ""
@@ -31,7 +31,7 @@ class AirflowClient:
         return json.loads(self._fetch(method, self.base + path, body))
 
     def page(self, address: str) -> str:
-        """What is at an address of this Airflow. Raises urllib.error.HTTPError."""
+        """The content at an address of this Airflow. Raises urllib.error.HTTPError."""
         return self._fetch("GET", address, None)
 
     def _fetch(self, method: str, address: str, body: Mapping[str, Any] | None) -> str:
@@ -53,7 +53,7 @@ class AirflowClient:
         return f"/api/v2/dags/{dag}/dagRuns/{urllib.parse.quote(run['dag_run_id'])}"
 
     def ended(self, where: str, seconds: float = 900) -> str:
-        """Wait for a DAG run to end; how it did."""
+        """Wait for a DAG run to end; its final state."""
         return until(
             f"{where} ended",
             lambda: (state := str(self("GET", where)["state"])) in ENDED and state,
@@ -78,7 +78,7 @@ class AirflowClient:
         return found
 
     def reached(self, where: str, task: str, state: str) -> None:
-        """Wait for a task to get into a state while its DAG run goes on."""
+        """Wait for a task to reach a state while its DAG run continues."""
 
         def there() -> bool:
             assert self("GET", where)["state"] not in ENDED, self.states(where)
@@ -87,7 +87,7 @@ class AirflowClient:
         until(f"{task} is {state}", there, tell=lambda: str(self.states(where)))
 
     def xcom(self, where: str, task: str, key: str = "return_value") -> Any:
-        """What a task handed on."""
+        """A task's XCom."""
         return self("GET", f"{where}/taskInstances/{task}/xcomEntries/{key}?deserialize=false")[
             "value"
         ]
@@ -100,7 +100,7 @@ class AirflowClient:
         return found
 
     def events(self, uri: str) -> list[dict[str, Any]]:
-        """The newest events of an Asset, one that no DAG names too."""
+        """The newest events of an Asset, even if no DAG names it."""
         found = self("GET", "/api/v2/assets/events?limit=100&order_by=-timestamp")["asset_events"]
         return [event for event in found if event["uri"] == uri]
 
@@ -115,7 +115,7 @@ class AirflowClient:
         self("PATCH", f"{where}/taskInstances/{task}", {"new_state": state})
 
     def clear(self, where: str, task: str) -> None:
-        """Have a task and those after it done again, as the UI's button does."""
+        """Clear a task and its downstream tasks, as the UI's button does."""
         dag, run = where.removeprefix("/api/v2/dags/").split("/dagRuns/")
         asked = {
             "dag_run_id": urllib.parse.unquote(run),
@@ -135,7 +135,7 @@ def until(
     seconds: float = 600,
     tell: Callable[[], str] = lambda: "",
 ) -> Found:
-    """Wait for something; what it was. The message of the failure ends with what `tell` says."""
+    """Wait for a value and return it. The failure message ends with the result of `tell`."""
     deadline = time.monotonic() + seconds
     while not (found := test()):
         assert time.monotonic() < deadline, f"not in {seconds:g} s: {what} {tell()}"

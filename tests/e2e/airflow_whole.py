@@ -17,11 +17,11 @@ from trainwright.tasks.runs.run import Run, list_runs
 
 DAGS = Path(__file__).parents[2] / "dags"
 STEPS_AN_EPOCH = 15
-"""of `write_job`'s jobs; each takes a quarter of a second, however busy the machine is"""
+"""steps per epoch of `write_job`'s jobs; each takes 0.25 s, however busy the machine is"""
 
 
 def only_retrain(home: Path) -> Path:
-    """A folder with `retrain.py` only: the other DAGs run on a schedule, and would calibrate."""
+    """A folder with only `retrain.py`: the other DAGs have a schedule, and would calibrate."""
     folder = home / "only-retrain"
     folder.mkdir(exist_ok=True)
     if not (folder / "retrain.py").exists():
@@ -39,11 +39,11 @@ def whole_airflow(home: Path) -> Iterator[AirflowClient]:
         api("PATCH", "/api/v2/dags/retrain", {"is_paused": False})
         yield api
     finally:
-        stop_airflow(home)  # not the S3 server: it is the whole session's
+        stop_airflow(home)  # not the S3 server, which the whole session shares
 
 
 def write_pool(folder: Path) -> Path:
-    """Write the pool file beside job files: two emulated devices, which need no measuring."""
+    """Write the pool file beside job files: two emulated devices, which need no measurement."""
     devices = [{"type": "emulated", "speed": speed} for speed in (0.25, 0.125)]
     path = folder / "pools" / "pair.yaml"
     if not path.exists():

@@ -1,8 +1,8 @@
-"""An Airflow as sites run it: PostgreSQL, Redis, the four parts of Airflow, and a Celery worker.
+"""A production-like Airflow: PostgreSQL, Redis, the four parts of Airflow, and a Celery worker.
 
-Each part is a background process that can be killed and started again. Airflow's settings are those
-of the embedded one (`infra.airflow`), except its database, its executor, and how soon it notices that
-a part is gone. PostgreSQL holds the ledger of leases too.
+Each part is a background process that can be killed and restarted. Airflow's settings are those of
+the embedded one (`infra.airflow`), except for its database, its executor, and the timeouts for lost
+parts. PostgreSQL also holds the ledger of leases.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ AIRFLOW = {
         "--without-mingle",
     ],
 }
-# A part that is gone is noticed within half a minute, not five; a retry follows at once.
+# Notice a lost part within half a minute instead of five, and retry at once.
 _NOTICING = {
     "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
     "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
@@ -60,14 +60,14 @@ class CeleryStack:
         self._sockets = folder / "postgresql"
         self._redis_port, self._redis_password = _any_port(), secrets.token_urlsafe(16)
         airflow_environment(home, dags)
-        # Not the usual port: it is not bound before a minute from now.
+        # Not the usual port, because the worker binds this one only after a minute.
         write_private(home / "airflow" / "secrets" / "port", str(_any_port()))
         self.ledger_url = self._database("ledger")
         self.environment = (
             airflow_environment(home, dags)
             | {"TRAINWRIGHT_LEDGER": self.ledger_url}
             | {f"AIRFLOW__{name}": value for name, value in (self._settings() | _NOTICING).items()}
-            | {"C_FORCE_ROOT": "1"}  # Celery asks for it where it runs as root
+            | {"C_FORCE_ROOT": "1"}  # Celery requires this if it runs as root
             | dict(more)
         )
         self._services = {
@@ -89,18 +89,18 @@ class CeleryStack:
             "DATABASE__SQL_ALCHEMY_CONN": self._database("airflow"),
             "DATABASE__SQL_ALCHEMY_CONN_ASYNC": self._database(
                 "airflow"
-            ),  # else asyncpg, one driver more
+            ),  # without it, another driver (asyncpg) is necessary
             "CELERY__BROKER_URL": f"redis://:{self._redis_password}@127.0.0.1:{self._redis_port}/0",
             "CELERY__RESULT_BACKEND": f"db+{self._database('airflow')}",
             "CELERY__WORKER_PREFETCH_MULTIPLIER": "1",
         }
 
     def log(self, name: str) -> Path:
-        """What a part prints."""
+        """The output of a part."""
         return self._services[name].log
 
     def running(self, name: str) -> bool:
-        """Whether the part's main process is there."""
+        """Whether the part's main process runs."""
         return self._services[name].pid() is not None
 
     def start(self, *names: str) -> None:
@@ -123,7 +123,7 @@ class CeleryStack:
         psutil.wait_procs([family[0]], timeout=10)
 
     def stop(self, *names: str) -> None:
-        """End parts in their own order, and all that they started, SIGKILL after 20 s."""
+        """Stop parts and their children, with SIGKILL after 20 s."""
         stop([self._services[name] for name in names], grace_s=20)
 
     def restart(self, name: str) -> None:
@@ -248,7 +248,7 @@ def celery_stack(home: Path, dags: Path, **environment: str) -> Iterator[CeleryS
 
 
 def _any_port() -> int:
-    """A free port that hardly anybody else chooses at the same time."""
+    """A random free port, so that concurrent callers rarely get the same one."""
     with free_ports(1, random.randrange(10_000, 32_000)) as port:
         return port
 
@@ -261,7 +261,7 @@ def _programs() -> Path:
 
 
 def _as_postgres() -> list[str]:
-    """It refuses to run as root."""
+    """The prefix that runs PostgreSQL as its own user, because it refuses root."""
     return (
         ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
         if os.geteuid() == 0

@@ -1,6 +1,6 @@
 """The command line, called through its entry point in the test's own process, which starts quickly.
 
-Tests of signals, pipes and imports start a process of their own: `TRAINWRIGHT` is the command.
+Tests of signals, pipes and imports start a separate process: `TRAINWRIGHT` is the command.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TRAINWRIGHT = [sys.executable, "-m", "trainwright.tasks.cli.main"]
 
 
 def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`trainwright ARGS` with these variables; signal handlers are afterwards as they were."""
+    """Run `trainwright ARGS` with these variables, and restore the signal handlers."""
     out, err = io.StringIO(), io.StringIO()
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -45,7 +45,7 @@ def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def process(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The same in a process of its own."""
+    """Run `trainwright ARGS` in a separate process."""
     return subprocess.run(
         [*TRAINWRIGHT, *args],
         capture_output=True,
@@ -58,7 +58,7 @@ def process(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 @contextlib.contextmanager
 def little_memory(more_bytes: int = 2**30) -> Iterator[None]:
-    """This process gets no more than so much on top of the address space that it has."""
+    """Limit this process to its current address space plus `more_bytes`."""
     with open("/proc/self/statm") as file:
         has = int(file.read().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)

@@ -1,11 +1,11 @@
-"""What scripts and services rely on at the command line: options, JSON fields, exit codes, kinds.
+"""The contract of the command line: options, JSON fields, exit codes, kinds of errors.
 
-`python tests/e2e/contract.py --record` runs every command on a small working example, and bad input
-of many kinds, and writes `golden/contract.json`. `test_contract.py` runs the same and compares:
-options, fields and columns may be added, but none may vanish or change its type; exit codes and
-kinds of errors must be the same. The wording of messages is free.
+`python tests/e2e/contract.py --record` runs every command on a small working example and on many
+kinds of bad input, and writes `golden/contract.json`. `test_contract.py` does the same and
+compares: options, fields and columns may be added, but none may vanish or change its type; exit
+codes and kinds of errors must be equal. The wording of messages may change.
 
-Only the command line, the files that it reads and the artefacts that it writes are used.
+It uses only the command line, its input files and its artefacts.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ DATA_KEYS = (
     "*sample_rows[[]]",
     "files",
 )
-"""Where a mapping's keys are data, such as a device's id: they count as one field, `*`."""
+"""Mappings whose keys are data, such as device ids: the keys count as one field, `*`."""
 OPAQUE = (
     "*great_expectations",
     "*observed",
@@ -74,9 +74,9 @@ OPAQUE = (
     "*sample_rows[[]].[*]",
     "*config.[*]",
 )
-"""Where what lies there is the user's data, or another library's."""
+"""Fields that contain the user's data, or another library's."""
 NULLABLE = ("reference", "power")
-"""What one machine has and another has not: no reference was like it, or no meter is there."""
+"""Fields that depend on the machine, such as those of a power meter."""
 Fields = dict[str, list[str]]
 TWO = ({"type": "emulated", "speed": 1e6}, {"type": "emulated", "speed": 1e6})
 SLOW = ({"type": "emulated", "speed": 0.1}, {"type": "emulated", "speed": 0.1})
@@ -118,7 +118,7 @@ MODELS = {
                 super().__init__()
                 self.head = torch.nn.Linear(64, 10)
             def forward(self, images):
-                if type(images) is torch.Tensor:  # a real one: nothing is traced any more
+                if type(images) is torch.Tensor:  # a real tensor: not in a trace
                     raise RuntimeError("no such luck")
                 return self.head(images.flatten(1))
         build_model = Model
@@ -155,7 +155,7 @@ FILES = {
 
 
 def files(place: Outside) -> None:
-    """Models, tables and files that can't be used."""
+    """Write unusable models, tables and files."""
     for name, text in MODELS.items():
         lines = text.strip("\n").splitlines()
         indent = len(lines[0]) - len(lines[0].lstrip())
@@ -168,7 +168,7 @@ def files(place: Outside) -> None:
 
 
 def job(name: str = "contract", /, **changes: Any) -> dict[str, Any]:
-    """A job that works, some of its fields changed; a mapping's fields one by one."""
+    """A valid job with some fields changed; merges mappings."""
     values: dict[str, Any] = {
         "name": name,
         "pool": "pool.yaml",
@@ -242,7 +242,7 @@ def _type(value: Any) -> str:
 
 
 def vanished(recorded: Fields, now: Fields) -> list[str]:
-    """What of a recording is no longer there, or of another type; what was null may be anything."""
+    """Fields of a recording that are missing or have another type; null matches any type."""
     found = []
     for path, types in recorded.items():
         before, after = set(types), set(now.get(path, []))
@@ -256,7 +256,7 @@ def vanished(recorded: Fields, now: Fields) -> list[str]:
 
 
 def always(one: Any, other: Any) -> Any:
-    """What two recordings have in common: the fields of both, with the types of either."""
+    """The fields that two recordings share, each with the types of both."""
     if isinstance(one, dict) and isinstance(other, dict):
         return {name: always(one[name], other[name]) for name in one if name in other}
     if isinstance(one, list) and isinstance(other, list):
@@ -269,13 +269,13 @@ def always(one: Any, other: Any) -> Any:
 
 
 class Examples:
-    """What each command prints on an example that works; each is run once, when first asked for."""
+    """The commands' output on working examples. Each command runs once, at its first use."""
 
     def __init__(self, place: Outside) -> None:
         self.place = place
         self._known: dict[str, Any] = {}
         self.routes: dict[str, list[str]] = {}
-        """of the service, by path its methods; known once `serve` has run"""
+        """the service's methods by path; known once `serve` has run"""
         files(place)
 
     def __call__(self, name: str) -> Any:
@@ -285,7 +285,7 @@ class Examples:
         return self._known[name]
 
     def slow(self) -> dict[str, Any]:
-        """What is seen of a training that goes on, by example."""
+        """The observations of a running training, by example."""
         if "slow" not in self._known:
             self._known["slow"] = _slow(self)
         found = self._known["slow"]
@@ -297,7 +297,7 @@ class Examples:
         return str(self.place.write(f"{name}.yaml", job(name, **changes)))
 
     def run_folder(self) -> Path:
-        """The folder of the run that `search-lr` began and `train` finished."""
+        """The folder of the run that `search-lr` started and `train` finished."""
         return folder_of(self("train")["run"])
 
 
@@ -345,7 +345,7 @@ def _train(here: Examples) -> Any:
     here("search-lr")
     document = here.place.done("train", str(here.place.folder / "contract.yaml"))
     assert document["state"] == "success"
-    assert [folder_of(document["run"])] == here.place.runs("contract")  # it went on
+    assert [folder_of(document["run"])] == here.place.runs("contract")  # the same run continued
     return document
 
 
@@ -355,7 +355,7 @@ def _runs(here: Examples) -> Any:
 
 
 def _slow(here: Examples) -> dict[str, Any]:
-    """A training is looked at, asked for once more, planned anew, and interrupted."""
+    """Observe a training, start it a second time, replan it, and interrupt it."""
     place = here.place
     place.write("slow-pool.yaml", pool(*SLOW, prices=PRICES))
     given = ["train", here.write_job("slow", pool="slow-pool.yaml", train={"epochs": 20}), "--json"]
@@ -369,12 +369,12 @@ def _slow(here: Examples) -> dict[str, Any]:
             "replan": place.done("replan", run.as_uri()),
         }
         interrupted = refusal(interrupt(process))
-    interrupted["fields"].pop("error.step", None)  # not there if it was just being planned anew
+    interrupted["fields"].pop("error.step", None)  # missing if it was just being replanned
     return {**seen, "interrupted": interrupted}
 
 
 def _serve(here: Examples) -> Any:
-    """What `serve` says. The routes that its description lists are noted."""
+    """The output of `serve`. Records the routes in its OpenAPI document."""
     with here.place.started("serve", "--port", "0", "--json") as process:
         assert process.stdout is not None
         lines = list(itertools.takewhile(lambda line: line != "}\n", process.stdout))
@@ -392,7 +392,7 @@ def _serve(here: Examples) -> Any:
 
 
 def _up(here: Examples) -> Any:
-    """The embedded stack, started in a home of its own and stopped."""
+    """Start the embedded stack in its own home, and stop it."""
     place = Outside(here.place.folder / "stack")
     try:
         up = place.done("up")
@@ -438,7 +438,7 @@ ARTEFACTS = (
     "status.json",
 )
 SEALED = ("manifest.json", "report/report.json", "model/signature.json")
-"""what only a whole run leaves besides"""
+"""artefacts that only a complete run has"""
 TABLES = ("steps-rank0", "steps-rank1", "epochs")
 
 
@@ -448,7 +448,7 @@ def artefact_fields(run: Path, names: Iterable[str]) -> dict[str, Fields]:
 
 
 def tables(run: Path) -> dict[str, Fields]:
-    """The columns of what a run recorded under metrics/."""
+    """The columns of a run's rows under metrics/."""
     found: dict[str, Fields] = {}
     for kind in TABLES:
         part = min((run / "metrics").glob(f"{kind}-*.parquet"))
@@ -461,7 +461,7 @@ def tables(run: Path) -> dict[str, Fields]:
 
 @dataclass(frozen=True)
 class Bad:
-    """A command that must be refused: its arguments, with the job and pool that it is given."""
+    """A command that must be refused: its arguments, and its job and pool."""
 
     args: tuple[str, ...]
     job: dict[str, Any] | None = None
@@ -471,7 +471,7 @@ class Bad:
     """more files"""
 
     def run(self, place: Outside, name: str) -> dict[str, Any]:
-        """How it is refused; JOB, POOL and PLAN stand for the files, RUN and STORE for a run's."""
+        """The refusal. JOB, POOL and PLAN stand for the files, RUN and STORE for a run's."""
         names = {"JOB": f"{name}.yaml", "POOL": f"{name}-pool.yaml", "PLAN": f"{name}-plan.json"}
         if self.job is not None:
             given = {**self.job, **({"pool": names["POOL"]} if self.pool is not None else {})}
@@ -485,7 +485,7 @@ class Bad:
 
 
 def refusal(ended: Ended) -> dict[str, Any]:
-    """Exit code, kind and fields of an error; its line on standard error is looked at."""
+    """Exit code, kind and fields of an error. Checks its line on standard error."""
     document = ended.document()
     last = ended.err.strip().splitlines()[-1]
     assert last.startswith("trainwright: "), ended
@@ -668,11 +668,11 @@ REFUSALS: dict[str, Bad] = {
 }
 SLOW_REFUSALS = ("plan without devices", "model fails at once", "loss runs away")
 ASKED = ("held", "interrupted")
-"""of a training that goes on: a second one of the same job, and Ctrl-C"""
+"""refusals with a running training: a second training of the same job, and Ctrl-C"""
 
 
 def refused(here: Examples, name: str) -> dict[str, Any]:
-    """How a bad input is refused."""
+    """The refusal of a bad input."""
     if name in ASKED:
         answer = here.slow()[name]
         assert isinstance(answer, dict)
@@ -711,7 +711,7 @@ def refused(here: Examples, name: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def example_place() -> Iterator[Examples]:
-    """Examples in a folder that is taken away afterwards."""
+    """Examples in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         here = Examples(prepared(Path(folder) / "place"))
         try:
@@ -721,7 +721,7 @@ def example_place() -> Iterator[Examples]:
 
 
 def record(here: Examples, names: Sequence[str]) -> dict[str, Any]:
-    """The contract of these examples and refusals as it is now, and what is quickly asked."""
+    """The current contract of these examples and refusals, and of the commands' options."""
     contract: dict[str, dict[str, Any]] = {
         "options": {one: options(here.place, one) for one in COMMANDS},
         "fields": {},
@@ -764,7 +764,7 @@ def written(contract: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Record the contract: what two runs of all examples, or of those named, have in common."""
+    """Record the contract that two runs of all examples, or of the named ones, share."""
     known = [*EXAMPLES, *REFUSALS, *ASKED]
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--record", action="store_true", required=True)

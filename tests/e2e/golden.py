@@ -1,12 +1,12 @@
-"""Small trainings whose every figure is recorded, so that a change of the inside can't change them.
+"""Small trainings with recordings of every figure, to detect unintended changes.
 
 `python tests/e2e/golden.py --record [CASE ...]` trains each case several times, checks that all
-times agree to the last digit, and writes `golden/<case>.json`. `test_golden_runs.py` trains them
-once and compares: to the last digit if the recording was made with this machine's processor and
-this version of torch, else within a relative 1e-3 (an accuracy may be one of a few rows off, and a
-noise scale, a quotient of two small numbers, 5 % off).
+results agree to the last digit, and writes `golden/<case>.json`. `test_golden_runs.py` trains them
+once and compares: exactly if the recording was made with this machine's processor and this version
+of torch, else within a relative 1e-3 (an accuracy may differ by a few rows, and a noise scale, a
+quotient of two small numbers, by 5 %).
 
-Only the command line, job, pool and plan files, and the artefacts of the run folder are used.
+It uses only the command line, job, pool and plan files, and the artefacts of the run folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from outside import Outside, folder_of, plan, pool, read, rows
 
 FOLDER = Path(__file__).with_name("golden")
 SOME_ROWS = 0.01
-"""an accuracy on another processor: of the 359 digits held out, three may be judged otherwise"""
+"""for an accuracy on another processor: three of the 359 held-out digits may differ"""
 TOLERANCES = {"accuracy": {"abs_tol": SOME_ROWS}, "noise_scale": {"rel_tol": 0.05}}
 TOLERANCE = {"rel_tol": 1e-3, "abs_tol": 1e-6}
 
@@ -62,7 +62,7 @@ EVEN = ({"type": "emulated", "speed": 1e6}, {"type": "emulated", "speed": 1e6})
 UNLIKE = ({"type": "emulated", "speed": 1.0}, {"type": "emulated", "speed": 0.6})
 """a step of 60 and 36 samples takes 60 ms"""
 SLOW = ({"type": "emulated", "speed": 0.4}, {"type": "emulated", "speed": 0.24})
-"""the same step takes 150 ms: time enough to interrupt a training"""
+"""the same step takes 150 ms: long enough to interrupt a training"""
 DOUBLE = ({"type": "emulated", "speed": 1e6}, {"type": "emulated", "speed": 5e5})
 THREE = EVEN + EVEN[:1]
 CORES = ({"type": "cpu", "cores": 1.0}, {"type": "cpu", "cores": 0.5})
@@ -70,7 +70,7 @@ CORES = ({"type": "cpu", "cores": 1.0}, {"type": "cpu", "cores": 0.5})
 
 @dataclass(frozen=True)
 class Case:
-    """A training. Its split is what the plan file says, or without one the planner's."""
+    """A training. Its split is the plan file's, or the planner's without a plan file."""
 
     name: str
     data: str
@@ -88,7 +88,7 @@ class Case:
             "global_batch_size": 96,
             "learning_rate": 0.01,
             "adaptive_split": False,
-            # Only the last: those before it are passed over if they come faster than they are kept.
+            # Only the last: earlier ones are skipped if they come faster than they are stored.
             "checkpoint": {"every_steps": 1000, "keep_best": False},
             "faults": {"restarts": 0},
         }
@@ -235,11 +235,11 @@ SEARCH = Case(
     EVEN,
     None,
 )
-"""not trained: its learning rate is searched"""
+"""not a training, but a search of its learning rate"""
 
 
 def prepared(folder: Path) -> Outside:
-    """A place with the models and tables of the cases."""
+    """A folder with the models and tables of the cases."""
     place = Outside(folder)
     place.write("net.py", NET)
     place.write("dense.py", DENSE)
@@ -257,7 +257,7 @@ def prepared(folder: Path) -> Outside:
 
 
 def command(place: Outside, case: Case, name: str) -> list[str]:
-    """The arguments that train a case as a job of this name; writes its files."""
+    """Write a case's files; the arguments that train it as a job of this name."""
     job = place.write(f"{name}.yaml", case.job(name))
     place.write(f"{name}-pool.yaml", pool(*case.devices))
     given = []
@@ -268,14 +268,14 @@ def command(place: Outside, case: Case, name: str) -> list[str]:
 
 
 def trained(place: Outside, case: Case) -> dict[str, Any]:
-    """What is observed of a case that is trained now."""
+    """Train a case, and return its record."""
     document = place.done(*command(place, case, case.name), "--new")
     assert document["state"] == "success"
     return observed(folder_of(document["run"]))
 
 
 def searched(place: Outside) -> dict[str, Any]:
-    """What is observed of the learning rate that is searched for SEARCH, anew each time."""
+    """Search the learning rate of SEARCH, and return its record."""
     name = f"{SEARCH.name}-{len(list(place.store.glob('runs/*')))}"
     job = command(place, SEARCH, name)[1]
     found = place.done("search-lr", job)
@@ -291,13 +291,13 @@ def searched(place: Outside) -> dict[str, Any]:
 
 
 def observed(run: Path) -> dict[str, Any]:
-    """What a trained run's artefacts say, without its times, its energy and its memory."""
+    """The figures in a trained run's artefacts, without times, energy and memory."""
     result, planned = read(run / "result.json"), read(run / "plan.json")
     ranks = [rows(run, f"steps-rank{rank}") for rank in range(len(planned["devices"]))]
     joint = ["step", "epoch", "loss", "learning_rate", "noise_scale"]
     steps = columns(ranks[0], joint)
     for own in ranks[1:]:
-        assert columns(own, joint) == steps  # all ranks know the same
+        assert columns(own, joint) == steps  # all ranks have equal rows
     device = ("id", "type", "rank", "batch_size", "samples")
     return {
         "plan": {
@@ -340,7 +340,7 @@ def observed(run: Path) -> dict[str, Any]:
 
 
 def columns(records: list[dict[str, Any]], names: list[str]) -> dict[str, list[Any]]:
-    """The records by field, each number as JSON can have it."""
+    """The records by field, with numbers that JSON can represent."""
     return {name: [_finite(record[name]) for record in records] for name in names}
 
 
@@ -351,7 +351,7 @@ def _finite(value: Any) -> Any:
 
 
 def machine() -> dict[str, Any]:
-    """What two machines must share for their last digits to be the same."""
+    """The properties that two machines must share for identical digits."""
     facts: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         name, _, value = line.partition(":")
@@ -368,13 +368,13 @@ def machine() -> dict[str, Any]:
 
 
 def recorded(name: str) -> tuple[dict[str, Any], bool]:
-    """The recording of a case, and whether this machine's last digits must be the same."""
+    """The recording of a case, and whether this machine must match it exactly."""
     document = read(FOLDER / f"{name}.json")
     return document["observed"], document["machine"] == machine()
 
 
 def differences(recorded: Any, found: Any, *, exact: bool, path: str = "") -> list[str]:
-    """Where something else is found than was recorded, one line each."""
+    """The differences from a recording, one line each."""
     if isinstance(recorded, dict) and isinstance(found, dict):
         names = [*recorded, *(name for name in found if name not in recorded)]
         pairs = [(f"{path}.{name}", recorded.get(name), found.get(name)) for name in names]
@@ -392,7 +392,7 @@ def differences(recorded: Any, found: Any, *, exact: bool, path: str = "") -> li
 
 
 def _same(before: Any, now: Any, path: str | None) -> bool:
-    """Whether two values are the same; with a path, a number may be a little off."""
+    """Whether two values are equal; with a path, numbers have a tolerance."""
     if path is None or not isinstance(before, float) or not isinstance(now, float | int):
         return bool(type(before) is type(now) and before == now)
     allowed = next((one for name, one in TOLERANCES.items() if name in path), TOLERANCE)
@@ -409,7 +409,7 @@ def written(document: dict[str, Any]) -> str:
 
 
 def record(place: Outside, name: str, times: int) -> None:
-    """Record a case. Raises AssertionError if two times differ."""
+    """Record a case. Raises AssertionError if two trainings differ."""
     case = next((one for one in CASES if one.name == name), None)
     found = []
     for number in range(times):
@@ -425,7 +425,7 @@ def record(place: Outside, name: str, times: int) -> None:
 
 
 def main() -> None:
-    """Record the cases that are named, or all."""
+    """Record the named cases, or all."""
     known = [*(case.name for case in CASES), SEARCH.name]
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--record", action="store_true", required=True)

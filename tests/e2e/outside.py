@@ -1,6 +1,6 @@
-"""trainwright as its users see it: the installed command in a process, files in, files out.
+"""trainwright from outside: the installed command in a process, with input and output files.
 
-Nothing here imports trainwright, so tests that use only this hold however its modules are cut.
+This module does not import trainwright, so tests that use only it survive any restructuring.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import yaml
 
 COMMAND = str(Path(sys.executable).with_name("trainwright"))
 LONGEST_S = 400
-"""for one command, on a machine that does other things too"""
+"""for one command on a busy machine"""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A command that has ended."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -49,7 +49,7 @@ class Outside:
         self.store.mkdir(parents=True)
 
     def environment(self, **more: str) -> dict[str, str]:
-        """The caller's environment, without what would lead elsewhere, with this home and store."""
+        """The caller's environment, with only this home and store."""
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -59,7 +59,7 @@ class Outside:
         return {**kept, **own, **more}
 
     def run(self, *args: str, **environment: str) -> Ended:
-        """`trainwright ARGS` in this folder."""
+        """Run `trainwright ARGS` in this folder."""
         done = subprocess.run(
             [COMMAND, *args],
             cwd=self.folder,
@@ -73,14 +73,14 @@ class Outside:
         return Ended(done.returncode, done.stdout, done.stderr)
 
     def done(self, *args: str, **environment: str) -> dict[str, Any]:
-        """What `trainwright ARGS --json` prints. Raises AssertionError if it fails."""
+        """The output of `trainwright ARGS --json`. Raises AssertionError if it fails."""
         ended = self.run(*args, "--json", **environment)
         assert ended.code == 0, (args, ended)
         return ended.document()
 
     @contextmanager
     def started(self, *args: str) -> Iterator[subprocess.Popen[str]]:
-        """The same command while it runs; if it still does at the end, it is stopped."""
+        """The command as a running process, which is stopped at the end of the block."""
         process = subprocess.Popen(
             [COMMAND, *args],
             cwd=self.folder,
@@ -100,10 +100,12 @@ class Outside:
                     pipe.close()
 
     def write(self, name: str, content: object) -> Path:
-        """A file of this folder: text as it is, anything else as YAML."""
+        """Write a file in this folder: text as it is, other values as YAML."""
         path = self.folder / name
         if not isinstance(content, str):
-            apart = json.loads(json.dumps(content))  # no two parts the same object: no YAML aliases
+            apart = json.loads(
+                json.dumps(content)
+            )  # copies shared objects, which YAML would write as aliases
             content = yaml.safe_dump(apart, sort_keys=False)
         path.write_text(content)
         return path
@@ -115,7 +117,7 @@ class Outside:
 
 
 def interrupt(process: subprocess.Popen[str]) -> Ended:
-    """Ctrl-C for this process, and what it ended with; it is killed if it does not end."""
+    """Send Ctrl-C to a process; its exit code. Kills it if it does not end."""
     process.send_signal(signal.SIGINT)
     try:
         out, err = process.communicate(timeout=60)
@@ -131,7 +133,7 @@ def folder_of(uri: str) -> Path:
 
 
 def wait_until(what: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Wait until this holds. Raises AssertionError if the process ends, or it takes too long."""
+    """Wait for a condition. Raises AssertionError if the process ends, or after a timeout."""
     until = time.monotonic() + LONGEST_S
     while not what():
         assert process.poll() is None, process.communicate()
@@ -147,20 +149,20 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def rows(run: Path, kind: str) -> list[dict[str, Any]]:
-    """What a run recorded of this kind under metrics/, by step."""
+    """A run's rows of this kind under metrics/, by step."""
     parts = sorted((run / "metrics").glob(f"{kind}-*.parquet"))
     found = [row for part in parts for row in pq.read_table(part).to_pylist()]
     return sorted(found, key=lambda row: int(row["step"]))
 
 
 def pool(*devices: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A pool of one host, this machine, with these devices."""
+    """A pool with these devices on this machine."""
     hosts = [{"name": "here", "address": "localhost", "devices": list(devices)}]
     return {"name": "golden", "hosts": hosts, **more}
 
 
 def plan(devices: Sequence[dict[str, Any]], split: Sequence[int], accumulation: int = 1) -> str:
-    """A plan file that gives the devices of such a pool these parts of the global batch."""
+    """A plan file with these shares of the global batch for the devices of such a pool."""
     numbers: dict[str, int] = {}
     planned = []
     for device, batch_size in zip(devices, split, strict=True):

@@ -1,4 +1,4 @@
-"""The page in the UI of a whole Airflow, in a browser: tabs show the run, viewers only read.
+"""The page in a complete Airflow's UI, in a browser: tabs show the run, viewers only read.
 
 Hostile input is refused, or shown as text.
 """
@@ -43,7 +43,7 @@ SPEC = {
 }
 MODEL = {"source": "cnn.py", "config": {"width": 4}}
 _AIRFLOWS_FRAME = "An iframe which has both allow-scripts and allow-same-origin"
-"""how Airflow frames every page of a plugin, and what Chromium says of it"""
+"""Chromium's messages about Airflow's frame around every plugin's page"""
 CHANGES = {
     "structures": {"model": MODEL, "spec": SPEC},
     "estimates": {"model": MODEL, "batch_size": 8, "device_type": "cpu"},
@@ -56,7 +56,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 def airflow(
     _apart: Path, _server: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[AirflowClient]:
-    """A whole Airflow with a viewer beside its admin, and one DAG."""
+    """A complete Airflow with an admin, a viewer, and one DAG."""
     dags = tmp_path_factory.mktemp("dags")
     (dags / "tabs.py").symlink_to(FOREIGN / "tabs.py")
     alone = embedded.airflow_environment
@@ -64,11 +64,11 @@ def airflow(
     def with_a_viewer(home: Path, folder: Path) -> dict[str, str]:
         return alone(home, folder) | {
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin,viewer:viewer",
-            # The machine is busy: the browser runs on it too.
+            # The machine is busy, because it also runs the browser.
             "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
         }
 
-    alone(_apart, dags)  # makes the folder
+    alone(_apart, dags)  # creates the folder
     with free_ports(1, random.randrange(20000, 32000)) as port:
         (_apart / "airflow" / "secrets" / "port").write_text(str(port))
     with pytest.MonkeyPatch.context() as patch:
@@ -80,17 +80,17 @@ def airflow(
             api("PATCH", "/api/v2/dags/tabs", {"is_paused": False})
             yield api
         finally:
-            embedded.stop_airflow(_apart)  # not the S3 server: it is the whole session's
+            embedded.stop_airflow(_apart)  # not the S3 server, which the whole session shares
 
 
 def password(user: str) -> str:
-    """What Airflow generated."""
+    """The password that Airflow generated."""
     return str(json.loads(embedded.password_file(doors.settings().home).read_text())[user])
 
 
 @pytest.fixture(scope="module")
 def where(airflow: AirflowClient) -> str:
-    """A DAG run that ended well."""
+    """A successful DAG run."""
     found = airflow.start("tabs", job=JOB)
     assert airflow.ended(found) == "success", airflow.states(found)
     return found
@@ -98,7 +98,7 @@ def where(airflow: AirflowClient) -> str:
 
 @pytest.fixture(scope="module")
 def run(where: str) -> Run:
-    """What that DAG run worked on."""
+    """The run of that DAG run."""
     return next(iter(list_runs(doors.settings().store, doors.settings(), "shown-in-airflow")))
 
 
@@ -112,7 +112,7 @@ def chromium() -> Iterator[Any]:
 def logged_in(
     chromium: Any, airflow: AirflowClient, user: str, **options: Any
 ) -> Iterator[Watched]:
-    """A browser in which a user has logged in to Airflow, as people do."""
+    """A browser in which a user has logged in to Airflow by the form."""
     tab = Watched(chromium, airflow.base, None, **options)
     tab.page.set_default_timeout(300_000)  # Airflow's UI takes minutes on a busy machine
     tab.page.goto(airflow.base)
@@ -135,7 +135,7 @@ def _as(airflow: AirflowClient, user: str, **headers: str) -> httpx.Client:
 
 
 def ours(tab: Watched) -> list[str]:
-    """What the console complains of that has to do with us."""
+    """The console's errors that concern our page."""
     return [
         one
         for one in tab.complaints
@@ -165,7 +165,7 @@ def test_every_tab_of_airflows_ui_shows_our_page(
             inside.locator(shown).wait_for()
             inside.locator(".brand").wait_for(
                 state="hidden"
-            )  # Airflow's own navigation says where this is
+            )  # the path in Airflow's own navigation
             frame = next(one for one in page.frames[1:] if "/trainwright/page/" in one.url)
             assert frame.evaluate("document.documentElement.dataset.theme") == theme
             assert frame.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
@@ -174,7 +174,7 @@ def test_every_tab_of_airflows_ui_shows_our_page(
         assert ours(tab) == []
 
 
-def test_a_viewer_sees_a_run_and_is_told_what_needs_more(
+def test_a_viewer_sees_a_run_and_which_actions_need_more_rights(
     chromium: Any, airflow: AirflowClient, where: str, run: Run
 ) -> None:
     with logged_in(chromium, airflow, "viewer") as tab:
@@ -188,9 +188,7 @@ def test_a_viewer_sees_a_run_and_is_told_what_needs_more(
         assert [one for one in ours(tab) if "403" not in one] == []
 
 
-def test_a_viewer_changes_nothing_whichever_way_it_is_asked(
-    airflow: AirflowClient, where: str, run: Run
-) -> None:
+def test_a_viewer_can_not_change_anything(airflow: AirflowClient, where: str, run: Run) -> None:
     board = f"runs/{run.job_name}/{run.id}/tensorboard"
     with _as(airflow, "viewer") as viewer:
         for path in (
@@ -243,7 +241,7 @@ def elsewhere(content: str) -> Iterator[str]:
         thread.join()
 
 
-def test_a_page_of_another_origin_gets_nothing_done_with_the_admins_cookie(
+def test_a_page_of_another_origin_can_not_use_the_admins_cookie(
     chromium: Any, airflow: AirflowClient, where: str, run: Run
 ) -> None:
     board = f"runs/{run.job_name}/{run.id}/tensorboard"
@@ -278,7 +276,7 @@ def test_a_page_of_another_origin_gets_nothing_done_with_the_admins_cookie(
 
 
 @pytest.mark.parametrize("name", [SCRIPT, "../../x", "..", "%2e%2e/x", "a\nb", "x" * 4000])
-def test_a_job_of_a_hostile_name_fails_in_one_line_and_harms_nothing(
+def test_a_job_with_a_hostile_name_fails_in_one_line_and_does_no_harm(
     chromium: Any, airflow: AirflowClient, name: str
 ) -> None:
     before = {one.uri for one in list_runs(doors.settings().store, doors.settings())}
@@ -302,7 +300,7 @@ def test_a_job_of_a_hostile_name_fails_in_one_line_and_harms_nothing(
         )
 
 
-def test_hostile_names_in_the_address_of_a_tab_are_text(
+def test_hostile_names_in_a_tabs_address_are_shown_as_text(
     chromium: Any, airflow: AirflowClient, where: str
 ) -> None:
     with logged_in(chromium, airflow, "admin") as tab:

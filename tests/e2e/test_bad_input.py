@@ -1,7 +1,7 @@
 """Bad input at the command line: one clear line, the documented exit code, nothing left behind.
 
-Most tests call the entry point in this process. A process of its own ends in the same way:
-`test_a_process_of_its_own_ends_as_its_entry_point_says`.
+Most tests call the entry point in this process; a separate process exits in the same way
+(`test_a_separate_process_exits_as_its_entry_point_does`).
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def test_a_full_disk_behind_standard_output(
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """A few-shot calibration of this machine, at the command line."""
+    """A few-shot calibration of this machine by the command line."""
     out = tmp_path_factory.mktemp("few") / "few.json"
     done = run(
         "calibrate", "--probes", "--budget", "1", "--most-drift", "1e9", "--out", str(out), "--json"
@@ -185,7 +185,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
         ),
     ],
 )
-def test_a_calibration_that_can_not_be_used(
+def test_an_unusable_calibration(
     home: Path, tmp_path: Path, few: dict[str, object], changes: object, says: str
 ) -> None:
     path = tmp_path / "few.json"
@@ -224,7 +224,7 @@ def test_a_calibration_of_another_torch_is_used_with_a_wider_interval_and_a_note
     assert here["step_time_s"]["high"] < elsewhere["step_time_s"]["high"]
 
 
-def test_a_device_type_that_nobody_knows(home: Path, tmp_path: Path) -> None:
+def test_an_unknown_device_type(home: Path, tmp_path: Path) -> None:
     given = ["--batch-size", "8", "--device-type", "tpu-v5"]
     one_line(
         run("estimate", "x.py", *given, "--json"),
@@ -241,7 +241,7 @@ def test_a_device_type_that_nobody_knows(home: Path, tmp_path: Path) -> None:
         (["--probes", "--budget", "60"], "allowed with --probes: 1 to 30 s"),
     ],
 )
-def test_what_can_not_be_calibrated(home: Path, tmp_path: Path, args: list[str], says: str) -> None:
+def test_impossible_calibrations(home: Path, tmp_path: Path, args: list[str], says: str) -> None:
     one_line(run("calibrate", "--out", str(tmp_path / "few.json"), *args, "--json"), 2, says)
     assert list(tmp_path.iterdir()) == []
 
@@ -294,7 +294,8 @@ def test_a_wrong_model(home: Path, tmp_path: Path, source: str, says: str) -> No
             {},
             {"devices": {"exclude": ["emulated"]}},
             2,
-            "devices.exclude: got emulated; with this restriction the job may use 0 of the 1 device(s)",
+            "devices.exclude: got emulated; "
+            "with this restriction the job may use 0 of the 1 device(s)",
         ),
         ({}, {"objective": {"minimize": "cost"}}, 2, "pool p has no prices"),
         ({}, {"objective": {"minimize": "time", "budget": -1}}, 2, "objective.budget: got -1"),
@@ -371,7 +372,7 @@ def test_a_wrong_model(home: Path, tmp_path: Path, source: str, says: str) -> No
         ({}, {"train": {"noise_scale": 1e-320}}, 2, "train.noise_scale: got 1e-320"),
     ],
 )
-def test_a_pool_or_limits_that_no_plan_can_be_made_of(
+def test_a_pool_or_limits_without_a_feasible_plan(
     home: Path,
     tmp_path: Path,
     pool: dict[str, object],
@@ -410,7 +411,7 @@ def test_wrong_data(home: Path, tmp_path: Path, data: dict[str, str], says: str)
     one_line(run("validate", write(tmp_path, data=data), "--json"), 2, says)
 
 
-def test_an_s3_server_that_is_down_is_4_and_says_how_to_start_it(
+def test_a_stopped_s3_server_exits_with_4_and_says_how_to_start_it(
     home: Path, tmp_path: Path
 ) -> None:
     keys = {"TRAINWRIGHT_S3_ACCESS_KEY": "a", "TRAINWRIGHT_S3_SECRET_KEY": "very-secret"}
@@ -422,7 +423,7 @@ def test_an_s3_server_that_is_down_is_4_and_says_how_to_start_it(
     one_line(run("runs", "--json"), 4, "trainwright up")
 
 
-def test_wrong_credentials_are_4_and_the_secret_is_not_shown(s3: S3Access, tmp_path: Path) -> None:
+def test_wrong_credentials_exit_with_4_and_hide_the_secret(s3: S3Access, tmp_path: Path) -> None:
     environment = {
         "TRAINWRIGHT_S3_ENDPOINT": s3.endpoint,
         "TRAINWRIGHT_S3_ACCESS_KEY": "someone",
@@ -436,12 +437,12 @@ def test_wrong_credentials_are_4_and_the_secret_is_not_shown(s3: S3Access, tmp_p
 @pytest.mark.parametrize(
     ("environment", "code", "says"),
     [
-        ({"TRAINWRIGHT_LEDGER": "nope"}, 2, "TRAINWRIGHT_LEDGER: is no database URL"),
+        ({"TRAINWRIGHT_LEDGER": "nope"}, 2, "TRAINWRIGHT_LEDGER: is not a database URL"),
         ({"TRAINWRIGHT_LEDGER": "postgresql+nothing://u:secret@h/x"}, 2, "TRAINWRIGHT_LEDGER"),
         ({"TRAINWRIGHT_HOME": "/proc/nowhere"}, 4, "TRAINWRIGHT_HOME"),
     ],
 )
-def test_settings_that_can_not_be_used_are_named(
+def test_invalid_settings_are_named(
     home: Path, environment: dict[str, str], code: int, says: str
 ) -> None:
     done = run("pool", "--json", **environment)
@@ -453,14 +454,14 @@ def test_settings_that_can_not_be_used_are_named(
     "endpoint",
     ["http://127.0.0.1:99999", "http://u:secret@127.0.0.1:9", "http://127.0.0.1:9/abc", "h:9"],
 )
-def test_an_endpoint_that_is_none_is_bad_input_and_not_shown(home: Path, endpoint: str) -> None:
+def test_an_invalid_endpoint_is_bad_input_and_hidden(home: Path, endpoint: str) -> None:
     keys = {"TRAINWRIGHT_S3_ACCESS_KEY": "a", "TRAINWRIGHT_S3_SECRET_KEY": "b"}
     done = run("runs", "--json", TRAINWRIGHT_S3_ENDPOINT=endpoint, **keys)
     one_line(done, 2, "TRAINWRIGHT_S3_ENDPOINT")
     assert "secret" not in done.stderr
 
 
-def test_what_a_models_code_starts_does_not_survive_the_trace(home: Path, tmp_path: Path) -> None:
+def test_processes_started_by_a_models_code_end_with_the_trace(home: Path, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(
         "import subprocess\nfrom torch import nn, rand, zeros\n"
         "subprocess.Popen(['sleep', '4321.5'], start_new_session=True)\n"
@@ -476,7 +477,7 @@ def test_what_a_models_code_starts_does_not_survive_the_trace(home: Path, tmp_pa
     assert left == []
 
 
-def test_one_damaged_run_hides_no_other(home: Path, tmp_path: Path) -> None:
+def test_a_damaged_run_does_not_hide_the_others(home: Path, tmp_path: Path) -> None:
     store = (tmp_path / "store").as_uri()
     good, damaged = finished_training(store, number=1), finished_training(store, number=2)
     local_path(damaged, "result.json").write_text("{")
@@ -506,7 +507,7 @@ def test_a_batch_larger_than_the_data_and_a_model_larger_than_memory(
     refused = run("plan", large, "--json")
     one_line(refused, 2, "training rows")
     assert "measuring" not in refused.stderr
-    pool = tmp_path / "pool.yaml"  # of a device that nobody measures
+    pool = tmp_path / "pool.yaml"  # with a device that needs no measurement
     pool.write_text("name: p\nhosts: [{name: h, address: 10.0.0.1, devices: [{type: nvidia-t4}]}]")
     done = run("plan", write(tmp_path, model={"source": "wide.py"}), "--pool", str(pool), "--json")
     one_line(done, 3, "memory binds")
@@ -520,7 +521,7 @@ def test_a_batch_larger_than_the_data_and_a_model_larger_than_memory(
         (["runs", "--store", "s3://nowhere"], 4),
     ],
 )
-def test_a_process_of_its_own_ends_as_its_entry_point_says(
+def test_a_separate_process_exits_as_its_entry_point_does(
     home: Path, args: list[str], code: int
 ) -> None:
     endpoint = {"ENDPOINT": "http://127.0.0.1:9", "ACCESS_KEY": "a", "SECRET_KEY": "b"}
@@ -547,7 +548,7 @@ def test_help_names_the_commands_and_loads_nothing_heavy(home: Path) -> None:
 
 def huge(path: Path) -> None:
     with path.open("wb") as file:
-        file.truncate(10 * 2**30)  # a hole: takes no room
+        file.truncate(10 * 2**30)  # a sparse file: uses no disk space
 
 
 KINDS_OF_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -562,7 +563,7 @@ KINDS_OF_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", KINDS_OF_FILES)
 @pytest.mark.parametrize("named", ["job", "pool", "calibration", "structure", "plan"])
-def test_a_named_file_that_never_ends_or_is_no_file_is_refused_at_once(
+def test_an_endless_or_irregular_file_is_refused_at_once(
     home: Path, tmp_path: Path, kind: str, named: str
 ) -> None:
     make, says = KINDS_OF_FILES[kind]
@@ -592,7 +593,7 @@ def test_a_named_file_that_never_ends_or_is_no_file_is_refused_at_once(
         (["pool", "probe"], "--out", "job.yaml"),
     ],
 )
-def test_a_file_of_another_kind_is_not_written_over(
+def test_a_file_of_another_kind_is_not_overwritten(
     home: Path, tmp_path: Path, command: list[str], option: str, name: str
 ) -> None:
     write(tmp_path)
@@ -606,7 +607,7 @@ def test_a_file_of_another_kind_is_not_written_over(
     assert (tmp_path / "link").is_symlink()
 
 
-def test_jobs_of_one_name_and_too_many_are_told_before_anything_is_read(
+def test_jobs_with_equal_names_and_too_many_jobs_are_refused_before_reading(
     home: Path, tmp_path: Path
 ) -> None:
     job = write(tmp_path, data={"uri": "nowhere.csv"})
@@ -632,7 +633,7 @@ def test_a_structure_without_operations_is_refused(home: Path, tmp_path: Path) -
         one_line(run("estimate", str(path), *given, "--json"), 2, "structure: its trace is empty")
 
 
-def test_of_two_jobs_one_that_is_late_alone_is_not_said_to_compete(
+def test_a_job_that_is_late_even_alone_is_not_reported_as_competing(
     home: Path, tmp_path: Path
 ) -> None:
     pool = tmp_path / "pool.yaml"

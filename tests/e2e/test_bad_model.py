@@ -30,7 +30,7 @@ from torch import nn
 def example_batch(n): return torch.rand(n, 4), torch.zeros(n).long()
 """
 SLEEP = "90909.5"
-"""how long the endless models' child sleeps, by which a test sees from outside that they run"""
+"""the sleep time of the endless models' child, by which a test finds it"""
 NEVER = "print('reached', flush=True)\n{indent}subprocess.run(['sleep', {sleep!r}])"
 FORWARD = """
 class Model(nn.Module):
@@ -73,7 +73,7 @@ def _refused(done: subprocess.CompletedProcess[str], says: str) -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A temporary folder of the test's own, in which nothing may be left."""
+    """The test's own temporary folder, which must be empty at the end."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setattr(tempfile, "tempdir", None)
@@ -83,7 +83,7 @@ def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def endless(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, tuple[Path, subprocess.CompletedProcess[str]]]:
-    """Models that never return, at three places, traced in parallel: folder and end of each."""
+    """Models that never return, at three places, traced in parallel: folder and result of each."""
 
     def traced(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
         temporary = folder / "temporary"
@@ -119,7 +119,7 @@ def test_a_model_that_never_returns(
 @pytest.mark.parametrize(
     "code",
     [
-        # looks at its values, so it is run for real; then it is too large
+        # reads its values, so it runs with real tensors; then it is too large
         pytest.param(
             FORWARD.format(does="x = x if x.sum().item() > 9 else x + torch.ones(2**38).sum()"),
             id="tensor",
@@ -164,7 +164,7 @@ def test_a_model_that_needs_more_memory_than_there_is(
         ),
     ],
 )
-def test_a_model_that_is_none_or_ends_its_process(
+def test_a_model_that_is_missing_or_ends_its_process(
     home: Path, tmp_path: Path, code: str, says: str
 ) -> None:
     _refused(_extract(tmp_path, code), says)
@@ -175,21 +175,21 @@ def test_a_model_that_is_none_or_ends_its_process(
     "name", ["TRAINWRIGHT_EXTRACT_TIMEOUT_S", "TRAINWRIGHT_EXTRACT_MEMORY_GIB"]
 )
 @pytest.mark.parametrize("value", ["0", "-3", "soon", "nan", "inf"])
-def test_a_limit_that_is_none(home: Path, tmp_path: Path, name: str, value: str) -> None:
+def test_an_invalid_limit(home: Path, tmp_path: Path, name: str, value: str) -> None:
     _refused(
         _extract(tmp_path, LINEAR, **{name: value}),
         f"{name}: got '{value}'; allowed: a number above 0",
     )
 
 
-def test_what_a_models_error_says_can_not_steer_the_terminal(tmp_path: Path) -> None:
+def test_a_models_error_can_not_send_control_codes_to_the_terminal(tmp_path: Path) -> None:
     done = _extract(tmp_path, "def build_model(): raise ValueError('a\\x1b[31mb\\x07')")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert done.stderr.endswith("raised ValueError: a?[31mb?\n")
 
 
 @pytest.mark.parametrize("to_all", [False, True], ids=["the command", "its process group"])
-def test_a_command_that_is_told_to_end_leaves_nothing(tmp_path: Path, to_all: bool) -> None:
+def test_a_terminated_command_leaves_nothing(tmp_path: Path, to_all: bool) -> None:
     command = [
         *TRAINWRIGHT,
         "extract",
@@ -204,9 +204,7 @@ def test_a_command_that_is_told_to_end_leaves_nothing(tmp_path: Path, to_all: bo
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-def test_a_training_that_is_told_to_end_while_its_model_is_traced_is_interrupted(
-    tmp_path: Path, home: Path
-) -> None:
+def test_a_training_stopped_during_the_trace_is_interrupted(tmp_path: Path, home: Path) -> None:
     _source(tmp_path, ENDLESS["built"])
     job = tmp_path / "job.json"
     job.write_text(
@@ -230,7 +228,7 @@ def test_a_training_that_is_told_to_end_while_its_model_is_traced_is_interrupted
 
 
 def _running() -> list[psutil.Process]:
-    """What the endless models have started."""
+    """The processes that the endless models have started."""
     every = psutil.process_iter(["cmdline"])
     return [one for one in every if SLEEP in (one.info["cmdline"] or ())]
 

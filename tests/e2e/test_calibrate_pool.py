@@ -1,4 +1,4 @@
-"""The DAG `calibrate_pool`, run by Airflow on the shipped pool and a GPU that is not here."""
+"""The DAG `calibrate_pool`, run by Airflow on the shipped pool and a missing GPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ print(json.dumps({"state": str(run.state), "tasks": tasks}))
 
 
 @pytest.mark.slow
-def test_each_device_type_is_one_task_the_cpu_is_measured_and_the_gpu_skipped(
+def test_each_device_type_is_one_task_which_measures_cpus_and_skips_gpus(
     stack: Path, tmp_path: Path
 ) -> None:
     from trainwright.infra.local import airflow_environment, ensure_airflow_db

@@ -1,4 +1,4 @@
-"""The DAG in an Airflow on PostgreSQL, Redis and Celery: what a run leaves and what it survives."""
+"""The DAG in an Airflow on PostgreSQL, Redis and Celery: its results, and what it survives."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ STEPS = {
 TASKS = STEPS | {"approve"}
 COMMIT_EVERY = 10
 LASTING = 20
-"""epochs of a training that something happens to: over a minute"""
+"""epochs of a training that is disturbed: over a minute"""
 HOLDS_ITS_SLOT = """
 from airflow.sdk import DAG
 from trainwright.dags.chain import RETRIES
@@ -75,13 +75,13 @@ class Site:
     _looked_at: Run | None = None
 
     def job(self, epochs: int, **fields: Any) -> Path:
-        """Write a job file; its name is the job's."""
+        """Write a job file, named after the job."""
         return write_job(self.folder / "jobs", f"job-{secrets.token_hex(4)}", epochs, **fields)
 
     def lasting_job(self) -> Path:
         """Write a job file of a long training, and open its run with the first steps done.
 
-        These are done once for all tests.
+        The first steps run once for all tests.
         """
         job = self.job(LASTING)
         run = doors.open_for(load_job(job), Holder("test", os.getpid()))
@@ -95,7 +95,7 @@ class Site:
         return job
 
     def trains(self, job: Path, where: str, commits: int = 2) -> Run:
-        """Wait until a job's run has committed so many checkpoints' steps, and goes on training."""
+        """Wait until a job's run has stored so many checkpoints and continues to train."""
 
         def committed() -> Run | None:
             assert self.api("GET", where)["state"] not in ("success", "failed"), self.api.states(
@@ -122,7 +122,7 @@ def _site(tmp_path_factory: pytest.TempPathFactory, _server: S3Access) -> Iterat
     }
     (folder / "pools" / "far.yaml").write_text(
         yaml.safe_dump(far)
-    )  # has nothing that could be calibrated here
+    )  # contains no device that could be calibrated here
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAINWRIGHT_HOME", str(home))
         patch.setenv("TRAINWRIGHT_S3_ENDPOINT", _server.endpoint)
@@ -151,14 +151,14 @@ def _site(tmp_path_factory: pytest.TempPathFactory, _server: S3Access) -> Iterat
 
 @pytest.fixture
 def site(_site: Site) -> Site:
-    """The stack with all its parts, whatever a test before has left."""
+    """The stack with all its parts running, whatever an earlier test did."""
     _site.stack.start(*AIRFLOW)
     return _site
 
 
 @dataclass
 class Watch:
-    """Who trains, looked at ten times a second while the block runs."""
+    """The training processes, sampled ten times a second inside the block."""
 
     most_launchers: int = 0
     most_of_a_rank: int = 0
@@ -187,7 +187,7 @@ class Watch:
 
 
 def ranks() -> list[tuple[str, int]]:
-    """The number of every rank that lives on this machine for this test's home, and its parent."""
+    """The living ranks of this test's home: number and parent process."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -203,19 +203,19 @@ def ranks() -> list[tuple[str, int]]:
 
 
 def steps_done(run: Run) -> int:
-    """How many steps rank 0 has finished, by its journal on this machine and the store."""
+    """The number of finished steps of rank 0, from its local journal and the store."""
     noted = [row for _, rows in Journals(run.work_folder()).parts(10**7) for row in rows]
     rows = [row for row in noted if row["rank"] == 0] + read_rows(run.objects, "steps-rank0")
     return 1 + max(row["step"] for row in rows)
 
 
 def device_leases() -> list[str]:
-    """Who holds devices."""
+    """The holders of devices."""
     return [lease.resource for lease in doors.ledger().held("device ")]
 
 
 def assert_whole(run: Run, epochs: int) -> None:
-    """The run is sealed, has every step once, and holds nothing any more."""
+    """Check that the run is sealed, has every step once, and holds no lease."""
     assert run.status().state == "success"
     assert verify(run).files
     steps = [row["step"] for row in read_rows(run.objects, "steps-rank0")]
@@ -224,7 +224,7 @@ def assert_whole(run: Run, epochs: int) -> None:
     assert ranks() == []
 
 
-def test_triggered_through_rest_every_task_succeeds_hands_on_small_json_and_being_late_is_told(
+def test_a_dag_triggered_through_rest_succeeds_with_small_xcoms_and_reports_a_missed_deadline(
     site: Site,
 ) -> None:
     job = site.job(2, queue_timeout="0s", objective={"minimize": "time", "deadline": "25s"})
@@ -250,7 +250,7 @@ def test_triggered_through_rest_every_task_succeeds_hands_on_small_json_and_bein
     assert "postgresql" in doors.settings().ledger_url
 
 
-def test_a_worker_lost_in_mid_training_costs_nothing_and_its_launcher_what_was_not_committed(
+def test_a_lost_worker_costs_nothing_and_a_lost_launcher_only_uncommitted_steps(
     site: Site,
 ) -> None:
     job = site.lasting_job()
@@ -263,7 +263,7 @@ def test_a_worker_lost_in_mid_training_costs_nothing_and_its_launcher_what_was_n
         until("training goes on", lambda: steps_done(run) > without_worker + COMMIT_EVERY)
         (launcher,) = watch.launchers
         committed = checkpoint.list_states(run.objects)[-1].step
-        psutil.Process(launcher).kill()  # its ranks end with it
+        psutil.Process(launcher).kill()  # its ranks end too
         reached = steps_done(run)
         assert site.api.ended(where) == "success", site.api.log(where, "train", 1)[-3000:]
     resumed = run.read(Result).resumed_from_step
@@ -281,11 +281,11 @@ def test_a_worker_lost_in_mid_training_costs_nothing_and_its_launcher_what_was_n
     assert resumed >= committed
     assert (
         lost <= COMMIT_EVERY + reached % COMMIT_EVERY
-    )  # the commit that is on its way to the store may be lost too
+    )  # a commit that is being uploaded may also be lost
     assert_whole(run, LASTING)
 
 
-def test_a_retry_attaches_to_the_training_that_a_killed_worker_has_started(site: Site) -> None:
+def test_a_retry_attaches_to_the_training_of_a_killed_worker(site: Site) -> None:
     job = site.lasting_job()
     until("the DAG is read", lambda: site.api.has_dag("holds_its_slot"))
     with Watch() as watch:
@@ -304,7 +304,7 @@ def test_a_retry_attaches_to_the_training_that_a_killed_worker_has_started(site:
     assert doors.ledger().held() == []
 
 
-def test_a_triggerer_killed_while_a_run_waits_and_a_scheduler_killed_while_it_trains_change_nothing(
+def test_a_killed_triggerer_and_a_killed_scheduler_do_not_disturb_a_run(
     site: Site,
 ) -> None:
     devices = [
@@ -333,7 +333,7 @@ def test_a_triggerer_killed_while_a_run_waits_and_a_scheduler_killed_while_it_tr
     assert_whole(run, LASTING)
 
 
-def test_a_training_marked_failed_is_gone_soon_cleared_goes_on_and_is_ended_without_a_triggerer_too(
+def test_a_training_marked_failed_ends_even_without_a_triggerer_and_resumes_when_cleared(
     site: Site,
 ) -> None:
     job = site.lasting_job()
@@ -361,7 +361,7 @@ def test_a_training_marked_failed_is_gone_soon_cleared_goes_on_and_is_ended_with
     site.api.reached(where, "train", "deferred")
     site.stack.kill(
         "triggerer"
-    )  # Airflow drops a trigger whose task was ended meanwhile: its on_kill is never called
+    )  # Airflow drops a trigger whose task has ended, and never calls its on_kill
     marked = time.monotonic()
     site.api.set_state(where, "train", "failed")
     until("the ranks are gone", lambda: not ranks())
@@ -443,7 +443,7 @@ def logged_in(api: AirflowClient, address: str) -> Iterator[Any]:
 
 
 def trigger_by_form(page: Any, fields: dict[str, str]) -> None:
-    """On a DAG's page: fill fields of its trigger form, and send it."""
+    """Fill in and send the trigger form on a DAG's page."""
     page.get_by_role("button", name="Trigger").first.click()
     for name, value in fields.items():
         page.locator(f"[name='element_{name}']").fill(value)

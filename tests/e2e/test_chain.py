@@ -30,7 +30,7 @@ TRAINWRIGHT = [sys.executable, "-m", "trainwright.tasks.cli.main"]
 
 @dataclass
 class Ended:
-    """A command that has ended."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -56,7 +56,7 @@ def trainwright(*args: str, **environment: str) -> Ended:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a job: digits on a small CNN and two unlike CPU devices, some fields changed."""
+    """Write a job with some fields changed: digits, a small CNN, two different CPU devices."""
 
     def write(name: str, **changes: Any) -> Path:
         values: dict[str, Any] = {
@@ -89,7 +89,7 @@ def leases() -> list[str]:
 
 
 def ours_left() -> list[str]:
-    """Processes of this test session that train or run Airflow (the S3 server stays)."""
+    """Training and Airflow processes of this test session (the S3 server stays)."""
     found = []
     for process in psutil.process_iter(["cmdline", "environ"]):
         words = " ".join(process.info["cmdline"] or [])
@@ -101,7 +101,7 @@ def ours_left() -> list[str]:
 
 
 def losses(run: Run) -> list[tuple[int, float]]:
-    """Step and global loss, as rank 0 saw them."""
+    """Step and global loss, as recorded by rank 0."""
     rows = []
     for item in run.objects.list("metrics/steps-rank0-"):
         local = run.work_folder() / "read.parquet"
@@ -174,7 +174,7 @@ def test_a_job_becomes_a_sealed_analysed_model_and_a_replay_has_the_same_losses(
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_keeps_its_checkpoint_and_goes_on_and_a_second_runner_is_refused(
+def test_an_interrupted_run_resumes_from_its_checkpoint_and_a_second_runner_is_refused(
     stack: Path, job: Callable[..., Path]
 ) -> None:
     path = job("stopped", train={"epochs": 60, "checkpoint": {"every_steps": 30}})
@@ -217,7 +217,7 @@ def wait_for_checkpoint(name: str, process: subprocess.Popen[str]) -> Run:
     raise AssertionError("no checkpoint was written")
 
 
-def test_rejected_data_stops_the_run_before_anything_is_allocated(
+def test_rejected_data_stops_the_run_before_the_allocation(
     stack: Path, job: Callable[..., Path], tmp_path: Path
 ) -> None:
     rows = "\n".join(f"{n},{n % 7},{'' if n == 13 else n % 3},{'ab'[n % 2]}" for n in range(60))
@@ -243,7 +243,7 @@ def test_rejected_data_stops_the_run_before_anything_is_allocated(
 
 
 @pytest.mark.slow
-def test_an_impossible_deadline_ends_with_3_and_leaves_no_lease(
+def test_an_impossible_deadline_exits_with_3_and_leaves_no_lease(
     stack: Path, job: Callable[..., Path]
 ) -> None:
     ended = trainwright("run", str(job("hurried", objective={"deadline": "1s"})), "--json")

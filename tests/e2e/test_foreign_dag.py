@@ -1,4 +1,4 @@
-"""The README's example of our operators in somebody else's DAG, run as it stands there."""
+"""Runs the README's example of our operators in a user's DAG, unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our operators in users' DAGs, a gate, sizing for a stock operator, three models, functions."""
+"""Our operators in users' DAGs: a gate, sizing for a stock operator, three models, functions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def run_dags(file: str, home: Path, variables: dict[str, str], *names: str) -> d
 
 
 def held(runs: list[Run]) -> list[str]:
-    """What these runs still hold, and every device that anybody holds."""
+    """The leases of these runs, and all leases on devices."""
     ours = {run.uri for run in runs}
     return [
         lease.resource
@@ -87,7 +87,7 @@ def job(folder: Path) -> dict[str, Any]:
     }
 
 
-def test_a_gate_lets_good_data_through_and_holds_bad_data_back(stack: Path, tmp_path: Path) -> None:
+def test_a_validation_gate_passes_good_data_and_stops_bad_data(stack: Path, tmp_path: Path) -> None:
     data = tmp_path / "data.csv"
     data.write_text(
         "a,label\n" + "\n".join(f"{random.random():.3f},{i % 2}" for i in range(60)) + "\n"
@@ -114,7 +114,7 @@ def test_a_gate_lets_good_data_through_and_holds_bad_data_back(stack: Path, tmp_
     }
 
 
-def test_estimate_and_allocate_feed_a_stock_operator_and_the_devices_are_given_back(
+def test_estimate_and_allocate_feed_a_stock_operator_and_the_devices_are_released(
     stack: Path, tmp_path: Path
 ) -> None:
     cnn = POOL.parents[1] / "jobs" / "cnn.py"
@@ -126,9 +126,7 @@ def test_estimate_and_allocate_feed_a_stock_operator_and_the_devices_are_given_b
     assert doors.ledger().held("device ") == []
 
 
-def test_three_models_are_trained_on_data_that_another_task_made(
-    stack: Path, tmp_path: Path
-) -> None:
+def test_three_models_are_trained_on_another_tasks_data(stack: Path, tmp_path: Path) -> None:
     out = tmp_path / "made.csv"
     found = run_dags(
         "three_models.py",
@@ -151,7 +149,7 @@ def test_three_models_are_trained_on_data_that_another_task_made(
     assert held(runs) == []
 
 
-def test_functions_name_the_data_to_check_and_make_the_jobs_to_train(
+def test_decorated_functions_return_the_data_to_check_and_the_jobs_to_train(
     stack: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "made.csv"

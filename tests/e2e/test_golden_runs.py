@@ -1,7 +1,7 @@
-"""Small trainings have the losses, splits, metrics and checkpoints that were recorded.
+"""Small trainings reproduce the recorded losses, splits, metrics and checkpoints.
 
-Compared to the last digit if the recording was made with this machine's processor and this version
-of torch, else within a relative 1e-3 (see `golden.py`, which records anew).
+The comparison is exact if the recording was made with this machine's processor and this version of
+torch, else within a relative 1e-3 (see `golden.py`, which makes the recordings).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ JOINT = ["step", "epoch", "loss", "learning_rate", "noise_scale"]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Outside:
-    """One home for all of the file: what is measured of this machine once holds for all."""
+    """One home for all tests of this file, so that this machine is measured once."""
     return prepared(tmp_path_factory.mktemp("golden") / "place")
 
 
@@ -39,18 +39,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Outside:
     "case",
     [pytest.param(one, id=one.name, marks=[pytest.mark.slow] * one.slow) for one in CASES],
 )
-def test_a_training_is_as_it_was_recorded(place: Outside, case: Case) -> None:
+def test_a_training_matches_its_recording(place: Outside, case: Case) -> None:
     before, exact = recorded(case.name)
     assert differences(before, trained(place, case), exact=exact) == []
 
 
-def test_a_learning_rate_is_searched_as_it_was_recorded(place: Outside) -> None:
+def test_a_learning_rate_search_matches_its_recording(place: Outside) -> None:
     before, exact = recorded(SEARCH.name)
     assert differences(before, searched(place), exact=exact) == []
 
 
-def test_an_interrupted_training_goes_on_to_the_same_losses(place: Outside) -> None:
-    """Ctrl-C after a checkpoint, and the same command again: each step is there once."""
+def test_an_interrupted_training_resumes_with_the_same_losses(place: Outside) -> None:
+    """Ctrl-C after a checkpoint, then the same command again: each step occurs once."""
     before, exact = recorded(MOMENTUM.name)
     again = command(place, replace(MOMENTUM, devices=SLOW), "interrupted")
     with place.started(*again, "--json") as process:
@@ -74,14 +74,14 @@ def test_an_interrupted_training_goes_on_to_the_same_losses(place: Outside) -> N
     assert now["checkpoints"]["step"][-1] == before["result"]["steps"]
 
 
-def test_a_replay_has_the_losses_of_the_run_that_is_replayed(place: Outside) -> None:
-    """The replay takes the plan and the splits that an adaptive training came to."""
+def test_a_replay_has_the_losses_of_the_replayed_run(place: Outside) -> None:
+    """The replay uses the plan and the splits of an adaptive training."""
     devices = ({"type": "emulated", "speed": 1.0}, {"type": "emulated", "speed": 0.25})
     train = {**MOMENTUM.train, "adaptive_split": True}
     case = replace(MOMENTUM, devices=devices, split=(48, 48), train=train)
     first = folder_of(place.done(*command(place, case, "replayed"))["run"])
     events = read(first / "result.json")["split_events"]
-    assert events  # the devices are so unlike that the split changes
+    assert events  # the devices differ so much that the split changes
     job = str(place.folder / "replayed.yaml")
     again = place.done("run", job, "--replay", first.as_uri())
     second = folder_of(again["run"])
@@ -99,8 +99,8 @@ def test_a_replay_has_the_losses_of_the_run_that_is_replayed(place: Outside) -> 
     assert {"manifest.json", "model", "report"} <= {path.name for path in second.iterdir()}
 
 
-def test_a_recording_is_compared_to_the_last_digit_or_nearly() -> None:
-    """The comparison itself sees a digit, a missing figure and another type."""
+def test_recordings_are_compared_exactly_or_within_a_tolerance() -> None:
+    """The comparison detects another digit, a missing figure and another type."""
     before = {"steps": {"loss": [1.0, 2.0], "accuracy": [0.5]}, "kept": [1, None]}
     near = {"steps": {"loss": [1.0, 2.001], "accuracy": [0.505]}, "kept": [1, None]}
     assert differences(before, before, exact=True) == []

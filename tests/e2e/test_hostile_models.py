@@ -13,7 +13,7 @@ import pytest
 from command_line import TRAINWRIGHT, run
 from hostile_models import ATTACKS, HEAD, LEFT_BEHIND, MEMORY_BYTES, SECRET, Attack, probing
 
-# In a user namespace that permits no further one, the kernel refuses them to the sandbox.
+# In a user namespace that permits no further ones, the kernel refuses the sandbox's.
 WITHOUT_NAMESPACES = [
     *("unshare", "--user", "--map-root-user", "sh", "-c"),
     'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"',
@@ -43,7 +43,7 @@ def _left_behind() -> list[psutil.Process]:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A folder of the user's that no model has to do with."""
+    """A folder of the user that models must not access."""
     (tmp_path / "outside").mkdir()
     return tmp_path / "outside"
 
@@ -71,7 +71,7 @@ def test_a_model_reaches_nothing_outside_its_sandbox(
     assert ("weaker protection" in done.stderr) == bool(protection)
 
 
-def test_without_namespaces_the_kernel_keeps_files_from_code_that_gets_around_the_audit_hook(
+def test_without_namespaces_landlock_protects_files_from_code_that_bypasses_the_audit_hook(
     outside: Path, tmp_path: Path
 ) -> None:
     (outside / "credentials").write_text(SECRET)
@@ -79,8 +79,8 @@ def test_without_namespaces_the_kernel_keeps_files_from_code_that_gets_around_th
 import _posixsubprocess
 command = [b"/bin/sh", b"-c", b"cat {outside}/credentials; echo x > {outside}/written"]
 read, write = os.pipe()
-_posixsubprocess.fork_exec(command, [b"/bin/sh"], True, (), None, None, -1, -1, -1, -1, -1, -1, read,
-    write, False, False, 0, None, None, None, -1, None, False)
+_posixsubprocess.fork_exec(command, [b"/bin/sh"], True, (), None, None, -1, -1, -1, -1, -1, -1,
+    read, write, False, False, 0, None, None, None, -1, None, False)
 os.wait()
 os._exit(5)
 """
@@ -91,7 +91,7 @@ os._exit(5)
     assert not (outside / "written").exists()
 
 
-def test_without_namespaces_the_disk_is_not_filled_either(tmp_path: Path) -> None:
+def test_without_namespaces_the_disk_limit_holds_too(tmp_path: Path) -> None:
     attack = ATTACKS["fills the disk"]
     (tmp_path / "temporary").mkdir()
     done = subprocess.run(
@@ -107,7 +107,7 @@ def test_without_namespaces_the_disk_is_not_filled_either(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())
-def test_an_attack_is_contained_and_told_in_one_line(
+def test_an_attack_is_contained_and_reported_in_one_line(
     attack: Attack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "temporary").mkdir()

@@ -17,7 +17,7 @@ CNN = Path(__file__).parents[2] / "dags" / "jobs" / "cnn.py"
 
 
 def cli(*words: str) -> tuple[int, dict[str, Any], str]:
-    """Exit code, document and what was said on standard error."""
+    """Exit code, document and standard error."""
     command = [sys.executable, "-m", "trainwright.tasks.cli.main", *words, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode, json.loads(done.stdout), done.stderr

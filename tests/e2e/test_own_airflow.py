@@ -1,4 +1,4 @@
-"""The guide's "In an Airflow of your own", command by command; only a connection names the store."""
+"""Runs the guide's "In an Airflow of your own"; only a connection names the store."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def commands(jobs: Path, access: S3Access) -> list[str]:
-    """The section's commands, with this test's own values for the guide's."""
+    """The section's commands, with this test's values in place of the guide's."""
     (block,) = blocks(section(GUIDE, "In an Airflow of your own"), "console")
     said = [line.removeprefix("$ ") for line in block.splitlines()]
-    said = [line for line in said if "my_ledger" not in line]  # left out: a file, for one machine
+    said = [
+        line for line in said if "my_ledger" not in line
+    ]  # omitted: the ledger in a file, for one machine
     text = "\n".join(said)
     for theirs, ours in (
         ("/opt/jobs", str(jobs)),
@@ -46,7 +48,7 @@ def commands(jobs: Path, access: S3Access) -> list[str]:
 
 @pytest.fixture
 def access(_server: S3Access) -> S3Access:
-    """The S3 server, of which the environment knows nothing."""
+    """An S3 server that the environment does not name."""
     return _server
 
 
@@ -57,7 +59,7 @@ def airflow(
     """`airflow standalone`, started by a shell after the guide's commands."""
     home = tmp_path / "home"
     (home / "airflow" / "secrets").mkdir(parents=True)
-    for name in ("calibrations", "links"):  # this machine was measured before
+    for name in ("calibrations", "links"):  # reuse this machine's measurements
         (home / name).symlink_to(_made_once / name)
     monkeypatch.setenv("TRAINWRIGHT_HOME", str(home))
     password_file(home).write_text(json.dumps({USER: secrets.token_urlsafe(15)}))
@@ -91,7 +93,7 @@ def airflow(
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Path:
-    """A folder of job files, whose model and pool lie elsewhere."""
+    """A folder of job files with model and pool in another folder."""
     folder = tmp_path / "jobs"
     folder.mkdir()
     job = {
@@ -106,7 +108,7 @@ def jobs(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_whole_run_keeps_everything_in_the_store_of_the_connection_and_its_key_nowhere(
+def test_a_run_stores_everything_in_the_connections_store_and_its_key_nowhere(
     airflow: AirflowClient, tmp_path: Path, access: S3Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     until("the job has its DAG", lambda: airflow.has_dag("retrain_mine"), 240)

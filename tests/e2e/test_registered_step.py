@@ -1,4 +1,4 @@
-"""The example step of architecture.md, installed as a package: run, DAG, show and page have it."""
+"""The example step of architecture.md, installed as a package, in run, DAG, show and page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ print("WIRED", json.dumps(wired))
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example, installed as a package for the processes that the test starts."""
+    """The example, installed as a package for the test's child processes."""
     folder = tmp_path / "acme"
     modules = {
         "line_count": example(ARCHITECTURE, "a step"),
@@ -44,7 +44,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wired() -> Any:
-    """The tasks of the DAG `retrain`: class, and what follows."""
+    """The tasks of the DAG `retrain`: class, and downstream tasks."""
     printed = subprocess.run(
         [sys.executable, "-c", WIRED], capture_output=True, text=True, check=True
     ).stdout

@@ -1,4 +1,4 @@
-"""The DAG in a whole Airflow (API server, scheduler, DAG processor, triggerer), started by REST."""
+"""The DAG in a complete Airflow (API server, scheduler, DAG processor, triggerer), via REST."""
 
 from __future__ import annotations
 
@@ -55,13 +55,11 @@ def api(stack: Path) -> Iterator[Any]:
     password = json.loads(password_file(stack).read_text())["admin"]
     token = call("POST", "/auth/token", {"username": "admin", "password": password})["access_token"]
     yield lambda method, path, body=None: call(method, path, body, token)
-    stop_airflow(stack)  # not the S3 server: it is the whole session's
+    stop_airflow(stack)  # not the S3 server, which the whole session shares
 
 
 @pytest.mark.slow
-def test_the_dag_triggered_through_rest_ends_in_success_with_every_operator_ours(
-    api: Any, tmp_path: Path
-) -> None:
+def test_the_dag_triggered_through_rest_succeeds(api: Any, tmp_path: Path) -> None:
     job = {
         "name": "by-rest",
         "pool": str(DAGS / "pools" / "two-cpus.yaml"),

@@ -1,4 +1,4 @@
-"""A whole Airflow loses its scheduler, workers and triggerer while a run trains."""
+"""A complete Airflow loses its scheduler, workers and triggerer during a training."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def airflow(stack: Path) -> Iterator[AirflowClient]:
 
 
 def kill(home: Path, *names: str) -> None:
-    """End these parts of Airflow and all that they started, without a warning."""
+    """Kill these parts of Airflow and all their children."""
     for service in airflow_services(home):
         if service.name in names:
             for process in service.processes():
@@ -61,7 +61,7 @@ def log_of(airflow: AirflowClient, where: str, task: str) -> str:
     return str(airflow("GET", f"{where}/taskInstances/{task}/logs/1?full_content=true"))
 
 
-def test_training_goes_on_without_airflow_and_a_task_marked_failed_stops_it(
+def test_training_continues_without_airflow_and_a_task_marked_failed_stops_it(
     airflow: AirflowClient, stack: Path, tmp_path: Path
 ) -> None:
     where = airflow.start(job=str(write_job(tmp_path, "lasting", 5000)))
@@ -88,8 +88,8 @@ def test_training_goes_on_without_airflow_and_a_task_marked_failed_stops_it(
     assert background.launcher(run) == launcher
     assert set(processes) <= set(
         ranks(run)
-    )  # a rank may have begun to write its checkpoints in a process of its own
-    # Airflow hands a lost triggerer's triggers over when its last heartbeat is half a minute old.
+    )  # a rank may have started a separate process that writes its checkpoints
+    # Airflow moves a lost triggerer's triggers when its last heartbeat is half a minute old.
     relayed = (run.work_folder() / "relayed.json").stat().st_mtime_ns
     until(
         "it is followed again",

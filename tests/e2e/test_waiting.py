@@ -1,4 +1,4 @@
-"""Waiting for devices in a whole Airflow: deferred, without a slot; revoking loses no step."""
+"""Waiting for devices in a complete Airflow: deferred, without a slot; preemption loses no step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def airflow(stack: Path) -> Iterator[AirflowClient]:
         yield api
 
 
-def test_a_run_waits_deferred_and_goes_on_and_a_revoked_training_loses_no_step(
+def test_a_deferred_run_waits_and_continues_and_a_preempted_training_loses_no_step(
     airflow: AirflowClient, tmp_path: Path
 ) -> None:
     devices = [device.resource for device in load_pool(str(write_pool(tmp_path))).devices()]
@@ -40,7 +40,7 @@ def test_a_run_waits_deferred_and_goes_on_and_a_revoked_training_loses_no_step(
     with Heartbeat(doors.ledger(), "test", devices, holder=me.name, token=token):
         low = airflow.start(job=str(write_job(tmp_path, "low", EPOCHS)))
         airflow.reached(low, "allocate", "deferred")
-        time.sleep(8)  # longer than between two looks
+        time.sleep(8)  # longer than the polling interval
         assert airflow.state(low, "allocate") == "deferred"
         slots = airflow("GET", "/api/v2/pools/default_pool")
         assert (slots["occupied_slots"], slots["running_slots"], slots["queued_slots"]) == (0, 0, 0)
@@ -54,7 +54,7 @@ def test_a_run_waits_deferred_and_goes_on_and_a_revoked_training_loses_no_step(
         lambda: (found := run_of("low")) and files.list_states(found.objects) and found,
     )
 
-    # The rival has a higher priority and asks at once: a second DAG run would come too late.
+    # The rival has a higher priority and requests devices at once; a second DAG run would be late.
     def asked() -> str:
         queue.look("rival", me, devices, len(devices), priority=5)
         return low_run.status().state
@@ -69,7 +69,7 @@ def test_a_run_waits_deferred_and_goes_on_and_a_revoked_training_loses_no_step(
         assert low_run.status().state == "interrupted"
         assert (
             airflow.state(low, "train") == "deferred"
-        )  # no worker's slot while it trains, nor while it waits
+        )  # no worker slot during training or waiting
     doors.ledger().release("rival", devices, token=rival)
     until("low is done", lambda: airflow("GET", low)["state"] in ("success", "failed"))
     assert airflow("GET", low)["state"] == "success"

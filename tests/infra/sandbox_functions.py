@@ -1,4 +1,4 @@
-"""Functions that tests run in a sandbox. Its server imports this module; it loads nothing heavy."""
+"""Functions that tests run in a sandbox. The server imports this module, so it must stay light."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 
 def echo(request: dict[str, Any]) -> str:
-    """The request."""
+    """Return the request."""
     return json.dumps(request)
 
 
 def use_lazily(_: dict[str, Any]) -> str:
-    """Whether a module was there before this function imported it."""
+    """Whether a module was loaded before this function imported it."""
     import sys
 
     known = "colorsys" in sys.modules
@@ -27,7 +27,7 @@ def use_lazily(_: dict[str, Any]) -> str:
 
 
 def describe(_: dict[str, Any]) -> str:
-    """What the process sees of itself."""
+    """The process's view of itself."""
     path = Path(tempfile.mkdtemp()) / "file"
     path.write_text("written")
     seen = {
@@ -52,7 +52,7 @@ def sleep(request: dict[str, Any]) -> str:
 
 
 def print_and_wait(_: dict[str, Any]) -> str:
-    """Print two lines, and go on for long."""
+    """Print two lines, and continue for a long time."""
     print("first\nlast", flush=True)  # noqa: T201
     time.sleep(100)
     return ""

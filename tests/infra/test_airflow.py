@@ -1,4 +1,4 @@
-"""The embedded Airflow: its own settings and secrets, on the loopback address, no process left."""
+"""The embedded Airflow: its settings and secrets, the loopback address, clean shutdown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from trainwright.infra.airflow import airflow_services, password_file
 DAGS = Path(__file__).parents[2] / "dags"
 
 
-def test_settings_name_the_dags_the_loopback_address_and_secrets_that_stay(tmp_path: Path) -> None:
+def test_settings_contain_the_dags_folder_the_loopback_address_and_stable_secrets(
+    tmp_path: Path,
+) -> None:
     first = local.airflow_environment(tmp_path, DAGS)
     assert first["AIRFLOW_HOME"] == str(tmp_path / "airflow")
     assert first["AIRFLOW__CORE__DAGS_FOLDER"] == str(DAGS)
@@ -41,7 +43,7 @@ def test_secrets_are_in_private_files(tmp_path: Path) -> None:
         assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_database_is_made_once_for_a_version(tmp_path: Path) -> None:
+def test_the_database_is_migrated_once_per_version(tmp_path: Path) -> None:
     local.ensure_airflow_db(tmp_path, DAGS)
     database = tmp_path / "airflow" / "airflow.db"
     with sqlite3.connect(database) as connection:
@@ -55,7 +57,7 @@ def test_the_database_is_made_once_for_a_version(tmp_path: Path) -> None:
     assert not (tmp_path / "airflow" / "migrate.log").exists()
 
 
-def test_a_database_that_cant_be_made_is_an_error_that_names_its_log(tmp_path: Path) -> None:
+def test_a_failed_migration_is_an_error_that_names_its_log(tmp_path: Path) -> None:
     local.airflow_environment(tmp_path, DAGS)
     (tmp_path / "airflow" / "airflow.db").mkdir()
     with pytest.raises(OSError, match=r"airflow db migrate ended with 1 \(log: .*migrate\.log\)"):
@@ -90,7 +92,7 @@ def listening_elsewhere(pids: list[int]) -> list[str]:
         for link in Path(f"/proc/{pid}/fd").iterdir():
             try:
                 inodes.add(link.readlink().as_posix())
-            except FileNotFoundError:  # closed meanwhile
+            except FileNotFoundError:  # just closed
                 continue
     lines = [
         line.split()
@@ -105,7 +107,7 @@ def listening_elsewhere(pids: list[int]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_up_serves_a_login_on_the_loopback_address_again_is_quick_and_down_leaves_no_process(
+def test_up_serves_a_login_on_the_loopback_address_is_fast_when_repeated_and_down_leaves_no_process(
     tmp_path: Path,
 ) -> None:
     said: list[str] = []

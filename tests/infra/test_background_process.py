@@ -1,4 +1,4 @@
-"""Background processes: they outlive their starter, are found again, end with all they started."""
+"""Background processes: they outlive their starter, are recognised, and end with descendants."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEAF = [
     "-c",
     "import signal, time; signal.signal(15, signal.SIG_IGN); print('up'); time.sleep(600)",
 ]
-# One child in the same session, one in a session of its own, one whose parent is gone.
+# One child in the same session, one in another session, one without its parent.
 FAMILY = """
 import subprocess, sys, time
 sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -49,7 +49,7 @@ def says_up(sleeper: BackgroundProcess) -> bool:
     return sleeper.last_line() == "up"
 
 
-def test_a_process_outlives_its_starter_and_is_known_again(sleeper: BackgroundProcess) -> None:
+def test_a_process_outlives_its_starter_and_is_recognised(sleeper: BackgroundProcess) -> None:
     code = (
         "import sys; from pathlib import Path\n"
         "from trainwright.infra.background_process import BackgroundProcess\n"
@@ -61,7 +61,7 @@ def test_a_process_outlives_its_starter_and_is_known_again(sleeper: BackgroundPr
     assert psutil.Process(pid).is_running()
 
 
-def test_stop_ends_all_that_a_process_started(sleeper: BackgroundProcess) -> None:
+def test_stop_ends_a_process_and_its_descendants(sleeper: BackgroundProcess) -> None:
     sleeper.start([sys.executable, "-c", FAMILY], {})
     wait_until(lambda: says_up(sleeper), [sleeper], timeout_s=30)
     family = sleeper.processes()
@@ -71,7 +71,7 @@ def test_stop_ends_all_that_a_process_started(sleeper: BackgroundProcess) -> Non
     assert sleeper.pid() is None
 
 
-def test_what_a_killed_service_left_behind_is_found_and_ended(sleeper: BackgroundProcess) -> None:
+def test_processes_left_by_a_killed_service_are_found_and_ended(sleeper: BackgroundProcess) -> None:
     sleeper.start([sys.executable, "-c", FAMILY], {})
     wait_until(lambda: says_up(sleeper), [sleeper], timeout_s=30)
     family = sleeper.processes()
@@ -85,7 +85,9 @@ def test_what_a_killed_service_left_behind_is_found_and_ended(sleeper: Backgroun
     assert alive(family) == []
 
 
-def test_a_process_deaf_to_sigterm_is_killed_after_the_grace(sleeper: BackgroundProcess) -> None:
+def test_a_process_that_ignores_sigterm_is_killed_after_the_grace_period(
+    sleeper: BackgroundProcess,
+) -> None:
     sleeper.start(["env", "PYTHONUNBUFFERED=1", *DEAF], {})
     wait_until(lambda: says_up(sleeper), [sleeper], timeout_s=30)
     stop([sleeper], grace_s=0.5)
@@ -101,7 +103,7 @@ def test_a_recycled_process_id_is_not_taken_for_the_process(sleeper: BackgroundP
         other.kill()
 
 
-def test_a_process_that_ends_while_it_starts_is_an_error_with_its_last_line(
+def test_a_process_that_ends_during_its_start_is_an_error_with_its_last_line(
     sleeper: BackgroundProcess,
 ) -> None:
     sleeper.start([sys.executable, "-c", "raise SystemExit('no such option: -x')"], {})
@@ -109,7 +111,7 @@ def test_a_process_that_ends_while_it_starts_is_an_error_with_its_last_line(
         wait_until(lambda: False, [sleeper], timeout_s=30)
 
 
-def test_a_process_that_never_is_ready_is_a_timeout_that_names_its_logs(
+def test_a_process_that_is_never_ready_is_a_timeout_that_names_its_logs(
     sleeper: BackgroundProcess,
 ) -> None:
     sleeper.start(SLEEPS, {})

@@ -1,4 +1,4 @@
-"""The distributions: the wheel holds only trainwright, and the source distribution builds it."""
+"""The distributions: the wheel contains only trainwright, and the sdist builds it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_wheel_has_no_other_top_level_module(built: Path, names: set[str]) -
     assert {name.split("/")[1] for name in names if name.startswith("trainwright/")} == set(PARTS)
 
 
-def test_the_wheel_holds_every_module_and_every_file_that_is_not_python(names: set[str]) -> None:
+def test_the_wheel_contains_every_module_and_data_file(names: set[str]) -> None:
     shipped = {".py", ".yaml", ".typed", ".lock", ".html", ".css", ".js"}
     for part in PARTS:
         for path in (ROOT / part).rglob("*"):
@@ -55,7 +55,7 @@ def test_the_wheel_holds_every_module_and_every_file_that_is_not_python(names: s
     assert "trainwright/infra/requirements.lock" in names
 
 
-def test_the_wheel_gives_the_command_and_the_provider_and_carries_the_licence(
+def test_the_wheel_contains_the_command_the_provider_and_the_licence(
     built: Path, names: set[str]
 ) -> None:
     (wheel,) = built.glob("*.whl")

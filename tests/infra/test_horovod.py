@@ -1,4 +1,4 @@
-"""Horovod's wheel is kept for each torch and Python, and what its build lacks is named."""
+"""Horovod's wheel is cached for each torch and Python, and missing build tools are named."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from trainwright.infra import horovod
 
 
-def test_the_wheel_is_kept_by_versions_of_horovod_torch_and_python(
+def test_the_wheel_is_cached_by_versions_of_horovod_torch_and_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -24,18 +24,18 @@ def test_the_wheel_is_kept_by_versions_of_horovod_torch_and_python(
     assert f"cp{sys.version_info.major}{sys.version_info.minor}" in cache.name
 
 
-def test_a_kept_wheel_is_taken_without_building(
+def test_a_cached_wheel_is_used_without_building(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("PATH", "")  # nothing to build with
+    monkeypatch.setenv("PATH", "")  # no build tools
     kept = horovod.wheel_cache() / f"horovod-{horovod.VERSION}-cp311-cp311-linux_x86_64.whl"
     kept.parent.mkdir(parents=True)
     kept.touch()
     assert horovod.wheel() == kept
 
 
-def test_missing_build_tools_are_named_before_anything_is_built(
+def test_missing_build_tools_are_named_before_the_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -48,7 +48,7 @@ def test_missing_build_tools_are_named_before_anything_is_built(
     assert not horovod.wheel_cache().exists()
 
 
-def test_the_compiler_wrapper_asks_for_the_standard_torch_needs(tmp_path: Path) -> None:
+def test_the_compiler_wrapper_sets_the_standard_that_torch_needs(tmp_path: Path) -> None:
     compiler = horovod.write_compiler(tmp_path)
     (tmp_path / "g++").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "g++").chmod(0o755)
@@ -58,7 +58,7 @@ def test_the_compiler_wrapper_asks_for_the_standard_torch_needs(tmp_path: Path) 
     assert done.stdout.strip() == "-std=gnu++20 -std=gnu++20 -O2 -DX=a b x.cc"
 
 
-def test_horovod_that_is_installed_is_left_alone() -> None:
+def test_an_installed_horovod_is_not_rebuilt() -> None:
     assert horovod.installed()
     done = subprocess.run(
         [sys.executable, "-m", "trainwright.infra.horovod"],

@@ -1,4 +1,4 @@
-"""A lock between processes: one holder, freed however it ends, kept by a child that inherits it."""
+"""A lock between processes: one holder, freed when it ends, kept by a child that inherits it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _holder(path: Path, seconds: float) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_second_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
+def test_a_lock_is_refused_until_its_holder_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with _holder(path, 600) as first:
         with pytest.raises(BlockingIOError), locked(path, wait=False):
@@ -42,7 +42,7 @@ def test_a_second_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_who_waits_has_it_once_it_is_given_back(tmp_path: Path) -> None:
+def test_a_waiting_process_gets_the_lock_when_it_is_released(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with _holder(path, 0.5) as first, locked(path, wait=True):
         with pytest.raises(BlockingIOError), locked(path, wait=False):
@@ -50,11 +50,11 @@ def test_who_waits_has_it_once_it_is_given_back(tmp_path: Path) -> None:
         assert first.wait(timeout=30) == 0
 
 
-def test_a_child_that_inherits_it_holds_it_on(tmp_path: Path) -> None:
+def test_a_child_that_inherits_the_lock_keeps_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with locked(path, wait=False) as descriptor:
         child = subprocess.Popen(["sleep", "600"], pass_fds=(descriptor,))
-        path.rename(tmp_path / "kept")  # as after a kill of ours, the file stays
+        path.rename(tmp_path / "kept")  # the file stays, as after a kill
     (tmp_path / "kept").rename(path)
     try:
         with pytest.raises(BlockingIOError), locked(path, wait=False):

@@ -1,4 +1,4 @@
-"""The limit of a container: cgroups of both versions, laid out in a folder as the kernel does."""
+"""The memory limit of a container, from a folder with cgroup files of both versions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _given(folder: Path, of_process: str, limits: dict[str, str]) -> int:
         ("4:memory,pids:/d\n0::/\n", {"memory/d/memory.limit_in_bytes": f"{8 * MIB}"}, 8 * MIB),
     ],
 )
-def test_the_least_limit_of_the_groups_a_process_is_in_counts(
+def test_the_lowest_limit_of_a_processs_cgroups_applies(
     of_process: str, limits: dict[str, str], least: int, tmp_path: Path
 ) -> None:
     assert _given(tmp_path, of_process, limits) == least
@@ -47,11 +47,11 @@ def test_the_least_limit_of_the_groups_a_process_is_in_counts(
         ("3:cpu:/\n", {"memory/memory.limit_in_bytes": "1"}),
     ],
 )
-def test_without_a_limit_of_its_own_it_is_the_machines_memory(
+def test_without_a_limit_the_machines_memory_applies(
     of_process: str, limits: dict[str, str], tmp_path: Path
 ) -> None:
     assert _given(tmp_path, of_process, limits) == psutil.virtual_memory().total
 
 
-def test_where_there_are_no_cgroups_it_is_the_machines_memory(tmp_path: Path) -> None:
+def test_without_cgroups_the_machines_memory_applies(tmp_path: Path) -> None:
     assert usable_memory_bytes(tmp_path, tmp_path / "none") == psutil.virtual_memory().total

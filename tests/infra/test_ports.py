@@ -1,4 +1,4 @@
-"""Free ports: each caller gets ports of its own until a server listens on them."""
+"""Free ports: each caller gets its own ports until a server listens on them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ def test_free_ports_keep_the_preferred_ones_only_while_all_are_free() -> None:
             assert first + 3 not in range(other, other + 4)
 
 
-def test_callers_at_the_same_time_get_different_ports_and_those_of_a_killed_process_are_free() -> (
-    None
-):
+def test_concurrent_callers_get_different_ports_and_those_of_a_killed_process_are_free() -> None:
     code = (
         "import sys, time\nfrom trainwright.infra.ports import free_ports\n"
         "with free_ports(4, int(sys.argv[1])) as first:\n"

@@ -8,7 +8,9 @@ from pathlib import Path
 from trainwright.infra.private_files import write_private
 
 
-def test_a_private_file_is_readable_by_its_owner_only_and_is_replaced_whole(tmp_path: Path) -> None:
+def test_a_private_file_is_readable_only_by_its_owner_and_is_replaced_atomically(
+    tmp_path: Path,
+) -> None:
     os.umask(0o022)
     write_private(tmp_path / "keys", "one")
     write_private(tmp_path / "keys", "two")

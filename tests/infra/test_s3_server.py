@@ -1,4 +1,4 @@
-"""The embedded S3 server: starts once, keeps data and keys, answers to its keys only."""
+"""The embedded S3 server: starts once, keeps data and keys, accepts only its keys."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def listening(pid: int) -> dict[int, str]:
     """The TCP ports on which a process listens, with the kernel's hexadecimal address."""
     inodes = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed since the folder was listed
+        with contextlib.suppress(FileNotFoundError):  # closed after the folder was listed
             inodes.add(link.readlink().as_posix())
     found = {}
     for table in ("tcp", "tcp6"):
@@ -103,7 +103,7 @@ def test_no_access_before_the_first_start(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_running_server_is_kept_also_by_starters_at_once(own_home: Path) -> None:
+def test_concurrent_starts_keep_one_running_server(own_home: Path) -> None:
     pid = s3_service(own_home).pid()
     code = (
         "import sys; from pathlib import Path; from trainwright.infra.s3_server import start_s3; "
@@ -124,7 +124,7 @@ def test_every_port_is_on_the_loopback_address_only(own_home: Path) -> None:
     assert set(ports.values()) == {"0100007F"}
 
 
-def test_no_port_gives_or_takes_data_without_the_keys(own_home: Path) -> None:
+def test_no_port_reads_or_writes_data_without_the_keys(own_home: Path) -> None:
     access = s3_access(own_home)
     store(access, "secret.txt", b"the-secret-content")
     pid = s3_service(own_home).pid()
@@ -150,19 +150,19 @@ def test_no_port_gives_or_takes_data_without_the_keys(own_home: Path) -> None:
                 assert response.status >= 400, (port, method, path)
                 assert b"the-secret-content" not in response.read()
             except (http.client.HTTPException, OSError):
-                continue  # a gRPC port: it hangs up
+                continue  # a gRPC port closes the connection
             finally:
                 connection.close()
     assert load(access, "secret.txt") == b"the-secret-content"
     assert [item.object_name for item in client(access).list_objects("bucket")] == ["secret.txt"]
 
 
-def test_an_object_of_many_pieces_comes_back_whole_and_in_part(own_home: Path) -> None:
+def test_a_multipart_object_can_be_read_in_whole_and_in_part(own_home: Path) -> None:
     access, data = s3_access(own_home), random.Random(0).randbytes((5 << 20) + 3)
     store(access, "large", data)
     sizes = piece_sizes(own_home)
     assert len([size for size in sizes if size >= 1 << 20]) == 5
-    assert max(sizes) < (1 << 20) + 100  # and what SeaweedFS notes with a piece
+    assert max(sizes) < (1 << 20) + 100  # plus SeaweedFS's metadata of a piece
     assert load(access, "large") == data
     begin, length = (2 << 20) - 7, (1 << 20) + 14
     response = client(access).get_object("bucket", "large", offset=begin, length=length)
@@ -173,7 +173,7 @@ def test_an_object_of_many_pieces_comes_back_whole_and_in_part(own_home: Path) -
         response.release_conn()
 
 
-def test_grpc_ports_want_the_servers_own_certificate(own_home: Path, tmp_path: Path) -> None:
+def test_grpc_ports_require_the_servers_certificate(own_home: Path, tmp_path: Path) -> None:
     port = s3_access(own_home).port
     weed = str(Path(sys.executable).parent / "weed")
     command = [
@@ -201,10 +201,10 @@ def test_grpc_ports_want_the_servers_own_certificate(own_home: Path, tmp_path: P
 
     store(s3_access(own_home), "seen.txt", b"x")
     assert "bucket" in listed(own_home / "s3", 60)
-    assert "bucket" not in listed(tmp_path, 5)  # it tries for ever
+    assert "bucket" not in listed(tmp_path, 5)  # the client retries for ever
 
 
-def test_secrets_are_in_private_files_and_in_no_log_argument_or_repr(own_home: Path) -> None:
+def test_secrets_are_only_in_private_files(own_home: Path) -> None:
     access, service = s3_access(own_home), s3_service(own_home)
     pid = service.pid()
     assert pid is not None
@@ -242,7 +242,7 @@ def test_acknowledged_objects_survive_kill_9_under_load(own_home: Path) -> None:
     assert {key: load(again, key) for key in acknowledged} == acknowledged
 
 
-def test_data_and_keys_survive_stop_and_a_taken_port_is_avoided(own_home: Path) -> None:
+def test_data_and_keys_survive_a_stop_and_an_occupied_port_is_avoided(own_home: Path) -> None:
     before = start_s3(own_home)
     store(before, "kept", b"kept")
     assert any(socket.exists() for socket in inner_sockets(before.port))

@@ -1,6 +1,6 @@
-"""The sandbox by itself: requests, limits, and what happens if one of its own processes is killed.
+"""The sandbox by itself: requests, limits, and kills of its own processes.
 
-What hostile code tries is in `tests/e2e/test_hostile_models.py`.
+`tests/e2e/test_hostile_models.py` tests hostile code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainwright.infra.sandbox.client import SandboxServer, message, scrubbed_en
 
 LIMITS = SandboxLimits(timeout_s=60, memory_bytes=2**30)
 SECONDS = "81818.5"
-"""how long a process in the sandbox sleeps, by which a test finds it from outside"""
+"""the sleep time of a process in the sandbox, by which a test finds it"""
 
 
 EARLIER: dict[str, list[psutil.Process]] = {"children": []}
@@ -34,18 +34,18 @@ EARLIER: dict[str, list[psutil.Process]] = {"children": []}
 
 @pytest.fixture(autouse=True)
 def _earlier(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The children that the process of these tests has already, such as the session's S3 server."""
+    """The children that the test process already has, such as the session's S3 server."""
     monkeypatch.setitem(EARLIER, "children", psutil.Process().children())
 
 
 def own_children() -> list[psutil.Process]:
-    """The children that this test has started."""
+    """The children of this test."""
     return [one for one in psutil.Process().children() if one not in EARLIER["children"]]
 
 
 @contextmanager
 def serving(function: str, **options: Any) -> Iterator[SandboxServer]:
-    """A server of a function of `sandbox_functions`."""
+    """A server for a function of `sandbox_functions`."""
     environment = scrubbed_environment() | {"PYTHONPATH": str(Path(__file__).parent)}
     name = f"sandbox_functions:{function}"
     with SandboxServer(name, environment=environment, **options) as server:
@@ -65,13 +65,13 @@ def _until(happened: Callable[[], object]) -> None:
 
 
 def _supervisor() -> psutil.Process:
-    """The process that supervises the sandbox of this test: the child of the only server."""
+    """The supervisor of this test's sandbox: the child of the only server."""
     (server,) = own_children()
     (supervisor,) = server.children()
     return supervisor
 
 
-def test_requests_are_answered_at_the_same_time_each_in_its_own_process() -> None:
+def test_concurrent_requests_run_in_separate_processes() -> None:
     with serving("echo") as server, ThreadPoolExecutor(4) as pool:
         assert server.wait_ready() == "own namespaces"
         requests = [{"number": number} for number in range(8)]
@@ -80,7 +80,7 @@ def test_requests_are_answered_at_the_same_time_each_in_its_own_process() -> Non
     assert {one.exit_code for one in outcomes} == {0}
 
 
-def test_a_sandbox_has_a_scrubbed_environment_a_folder_and_its_own_processes_only(
+def test_a_sandbox_has_a_scrubbed_environment_a_folder_and_only_its_own_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MY_TOKEN", "secret")
@@ -105,14 +105,14 @@ def test_a_file_can_be_read_only_if_the_request_may_read_it(tmp_path: Path) -> N
     assert "FileNotFoundError" in refused.last_line
 
 
-def test_what_a_warm_up_request_imports_is_there_for_the_others() -> None:
+def test_modules_imported_by_the_warm_up_request_are_ready_for_the_others() -> None:
     for warm_up, known in ((None, "False"), ({}, "True")):
         with serving("use_lazily", warm_up=warm_up) as server:
             server.wait_ready()
             assert server.ask({}, LIMITS).answer.decode() == f"colorsys: {known}"
 
 
-def test_without_protection_the_limits_hold_and_the_environment_is_the_given_one() -> None:
+def test_without_protection_the_limits_hold_and_the_environment_is_kept() -> None:
     with serving("describe", confined=False) as server:
         assert server.wait_ready() == "none"
         seen = json.loads(server.ask({}, LIMITS).answer)
@@ -142,7 +142,7 @@ def test_an_answer_that_is_too_large_is_stopped() -> None:
     assert (outcome.stopped_by, outcome.answer) == ("disk", b"")
 
 
-def test_a_function_that_can_not_be_imported_is_an_error_that_says_why() -> None:
+def test_a_function_that_can_not_be_imported_is_an_error_with_its_cause() -> None:
     with (
         SandboxServer("no_such_module:answer", environment=scrubbed_environment()) as server,
         pytest.raises(OSError, match=r"did not start: ModuleNotFoundError: .*no_such"),
@@ -150,7 +150,7 @@ def test_a_function_that_can_not_be_imported_is_an_error_that_says_why() -> None
         server.wait_ready()
 
 
-def test_a_server_that_is_killed_while_it_starts_is_an_error() -> None:
+def test_a_server_killed_during_its_start_is_an_error() -> None:
     with serving("echo") as server:
         (process,) = own_children()
         process.kill()
@@ -158,7 +158,7 @@ def test_a_server_that_is_killed_while_it_starts_is_an_error() -> None:
             server.wait_ready()
 
 
-def test_a_closed_connection_ends_what_works_on_its_request() -> None:
+def test_a_closed_connection_ends_the_work_on_its_request() -> None:
     with serving("sleep") as server:
         server.wait_ready()
         with server.connect() as connection:
@@ -168,7 +168,7 @@ def test_a_closed_connection_ends_what_works_on_its_request() -> None:
         _until(lambda: not _sleeping())
 
 
-def test_a_killed_supervisor_takes_the_sandbox_with_it_and_the_client_gets_an_error() -> None:
+def test_a_killed_supervisor_ends_the_sandbox_and_the_client_gets_an_error() -> None:
     with serving("sleep") as server, ThreadPoolExecutor(1) as pool:
         server.wait_ready()
         asked = pool.submit(server.ask, {"seconds": SECONDS}, LIMITS)
@@ -202,7 +202,7 @@ def test_a_closed_server_waits_until_its_sandboxes_have_ended() -> None:
         st.binary(),
     )
 )
-def test_an_outcome_is_read_as_it_was_written(outcome: Outcome) -> None:
+def test_an_outcome_survives_a_round_trip(outcome: Outcome) -> None:
     assert Outcome.from_bytes(outcome.to_bytes()) == outcome
 
 
@@ -226,5 +226,5 @@ def test_an_outcome_is_read_as_it_was_written(outcome: Outcome) -> None:
         (Outcome("none", exit_code=1, last_line="allocating"), "exit code 1: allocating"),
     ],
 )
-def test_a_failure_is_told_by_its_cause(outcome: Outcome, says: str) -> None:
+def test_a_failure_names_its_cause(outcome: Outcome, says: str) -> None:
     assert says in outcome.failure(LIMITS)

@@ -1,4 +1,4 @@
-"""What operators do with runs outside a DAG: a run folder, a ledger, Airflow's context."""
+"""Operators and their runs outside a DAG: a run folder, a ledger, Airflow's context."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ def context(run_id: str) -> Any:
     return {"dag_run": SimpleNamespace(dag_id="foreign", run_id=run_id)}
 
 
-def test_a_dag_that_trains_again_does_not_get_the_first_runs_model(
-    home: Path, tmp_path: Path
-) -> None:
+def test_a_dag_that_trains_twice_does_not_reuse_the_first_model(home: Path, tmp_path: Path) -> None:
     store = (tmp_path / "store").as_uri()
     job = _job(tmp_path)
     first = TrainOperator(task_id="train", job=job, store=store).open(context("first day")).run
@@ -58,13 +56,13 @@ def test_the_steps_of_one_dag_run_share_a_run(home: Path, tmp_path: Path) -> Non
     assert len(list(list_runs(store, doors.settings(), "small"))) == 1
 
 
-def test_an_operator_without_run_and_job_says_so(home: Path) -> None:
+def test_an_operator_without_run_and_job_is_refused(home: Path) -> None:
     with pytest.raises(BadInput, match="pass either `run` or `job`"):
         TrainOperator(task_id="train").open(context("day"))
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_a_run_that_ended_well_is_analysed_again_while_its_job_trains_and_its_status_stays(
+def test_a_successful_run_can_be_analysed_again_while_its_job_trains(
     home: Path, tmp_path: Path, damaged: bool
 ) -> None:
     run = sealed_run((tmp_path / "store").as_uri(), 1, 0.9)

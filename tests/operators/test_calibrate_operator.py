@@ -21,11 +21,11 @@ NO_CONTEXT: Any = {}
     ("device_type", "addresses", "says"),
     [
         ("nvidia-h200", ["localhost"], "this task does not measure GPUs"),
-        ("emulated", ["localhost"], "nothing to measure"),
+        ("emulated", ["localhost"], "configured, not measured"),
         ("cpu", ["10.0.0.7"], "at 10.0.0.7, not on this machine"),
     ],
 )
-def test_a_type_that_is_not_here_is_skipped_with_its_reason(
+def test_a_missing_device_type_is_skipped_with_a_reason(
     device_type: str, addresses: list[str], says: str, home: Path
 ) -> None:
     operator = CalibrateOperator(task_id="calibrate", device_type=device_type, addresses=addresses)
@@ -44,7 +44,7 @@ def test_a_type_that_is_not_here_is_skipped_with_its_reason(
         ({"store": "ftp://x"}, "bad_input: store: got 'ftp://x"),
     ],
 )
-def test_what_no_retry_can_mend_fails_at_once(
+def test_permanent_errors_fail_without_a_retry(
     options: dict[str, Any], says: str, home: Path, tmp_path: Path
 ) -> None:
     given = {"store": (tmp_path / "store").as_uri()} | options
@@ -52,7 +52,7 @@ def test_what_no_retry_can_mend_fails_at_once(
         CalibrateOperator(task_id="calibrate", **given).execute(NO_CONTEXT)
 
 
-def test_while_another_measures_the_same_it_is_left_to_a_retry(home: Path, tmp_path: Path) -> None:
+def test_a_concurrent_measurement_is_left_to_a_retry(home: Path, tmp_path: Path) -> None:
     path = cached(1, doors.settings())
     path.parent.mkdir(parents=True)
     operator = CalibrateOperator(task_id="calibrate", store=(tmp_path / "store").as_uri())

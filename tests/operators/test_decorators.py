@@ -1,6 +1,6 @@
-"""What TaskFlow functions pass to the operators, and what is refused.
+"""TaskFlow functions that pass input to the operators, and refused values.
 
-Whole DAGs of them run in tests/e2e/test_foreign_dags.py.
+tests/e2e/test_foreign_dags.py runs complete DAGs of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def operator(decorated: Any, *args: object, **kwargs: object) -> Any:
     return decorated(*args, **kwargs).operator
 
 
-def test_the_provider_names_the_decorators_and_their_functions_are_there() -> None:
+def test_the_providers_decorators_exist() -> None:
     named = {one["name"]: one["class-name"] for one in get_provider_info()["task-decorators"]}
     assert set(named) == {f"trainwright_{step.name}" for step in steps()}
     for name, where in named.items():
@@ -35,7 +35,7 @@ def test_the_provider_names_the_decorators_and_their_functions_are_there() -> No
         assert made.operator_class.custom_operator_name == f"@task.{name}"
 
 
-def test_data_that_a_function_names_is_checked_with_its_arguments_and_the_context(
+def test_a_function_returns_the_data_to_check_and_gets_its_arguments_and_the_context(
     home: Path, tmp_path: Path
 ) -> None:
     table = tmp_path / "r.csv"
@@ -54,7 +54,7 @@ def test_data_that_a_function_names_is_checked_with_its_arguments_and_the_contex
 @pytest.mark.parametrize(
     ("decorator", "allowed"), [(train_task, "or a job file's path"), (validate_task, "a mapping")]
 )
-def test_what_is_no_job_fails_at_once_and_says_what_was_returned(
+def test_a_return_value_that_is_not_a_job_fails_at_once_and_is_named(
     home: Path, decorator: Callable[..., Any], allowed: str, returned: object
 ) -> None:
     def mine() -> object:
@@ -66,7 +66,7 @@ def test_what_is_no_job_fails_at_once_and_says_what_was_returned(
         operator(decorator(mine)).execute(dict(CONTEXT))
 
 
-def test_a_job_that_is_wrong_is_told_by_its_field(home: Path) -> None:
+def test_a_wrong_job_is_reported_with_its_field(home: Path) -> None:
     def mine() -> dict[str, Any]:
         return {"name": "Not A Name", "data": {"uri": "builtin:digits"}}
 
@@ -82,7 +82,7 @@ def test_a_path_that_a_function_returns_is_a_job_file(home: Path, tmp_path: Path
         operator(train_task(mine)).execute(dict(CONTEXT))
 
 
-def test_a_template_in_what_a_function_returns_stays_text(home: Path) -> None:
+def test_a_template_in_a_returned_value_is_not_rendered(home: Path) -> None:
     def mine(text: str) -> dict[str, Any]:
         return {"uri": text}
 
@@ -91,7 +91,7 @@ def test_a_template_in_what_a_function_returns_stays_text(home: Path) -> None:
         task.execute(dict(CONTEXT))
 
 
-def test_a_functions_own_errors_stay_its_own(home: Path) -> None:
+def test_a_functions_own_errors_are_raised_unchanged(home: Path) -> None:
     def skips() -> dict[str, Any]:
         raise AirflowSkipException("nothing to do today")
 
@@ -107,7 +107,7 @@ def test_a_functions_own_errors_stay_its_own(home: Path) -> None:
         (validate_task, ("data", "job", "run")),
     ],
 )
-def test_what_the_function_returns_can_not_be_given_as_well(
+def test_an_input_that_the_function_returns_can_not_be_passed_too(
     decorator: Any, names: tuple[str, ...]
 ) -> None:
     for name in names:
@@ -115,7 +115,7 @@ def test_what_the_function_returns_can_not_be_given_as_well(
             decorator(**{name: {}})
 
 
-def test_a_job_is_not_spread_over_xcoms_for_its_annotation() -> None:
+def test_a_return_annotation_does_not_split_the_job_into_xcoms() -> None:
     def mine() -> dict[str, Any]:
         return {}
 

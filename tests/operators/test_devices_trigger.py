@@ -1,4 +1,4 @@
-"""What a deferred task's run reports while it waits for devices."""
+"""The reports of a deferred task's run while it waits for devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainwright.tasks.spec.job import Job
 PLAN = planned([{"type": "cpu", "cores": 1.0}], [8])
 
 
-def test_a_run_that_moves_up_in_the_queue_reports_its_place_to_whoever_follows_it(
+def test_a_run_that_moves_up_in_the_queue_reports_its_place_to_followers(
     home: Path, tmp_path: Path
 ) -> None:
     queue, devices = Queue(doors.ledger()), PLAN.resources

@@ -44,9 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
         one.name == "trainwright"
         for one in importlib.metadata.entry_points(group="airflow.plugins")
     ):
-        plugins = tmp_path_factory.mktemp(
-            "plugins"
-        )  # as where a person copies it, without installing
+        plugins = tmp_path_factory.mktemp("plugins")  # like a user's copy, without installation
         (plugins / "ours.py").write_text(
             "from trainwright.operators.plugin import TrainwrightPlugin\n"
         )
@@ -95,7 +93,7 @@ def _as(server: tuple[str, Path], user: str) -> httpx.Client:
 
 
 @pytest.mark.slow
-def test_nobody_gets_in_without_airflows_login(server: tuple[str, Path]) -> None:
+def test_the_service_requires_airflows_login(server: tuple[str, Path]) -> None:
     for method, path in (
         ("GET", "devices"),
         ("GET", "pool"),
@@ -117,7 +115,7 @@ def test_nobody_gets_in_without_airflows_login(server: tuple[str, Path]) -> None
 
 
 @pytest.mark.slow
-def test_a_viewer_reads_but_starts_nothing_and_an_admin_does(server: tuple[str, Path]) -> None:
+def test_a_viewer_can_only_read_and_an_admin_can_start(server: tuple[str, Path]) -> None:
     request: dict[str, Any] = {"model": MODEL, "spec": SPEC}
     with _as(server, "viewer") as viewer, _as(server, "admin") as admin:
         refused = viewer.post("/structures", json=request)
@@ -130,7 +128,7 @@ def test_a_viewer_reads_but_starts_nothing_and_an_admin_does(server: tuple[str, 
 
 
 @pytest.mark.slow
-def test_a_page_of_another_origin_is_refused_and_ours_is_not(server: tuple[str, Path]) -> None:
+def test_only_pages_of_our_origin_are_accepted(server: tuple[str, Path]) -> None:
     with _as(server, "admin") as admin:
         foreign = admin.post("/estimates", json={}, headers={"Origin": "https://evil.example"})
         assert (foreign.status_code, foreign.json()["error"]["kind"]) == (403, "forbidden")
@@ -160,7 +158,7 @@ def test_airflow_lists_the_page_for_navigation_dags_runs_and_tasks(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_page_stands_in_airflows_ui_behind_its_login_in_its_colours(
+def test_the_page_appears_in_airflows_ui_behind_its_login_in_its_colours(
     server: tuple[str, Path], theme: str
 ) -> None:
     base, home = server
@@ -192,7 +190,7 @@ def test_the_page_stands_in_airflows_ui_behind_its_login_in_its_colours(
         theirs = (
             "403",
             "An iframe which has both allow-scripts and allow-same-origin",
-        )  # Airflow makes the frame
+        )  # Airflow creates the frame
         assert [
             one
             for one in tab.complaints

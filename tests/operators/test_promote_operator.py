@@ -1,4 +1,4 @@
-"""Promotion as tasks: who is asked, and which asset events follow, by Airflow's own accessors."""
+"""Promotion as tasks: approvals and asset events, through Airflow's own accessors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def told(given: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def test_a_promotion_is_an_event_with_metrics_and_one_that_changes_nothing_is_none(
+def test_a_promotion_is_an_event_with_metrics_unless_it_changes_nothing(
     home: Path, tmp_path: Path
 ) -> None:
     runs = [
@@ -50,14 +50,14 @@ def test_a_promotion_is_an_event_with_metrics_and_one_that_changes_nothing_is_no
     assert told(again) == told(worse) == []
 
 
-def test_a_models_event_goes_to_the_outlets_that_are_meant_for_it() -> None:
+def test_a_models_event_goes_only_to_its_outlets() -> None:
     where, digits = context(), model_asset("digits")
     announce(where, [digits, model_asset("other")], digits, {"metrics": {"accuracy": 0.9}})
     assert where["outlet_events"][digits].extra == {"metrics": {"accuracy": 0.9}}
     assert where["outlet_events"][model_asset("other")].extra == {}
 
 
-def test_what_a_retry_can_not_mend_fails_at_once(home: Path, tmp_path: Path) -> None:
+def test_permanent_errors_of_a_promotion_fail_without_a_retry(home: Path, tmp_path: Path) -> None:
     run = sealed_run(tmp_path.as_uri(), 1, 0.9, only_if_better="f1")
     with pytest.raises(
         AirflowFailException, match=r"bad_input: promotion\.only_if_better: got 'f1'"
@@ -65,7 +65,7 @@ def test_what_a_retry_can_not_mend_fails_at_once(home: Path, tmp_path: Path) -> 
         PromoteOperator(task_id="promote", run=run.uri).execute(context())
 
 
-def test_a_person_is_asked_only_where_the_job_says_so_and_the_model_is_better(
+def test_approval_is_requested_only_if_the_job_requires_it_and_the_model_is_better(
     home: Path, tmp_path: Path
 ) -> None:
     free = sealed_run(tmp_path.as_uri(), 1, 0.9, alias="production")
@@ -101,7 +101,7 @@ def test_a_person_is_asked_only_where_the_job_says_so_and_the_model_is_better(
     )
     with pytest.raises(
         AirflowSkipException, match="best: needs a person's approval"
-    ):  # that alias names no model yet
+    ):  # that alias does not exist yet
         elsewhere.execute(context())
 
 
@@ -118,7 +118,7 @@ def test_a_person_is_asked_only_where_the_job_says_so_and_the_model_is_better(
         {"chosen_options": ["Reject"]},
     ],
 )
-def test_what_a_person_must_approve_is_not_promoted_without(
+def test_a_model_that_needs_approval_is_not_promoted_without_it(
     home: Path, tmp_path: Path, wish: dict[str, str], answer: Any
 ) -> None:
     run = sealed_run(tmp_path.as_uri(), 1, 0.9, require_approval=True)
@@ -133,7 +133,7 @@ def test_what_a_person_must_approve_is_not_promoted_without(
 @pytest.mark.parametrize(
     "answer", [True, "True", {"chosen_options": ["Approve"], "params_input": {}}]
 )
-def test_what_a_person_approved_is_promoted(home: Path, tmp_path: Path, answer: Any) -> None:
+def test_an_approved_model_is_promoted(home: Path, tmp_path: Path, answer: Any) -> None:
     run = sealed_run(tmp_path.as_uri(), 1, 0.9, require_approval=True)
     assert (
         PromoteOperator(task_id="promote", run=run.uri, approved=answer).execute(context())[
@@ -151,5 +151,5 @@ def test_what_a_person_approved_is_promoted(home: Path, tmp_path: Path, answer: 
         ("builtin:digits", "x-trainwright://builtin/digits"),
     ],
 )
-def test_a_jobs_data_is_the_asset_that_others_would_write(uri: str, asset: str) -> None:
+def test_a_jobs_data_is_the_asset_of_its_uri(uri: str, asset: str) -> None:
     assert data_asset(uri) == Asset(asset)

@@ -1,4 +1,4 @@
-"""The provider's metadata, checked by Airflow's own code; the settings behind its connections."""
+"""The provider's metadata, checked by Airflow's own code; the settings from its connections."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ print(json.dumps({"hooks": hooks, "widgets": widgets, "links": links}))
 """
 
 
-def test_the_metadata_is_what_airflows_schema_allows_and_its_classes_are_there() -> None:
+def test_the_metadata_matches_airflows_schema_and_its_classes_exist() -> None:
     schema = json.loads((Path(airflow.__path__[0]) / "provider_info.schema.json").read_text())
     jsonschema.validate(get_provider_info(), schema)
     for option in get_provider_info()["config"]["trainwright"]["options"].values():
         assert len(option["description"]) > 10
 
 
-def test_airflow_finds_hooks_forms_and_links_and_nothing_of_ours_is_deprecated(
+def test_airflow_finds_hooks_forms_and_links_without_deprecation_warnings(
     home: Path, tmp_path: Path
 ) -> None:
     if not any(
@@ -104,7 +104,7 @@ def test_airflow_finds_hooks_forms_and_links_and_nothing_of_ours_is_deprecated(
 
 
 @pytest.mark.parametrize("name", operators.__all__)
-def test_an_operator_says_what_it_takes_returns_and_fails_by_and_its_inputs_are_templates(
+def test_operators_document_inputs_results_and_failures_and_template_their_inputs(
     name: str,
 ) -> None:
     operator = getattr(operators, name)
@@ -125,7 +125,7 @@ def test_an_operator_says_what_it_takes_returns_and_fails_by_and_its_inputs_are_
 
 
 def inputs_of(operator: Any) -> dict[str, bool]:
-    """The inputs that an operator's table names, and whether each is said to be templated."""
+    """The inputs in an operator's table, and whether the table marks each as templated."""
     table = operator.__doc__.partition("| input |")[2].partition("\n\n")[0]
     cells = re.findall(r"^ *\| (.*?) \|", table, re.MULTILINE)
     found = inputs_of(StepOperator) if "those of `StepOperator`" in cells else {}
@@ -134,7 +134,7 @@ def inputs_of(operator: Any) -> dict[str, bool]:
     }
 
 
-def test_a_store_connection_takes_the_place_of_the_environment_and_leaves_it_as_it_was(
+def test_a_store_connection_replaces_the_environments_settings_without_changing_them(
     s3: S3Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = {
@@ -155,7 +155,7 @@ def test_a_store_connection_takes_the_place_of_the_environment_and_leaves_it_as_
     assert StoreHook("my_store").test_connection() == (True, "the store answers")
 
 
-def test_a_store_connection_without_a_store_has_the_keys_of_the_configured_one(
+def test_a_store_connection_without_a_store_applies_to_the_configured_store(
     s3: S3Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW__TRAINWRIGHT__STORE", "s3://by-configuration/here")
@@ -174,7 +174,7 @@ def test_a_store_connection_without_a_store_has_the_keys_of_the_configured_one(
     assert StoreHook("my_store").test_connection() == (True, "the store answers")
 
 
-def test_a_store_connection_without_keys_is_told_and_no_others_keys_are_used() -> None:
+def test_a_store_connection_without_keys_is_refused() -> None:
     connection = Connection(conn_id="c", conn_type="trainwright_store", host="http://other:9000")
     with pytest.raises(BadInput, match="connection c: the store s3://bucket needs an endpoint"):
         StoreHook.variables(connection, {"store": "s3://bucket"})
@@ -183,7 +183,7 @@ def test_a_store_connection_without_keys_is_told_and_no_others_keys_are_used() -
 
 
 @given(st.text(min_size=1, max_size=30), st.text(min_size=1, max_size=30))
-def test_a_ledgers_password_survives_the_url_whatever_it_is(login: str, password: str) -> None:
+def test_any_password_survives_in_the_ledgers_url(login: str, password: str) -> None:
     connection = Connection(
         conn_id="l",
         conn_type="trainwright_ledger",
@@ -203,7 +203,7 @@ def test_a_ledgers_password_survives_the_url_whatever_it_is(login: str, password
     )
 
 
-def test_a_ledger_connection_leads_to_its_database(
+def test_a_ledger_connection_opens_its_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = {
@@ -240,7 +240,7 @@ def test_no_log_of_a_worker_or_triggerer_shows_the_ledgers_url(
     assert url not in str(redact(f"can't reach {url}"))
 
 
-def test_a_host_that_would_be_an_option_of_ssh_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_looks_like_an_ssh_option_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(
         "AIRFLOW_CONN_EVIL",
         json.dumps({"conn_type": "trainwright_ssh", "host": "-oProxyCommand=x"}),
@@ -249,7 +249,7 @@ def test_a_host_that_would_be_an_option_of_ssh_is_refused(monkeypatch: pytest.Mo
         HostHook("evil").get_conn()
 
 
-def test_a_hosts_connection_is_how_ssh_logs_in_where_the_pool_says_nothing(
+def test_a_host_connection_defines_the_ssh_login_unless_the_pool_does(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "ann").touch()
@@ -277,13 +277,13 @@ def test_a_hosts_connection_is_how_ssh_logs_in_where_the_pool_says_nothing(
     assert "Port=2222" not in ssh_command("10.0.0.1", doors.settings())
 
 
-def test_a_port_that_is_none_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_port_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINWRIGHT_SSH_PORT", "ssh")
     with pytest.raises(BadInput, match=r"TRAINWRIGHT_SSH.*port"):
         ssh_command("10.0.0.1", doors.settings())
 
 
-def test_a_tasks_links_lead_to_its_run_on_the_page(
+def test_a_tasks_links_open_its_run_on_the_page(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINWRIGHT_STORE", (tmp_path / "store").as_uri())
@@ -314,7 +314,7 @@ def test_a_tasks_links_lead_to_its_run_on_the_page(
     assert set(addresses(elsewhere).values()) == {""}
 
 
-def test_airflows_configuration_speaks_where_the_environment_is_silent(
+def test_airflows_configuration_applies_if_the_environment_is_silent(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("AIRFLOW__TRAINWRIGHT__STORE", "file:///by-airflow")

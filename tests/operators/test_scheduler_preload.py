@@ -1,4 +1,4 @@
-"""What the process that forks tasks has imported: a real interpreter each time."""
+"""The imports of the process that forks tasks, each time in a new interpreter."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def loaded(home: Path, arguments: list[str], executor: str) -> Any:
     return json.loads(told.rpartition("LOADED ")[2])
 
 
-def test_a_scheduler_that_forks_tasks_has_what_they_import_and_nothing_heavy(
+def test_a_scheduler_that_forks_tasks_preloads_their_modules_and_nothing_heavy(
     tmp_path: Path,
 ) -> None:
     modules, late = loaded(tmp_path, ["scheduler", "--skip-serve-logs"], "LocalExecutor")
@@ -59,7 +59,7 @@ def test_a_scheduler_that_forks_tasks_has_what_they_import_and_nothing_heavy(
         ([], "LocalExecutor"),
     ],
 )
-def test_no_other_process_of_airflow_imports_it(
+def test_no_other_airflow_process_preloads(
     tmp_path: Path, arguments: list[str], executor: str
 ) -> None:
     modules, _ = loaded(tmp_path, arguments, executor)

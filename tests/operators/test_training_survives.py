@@ -1,4 +1,4 @@
-"""Training outlives its task: real processes, killed. A worker here runs TrainOperator."""
+"""A training outlives its task: real processes are killed. A worker here runs TrainOperator."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def newest(run: Run) -> int:
 
 @pytest.fixture
 def run(stack: Path, tmp_path: Path) -> Iterator[Run]:
-    """A run that is planned and has its devices, whose training takes minutes."""
+    """A run with a plan and devices, whose training takes minutes."""
     job = write_job(tmp_path, "survivor", 2000)
     run = doors.open_for(
         load_job(job), Holder(OWNER), store=(tmp_path / "store").as_uri(), new=True
@@ -97,7 +97,7 @@ def start_worker(run: Run) -> subprocess.Popen[str]:
     )
 
 
-def test_a_killed_worker_is_followed_by_one_that_attaches_and_a_killed_launcher_by_one_that_resumes(
+def test_a_retry_attaches_after_a_killed_worker_and_resumes_after_a_killed_launcher(
     run: Run,
 ) -> None:
     first = start_worker(run)
@@ -122,7 +122,7 @@ def test_a_killed_worker_is_followed_by_one_that_attaches_and_a_killed_launcher_
     reached = newest(run)
     process.kill()
     until("no rank is left", lambda: not ranks(run), 60)
-    assert second.wait(300) != 0  # Interrupted: what a retry mends
+    assert second.wait(300) != 0  # Interrupted, which a retry continues
     with pytest.raises(Interrupted, match="exited without reporting an error"):
         background.raise_failure(run)
     assert doors.ledger().held("device ") == []
@@ -146,7 +146,7 @@ def test_a_killed_worker_is_followed_by_one_that_attaches_and_a_killed_launcher_
     assert newest(run) > reached
 
 
-def test_of_two_launchers_started_at_once_one_trains(run: Run) -> None:
+def test_only_one_of_two_concurrent_launchers_trains(run: Run) -> None:
     doors.do(run, "allocate")
     command = [sys.executable, "-m", "trainwright.tasks.train.launcher.background", run.uri, OWNER]
     both = [subprocess.Popen(command, start_new_session=True) for _ in range(2)]
@@ -155,7 +155,7 @@ def test_of_two_launchers_started_at_once_one_trains(run: Run) -> None:
     until("the other trains", lambda: newest(run) >= EVERY, 500)
     numbers = {
         process.cmdline()[-1] for process in ranks(run)
-    }  # one may write its checkpoints in a process of its own
+    }  # a rank may have a separate process that writes its checkpoints
     assert numbers - {"spare"} == {str(number) for number in range(len(run.read(Plan).devices))}
     alive = next(one for one in both if one.poll() is None)
     assert background.stop_unfollowed(attached(run))
@@ -172,7 +172,7 @@ def launch(run: Run) -> subprocess.Popen[bytes]:
 
 
 def left_after(stops: list[Callable[[RunContext], bool]], run: Run) -> list[list[psutil.Process]]:
-    """The ranks that are left when each of several concurrent stops (trigger, teardown) returns."""
+    """The remaining ranks when each of several concurrent stops (trigger, teardown) returns."""
 
     def left(stop: Callable[[RunContext], bool]) -> list[psutil.Process]:
         stop(attached(run))
@@ -183,7 +183,7 @@ def left_after(stops: list[Callable[[RunContext], bool]], run: Run) -> list[list
 
 
 def stop_late(context: RunContext) -> bool:
-    """Stop it when another has just taken its right to launch."""
+    """Stop it just after another process took its right to launch."""
     until("another stops it", lambda: background.launcher(context.run) is None)
     return background.stop(context)
 
@@ -192,12 +192,12 @@ def of_run(run: Run) -> dict[str, int]:
     return {lease.resource: lease.token for lease in doors.ledger().held() if lease.run == run.uri}
 
 
-def test_a_launcher_that_slept_past_its_lease_leaves_its_successor_alone(run: Run) -> None:
+def test_a_launcher_that_slept_past_its_lease_does_not_disturb_its_successor(run: Run) -> None:
     doors.do(run, "allocate")
     sleeper = launch(run)
     until("training", lambda: newest(run) >= EVERY, 500)
     os.kill(sleeper.pid, signal.SIGSTOP)
-    doors.ledger().renew(run.uri, of_run(run), ttl_s=0)  # as a minute later
+    doors.ledger().renew(run.uri, of_run(run), ttl_s=0)  # like a minute later
     reached = newest(run)
     successor = launch(run)
     until("the successor trains", lambda: newest(run) > reached, 500)
@@ -213,14 +213,14 @@ def test_a_launcher_that_slept_past_its_lease_leaves_its_successor_alone(run: Ru
     until("the successor still trains", lambda: newest(run) > reached)
     assert not background.stop_unfollowed(
         attached(run, "Airflow survival r2")
-    )  # the teardown of a DAG run that does not have this run
+    )  # the teardown of a DAG run that does not hold this run
     assert successor.poll() is None
     assert left_after([background.stop, background.stop], run) == [[], []]
     assert successor.wait(60) == 130
     assert of_run(run) == {}
 
 
-def test_a_launcher_elsewhere_saves_a_checkpoint_and_ends_before_its_devices_are_free(
+def test_a_remote_launcher_saves_a_checkpoint_and_ends_before_its_devices_are_free(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     doors.do(run, "allocate")
@@ -229,7 +229,7 @@ def test_a_launcher_elsewhere_saves_a_checkpoint_and_ends_before_its_devices_are
     with monkeypatch.context() as patch:
         patch.setattr(
             socket, "gethostname", lambda: "another-machine"
-        )  # nothing but the ledger leads from there
+        )  # that machine can use only the ledger
         assert left_after([background.stop, background.stop_unfollowed, stop_late], run) == [
             [],
             [],

@@ -1,4 +1,4 @@
-"""A run folder as training leaves it, written with the project's own parts, without the minutes of training."""
+"""Writes the run folder of a finished training with the project's own parts, without training."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def interval(median: float) -> Interval:
 
 
 def begin_run(store: str, name: str, number: int, **train: Any) -> Run:
-    """A run that was started; the greater `number`, the later."""
+    """A run that has started; a greater `number` means a later start."""
     run = doors.run_at(f"{store}/runs/{name}/20260101T{number:06d}Z-abcdef")
     job = {
         "name": name,
@@ -162,7 +162,7 @@ def write_metrics(run: Run, steps: int, *, accuracy: bool = True) -> list[dict[s
 
 
 def store_journals(run: Run, journals: list[StepJournal]) -> None:
-    """What the ranks have noted so far goes to the store, as with a checkpoint."""
+    """Store the ranks' journals, as a checkpoint does."""
     for journal in journals:
         journal.cut()
     noted = Journals(run.work_path)
@@ -179,7 +179,10 @@ def write_rows(run: Run, kind: str, rows: list[Row]) -> None:
 def write_outcome(
     run: Run, *, metrics: dict[str, float], duration_s: float = 20.0, reason: str = "measured"
 ) -> Result:
-    """Plan, estimate, learning rate and result. Predicted: 25 s, 500 J; measured: `duration_s`, 1000 J."""
+    """Write plan, estimate, learning rate and result.
+
+    Predicted: 25 s and 500 J; measured: `duration_s` and 1000 J.
+    """
     predicted = Prediction(
         step_time_s=interval(0.02), duration_s=interval(25.0), energy_j=interval(500.0), cost=None
     )
@@ -282,7 +285,7 @@ def finished_training(store: str, name: str = "small", number: int = 1, **train:
 
 
 def local_path(run: Run, key: str) -> Path:
-    """Where a folder store keeps an object."""
+    """The path of an object in a folder store."""
     return Path(run.uri.removeprefix("file://")) / key
 
 

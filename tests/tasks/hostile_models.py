@@ -1,9 +1,8 @@
 """Models whose code attacks the machine, for tests of the sandbox on the command line and in the
 service.
 
-The model of `probing` tries everything that should be refused and raises an error that names what
-succeeded. `ATTACKS` are ended by a limit or end themselves, each with a pattern of the resulting
-line.
+The model of `probing` tries everything that should be refused, and raises an error that names what
+succeeded. `ATTACKS` hit a limit or end themselves; each has a pattern of the resulting line.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ def probing(outside: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Attack:
-    """A model's code, and a pattern of the line that tells how it was contained."""
+    """A model's code, and a pattern of the line that reports how it was contained."""
 
     code: str
     says: str
@@ -125,7 +124,7 @@ MEMORY_BYTES = 3 * 2**30
 
 
 LEFT_BEHIND = "91919.5"
-"""what the attacks' children sleep, by which tests find them"""
+"""the sleep time of the attacks' children, by which tests find them"""
 _SLEEP = f'subprocess.Popen(["sleep", "{LEFT_BEHIND}"], start_new_session=True)'
 ATTACKS = {
     "leaves a child": Attack(f"{_SLEEP}\nos._exit(3)", "with exit code 3"),
@@ -161,6 +160,6 @@ ATTACKS = {
         "        try: os.write(int(name), b'{\"error\": 5}')\n"
         "        except OSError: pass\n"
         "os._exit(0)",
-        "answer of its own",
+        "its own answer",
     ),
 }

@@ -73,7 +73,7 @@ def plan(
     most: int = TRAINED_ACCUMULATION,
     **job: Any,
 ) -> Plan:
-    """The plan of a job with these fields on a pool with these, where every CPU device has the curve above."""
+    """The plan of a job with these fields on this pool; every CPU device has the curve above."""
     chosen = Pool.model_validate({"name": "p", **pool})
     kinds = curves or [
         curve(cores, memory) for cores in {device.cores or 1.0 for device in chosen.devices()}

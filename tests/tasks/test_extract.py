@@ -1,6 +1,6 @@
-"""The step `extract`: a model's source in, its structure out, or one clear line. Real processes.
+"""The step `extract`: a model's source gives its structure, or one clear line. Real processes.
 
-What hostile code tries is in `tests/e2e/test_hostile_models.py`.
+`tests/e2e/test_hostile_models.py` tests hostile code.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def test_a_model_that_can_not_be_trained_gives_one_line(
     assert says in _refusal(tmp_path, code)
 
 
-def test_outputs_that_are_not_as_many_as_the_numbers_to_be_learnt_are_told_with_both_shapes(
+def test_outputs_that_do_not_match_the_targets_are_reported_with_both_shapes(
     tmp_path: Path,
 ) -> None:
     numbers = BatchSpec(
@@ -171,7 +171,7 @@ def test_a_wrong_argument_of_build_model_is_named(tmp_path: Path) -> None:
     assert "unexpected keyword argument 'depth'" in message
 
 
-def test_what_is_no_file_beside_the_source_is_passed_over(tmp_path: Path) -> None:
+def test_non_files_beside_the_source_are_ignored(tmp_path: Path) -> None:
     source = tmp_path / "model.py"
     source.write_text(
         "import torch\n\n\ndef build_model():\n    return torch.nn.Linear(4, 2)\n\n\n"
@@ -183,7 +183,7 @@ def test_what_is_no_file_beside_the_source_is_passed_over(tmp_path: Path) -> Non
     assert extract_model(str(source), doors.settings()).parameters == 10
 
 
-def test_an_example_batch_must_be_as_large_as_asked_for(tmp_path: Path) -> None:
+def test_an_example_batch_must_have_the_requested_size(tmp_path: Path) -> None:
     source = GOOD + "\ndef example_batch(n): return torch.rand(8, 1, 8, 8), torch.zeros(8).long()\n"
     assert "example_batch(3) gives the same shapes as example_batch(4)" in _refusal(
         tmp_path, source, batch_spec=None, batch_size=4
@@ -209,7 +209,7 @@ def test_without_data_a_source_needs_an_example_batch(tmp_path: Path) -> None:
     assert _extract(tmp_path, GOOD + EXAMPLE, batch_spec=None).parameters > 0
 
 
-def test_a_model_that_never_ends_is_stopped_and_no_process_stays(tmp_path: Path) -> None:
+def test_an_endless_model_is_stopped_and_leaves_no_process(tmp_path: Path) -> None:
     code = "import time\ndef build_model():\n    time.sleep(3600)"
     before = set(psutil.Process().children(recursive=True))
     message = _refusal(tmp_path, code, limits=SandboxLimits(4, MEMORY))
@@ -217,7 +217,7 @@ def test_a_model_that_never_ends_is_stopped_and_no_process_stays(tmp_path: Path)
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
-def test_a_model_that_goes_on_without_memory_is_reported_as_short_of_memory(tmp_path: Path) -> None:
+def test_a_model_that_hides_a_memory_error_is_reported_as_out_of_memory(tmp_path: Path) -> None:
     code = (
         "import sys, time\ndef build_model():\n"
         "    try: bytearray(2**60)\n"
@@ -236,7 +236,7 @@ def test_a_model_that_takes_too_much_memory_is_stopped(tmp_path: Path) -> None:
     assert "allowed: 8 GiB" in message
 
 
-def test_an_error_that_the_sandbox_causes_says_what_a_model_may_do(tmp_path: Path) -> None:
+def test_an_error_caused_by_the_sandbox_says_what_a_model_may_do(tmp_path: Path) -> None:
     outside = tmp_path.parent / "vocabulary.txt"
     outside.write_text("words")
     message = _refusal(tmp_path, f"words = open({str(outside)!r}).read()")

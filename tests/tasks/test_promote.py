@@ -1,4 +1,4 @@
-"""An alias names the better model, with concurrent writers too; on a folder and an S3 server."""
+"""An alias points at the better model, even with concurrent writers; on a folder and on S3."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"s3://promotions/{tmp_path.name}"
 
 
-def test_only_a_better_model_takes_the_alias(store: str) -> None:
+def test_the_alias_moves_only_to_a_better_model(store: str) -> None:
     wish = {"alias": "production", "only_if_better": "accuracy"}
     first, worse, better = (
         sealed_run(store, n, a, **wish) for n, a in ((1, 0.9), (2, 0.8), (3, 0.95))
@@ -51,7 +51,7 @@ def test_only_a_better_model_takes_the_alias(store: str) -> None:
     assert find_alias(first.root(), "digits", "production")[0] == alias
 
 
-def test_of_runs_that_finish_at_once_the_best_stays(store: str) -> None:
+def test_the_best_of_concurrent_runs_keeps_the_alias(store: str) -> None:
     accuracies = [0.5, 0.9, 0.7, 0.8, 0.6, 0.85]
     runs = [
         sealed_run(store, n, a, only_if_better="accuracy")
@@ -64,23 +64,23 @@ def test_of_runs_that_finish_at_once_the_best_stays(store: str) -> None:
     assert alias.run == runs[1].uri
 
 
-def test_a_job_without_promotion_leaves_every_alias_alone(tmp_path: Path) -> None:
+def test_a_job_without_promotion_changes_no_alias(tmp_path: Path) -> None:
     run = sealed_run(tmp_path.as_uri(), 1, 0.9)
     assert promote(run)["reason"] == "the job names no promotion"
     assert not list(run.root().list("models/"))
 
 
-def test_a_run_that_was_changed_since_is_not_promoted(tmp_path: Path) -> None:
+def test_a_run_changed_after_sealing_is_not_promoted(tmp_path: Path) -> None:
     run = sealed_run(tmp_path.as_uri(), 1, 0.9, alias="production")
     run.objects.put("model/model.safetensors", b"other")
     with pytest.raises(
-        CorruptArtefact, match=r"is not what was sealed: changed model/model.safetensors"
+        CorruptArtefact, match=r"differs from what was sealed: changed model/model.safetensors"
     ):
         promote(run)
     assert not list(run.root().list("models/"))
 
 
-def test_a_metric_that_no_model_has_is_told_with_those_there_are(tmp_path: Path) -> None:
+def test_an_unknown_metric_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     run = sealed_run(tmp_path.as_uri(), 1, 0.9, only_if_better="f1")
     with pytest.raises(
         BadInput, match=r"promotion.only_if_better: got 'f1'; allowed: .* accuracy, loss"
@@ -88,7 +88,7 @@ def test_a_metric_that_no_model_has_is_told_with_those_there_are(tmp_path: Path)
         promote(run)
 
 
-def test_a_damaged_alias_is_told_and_not_replaced(tmp_path: Path) -> None:
+def test_a_damaged_alias_is_reported_and_not_replaced(tmp_path: Path) -> None:
     run = sealed_run(tmp_path.as_uri(), 1, 0.9, alias="production")
     run.root().put(alias_key("digits", "production"), b"{")
     with pytest.raises(CorruptArtefact, match=r"alias-production.json"):
@@ -97,7 +97,7 @@ def test_a_damaged_alias_is_told_and_not_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["<script>", "../../x", "a/b", ""])
-def test_a_name_that_would_lead_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_name_with_a_path_is_refused(tmp_path: Path, name: str) -> None:
     run = sealed_run(tmp_path.as_uri(), 1, 0.9)
     with pytest.raises(BadInput, match="promotion: name"):
         promote(run, name, "best")
@@ -122,7 +122,7 @@ def test_the_best_of_several_jobs_is_found_and_named(tmp_path: Path) -> None:
 
 
 @given(st.floats(), st.floats(), st.sampled_from(["accuracy", "loss", "val_loss", "rmse", "f1"]))
-def test_of_two_models_at_most_one_is_better_and_no_number_never(
+def test_at_most_one_of_two_models_is_better_and_never_one_with_nan(
     new: float, old: float, metric: str
 ) -> None:
     def wins(value: float, against: float) -> bool:

@@ -1,4 +1,4 @@
-"""Steps that packages register: where they stand among the others, and what is refused."""
+"""Steps that packages register: their position in the chain, and what is refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def names() -> list[str]:
     return [one.name for one in chain.steps()]
 
 
-def test_a_step_stands_after_the_one_that_it_names_be_that_registered_too(
+def test_a_registered_step_follows_its_predecessor_which_may_be_registered_too(
     registered: Install,
 ) -> None:
     before = names()
@@ -59,10 +59,10 @@ def test_a_step_stands_after_the_one_that_it_names_be_that_registered_too(
         ("spec('own', None)", "step own: after: got None; allowed: validate, extract,"),
         ("spec('train', 'store')", "step train: registered twice; give each step its own name"),
         ("'own'", "step own of mine: got steps_of_mine:own, a str; allowed: a StepSpec"),
-        ("1 / 0", "step own of mine: cannot be loaded: ZeroDivisionError: division by zero"),
+        ("1 / 0", "step own of mine: can't be loaded: ZeroDivisionError: division by zero"),
     ],
 )
-def test_a_step_that_cannot_stand_in_the_chain_is_refused_by_name(
+def test_an_invalid_registered_step_is_refused_by_name(
     registered: Install, value: str, says: str
 ) -> None:
     registered(own=value)
@@ -71,6 +71,6 @@ def test_a_step_that_cannot_stand_in_the_chain_is_refused_by_name(
     assert says in str(refused.value)
 
 
-def test_a_step_that_nobody_registers_is_unknown() -> None:
+def test_an_unregistered_step_is_unknown() -> None:
     with pytest.raises(BadInput, match="step: got 'own'; allowed: validate, extract, "):
         chain.step("own")

@@ -1,4 +1,4 @@
-"""Step `store` keeps the model and seals the run; whatever is changed later is found."""
+"""Step `store` stores the model and seals the run, and verification detects later changes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sealed(store: str) -> Run:
     return run
 
 
-def test_the_model_kept_is_the_best_checkpoints(store: str) -> None:
+def test_the_stored_model_is_the_best_checkpoints(store: str) -> None:
     run = begin_run(store, "small", 1)
     weights = write_checkpoints(run, (True, True, False))
     write_outcome(run, metrics={"accuracy": 0.95})
@@ -49,14 +49,14 @@ def test_the_model_kept_is_the_best_checkpoints(store: str) -> None:
     assert all(torch.equal(kept[name], value) for name, value in weights[1].items())
 
 
-def test_without_keep_best_the_model_kept_is_the_last_checkpoints(store: str) -> None:
+def test_without_keep_best_the_stored_model_is_the_last_checkpoints(store: str) -> None:
     run = finished_training(store, checkpoint={"keep_best": False})
     save_model(run)
     assert json.loads(run.objects.get("model/signature.json"))["checkpoint_step"] == 30
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp64", "bf16", "amp"])
-def test_a_loaded_model_computes_what_the_trained_one_did(
+def test_a_loaded_model_gives_the_trained_models_outputs(
     store: str, tmp_path: Path, precision: str
 ) -> None:
     run = begin_run(store, "small", 1, precision=precision)
@@ -71,7 +71,7 @@ def test_a_loaded_model_computes_what_the_trained_one_did(
     assert (tmp_path / "code" / "m.py").read_bytes() == run.objects.get("source/m.py")
 
 
-def test_the_signature_says_what_goes_in_and_how_the_model_was_made(store: str) -> None:
+def test_the_signature_describes_the_inputs_and_the_training(store: str) -> None:
     run = finished_training(store)
     save_model(run)
     signature = json.loads(run.objects.get("model/signature.json"))
@@ -84,14 +84,14 @@ def test_the_signature_says_what_goes_in_and_how_the_model_was_made(store: str) 
     )
 
 
-def test_a_run_without_a_whole_checkpoint_has_no_model(store: str) -> None:
+def test_a_run_without_a_complete_checkpoint_has_no_model(store: str) -> None:
     run = begin_run(store, "small", 1)
     write_outcome(run, metrics={"accuracy": 0.95})
-    with pytest.raises(CorruptArtefact, match="none that is whole"):
+    with pytest.raises(CorruptArtefact, match="no complete checkpoint"):
         save_model(run)
 
 
-def test_a_damaged_checkpoint_is_not_taken_for_the_model(store: str) -> None:
+def test_a_damaged_checkpoint_is_not_used_as_the_model(store: str) -> None:
     run = finished_training(store)
     model = local_path(run, "checkpoints/step-00000020/model.safetensors")
     size = model.stat().st_size
@@ -103,7 +103,7 @@ def test_a_damaged_checkpoint_is_not_taken_for_the_model(store: str) -> None:
         save_model(run)
 
 
-def test_the_manifest_holds_size_and_sha256_of_every_file_but_what_is_sealed_apart(
+def test_the_manifest_contains_size_and_sha256_of_every_file_except_separately_sealed_folders(
     sealed: Run,
 ) -> None:
     sealed.objects.put("report/report.html", b"later")
@@ -130,13 +130,13 @@ def test_the_manifest_holds_size_and_sha256_of_every_file_but_what_is_sealed_apa
     } <= expected.keys()
 
 
-def test_a_sealed_run_stays_whole_when_its_status_and_report_change(sealed: Run) -> None:
+def test_a_sealed_run_stays_valid_when_its_status_and_report_change(sealed: Run) -> None:
     sealed.write(Status(state="success", holder="you", started_at="1", updated_at="2"))
     sealed.objects.put("report/report.html", b"<html>")
     assert verify(sealed) == sealed.read(Manifest)
 
 
-def test_sealing_again_what_is_the_same_changes_nothing(sealed: Run) -> None:
+def test_sealing_the_same_content_again_changes_nothing(sealed: Run) -> None:
     before = sealed.objects.get("manifest.json")
     assert seal(sealed) == sealed.read(Manifest)
     assert sealed.objects.get("manifest.json") == before
@@ -146,13 +146,13 @@ def test_sealing_again_with_other_content_is_refused_and_names_the_file(sealed: 
     before = sealed.objects.get("manifest.json")
     sealed.objects.put("result.json", b"{}")
     with pytest.raises(
-        CorruptArtefact, match=r"sealed before with other content: changed result\.json"
+        CorruptArtefact, match=r"already sealed with other content: changed result\.json"
     ):
         seal(sealed)
     assert sealed.objects.get("manifest.json") == before
 
 
-def test_of_many_that_seal_at_once_all_get_the_one_manifest(store: str) -> None:
+def test_concurrent_seals_get_the_same_manifest(store: str) -> None:
     run = finished_training(store)
     with ThreadPoolExecutor(8) as pool:
         manifests = list(pool.map(lambda _: seal(doors.run_at(run.uri)), range(8)))
@@ -160,7 +160,7 @@ def test_of_many_that_seal_at_once_all_get_the_one_manifest(store: str) -> None:
 
 
 class Counting(FolderStore):
-    """A folder that notes which objects are read back."""
+    """A folder that records which objects are read back."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -187,14 +187,14 @@ def test_sealing_reads_every_object_back_once(store: str, home: Path) -> None:
     ["model/source/m.py", "model/signature.json", "checkpoints/step-00000010/model.safetensors"],
 )
 @pytest.mark.parametrize("damage", ["changed", "missing"])
-def test_what_is_not_as_it_was_written_is_not_sealed(store: str, key: str, damage: str) -> None:
+def test_a_file_changed_after_writing_is_not_sealed(store: str, key: str, damage: str) -> None:
     run = finished_training(store)
     written = save_model(run)
     if damage == "changed":
         _flip(local_path(run, key))
     else:
         local_path(run, key).unlink()
-    with pytest.raises(CorruptArtefact, match=f"{key}: missing, or changed since it was written"):
+    with pytest.raises(CorruptArtefact, match=f"{key}: missing, or changed after it was written"):
         seal(run, written)
     assert not run.finished()
 
@@ -219,7 +219,7 @@ def _flip(path: Path) -> None:
     ],
     ids=["deleted", "one bit flipped", "cut short", "emptied", "another file beside it"],
 )
-def test_a_touched_run_is_refused_and_the_file_named(
+def test_a_changed_run_is_refused_and_the_file_is_named(
     sealed: Run, tmp_path: Path, damage: Callable[[Path], object], said: str
 ) -> None:
     damage(local_path(sealed, "model/model.safetensors"))
@@ -248,7 +248,7 @@ def test_a_damaged_manifest_is_named(sealed: Run) -> None:
         verify(sealed)
 
 
-def test_a_folder_sealed_on_its_own_lists_its_files_by_their_name_in_it(store: str) -> None:
+def test_a_separately_sealed_folder_lists_its_files_by_relative_name(store: str) -> None:
     run = finished_training(store)
     for content in (b"first", b"second"):
         run.objects.put("report/report.html", content)
@@ -259,7 +259,7 @@ def test_a_folder_sealed_on_its_own_lists_its_files_by_their_name_in_it(store: s
         }
 
 
-def test_an_s3_server_keeps_seals_and_gives_back_the_same(s3: S3Access, tmp_path: Path) -> None:
+def test_a_sealed_run_on_an_s3_server_can_be_verified(s3: S3Access, tmp_path: Path) -> None:
     run = finished_training("s3://test-store-step/somewhere")
     save_model(run)
     manifest = seal(run)

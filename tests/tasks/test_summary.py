@@ -1,4 +1,4 @@
-"""What `show` prints of a run: of one that is finished, and of one whose launcher was killed."""
+"""The output of `show` for a finished run, and for a run with a killed launcher."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RATE = LearningRateSearch(
 
 
 def shown(run: Run) -> tuple[dict[str, Any], list[str]]:
-    """`show`'s document, and its lines for a person."""
+    """`show`'s document, and its lines of text."""
     asked = ("show", run.id, "--store", run.store_uri)
     document, screen = (command(*asked, *more) for more in (["--json"], []))
     assert document.returncode == screen.returncode == 0
@@ -32,7 +32,7 @@ def shown(run: Run) -> tuple[dict[str, Any], list[str]]:
     ]
 
 
-def test_a_run_whose_launcher_was_killed_names_its_newest_checkpoint(
+def test_the_summary_of_a_killed_run_names_its_newest_checkpoint(
     home: Path, tmp_path: Path
 ) -> None:
     run = begin_run(tmp_path.as_uri(), "killed", 1)
@@ -46,9 +46,7 @@ def test_a_run_whose_launcher_was_killed_names_its_newest_checkpoint(
     assert f"newest checkpoint of step 20: {paths[-1]}" in lines
 
 
-def test_a_rate_that_was_searched_comes_with_its_reason_and_its_plot(
-    home: Path, tmp_path: Path
-) -> None:
+def test_a_searched_learning_rate_has_its_reason_and_plot(home: Path, tmp_path: Path) -> None:
     run = finished_training(tmp_path.as_uri())
     document, lines = shown(run)
     assert document["learning_rate_plot"] is None
@@ -66,7 +64,7 @@ def test_a_rate_that_was_searched_comes_with_its_reason_and_its_plot(
 @pytest.mark.parametrize(
     ("reached", "says"), [(True, "reached"), (False, "not reached"), (None, "not known yet")]
 )
-def test_whether_a_target_was_reached_is_said(
+def test_the_summary_says_whether_the_target_was_reached(
     home: Path, tmp_path: Path, reached: bool | None, says: str
 ) -> None:
     run = begin_run(tmp_path.as_uri(), "aimed", 1, target={"metric": "accuracy", "value": 0.97})

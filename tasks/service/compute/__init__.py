@@ -1,4 +1,4 @@
-"""Answers that need computing: in processes with limits, bounded in number, and cached.
+"""Computes answers: in limited processes, with bounded concurrency, and cached.
 
 `answers` computes, within `bounded_work`. `model_tracer` traces models in an `async_sandbox`.
 """

@@ -1,6 +1,6 @@
-"""Estimates, plans and schemas of data, as the command line prints them; run in a compute process.
+"""Estimates, plans and data schemas, as the command line prints them. Runs in a compute process.
 
-They are arithmetic on what a client sent: impossible numbers are the client's error, not ours.
+They are arithmetic on the client's values: impossible numbers are the client's error, not ours.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def answer(request: dict[str, Any]) -> str:
         return error_document(BadInput("request: takes more memory than allowed"))
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         return error_document(
-            BadInput(f"request: its numbers give no answer ({type(error).__name__}: {error})")
+            BadInput(f"request: its numbers yield no result ({type(error).__name__}: {error})")
         )
 
 
 def error_document(error: TrainwrightError) -> str:
-    """The error as `--json` prints it."""
+    """The error in the format of `--json`."""
     document: dict[str, Any] = {"error": error.document()}
     if error.kind == "infeasible":
         document["feasible"] = False
@@ -73,7 +73,7 @@ def _plan(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _need_nothing_measured(devices: list[Device], calibrations: list[Calibration]) -> None:
-    """Raises Forbidden if this machine would be measured first: that takes its devices."""
+    """Raises Forbidden if this machine must be measured first, which uses its devices."""
     from trainwright.tasks.estimate.calibrate import cached, from_store
     from trainwright.tasks.estimate.link import link_file
 

@@ -1,4 +1,4 @@
-"""A sandbox server for an event loop: started at its first use, and again if it died."""
+"""A sandbox server for an event loop. Starts at its first use, and again if it died."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainwright.infra.sandbox.client import SandboxServer, message
 from trainwright.tasks.errors import TrainwrightError
 
 _ENDING_S = 20.0
-"""a supervisor that has not answered so long after its time limit has failed"""
+"""a supervisor that exceeds its time limit by more than this has failed"""
 
 
 class AsyncSandbox:
@@ -56,7 +56,7 @@ class AsyncSandbox:
             return self._server
 
     async def ask(self, request: dict[str, Any], readable: Iterable[Path] = ()) -> Outcome:
-        """What became of a request. If this is cancelled, what works on the request is ended."""
+        """The outcome of a request. Cancelling this ends the work on the request."""
         server = await self.start()
         try:
             reader, writer = await asyncio.open_unix_connection(sock=server.connect())
@@ -73,7 +73,7 @@ class AsyncSandbox:
             raise TrainwrightError(f"service: {error or 'no answer'}; try again") from error
 
     def close(self, grace_s: float = 10.0) -> None:
-        """End the server, and what it works on."""
+        """End the server and its work."""
         if self._server is not None:
             self._server.close(grace_s)
             self._server = None

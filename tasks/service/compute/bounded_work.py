@@ -1,6 +1,6 @@
-"""Bounded work: a number of requests at a time, a number waiting, the rest refused; and a cache.
+"""Bounds work: some requests run, some wait, the service refuses the rest. Also the cache.
 
-Equal requests share one piece of work. It is cancelled when its last caller has gone.
+Equal requests share one piece of work, which ends when its last caller has gone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainwright.tasks.service.limits import TooBusy
 
 
 def content_key(*parts: str | bytes) -> str:
-    """SHA-256 over parts, each with its length: different lists of parts have different keys."""
+    """SHA-256 over parts and their lengths, so different lists have different keys."""
     whole = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -25,7 +25,7 @@ def content_key(*parts: str | bytes) -> str:
 
 
 class Cache:
-    """Answers by key, of `max_bytes` together; the least recently used are dropped first."""
+    """Answers by key, up to `max_bytes` in total. Drops the least recently used first."""
 
     def __init__(self, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_bytes, self._clock = max_bytes, clock
@@ -73,7 +73,7 @@ class BoundedWork:
         self._flights: dict[str, _Flight] = {}
 
     async def do(self, key: str, work: Callable[[], Awaitable[bytes]]) -> bytes:
-        """The answer of `work`, shared with callers of the same key meanwhile. Raises TooBusy."""
+        """The answer of `work`, shared by concurrent callers with the same key. Raises TooBusy."""
         flight = self._flights.get(key)
         if flight is None:
             if len(self._flights) >= self._most:
@@ -99,4 +99,4 @@ class BoundedWork:
         if self._flights.get(key) is flight:
             del self._flights[key]
         if flight.task.done() and not flight.task.cancelled():
-            flight.task.exception()  # marks it as seen: asyncio would log it if no caller is left
+            flight.task.exception()  # mark as seen, or asyncio logs it

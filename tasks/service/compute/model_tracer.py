@@ -1,4 +1,4 @@
-"""Structures of the models that clients name or send. Their code runs in the sandbox."""
+"""Traces the models that clients name or send. Their code runs in the sandbox."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SAMPLE = Path(sample_model.__file__)
 
 @dataclass(frozen=True)
 class RequestedTrace:
-    """A request for a structure, and the model's source as it is now."""
+    """A request for a structure, with the model's current source."""
 
     request: StructureRequest
     entry: str
@@ -33,14 +33,14 @@ class RequestedTrace:
 
     @property
     def key(self) -> str:
-        """The same for the same request and source."""
+        """The cache key: equal for equal request and source."""
         named = [part for name, data in sorted(self.files.items()) for part in (name, data)]
         settings = self.request.model_dump(mode="json", exclude={"model": {"files"}})
         return content_key("structure", json.dumps(settings, sort_keys=True), *named)
 
 
 class ModelTracer:
-    """Traces models in a sandbox whose server has imported what that takes."""
+    """Traces models in a sandbox whose server has already imported the necessary modules."""
 
     def __init__(self, served: ServedFiles, limits: SandboxLimits) -> None:
         sample = StructureRequest(model=SentModel(source=_SAMPLE.name))
@@ -63,7 +63,7 @@ class ModelTracer:
         return RequestedTrace(request, *await asyncio.to_thread(model_source.snapshot, str(path)))
 
     async def trace(self, what: RequestedTrace) -> bytes:
-        """structure.json. Raises BadInput if the model has none."""
+        """The content of structure.json. Raises BadInput if the tracing fails."""
         folder = Path(tempfile.mkdtemp(prefix="trainwright-source-"))
         try:
             for name, data in what.files.items():

@@ -1,4 +1,4 @@
-"""A small model. The service has it traced at its start, to learn which modules a trace imports."""
+"""A small model. The service traces it at its start, to find which modules a trace imports."""
 
 from __future__ import annotations
 

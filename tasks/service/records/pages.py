@@ -1,4 +1,4 @@
-"""The page's files, and security headers: no script but ours, no frame but from our origin."""
+"""The page's files, and security headers: only our scripts, only frames from our origin."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def _files() -> dict[str, tuple[bytes, str]]:
 
 def page_file(request: Request, name: str, login: Login) -> Response:
     """A file of the page. Raises NotFound."""
-    if request.url.path.endswith("/page"):  # its files' addresses are relative
+    if request.url.path.endswith("/page"):  # its files have relative addresses
         return RedirectResponse("page/")
     try:
         content, kind = _files()[name or "index.html"]
     except KeyError:
-        raise NotFound("page: there is no such file") from None
-    if kind.startswith("text/html"):  # tells the page how its user logs in
+        raise NotFound("page: no such file") from None
+    if kind.startswith("text/html"):  # the page reads how its user logs in
         content = content.replace(b'data-login=""', f'data-login="{login}"'.encode())
     mark = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     headers = {"ETag": mark, "Cache-Control": "no-cache"}
@@ -58,7 +58,7 @@ def page_file(request: Request, name: str, login: Login) -> Response:
 
 
 class Guarded:
-    """Adds security headers to every answer: what a browser may run, frame and cache."""
+    """Adds security headers to every answer, which limit scripts, frames and caching."""
 
     def __init__(self, app: Any) -> None:
         self._app = app

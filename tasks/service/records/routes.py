@@ -1,4 +1,4 @@
-"""The routes of runs, TensorBoards and the page. Names are checked before anything is read."""
+"""The routes of runs, TensorBoards and the page. They check names before they read anything."""
 
 import asyncio
 import json
@@ -23,11 +23,11 @@ from trainwright.tasks.service.records.run_records import Records
 
 JobName = Annotated[str, Path(pattern=JOB_PATTERN)]
 RunId = Annotated[str, Path(pattern=ID_PATTERN)]
-OfJob = Annotated[str | None, Query(pattern=JOB_PATTERN, description="of this job only")]
+OfJob = Annotated[str | None, Query(pattern=JOB_PATTERN, description="only this job's")]
 _MISSING: dict[int | str, dict[str, Any]] = {
     404: {"model": ErrorAnswer, "description": "no such run"}
 }
-# A report holds its own scripts. It may run them, but without our origin, hence without login.
+# A report contains scripts. It may run them, but without our origin and so without the login.
 _REPORT = {
     "Content-Security-Policy": "sandbox allow-scripts; default-src 'none'; "
     "script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
@@ -37,7 +37,7 @@ _REPORT = {
 
 
 def add_run_routes(app: FastAPI, records: Records, client: Any) -> None:
-    """Lists of runs, a run, its recorded rows, and history, for a `client` who may read."""
+    """Lists of runs, a run, its recorded rows, and history. `client` checks the right to read."""
 
     @app.get("/runs", response_model=RunPage)
     async def runs(
@@ -66,7 +66,7 @@ def add_run_routes(app: FastAPI, records: Records, client: Any) -> None:
         run_id: RunId,
         from_step: Annotated[int, Query(ge=0, le=10**12)] = 0,
     ) -> Response:
-        """Recorded rows from a step on. To follow a live run, ask again from `next_step`."""
+        """Recorded rows, starting at a step. To follow a live run, ask again from `next_step`."""
         return _json(await records.metrics(job, run_id, from_step))
 
     @app.get("/runs/{job}/{run_id}/structure", response_model=Structure, responses=_MISSING)
@@ -89,9 +89,9 @@ def add_run_routes(app: FastAPI, records: Records, client: Any) -> None:
 def add_tensorboard_routes(
     app: FastAPI, service: Any, login: Login, client: Any, known: Any
 ) -> None:
-    """TensorBoard: started by a `client` who may start runs, since it takes this machine's memory.
+    """TensorBoard. Only users who may start runs can start it: it uses this machine's memory.
 
-    Then it is reached by the secret in its path; and with Airflow's login, only by who is `known`.
+    The secret in its path gives access; with Airflow's login, `known` also checks the user.
     """
 
     @app.post(
@@ -130,7 +130,7 @@ def add_tensorboard_routes(
 
 
 def add_page_routes(app: FastAPI, login: Login, client: Any) -> None:
-    """The page: open if it asks for the token itself, otherwise for a `client` who may read."""
+    """The page: public if it asks for the token itself, otherwise for users with read access."""
 
     async def page(request: Request, name: str = "") -> Response:
         return page_file(request, name, login)

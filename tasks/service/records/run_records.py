@@ -28,13 +28,13 @@ from trainwright.tasks.train.record.metrics import warm_up
 
 
 class NotFound(BadInput):
-    """There is no such thing at this address."""
+    """This address names nothing."""
 
     kind = "not_found"
 
 
 class Records:
-    """Answers about the runs of the settings' store. It works in threads, since stores are slow."""
+    """Answers about the runs of the settings' store. Uses threads, because stores are slow."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -42,7 +42,7 @@ class Records:
         self._parts = live.Parts()
 
     async def start(self) -> None:
-        """Import what reading rows needs, so that the first chart is quick."""
+        """Import what reading rows needs, so that the first chart is fast."""
         await asyncio.to_thread(warm_up)
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class Records:
         return await asyncio.to_thread(self._metrics, job, identifier, from_step)
 
     async def structure(self, job: str, identifier: str) -> bytes:
-        """structure.json. Raises NotFound."""
+        """The content of structure.json. Raises NotFound."""
         return await asyncio.to_thread(lambda: self._file(job, identifier, Structure.FILE))
 
     async def report(self, job: str, identifier: str) -> bytes:
@@ -92,7 +92,7 @@ class Records:
         """A run of the store. Raises NotFound."""
         run = Run(f"{self._list().uri}/runs/{job}/{identifier}", self._settings)
         if not run.exists():
-            raise NotFound(f"run: got {job}/{identifier}; there is no such run")
+            raise NotFound(f"run: got {job}/{identifier}; no such run")
         return run
 
     def _run(self, job: str, identifier: str) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def _json(document: Any) -> bytes:
 
 
 def _finite(value: Any) -> Any:
-    """The value for JSON, which has no NaN and no infinity: null."""
+    """The value for JSON: null for NaN and infinity, which JSON lacks."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,9 +1,9 @@
 """The TensorBoard of a run: a process on this machine, reached through the service.
 
-Its path holds a secret that only those who are logged in get. It answers under that path only, so
-that no other user of this machine gets in either. Its page fetches what it shows, so it needs the
-service's origin: what a run has recorded for it is trusted as much as the service's own page, and
-unlike those of a report, its scripts run in no sandbox.
+Its path contains a secret that only logged-in users get. It answers only under that path, so no
+other user of this machine gets in either. Its page fetches its data, so it needs the service's
+origin: its scripts are trusted as much as the service's own page, and do not run in a sandbox as a
+report's do.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TensorBoard:
     copy: Path | None
 
     def end(self) -> None:
-        """End it, and remove the files that were fetched for it."""
+        """End the process, and remove the files downloaded for it."""
         self.process.kill()
         self.process.wait()
         if self.copy is not None:
@@ -69,7 +69,7 @@ class Answer:
 
 
 class TensorBoards:
-    """The running TensorBoards, at most `MOST`: a further one ends the least recently used."""
+    """The running TensorBoards, at most `MOST`. One more ends the least recently used."""
 
     def __init__(self) -> None:
         self._tensorboards: dict[str, TensorBoard] = {}
@@ -78,15 +78,15 @@ class TensorBoards:
         self._closed = False
 
     def close(self) -> None:
-        """End them."""
+        """End all of them."""
         self._closed = True
         while self._tensorboards:
             self._tensorboards.popitem()[1].end()
 
     async def open(self, run: Run) -> str:
-        """The secret of the run's TensorBoard, which is started if needed.
+        """The secret of the run's TensorBoard; starts it if necessary.
 
-        A start goes on, for the next caller, if this caller leaves. Raises NotFound, BadInput.
+        The start continues if this caller leaves. Raises NotFound, BadInput.
         """
         task = asyncio.create_task(self._open(run))
         self._opening.add(task)
@@ -106,7 +106,7 @@ class TensorBoards:
                 if self._closed:
                     tensorboard.end()
                     raise ServiceUnreachable(
-                        "tensorboard: the service is ending", service="tensorboard"
+                        "tensorboard: the service is shutting down", service="tensorboard"
                     )
             self._tensorboards[run.uri] = tensorboard  # the most recently used one last
             return tensorboard.secret
@@ -120,9 +120,7 @@ class TensorBoards:
                 tensorboard.secret.encode(), secret.encode("utf-8", "surrogateescape")
             ):
                 return await asyncio.to_thread(_ask, tensorboard, path, method, content_type, body)
-        raise Unauthorized(
-            "tensorboard: it has ended or was never started; open it from the run's page"
-        )
+        raise Unauthorized("tensorboard: not running; open it from the run's page")
 
 
 def _start(run: Run) -> TensorBoard:

@@ -1,21 +1,23 @@
-"""A host's part in a launch: starts ranks there, passes on what they say, and ends them when its launcher is gone.
+"""Runs on each remote host for one launch: starts ranks, relays their output, and cleans up.
 
-The launcher (`hosts`) starts it by ssh, one on each host, and speaks with it over the connection: JSON, one object a line.
+The launcher (`hosts`) starts one agent per host over ssh. They exchange JSON, one object a line.
 
 | from the launcher | |
 |---|---|
-| reach address port | can the launcher be reached there, and by which interface? |
-| put path data | append bytes (base64) to a file of the work folder |
-| sync | reply when all before is done |
-| share name cores, hold name | a share of the CPU for a process to come; hold the process to it from now on |
+| reach address port | can the host connect there, and over which interface? |
+| put path data | append bytes (base64) to a file in the work folder |
+| sync | reply after all earlier messages are handled |
+| share name cores | create a CPU share for a process that will start |
+| hold name | limit the started process to its share |
 | start name command environment | start a process of that name, with a channel (`channel`) |
-| say name text | give a process the answer to what it has asked |
+| say name text | forward the answer to a process's question |
 | signal name number, kill name | |
-| beat | I am still here |
+| beat | heartbeat of the launcher |
 
-Back come `reply` (to reach, sync, share) or `failed`; `said`, `log` and `ended` of a process; `file`, what was appended to
-TensorBoard's events; `beat`, every `BEAT_S` too. The end of the connection, or silence of `SILENCE_S`, ends every process and
-removes the work folder.
+The agent sends `reply` (to reach, sync, share) or `failed`; `said`, `log` and `ended` for each
+process; `file` with bytes appended to TensorBoard event files; and its heartbeat `beat`, also every
+`BEAT_S`. When the connection ends, or the launcher is silent for `SILENCE_S`, the agent ends every
+process and removes the work folder.
 """
 
 from __future__ import annotations
@@ -52,16 +54,18 @@ Message = dict[str, Any]
 
 
 class HostAgent:
-    """One launch on this host. Processes are started by the thread that calls `run`: the kernel ties their lives to it."""
+    """One launch on this host.
+
+    The thread that calls `run` starts all processes; the kernel ends them with that thread.
+    """
 
     def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
         self._source, self._sink, self._writing = source, sink, threading.Lock()
         folder = Settings.from_environment().home / "nodes"
         folder.mkdir(parents=True, exist_ok=True)
         _remove_stale(folder)
-        self.work = (
-            folder / f"{_HERE}.{os.getpid()}.{os.urandom(4).hex()}"
-        )  # machines may share a home
+        # machines may share a home folder, so the name has the machine in it
+        self.work = folder / f"{_HERE}.{os.getpid()}.{os.urandom(4).hex()}"
         self.work.mkdir(mode=0o700)
         self._children: dict[str, _Child] = {}
         self._shares: dict[str, CpuShare] = {}
@@ -70,7 +74,7 @@ class HostAgent:
         self._bringing = threading.Lock()
 
     def run(self) -> None:
-        """Until the launcher is gone."""
+        """Handle messages until the connection to the launcher ends."""
         remove_stale_cgroups()
         self.send("ready", work=str(self.work), python=sys.executable)
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
@@ -89,7 +93,7 @@ class HostAgent:
             self.end()
 
     def end(self) -> None:
-        """Leave nothing of this launch."""
+        """End all processes and remove all files of this launch."""
         for child in self._children.values():
             child.kill()
         for child in self._children.values():
@@ -100,7 +104,7 @@ class HostAgent:
         shutil.rmtree(self.work, ignore_errors=True)
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Tell the launcher something; where it is gone, the end of its connection is noticed elsewhere."""
+        """Send a message. If the launcher is gone, `run` notices the end of the connection."""
         line = (json.dumps({"kind": kind, **fields}) + "\n").encode()
         with self._writing, contextlib.suppress(OSError, ValueError):
             self._sink.write(line)
@@ -132,12 +136,12 @@ class HostAgent:
             self._children[fields["name"]].kill()
 
     def let_go(self, name: str) -> None:
-        """A process is about to be waited for."""
+        """Release the CPU share of a process that is about to be reaped."""
         if name in self._shares:
             self._shares[name].let_go()
 
     def _watch(self) -> None:
-        """Say that we are here, bring back what is appended to the events; end it all after a long silence."""
+        """Send heartbeats and appended events; end everything after a silence of the launcher."""
         beaten_at = -BEAT_S
         while time.monotonic() - self._heard_at < SILENCE_S:
             if time.monotonic() - beaten_at >= BEAT_S:
@@ -148,14 +152,12 @@ class HostAgent:
         for child in list(self._children.values()):
             child.kill()
         shutil.rmtree(self.work, ignore_errors=True)
-        os._exit(1)  # the main thread waits for a line that does not come
+        os._exit(1)  # the main thread is blocked in reading a line that will not come
 
     def bring_back(self) -> None:
-        """Send what the files of events have grown by."""
-        with (
-            self._bringing,
-            contextlib.suppress(FileNotFoundError),
-        ):  # the folder, when it is all over
+        """Send what was appended to the event files since the last call."""
+        # the work folder disappears when the launch ends
+        with self._bringing, contextlib.suppress(FileNotFoundError):
             for path in sorted(self.work.glob("events/*")):
                 with path.open("rb") as file:
                     file.seek(self._brought.get(path, 0))
@@ -165,7 +167,7 @@ class HostAgent:
 
 
 class _Child:
-    """A process with its channel; a thread passes on what it says and what it logs, then that it has ended."""
+    """A process with its channel. A thread relays its messages and its log, then its end."""
 
     def __init__(
         self, agent: HostAgent, name: str, command: list[str], environment: dict[str, str]
@@ -188,16 +190,16 @@ class _Child:
         threading.Thread(target=self._tell, name=f"tell-{name}", daemon=True).start()
 
     def say(self, text: bytes) -> None:
-        """Pass a word on. A process that does not listen, because it is stopped, holds up no other."""
+        """Queue a message for the process: one that is stopped must not block the others."""
         self._words.put(text)
 
     def _tell(self) -> None:
-        with contextlib.suppress(OSError):  # one that has gone meanwhile is told of by `ended`
+        with contextlib.suppress(OSError):  # the process has ended: `_relay` reports that
             while (text := self._words.get()) is not None:
                 self._socket.sendall(text)
 
     def kill(self) -> None:
-        """End it, with what it has started."""
+        """End the process and its children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -236,7 +238,7 @@ def _read(descriptor: int) -> bytes:
 
 
 def reach(address: str, port: int) -> Message:
-    """The interface by which this machine reaches a listening address, or why it does not."""
+    """Connect to a listening address: the local interface and address used, or the error."""
     try:
         with socket.create_connection((address, port), timeout=_REACH_TIMEOUT_S) as connection:
             own = connection.getsockname()[0]
@@ -246,7 +248,7 @@ def reach(address: str, port: int) -> Message:
 
 
 def _remove_stale(folder: Path) -> None:
-    """What launches whose agent was killed have left."""
+    """Remove the work folders of agents that were killed."""
     for work in folder.iterdir():
         machine, _, rest = work.name.partition(".")
         pid = rest.partition(".")[0]
@@ -255,8 +257,8 @@ def _remove_stale(folder: Path) -> None:
 
 
 def main() -> None:
-    """Serve the launcher at the other end of standard input and output."""
+    """Serve the launcher over standard input and output."""
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # nothing else may write between the messages
+    os.dup2(2, 1)  # other output must not appear between the messages
     HostAgent(source, sink).run()

@@ -1,16 +1,16 @@
-"""What a rank on another host keeps, it keeps on the launcher's machine: its rows, its parts of
-checkpoints; and from there comes the checkpoint that it begins with.
+"""Moves the files of a rank on another host to and from the launcher's machine: its rows, its parts
+of checkpoints, and the checkpoint from which it resumes.
 
-So a host needs neither the store's keys nor a way to the store, and what a lost host had reported
-is not lost with it. The rank's end asks over its channel:
+So a host needs neither the store's keys nor access to the store, and nothing that a lost host has
+reported is lost. The rank asks over its channel:
 
 | `about` | | answer |
 |---|---|---|
-| give | part, file, size, spill: the file of a part that comes next | |
+| give | part, file, size, spill: the next file of a part | |
 | give | at, data: a piece of it | |
-| take | name, at: a piece of a file of the checkpoint to begin with | data |
+| take | name, at: a piece of a file of the checkpoint to resume from | data |
 
-`journal` messages (begins, text) are rows; they have no answer. Pieces are base64.
+`journal` messages (begins, text) are rows and have no answer. Pieces are base64.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _ask(channel: Channel, about: str, **fields: Any) -> Any:
 
 
 def send_file(channel: Channel, part: str, file: str, pieces: list[Content], *, spill: bool) -> str:
-    """Have the launcher write a file of a part; its name. Raises what the launcher could not do."""
+    """Let the launcher write a file of a part; the file's name. Raises the launcher's error."""
     size, at = sum(map(len, pieces)), 0
     _ask(channel, GIVE, part=part, file=file, size=size, spill=spill)
     for piece in pieces:
@@ -59,7 +59,7 @@ def send_file(channel: Channel, part: str, file: str, pieces: list[Content], *, 
 
 
 def fetch_checkpoint(channel: Channel, into: Path) -> Path:
-    """Bring the checkpoint to begin with into a folder of this host."""
+    """Copy the checkpoint to resume from into a folder of this host."""
     into.mkdir(parents=True, exist_ok=True)
     _fetch(channel, into / STATE)
     for name in parsed((into / STATE).read_bytes()).sha256:
@@ -74,7 +74,7 @@ def _fetch(channel: Channel, path: Path) -> None:
 
 
 class SentJournal(StepJournal):
-    """The journal of a rank on another host: the launcher writes it."""
+    """The journal of a rank on another host. The launcher writes the file."""
 
     def __init__(self, channel: Channel, rank: int) -> None:
         super().__init__(Path(), rank)
@@ -88,7 +88,7 @@ class SentJournal(StepJournal):
 
 
 class TransferServer:
-    """The launcher's end, for one process of a rank. A host can name no other file."""
+    """The launcher's end for one process of a rank. A host can access only the files named here."""
 
     def __init__(self, work: Path, launch: str | None, rank: int) -> None:
         self._work, self._rank = work, rank
@@ -104,7 +104,7 @@ class TransferServer:
         except TrainwrightError as error:
             return {"error": error.document()}
         except Exception as error:  # noqa: BLE001 - a thread's boundary: logged and reported
-            _log.exception("rank %d asked for what could not be done", self._rank)
+            _log.exception("rank %d: its request failed", self._rank)
             why = f"the launcher: {type(error).__name__}: {error}"
             return {"error": TrainingFailed(why).document()}
 
@@ -144,7 +144,7 @@ class TransferServer:
             file.write(text)
 
     def paths(self, part: str) -> list[str]:
-        """Where the files of a part lie that the rank has given."""
+        """The paths of the files of a part that the rank has sent."""
         self._close()
         return self._written.pop(part, [])
 

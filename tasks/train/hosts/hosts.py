@@ -1,8 +1,10 @@
-"""The hosts of one launch other than this machine: made sure of, given the model and the data, and told to start ranks.
+"""The remote hosts of one launch: connects to them, checks them, and prepares them for ranks.
 
-Before the first rank starts, every host has answered with the key that is known of it, runs the same versions and sources, has
-the model's source and the data with the content that was validated, and reaches the launcher. One that is lost in the training is
-made sure of in the same way when it answers again. How a host is spoken to: `session`; what runs there: `node`. Loads no torch.
+Before the first rank starts, each host must present its known SSH host key, run the same versions
+and sources as this machine, and be able to connect to the launcher. It also receives the model's
+source and the data, whose content must equal the validated content. A host that is lost during
+training passes the same checks when it answers again. `session` is the connection to one host;
+`agent` runs on the host. Loads no torch.
 """
 
 from __future__ import annotations
@@ -33,19 +35,19 @@ _END_GRACE_S = 5.0
 _HEED_EVERY_S = 0.5
 _ORDER = "order.json"
 LOOPBACK_WAY = {INTERFACE: "lo"}
-"""The way to the others where all are on this machine."""
+"""The interface variables of the ranks if all of them run on this machine."""
 
 
 def machine(device: PlannedDevice) -> str:
-    """What tells one machine from another."""
+    """The machine of a device: equal for two devices if they share a machine."""
     return "localhost" if device.local else device.address
 
 
 class Hosts:
-    """The hosts of a launch, connected, checked and with all that ranks need, until `close`."""
+    """Connections to the hosts of a launch, checked and prepared for ranks. Ends with `close`."""
 
     def __init__(self, order: Order, folder: Path, heed: Callable[[], None]) -> None:
-        """`heed` is called twice a second meanwhile, and raises what is to end it."""
+        """Prepares all hosts. Calls `heed` twice a second, which raises to end the preparation."""
         self._order, self._folder, self._heed = order, folder, heed
         self._devices = order.request.plan.devices
         self._pool = load_pool(order.request.job.pool)
@@ -54,11 +56,11 @@ class Hosts:
         self._data: dict[str, str] = {}
         self._returning: Returning | None = None
         self.peers: set[str] = set()
-        """The addresses that ranks come from."""
+        """The addresses from which ranks connect."""
         try:
             self._connect()
             self.address = self._own_address()
-            """this machine's, that the hosts see"""
+            """this machine's address, as the hosts see it"""
             self._reach()
             self._each(self._give)
         except BaseException:
@@ -83,7 +85,7 @@ class Hosts:
         )
 
     def _each(self, action: Callable[[Session], Any]) -> list[Any]:
-        """Do it on all hosts at once. Raises what went wrong on the first of them."""
+        """Run an action on all hosts in parallel. Raises the first host's error."""
         with ThreadPoolExecutor(max_workers=len(self._sessions)) as pool:
             tasks = [pool.submit(action, one) for one in self._sessions.values()]
             try:
@@ -106,7 +108,7 @@ class Hosts:
         return str(there["came_by"])
 
     def _own_address(self) -> str:
-        """This machine's address that the hosts see. Raises BadInput where they see several."""
+        """This machine's address, as the hosts see it. Raises BadInput if they see several."""
         seen = sorted({came_by.split()[0] for came_by in self._came_by if came_by})
         with contextlib.suppress(OSError):
             if len(seen) == 1:
@@ -115,12 +117,13 @@ class Hosts:
         routes = {_route_to(session.address) for session in self._sessions.values()}
         if len(routes) != 1:
             raise BadInput(
-                f"pool: its hosts reach this machine at {', '.join(sorted(routes))}; allowed: all by one address"
+                f"pool: its hosts reach this machine at {', '.join(sorted(routes))}; "
+                "allowed: one address for all hosts"
             )
         return routes.pop()
 
     def _give(self, session: Session) -> None:
-        """The model's source to a host; and its data, unless it has them."""
+        """Copy the model's source to a host, and the data if the host lacks it."""
         folder = Path(self._order.request.source_folder)
         for path in sorted(
             one for one in folder.rglob("*") if one.is_file() and "__pycache__" not in one.parts
@@ -130,7 +133,10 @@ class Hosts:
         self._data[session.address] = Preloading(session, self._order).run()
 
     def _reach(self) -> None:
-        """Make sure that every host reaches this machine, and note by which interface. Raises ServiceUnreachable."""
+        """Check that every host can connect to this machine, and record the interface it uses.
+
+        Raises ServiceUnreachable.
+        """
         self._each(self._reach_from)
 
     def _reach_from(self, session: Session) -> None:
@@ -139,8 +145,8 @@ class Hosts:
             reply = session.ask("reach", address=self.address, port=port)
         if "error" in reply:
             raise ServiceUnreachable(
-                f"{session}: can't connect to this machine at {self.address}, port {port}: {reply['error']}; "
-                "a firewall must let it through",
+                f"{session}: can't connect to this machine at {self.address}, port {port}: "
+                f"{reply['error']}; a firewall must let it through",
                 service="rendezvous",
                 address=self.address,
             )
@@ -149,7 +155,7 @@ class Hosts:
 
     @property
     def way(self) -> dict[str, str]:
-        """The way of this machine's ranks."""
+        """The interface variables for the ranks on this machine."""
         return _way(interface_of(self.address), self.address)
 
     def share(self, rank: int) -> RemoteShare:
@@ -157,7 +163,7 @@ class Hosts:
         return RemoteShare(self._session(rank), str(rank), self._devices[rank].cores)
 
     def give_order(self, order: Order) -> None:
-        """Put what the ranks are to do on every host. From now on, one that is lost while it trains is tried again."""
+        """Put the order on every host. From now on, lost hosts are reconnected during training."""
         self._order = order
         for session in self._sessions.values():
             self._give_order(order, session)
@@ -172,7 +178,7 @@ class Hosts:
         return [address for address, session in self._sessions.items() if session.gone]
 
     def _admit(self, session: Session) -> Shares:
-        """Make sure of a host that was lost, and give it what its ranks need; their shares of its CPU."""
+        """Check and prepare a host that was lost; its ranks' new CPU shares."""
         self._check(session)
         self._reach_from(session)
         self._give(session)
@@ -189,11 +195,11 @@ class Hosts:
         return shares
 
     def returned(self) -> Shares:
-        """The ranks whose hosts answer again since it was asked last, and their new shares of the CPU there."""
+        """The ranks on hosts that have reconnected since the last call, with their CPU shares."""
         ranks: Shares = {}
         found = self._returning.back if self._returning is not None else {}
         for address, (session, shares) in list(found.items()):
-            self._sessions[address].close(_END_GRACE_S)  # it has ended long since
+            self._sessions[address].close(_END_GRACE_S)  # its connection ended earlier
             self._sessions[address] = session
             del found[address]
             ranks |= shares
@@ -202,7 +208,7 @@ class Hosts:
     def start(
         self, rank: int, environment: dict[str, str], log: Path
     ) -> tuple[RemoteRank, RemoteChannel]:
-        """Start a rank on its host; its process, and how to speak with it."""
+        """Start a rank on its host; the rank's process and channel."""
         session, name = self._session(rank), str(rank)
         channel = RemoteChannel(session, name)
         server = TransferServer(self._folder, self._order.launch, rank)
@@ -226,7 +232,7 @@ class Hosts:
         return self._sessions[self._devices[rank].address]
 
     def _order_there(self, order: Order, session: Session) -> Order:
-        """The order, as it reads on a host."""
+        """The order with the paths that apply on the host."""
         request, work = order.request, session.work
         data = request.job.data.model_copy(update={"uri": self._data[session.address]})
         return order.model_copy(
@@ -244,7 +250,7 @@ class Hosts:
         )
 
     def close(self) -> None:
-        """End everything on the hosts."""
+        """End all processes on the hosts, and the connections."""
         if self._returning is not None:
             self._returning.settle()
         if self._sessions:
@@ -255,18 +261,18 @@ class Hosts:
 
 
 def _way(interface: str, address: str) -> dict[str, str]:
-    """The variables by which ranks of a machine find the interface to the others, and its address."""
+    """The environment variables that name a machine's interface to the others, and its address."""
     return {INTERFACE: interface, ADDRESS: address}
 
 
 def _route_to(address: str) -> str:
-    """This machine's address on the way to another."""
+    """The local address from which this machine reaches another."""
     try:
         family, kind, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
-            probe.connect(target)  # sends nothing
+            probe.connect(target)  # UDP: chooses a route, sends nothing
             return str(probe.getsockname()[0])
     except OSError as error:
         raise BadInput(
-            f"pool: {address}: no way from it back to this machine can be told: {error}"
+            f"pool: {address}: can't find the address at which it would reach this machine: {error}"
         ) from None

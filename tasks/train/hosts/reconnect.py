@@ -1,4 +1,4 @@
-"""Lost hosts of a launch, tried again beside the training until they answer. Loads no torch."""
+"""Reconnects to the lost hosts of a launch while the training continues. Loads no torch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Shares = dict[int, RemoteShare]
 
 
 class Returning:
-    """The thread that tries them.
+    """The thread that reconnects.
 
-    `lost` says whose connection has ended, by address; `connect` opens a new one; `admit` makes sure of a host as at the start,
-    gives it what its ranks need, and says their shares of its CPU, by rank.
+    `lost` returns the addresses whose connection has ended. `connect` opens a new connection.
+    `admit` checks and prepares a host as at the start, and returns its ranks' CPU shares.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Returning:
     ) -> None:
         self._lost, self._connect, self._admit = lost, connect, admit
         self.back: dict[str, tuple[Session, Shares]] = {}
-        """Those that answer again, by address, until somebody takes them out."""
+        """The reconnected hosts by address, until the caller removes them."""
         self._trying: Session | None = None
         self._told: dict[str, str] = {}
         self._ending, self._idle, self._may_go = (
@@ -51,13 +51,13 @@ class Returning:
                         self._try(address)
         finally:
             self._idle.set()
-            self._may_go.wait()  # the kernel ties a connection's life to the thread that made it
+            self._may_go.wait()  # the kernel ends a connection with the thread that made it
 
     def _try(self, address: str) -> None:
         session = None
         try:
             session = self._trying = self._connect(address)
-            if self._ending.is_set():  # `settle` may not have seen it
+            if self._ending.is_set():  # `settle` may not have seen this session
                 session.hang_up("the launch has ended")
             self.back[address] = session, self._admit(session)
             self._told.pop(address, None)
@@ -68,9 +68,10 @@ class Returning:
             if self._told.get(address) != str(why) and not self._ending.is_set():
                 self._told[address] = str(why)
                 progress.emit(
-                    "notice", message=f"a lost host is tried again every {TRY_EVERY_S:g} s: {why}"
+                    "notice",
+                    message=f"reconnecting to a lost host every {TRY_EVERY_S:g} s: {why}",
                 )
-        except Exception:  # noqa: BLE001 - logged with its traceback; the others are to be tried all the same
+        except Exception:  # noqa: BLE001 - logged; the other hosts are still tried
             _log.exception("host %s can't be taken back", address)
             if session is not None:
                 session.close(_END_GRACE_S)
@@ -78,14 +79,14 @@ class Returning:
             self._trying = None
 
     def settle(self) -> None:
-        """Try no other, and give up the one at hand. The connections that were made live on until `close`."""
+        """Stop reconnecting, also the current attempt. Open connections stay until `close`."""
         self._ending.set()
         if (session := self._trying) is not None:
             session.hang_up("the launch has ended")
         self._idle.wait()
 
     def close(self) -> None:
-        """End the thread, and the connections of hosts that nobody took."""
+        """End the thread, and the connections that the caller has not taken."""
         self.settle()
         for session, _ in self.back.values():
             session.close(_END_GRACE_S)

@@ -1,4 +1,4 @@
-"""A rank on a host, as the launcher holds it: its channel, its process and its share of the CPU stand in for local ones."""
+"""A rank on another host: the launcher's stand-ins for its channel, process and CPU share."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from trainwright.tasks.train.hosts.checkpoint_transfer import (
 from trainwright.tasks.train.hosts.session import Session
 
 KILL_GRACE_S = 10.0
-"""A host that has not ended a rank by then is no longer worked with."""
+"""If a host needs longer than this to end a rank, its connection is closed."""
 
 
 class RemoteShare:
-    """A rank's share of the CPU of its host; as `cpu_share.CpuShare`."""
+    """A rank's CPU share on its host. Same interface as `cpu_share.CpuShare`."""
 
     def __init__(self, session: Session, name: str, cores: float | None) -> None:
         self._session, self._name = session, name
@@ -33,18 +33,18 @@ class RemoteShare:
         self.group: str | None = reply["group"]
 
     def hold(self, pid: int) -> None:
-        """Hold it from now on; its number on this machine does not matter."""
+        """Limit the rank to the share. Ignores the pid, which is not one of this machine."""
         self._session.tell("hold", name=self._name)
 
     def let_go(self) -> None:
-        """The node does, when the process has ended."""
+        """Does nothing: the agent releases the share when the process has ended."""
 
     def remove(self) -> None:
-        """The node does, when it ends."""
+        """Does nothing: the agent removes the share when it ends."""
 
 
 class RemoteChannel(LauncherChannel):
-    """The launcher's end of a channel whose other end is on a host."""
+    """The launcher's end of the channel to a rank on another host."""
 
     def __init__(self, session: Session, name: str) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class RemoteChannel(LauncherChannel):
 
 
 class RemoteRank:
-    """A rank on a host; used as a Popen. What it logs goes to a file here."""
+    """A rank on another host, used like a Popen. Its log goes to a file on this machine."""
 
     def __init__(
         self,
@@ -69,34 +69,34 @@ class RemoteRank:
         self._log, self._code, self._ended = log, 255, threading.Event()
         log.touch()
         self.pid = 0
-        """None on this machine."""
+        """Not a process of this machine."""
         self.lost: str | None = None
-        """why nothing more is known of it, where its host is gone"""
+        """if the host is gone, the reason"""
         self.oom_kills = 0
-        """how many processes the kernel there has killed for want of memory meanwhile"""
+        """how many processes the host's kernel has killed for lack of memory since it started"""
 
     def send_signal(self, number: int) -> None:
-        """As Popen's."""
+        """Like Popen's."""
         self._session.tell("signal", name=self._name, number=int(number))
 
     def kill(self) -> None:
-        """End it, with what it has started; the connection too, where the host does not."""
+        """End the rank and its children; close the connection if the host does not end them."""
 
         def make_sure() -> None:
             if not self._ended.wait(KILL_GRACE_S):
-                self._session.hang_up(f"it did not end a rank in {KILL_GRACE_S:g} s")
+                self._session.hang_up(f"it did not end a rank within {KILL_GRACE_S:g} s")
 
         threading.Thread(target=make_sure, name=f"kill-{self._name}", daemon=True).start()
-        self._session.tell("kill", name=self._name)  # takes as long as the host lets it
+        self._session.tell("kill", name=self._name)  # may block if the host is stopped
 
     def wait(self, timeout: float | None = None) -> int:
-        """As Popen's."""
+        """Like Popen's."""
         if not self._ended.wait(timeout):
             raise subprocess.TimeoutExpired(self._name, timeout or 0.0)
         return self._code
 
     def said(self, line: str) -> None:
-        """From the host: for the transfer of files and rows, or for the launcher."""
+        """Handle a message: file transfers and journal rows here, all else in the launcher."""
         message = json.loads(line)
         kind = message.pop("kind")
         if kind == JOURNAL:
@@ -112,20 +112,20 @@ class RemoteRank:
             self._pass_on(line)
 
     def _pass_on(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # the launch is over
+        with contextlib.suppress(OSError):  # the launch has ended
             self._channel.other_end.sendall(line.encode() + b"\n")
 
     def logged(self, line: str) -> None:
-        """From the host."""
+        """Append a line to the log file."""
         with self._log.open("a") as file:
             file.write(line + "\n")
 
     def ended(self, code: int, lost: str | None, oom_kills: int = 0) -> None:
-        """From the host, or because it is lost."""
+        """Record that the rank ended, or that its host was lost."""
         self._code, self.lost, self.oom_kills = code, lost, oom_kills
         try:
             if lost is not None:
                 self.logged(lost)
-        finally:  # a full disk makes nobody wait
+        finally:  # also if the disk is full, or `wait` would block for ever
             self._ended.set()
             self._channel.other_end.close()

@@ -1,6 +1,7 @@
-"""One host of a launch, from the launcher's side: an ssh connection, and the node at its other end (`node`).
+"""The connection to one host of a launch: an ssh process here, and the agent (`agent`) there.
 
-The connection, and with it everything on the host, ends with the launcher's process, whatever ends that.
+When the launcher's process ends, for whatever reason, the connection ends, and with it everything
+on the host.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ HELLO_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 300.0
 _PIECE_BYTES = 1 << 18
 _LOOK_S = 0.5
-# Says what is there, and becomes the node once the launcher has agreed. Read byte by byte: what follows is the node's.
+# Runs on the host: prints the host's facts, then becomes the agent when the launcher agrees. Reads
+# byte by byte, because everything after the first line is for the agent.
 _BOOT = """
 import json, os, sys
 exec({facts!r})
@@ -50,23 +52,28 @@ class HostProcess(Protocol):
     """A process on the host, as the launcher sees it."""
 
     def said(self, line: str) -> None:
-        """It has said this on its channel."""
+        """Handle a message from the process's channel."""
         ...
 
     def logged(self, line: str) -> None:
-        """It has written this line on standard output or error."""
+        """Handle a line from the process's standard output or error."""
         ...
 
     def ended(self, code: int, lost: str | None, oom_kills: int = 0) -> None:
-        """It has ended; `lost` says why nothing more is known of it, where the host is gone.
+        """Handle the end of the process. `lost`: if the host is gone, the reason.
 
-        `oom_kills`: how many processes the kernel there has killed for want of memory since it began.
+        `oom_kills`: how many processes the host's kernel has killed for lack of memory since
+        this one started.
         """
         ...
 
 
 class Session:
-    """A connection to a host. Made by a thread that lives as long: the kernel ties the connection's life to it."""
+    """A connection to a host.
+
+    The kernel ends the ssh process together with the thread that made the session, so make it in a
+    thread that lives as long as the launch.
+    """
 
     def __init__(
         self,
@@ -94,7 +101,7 @@ class Session:
             shlex.join([python, "-P", "-c", one_line]),
         ]
         with self._log.open("ab") as log:
-            self._log_begins = log.tell()  # what an earlier connection wrote is before
+            self._log_begins = log.tell()  # an earlier connection may have written before this
             self._ssh = subprocess.Popen(
                 dying_with_parent(command),
                 stdin=subprocess.PIPE,
@@ -108,18 +115,16 @@ class Session:
         return f"host {self.name} ({self.address})"
 
     def hello(self) -> Message:
-        """What the host is (`equality.facts`). Raises ServiceUnreachable."""
+        """The host's facts (`versions.facts`). Raises ServiceUnreachable."""
         return self._first_line()
 
     def begin(self) -> None:
-        """Become a node."""
+        """Start the agent on the host."""
         self._write(b"\n")
         self.work = self._first_line()["work"]
         self._reader.start()
-        for work in (
-            self._beat,
-            self._watch,
-        ):  # two, since telling a node that has stopped may take for ever
+        # two threads, because writing to an agent that is stopped may block for ever
+        for work in (self._beat, self._watch):
             threading.Thread(
                 target=work, name=f"{work.__name__[1:]}-{self.name}", daemon=True
             ).start()
@@ -138,7 +143,7 @@ class Session:
             found = json.loads(line)
         except ValueError:
             raise self._unreachable(
-                f"answered {line[:80]!r}; nothing may print there on login"
+                f"answered {line[:80]!r}; login must print nothing on that host"
             ) from None
         return dict(found)
 
@@ -153,13 +158,16 @@ class Session:
             return f"no answer in {HELLO_TIMEOUT_S:g} s"
         text = self._log.read_bytes()[self._log_begins :].decode(errors="replace")
         if code in (126, 127):
-            return f"{self.python} can't be run there ({why_ended(text, code)}); the pool file's `python` says where it is"
+            return (
+                f"{self.python} can't be run there ({why_ended(text, code)}); "
+                "set the host's `python` in the pool file to its path there"
+            )
         if "Unknown option: -P" in text:
             return f"{self.python} there is older than Python 3.11"
         return why_ended(text, code)
 
     def tell(self, do: str, **fields: Any) -> None:
-        """Have the node do something; that the host is gone is noticed by the reader."""
+        """Send a request to the agent. The reader thread notices if the host is gone."""
         self._write((json.dumps({"do": do, **fields}) + "\n").encode())
 
     def _write(self, line: bytes) -> None:
@@ -169,7 +177,7 @@ class Session:
             self._ssh.stdin.flush()
 
     def ask(self, do: str, **fields: Any) -> Message:
-        """Have the node do something; its reply. Raises TrainingFailed where it can't, or the host is gone."""
+        """Send a request and return the reply. Raises TrainingFailed if there is none."""
         self.tell(do, **fields)
         try:
             reply = self._replies.get(timeout=ANSWER_TIMEOUT_S)
@@ -187,7 +195,7 @@ class Session:
     def put(
         self, path: str, source: Path | bytes, progress: Callable[[int], None] | None = None
     ) -> None:
-        """Write a file below the node's work folder; `progress` is told how many bytes went."""
+        """Write a file in the agent's work folder; `progress` gets each number of bytes sent."""
         with open(source, "rb") if isinstance(source, Path) else contextlib.nullcontext() as file:
             rest = source if isinstance(source, bytes) else b""
             while not self._closed.is_set():
@@ -200,13 +208,13 @@ class Session:
                     break
 
     def sync(self) -> None:
-        """Wait until all that was told is done. Raises TrainingFailed where it could not be."""
+        """Wait until all requests are done. Raises TrainingFailed if one failed."""
         self.ask("sync")
 
     def start(
         self, name: str, command: list[str], environment: dict[str, str], child: HostProcess
     ) -> None:
-        """Start a process; its words, its log and its end go to `child`."""
+        """Start a process; `child` receives its messages, its log and its end."""
         self._children[name] = child
         self.tell("start", name=name, command=command, environment=environment)
         if self._closed.is_set():
@@ -216,31 +224,30 @@ class Session:
         while (message := self._next()) is not None:
             try:
                 self._take(message)
-            except Exception as error:  # noqa: BLE001 - a thread's boundary: logged, and whoever waits for the host is told
-                _log.exception("%s: what it said could not be taken", self)
-                self.hang_up(f"what it said could not be taken: {type(error).__name__}: {error}")
+            except Exception as error:  # noqa: BLE001 - a thread's boundary: logged and reported
+                _log.exception("%s: a message could not be handled", self)
+                self.hang_up(f"a message could not be handled: {type(error).__name__}: {error}")
                 break
         self._closed.set()
         self._replies.put(None)
         for child in list(self._children.values()):
             try:
                 child.ended(255, self._lost())
-            except Exception:  # noqa: BLE001 - logged, and the others are told all the same
-                _log.exception("%s: its end could not be told", self)
+            except Exception:  # noqa: BLE001 - logged, and the other processes are still handled
+                _log.exception("%s: the end of a process could not be handled", self)
 
     def _next(self) -> Message | None:
-        """What the node says next; None where the connection has ended."""
+        """The agent's next message; None if the connection has ended."""
         assert self._ssh.stdout is not None
         self._listening_since = time.monotonic()
         line = b""
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # the pipe was closed, or the line is none of the node's
+        # the pipe may be closed, or the line may not be a message
+        with contextlib.suppress(OSError, ValueError):
             line = self._ssh.stdout.readline()
             if isinstance(message := json.loads(line), dict):
                 return message
-        if line.endswith(b"\n"):  # else it was cut short by the connection's end
-            self.hang_up(f"it said {line[:80]!r}")
+        if line.endswith(b"\n"):  # an unfinished line was cut by the end of the connection
+            self.hang_up(f"it sent {line[:80]!r}, which is not a message")
         return None
 
     def _take(self, message: Message) -> None:
@@ -273,11 +280,11 @@ class Session:
             self.tell("beat")
 
     def _watch(self) -> None:
-        """Hang up on a node that has fallen silent: sshd there answers for one that is stopped, too."""
+        """Hang up if the agent is silent: sshd keeps the connection of a stopped agent open."""
         while not self._closed.wait(_LOOK_S):
             since = self._listening_since
             if since is not None and time.monotonic() - since > SILENCE_S:
-                self.hang_up(f"it said nothing for {SILENCE_S:g} s")
+                self.hang_up(f"no message for {SILENCE_S:g} s")
                 return
 
     @property
@@ -286,19 +293,19 @@ class Session:
         return self._closed.is_set()
 
     def hang_up(self, why: str) -> None:
-        """End the connection at once, from any thread; what waits for the host fails."""
+        """End the connection at once, from any thread; pending requests fail."""
         self._hung_up = self._hung_up or why
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._ssh.pid, signal.SIGKILL)
 
     def close(self, grace_s: float) -> None:
-        """End everything there, and the connection."""
+        """End all processes on the host, and the connection."""
         assert self._ssh.stdin is not None
         assert self._ssh.stdout is not None
         with contextlib.suppress(OSError):
             self._ssh.stdin.close()
         try:
-            self._ssh.wait(timeout=grace_s)  # the node removes what it has made
+            self._ssh.wait(timeout=grace_s)  # the agent removes its files meanwhile
         except subprocess.TimeoutExpired:
             os.killpg(self._ssh.pid, signal.SIGKILL)
             self._ssh.wait()

@@ -1,7 +1,9 @@
-"""Has a host's data ready before ranks start there: `python -m trainwright.tasks.train.hosts.stage_data ASKED.json`, by `node`.
+"""Finds or stages a training's data on a host before ranks start there.
 
-Looks where the data may lie, fetching what lies in S3, and says where it is found with the content that was validated:
-`found` with a path, or `missing` with why. What the launcher has copied goes into the cache by its content's checksum.
+The agent runs it: `python -m trainwright.tasks.train.hosts.stage_data REQUEST.json`. It looks where
+the data may be, downloads what is in S3, and compares the content with the validated content. It
+answers `found` with a path, or `missing` with the reason. Data that the launcher has copied moves
+into the cache, named by its checksum.
 """
 
 from __future__ import annotations
@@ -21,17 +23,17 @@ from trainwright.tasks.train.channel import RankChannel
 
 
 def cache_of(sha256: str) -> Path:
-    """The folder under which this machine keeps a copy of data with this content."""
+    """The folder in which this machine caches data with this content."""
     return Settings.from_environment().home / "data" / sha256
 
 
 def look(spec: DataSpec, sha256: str) -> str:
-    """The data's place on this machine: a path, or a builtin's name. Raises TrainwrightError where it is missing."""
+    """The data's path on this machine, or a builtin's name. Raises TrainwrightError if missing."""
     return _first_whole(spec, sha256, [spec.uri, *_kept(sha256)])
 
 
 def keep(spec: DataSpec, copied: Path, sha256: str) -> None:
-    """Move what was copied here into the cache, where nothing but this content may lie. Raises BadInput for another content."""
+    """Move copied data into the cache. Raises BadInput if its content is not the expected one."""
     _first_whole(spec, sha256, [str(copied)])
     folder = cache_of(sha256)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -40,12 +42,10 @@ def keep(spec: DataSpec, copied: Path, sha256: str) -> None:
     except OSError:
         if not folder.is_dir():
             raise
-        try:
-            _first_whole(
-                spec, sha256, _kept(sha256)
-            )  # another launch was first, with the same content
+        try:  # another launch was faster: use its copy if it is whole
+            _first_whole(spec, sha256, _kept(sha256))
         except TrainwrightError:
-            folder.rename(copied.parent.with_name("damaged"))  # goes when the launch does
+            folder.rename(copied.parent.with_name("damaged"))  # removed with the work folder
             copied.parent.rename(folder)
 
 
@@ -55,23 +55,23 @@ def _kept(sha256: str) -> list[str]:
 
 
 def _first_whole(spec: DataSpec, sha256: str, uris: list[str]) -> str:
-    """The first of these places that has this content. Raises TrainwrightError: why the first has not."""
+    """The first place with this content. If none has it, raises the error of the first place."""
     why: list[TrainwrightError] = []
     for uri in uris:
         try:
             place = localized(spec.model_copy(update={"uri": uri}), Settings.from_environment())
             if content_sha256(place) == sha256:
                 return place.uri
-            why.append(BadInput("it has another content than was validated"))
+            why.append(BadInput("its content is not the content that was validated"))
         except TrainwrightError as error:
             why.append(error)
         except (OSError, ValueError) as error:
             why.append(BadInput(f"it can't be read: {error}"))
-    raise why[0] if why else BadInput("there is nothing")
+    raise why[0] if why else BadInput("no data found")
 
 
 def main(asked: dict[str, Any]) -> None:
-    """Say what came of it to the launcher."""
+    """Stage the data and report the result to the launcher."""
     channel = RankChannel()
     progress.listen(lambda event: channel.send("fetched", bytes=event["bytes"], of=event["of"]))
     try:
@@ -83,7 +83,7 @@ def main(asked: dict[str, Any]) -> None:
         channel.send("missing", error=error.document())
     except OSError as error:
         traceback.print_exc()
-        channel.send("missing", error=BadInput(f"it can't be kept: {error}").document())
+        channel.send("missing", error=BadInput(f"it can't be stored: {error}").document())
 
 
 if __name__ == "__main__":

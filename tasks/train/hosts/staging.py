@@ -1,4 +1,4 @@
-"""Brings a training's data to a host before its ranks start: the launcher's side of `preload`. Loads no torch."""
+"""Stages a training's data on a host: the launcher's side of `stage_data`. Loads no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ Message = dict[str, Any]
 
 
 class Preloading:
-    """Brings the data to one host, before its ranks start: the host's own copy, its own fetching from S3, or ours."""
+    """Stages the data on one host before its ranks start.
+
+    Uses the host's own copy, lets the host download from S3, or copies the data of this machine.
+    """
 
     def __init__(self, session: Session, order: Order) -> None:
         self._session, self._words = session, queue.SimpleQueue[Message]()
@@ -31,7 +34,10 @@ class Preloading:
         self._log: list[str] = []
 
     def run(self) -> str:
-        """Where the data is on the host. Raises BadInput, or ServiceUnreachable where S3 is, with the host and the URI."""
+        """The data's path on the host.
+
+        Raises BadInput with the host and the URI, or ServiceUnreachable if S3 is unreachable.
+        """
         fetched = self._spec.uri.startswith("s3://") and not _embedded(self._settings)
         spec = self._spec if fetched else localized(self._spec, self._settings)
         found = self._look(spec, None)
@@ -45,7 +51,7 @@ class Preloading:
         return str(found["uri"])
 
     def _copy(self, spec: DataSpec) -> str:
-        """Copy our files there; the data's path on the host, below its cache's folder."""
+        """Copy this machine's files to the host; the path of the copy there."""
         root, files = Path(spec.uri), files_of(spec)
         require_content(self._spec, content_sha256(spec), self._sha256)
         below = root if root.is_dir() else root.parent
@@ -98,23 +104,23 @@ class Preloading:
                 self._tell(word["bytes"], word["of"])
             elif word["kind"] in ("found", "missing"):
                 found = word
-        why = word["lost"] or (self._log or ["it ended without a word"])[-1]
+        why = word["lost"] or (self._log or ["it exited without reporting an error"])[-1]
         return found or {"kind": "missing", "error": TrainingFailed(why).document()}
 
     def said(self, line: str) -> None:
-        """From the host."""
+        """Queue a message from the host."""
         self._words.put(json.loads(line))
 
     def logged(self, line: str) -> None:
-        """The last of it says why nothing else came."""
+        """Keep the last lines, which explain an exit without a message."""
         self._log = [*self._log[-9:], line]
 
     def ended(self, code: int, lost: str | None, oom_kills: int = 0) -> None:
-        """Said after all other words."""
+        """Queue the end, after all other messages."""
         self._words.put({"kind": "ended", "lost": lost})
 
 
 def _embedded(settings: Settings) -> bool:
-    """Whether the S3 server is one that only this machine can reach."""
+    """Whether only this machine can reach the S3 server."""
     endpoint = settings.s3_endpoint
     return endpoint is None or urlsplit(endpoint).hostname in LOCAL_ADDRESSES

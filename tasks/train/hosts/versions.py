@@ -1,7 +1,7 @@
-"""What a rank's numbers depend on besides its order: versions of Python and of the libraries, and trainwright's own sources.
+"""What a rank's results depend on besides its order: Python, the libraries, trainwright's sources.
 
-This file's text is also run on other hosts, before anything of trainwright is imported there: it needs the standard library
-only. `differences` compares what two machines say.
+This file's text also runs on other hosts before anything of trainwright is imported there, so it
+uses only the standard library. `differences` compares two machines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ DISTRIBUTIONS = ("trainwright", "torch", "numpy", "horovod")
 
 
 def facts() -> dict[str, Any]:
-    """Versions, the SHA-256 of trainwright's sources (None where it is not installed), and how this login came here."""
+    """Versions, the SHA-256 of trainwright's sources, and the ssh connection of this login.
+
+    The SHA-256 is None if trainwright is not installed.
+    """
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for name in DISTRIBUTIONS:
         try:
@@ -53,7 +56,7 @@ def sources_sha256() -> str | None:
 
 
 def differences(here: dict[str, Any], there: dict[str, Any], backend: str) -> list[str]:
-    """What differs, each as `what: here, there`. Horovod counts where it is used."""
+    """The differences, each as `what: here, there`. Horovod's counts only if it is the backend."""
     found = []
     if there["sources"] is None:
         return ["trainwright: installed here, not there"]
@@ -65,6 +68,7 @@ def differences(here: dict[str, Any], there: dict[str, Any], backend: str) -> li
             )
     if here["sources"] != there["sources"]:
         found.append(
-            f"trainwright's sources: sha256 {here['sources'][:12]}… here, {there['sources'][:12]}… there"
+            f"trainwright's sources: sha256 {here['sources'][:12]}… here, "
+            f"{there['sources'][:12]}… there"
         )
     return found

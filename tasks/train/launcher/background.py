@@ -1,12 +1,12 @@
-"""Training in a process of its own, which outlives whoever started it: follow it, attach again, or stop it.
+"""The training process: starts it, stops it, and relays its logs. It outlives its starter.
 
-`python -m trainwright.tasks.train.launcher.background RUN HOLDER [--pid PID] [--replay RUN]` takes the
-right to launch this run and trains from the newest checkpoint. That right is a lease that ends with the
-process, so there is never a second one; whoever takes the lease from it stops it. How training ended is
+`python -m trainwright.tasks.train.launcher.background RUN HOLDER [--pid PID] [--replay RUN]` takes
+the right to launch this run and trains from the newest checkpoint. The right is a lease that ends
+with the process, so two never train one run; a process that loses the lease stops. The outcome is
 in the run's folder: result.json, or the error in status.json.
 
-If the holder is a process of this machine (`trainwright run`, PID), training ends with it. PID is passed,
-because that process may end, and its hold with it, while this one starts.
+If the holder is a process of this machine (`trainwright run`, PID), the training ends with it. The
+command line passes PID, because that process, and its lease with it, may end during the start.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from trainwright.tasks.settings import Settings
 START_TIMEOUT_S = 120.0
 LOOK_EVERY_S = 1.0
 GRACE_S = 7.0
-"""For the ranks' last step and checkpoint after a stop: whoever ends a task has its ranks gone in 10 s."""
+"""The time for the ranks' last step and checkpoint after a stop: a task's ranks end within 10 s."""
 _LOGS = "logs"
 _log = logging.getLogger("trainwright")
 
@@ -56,9 +56,9 @@ def launcher(run: Run) -> str | None:
 
 
 def start(context: RunContext) -> None:
-    """Start the process unless one runs; return once it has the right to launch, or has ended.
+    """Start the process unless it runs; return when it has the right to launch, or has ended.
 
-    Raises ServiceUnreachable if it does not come up in time.
+    Raises ServiceUnreachable if it does not start in time.
     """
     run = context.run
     if launcher(run) is not None:
@@ -107,12 +107,12 @@ def raise_failure(run: Run) -> None:
 
 
 def stop(context: RunContext) -> bool:
-    """Stop the process, wherever it runs, and free what the run holds. Returns whether there was one.
+    """Stop the process on any machine, and release what the run holds; whether there was one.
 
-    It ends with a checkpoint if step and checkpoint take no longer than GRACE_S. On this machine it is
-    gone when this returns, and keeps its right to launch until then: no other is started beside it, and a
-    second caller waits as long. On another machine it notices within LOOK_EVERY_S that it lost its lease;
-    this returns when its devices are free, or when it must have ended.
+    It saves a checkpoint if the current step and the checkpoint take at most GRACE_S. A process on
+    this machine has ended when this returns, and keeps its right until then: no second one starts
+    beside it, and a concurrent caller waits equally long. A process on another machine notices the
+    lost lease within LOOK_EVERY_S; this returns when its devices are free or it must have ended.
     """
     run, ledger = context.run, context.ledger
     name = launcher(run)
@@ -128,7 +128,7 @@ def stop(context: RunContext) -> bool:
         while on_this_machine(name) is not None and time.monotonic() < until:
             time.sleep(0.05)
         if on_this_machine(name) is not None:
-            os.kill(process, signal.SIGKILL)  # ranks end with it
+            os.kill(process, signal.SIGKILL)  # the kernel ends its ranks too
     if name is not None:
         ledger.release(run.uri, [resource(run.uri)], holder=name)
     ledger.release(run.uri, holder=context.holder.name)
@@ -139,10 +139,11 @@ def stop(context: RunContext) -> bool:
 
 
 def stop_unfollowed(context: RunContext) -> bool:
-    """Stop the process if it works for this holder, whose task has ended. Returns whether there was one.
+    """Stop the process if its holder is this one, whose task has ended; whether there was one.
 
-    Normally a deferred task's trigger stops it. If no triggerer runs when the task is ended, Airflow drops
-    the trigger, and nobody stops the process. If a trigger is stopping it, this waits for the devices.
+    Normally the trigger of a deferred task stops the process. If no triggerer runs when the task
+    ends, Airflow drops the trigger, so nothing stops the process. If a trigger is already stopping
+    it, this waits for the devices.
     """
     run, me = context.run, context.holder.name
     holds = context.ledger.held(run.hold)
@@ -155,7 +156,7 @@ def stop_unfollowed(context: RunContext) -> bool:
 
 
 def _wait_for_another_stop(context: RunContext) -> None:
-    """Nobody has the right to launch: another stop may just have taken it from a process that still works."""
+    """Wait if another stop may have taken the right from a process that still works."""
     status = context.run.status()
     working = status.state == "running" and status.step in ("search_lr", "train")
     if working and not context.run.has(Result):
@@ -163,7 +164,7 @@ def _wait_for_another_stop(context: RunContext) -> None:
 
 
 def _wait_for_devices(context: RunContext) -> None:
-    """Wait until a process elsewhere, which was told to end, has freed its devices, or must have ended."""
+    """Wait until a stopped process elsewhere has freed its devices, or must have ended."""
     run, me = context.run, context.holder.name
     until = time.monotonic() + LOOK_EVERY_S + GRACE_S + 2.0
     while time.monotonic() < until and any(
@@ -173,10 +174,10 @@ def _wait_for_devices(context: RunContext) -> None:
 
 
 class Logs:
-    """New lines of the launcher's and the ranks' logs, since the last call; also across restarts of the reader.
+    """New lines of the launcher's and the ranks' logs. Restarts of the reader lose none.
 
     Live if the run's work folder is on this machine. Otherwise the logs reach the run's folder when
-    training ends.
+    the training ends.
     """
 
     def __init__(self, run: Run) -> None:
@@ -184,7 +185,7 @@ class Logs:
         self._positions = self._folder / "relayed.json"
 
     def fresh(self) -> list[str]:
-        """The new lines, each with the name of its log."""
+        """The lines since the last call, each with the name of its log."""
         try:
             positions = json.loads(self._positions.read_text())
         except (FileNotFoundError, ValueError):
@@ -205,7 +206,7 @@ class Logs:
 
 
 class _Launch:
-    """This process, as the one that trains a run."""
+    """The training process itself."""
 
     def __init__(self, run: Run, holder: Holder, replay: Run | None) -> None:
         self._run, self._name = run, own_name()
@@ -213,7 +214,7 @@ class _Launch:
         self._context = RunContext(run, holder, replay=replay, may_act=self._take_right)
 
     def train(self) -> int:
-        """Train, if no other process does; the exit code."""
+        """Train unless another process does; the exit code."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self._context.stop.set())
         if self._holder_ended() or not self._take_right():
@@ -242,7 +243,7 @@ class _Launch:
         return True
 
     def _take_right(self) -> bool:
-        """Take or keep the right to launch. Returns whether this process has it."""
+        """Take or renew the right to launch; whether this process holds it."""
         try:
             self._context.ledger.take(self._right, Holder(self._name, os.getpid()), self._run.uri)
         except RunHeld as held:
@@ -251,9 +252,9 @@ class _Launch:
         return True
 
     def _end(self, *, failed: bool) -> None:
-        """Release the right to launch; if training failed, first what the run holds.
+        """Release the right to launch. If the training failed, first release what the run holds.
 
-        Not if a successor has the right, and with it what the run holds.
+        A successor that has the right also has what the run holds, so nothing is released then.
         """
         ledger = self._context.ledger
         if failed and self._take_right():
@@ -261,9 +262,9 @@ class _Launch:
         ledger.release(self._run.uri, self._right, holder=self._name)
 
     def _watch(self) -> None:
-        """Renew the right to launch; stop on a signal, without the right, or when the holder has ended.
+        """Renew the right to launch. Stop if the right is lost or the holder has ended.
 
-        Ends the process if it does not stop in time.
+        Ends the process if it does not stop within GRACE_S.
         """
         stop = self._context.stop
         while not stop.wait(LOOK_EVERY_S):
@@ -274,18 +275,18 @@ class _Launch:
             if self._holder_ended():
                 stop.set()
         time.sleep(GRACE_S)
-        _log.warning("not stopped within %g s: ending; the newest checkpoint stays", GRACE_S)
+        _log.warning("not stopped within %g s: exiting; the newest checkpoint stays", GRACE_S)
         with contextlib.suppress(ServiceUnreachable):
             self._end(failed=True)
-        os._exit(130)  # ranks end with their parent
+        os._exit(130)  # the kernel ends the ranks with their parent
 
 
 def main() -> int:
-    """Train, as the arguments say; the exit code."""
+    """Train as the arguments say; the exit code."""
     parser = argparse.ArgumentParser(prog="background", description="Train a run.")
     parser.add_argument("run", metavar="RUN", help="the run's URI")
-    parser.add_argument("holder", metavar="HOLDER", help="who holds the run and its devices")
-    parser.add_argument("--pid", type=int, help="the holder's process, with which training ends")
+    parser.add_argument("holder", metavar="HOLDER", help="the holder of the run and its devices")
+    parser.add_argument("--pid", type=int, help="the holder's process; training ends with it")
     parser.add_argument("--replay", metavar="RUN", help="the run whose splits are used again")
     given = parser.parse_args()
     logging.basicConfig(

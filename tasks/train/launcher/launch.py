@@ -1,4 +1,4 @@
-"""Starts ranks for a training, or for the search of the learning rate. Loads no torch."""
+"""Runs a training or a learning-rate search with a launcher. Loads no torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from trainwright.tasks.train.record import events
 from trainwright.tasks.train.request import Order, RampPoint, Searched, TrainRequest
 
 LOGS_PATIENCE_S = 10.0
-"""For logs and events if the store was away at the end, and for checkpoints after a failure."""
+"""How long to try to store logs and events if the store was unreachable at the end, and
+checkpoints after a failure."""
 
 
 def train(
@@ -42,14 +43,14 @@ def train(
     still_mine: Callable[[], bool] | None = None,
     token: int | None = None,
 ) -> Result:
-    """Train by a plan, from the newest checkpoint if `resume` is set and there is one.
+    """Train by a plan, from the newest checkpoint if `resume` is set and one exists.
 
-    `stop` ends it after the current step, with a checkpoint; `still_mine` is asked at the start,
-    every second and before each checkpoint is uploaded; `token` is the lease's, and only the latest
-    holder's checkpoints count. Raises TrainingFailed naming the rank; Interrupted; RunHeld if the
-    devices or the run are no longer ours; BadInput if a host's software or data differs from this
-    machine's or the model does not fit the data; ServiceUnreachable if a host can't be reached, or
-    the store is away at the start or the end.
+    `stop` ends the training after the current step, with a checkpoint. `still_mine` is called at
+    the start, every second, and before each upload of a checkpoint. `token` is the lease's fencing
+    token: only checkpoints of the latest holder count. Raises TrainingFailed naming the rank;
+    Interrupted; RunHeld if the lease on the devices or the run is lost; BadInput if a host's
+    software or data differ from this machine's, or the model does not fit the data;
+    ServiceUnreachable if a host is unreachable, or the store is at the start or the end.
     """
     _check_plan(request)
     store, work, stop = request.store(), Path(request.work_folder), stop or threading.Event()
@@ -81,10 +82,10 @@ def train(
             done, shares = _train(order, uploader, state, stop, still_mine, token)
     except RunHeld:
         uploader.place.forget()
-        raise  # the run folder is another launch's
+        raise  # another launch owns the run folder
     except BaseException as error:
         try:
-            if isinstance(error, ServiceUnreachable):  # it has been waited for
+            if isinstance(error, ServiceUnreachable):  # the full patience is already spent
                 store = request.store(patience_s=LOGS_PATIENCE_S)
             _keep_files(store, work)
         except (OSError, TrainwrightError) as why:
@@ -104,7 +105,7 @@ def train(
 def _take_up(
     request: TrainRequest, store: ObjectStore, work: Path, token: int | None
 ) -> tuple[str, files.State | None]:
-    """Become the launch that trains the run: its name, and the state of the newest checkpoint."""
+    """Claim the run for this launch: the launch's name, and the newest checkpoint's state."""
     if request.resume and (saved := recover(store, work, request.job.train.checkpoint)):
         message = f"checkpoints kept on this machine arrived in the store: steps {saved}"
         progress.emit("notice", message=message)
@@ -115,7 +116,7 @@ def _take_up(
     elif (size := files.initial_batch(state)) != request.plan.global_batch_size:
         raise BadInput(
             f"plan: a global batch of {request.plan.global_batch_size}; the run's checkpoint at "
-            f"step {state.step} was made with {size}; start a run anew"
+            f"step {state.step} was made with {size}; start a new run"
         )
     return right.owner, state
 
@@ -128,9 +129,10 @@ def _train(
     still_mine: Callable[[], bool] | None,
     token: int | None,
 ) -> tuple[dict[int, dict[str, Any]], list[str]]:
-    """Start the ranks and watch them to the end; each one's last message and share of the CPU.
+    """Start the ranks and watch them to the end; their final reports and CPU shares.
 
-    However it ends, the store gets what is staged, unless it is away or another launch has the run.
+    However it ends, staged checkpoints are uploaded, unless the store is unreachable or another
+    launch owns the run.
     """
     request = order.request
     devices = [device.id for device in request.plan.devices]
@@ -146,7 +148,7 @@ def _train(
         with Launcher(order, stop, still_mine, checkpoints) as launcher:
             if state is not None:
                 where = f"from the checkpoint of step {state.step}, on {', '.join(devices)}"
-                progress.emit("notice", message=f"training goes on {where}")
+                progress.emit("notice", message=f"training continues {where}")
             done = launcher.watch()
         checkpoints.settle()
     except (RunHeld, ServiceUnreachable):
@@ -177,8 +179,8 @@ def ramp(
 ) -> list[RampPoint]:
     """Train with a learning rate that rises from step to step; nothing is kept.
 
-    One point a step, on the joint global batch; fewer than asked for if the loss runs away. Model,
-    data and split are the training's. Raises as `train` does.
+    One point per step of the global batch; fewer points than rates if the loss diverges. Model,
+    data and split are the training's. Raises the same errors as `train`.
     """
     return search(request, learning_rates, 0, stop=stop).points
 
@@ -190,10 +192,10 @@ def search(
     *,
     stop: threading.Event | None = None,
 ) -> Searched:
-    """A ramp, and trials of so many steps at rates below the one where it ran away.
+    """A ramp, then trials of `trial_steps` steps each at rates below the diverging one.
 
-    All begin with the same state; nothing is kept. `worker.lr_trials` says which rates are tried.
-    Raises as `train` does.
+    All start from the same state, and nothing is kept. `worker.lr_trials` chooses the rates.
+    Raises the same errors as `train`.
     """
     _check_plan(request)
     order = Order(
@@ -208,21 +210,21 @@ def search(
     with Launcher(order, stop, None) as launcher:
         done = launcher.watch()
     if stop.is_set():
-        raise Interrupted("stopped while the learning rate was searched")
-    said = [one for one in done.values() if "points" in one]  # a device without memory says nothing
+        raise Interrupted("stopped during the learning-rate search")
+    said = [one for one in done.values() if "points" in one]  # devices left out report none
     return Searched.model_validate({**said[0], "states": [one["state"] for one in said]})
 
 
 def choose_backend(wanted: Literal["auto", "horovod", "torch"]) -> Literal["horovod", "torch"]:
-    """The collectives' library: what the job names, else Horovod if it is installed.
+    """The library for collectives: the job's choice, else Horovod if it is installed.
 
-    Raises BadInput if the job names Horovod and it is not installed.
+    Raises BadInput if the job chooses Horovod and it is not installed.
     """
     has_horovod = importlib.util.find_spec("horovod") is not None
     if wanted == "horovod" and not has_horovod:
         raise BadInput(
             "train.backend: got 'horovod', which is not installed here; "
-            "`python -m trainwright.infra.horovod` builds it, and torch works without"
+            "run `python -m trainwright.infra.horovod` to build it, or use 'torch'"
         )
     return "horovod" if has_horovod and wanted != "torch" else "torch"
 
@@ -232,16 +234,16 @@ def _check_plan(request: TrainRequest) -> None:
         raise BadInput("plan: has no device; allowed: one or more")
     if (name := request.plan.strategy.get("name", DATA_PARALLEL)) != DATA_PARALLEL:
         raise BadInput(
-            f"plan.strategy: got {name!r}; allowed where trainwright trains: {DATA_PARALLEL}"
+            f"plan.strategy: got {name!r}; allowed if trainwright trains: {DATA_PARALLEL}"
         )
-    if any(device.local for device in request.plan.devices):  # hosts look for themselves
+    if any(device.local for device in request.plan.devices):  # other hosts check their own data
         require_content(
             request.job.data, content_sha256(request.local_data), request.schema_.sha256
         )
 
 
 def _keep_files(store: ObjectStore, work: Path) -> None:
-    """Put logs and TensorBoard events into the run folder."""
+    """Store logs and TensorBoard events in the run folder."""
     if isinstance(store, FolderStore) and store.root == work:
         return
     for path in sorted(

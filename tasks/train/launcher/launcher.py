@@ -1,8 +1,8 @@
 """Runs the ranks of one launch. Loads no torch.
 
-A loop around the membership state machine: messages, ended processes, lost hosts and the time go in
-as events; its instructions are carried out. How processes are started and ended: `rank_processes`.
-Ranks die with the launcher, whatever ends it.
+A loop around the membership state machine: messages, ended processes, lost hosts and the clock
+become events, and the loop carries out the instructions that come back. `rank_processes` starts
+and ends the processes. Ranks end with the launcher, whatever ends it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Message = dict[str, Any]
 
 
 class Launcher:
-    """Ranks that run while the block does. The kernel ends them with the thread that entered it."""
+    """Runs ranks inside a `with` block. The kernel ends them with the thread that entered it."""
 
     def __init__(
         self,
@@ -44,13 +44,13 @@ class Launcher:
         still_mine: Callable[[], bool] | None,
         checkpoints: Coordinator | None = None,
     ) -> None:
-        """`checkpoints` hears of the ranks' checkpoints; None: they take none."""
+        """`checkpoints` coordinates the ranks' checkpoints; None: they save none."""
         self._order, self._devices = order, order.request.plan.devices
         self._stop = stop or threading.Event()
         self._still_mine = still_mine or (lambda: True)
         self._checkpoints = checkpoints
         self._safe = checkpoints.safe if checkpoints is not None else 0
-        """the step of the newest checkpoint, as membership knows it"""
+        """the step of the newest checkpoint that membership knows"""
         self._processes = RankProcesses(order, self._raise_if_over)
         self._membership = Membership(
             MembershipPolicy.of(order),
@@ -61,13 +61,13 @@ class Launcher:
         self._members: list[int] = []
         self._finished = False
         self._used: defaultdict[int, Usage] = defaultdict(Usage)
-        """by processes of a device that have ended"""
+        """per device, by its processes that have ended"""
         self._lease_checked_at = time.monotonic()
         self._oom_kills = kernel_oom_kills()
 
     @property
     def shares(self) -> list[str]:
-        """How each rank is held to its share of the CPU."""
+        """How each rank is limited to its CPU share."""
         return [share.how for share in self._processes.shares]
 
     def __enter__(self) -> Launcher:
@@ -87,16 +87,16 @@ class Launcher:
         self._processes.close(_END_GRACE_S if done else 0.0)
 
     def _raise_if_over(self) -> None:
-        """While hosts are waited for. Raises Interrupted and RunHeld."""
+        """Called while hosts are prepared. Raises Interrupted or RunHeld to end that."""
         if self._stop.is_set():
             raise stopped_before_a_step(self._safe)
         if not self._still_mine():
             raise RunHeld("the lease on the devices was lost before training began")
 
     def watch(self) -> dict[int, Message]:
-        """Run until all members of a worker group are done. Returns each device's last report.
+        """Run until all members of a worker group are done; each device's final report.
 
-        Raises the error of a rank that no other can make good, Interrupted if the ranks could not
+        Raises the error of a rank that a restart would not fix, Interrupted if the ranks could not
         stop in time, RunHeld if the lease on the devices was lost.
         """
         while not self._finished:
@@ -119,7 +119,7 @@ class Launcher:
             self._carry_out(self._to_do.popleft())
 
     def _reports(self) -> dict[int, Message]:
-        """What the members reported, with what killed processes and those left out have used."""
+        """The members' reports, with the usage of all processes of each device."""
         found = {}
         for number in range(len(self._devices)):
             process, report = self._processes.by_number.get(number), Message()
@@ -154,7 +154,7 @@ class Launcher:
             yield event.HostsReturned(time.monotonic(), returned)
 
     def _events_of(self, process: RankProcess) -> Iterator[event.MembershipEvent]:
-        """What a process has reported; at last, that it has ended."""
+        """The events of a process's messages, and of its end."""
         for message in process.channel.read():
             if process.number is not None:
                 yield from self._event_of(process, process.number, message)
@@ -172,7 +172,7 @@ class Launcher:
     def _event_of(
         self, process: RankProcess, number: int, message: Message
     ) -> Iterator[event.MembershipEvent]:
-        """The event of a rank's message, if it is one; the message is passed on as well."""
+        """The event of a rank's message, if it has one. Also forwards the message."""
         kind, now = message.pop("kind"), time.monotonic()
         match kind:
             case "heartbeat":
@@ -283,6 +283,6 @@ class Launcher:
             process.channel.send(kind, **fields)
 
     def _living(self, *numbers: int) -> list[RankProcess]:
-        """These devices' processes, but for those whose end was among the last events."""
+        """The processes of these devices that have not ended."""
         found = (self._processes.by_number.get(number) for number in numbers)
         return [process for process in found if process is not None]

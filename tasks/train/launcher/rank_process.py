@@ -1,4 +1,4 @@
-"""The process of a rank, as the launcher holds it: its start, channel, report and end.
+"""One rank's process, seen from the launcher: its start, channel, report and end.
 
 Loads no torch.
 """
@@ -19,8 +19,8 @@ from trainwright.tasks.errors import RunHeld, TrainingFailed, TrainwrightError, 
 from trainwright.tasks.train.channel import VARIABLE, LauncherChannel
 from trainwright.tasks.train.hosts.remote_rank import RemoteRank
 
-# Ranks get neither what an outer launcher, another training or the scheduler has set, nor
-# credentials: they run the user's model, and only the launcher reaches the store and the ledger.
+# Variables that ranks must not inherit: those of an outer launcher, another training or Airflow, and
+# credentials, because ranks run the user's model, and only the launcher uses store and ledger.
 _SCRUBBED = (
     "AIRFLOW",
     "_AIRFLOW",
@@ -42,45 +42,45 @@ _SCRUBBED = (
     "WORLD_SIZE",
 )
 SPARE = "spare"
-"""The argument of a spare process, in the place of a device's number."""
+"""A spare process's argument in place of a device number."""
 Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process has used."""
+    """Memory and CPU time that a process has used."""
 
     peak_memory_bytes: float = 0.0
     cpu_s: float = 0.0
 
     @staticmethod
     def of(message: Message) -> Usage:
-        """As a rank reports it."""
+        """From a rank's message."""
         return Usage(message["peak_memory_bytes"], message["cpu_s"])
 
     def then(self, later: Usage) -> Usage:
-        """What two processes of one device have used, one after the other."""
+        """The usage of two successive processes of one device."""
         return Usage(max(self.peak_memory_bytes, later.peak_memory_bytes), self.cpu_s + later.cpu_s)
 
 
 @dataclass(eq=False)
 class RankProcess:
-    """The process of a device, or a spare one (`number` is None)."""
+    """The process of a device, or a spare process (`number` is None)."""
 
     number: int | None
     process: subprocess.Popen[bytes] | RemoteRank
     channel: LauncherChannel
     log: Path
     done: Message | None = None
-    """what it reported at the end"""
+    """its final report"""
     error: Message | None = None
-    """what it reported to be wrong"""
+    """the error it reported"""
     usage: Usage = Usage()
-    """by its last heartbeat"""
+    """as of its last heartbeat"""
     kill_reason: str | None = None
 
     def kill(self, reason: str | None = None) -> None:
-        """End it, with what the model's code has started."""
+        """End the process and its children, also those that the model's code started."""
         self.kill_reason = self.kill_reason or reason
         if isinstance(self.process, RemoteRank):
             self.process.kill()
@@ -89,9 +89,9 @@ class RankProcess:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def out_of_memory(self, oom_kills: int) -> bool:
-        """Whether, as far as can be told from outside, the kernel has killed it to free memory.
+        """Whether the kernel has probably killed the process to free memory.
 
-        `oom_kills`: how many processes the kernel of this machine has killed so meanwhile.
+        `oom_kills`: how many processes this machine's kernel has killed for lack of memory since.
         """
         if isinstance(self.process, RemoteRank):
             oom_kills = self.process.oom_kills
@@ -99,21 +99,21 @@ class RankProcess:
         return killed and oom_kills > 0
 
     def how_it_ended(self, oom_kills: int) -> str:
-        """How it ended, for people; `oom_kills` as in `out_of_memory`."""
+        """The end in words; `oom_kills` as in `out_of_memory`."""
         code = self.process.wait()
         if isinstance(self.process, RemoteRank) and self.process.lost is not None:
             return f"is lost: {self.process.lost}"
         if self.kill_reason is not None:
             return self.kill_reason
         if self.out_of_memory(oom_kills):
-            return "was killed by SIGKILL, most likely by the kernel for want of memory"
+            return "was killed by SIGKILL, most likely by the kernel for lack of memory"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
 
 
 def start_process(
     order: Path, number: int | None, *, slot: int, threads: int, log: Path, way: dict[str, str]
 ) -> RankProcess:
-    """Start a device's process, or a spare one, on this machine. It dies with the calling thread.
+    """Start the process of a device, or a spare one, on this machine. It dies with this thread.
 
     `way` holds the variables that name the interface to the other ranks.
     """
@@ -142,12 +142,12 @@ def start_process(
 
 
 def own_environment(slot: int, threads: int) -> dict[str, str]:
-    """The variables of a rank, wherever it runs."""
+    """The environment variables of a rank, on any machine."""
     return {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(threads), "HOROVOD_RANK": str(slot)}
 
 
 def error_of_rank(rank: int, device: str, document: Message, log: Path) -> TrainwrightError:
-    """A rank's error, with its name. Bad input and a lost lease read the same from every rank."""
+    """A rank's error, with the rank's name unless it is bad input or a lost lease."""
     error = from_document(document)
     if error.exit_code != TrainingFailed.exit_code or isinstance(error, RunHeld):
         return error

@@ -1,6 +1,6 @@
-"""Starts and ends the processes of a launch: one for each device, and a spare one. Loads no torch.
+"""Starts and ends the processes of a launch: one per device, and a spare. Loads no torch.
 
-When they are started, and what they do, `membership.state_machine` decides.
+`membership.state_machine` decides when to start them and what they do.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from trainwright.tasks.train.request import Order
 
 
 class RankProcesses:
-    """The process of each device of a plan, by number, on this machine and on others."""
+    """The processes of a plan's devices, by device number, on this machine and on others."""
 
     def __init__(self, order: Order, check: Callable[[], None]) -> None:
-        """`check` is called while hosts are waited for, and raises what is to end that."""
+        """`check` is called while hosts are prepared, and raises to end that."""
         self._order, self._check = order, check
         self._work = Path(order.request.work_folder)
         self._devices = order.request.plan.devices
@@ -45,7 +45,7 @@ class RankProcesses:
         self._selector = selectors.DefaultSelector()
 
     def prepare(self) -> None:
-        """Reach the hosts, set up the shares of the CPU, and write the ranks' order."""
+        """Connect to the hosts, create the CPU shares, and write the ranks' order."""
         cpu_share.remove_stale_cgroups()
         (self._work / "logs").mkdir(parents=True, exist_ok=True)
         if not all(device.local for device in self._devices):
@@ -81,7 +81,7 @@ class RankProcesses:
         self.by_number[number] = self._listen_to(process)
 
     def start_spare(self) -> None:
-        """Start a process that loads, and waits for a device."""
+        """Start a process that loads its code and waits for a device."""
         self._spares += 1
         slot, log = len(self._devices) + self._spares, self._work / "logs" / "spare.log"
         self.spare = self._listen_to(
@@ -89,7 +89,7 @@ class RankProcesses:
         )
 
     def assign_spare(self, number: int) -> None:
-        """Make the spare process this device's."""
+        """Make the spare process this device's process."""
         assert self.spare is not None
         self.by_number[number], self.spare = self.spare, None
         self.by_number[number].number = number
@@ -101,11 +101,11 @@ class RankProcesses:
         return process
 
     def reporting(self, timeout_s: float) -> list[RankProcess]:
-        """Those that have reported something, or ended, within the time."""
+        """The processes that have sent a message or ended, waiting at most `timeout_s`."""
         return [key.data for key, _ in self._selector.select(timeout=timeout_s)]
 
     def remove(self, process: RankProcess) -> None:
-        """It has ended: its end of the channel has closed."""
+        """Forget a process that has ended."""
         self._selector.unregister(process.channel.socket)
         process.channel.close()
         if process is self.spare:
@@ -115,7 +115,7 @@ class RankProcesses:
             del self.by_number[process.number]
 
     def host_changes(self) -> tuple[frozenset[int], frozenset[int]]:
-        """Devices whose hosts were lost, and whose hosts are back, since this was asked last."""
+        """The devices whose hosts were lost, and whose hosts came back, since the last call."""
         if self._hosts is None:
             return frozenset(), frozenset()
         for number, share in self._hosts.returned().items():
@@ -126,7 +126,7 @@ class RankProcesses:
         return self._unreachable - before, before - self._unreachable
 
     def close(self, grace_s: float) -> None:
-        """End all: those that are done within the grace, the others at once."""
+        """End all processes: those that are done get `grace_s` to exit, the others none."""
         deadline = time.monotonic() + grace_s
         for share in self.shares:
             share.let_go()

@@ -1,4 +1,4 @@
-"""The Result of a training, from the ranks' reports and the rows that they recorded.
+"""Makes the Result of a training from the ranks' reports and recorded rows.
 
 Loads no torch.
 """
@@ -40,9 +40,9 @@ def result_of(
     shares: list[str],
     resumed_from_step: int | None,
 ) -> Result:
-    """The result of a training that has reached its end.
+    """The result of a finished training.
 
-    The rows of earlier launches count, those of lost steps do not.
+    Counts the rows of earlier launches, but not those of lost steps.
     """
     request, first = order.request, next(one for one in reports.values() if "events" in one)
     plan, job = request.plan, request.job
@@ -56,13 +56,12 @@ def result_of(
         )
         for rank, device in enumerate(plan.devices)
     ]
-    others = [
-        device for device in load_pool(job.pool).devices() if device.id in by_device
-    ]  # of a plan before this one
+    # devices of an earlier plan of this run
+    others = [device for device in load_pool(job.pool).devices() if device.id in by_device]
     if gone := sorted(by_device.keys() - {device.id for device in others}):
         progress.emit(
             "notice",
-            message=f"energy and cost leave out {', '.join(gone)}: no longer in the pool",
+            message=f"energy and cost exclude {', '.join(gone)}: no longer in the pool",
         )
     used: list[tuple[Device, list[Message]]] = list(zip(plan.devices, rows, strict=True))
     used += [(device, by_device[device.id]) for device in others]
@@ -115,7 +114,7 @@ def result_of(
 def _rows_by_device(store: ObjectStore, devices: Sequence[Device]) -> dict[str, list[Message]]:
     """Each device's rows, by step.
 
-    Rows without a device are an earlier version's: they belong to the rank's device.
+    Rows written by old versions name no device: they belong to the device of their rank.
     """
     found: dict[str, list[Message]] = {}
     for rank, rows in read_steps(store).items():
@@ -127,7 +126,7 @@ def _rows_by_device(store: ObjectStore, devices: Sequence[Device]) -> dict[str, 
 
 
 def _part(rows: Sequence[Message], steps: int, *, to_the_end: bool) -> float:
-    """The share of a training's steps from a device's first to its last, or to the end."""
+    """The share of the training's steps from a device's first step to its last, or to the end."""
     if not rows or not steps:
         return 1.0
     last = steps - 1 if to_the_end else rows[-1]["step"]
@@ -182,10 +181,11 @@ def energy_and_cost(
     busy_s: Sequence[float],
     held_s: Sequence[float],
 ) -> tuple[float, float | None]:
-    """Energy in joules, and cost: measured times by power, and by price.
+    """Energy in joules and cost, from measured times, power and prices.
 
-    A device draws its load power while busy, and its idle power while it is held otherwise. Its
-    power is the plan's; if the plan has none, the pool file's, else the datasheet's.
+    E = Σ_d (P_load,d · busy_d + P_idle,d · (held_d − busy_d)); the cost adds rent for the held
+    time and the price of the energy. A device's power is the plan's; if the plan has none, the pool
+    file's, else the datasheet's.
     """
     pool = load_pool(pool_file)
     energy_j = rent = 0.0
@@ -200,7 +200,7 @@ def energy_and_cost(
 
 
 def energy_source(devices: Sequence[Device]) -> Literal["measured", "datasheet"]:
-    """`measured` if the power of every device was."""
+    """`measured` if the power of every device was measured."""
     powers = [device.power if isinstance(device, PlannedDevice) else None for device in devices]
     measured = all(power is not None and power.energy_source == "measured" for power in powers)
     return "measured" if measured else "datasheet"

@@ -1,4 +1,4 @@
-"""Whether the devices that are left can train: enough of them, with enough memory. Pure."""
+"""Whether the remaining devices can train: enough devices with enough memory. Pure."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from trainwright.tasks.train.membership.event import MemoryShortage
 
 
 class TrainingCapacity:
-    """How many devices a training needs, and the largest batch of each that ran out of memory."""
+    """The number of devices a training needs, and each device's largest batch that fits.
+
+    A device has a limit after it ran out of memory.
+    """
 
     def __init__(self, batch_sizes: Sequence[int], min_count: int) -> None:
         self._batch_sizes = list(batch_sizes)
         self._min_count = min(min_count, len(batch_sizes))
         self.limits: dict[int, int] = {}
-        """by device; 0: it holds not even one sample"""
+        """by device; 0: not even one sample fits"""
 
     def limit(self, number: int, shortage: MemoryShortage, predicted: int | None) -> int:
-        """Set and return the largest batch that the device gets from now on.
+        """Set and return the device's largest batch from now on.
 
-        `predicted` is the batch that the plan's memory curve puts within the device's memory. The
-        shortage proves the curve wrong, so at most half of the batch that failed is believed, or
-        what the device is known to have held.
+        `predicted` is the largest batch that the plan's memory curve puts within the device's
+        memory. The shortage proves the curve wrong, so the limit is at most half of the batch that
+        failed, or a batch that the device has finished a step with.
         """
         half = shortage.batch_size // 2
         guess = half if predicted is None else min(predicted, half)
@@ -30,15 +33,15 @@ class TrainingCapacity:
         return self.limits[number]
 
     def usable(self, numbers: Collection[int]) -> list[int]:
-        """Those that hold at least one sample, in order."""
+        """The devices that hold at least one sample, in order."""
         return sorted(number for number in numbers if self.limits.get(number) != 0)
 
     def lacks_memory(self, numbers: Collection[int]) -> bool:
-        """Whether these would be enough if they had the memory."""
+        """Whether these devices would suffice if they had more memory."""
         return len(numbers) >= self._min_count and self.shortage(self.usable(numbers)) is not None
 
     def shortage(self, members: Collection[int]) -> str | None:
-        """Why these can't train by themselves; None if they can."""
+        """Why these devices can't train by themselves; None if they can."""
         total, count = sum(self._batch_sizes), len(self._batch_sizes)
         if not members:
             return f"none of {count} devices is left"

@@ -1,6 +1,6 @@
-"""What the membership state machine is told: typed values.
+"""The inputs of the membership state machine, as typed values.
 
-The launcher makes them of messages, ended processes, lost hosts, and the passing of time.
+The launcher makes them from messages, ended processes, lost hosts and the clock.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from trainwright.tasks.errors import TrainwrightError
 
 @dataclass(frozen=True)
 class MembershipEvent:
-    """Something that happened at `now` (monotonic, in seconds)."""
+    """Something that happened at `now` (monotonic clock, in seconds)."""
 
     now: float
 
 
 @dataclass(frozen=True)
 class Tick(MembershipEvent):
-    """Time has passed, and all messages that had arrived were handled: the time for timeouts."""
+    """Time has passed and all earlier messages are handled: check timeouts."""
 
 
 @dataclass(frozen=True)
 class RankEvent(MembershipEvent):
-    """Something that the process of a device did; `number` is the device's."""
+    """An event of one device's process; `number` is the device's."""
 
     number: int
 
@@ -35,57 +35,57 @@ class MemoryShortage:
 
     batch_size: int
     fits: int = 0
-    """the largest batch that it has finished a step with"""
+    """the largest batch with which it has finished a step"""
     memory_bytes: float | None = None
-    """what its device has, free or held by it; None: not known"""
+    """memory of its device that is free or held by the rank; None: unknown"""
 
 
 @dataclass(frozen=True)
 class RankReady(RankEvent):
-    """It waits for a worker group: just loaded, or out of a group that ended."""
+    """It waits for a worker group: it has just loaded, or its last group has ended."""
 
     step: int | None
     """steps finished; None: it has no state"""
     sum_error: str = ""
-    """why its sums failed"""
+    """why its last sum failed"""
     shortage: MemoryShortage | None = None
 
 
 @dataclass(frozen=True)
 class RankJoined(RankEvent):
-    """It has met the other members of its group."""
+    """It has connected to the other members of its group."""
 
 
 @dataclass(frozen=True)
 class RankHeartbeat(RankEvent):
-    """It lives, and this is what it does."""
+    """It is alive; the fields say what it does."""
 
     waits_s: float | None
-    """how long it has waited for the others"""
+    """how long it has waited for other ranks"""
     computes_s: float | None
-    """how long it has computed its part of a step"""
+    """how long it has computed its part of the current step"""
     writing: bool
-    """whether it keeps the others waiting because it reads or writes a checkpoint"""
+    """whether the others wait for it because it reads or writes a checkpoint"""
 
 
 @dataclass(frozen=True)
 class RankDone(RankEvent):
-    """It has trained, or searched, to the end, or stopped as asked, after `step` steps."""
+    """It has finished its training or search, or stopped on request, after `step` steps."""
 
     step: int | None
 
 
 @dataclass(frozen=True)
 class RankFailed(RankEvent):
-    """It reports an error, and is about to exit."""
+    """It reports an error and is about to exit."""
 
     error: TrainwrightError
-    """names the rank"""
+    """the error with the rank's name"""
     message: str
-    """the rank's own words"""
+    """the rank's own message"""
     step: int | None
     final: bool
-    """whether no other rank can do better"""
+    """whether the error would occur on every rank"""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class ProcessEnded(RankEvent):
     how: str
     log: str
     out_of_memory: bool
-    """whether the kernel killed it because memory ran out"""
+    """whether the kernel killed it for lack of memory"""
 
 
 @dataclass(frozen=True)
@@ -110,14 +110,14 @@ class SpareEnded(MembershipEvent):
 
 @dataclass(frozen=True)
 class HostsLost(MembershipEvent):
-    """The hosts of these devices can't be reached."""
+    """These devices' hosts are unreachable."""
 
     numbers: frozenset[int]
 
 
 @dataclass(frozen=True)
 class HostsReturned(MembershipEvent):
-    """The hosts of these devices can be reached again."""
+    """These devices' hosts are reachable again."""
 
     numbers: frozenset[int]
 
@@ -151,16 +151,16 @@ class RolledBack(MembershipEvent):
 
 @dataclass(frozen=True)
 class SplitChanged(MembershipEvent):
-    """Each device's batch, by number."""
+    """The batch of each device changed; in the order of the devices' numbers."""
 
     batch_sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class StopRequested(MembershipEvent):
-    """The training is to stop after the step at hand."""
+    """The training must stop after the current step."""
 
 
 @dataclass(frozen=True)
 class LeaseLost(MembershipEvent):
-    """The devices are leased to another run."""
+    """Another run now leases the devices."""

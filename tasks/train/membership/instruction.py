@@ -1,4 +1,4 @@
-"""What the membership state machine answers: typed values, which the launcher carries out."""
+"""The outputs of the membership state machine: typed values that the launcher carries out."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class StartProcess:
 
 @dataclass(frozen=True)
 class StartSpare:
-    """Start a process that loads, and waits for a device."""
+    """Start a process that loads its code and waits for a device."""
 
 
 @dataclass(frozen=True)
 class AssignSpare:
-    """The spare process becomes this device's."""
+    """Assign the spare process to this device."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class AnnounceLoaded:
-    """This device's process has loaded: hold it to its share of the CPU, and report it."""
+    """This device's process has loaded: limit it to its CPU share, and report it."""
 
     number: int
 
@@ -59,7 +59,7 @@ class AbortGroup:
 
 @dataclass(frozen=True)
 class AskToStop:
-    """Ask these to write a checkpoint after the step at hand, and end."""
+    """Ask these to save a checkpoint after the current step, and end."""
 
     numbers: tuple[int, ...]
 
@@ -74,12 +74,12 @@ class Kill:
 
 @dataclass(frozen=True)
 class RestoreCheckpoint:
-    """No rank has the training's state: fetch the newest checkpoint (`CheckpointRestored`)."""
+    """Get the newest checkpoint: no rank has the training's state (`CheckpointRestored`)."""
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Tell the user."""
+    """Show a message to the user."""
 
     message: str
 
@@ -91,7 +91,7 @@ class Finish:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """The training can't go on."""
+    """End the training with this error."""
 
     error: TrainwrightError
 

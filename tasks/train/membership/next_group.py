@@ -1,4 +1,4 @@
-"""Which group the ranks form next, and when; and why the training ends if there is none."""
+"""Decides which group the ranks form next and when, or why the training ends."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def admit(state: MembershipState) -> None:
 
 
 def form(state: MembershipState) -> None:
-    """Form a group of the ranks that are ready, once nobody is in the last one.
+    """Form a group of the ready ranks once the last group is empty.
 
-    Raises Interrupted or TrainingFailed if there is none to form, and none is waited for.
+    Raises Interrupted or TrainingFailed if no group can form and no rank is expected.
     """
     if state.inside():
         return
@@ -48,7 +48,7 @@ def form(state: MembershipState) -> None:
 
 def _form_to_stop(state: MembershipState, ready: list[int], with_state: list[int]) -> None:
     if state.policy.searches:
-        raise Interrupted("stopped while the learning rate was searched")
+        raise Interrupted("stopped during the learning-rate search")
     if not with_state:
         raise Interrupted("stopped while ranks were being replaced; the last checkpoint is kept")
     _start(state, ready, end=True)
@@ -72,7 +72,7 @@ def _form_to_train(state: MembershipState, ready: list[int]) -> None:
 
 
 def _wait_for_more(state: MembershipState, shortage: str, *, loading: bool) -> bool:
-    """Whether to wait for more ranks; else the training ends, and the state notes why."""
+    """Whether to wait for more ranks; if not, record why the training ends."""
     patience_s = state.faults.wait_for_devices
     returning = any(state.restarts.allows(number) for number in state.unreachable)
     coming = state.giving_up is None and (loading or returning)
@@ -102,7 +102,7 @@ def _start(
 ) -> None:
     state.generation += 1
     state.step_at_start = max(state.ranks[number].step or 0 for number in members)
-    verb = "begins with" if state.generation == 1 else "goes on with"
+    verb = "begins with" if state.generation == 1 else "continues with"
     limits = {} if end else state.capacity.limits
     group = WorkerGroup(
         generation=state.generation,

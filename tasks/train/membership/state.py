@@ -1,4 +1,4 @@
-"""What the membership state machine knows of the ranks of a launch, and of their worker group."""
+"""The membership state machine's data: the ranks of a launch and their worker group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MembershipPolicy:
     min_count: int
     faults: FaultPolicy
     searches: bool = False
-    """whether the learning rate is searched: nothing is kept, and all start again together"""
+    """whether this is a learning-rate search: no checkpoints, and all ranks restart together"""
 
     @classmethod
     def of(cls, order: Order) -> Self:
@@ -40,9 +40,9 @@ class RankState:
     heard_at: float
     """when it was started, or last reported anything"""
     status: Literal["starting", "ready", "joining", "joined"] = "starting"
-    """`ready`: it waits for a worker group"""
+    """`ready`: waits for a worker group"""
     step: int | None = None
-    """steps finished, as of when it was ready last; None: it has no state"""
+    """finished steps when it was last ready; None: it has no state"""
     done: bool = False
     """whether it has reached the end in its current group"""
     done_step: int | None = None
@@ -55,11 +55,11 @@ class RankState:
 
     @property
     def in_group(self) -> bool:
-        """Whether it is in a worker group, or on its way into one."""
+        """Whether it is in a worker group, or joining one."""
         return self.status in ("joining", "joined")
 
     def become(self, status: Literal["ready", "joining"]) -> None:
-        """Change status. What earlier heartbeats reported no longer holds."""
+        """Change the status, and discard what earlier heartbeats reported."""
         self.status, self.waits_s, self.computes_s, self.writing = status, None, None, False
 
 
@@ -107,19 +107,19 @@ class MembershipState:
         """batches that devices were seen to hold, if the training ends because memory is short"""
 
     def instruct(self, *what: Instruction) -> None:
-        """Add to what the launcher is to do."""
+        """Add instructions for the launcher."""
         self.instructions += what
 
     def name(self, number: int) -> str:
-        """A rank, for people."""
+        """A rank's name in messages."""
         return f"rank {number} ({self.devices[number].id})"
 
     def present(self) -> list[RankState]:
-        """Members of the current group whose processes live."""
+        """Members of the current group with a living process."""
         return [self.ranks[number] for number in self.members if number in self.ranks]
 
     def inside(self) -> list[RankState]:
-        """Those of them that have not left it."""
+        """Those present members that have not left the group."""
         return [rank for rank in self.present() if rank.in_group]
 
     def ready(self) -> list[int]:
@@ -127,7 +127,7 @@ class MembershipState:
         return sorted(number for number, rank in self.ranks.items() if rank.status == "ready")
 
     def loading(self) -> list[RankState]:
-        """Ranks that have yet to load."""
+        """Ranks that are still loading."""
         return [rank for rank in self.ranks.values() if rank.status == "starting"]
 
     def all_done(self) -> bool:

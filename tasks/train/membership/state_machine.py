@@ -1,19 +1,19 @@
-"""Decides which ranks train together: a state machine, events in and instructions out.
+"""Decides which ranks train together: a state machine with events in and instructions out.
 
-    a rank dies, hangs, or its sums fail  the others leave the group at once, and form a smaller one
-    its replacement has loaded            all leave between two steps, and form a larger group
-    a learning-rate search loses a rank   the others wait for a replacement, and search again
-    too few ranks, or too little memory   they wait for replacements; then they write a last
+    a rank dies, hangs, or its sums fail  the others leave the group at once and form a smaller one
+    its replacement has loaded            all leave between two steps and form a larger group
+    a learning-rate search loses a rank   the others wait for a replacement and search again
+    too few ranks, or too little memory   they wait for replacements; if none come, they save a last
                                           checkpoint, and the training fails with the cause
 
-It reads no clock and does no I/O: each event carries its time, and timeouts are judged at a `Tick`.
+It reads no clock and does no I/O: each event carries its time, and timeouts apply at a `Tick`.
 
-    event, instruction   what goes in, and what comes out
-    state                what is known of the ranks and of their group
-    transitions          what an event changes
-    next_group           who forms the next group, and when
+    event, instruction   the inputs and outputs
+    state                the ranks and their group
+    transitions          how an event changes the state
+    next_group           which ranks form the next group, and when
     watchdog             which ranks hang
-    restarts, capacity   whose process is started again; how many devices are enough
+    restarts, capacity   which processes restart; how many devices suffice
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from trainwright.tasks.train.membership import event, instruction, next_group, t
 from trainwright.tasks.train.membership.state import MembershipPolicy, MembershipState, RankState
 
 SPARE_AFTER_S = 3.0
-"""A spare process is started once the training has lasted this long."""
+"""A spare process starts once the training has lasted this long."""
 MOST_SPARES = 10
-"""So many spare processes may end before a device needed one."""
+"""How many unused spare processes may end before no more are started."""
 
 
 class Membership:
@@ -34,14 +34,14 @@ class Membership:
     def __init__(
         self, policy: MembershipPolicy, *, checkpoint: str | None = None, committed: int = 0
     ) -> None:
-        """`checkpoint`: the folder of the one to start from, of `committed` steps, if any."""
+        """`checkpoint`: the folder to start from, which holds `committed` steps; None: step 0."""
         self._state = MembershipState(policy, checkpoint, committed)
 
     def handle(self, *events: event.MembershipEvent) -> list[instruction.Instruction]:
-        """Take events into account. Returns what the launcher is to do, in this order.
+        """Apply events; the instructions for the launcher, in order.
 
-        The events of a process that has ended change nothing, nor does any after the end, which is
-        an instruction to finish or to give up.
+        Ignores events of a process that has ended, and all events after the end. The end is an
+        instruction to finish or to give up.
         """
         state = self._state
         state.instructions = []
@@ -66,7 +66,7 @@ class Membership:
         transitions.apply(one, state)
 
     def _decide(self) -> None:
-        """What the state of the ranks calls for."""
+        """Derive instructions from the state of the ranks."""
         if self._state.all_done():
             _finish(self._state)
             return
@@ -77,10 +77,10 @@ class Membership:
 
 
 def _finish(state: MembershipState) -> None:
-    """End, all members being done. Raises why the training was given up, if it was."""
+    """End after all members are done. If the training was given up, raises the reason."""
     if state.giving_up is not None:
         step = state.ranks[state.members[0]].done_step
-        again = "" if state.most_batch_sizes else ": run it again to go on from there"
+        again = "" if state.most_batch_sizes else ": run it again to continue from there"
         said = f"{state.giving_up}; the checkpoint of step {step} is kept{again}"
         raise TrainingFailed(said, step=step, **state.most_batch_sizes)
     state.ended = True
@@ -88,13 +88,13 @@ def _finish(state: MembershipState) -> None:
 
 
 def _start_processes(state: MembershipState) -> None:
-    """A process for each device that has none and may have one; then a spare one."""
+    """Start a process for each device that lacks one and may have one, then a spare."""
     for number, device in enumerate(state.devices):
         gone = number in state.unreachable or not state.restarts.allows(number)
         if number in state.ranks or gone:
             continue
         state.ranks[number] = RankState(number, heard_at=state.now)
-        # A spare that still loads, while the CPU is busy, takes longer than another process.
+        # On a busy CPU, a spare that still loads takes longer than a new process.
         if state.spare == "loaded" and device.local:
             state.spare = "none"
             state.instruct(instruction.AssignSpare(number))
@@ -106,7 +106,7 @@ def _start_processes(state: MembershipState) -> None:
 
 
 def _needs_spare(state: MembershipState) -> bool:
-    """Whether a spare process pays, and delays none that is needed now."""
+    """Whether a spare process is worthwhile and delays no process that is needed now."""
     return (
         state.spare == "none"
         and not state.policy.searches

@@ -1,6 +1,6 @@
-"""What each event changes in the membership's state, and what it calls for at once.
+"""How each event changes the membership's state, and its immediate instructions.
 
-A transition raises the error that the training ends with, if it does.
+A transition that ends the training raises the error with which it ends.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from trainwright.tasks.train.membership import event, instruction, watchdog
 from trainwright.tasks.train.membership.state import MembershipState, RankState
 
 STOP_GRACE_S = 3.0
-"""How long ranks may take to finish the step at hand when they are asked to stop."""
+"""How long ranks may take to finish the current step after a request to stop."""
 SAVE_GRACE_S = 30.0
-"""How much longer if the last checkpoint is being written."""
+"""Additional time if the last checkpoint is being written."""
 
 
 @singledispatch
 def apply(one: event.MembershipEvent, state: MembershipState) -> None:
-    """Take an event into account."""
+    """Apply an event to the state."""
     raise TypeError(one)
 
 
@@ -44,7 +44,7 @@ def _(ready: event.RankReady, state: MembershipState) -> None:
         if state.generation:
             state.reasons.append(f"{state.name(rank.number)} is back")
     elif not rank.done and state.leaving_since is None:
-        _abort(state)  # its sums have failed
+        _abort(state)  # the rank's sums have failed
     state.fruitless.sum_error = state.fruitless.sum_error or ready.sum_error
     if ready.shortage is not None:
         _limit_batch(state, rank.number, ready.shortage)
@@ -74,7 +74,7 @@ def _(failed: event.RankFailed, state: MembershipState) -> None:
 def _(ended: event.ProcessEnded, state: MembershipState) -> None:
     rank = state.ranks.pop(ended.number)
     if state.stop_asked_at is not None and state.policy.searches:
-        raise Interrupted("stopped while the learning rate was searched")
+        raise Interrupted("stopped during the learning-rate search")
     name, how = state.name(rank.number), ended.how
     if rank.failure is not None:
         _raise_if_it_would_repeat(state, rank, rank.failure)
@@ -95,7 +95,7 @@ def _(ended: event.ProcessEnded, state: MembershipState) -> None:
 def _raise_if_it_would_repeat(
     state: MembershipState, rank: RankState, failed: event.RankFailed
 ) -> None:
-    """Raise an error of wrong input, from outside of a group, or that came twice at a step."""
+    """Raise an error of wrong input, from outside a group, or repeated at the same step."""
     error = failed.error
     final = error.exit_code != TrainingFailed.exit_code or error.details.get("final")
     if final or state.policy.searches or not rank.in_group or state.restarts.repeats(failed.step):
@@ -103,7 +103,7 @@ def _raise_if_it_would_repeat(
 
 
 def _limit_batch(state: MembershipState, number: int, shortage: event.MemoryShortage) -> None:
-    """A device ran out of memory: from now on it gets a batch that fits."""
+    """Limit the batch of a device that ran out of memory."""
     predicted = None
     if shortage.memory_bytes is not None:
         predicted = state.devices[number].largest_batch(shortage.memory_bytes)
@@ -115,7 +115,7 @@ def _limit_batch(state: MembershipState, number: int, shortage: event.MemoryShor
 
 
 def _abort(state: MembershipState) -> None:
-    """The current group is broken: make all that are in it leave at once."""
+    """Make all ranks leave the current group at once, because it is broken."""
     if state.aborted_at is None and state.members:
         state.aborted_at = state.now
         if inside := tuple(rank.number for rank in state.inside()):
@@ -192,7 +192,7 @@ def _(asked: event.StopRequested, state: MembershipState) -> None:
 
 
 def stopped_before_a_step(committed: int) -> Interrupted:
-    """The end of a launch that was stopped before its first group, from a checkpoint or not."""
+    """The error of a launch that was stopped before its first group formed."""
     if committed:
         return Interrupted(
             f"stopped before another step; the checkpoint of step {committed} is kept"
@@ -207,20 +207,20 @@ def _(lost: event.LeaseLost, state: MembershipState) -> None:
 
 @apply.register
 def _(tick: event.Tick, state: MembershipState) -> None:
-    """Enforce timeouts: of a stop, and of ranks that hang."""
+    """Enforce the timeouts of stops and of hung ranks."""
     if state.stop_asked_at is not None:
         grace_s = STOP_GRACE_S + (SAVE_GRACE_S if state.saving else 0.0)
         if tick.now - state.stop_asked_at > grace_s:
             raise Interrupted(
-                "stopped; the step at hand took too long to wait for, "
-                "so the checkpoint before it is what is kept"
+                "stopped; the current step took too long, so the last checkpoint is the one "
+                "before it"
             )
     if (
         state.leaving_since is not None
         and tick.now - state.leaving_since > watchdog.ABORT_S
         and any(rank.status == "ready" for rank in state.present())
     ):
-        _abort(state)  # some have left, and the others do not
+        _abort(state)  # some ranks have left, but the others do not
     for rank, reason in watchdog.hung(state):
         if not rank.killed:
             rank.killed = True

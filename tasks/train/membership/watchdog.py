@@ -1,8 +1,8 @@
-"""Which ranks hang, judged by their heartbeats. Pure.
+"""Finds ranks that hang, from their heartbeats. Pure.
 
-A rank that is stopped, or whose machine is, sends no heartbeat. One that hangs in the model's code
-sends them, but does not finish its step, and the others wait for it. If all wait, the connection
-between them hangs: one is killed, so that the others' sums fail and they get out.
+A stopped rank, or one on a stopped machine, sends no heartbeat. A rank that hangs in the model's
+code sends heartbeats but does not finish its step, and the others wait for it. If all ranks wait,
+a connection hangs: the watchdog kills one rank, so that the others' sums fail and they can leave.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from trainwright.tasks.runs.artefacts import PlannedDevice
 from trainwright.tasks.train.membership.state import MembershipState, RankState
 
 LONG_STEPS = 20
-"""No rank counts as hung before it took this many times its planned step."""
+"""A rank counts as hung only after this many times its planned step."""
 STORE_S = 1800.0
-"""How long a rank that reads or writes a checkpoint may keep the others waiting."""
+"""How long the others may wait for a rank that reads or writes a checkpoint."""
 LOADING_S = 1800.0
-"""How long a process that loads may send no heartbeat: an import may hold Python's lock."""
+"""How long a loading process may send no heartbeat: an import may hold Python's lock."""
 ABORT_S = 2.0
-"""How long a rank that waits may take to leave an aborted group: its connections to the others are
-shut, so its sum fails at once, unless it hangs where that has no effect."""
+"""How long a waiting rank may take to leave an aborted group. Its connections are shut, so its sum
+fails at once, unless it hangs where that has no effect."""
 Hung = list[tuple[RankState, str]]
-"""Ranks that hang, and why each is killed."""
+"""Ranks that hang, each with the reason to kill it."""
 
 
 def stall_timeout_s(
     stall_timeout: float, devices: Sequence[PlannedDevice], split: Sequence[int]
 ) -> float:
-    """How long a rank may keep the others waiting: as the job says, or longer if its steps are.
+    """How long the others may wait for a rank: the job's timeout, or longer if steps take longer.
 
-    `split` is each device's current batch: many times the planned one if others are lost.
+    `split` is each device's current batch: a multiple of the planned one if devices were lost.
     """
     steps = (
         device.step_time_s.high * max(1.0, batch / max(1, device.batch_size))
@@ -40,7 +40,7 @@ def stall_timeout_s(
 
 
 def hung(state: MembershipState) -> Hung:
-    """Ranks that hang while they load, in their group, or on the way out of it."""
+    """Ranks that hang while loading, in their group, or while leaving it."""
     timeout_s = stall_timeout_s(state.faults.stall_timeout, state.devices, state.split)
     found = [
         (rank, f"sent no heartbeat for {LOADING_S:.0f} s while loading and was killed")
@@ -54,7 +54,7 @@ def hung(state: MembershipState) -> Hung:
 
 
 def hung_members(members: Sequence[RankState], now: float, timeout_s: float) -> Hung:
-    """Members of a group that hang, or keep the others waiting."""
+    """Members of a group that hang, or for which the others wait too long."""
     found = _stalled(members, now, timeout_s)
     limit_s = max(timeout_s, STORE_S) if any(rank.writing for rank in members) else timeout_s
     waiting = [rank for rank in members if rank.waits_s is not None]
@@ -71,9 +71,9 @@ def hung_members(members: Sequence[RankState], now: float, timeout_s: float) -> 
 def stuck_members(
     members: Sequence[RankState], now: float, timeout_s: float, aborted_s: float
 ) -> Hung:
-    """Members that do not leave a group that was aborted so long ago.
+    """Members that have not left a group that was aborted `ABORT_S` ago or earlier.
 
-    That they wait says nothing of the others. One that computes notices at its next sum.
+    Only ranks that wait count. A rank that computes notices the abort at its next sum.
     """
     found = _stalled(members, now, timeout_s)
     for rank in members:
@@ -85,7 +85,7 @@ def stuck_members(
 
 
 def _stalled(members: Sequence[RankState], now: float, timeout_s: float) -> Hung:
-    """Members without a heartbeat, or without the end of a step, for too long."""
+    """Members without a heartbeat, or without a finished step, for too long."""
     silent = [rank for rank in members if now - rank.heard_at > timeout_s]
     slow = [rank for rank in members if (rank.computes_s or 0.0) > timeout_s]
     no_heartbeat = f"sent no heartbeat for {timeout_s:.0f} s and was killed"

@@ -1,4 +1,4 @@
-"""A rank's process: its start, its loop over steps, the learning-rate ramp.
+"""A rank's process: its start, the training loop, the learning-rate search.
 
 `entry` starts the process, `member` loads and takes part in groups, `loop` trains. `state_sync`
 gives a new group one state. `lr_ramp`, `lr_trials` and `lr_curve` search the learning rate, from a

@@ -1,8 +1,8 @@
-"""A rank as a process: `python -m trainwright.tasks.train.worker.entry ORDER.json RANK`.
+"""The command line of a rank: `python -m trainwright.tasks.train.worker.entry ORDER.json RANK`.
 
-The launcher starts it, here or on a host. With `spare` for RANK it loads its code, and waits until
-it is given the device of a process that was lost. `torchrun` starts it without RANK. What a rank
-does: `member`.
+The launcher starts it, here or on another host. If RANK is `spare`, the process loads its code and
+waits until it replaces a lost process. `torchrun` starts it without RANK. `member` is the work of a
+rank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MEMBER = "trainwright.tasks.train.worker.member"
 
 
 def main(order: Path, place: str) -> int:
-    """The exit code of a rank. A spare one loads in the time that the ranks leave it."""
+    """Run a rank and return its exit code. A spare process loads at low priority."""
     if place == SPARE:
         at_low_priority(importlib.import_module, _MEMBER)
     return int(importlib.import_module(_MEMBER).main(order, place))
@@ -37,4 +37,4 @@ if __name__ == "__main__":
     code = main(Path(given[0]), given[1])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # Horovod's threads may hang at the interpreter's exit after a peer has gone
+    os._exit(code)  # Horovod's threads may block the interpreter's exit if a peer is gone

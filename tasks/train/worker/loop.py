@@ -1,4 +1,4 @@
-"""The loop over steps: a training from its start or a checkpoint to its end. (The search of the learning rate is `ramp`.)"""
+"""The training loop: from the start or a checkpoint to the end. (`lr_ramp` searches the rate.)"""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MOST_SETBACKS = 3
 
 
 class Training:
-    """The loop over epochs. It outlives the worker groups in which it takes part."""
+    """The loop over epochs. It outlives the worker groups it takes part in."""
 
     def __init__(self, rank: Rank, channel: Channel, order: Order) -> None:
         self.rank, self.channel, self.order = rank, channel, order
@@ -45,15 +45,16 @@ class Training:
         self.total_samples = self.rows * rank.spec.epochs
         self.state: files.State | None = None
         self.last: dict[str, Any] | None = None
-        """the step that was finished last, as every rank saw it"""
+        """the last finished step; the same on every rank"""
         self.committed = 0
-        """the step of the newest checkpoint that was staged when the worker group formed"""
-        self.saved, self.best_at, self.redo = 0, 0, False
-        """the steps of the newest checkpoint that was begun, and of the newest that was the best; whether it takes another,
-        because a rank was lost while one was being written"""
+        """the step of the newest staged checkpoint when the worker group formed"""
+        self.saved, self.best_at = 0, 0
+        """the steps of the newest checkpoint, and of the newest best checkpoint"""
+        self.redo = False
+        """whether to save again, because a rank was lost while a checkpoint was being written"""
         self.saver = Saver(rank, channel, order)
         self._recording_s = 0.0
-        """what noting the step before took"""
+        """the seconds that recording the previous step took"""
         self.writer: Events | None = None
 
     @property
@@ -63,19 +64,22 @@ class Training:
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole training, if the batch stays as it is."""
+        """Steps of the whole training, if the batch size does not change again."""
         state = self._state
         return state.step + steps_left(
             state.samples, self.rows, self.rank.spec.epochs, sum(self.rank.split)
         )
 
     def take_part(self, group: WorkerGroup) -> dict[str, Any] | None:
-        """Train with the members of a worker group; what this rank reports at the end, or None if all leave it between steps."""
+        """Train with the members of a worker group.
+
+        Returns this rank's final report, or None if all members leave the group between steps.
+        """
         self.enter(group)
         return self._run(stopped=group.end)
 
     def enter(self, group: WorkerGroup) -> None:
-        """Come to one state with the members of a worker group, and to each one's batch."""
+        """Synchronise the state with the members of a worker group, and split the batch."""
         self.committed = group.committed
         agree(self, group)
         self.batch.enter(self._state, group)
@@ -140,7 +144,10 @@ class Training:
         }
 
     def _finish_step(self, stopped: bool, epoch_s: float) -> None:
-        """What is due after a step. A rank that is lost meanwhile ends it; the next worker group then begins with it again."""
+        """End the epoch or save a checkpoint if due.
+
+        If a rank is lost meanwhile, the next worker group starts with this call again.
+        """
         state, policy = self._state, self.rank.spec.checkpoint
         last = stopped or state.samples == self.total_samples
         if state.samples % self.rows == 0 and state.epoch_samples > 0:
@@ -150,9 +157,10 @@ class Training:
             self._checkpoint(last=last)
 
     def step(self, order: Any, begun: int) -> tuple[bool, bool]:
-        """One step; whether somebody asked to stop, and whether all leave the worker group after it. Raises RanAway.
+        """Train one step; whether a stop was requested, and whether all leave the group after it.
 
-        `order` holds the epoch's rows, `begun` of them taken. Its own time is all of it but what it waits for the others.
+        `order` holds the epoch's rows, of which `begun` are taken. The rank's own time is the
+        step's time without waiting for other ranks. Raises RanAway if the loss diverges.
         """
         rank, state = self.rank, self._state
         started, waited_s, recording_s = (
@@ -205,13 +213,13 @@ class Training:
         return found.stop, found.leave
 
     def _go_back(self, what: str) -> None:
-        """To the last good checkpoint, or the beginning, with half the learning rate."""
+        """Return to the last good checkpoint, or to step 0, with half the learning rate."""
         rank, state = self.rank, self._state
         setbacks, factor = state.setbacks + 1, state.rate_factor / 2
         if setbacks > MOST_SETBACKS:
             raise TrainingFailed(
-                f"{what}, after {MOST_SETBACKS} returns to the last good checkpoint, each with half the learning rate; a lower "
-                "train.learning_rate or a train.clip_norm may help",
+                f"{what}, after {MOST_SETBACKS} returns to the last good checkpoint, each with "
+                "half the learning rate; a lower train.learning_rate or a train.clip_norm may help",
                 final=True,
                 step=state.step,
                 learning_rate=rank.request.learning_rate * state.rate_factor,
@@ -243,9 +251,8 @@ class Training:
             values["gradient_noise_scale"] = noise
         if self.rank.classifies:
             values["accuracy/train"] = found.correct / found.samples
-        if (
-            self.writer.due
-        ):  # of each rank, as often as events are written; the rows under metrics/ have every step
+        # per-rank values only as often as events are written; metrics/ has the rows of every step
+        if self.writer.due:
             for number, figures in zip(self._members, self.rank.figures_of_all, strict=True):
                 by_rank = {
                     **_known(figures),
@@ -279,7 +286,7 @@ class Training:
         )
 
     def _end_epoch(self, duration_s: float) -> None:
-        """Validate, and see whether the metrics are the best so far."""
+        """Validate, and check whether the metrics are the best so far."""
         rank, state = self.rank, self._state
         found = rank.validate()
         train_loss = state.epoch_loss_sum / state.epoch_samples
@@ -301,10 +308,10 @@ class Training:
             self.channel.send("epoch", epochs=rank.spec.epochs, **row)
 
     def _checkpoint(self, *, last: bool) -> None:
-        """Training goes on while it is written, but for the last."""
+        """Save a checkpoint. Only the last one blocks the training until it is written."""
         rank, state = self.rank, self._state
         if last:
-            self.channel.send("saving")  # who asked for a stop gives this its time
+            self.channel.send("saving")  # a stop then allows more time
         rank.take_state_from_first()
         require_finite(rank.model, state.step)
         state.split, state.adaptive = list(rank.split), self.batch.document()
@@ -318,7 +325,7 @@ class Training:
 
 
 def _known(figures: RankFigures) -> dict[str, float]:
-    """A rank's figures, without what no meter measures."""
+    """A rank's figures, without those that are not measured."""
     names = ("compute_s", "wait_s", "communication_s", "memory_bytes", "energy_j")
     values = {name: float(getattr(figures, name)) for name in names}
     return {name: value for name, value in values.items() if not math.isnan(value)}

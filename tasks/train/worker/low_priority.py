@@ -1,4 +1,4 @@
-"""Work that leaves the CPU to the training beside it. Loads no torch."""
+"""Runs work at low priority, so that the training keeps the CPU. Loads no torch."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 NICE = 10
-"""Linux gives a thread of this niceness about a tenth of a core that another thread wants, and all
-of an idle one."""
+"""A thread of this niceness gets about a tenth of a core that another thread uses, and all of an
+idle core."""
 T = TypeVar("T")
 
 
 def at_low_priority(work: Callable[..., T], *arguments: object) -> T:
-    """What `work` returns or raises, done by a thread of low priority.
+    """Run `work` in a thread of low priority; what it returns or raises.
 
-    The calling thread keeps its own: without the right to, a thread that has lowered its priority
-    can't raise it again.
+    Only a separate thread will do: without privileges, a thread can't raise its priority again.
     """
     with ThreadPoolExecutor(1, initializer=_lower_priority) as executor:
         return executor.submit(work, *arguments).result()

@@ -1,4 +1,4 @@
-"""The loss over a learning-rate ramp: smoothed, its noise, and where it diverges. Pure."""
+"""The loss over a learning-rate ramp: smoothing, noise, and the point of divergence. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SMOOTHING = 0.85
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Exponential moving average without the bias of its start: m_k / (1 − β^k)."""
+    """Exponential moving average with bias correction: m_k / (1 − β^k)."""
     smoothed, mean = [], 0.0
     for count, value in enumerate(values, start=1):
         mean = SMOOTHING * mean + (1 - SMOOTHING) * value
@@ -20,7 +20,7 @@ def smooth(values: Sequence[float]) -> list[float]:
 
 
 def runaway_rate(points: Sequence[tuple[float, float, float | None]]) -> float | None:
-    """The rate at which a ramp's loss diverges, or its last rate; None if no loss is a number."""
+    """The rate at which a ramp's loss diverges, else its last rate; None if no loss is finite."""
     finite = list(itertools.takewhile(lambda point: math.isfinite(point[1]), points))
     if not finite:
         return None
@@ -34,11 +34,13 @@ def runaway_rate(points: Sequence[tuple[float, float, float | None]]) -> float |
 
 
 def course(raw_loss: list[float], loss: list[float]) -> tuple[int, float, float, int | None]:
-    """How the loss went: the index of its minimum after smoothing, its first value, its noise, and the
-    index from which it stays diverged (None: it does not).
+    """Describe a ramp's loss: minimum, start, noise and divergence.
+
+    Returns the index of the smoothed minimum, the initial loss, the noise, and the index from which
+    the loss stays diverged (None if it never does).
     """
     least = min(range(len(loss)), key=loss.__getitem__)
-    # The median: one odd first batch does not move it.
+    # the median, because one unusual first batch must not move it
     begin = statistics.median(raw_loss[: max(3, len(raw_loss) // 9)])
     fall, noise = begin - loss[least], _noise(raw_loss[: max(least, 8)])
     bound = loss[least] + max(0.5 * fall, 0.05 * abs(begin), noise)
@@ -47,11 +49,11 @@ def course(raw_loss: list[float], loss: list[float]) -> tuple[int, float, float,
 
 
 def _noise(losses: Sequence[float]) -> float:
-    """A fall that chance alone hardly makes: 1.5 standard deviations of the raw loss.
+    """The smallest fall in loss that is unlikely to be chance: 1.5 standard deviations of the loss.
 
-    Taken from the differences of neighbouring steps, so that the fall itself is not in it. For normal
-    noise the median |difference| is 0.954 σ. Smoothing leaves 0.28 σ, and the lowest of 90 values lies
-    about 2.2 of those below the mean; the median of the start adds its own noise.
+    The deviation σ comes from the differences between neighbouring steps, which exclude the trend:
+    for normal noise the median |difference| is 0.954 σ. Smoothing leaves 0.28 σ, and the lowest of
+    90 values lies about 2.2 × 0.28 σ below the mean; the median of the start adds its own noise.
     """
     steps = [abs(after - before) for before, after in itertools.pairwise(losses)]
     return 1.5 * statistics.median(steps) / 0.954 if steps else 0.0

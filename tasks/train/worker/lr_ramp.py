@@ -1,4 +1,4 @@
-"""The learning-rate search on a rank: a ramp and short trials, all from one start, which is restored."""
+"""The learning-rate search on a rank: a ramp, then short trials, all from the same start."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BEGIN = 5
 
 
 def begin_search(rank: Rank, group: WorkerGroup) -> None:
-    """The group's members share the batch as planned, and each takes the model of the first."""
+    """Split the batch among the group's members as planned; all take the first member's model."""
     planned = [device.batch_size for device in rank.request.plan.devices]
     rank.split = split_among(sum(planned), group.members, planned, group.limits) or planned
     rank.begin_anew()
@@ -31,10 +31,10 @@ def begin_search(rank: Rank, group: WorkerGroup) -> None:
 def search(
     rank: Rank, channel: Channel, learning_rates: list[float], trial_steps: int
 ) -> dict[str, Any]:
-    """Raise the learning rate step by step until the loss diverges; then run trials at lower rates.
+    """Raise the learning rate step by step until the loss diverges, then run trials at lower rates.
 
-    `trial_steps` is the length of a trial; 0: no trials. `state` in the result is the hash of all that was
-    restored (see `snapshot`). Raises TrainingFailed if it is not what it was.
+    `trial_steps`: length of a trial; 0 skips the trials. The result's `state` is the hash of the
+    restored state (see `snapshot`). Raises TrainingFailed if it differs from the initial state.
     """
     start = Snapshot(rank)
     done, trials, tried = 0, list[dict[str, Any]](), dict[float, float]()
@@ -68,10 +68,10 @@ def search(
 def _series(
     rank: Rank, channel: Channel, learning_rates: Sequence[float], done: int
 ) -> tuple[list[dict[str, Any]], bool]:
-    """One step at each rate, from the training's first batch on.
+    """Train one step at each rate, starting with the training's first batch.
 
-    Returns loss and accuracy before each update, and whether somebody asked to stop. Ends early if the
-    loss is not a number, or has risen by DIVERGED times its first value.
+    Returns loss and accuracy before each update, and whether a stop was requested. Ends early if
+    the loss is not finite, or rises by more than DIVERGED times its initial value.
     """
     points: list[dict[str, Any]] = []
     smoothed, best, samples = 0.0, math.inf, 0

@@ -1,10 +1,11 @@
-"""Which rates a learning-rate search tries after its ramp, and which rate it chooses. Pure.
+"""Chooses the rates that a learning-rate search tries after its ramp, and the final rate. Pure.
 
-The ramp shows at which rate the loss diverges, but little about the best rate below it: it takes one step
-at each rate, with a model that the earlier steps have trained. So a few short trials are compared, each
-from the same start over the same batches: at a third, a ninth and a 27th of the diverging rate, and on by
-thirds, downwards or upwards, as long as the best rate is the lowest or the highest. From the same start the
-rate at which the ramp diverged may hold; a trial that diverges has no score.
+The ramp finds the rate at which the loss diverges, but says little about the best rate below it: it
+takes one step at each rate, and each step starts from the model that the earlier steps trained. So
+a few short trials are compared, all from the same start and over the same batches: first at 1/3,
+1/9 and 1/27 of the diverging rate. While the best rate is the lowest or the highest tried, the next
+trial extends the range by a factor of 3. The rate at which the ramp diverged may work from the
+start, so trials may reach it. A trial that diverges has no score.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ FACTOR = 3.0
 FIRST = 3
 MOST = 6
 SHARE = 5
-"""A trial takes one in so many of the training's steps, within the bounds below."""
+"""A trial takes 1 / SHARE of the training's steps, within the bounds below."""
 LEAST_STEPS, MOST_STEPS = 20, 300
 
 
 def trial_steps(training_steps: int) -> int:
-    """Steps of one trial: a fifth of the training's, within bounds."""
+    """Steps of one trial: a fifth of the training's steps, within bounds."""
     return max(LEAST_STEPS, min(MOST_STEPS, training_steps // SHARE))
 
 
@@ -34,7 +35,7 @@ def score(losses: Sequence[float], steps: int) -> float:
 
 
 def next_trial(edge: float, tried: Mapping[float, float]) -> float | None:
-    """The rate to try next, given the diverging rate and the scores so far; None: enough were tried."""
+    """The next rate to try, given the diverging rate and the scores so far; None if done."""
     if len(tried) < FIRST:
         return edge / FACTOR ** (len(tried) + 1)
     if len(tried) >= MOST:
@@ -48,15 +49,16 @@ def next_trial(edge: float, tried: Mapping[float, float]) -> float | None:
 
 
 def best_of(tried: Mapping[float, float]) -> float:
-    """The rate with the lowest score; of equal ones, or if none has a score, the lowest rate."""
+    """The rate with the lowest score. With equal scores, or none, the lowest rate."""
     return min(sorted(tried), key=lambda rate: tried[rate])
 
 
 def settle(tried: Mapping[float, float]) -> tuple[float, tuple[float, float]] | None:
-    """The value and the interval: the minimum of the parabola over log(rate) through the best trial and
-    its neighbours, and these neighbours.
+    """The chosen rate and its interval. None if every trial diverged.
 
-    If a neighbour is missing or diverged, the value is the best trial's rate. None if every trial diverged.
+    The rate is the minimum of the parabola in log(rate) through the best trial and its two
+    neighbours; the neighbours are the interval. If a neighbour is missing or diverged, the rate is
+    the best trial's.
     """
     rates, best = sorted(tried), best_of(tried) if tried else 0.0
     if not tried or not math.isfinite(tried[best]):
@@ -66,7 +68,7 @@ def settle(tried: Mapping[float, float]) -> tuple[float, tuple[float, float]] | 
     below, above = tried[low] - tried[best], tried[high] - tried[best]
     if low == best or high == best or not math.isfinite(above + below) or below + above <= 0:
         return best, (low, high)
-    # The parabola through (−1, below), (0, 0), (1, above) is lowest at
-    # (below − above) / 2 (below + above), at most half a place away.
+    # The parabola through (−1, below), (0, 0), (1, above) has its minimum at
+    # (below − above) / (2 (below + above)), at most half a position from the best trial.
     shift = (below - above) / (2 * (below + above))
     return best * (high / best if shift > 0 else best / low) ** shift, (low, high)

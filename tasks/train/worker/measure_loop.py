@@ -1,8 +1,9 @@
-"""Measures what training's loop adds to a model's step here: `python -m trainwright.tasks.train.worker.measure_loop --out FILE`.
+"""Measures the time that the training loop adds to a model's step on this machine.
 
-Small models, each rich in one thing that the loop's time depends on (`estimator.loop_cost`), are trained by the loop itself, one
-rank, nobody to wait for; and step by themselves on the same batch: in turn, in random order. What counts is the CPU time of the
-thread, which is that of a core of one's own, however busy the machine.
+Run it with `python -m trainwright.tasks.train.worker.measure_loop --out FILE`. It trains small
+models, each large in one quantity on which the loop's time depends (`estimator.predict.loop_cost`).
+Each model is trained by the loop with one rank, and by bare steps on the same batch, alternating in
+random order. The measure is the thread's CPU time, which other load on the machine does not change.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from trainwright.tasks.train.worker.loop import Training
 from trainwright.tasks.train.worker_group import WorkerGroup
 
 _BATCH, _ROWS = 64, 256
-_TOGETHER = 4  # steps at a time, after one that warms the caches
+_TOGETHER = 4  # timed steps in a row, after one that warms the caches
 _LEAST_ROUNDS = 3
 _SOURCE = """
 from torch import nn
@@ -71,7 +72,8 @@ def build_model(kind):
     elif kind == "norms":
         body = [nn.BatchNorm1d(8) for _ in range(12)]
     elif kind == "image norms":
-        body = [nn.Linear(8, 16384), Images(), nn.BatchNorm2d(64), nn.BatchNorm2d(64), Mean(), nn.Linear(64, 8)]
+                body = [nn.Linear(8, 16384), Images(), nn.BatchNorm2d(64), nn.BatchNorm2d(64)]
+                body += [Mean(), nn.Linear(64, 8)]
     else:
         body = []
     return nn.Sequential(MeasuredPart(), *body, nn.Linear(8, 2))
@@ -80,7 +82,7 @@ _WIDTH_OF = {"plain": 8, "deep": 8, "wide": 8, "norms": 8, "image norms": 8, "in
 
 
 class _Unheard:
-    """What a rank has to say goes nowhere."""
+    """A channel that drops all messages."""
 
     leave_asked = abort_asked = -1
     writing = due = False
@@ -106,7 +108,7 @@ class _Unheard:
 
 @dataclass
 class Case:
-    """A model with its two steps, training's and its own, and the seconds that they took."""
+    """A model, its step in the training loop and its bare step, and their measured seconds."""
 
     work: LoopWork
     trained: Callable[[], None]
@@ -116,12 +118,12 @@ class Case:
 
     @property
     def beyond_s(self) -> float:
-        """What training adds: at least a microsecond, however noisy."""
+        """The seconds that the loop adds; at least a microsecond."""
         return max(1e-6, statistics.median(self.trained_s) - statistics.median(self.alone_s))
 
 
 def measure_loop(budget_s: float, folder: Path, seed: int = 0) -> LoopCost:
-    """What the loop costs on one thread of this machine; `folder` takes the models, their data and what they record."""
+    """The loop's cost on one thread of this machine. `folder` takes models, data and records."""
     torch.set_num_threads(1)
     (folder / "model.py").write_text(_SOURCE)
     cases = [case_of(_job(folder, kind), folder / f"work {kind}") for kind in _WIDTH_OF]
@@ -130,7 +132,7 @@ def measure_loop(budget_s: float, folder: Path, seed: int = 0) -> LoopCost:
 
 
 def time_cases(cases: Sequence[Case], budget_s: float, draw: random.Random) -> None:
-    """Rounds over all cases in random order, some steps of each kind, until the budget is used."""
+    """Time all cases in rounds, in random order, until the budget is used."""
     began, rounds = time.monotonic(), 0
     while rounds < _LEAST_ROUNDS or time.monotonic() - began < budget_s:
         for case in draw.sample(cases, len(cases)):
@@ -152,7 +154,7 @@ def _timed(step: Callable[[], None]) -> list[float]:
 
 
 def case_of(job: Job, work: Path) -> Case:
-    """A job whose global batch is given, on one device of this machine; `work` is a folder that is not there yet."""
+    """The case of a job with a given global batch on one local device; `work` must not exist."""
     assert job.model is not None
     dataset, source = data.load(job.data), Path(job.model.source)
     schema, batch = dataset.schema, int(job.train.global_batch_size)
@@ -182,7 +184,7 @@ def case_of(job: Job, work: Path) -> Case:
         order[:batch],
         {name: torch.from_numpy(array) for name, array in dataset.inputs.items()},
     )
-    # Of the data: what branches on values, as pooling does, is quicker on zeros.
+    # From the data, not zeros: layers that branch on values, such as pooling, run faster on zeros.
     chosen = {name: tensor[rows] for name, tensor in inputs.items()}
     targets = torch.from_numpy(dataset.targets)[rows]
     alone.micro_batches = [(next(iter(chosen.values())) if len(chosen) == 1 else chosen, targets)]
@@ -264,7 +266,7 @@ def _order(request: TrainRequest) -> Order:
 def main() -> int:
     """Measure, and write the cost as JSON."""
     parser = argparse.ArgumentParser(
-        description="Measures what training's loop adds to a model's step on this machine."
+        description="Measures the time that the training loop adds to a model's step here."
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budget", type=float, default=3.0, help="seconds to measure")
@@ -278,4 +280,4 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # the savers' threads wait for checkpoints that do not come
+    os._exit(code)  # the saver's threads wait for checkpoints that never come

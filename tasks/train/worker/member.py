@@ -1,8 +1,8 @@
-"""What a rank's process does: it loads, and takes part in one worker group after another.
+"""The work of a rank's process: it loads, then takes part in one worker group after another.
 
-It loads its libraries, the data and the model once. A spare process loads the libraries and the
-model's code, and the data only when it is given the device of a process that was lost: most are
-never needed, and a second copy of the data may not fit. `entry` starts it.
+It loads its libraries, the data and the model once. A spare process loads only the libraries and
+the model's code; it loads the data when it replaces a lost process, because most spares are never
+needed and a second copy of the data may not fit in memory. `entry` starts it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from trainwright.tasks.train.worker_group import WorkerGroup
 
 
 def main(order_path: Path, place: str) -> int:
-    """Do what the order says. Every failure is reported to the launcher in one line."""
+    """Carry out the order. Reports every failure to the launcher in one line."""
     faulthandler.enable()
     map_blocks()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C does
@@ -66,11 +66,11 @@ def main(order_path: Path, place: str) -> int:
         training = Training(rank, channel, order)
         _take_part(training, peers, channel, order)
     except TrainwrightError as error:
-        if alone is None or error.__cause__ is not None:  # of use in the rank's log
+        if alone is None or error.__cause__ is not None:  # the cause helps in the rank's log
             traceback.print_exc()
         channel.send("error", error=error.document(), step=training and training.finished)
         return 1
-    except Exception as error:  # noqa: BLE001 - a boundary: logged whole, and reported to the launcher
+    except Exception as error:  # noqa: BLE001 - a boundary: logged and reported to the launcher
         traceback.print_exc()
         message = " ".join(f"{type(error).__name__}: {error}".split())
         document = {"kind": "training_failed", "message": message}
@@ -90,28 +90,28 @@ def _stall_timeout_s(order: Order) -> float:
 
 
 def _import_libraries(order: Order) -> None:
-    """Import what a step or a checkpoint would wait for."""
+    """Import libraries now that the first step or checkpoint would otherwise wait for."""
     if order.backend == "horovod":
         importlib.import_module("horovod.torch")
-    if order.mode == "train":  # what the first step would wait for
+    if order.mode == "train":
         for name in ("safetensors.torch", "torch.utils.tensorboard"):
             importlib.import_module(name)
 
 
 def _load_code(order: Order) -> ModelDefinition:
-    """Import what a rank needs before it knows its device."""
+    """Import everything a rank needs that does not depend on its device."""
     _import_libraries(order)
     return model_source.load(Path(order.request.source_folder), order.request.entry)
 
 
 def _await_device(channel: Channel) -> int:
-    """The number of the device that a spare process is given."""
+    """Wait until this spare process is assigned a device; the device's number."""
     channel.send("loaded")
     return int(channel.receive("device")["number"])
 
 
 def _load_rank(order: Order, number: int, model: ModelDefinition | None, peers: Peers) -> Rank:
-    """Load the data, then build the model within the rank's share of the CPU."""
+    """Load the data, then build the model with the rank's CPU share."""
     dataset, planned = data.load(order.request.local_data), order.request.plan.devices[number]
     torch.set_num_threads(threads_of(planned.cores))
     if (cgroup := order.cgroups[number]) is not None:
@@ -145,23 +145,24 @@ def _take_part(training: Training, peers: Peers, channel: Channel, order: Order)
                 raise
             rank.abandon_step()
             if "out_of_memory" in report:
-                gc.collect()  # what the failed step still holds
+                gc.collect()  # memory that the failed step still holds
         peers.leave()
 
 
 def _why_out(error: Exception, rank: Rank) -> dict[str, Any]:
-    """Why the rank left its group; nothing if another group would not help."""
+    """Why the rank left its group; empty if the error would recur in another group."""
     if isinstance(error, OutOfMemory):
         shortage = {"batch_size": error.details["batch_size"], "fits": rank.fits}
         return {"out_of_memory": {**shortage, "memory_bytes": rank.memory_bytes()}}
-    cause: BaseException | None = error  # a backward pass may have wrapped the loss of a peer
+    # a backward pass may have wrapped the loss of a peer
+    cause: BaseException | None = error
     while cause is not None and not isinstance(cause, PeersLost):
         cause = cause.__cause__
     return {} if cause is None else {"sum_error": str(cause)}
 
 
 def _device(planned: PlannedDevice) -> torch.device:
-    """Where the rank computes. Raises BadInput for a GPU that this machine does not have."""
+    """The rank's torch device. Raises BadInput for a GPU that this machine does not have."""
     if planned.type in ("cpu", "emulated"):
         return torch.device("cpu")
     every = [

@@ -1,4 +1,4 @@
-"""A copy of everything in a rank that training changes, to restore it exactly."""
+"""A copy of all state of a rank that training changes, to restore it exactly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainwright.tasks.train.rank.rank import Rank
 
 
 class Snapshot:
-    """Parameters, buffers, optimizer, noise scale, and the random states of torch, NumPy and Python."""
+    """Model, optimizer, noise scale, and the random states of torch, NumPy and Python."""
 
     def __init__(self, rank: Rank) -> None:
         import numpy as np
@@ -30,7 +30,7 @@ class Snapshot:
         self._python = random.getstate()
 
     def restore(self, rank: Rank) -> None:
-        """Restore everything; no gradient is left."""
+        """Restore all state, and clear the gradients."""
         import numpy as np
 
         rank.model.load_state_dict(self._model)
@@ -45,7 +45,7 @@ class Snapshot:
         random.setstate(self._python)
 
     def digest(self) -> str:
-        """SHA-256 of all of it."""
+        """SHA-256 of the whole state."""
         whole = hashlib.sha256()
         for name, value in self._model.items():
             whole.update(name.encode())

@@ -1,8 +1,8 @@
-"""Brings the members of a worker group to one state: no step that a living rank finished is lost.
+"""Gives all members of a worker group the same state, without losing a finished step.
 
-The member that has finished the most steps sends parameters, buffers, optimizer and `State` to all.
-Members may differ by one step: a rank may die when some have received the last sum of a step and
-others wait for it. If no member has a state, the first reads the checkpoint.
+The member with the most finished steps sends parameters, buffers, optimizer and `State` to all.
+Members may differ by one step: a rank may die after some members have received the last sum of a
+step, while others still wait for it. If no member has a state, the first reads the checkpoint.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 def agree(training: Training, group: WorkerGroup) -> None:
-    """Take the state of the member that is farthest, and complete the rows of steps up to it."""
+    """Take the state of the member with the most steps, and complete the journals up to it."""
     peers, state = training.rank.collective, training.state
-    training.steps.cut()  # before the first has the launcher align the journals of all
+    training.steps.cut()  # before the first member lets the launcher align all journals
     finished = torch.zeros(peers.size, dtype=torch.float64)
     finished[peers.rank] = state.step + 1 if state is not None else 0
     counts = peers.sum_(finished, "finished").tolist()
@@ -42,7 +42,7 @@ def agree(training: Training, group: WorkerGroup) -> None:
 
 
 def _here(training: Training, folder: str | None) -> str | None:
-    """The folder of the checkpoint, brought here by a first rank on another host."""
+    """The checkpoint's folder here. A first rank on another host copies the checkpoint first."""
     if folder is None or training.order.launch is not None or not training.rank.first:
         return folder
     with busy_with_store(training.channel):
@@ -50,9 +50,9 @@ def _here(training: Training, folder: str | None) -> str | None:
 
 
 def go_back(training: Training) -> str | None:
-    """Have the launcher go back to the newest checkpoint; its folder here, None for step 0.
+    """Let the launcher return to the newest checkpoint; its folder here, None for step 0.
 
-    Raises what the launcher could not do.
+    Raises the launcher's error.
     """
     with busy_with_store(training.channel):
         answer = training.channel.ask("back")
@@ -62,7 +62,7 @@ def go_back(training: Training) -> str | None:
 
 
 def begin(training: Training, folder: str | None) -> None:
-    """Start from the checkpoint in a folder, or from the beginning."""
+    """Start from the checkpoint in a folder, or at step 0."""
     rank, plan = training.rank, training.rank.request.plan
     training.last, training.saved, training.best_at, training.redo = None, 0, 0, False
     if folder is None or not rank.first:
@@ -72,16 +72,15 @@ def begin(training: Training, folder: str | None) -> None:
         training.batch.take_up({})
         return
     training.state, model, optimizer = files.read_local(Path(folder))
-    if training.state.samples < 0:  # of an earlier version: its batch never changed
+    if training.state.samples < 0:  # an old checkpoint: the batch never changed then
         training.state.samples = samples_after(
             training.state.step, training.rows, sum(training.state.split)
         )
     training.batch.take_up(training.state.adaptive)
     rank.load_state(model)
     load_optimizer(rank.optimizer, optimizer)
-    if len(training.state.split) != len(
-        training.batch.weights
-    ):  # of another plan's devices: `enter` splits the same batch among these
+    if len(training.state.split) != len(training.batch.weights):
+        # written with another plan's devices: `enter` splits the same batch among this plan's
         planned = [device.batch_size for device in plan.devices]
         training.state.split, training.state.members = (
             shares(sum(training.state.split), planned),
@@ -91,7 +90,7 @@ def begin(training: Training, folder: str | None) -> None:
 
 
 def take_all(training: Training, source: int) -> None:
-    """Take everything that the training continues from, as the rank `source` has it."""
+    """Take all state that the training continues from, from the rank `source`."""
     rank = training.rank
     assert training.state is not None or rank.collective.rank != source
     sent: dict[str, Any] = {}
@@ -112,6 +111,6 @@ def take_all(training: Training, source: int) -> None:
     training.batch.weights, training.last = sent["weights"], sent["last"]
     training.saved, training.best_at, training.redo = sent["saved"], sent["best_at"], sent["redo"]
     rank.expect_optimizer(sent["optimizer"])
-    if rank.first:  # no rank adds a row before the next sum, which waits for the first
+    if rank.first:  # the others add no row before the next sum, which waits for this rank
         training.channel.ask("align", step=training.state.step, last=training.last)
     rank.take_state_from_first(source)

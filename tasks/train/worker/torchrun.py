@@ -1,10 +1,10 @@
-"""A rank under torchrun, `torchrun … -m trainwright.tasks.train.worker.entry ORDER.json`.
+"""A rank under torchrun: `torchrun … -m trainwright.tasks.train.worker.entry ORDER.json`.
 
-It has no launcher of ours: its number and the others come from the environment, sums go by
+There is no trainwright launcher: rank and world size come from the environment, sums use
 torch.distributed whatever the order says, and messages are printed. All ranks form one worker
-group. If one is lost, or keeps a sum waiting for the job's `stall_timeout`, all end: torchrun starts
-them again (`--max-restarts`), from the newest checkpoint. Rank 0 has the right to train the run
-meanwhile, as a launcher has; it uploads the checkpoints, and stops if the right is taken away.
+group. If a rank is lost, or delays a sum beyond the job's `stall_timeout`, all ranks exit, and
+torchrun restarts them (`--max-restarts`) from the newest checkpoint. Rank 0 replaces the launcher:
+it holds the right to train the run, uploads the checkpoints, and stops if it loses the right.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def is_launcher() -> bool:
 
 
 class AloneChannel:
-    """Prints messages. Rank 0 is its own launcher for checkpoints; the others report to it.
+    """Prints messages. Rank 0 coordinates checkpoints; the other ranks report to it.
 
-    They do so through torchrun's store, since all of a checkpoint's tensors are in rank 0's part.
-    Ranks on another node than rank 0 send their rows along.
+    They report through torchrun's store. It suffices: rank 0's part holds all tensors of a
+    checkpoint. Ranks on other nodes than rank 0 add their journal rows.
     """
 
     def __init__(self) -> None:
@@ -67,24 +67,24 @@ class AloneChannel:
         self._sending = threading.Lock()
         self._held = contextlib.ExitStack()
         self._patience_s = 0.0
-        # of rank 0
+        # used by rank 0
         self._uploader: Uploader | None = None
         self._coordinator: Coordinator | None = None
         self._answers: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._awaited: queue.Queue[tuple[int, int]] = queue.Queue()
-        # of the others
+        # used by the other ranks
         self._rows: list[Message] = []
 
     def begin(self, order: Order) -> Order:
-        """Take the run over; the order as it is to be carried out here.
+        """Take over the run; the order with the values that apply here.
 
-        Raises BadInput if torchrun has started more or fewer ranks than the plan has devices,
-        RunHeld if another process trains the run or holds it.
+        Raises BadInput if torchrun has not started exactly one rank per device of the plan, and
+        RunHeld if another process trains or holds the run.
         """
         request, work = order.request, Path(order.request.work_folder)
         if self.size != (devices := len(request.plan.devices)):
             raise BadInput(
-                f"WORLD_SIZE: got {self.size}; allowed: {devices}, as many as the plan has devices"
+                f"WORLD_SIZE: got {self.size}; allowed: {devices}, one rank per device of the plan"
             )
         if self.number == 0:
             try:
@@ -113,7 +113,7 @@ class AloneChannel:
         return order.model_copy(update=here | said)
 
     def _take_over(self, request: TrainRequest, work: Path) -> dict[str, Any]:
-        """Become the one who trains the run, until `close`; what all ranks' orders are to say."""
+        """Hold the right to train the run until `close`; the values for all ranks' orders."""
         store, policy = request.store(), request.job.train.checkpoint
         ledger, name, uri = (
             Ledger(request.settings.ledger_url),
@@ -121,7 +121,7 @@ class AloneChannel:
             request.run_uri or store.uri,
         )
         holds, run = [resource(uri)], None
-        with contextlib.suppress(BadInput):  # a folder that is no run of a store
+        with contextlib.suppress(BadInput):  # the folder is not a run of a store
             run = Run(uri, request.settings)
             holds.append(run.hold)
         ledger.take(holds, Holder(name, os.getpid()), uri)
@@ -135,7 +135,8 @@ class AloneChannel:
         def require_mine() -> None:
             if not beat.mine():
                 raise RunHeld(
-                    "the right to train this run was taken away; what it has stored stays"
+                    "another process took over the right to train this run; "
+                    "what it has stored stays"
                 )
 
         right = fence.claim(store, None)
@@ -168,7 +169,7 @@ class AloneChannel:
             self._uploader.place.forget()
 
     def _gather(self, work: Path) -> None:
-        """Rank 0's thread: hears the other ranks' parts of each checkpoint that it has begun."""
+        """Rank 0's thread: collects the other ranks' parts of each checkpoint."""
         store = self._shared()
         while True:
             generation, step = self._awaited.get()
@@ -184,7 +185,7 @@ class AloneChannel:
             self._awaited.task_done()
 
     def close(self) -> None:
-        """Give the run up."""
+        """Release the run."""
         self._held.close()
 
     def attend(self, peers: Waits, rank: Computes | None = None) -> None:
@@ -221,7 +222,8 @@ class AloneChannel:
             return {"kind": "join", **group.model_dump()}
         if not self._done:
             raise TrainingFailed(
-                "other ranks were lost; torchrun --max-restarts goes on from the newest checkpoint"
+                "other ranks were lost; torchrun --max-restarts restarts all ranks "
+                "from the newest checkpoint"
             )
         if self._uploader is not None and self._coordinator is not None:
             self._awaited.join()
@@ -230,7 +232,7 @@ class AloneChannel:
 
     def ask(self, about: str, **fields: Any) -> Message:
         if self._coordinator is None:
-            self._rows.clear()  # of steps that are done again
+            self._rows.clear()  # these steps are repeated
             return {}
         self._coordinator.check()
         if about == "settled":

@@ -1,4 +1,4 @@
-"""A user's TaskFlow DAG: functions name the data to check, and make jobs of another task's data."""
+"""A user's TaskFlow DAG: functions return the data to check, and jobs on another task's data."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def by_function() -> None:
 
     @task.trainwright_train(device_pool=os.environ["FOREIGN_POOL"])
     def train(table: str, width: int, run_id: str | None = None) -> dict[str, Any]:
-        """The job, of this DAG run."""
+        """The job of this DAG run."""
         job: dict[str, Any] = json.loads(os.environ["FOREIGN_JOB"])
         name = f"by-function-{width}{'' if run_id else '-without-context'}"
         return job | {

@@ -1,4 +1,4 @@
-"""Somebody's own DAG: their task runs where the data meets its expectations, and not otherwise."""
+"""A user's DAG: a task that runs only if the data meets its expectations."""
 
 import os
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ for name in ("good", "bad"):
 
         @task
         def publish() -> str:
-            """What the gate protects."""
+            """The task behind the gate."""
             return "published"
 
         data = {

@@ -1,4 +1,4 @@
-"""The task that somebody's own DAGs have in common."""
+"""A task that several of the users' DAGs share."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Somebody's own DAG, whose runs are looked at in Airflow's UI: the job comes with the trigger."""
+"""A user's DAG for tests of Airflow's UI: the trigger passes the job."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""A user's TaskFlow DAG: one task makes data, three models are trained on it, the best is named."""
+"""A user's TaskFlow DAG: one task makes data, three models train on it, the best is chosen."""
 
 import json
 import os
@@ -17,7 +17,7 @@ def three_models() -> None:
 
     @task
     def jobs(data: str) -> list[dict[str, Any]]:
-        """A job for each model."""
+        """One job per model."""
         job = json.loads(os.environ["FOREIGN_JOB"])
         return [
             job

@@ -1,4 +1,4 @@
-"""How runs come by devices: waiting, giving up, deferring, handing over. Real run folders, a real ledger."""
+"""How runs get devices: waiting, timeouts, deferral, preemption; with a real ledger."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def held() -> dict[str, str]:
     return {lease.resource: lease.run for lease in doors.ledger().held("device ")}
 
 
-def test_a_run_waits_until_the_devices_are_given_back(home: Path, tmp_path: Path) -> None:
+def test_a_run_waits_until_the_devices_are_released(home: Path, tmp_path: Path) -> None:
     first, second = make(tmp_path, "first"), make(tmp_path, "second")
     acquire.lease(first, PLAN)
     found: list[tuple[Plan, int]] = []
@@ -51,7 +51,7 @@ def test_a_run_waits_until_the_devices_are_given_back(home: Path, tmp_path: Path
     assert held() == dict.fromkeys(PLAN.resources, second.run.uri)
 
 
-def test_the_end_of_queue_timeout_is_told_with_place_and_holder_and_leaves_the_queue(
+def test_a_queue_timeout_names_place_and_holder_and_leaves_the_queue(
     home: Path, tmp_path: Path
 ) -> None:
     first, second = make(tmp_path, "first"), make(tmp_path, "second", queue_timeout="0s")
@@ -73,7 +73,7 @@ def test_a_stopped_waiter_leaves_the_queue(home: Path, tmp_path: Path) -> None:
     assert Queue(doors.ledger()).waiting() == []
 
 
-def test_a_run_plans_with_what_is_free_and_infeasible_needs_no_wait(
+def test_a_run_plans_with_the_free_devices_and_an_infeasible_one_does_not_wait(
     home: Path, tmp_path: Path
 ) -> None:
     pool = tmp_path / "pool.yaml"
@@ -97,7 +97,9 @@ def test_a_run_plans_with_what_is_free_and_infeasible_needs_no_wait(
     assert Queue(doors.ledger()).waiting() == []
 
 
-def test_the_trigger_keeps_the_place_and_fires_at_the_turn(home: Path, tmp_path: Path) -> None:
+def test_the_trigger_keeps_the_place_in_the_queue_and_fires_at_the_runs_turn(
+    home: Path, tmp_path: Path
+) -> None:
     first, second = make(tmp_path, "first"), make(tmp_path, "second")
     acquire.lease(first, PLAN)
     second.defers = True
@@ -118,7 +120,9 @@ def test_the_trigger_keeps_the_place_and_fires_at_the_turn(home: Path, tmp_path:
     assert acquire.lease(second, PLAN)[0] == PLAN
 
 
-def test_a_killed_deferred_task_gives_up_its_place_and_its_hold(home: Path, tmp_path: Path) -> None:
+def test_a_killed_deferred_task_leaves_the_queue_and_releases_the_run(
+    home: Path, tmp_path: Path
+) -> None:
     first, second = make(tmp_path, "first"), make(tmp_path, "second")
     acquire.lease(first, PLAN)
     second.defers = True
@@ -130,7 +134,7 @@ def test_a_killed_deferred_task_gives_up_its_place_and_its_hold(home: Path, tmp_
     assert second.run.uri not in {lease.run for lease in doors.ledger().held()}
 
 
-def test_nothing_is_written_in_the_name_of_a_lease_that_was_lost_before(
+def test_work_does_not_start_under_a_lost_lease(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, take = make(tmp_path, "slow"), acquire.lease
@@ -141,12 +145,12 @@ def test_nothing_is_written_in_the_name_of_a_lease_that_was_lost_before(
         return PLAN.model_copy(update={"epochs": PLAN.epochs + 1}), token
 
     monkeypatch.setattr(acquire, "lease", sleeps_past_its_expiry)
-    with pytest.raises(RunHeld, match="was lost before the work began"):
+    with pytest.raises(RunHeld, match="was lost before the work started"):
         acquire.on_devices(run, lambda halt, claim: pytest.fail("it worked"), "the work")
     assert run.run.read(Plan) == PLAN
 
 
-def test_a_holder_that_is_asked_saves_hands_over_and_goes_on_by_itself(
+def test_a_preempted_run_saves_releases_its_devices_and_continues_later(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(acquire, "TTL_S", 6.0)

@@ -70,7 +70,7 @@ def brute(
 ) -> float:
     """The least energy over all choices and starts.
 
-    If nothing can start earlier, every start is a sum of durations.
+    If no job can start earlier, every start is a sum of durations.
     """
     best = math.inf
     for combination in itertools.product(*options):
@@ -140,7 +140,7 @@ def test_no_other_schedule_meets_all_deadlines_with_less_energy(
 
 
 def check(made: JointPlan) -> None:
-    """No device is held twice at once, and every job that does not slip is in time."""
+    """Check that no device is used twice at once, and that only late jobs miss their deadlines."""
     for one, other in itertools.combinations(made.jobs, 2):
         if one.starts_s < other.ends_s and other.starts_s < one.ends_s:
             assert not {device.id for device in one.devices} & {
@@ -152,7 +152,7 @@ def check(made: JointPlan) -> None:
         assert job.slips or job.deadline_s is None or job.ends_s <= job.deadline_s * (1 + 1e-9)
 
 
-def test_jobs_wait_for_each_other_if_that_saves_energy_and_run_at_once_if_time_is_short() -> None:
+def test_jobs_run_in_turn_to_save_energy_and_at_once_under_tight_deadlines() -> None:
     chosen = pool(0, 2)
     relaxed = make_joint_plan([pending(chosen, "a", 20, None), pending(chosen, "b", 20, None)])
     assert relaxed.feasible
@@ -164,7 +164,7 @@ def test_jobs_wait_for_each_other_if_that_saves_energy_and_run_at_once_if_time_i
     check(hurried)
 
 
-def test_the_job_of_lower_priority_slips_if_not_all_can_be_in_time() -> None:
+def test_the_job_of_lower_priority_is_late_if_not_all_can_meet_their_deadlines() -> None:
     chosen = pool(0, 1)
     needed = choices(pending(chosen, "a", 20, None), None)[0][0].upper_s
     made = make_joint_plan(
@@ -175,17 +175,17 @@ def test_the_job_of_lower_priority_slips_if_not_all_can_be_in_time() -> None:
     check(made)
 
 
-def test_a_job_that_slips_takes_the_faster_device_rather_than_the_frugal_one() -> None:
+def test_a_late_job_takes_the_faster_device_rather_than_the_economical_one() -> None:
     chosen = pool(1, 1)
     options = choices(pending(chosen, "a", 20, None), None)[0]
     quickest = min(one.upper_s for one in options)
-    assert options[0].upper_s > 1.2 * quickest  # of least energy
+    assert options[0].upper_s > 1.2 * quickest  # the choice of least energy
     made = make_joint_plan([pending(chosen, "a", 20, quickest / 1.05)])
     assert made.slips == ["a"]
     assert made.jobs[0].ends_s <= 1.1 * quickest / 1.05 * (1 + 1e-9)
 
 
-def test_a_job_that_does_not_fit_at_once_accumulates_beside_another() -> None:
+def test_a_job_whose_batch_does_not_fit_accumulates_while_another_runs() -> None:
     chosen = pool(1, 0)
     small = ESTIMATE.model_copy(
         update={
@@ -207,10 +207,10 @@ def test_a_job_that_does_not_fit_at_once_accumulates_beside_another() -> None:
     assert device.step_time_s == curve.step_time(64, pieces["b"])
 
 
-def test_jobs_that_do_not_fit_into_the_windows_together_are_infeasible() -> None:
+def test_jobs_that_together_exceed_the_hosts_windows_are_infeasible() -> None:
     chosen = pool(0, 1)
     alone, _ = choices(pending(chosen, "a", 20, None), None)
-    left_s = 1.5 * alone[0].upper_s  # of the window: time for one
+    left_s = 1.5 * alone[0].upper_s  # the window has time for one job only
     window = chosen.hosts[0].model_copy(update={"available": "00:00-12:00"})
     ending = chosen.model_copy(update={"hosts": [window]})
     now = datetime(2026, 1, 5, 12, tzinfo=UTC) - timedelta(seconds=left_s)
@@ -221,7 +221,7 @@ def test_jobs_that_do_not_fit_into_the_windows_together_are_infeasible() -> None
         assert caught.value.details["binding"] == "availability"
 
 
-def test_the_important_jobs_are_in_time_if_there_are_too_many_to_try_every_order() -> None:
+def test_with_too_many_orders_to_try_the_important_jobs_meet_their_deadlines() -> None:
     chosen = pool(1, 1)
     needed = choices(pending(chosen, "a", 20, None), None)[0][0].upper_s
     jobs = [
@@ -248,7 +248,7 @@ def test_the_important_jobs_are_in_time_if_there_are_too_many_to_try_every_order
     assert in_time.count(3) >= in_time.count(0)
 
 
-def test_many_jobs_with_time_enough_are_all_in_time() -> None:
+def test_many_jobs_with_loose_deadlines_all_meet_them() -> None:
     chosen = pool(2, 2)
     needed = choices(pending(chosen, "a", 20, None), None)[0][0].upper_s
     made = make_joint_plan([pending(chosen, f"j{number}", 20, needed * 10) for number in range(12)])
@@ -256,7 +256,7 @@ def test_many_jobs_with_time_enough_are_all_in_time() -> None:
     check(made)
 
 
-def test_what_can_not_be_planned_together_is_refused_with_one_line() -> None:
+def test_jobs_that_can_not_be_planned_together_give_one_clear_line() -> None:
     chosen = pool(1, 1)
     with pytest.raises(BadInput, match="jobs: got a, a; allowed: a name for each"):
         make_joint_plan([pending(chosen, "a", 1, None)] * 2)

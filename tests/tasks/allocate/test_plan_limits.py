@@ -1,4 +1,4 @@
-"""Deadline, budget, memory and windows, and what is reported if no plan keeps them."""
+"""Deadline, budget, memory and windows, and the report if no plan meets them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainwright.tasks.errors import Infeasible
 from trainwright.tasks.runs.artefacts import Plan
 
 
-def test_a_deadline_makes_the_plan_take_more_devices() -> None:
+def test_a_deadline_makes_the_plan_use_more_devices() -> None:
     frugal = plan(MANY, objective={"minimize": "energy"}, train={"epochs": 100})
     assert frugal.predicted is not None
     deadline = frugal.predicted.duration_s.median * 0.3
@@ -24,7 +24,7 @@ def test_a_deadline_makes_the_plan_take_more_devices() -> None:
     assert len(hurried.devices) > len(frugal.devices)
 
 
-def test_an_impossible_deadline_is_infeasible_and_the_nearest_one_is_feasible() -> None:
+def test_an_impossible_deadline_is_infeasible_and_the_reported_nearest_one_is_feasible() -> None:
     with pytest.raises(Infeasible) as caught:
         plan(TWO, objective={"minimize": "time", "deadline": "11s"}, train={"epochs": 50})
     nearest = caught.value.details["nearest_deadline_s"]
@@ -35,7 +35,7 @@ def test_an_impossible_deadline_is_infeasible_and_the_nearest_one_is_feasible() 
     ).feasible
 
 
-def test_an_impossible_budget_is_infeasible_and_the_nearest_one_is_feasible() -> None:
+def test_an_impossible_budget_is_infeasible_and_the_reported_nearest_one_is_feasible() -> None:
     priced = TWO | {"prices": {"cpu": "10/h"}}
     with pytest.raises(Infeasible, match="budget of 1e-05 binds") as caught:
         plan(priced, objective={"minimize": "cost", "budget": 1e-5})
@@ -44,7 +44,9 @@ def test_an_impossible_budget_is_infeasible_and_the_nearest_one_is_feasible() ->
     ).feasible
 
 
-def test_a_batch_that_fits_no_memory_is_infeasible_and_one_that_fits_is_split_within_it() -> None:
+def test_a_batch_larger_than_the_memory_is_infeasible_and_a_smaller_one_is_split_within_it() -> (
+    None
+):
     with pytest.raises(Infeasible, match="memory binds"):
         plan(TWO, memory=1.1e8, train={"global_batch_size": 512})
     kinds = TWO["hosts"][0]["devices"]
@@ -58,14 +60,14 @@ def test_a_batch_that_fits_no_memory_is_infeasible_and_one_that_fits_is_split_wi
     assert all(device.peak_memory_bytes <= 2e8 for device in result.devices)
 
 
-def test_a_budget_that_is_too_small_names_the_cheapest_devices_and_not_the_fastest() -> None:
+def test_a_budget_that_is_too_small_names_the_cheapest_devices() -> None:
     pool = {**TWO, "prices": {"cpu": "1/h", "energy": "0.25/kWh"}}
     with pytest.raises(Infeasible, match="cheapest: 1 x cpu"):
         plan(pool, objective={"minimize": "time", "budget": 1e-9})
 
 
 def test_the_batch_is_chosen_among_those_that_meet_the_deadline() -> None:
-    """A tight deadline that only a large batch meets is no reason to say infeasible."""
+    """A tight deadline that only a large batch meets is still feasible."""
     auto: dict[str, Any] = {"train": {"batch_bounds": [16, 1000], "epochs": 400}}
     with pytest.raises(Infeasible) as caught:
         plan(TWO, **auto, objective={"minimize": "time", "deadline": "1s"})
@@ -76,7 +78,7 @@ def test_the_batch_is_chosen_among_those_that_meet_the_deadline() -> None:
         plan(TWO, **auto, objective={"minimize": "time", "deadline": f"{0.9 * nearest}s"})
 
 
-def test_a_host_is_used_only_if_the_plan_surely_ends_within_its_window() -> None:
+def test_a_host_is_used_only_if_the_plan_ends_within_its_window_at_the_confidence() -> None:
     def hosts(window: str) -> dict[str, Any]:
         fast = {"name": "fast", "devices": [{"type": "cpu", "cores": 1.0}], "available": window}
         return {"hosts": [fast, {"name": "slow", "devices": [{"type": "cpu", "cores": 0.5}]}]}
@@ -103,7 +105,7 @@ def test_a_host_is_used_only_if_the_plan_surely_ends_within_its_window() -> None
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.9, 0.99])
-def test_a_plan_says_what_its_limits_are_compared_with(confidence: float) -> None:
+def test_a_plan_states_the_values_that_its_limits_apply_to(confidence: float) -> None:
     priced, long = MANY | {"prices": {"cpu": "1/h"}}, {"epochs": 1000, "global_batch_size": 1000}
     objective = {"minimize": "time", "confidence": confidence}
     most = plan(priced, objective=objective, train=long).not_exceeded
@@ -119,7 +121,7 @@ def test_a_plan_says_what_its_limits_are_compared_with(confidence: float) -> Non
             assert plan(priced, objective=short, train=long).not_exceeded != most
 
 
-def test_what_is_infeasible_says_what_one_more_device_would_change() -> None:
+def test_an_infeasible_plan_says_what_one_more_device_would_change() -> None:
     with pytest.raises(Infeasible) as caught:
         plan(
             TWO,
@@ -131,7 +133,7 @@ def test_what_is_infeasible_says_what_one_more_device_would_change() -> None:
     assert all(value < details["nearest_deadline_s"] for value in details["one_more"].values())
 
 
-def test_one_more_device_is_not_said_to_help_if_it_changes_nothing() -> None:
+def test_one_more_device_is_suggested_only_if_it_helps() -> None:
     slow = {"name": "a", "devices": [{"type": "cpu", "cores": 1.0}, {"type": "cpu", "cores": 0.01}]}
     long: dict[str, Any] = {"train": {"epochs": 1000, "global_batch_size": 1000}}
     for limits in ({"max_count": 1}, {}):
@@ -150,10 +152,10 @@ def test_one_more_device_is_not_said_to_help_if_it_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("goal", ["energy", "cost", "time"])
-def test_a_budget_that_only_slow_all_reduces_keep_is_kept(goal: str) -> None:
-    """The high end of the cost falls as all-reduces take more of a step.
+def test_a_budget_that_only_slow_all_reduces_meet_is_feasible(goal: str) -> None:
+    """The upper bound of the cost falls as all-reduces take more of a step.
 
-    So two ranks may keep a budget that one of them alone does not.
+    So two ranks may meet a budget that one of them alone exceeds.
     """
 
     def gpu(name: str, load_w: float, memory: float) -> DeviceCurve:

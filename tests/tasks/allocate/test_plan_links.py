@@ -44,7 +44,7 @@ def test_a_slower_link_between_ranks_makes_a_step_longer(
         assert step_time(TWO, link.model_copy(update=change)).median > here.median
 
 
-def test_the_measured_link_takes_the_place_of_the_prior_with_its_own_interval() -> None:
+def test_the_measured_link_replaces_the_prior_with_its_own_interval() -> None:
     still = Link(bandwidth_bytes_per_s=1e300, latency_s=0, spread=0)
     link = Link(bandwidth_bytes_per_s=1e8, latency_s=1e-3, spread=0.25)
     alone, shared, summed = (
@@ -60,7 +60,7 @@ def test_the_measured_link_takes_the_place_of_the_prior_with_its_own_interval() 
     assert prior.high - alone.high == pytest.approx(3 * (prior.median - alone.median))
 
 
-def test_a_library_that_works_in_cycles_makes_a_step_wait_agree_and_look() -> None:
+def test_a_library_with_cycles_adds_their_waiting_and_negotiation_to_a_step() -> None:
     link = Link(bandwidth_bytes_per_s=1e8, latency_s=1e-3, spread=0.25)
     at_once, cycled = step_time(TWO, link), step_time(TWO, link, cycle_s=1e-2)
     agreed = all_reduce(link, FIGURES_BYTES, 2)
@@ -73,16 +73,14 @@ def test_a_library_that_works_in_cycles_makes_a_step_wait_agree_and_look() -> No
     assert step_time(TWO, link, cycle_s=1e-2, **one) == step_time(TWO, link, **one)
 
 
-def test_this_machines_link_says_nothing_of_ranks_on_another_machine() -> None:
+def test_this_machines_link_does_not_apply_to_ranks_on_another_machine() -> None:
     elsewhere = {"hosts": [TWO["hosts"][0] | {"address": "10.0.0.7"}]}
     slow = Link(bandwidth_bytes_per_s=1e3, latency_s=1, spread=0)
     assert step_time(elsewhere, slow) == step_time(elsewhere, None)
     assert step_time(TWO, slow).median > step_time(TWO, None).median
 
 
-def test_hosts_of_the_pool_on_one_machine_are_one_machine_and_others_meet_over_the_network() -> (
-    None
-):
+def test_pool_hosts_with_one_address_share_a_machine_and_others_use_the_network() -> None:
     def pool(*addresses: str) -> dict[str, Any]:
         kinds = [{"type": "cpu", "cores": 1.0}, {"type": "cpu", "cores": 0.5}]
         return {
@@ -100,7 +98,7 @@ def test_hosts_of_the_pool_on_one_machine_are_one_machine_and_others_meet_over_t
     )
 
 
-def test_a_host_with_a_slow_way_to_the_network_slows_only_those_plans_that_use_it() -> None:
+def test_a_host_with_a_slow_network_slows_only_plans_that_use_it() -> None:
     def pool(network: dict[str, str], *own: dict[str, str]) -> dict[str, Any]:
         return {
             "network": network,
@@ -136,7 +134,7 @@ def test_a_host_with_a_slow_way_to_the_network_slows_only_those_plans_that_use_i
     st.sampled_from(["5us", "50us", "9ms"]),
 )
 @settings(max_examples=20, deadline=None)
-def test_ranks_whose_link_is_not_measured_are_not_slower_on_one_machine_than_between_machines(
+def test_an_unmeasured_local_link_is_not_slower_than_the_network(
     ranks: int, bandwidth: str, latency: str
 ) -> None:
     def step_s(hosts: list[dict[str, Any]]) -> float:
@@ -160,8 +158,8 @@ def test_ranks_whose_link_is_not_measured_are_not_slower_on_one_machine_than_bet
     assert step_s(together) <= step_s(apart) * (1 + 1e-9)
 
 
-def test_ranks_on_several_machines_sum_in_one_ring_of_them_all() -> None:
-    """2 (n - 1) messages, 2 (n - 1) / n of the bytes, however many ranks a machine holds."""
+def test_ranks_on_several_machines_form_one_ring() -> None:
+    """A ring sum: 2 (n - 1) messages and 2 (n - 1) / n of the bytes, for any ranks per machine."""
 
     def sums_s(machines: int, each: int) -> float:
         hosts = [
@@ -184,7 +182,7 @@ def test_ranks_on_several_machines_sum_in_one_ring_of_them_all() -> None:
         assert sums_s(machines, 8 // machines) == pytest.approx(ring + 3e-3, rel=1e-6)
 
 
-def test_an_estimate_stored_without_a_link_is_read() -> None:
+def test_an_estimate_stored_without_a_link_is_readable() -> None:
     old = {
         "schema_version": 1,
         "mode": "calibrated",

@@ -1,4 +1,4 @@
-"""Alternatives and why they lost, and the Pareto front."""
+"""Alternatives with the reasons why they lost, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainwright.tasks.cli.screens.plan_plot import write_front
 from trainwright.tasks.errors import BadInput
 
 
-def test_the_chosen_plan_is_no_worse_than_any_alternative_and_each_says_why_it_lost() -> None:
+def test_the_plan_is_at_least_as_good_as_every_alternative_and_each_has_a_reason() -> None:
     result = plan(MANY, objective={"minimize": "energy"})
     assert result.alternatives
     for other in result.alternatives:
@@ -25,7 +25,9 @@ def test_the_chosen_plan_is_no_worse_than_any_alternative_and_each_says_why_it_l
             assert other.predicted.energy_j.median >= result.predicted.energy_j.median
 
 
-def test_what_misses_a_limit_says_by_how_much_in_words_and_why_more_devices_are_slower() -> None:
+def test_an_alternative_that_misses_a_limit_says_by_how_much_and_why_more_devices_are_slower() -> (
+    None
+):
     far = [
         {"name": f"h{n}", "address": f"10.0.0.{n}", "devices": [{"type": "cpu", "cores": 1.0}]}
         for n in (1, 2, 3)
@@ -45,9 +47,7 @@ def test_what_misses_a_limit_says_by_how_much_in_words_and_why_more_devices_are_
         )
 
 
-def test_all_reduces_are_blamed_for_what_has_the_plans_devices_and_more_not_for_slow_devices() -> (
-    None
-):
+def test_slow_all_reduces_are_the_reason_only_for_a_superset_of_the_plans_devices() -> None:
     host = {
         "name": "a",
         "devices": [{"type": "cpu", "cores": 1.0}, {"type": "cpu", "cores": 0.125, "count": 3}],
@@ -61,17 +61,18 @@ def test_all_reduces_are_blamed_for_what_has_the_plans_devices_and_more_not_for_
     assert "all-reduces" not in reasons[frozenset({slow})]
 
 
-def test_the_front_holds_no_point_that_another_beats_and_marks_the_plan() -> None:
+def test_the_front_has_no_dominated_point_and_marks_the_plan() -> None:
     result = plan(MANY | {"prices": {"cpu": "0.1/h"}}, objective={"minimize": "energy"})
     assert [one.chosen for one in result.front].count(True) == 1
     values = [(one.time, one.energy, one.cost) for one in result.front]
     assert values == sorted(values)
     for mine in values:
         for other in values:
-            assert other == mine or any(a < b for a, b in zip(mine, other, strict=True))  # type: ignore[operator]
+            better = any(a < b for a, b in zip(mine, other, strict=True))  # type: ignore[operator]
+            assert other == mine or better
 
 
-def test_the_front_is_drawn_and_another_suffix_is_refused(tmp_path: Path) -> None:
+def test_the_front_is_plotted_and_an_unknown_suffix_is_refused(tmp_path: Path) -> None:
     result = plan(MANY | {"prices": {"cpu": "0.1/h"}}, objective={"minimize": "energy"})
     for suffix in ("svg", "html"):
         write_front(result, tmp_path / f"front.{suffix}")

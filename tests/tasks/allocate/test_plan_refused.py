@@ -1,4 +1,4 @@
-"""What the planner refuses, with one line each."""
+"""Input that the planner refuses, each with one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainwright.tasks.spec.job import Job
 from trainwright.tasks.spec.pool import Pool
 
 
-def test_bounds_beyond_the_rows_to_train_on_are_reported() -> None:
+def test_batch_bounds_above_the_number_of_training_rows_are_reported() -> None:
     found = plan(TWO, train={"batch_bounds": [5000, 9000]})
     assert found.global_batch_size == DATA.train_rows
     assert "batch_bounds begin above them, at 5000" in found.batch_rule
@@ -67,7 +67,8 @@ def test_the_jobs_restrictions_are_kept_and_unknown_names_refused() -> None:
         (
             TWO,
             {"devices": {"types": ["cpu"], "exclude": ["cpu"]}},
-            r"^devices\.exclude: got cpu; with this restriction the job may use 0 of the \d+ device",
+            r"^devices\.exclude: got cpu; "
+            r"with this restriction the job may use 0 of the \d+ device",
         ),
         (
             TWO,
@@ -86,7 +87,7 @@ def test_the_jobs_restrictions_are_kept_and_unknown_names_refused() -> None:
         ),
     ],
 )
-def test_what_contradicts_itself_is_one_clear_line(
+def test_a_contradictory_job_gives_one_clear_line(
     pool: dict[str, Any], job: dict[str, Any], line: str
 ) -> None:
     with pytest.raises(BadInput, match=line) as caught:
@@ -107,7 +108,7 @@ def test_what_contradicts_itself_is_one_clear_line(
         ({"idle_w": 30.0, "load_w": 20.0}, "draws 30 W idle and 20 W at work"),
     ],
 )
-def test_a_curve_that_can_not_be_is_refused(change: dict[str, Any], line: str) -> None:
+def test_an_impossible_curve_is_refused(change: dict[str, Any], line: str) -> None:
     one = {"hosts": [{"name": "a", "devices": [{"type": "cpu", "cores": 1.0}]}]}
     with pytest.raises(BadInput, match=line):
         plan(one, curves=[curve(1.0).model_copy(update=change)])
@@ -123,12 +124,12 @@ def test_a_curve_that_can_not_be_is_refused(change: dict[str, Any], line: str) -
         ("power", {"cpu": {"idle_w": 9, "load_w": 3}}, "idle_w up to load_w"),
     ],
 )
-def test_a_pool_that_can_not_be_is_refused(field: str, value: Any, line: str) -> None:
+def test_an_impossible_pool_is_refused(field: str, value: Any, line: str) -> None:
     with pytest.raises(BadInput, match=line):
         validated(Pool, {"name": "p", **TWO, field: value}, "pool.yaml")
 
 
-def test_limits_that_bind_only_together_are_reported_with_what_each_would_have_to_be() -> None:
+def test_limits_that_bind_only_together_are_reported_with_the_feasible_value_of_each() -> None:
     priced = MANY | {"prices": {"cpu": "1/h"}}
     long: dict[str, Any] = {"train": {"epochs": 1000, "global_batch_size": 1000}}
     quick = plan(priced, objective={"minimize": "time"}, **long).predicted
@@ -162,6 +163,6 @@ def test_limits_that_bind_only_together_are_reported_with_what_each_would_have_t
         ),
     ],
 )
-def test_a_batch_beyond_what_can_be_planned_is_refused(train: dict[str, Any], line: str) -> None:
+def test_a_batch_above_the_maximum_is_refused(train: dict[str, Any], line: str) -> None:
     with pytest.raises(BadInput, match=line):
         plan(TWO, train=train)

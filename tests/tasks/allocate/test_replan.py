@@ -1,4 +1,4 @@
-"""A run that goes on when its pool has changed: real steps, a real training, a pool file that loses a device."""
+"""A run continues after its pool has changed. Real steps, a real training, a changed pool file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def build_model():
 
 
 def write_pool(folder: Path, *cores: float, **more: Any) -> Path:
-    """A pool of one host; device 0 is always the first of the given."""
+    """A pool of one host with devices of these numbers of cores."""
     devices = [{"type": "emulated", "speed": 100.0 * value} for value in cores]
     path = folder / "pool.json"
     hosts = [{"name": "here", "address": "localhost", "devices": devices}]
@@ -74,7 +74,7 @@ def make(folder: Path, **fields: Any) -> Job:
 
 @pytest.fixture(scope="module")
 def known(stack: Path, tmp_path_factory: pytest.TempPathFactory) -> list[BaseModel]:
-    """What validating the data and tracing the model found, which is the same for all jobs of this file."""
+    """The validation and the structure, which are the same for all jobs of this file."""
     folder = tmp_path_factory.mktemp("known")
     run = opened(make(folder), folder)
     doors.do(run, "extract")
@@ -89,7 +89,7 @@ def opened(job: Job, folder: Path, known: Sequence[BaseModel] = (), **options: A
     return run
 
 
-def test_a_training_goes_on_without_the_device_that_is_gone(
+def test_a_training_continues_without_a_device_that_left_the_pool(
     stack: Path, tmp_path: Path, known: list[BaseModel]
 ) -> None:
     job = make(tmp_path, devices={"min_count": 1, "ids": []})
@@ -110,9 +110,9 @@ def test_a_training_goes_on_without_the_device_that_is_gone(
     watcher.join()
     doors.ledger().release(run.uri)
     used = first.devices[0]
-    write_pool(
-        tmp_path, *(1.0 if device.id != used.id else 0.25 for device in first.devices), 1.0
-    )  # now another device
+    # another device in the first one's place
+    cores = (1.0 if device.id != used.id else 0.25 for device in first.devices)
+    write_pool(tmp_path, *cores, 1.0)
 
     again = opened(job, tmp_path)
     assert again.uri == run.uri
@@ -122,7 +122,7 @@ def test_a_training_goes_on_without_the_device_that_is_gone(
     assert second.global_batch_size == first.global_batch_size
     assert result.resumed_from_step
     assert {device.id for device in result.devices} == {device.id for device in second.devices}
-    doors.ledger().release(again.uri)  # or the next test waits for the lease's end
+    doors.ledger().release(again.uri)  # or the next test waits until the lease expires
 
 
 def ask_to_replan(run: Run) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def ask_to_replan(run: Run) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("affordable", "asks"), [(True, 1), (False, 1), pytest.param(True, 2, marks=pytest.mark.slow)]
 )
-def test_a_training_that_is_asked_to_plan_anew_takes_a_new_device_where_it_may(
+def test_a_replanned_training_takes_a_new_device_if_it_is_affordable(
     stack: Path,
     tmp_path: Path,
     known: list[BaseModel],
@@ -151,7 +151,7 @@ def test_a_training_that_is_asked_to_plan_anew_takes_a_new_device_where_it_may(
     affordable: bool,
     asks: int,
 ) -> None:
-    """However often it is asked at once: the second may come when it has planned anew already, and do so again."""
+    """Two concurrent requests may cause two replans, if the second comes after the first one."""
     monkeypatch.setattr(acquire, "TTL_S", 6.0)
     job = make(tmp_path, devices={"min_count": 1}, objective={"minimize": "time", "budget": 1000.0})
     job = job.model_copy(update={"train": job.train.model_copy(update={"epochs": 4000})})
@@ -161,7 +161,7 @@ def test_a_training_that_is_asked_to_plan_anew_takes_a_new_device_where_it_may(
     heard: list[dict[str, Any]] = []
 
     def hear(event: dict[str, Any]) -> None:
-        """Two devices are there from the first checkpoint on; the end comes at the first one of the second plan."""
+        """Request a replan at the first checkpoint; stop at the first one of the second plan."""
         heard.append(event)
         launches = [one["event"] for one in heard].count("ranks")
         if (
@@ -186,7 +186,7 @@ def test_a_training_that_is_asked_to_plan_anew_takes_a_new_device_where_it_may(
         doors.do(run, "train", stop=stop)
     asked.join()
     assert {answer["run"] for answer in answers} == {run.uri}
-    assert min(answer["devices"] for answer in answers) == 1  # of the first to ask
+    assert min(answer["devices"] for answer in answers) == 1  # in the answer to the first request
     assert len(answers) == asks
     plan = run.read(Plan)
     assert len(plan.devices) == (2 if affordable else 1)
@@ -197,23 +197,21 @@ def test_a_training_that_is_asked_to_plan_anew_takes_a_new_device_where_it_may(
         for row in read_rows(run.objects, f"steps-rank{rank}"):
             taken[row["step"]] += row["batch_size"]
     assert sorted(taken) == list(range(len(taken)))
-    assert {taken[step] for step in taken if (step + 1) % plan.steps_per_epoch} == {
-        64
-    }  # the last of an epoch takes what is left
+    # the last batch of an epoch has the remaining rows
+    assert {taken[step] for step in taken if (step + 1) % plan.steps_per_epoch} == {64}
     splits = [
         (event["batch_sizes"], event["reason"]) for event in heard if event["event"] == "split"
     ]
     assert splits == ([([32, 32], "another plan; begins with 2 of 2")] if affordable else [])
     said = [str(event.get("message", "")) for event in heard]
-    assert any(line.startswith("asked to plan again; stopped after step") for line in said)
+    assert any(line.startswith("replan requested; stopped after step") for line in said)
     stays = any(
-        line.startswith("plan: stays as it was: plan: for the same global batch of 64")
-        for line in said
+        line.startswith("plan: unchanged: plan: for the same global batch of 64") for line in said
     )
     assert stays is not affordable
     noted = happened(run, running=False)
     assert [
-        str(event.get("message", "")).startswith("asked to plan again; stopped after")
+        str(event.get("message", "")).startswith("replan requested; stopped after")
         for event in noted
     ].count(True) == 1
     saved = [
@@ -224,7 +222,7 @@ def test_a_training_that_is_asked_to_plan_anew_takes_a_new_device_where_it_may(
 
 
 @pytest.mark.parametrize("stays", [True, False])
-def test_a_run_that_waits_takes_another_kind_of_device_that_the_pool_gets(
+def test_a_waiting_run_takes_a_new_kind_of_device_in_the_pool(
     stack: Path, tmp_path: Path, known: list[BaseModel], stays: bool
 ) -> None:
     job = make(tmp_path, devices={"min_count": 1, "ids": []})
@@ -271,7 +269,7 @@ def build_model():
 """
 
 
-def test_where_the_devices_do_not_hold_the_planned_batches_they_take_them_in_parts(
+def test_if_the_planned_batches_do_not_fit_in_memory_gradients_are_accumulated(
     stack: Path, tmp_path: Path, known: list[BaseModel]
 ) -> None:
     job = make(tmp_path)
@@ -297,7 +295,7 @@ def test_where_the_devices_do_not_hold_the_planned_batches_they_take_them_in_par
     assert sum(device.samples for device in result.devices) == run.read(Validation).data.train_rows
 
 
-def test_where_no_device_holds_a_sample_it_says_which_and_that_no_plan_does(
+def test_if_no_device_holds_one_sample_the_error_names_the_device_and_that_no_plan_is_feasible(
     stack: Path, tmp_path: Path, known: list[BaseModel]
 ) -> None:
     job = make(tmp_path)
@@ -305,13 +303,16 @@ def test_where_no_device_holds_a_sample_it_says_which_and_that_no_plan_does(
     (tmp_path / "net.py").write_text(NARROW.replace("MOST", "0"))
     run = opened(job, tmp_path, known)
     doors.do(run, "allocate")
-    said = r"rank \d \(here/emulated-\d\) has no memory for a batch of 2; .*no feasible plan: memory binds.*hold 0 at once"
+    said = (
+        r"rank \d \(here/emulated-\d\) has no memory for a batch of 2; "
+        r".*no feasible plan: memory binds.*hold 0 at once"
+    )
     with pytest.raises(TrainingFailed, match=said):
         doors.do(run, "train")
     doors.ledger().release(run.uri)
 
 
-def test_where_nothing_else_will_do_it_says_what_is_gone_and_why(
+def test_if_no_other_plan_is_feasible_the_error_names_the_missing_devices(
     stack: Path, tmp_path: Path, known: list[BaseModel]
 ) -> None:
     job = make(tmp_path, objective={"minimize": "time", "deadline": "1h"})
@@ -329,7 +330,7 @@ def test_where_nothing_else_will_do_it_says_what_is_gone_and_why(
     assert caught.value.exit_code == 3
 
 
-def test_a_replay_is_not_planned_anew(stack: Path, tmp_path: Path, known: list[BaseModel]) -> None:
+def test_a_replay_is_not_replanned(stack: Path, tmp_path: Path, known: list[BaseModel]) -> None:
     job = make(tmp_path)
     run = opened(job, tmp_path, known)
     doors.do(run, "allocate")

@@ -1,4 +1,4 @@
-"""The search against plain enumeration, and what it reports if it is cut short."""
+"""The search against plain enumeration, and the bounds of a truncated search."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_no_configuration_is_better_than_the_plan(case: Case, pick: float) -> No
 
 @QUIET
 @given(small_cases(), st.integers(1, 8))
-def test_the_times_that_are_searched_are_those_of_the_curves(case: Case, accumulation: int) -> None:
+def test_the_search_uses_the_times_of_the_curves(case: Case, accumulation: int) -> None:
     model = CostModel(case.job, case.pool, case.estimate, case.data, NOW)
     for device in usable(case.pool, case.job.devices):
         kind = model.kind(device)
@@ -44,7 +44,7 @@ def test_the_times_that_are_searched_are_those_of_the_curves(case: Case, accumul
 
 @QUIET
 @given(small_cases())
-def test_a_plan_distributes_the_whole_batch_over_its_devices_and_within_their_memory(
+def test_a_plan_splits_the_whole_batch_among_its_devices_within_their_memory(
     case: Case,
 ) -> None:
     model = CostModel(case.job, case.pool, case.estimate, case.data, NOW)
@@ -81,7 +81,7 @@ def search(pool: Pool, types: int, goal: str, nodes: int) -> tuple[Configuration
 
 
 @pytest.mark.parametrize("goal", ["energy", "time"])
-def test_a_search_that_is_cut_short_bounds_how_much_better_another_plan_can_be(goal: str) -> None:
+def test_a_truncated_search_bounds_the_gap_to_the_optimum(goal: str) -> None:
     pool = typed_pool(12, 20)
     short, gap = search(pool, 12, goal, 3)
     long, rest = search(pool, 12, goal, 3000)
@@ -97,7 +97,7 @@ def test_the_same_pool_gives_the_same_plan_every_time() -> None:
 
 
 @pytest.mark.parametrize("hours", [None, 1 / 6, 8 / 60])
-def test_a_hundred_types_are_planned_exactly_with_deadlines_near_and_far(
+def test_a_pool_of_a_hundred_types_is_planned_exactly_with_tight_and_loose_deadlines(
     hours: float | None,
 ) -> None:
     pool, job = typed_pool(100, 100), job_of("energy", 4096, hours)

@@ -17,7 +17,7 @@ curves = st.lists(
 
 @settings(deadline=None)
 @given(st.integers(1, 3000), curves, st.data())
-def test_every_rank_gets_a_sample_at_least_none_gets_more_than_its_limit_and_no_sample_is_left(
+def test_the_split_uses_all_samples_and_gives_each_rank_at_least_one_and_at_most_its_limit(
     total: int, devices: list[Affine], data: st.DataObject
 ) -> None:
     limits = data.draw(
@@ -78,7 +78,7 @@ def test_the_slowest_rank_is_within_one_sample_of_the_real_valued_optimum(
         1 / one.per_sample for one in devices
     )
     slowest = max(curve(batch) for curve, batch in zip(devices, batches, strict=True))
-    least = max(level, max(curve(1) for curve in devices))  # every rank takes a sample at least
+    least = max(level, max(curve(1) for curve in devices))  # every rank has at least one sample
     assert slowest <= least + max(one.per_sample for one in devices) * (1 + 1e-9)
 
 

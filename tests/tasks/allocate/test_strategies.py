@@ -19,7 +19,7 @@ from trainwright.tasks.allocate.strategies import STRATEGIES, load_installed, st
 from trainwright.tasks.errors import BadInput
 
 
-def test_another_strategy_registers_itself_with_a_cost_function() -> None:
+def test_a_strategy_registers_with_a_cost_function() -> None:
     @strategy("half-price")
     def cost(
         topology: Topology, counts: Sequence[int], placement: Placement, batch: int
@@ -45,7 +45,7 @@ def test_another_strategy_registers_itself_with_a_cost_function() -> None:
     ("source", "says"),
     [("STRATEGIES['own'] = data_parallel", None), ("1 / 0", "ZeroDivisionError")],
 )
-def test_an_installed_package_brings_its_strategy(
+def test_an_installed_package_adds_its_strategy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, says: str | None
 ) -> None:
     module = "from trainwright.tasks.allocate.strategies import STRATEGIES, data_parallel\n"

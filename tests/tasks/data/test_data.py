@@ -1,4 +1,4 @@
-"""Reading data: what a model gets of it, and one clear line for what can't be used."""
+"""Reading data: the arrays for the model, and one clear line for unusable data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ from trainwright.tasks.runs.artefacts import DataSchema
 from trainwright.tasks.spec.job import DataSpec
 from trainwright.tasks.storage.connect import open_store
 
-PEOPLE = "age,colour,member,label\n20,red,true,yes\n31.5,blue,false,no\n40,red,true,yes\n52,blue,false,no\n"
+PEOPLE = (
+    "age,colour,member,label\n"
+    "20,red,true,yes\n31.5,blue,false,no\n40,red,true,yes\n52,blue,false,no\n"
+)
 
 
 def load(spec: DataSpec) -> Dataset:
@@ -70,7 +73,7 @@ def test_the_digits_are_scaled_images_with_ten_classes() -> None:
     assert (digits.schema.train_rows, digits.schema.validation_rows) == (1438, 359)
 
 
-def test_the_digits_are_those_of_scikit_learn() -> None:
+def test_the_digits_equal_scikit_learns() -> None:
     from sklearn.datasets import load_digits
 
     digits, theirs = load(DataSpec(uri="builtin:digits")), load_digits()
@@ -87,11 +90,12 @@ def test_loading_imports_no_pandas(tmp_path: Path) -> None:
         from trainwright.tasks.spec.job import DataSpec
         for uri in {uris!r}:
             load(DataSpec(uri=uri))
-        sys.exit(any(name in sys.modules for name in ("pandas", "torch", "great_expectations", "sklearn")))"""
+        heavy = ("pandas", "torch", "great_expectations", "sklearn")
+        sys.exit(any(name in sys.modules for name in heavy))"""
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
-def test_a_table_gives_numbers_codes_of_texts_and_classes(tmp_path: Path) -> None:
+def test_a_table_gives_numbers_text_codes_and_classes(tmp_path: Path) -> None:
     people = load(DataSpec(uri=write(tmp_path, "people.csv", PEOPLE)))
     assert people.inputs["inputs"].tolist() == [[20, 1, 1], [31.5, 0, 0], [40, 1, 1], [52, 0, 0]]
     assert people.targets.tolist() == [1, 0, 1, 0]
@@ -99,7 +103,7 @@ def test_a_table_gives_numbers_codes_of_texts_and_classes(tmp_path: Path) -> Non
     assert people.schema.task == "tabular-classification"
 
 
-def test_parquet_and_csv_of_the_same_rows_give_the_same(tmp_path: Path) -> None:
+def test_parquet_and_csv_of_the_same_rows_give_the_same_dataset(tmp_path: Path) -> None:
     columns = {
         "age": [20, 31.5, 40, 52],
         "colour": ["red", "blue", "red", "blue"],
@@ -116,7 +120,7 @@ def test_parquet_and_csv_of_the_same_rows_give_the_same(tmp_path: Path) -> None:
     assert one.schema.sha256 != other.schema.sha256
 
 
-def test_fractions_to_predict_make_it_a_regression(tmp_path: Path) -> None:
+def test_a_fractional_target_makes_it_a_regression(tmp_path: Path) -> None:
     prices = load(
         DataSpec(
             uri=write(tmp_path, "prices.csv", "size,price\n1,0.5\n2,0.75\n3,1.5\n"), target="price"
@@ -126,14 +130,14 @@ def test_fractions_to_predict_make_it_a_regression(tmp_path: Path) -> None:
     assert prices.targets.dtype == np.float32
 
 
-def test_an_array_of_one_kind_is_a_table_with_numbered_columns(tmp_path: Path) -> None:
+def test_a_plain_array_is_a_table_with_numbered_columns(tmp_path: Path) -> None:
     rows = load(
         DataSpec(uri=write(tmp_path, "rows.npy", np.array([[1.0, 2.5], [3.0, 4.5]])), target="1")
     )
     assert (rows.inputs["inputs"].tolist(), rows.targets.tolist()) == ([[1], [3]], [2.5, 4.5])
 
 
-def test_arrays_keep_their_names_where_there_are_several(tmp_path: Path) -> None:
+def test_several_arrays_keep_their_names(tmp_path: Path) -> None:
     arrays = {
         "text": np.arange(12).reshape(4, 3),
         "image": np.full((4, 9, 8, 3), 255, np.uint8),
@@ -145,7 +149,7 @@ def test_arrays_keep_their_names_where_there_are_several(tmp_path: Path) -> None
     assert both.inputs["image"].max() == 1
 
 
-def test_tokens_stay_whole_numbers(tmp_path: Path) -> None:
+def test_tokens_stay_integers(tmp_path: Path) -> None:
     arrays = {
         "tokens": np.arange(12, dtype=np.int32).reshape(4, 3),
         "label": np.array(["b", "a", "b", "a"]),
@@ -265,7 +269,7 @@ def test_bad_data_gives_one_clear_line(
         ("s3://bucket", "allowed: s3://bucket/key"),
     ],
 )
-def test_an_unknown_source_names_those_there_are(uri: str, said: str) -> None:
+def test_an_unknown_source_names_the_known_ones(uri: str, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         load(DataSpec(uri=uri))
 
@@ -294,9 +298,7 @@ def test_an_unknown_source_names_those_there_are(uri: str, said: str) -> None:
         ),
     ],
 )
-def test_an_index_that_names_no_proper_image_is_refused(
-    tmp_path: Path, index: str, said: str
-) -> None:
+def test_an_index_with_an_invalid_image_is_refused(tmp_path: Path, index: str, said: str) -> None:
     (tmp_path / "secret.png").write_bytes(b"")
     folder = Path(pictures(tmp_path / "pets", index))
     (folder / "link.png").symlink_to(tmp_path / "secret.png")
@@ -313,7 +315,7 @@ def server(home: Path) -> Iterator[Path]:
     stop_s3(home)
 
 
-def test_what_lies_in_s3_is_fetched_once_per_content(server: Path, tmp_path: Path) -> None:
+def test_data_in_s3_is_fetched_once_per_content(server: Path, tmp_path: Path) -> None:
     store = open_store("s3://data/sets", doors.settings())
     store.put("people.csv", PEOPLE.encode())
     spec = DataSpec(uri="s3://data/sets/people.csv")
@@ -338,7 +340,7 @@ def test_what_lies_in_s3_is_fetched_once_per_content(server: Path, tmp_path: Pat
 
 
 @given(rows=st.integers(2, 3000), fraction=st.floats(0.001, 0.999), seed=st.integers(0, 2**31 - 1))
-def test_the_split_is_disjoint_complete_and_the_same_again(
+def test_the_split_is_disjoint_complete_and_deterministic(
     rows: int, fraction: float, seed: int
 ) -> None:
     train, validation = split_rows(rows, fraction, seed)
@@ -351,5 +353,5 @@ def test_the_split_is_disjoint_complete_and_the_same_again(
     )
 
 
-def test_another_seed_splits_otherwise() -> None:
+def test_another_seed_gives_another_split() -> None:
     assert not np.array_equal(split_rows(100, 0.2, 0)[1], split_rows(100, 0.2, 1)[1])

@@ -1,4 +1,7 @@
-"""Calibrating: killed half way, started twice, on a busy machine, shared by the store. Real processes, the shortest budgets."""
+"""Calibrations that are killed, started twice, on a busy machine, or shared by the store.
+
+Real processes, the shortest budgets.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ FIELDS = {
 
 @dataclass
 class Resumed:
-    """A `trainwright calibrate` that was killed half way, its file torn, and the start after it."""
+    """A `trainwright calibrate` that was killed, its truncated file, and the start after it."""
 
     out: Path
     left_alive: list[psutil.Process]
@@ -50,7 +53,7 @@ class Resumed:
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> Resumed:
-    """Killed by SIGKILL after some networks, the last line torn, started again."""
+    """Kill it by SIGKILL after some networks, truncate the last line, and start it again."""
     out = tmp_path_factory.mktemp("made") / "cpu.json"
     samples = out.with_name("cpu.json.samples")
     with _start(out, "--most-drift", "1e9") as first:
@@ -70,13 +73,13 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Resumed:
 
 @pytest.fixture(scope="module")
 def calibration(_made_once: Path) -> Calibration:
-    """This machine's, measured as shortly as it gets, however busy it is."""
+    """A very short calibration of this machine, however busy it is."""
     return load(_made_once / "calibrations" / step.cached(1, doors.settings()).name)
 
 
 @pytest.fixture
 def shared(calibration: Calibration, home: Path, tmp_path: Path) -> str:
-    """A store in which a machine like this one left its calibration; this one has measured nothing."""
+    """A store with the calibration of an equal machine; this machine has none of its own."""
     uri = (tmp_path / "store").as_uri()
     save(calibration, tmp_path / "store" / "calibrations" / "cpu" / f"{step.key(1)}.json")
     return uri
@@ -96,7 +99,9 @@ def _wait_for_samples(path: Path, count: int) -> bytes:
 
 
 @pytest.mark.slow
-def test_killed_half_way_and_torn_it_goes_on_and_nothing_is_left(resumed: Resumed) -> None:
+def test_a_killed_calibration_with_a_truncated_file_resumes_and_leaves_no_files(
+    resumed: Resumed,
+) -> None:
     assert resumed.left_alive == []
     assert not resumed.written_by_first
     assert resumed.grown.startswith(resumed.kept)
@@ -110,7 +115,7 @@ def test_killed_half_way_and_torn_it_goes_on_and_nothing_is_left(resumed: Resume
     assert [one.name for one in resumed.out.parent.iterdir()] == ["cpu.json"]
 
 
-def test_a_second_start_is_refused_and_harms_nothing_and_an_interrupt_is_130_and_keeps_what_was_measured(
+def test_a_concurrent_start_is_refused_and_an_interrupt_exits_with_130_and_keeps_the_samples(
     tmp_path: Path,
 ) -> None:
     out = tmp_path / "cpu.json"
@@ -137,7 +142,7 @@ def test_a_second_start_is_refused_and_harms_nothing_and_an_interrupt_is_130_and
 
 
 @pytest.mark.slow
-def test_a_busy_machine_is_refused_and_the_next_start_measures_anew(tmp_path: Path) -> None:
+def test_a_busy_machine_is_refused_and_the_next_start_measures_again(tmp_path: Path) -> None:
     with _start(tmp_path / "cpu.json", "--most-drift", "0") as process:
         stdout, stderr = process.communicate(timeout=250)
     assert process.returncode == 1
@@ -160,7 +165,7 @@ def test_a_busy_machine_is_refused_and_the_next_start_measures_anew(tmp_path: Pa
         ({"out": Path("/proc/cpu.json")}, "can't be written"),
     ],
 )
-def test_what_can_not_be_done_is_refused_before_anything_is_measured(
+def test_impossible_options_are_refused_before_the_measurement(
     options: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BadInput, match=says):
@@ -168,16 +173,16 @@ def test_what_can_not_be_done_is_refused_before_anything_is_measured(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_machine_like_another_takes_its_calibration_from_the_store(
+def test_an_equal_machine_uses_the_stores_calibration(
     calibration: Calibration, shared: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert step.calibration_for(1, doors.settings(), shared) == calibration
     assert load(step.cached(1, doors.settings())) == calibration
-    monkeypatch.setenv("TRAINWRIGHT_STORE", "ftp://nowhere")  # the cache is enough from now on
+    monkeypatch.setenv("TRAINWRIGHT_STORE", "ftp://nowhere")  # from now on the cache suffices
     assert step.calibration_for(1, doors.settings()) == calibration
 
 
-def test_what_was_measured_on_a_busy_machine_is_told_and_soon_of_no_use(
+def test_a_calibration_of_a_busy_machine_is_reported_and_expires_soon(
     calibration: Calibration, shared: str, home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     busy = calibration.model_copy(update={"sentinel_drift": 245.3})
@@ -194,7 +199,7 @@ def test_what_was_measured_on_a_busy_machine_is_told_and_soon_of_no_use(
     "changes",
     [{"processor": "another"}, {"torch": "1.0.0"}, {"threads": 2}, {"schema_version": 99}, None],
 )
-def test_what_the_store_has_of_others_or_in_pieces_is_not_used(
+def test_damaged_or_foreign_calibrations_in_the_store_are_not_used(
     changes: dict[str, Any] | None, calibration: Calibration, shared: str, tmp_path: Path
 ) -> None:
     assert step.from_store(shared, "cpu", 1, doors.settings()) == calibration
@@ -206,7 +211,7 @@ def test_what_the_store_has_of_others_or_in_pieces_is_not_used(
     assert step.from_store(shared, "cpu", 1, doors.settings()) is None
 
 
-def test_a_store_out_of_reach_gives_no_calibration_and_says_so(
+def test_an_unreachable_store_gives_a_notice_and_no_calibration(
     home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", "trainwright"):
@@ -214,12 +219,14 @@ def test_a_store_out_of_reach_gives_no_calibration_and_says_so(
     assert "the store's calibration is not used: S3 server" in caplog.text
 
 
-def test_only_the_cpus_of_this_machine_are_here(tmp_path: Path) -> None:
+def test_only_this_machines_cpus_can_be_measured_here(tmp_path: Path) -> None:
     pool = tmp_path / "pool.yaml"
     pool.write_text(
         "name: lab\nhosts:\n"
-        "- {name: here, devices: [{type: cpu, cores: 2}, {type: cpu, cores: 0.5}, {type: emulated, speed: 2}]}\n"
-        "- {name: there, address: 10.0.0.7, devices: [{type: cpu, cores: 2}, {type: cpu, cores: 8}, {type: nvidia-t4}]}\n"
+        "- name: here\n"
+        "  devices: [{type: cpu, cores: 2}, {type: cpu, cores: 0.5}, {type: emulated, speed: 2}]\n"
+        "- name: there\n  address: 10.0.0.7\n"
+        "  devices: [{type: cpu, cores: 2}, {type: cpu, cores: 8}, {type: nvidia-t4}]\n"
     )
     kinds = load_pool(pool).kinds()
     assert [(one["device_type"], one["threads"]) for one in kinds] == [
@@ -231,7 +238,7 @@ def test_only_the_cpus_of_this_machine_are_here(tmp_path: Path) -> None:
     ]
     why = [step.why_not_here(one["device_type"], one["addresses"]) for one in kinds]
     assert why[:2] == [None, None]
-    assert "nothing to measure" in str(why[2])
+    assert "configured, not measured" in str(why[2])
     assert "not on this machine" in str(why[3])
     assert "this task does not measure GPUs" in str(why[4])
     with pytest.raises(BadInput, match="device type: got 'tpu'; allowed: amd"):

@@ -1,4 +1,4 @@
-"""Few-shot calibration and the meter, through the step. The machine's counter is a stand-in: a file that a thread advances."""
+"""Few-shot calibration with an energy meter. A thread advances a file in place of the counter."""
 
 from __future__ import annotations
 
@@ -23,13 +23,21 @@ from trainwright.tasks.spec.job import ModelSpec
 from trainwright.tasks.spec.pool import Device, Power
 
 WAITING_W, WORKING_W = 40.0, 30.0
-MODEL = "from torch import nn, rand, zeros\n\n\ndef build_model():\n    return nn.Linear(8, 2)\n\n\ndef example_batch(n):\n"
-MODEL += "    return rand(n, 8), zeros(n).long()\n"
+MODEL = """from torch import nn, rand, zeros
+
+
+def build_model():
+    return nn.Linear(8, 2)
+
+
+def example_batch(n):
+    return rand(n, 8), zeros(n).long()
+"""
 
 
 @pytest.fixture(scope="module")
 def powercap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A socket that draws WAITING_W, and WORKING_W more for every second of CPU that processes of this test take."""
+    """The counter of a socket that draws WAITING_W, plus WORKING_W per busy CPU of this test."""
     root = tmp_path_factory.mktemp("powercap")
     zone = root / "intel-rapl:0"
     zone.mkdir()
@@ -64,7 +72,7 @@ def powercap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def probed(powercap: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """This machine's few-shot calibration, as shortly as it gets."""
+    """A very short few-shot calibration of this machine."""
     path = tmp_path_factory.mktemp("probed") / "few.json"
     calibrate(path, budget_s=1.0, probes=True, powercap=powercap, most_drift=1e9)
     return path
@@ -89,7 +97,7 @@ def device(type_: str, cores: float | None = None) -> Device:
     )
 
 
-def test_the_meter_s_power_is_kept_with_the_calibration(probed: Path) -> None:
+def test_the_calibration_contains_the_measured_power(probed: Path) -> None:
     found = load(probed)
     assert found.mode == "few-shot"
     assert found.power is not None
@@ -99,7 +107,7 @@ def test_the_meter_s_power_is_kept_with_the_calibration(probed: Path) -> None:
     assert found.power.spread > 0
 
 
-def test_an_estimate_tells_measured_energy_with_both_errors_in_its_interval(
+def test_the_interval_of_measured_energy_includes_both_errors(
     probed: Path, structure: Structure
 ) -> None:
     found = load(probed)
@@ -116,7 +124,7 @@ def test_an_estimate_tells_measured_energy_with_both_errors_in_its_interval(
     )
 
 
-def test_the_datasheet_s_energy_is_named_so_and_is_wider_than_its_time(
+def test_datasheet_energy_is_labelled_and_has_a_wider_interval_than_time(
     structure: Structure,
 ) -> None:
     document = estimate_step(structure, doors.settings(), batch_size=16, device_type="nvidia-t4")
@@ -125,7 +133,7 @@ def test_the_datasheet_s_energy_is_named_so_and_is_wider_than_its_time(
     assert energy_j["high"] / energy_j["median"] > 1.2 * time_s["high"] / time_s["median"]
 
 
-def test_the_power_of_the_pool_file_overrides_what_was_measured(
+def test_the_pool_files_power_overrides_the_measured_one(
     probed: Path, structure: Structure
 ) -> None:
     found = load(probed)
@@ -143,7 +151,7 @@ def test_the_power_of_the_pool_file_overrides_what_was_measured(
     assert half.energy_source == "measured"
 
 
-def test_the_planner_s_estimate_takes_a_gpu_s_probes_and_is_named_by_its_vaguest_curve(
+def test_the_estimate_uses_a_gpus_probes_and_its_mode_is_that_of_its_least_certain_curve(
     probed: Path, structure: Structure
 ) -> None:
     cpu: Calibration = load(probed)
@@ -174,7 +182,7 @@ def test_the_planner_s_estimate_takes_a_gpu_s_probes_and_is_named_by_its_vaguest
         ({"threads": 0}, "--threads: got 0"),
     ],
 )
-def test_probing_refuses_what_it_can_not_do(
+def test_probing_refuses_impossible_options(
     options: dict[str, object], says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BadInput) as raised:
@@ -189,7 +197,7 @@ def test_a_busy_machine_is_refused_and_nothing_is_written(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_can_not_be_written_is_named_before_anything_is_measured(
+def test_an_unwritable_file_is_reported_before_the_measurement(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(BadInput, match="is a folder or a device; allowed: a regular file"):

@@ -1,4 +1,4 @@
-"""The steps `calibrate` and `estimate`: one curve for each kind of device, measured where it has to be."""
+"""Calibration and step `estimate`: one curve per kind of device, measured if necessary."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def structure() -> Structure:
 
 @pytest.fixture(scope="module")
 def measured(_made_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A home in which this machine was measured at first use, as briefly as possible."""
+    """A home with a very short calibration of this machine, made at first use."""
     folder = tmp_path_factory.mktemp("measured")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRAINWRIGHT_HOME", str(folder))
@@ -89,7 +89,7 @@ def _device(
     )
 
 
-def test_a_calibration_of_this_machine_says_what_it_is_worth(calibration: Calibration) -> None:
+def test_a_calibration_states_its_quality(calibration: Calibration) -> None:
     assert (calibration.device_type, calibration.threads) == ("cpu", 1)
     assert calibration.measurements > 50
     assert calibration.sentinel_drift >= 0
@@ -98,7 +98,7 @@ def test_a_calibration_of_this_machine_says_what_it_is_worth(calibration: Calibr
     assert calibration.duration_s > 0
 
 
-def test_a_calibration_covers_what_a_convolutional_network_does(
+def test_a_calibration_covers_the_operations_of_a_convolutional_network(
     calibration: Calibration, structure: Structure
 ) -> None:
     assert calibration.about(structure, 16).coverage == 1.0
@@ -136,7 +136,7 @@ def test_each_kind_of_device_gets_one_curve_and_its_calibration_is_named(
     assert Estimate.model_validate_json(found.model_dump_json()) == found
 
 
-def test_the_memory_of_this_machine_is_a_limit_and_that_nothing_is_known_of_other_hosts_is_told(
+def test_local_memory_is_a_limit_and_a_notice_says_that_other_hosts_memory_is_unknown(
     structure: Structure,
 ) -> None:
     heard: list[dict[str, Any]] = []
@@ -158,14 +158,14 @@ def test_the_memory_of_this_machine_is_a_limit_and_that_nothing_is_known_of_othe
         is None
     )
     [said] = [event["message"] for event in heard]
-    assert said.startswith("memory of there: not known")
+    assert said.startswith("memory of there: unknown")
     alike = far.model_copy(update={"speed": 2.0})
     for order in ([here, alike], [alike, here]):
         assert (
             estimate(structure, order, settings=doors.settings()).curve(here).memory_limit_bytes
             == usable_memory_bytes()
         )
-    assert len(heard) == 1  # of a device like ours, ours is planned for
+    assert len(heard) == 1  # devices of this machine's kind get this machine's memory
 
 
 def test_only_calibrated_devices_make_a_calibrated_estimate(
@@ -185,7 +185,7 @@ def test_only_calibrated_devices_make_a_calibrated_estimate(
         ({"budget_s": 0.0}, "--budget: got 0"),
     ],
 )
-def test_calibrate_refuses_what_it_can_not_do(
+def test_calibrate_refuses_impossible_options(
     options: dict[str, object], says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BadInput) as raised:
@@ -210,7 +210,7 @@ def test_a_calibration_is_measured_once_with_progress(
 
 
 @pytest.mark.slow
-def test_a_calibration_is_measured_again_where_its_file_is_damaged(
+def test_a_calibration_with_a_damaged_file_is_measured_again(
     calibration: Calibration, measured: Path
 ) -> None:
     heard: list[dict[str, Any]] = []
@@ -222,7 +222,7 @@ def test_a_calibration_is_measured_again_where_its_file_is_damaged(
     assert load(kept).threads == 1
 
 
-def test_the_link_between_ranks_is_measured_once_where_two_devices_are_on_this_machine(
+def test_the_link_is_measured_once_if_two_devices_are_on_this_machine(
     calibration: Calibration, structure: Structure, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link, "LINK_S", 0.3)
@@ -242,7 +242,7 @@ def test_the_link_between_ranks_is_measured_once_where_two_devices_are_on_this_m
     )
 
 
-def test_only_where_horovod_sums_does_a_sum_wait_for_its_cycle(structure: Structure) -> None:
+def test_only_horovods_sums_wait_for_its_cycle(structure: Structure) -> None:
     device = _device(0, "emulated", speed=1.0)
     assert (
         estimate(structure, [device], backend="horovod", settings=doors.settings()).cycle_s
@@ -252,7 +252,7 @@ def test_only_where_horovod_sums_does_a_sum_wait_for_its_cycle(structure: Struct
 
 
 @pytest.mark.slow
-def test_calibrating_for_all_measures_the_link_anew(
+def test_calibrate_and_share_measures_the_link_again(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link, "LINK_S", 0.3)
@@ -274,7 +274,7 @@ def test_calibrating_for_all_measures_the_link_anew(
     ]
 
 
-def test_who_waits_for_another_to_measure_the_link_takes_its_link(home: Path) -> None:
+def test_a_process_that_waits_for_anothers_link_measurement_uses_its_result(home: Path) -> None:
     path = link.link_file(doors.settings())
     path.parent.mkdir(parents=True)
     theirs = Link(bandwidth_bytes_per_s=1.0, latency_s=1.0, spread=0.0)
@@ -287,7 +287,7 @@ def test_who_waits_for_another_to_measure_the_link_takes_its_link(home: Path) ->
         assert found.result(timeout=60) == theirs
 
 
-def test_a_link_that_can_not_be_kept_is_an_error(
+def test_a_link_that_can_not_be_cached_is_an_error(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link, "LINK_S", 0.3)

@@ -1,4 +1,4 @@
-"""What a finished run measured is added to the store once, and the next prediction uses it."""
+"""A finished run's measurements are stored once, and the next prediction uses them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from trainwright.tasks.runs.run import Run, open_run
 from trainwright.tasks.spec.job import Job, load_job
 from trainwright.tasks.storage.connect import open_store
 
-TORCH = "2"  # as `finished_run` says of its runs
+TORCH = "2"  # as in `finished_run`'s runs
 SIZES = (4, 16, 64)
 NAME = "20260101T000001Z-abcdef.json"
 
@@ -80,7 +80,10 @@ def _curve(cores: float = 1.0, **changes: Any) -> DeviceCurve:
 
 
 def _trained(store: str, number: int = 1, **changes: Any) -> Run:
-    """A trained run on a whole and half a core. Predicted 10 ms and 1 MB each; measured 15 ms and 1.2 MB."""
+    """A trained run on one core and half a core.
+
+    Predicted: 10 ms and 1 MB each; measured: 15 ms and 1.2 MB.
+    """
     run = finished_training(store, number=number)
     curves = [_curve(1.0, **changes), _curve(0.5, **changes)]
     run.write(Estimate(mode="calibrated", curves=curves, gradient_bytes=60.0))
@@ -102,7 +105,7 @@ def progress() -> Iterator[list[dict[str, Any]]]:
         yield events
 
 
-def test_what_a_run_measured_stands_beside_what_its_calibration_said(store: str) -> None:
+def test_a_finding_contains_the_measured_and_the_predicted_values(store: str) -> None:
     [uri] = finished_runs.append(_trained(store))
     assert uri == f"{store}/calibrations/cpu/runs/{NAME}"
     [found] = finished_runs.read(store, ["cpu"], doors.settings())
@@ -110,11 +113,11 @@ def test_what_a_run_measured_stands_beside_what_its_calibration_said(store: str)
     for one in found.findings:
         assert (one.predicted_step_time_s, one.measured_step_time_s.median) == (0.01, 0.015)
         assert (one.predicted_peak_memory_bytes, one.measured_peak_memory_bytes) == (1e6, 1.2e6)
-        assert one.steps == 30  # the split was the planned one all the time
+        assert one.steps == 30  # the split never changed
     assert learn(_curve(), [found]).step_time(32).median > 0.01
 
 
-def test_nothing_is_learned_of_the_cpus_of_other_hosts_whose_processor_may_be_another(
+def test_cpus_of_other_hosts_give_no_finding(
     store: str,
 ) -> None:
     run = _trained(store)
@@ -129,7 +132,7 @@ def test_nothing_is_learned_of_the_cpus_of_other_hosts_whose_processor_may_be_an
     assert finished_runs.append(run) == []
 
 
-def test_a_corrected_run_tells_what_its_calibration_alone_said(store: str) -> None:
+def test_a_corrected_runs_finding_contains_the_uncorrected_prediction(store: str) -> None:
     corrected = {
         "calibrated_time_knots": Knots(sizes=SIZES, values=(0.02,) * 3),
         "learned_from": 3,
@@ -139,7 +142,7 @@ def test_a_corrected_run_tells_what_its_calibration_alone_said(store: str) -> No
     assert {one.predicted_step_time_s for one in found.findings} == {0.02}
 
 
-def test_a_run_is_added_once_however_often_and_by_however_many(store: str) -> None:
+def test_a_run_is_added_once_also_by_concurrent_callers(store: str) -> None:
     run = _trained(store)
     with ThreadPoolExecutor(8) as pool:
         named = list(pool.map(lambda _: finished_runs.append(doors.run_at(run.uri)), range(8)))
@@ -150,7 +153,7 @@ def test_a_run_is_added_once_however_often_and_by_however_many(store: str) -> No
     assert _objects(store).get(NAME) == before
 
 
-def test_a_run_that_ended_between_its_lesson_and_its_seal_is_sealed_later_and_counted_once(
+def test_a_run_killed_between_its_finding_and_its_seal_is_sealed_later_and_counted_once(
     store: str,
 ) -> None:
     run = _trained(store)
@@ -165,14 +168,14 @@ def test_a_run_that_ended_between_its_lesson_and_its_seal_is_sealed_later_and_co
 @pytest.mark.parametrize(
     "changes", [{"basis": None}, {"basis": _basis(torch="1")}, {"time_knots": None}]
 )
-def test_nothing_is_learned_without_a_calibration_or_with_another_torch(
+def test_runs_without_a_calibration_or_with_another_torch_give_no_finding(
     store: str, changes: dict[str, Any]
 ) -> None:
     assert finished_runs.append(_trained(store, **changes)) == []
     assert finished_runs.read(store, ["cpu"], doors.settings()) == []
 
 
-def test_steps_count_since_the_split_changed_not_since_another_process_took_a_share_over(
+def test_steps_count_from_the_last_change_of_the_split_not_from_a_restart(
     store: str,
 ) -> None:
     run = _trained(store)
@@ -191,7 +194,7 @@ def test_steps_count_since_the_split_changed_not_since_another_process_took_a_sh
     assert {one.steps for one in finished.findings} == {result.steps - 5}
 
 
-def test_nothing_is_learned_from_emulated_devices(store: str) -> None:
+def test_emulated_devices_give_no_finding(store: str) -> None:
     run = _trained(store)
     plan, result = run.read(Plan), run.read(Result)
     emulated = [
@@ -222,7 +225,7 @@ def test_nothing_is_learned_from_emulated_devices(store: str) -> None:
     ],
     ids=["empty", "not text", "cut short", "another device type", "a later version", "huge"],
 )
-def test_what_can_not_be_read_is_left_out_with_a_notice(
+def test_unreadable_findings_are_ignored_with_a_notice(
     store: str, progress: list[dict[str, Any]], damaged: bytes, says: str
 ) -> None:
     finished_runs.append(_trained(store))
@@ -245,9 +248,7 @@ def test_only_the_newest_runs_are_read(store: str, monkeypatch: pytest.MonkeyPat
     ] == ["2", "3"]
 
 
-def test_an_object_is_fetched_once_and_again_where_its_copy_is_damaged(
-    store: str, home: Path
-) -> None:
+def test_an_object_is_fetched_once_and_again_if_its_copy_is_damaged(store: str, home: Path) -> None:
     finished_runs.append(_trained(store))
     first = finished_runs.read(store, ["cpu"], doors.settings())
     [copy] = (home / "calibration-sets").rglob("*.json")
@@ -261,14 +262,14 @@ def test_an_object_is_fetched_once_and_again_where_its_copy_is_damaged(
     assert copy.read_bytes() == whole
 
 
-def test_a_home_that_can_not_keep_copies_is_no_obstacle(store: str, home: Path) -> None:
+def test_a_read_only_home_does_not_prevent_reading(store: str, home: Path) -> None:
     finished_runs.append(_trained(store))
     home.mkdir(exist_ok=True)
     (home / "calibration-sets").touch()
     assert len(finished_runs.read(store, ["cpu"], doors.settings())) == 1
 
 
-def test_an_s3_server_keeps_each_run_once_too(s3: S3Access, home: Path) -> None:
+def test_an_s3_server_also_stores_each_run_once(s3: S3Access, home: Path) -> None:
     store = "s3://test-calibration-set/somewhere"
     run = _trained(store)
     assert finished_runs.append(run) == finished_runs.append(doors.run_at(run.uri))
@@ -277,7 +278,7 @@ def test_an_s3_server_keeps_each_run_once_too(s3: S3Access, home: Path) -> None:
     assert learn(_curve(), [found]).step_time(32).median > 0.01
 
 
-def test_a_store_out_of_reach_fails_who_names_it(
+def test_an_unreachable_store_is_an_error_if_it_was_given(
     monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
     monkeypatch.setenv("TRAINWRIGHT_S3_ENDPOINT", "http://127.0.0.1:9")
@@ -300,12 +301,12 @@ def build_model():
 def example_batch(size):
     return torch.rand(size, 1, 8, 8), torch.randint(0, 10, (size,))
 """
-"""Its steps take far longer than the calibration of `known` says."""
+"""a model whose steps take far longer than the calibration `known` predicts"""
 
 
 @pytest.fixture
 def known(home: Path) -> Calibration:
-    """A calibration of this machine as from a far faster one, where the steps look for it."""
+    """A cached calibration that makes this machine look far faster than it is."""
     import importlib.metadata
 
     cost = FamilyCost(
@@ -361,7 +362,7 @@ def job(tmp_path: Path) -> Job:
 
 
 @pytest.mark.parametrize("store", ["s3://nowhere", "no store at all"])
-def test_a_plan_needs_no_store_and_says_that_none_corrected_it(
+def test_a_plan_without_a_store_says_that_it_is_uncorrected(
     store: str,
     job: Job,
     known: Calibration,
@@ -370,13 +371,11 @@ def test_a_plan_needs_no_store_and_says_that_none_corrected_it(
 ) -> None:
     monkeypatch.setenv("TRAINWRIGHT_STORE", store)
     assert plan_job(job, doors.settings()).feasible
-    assert any(
-        "finished runs do not correct the prediction" in notice for notice in _notices(progress)
-    )
+    assert any("no correction by finished runs" in notice for notice in _notices(progress))
 
 
 @pytest.mark.slow
-def test_the_second_run_of_a_model_is_predicted_nearer_to_what_the_first_took(
+def test_the_second_run_of_a_model_is_predicted_closer_to_the_firsts_measurement(
     store: str, job: Job, known: Calibration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINWRIGHT_STORE", store)
@@ -400,7 +399,7 @@ def test_the_second_run_of_a_model_is_predicted_nearer_to_what_the_first_took(
     assert plan_job(job, doors.settings()).devices[0].step_time_s.median != pytest.approx(without)
 
 
-def test_an_estimate_alone_is_corrected_by_the_store_that_it_names(
+def test_a_standalone_estimate_is_corrected_by_the_given_store(
     store: str, tmp_path: Path, known: Calibration
 ) -> None:
     (tmp_path / "m.py").write_text(MODEL)

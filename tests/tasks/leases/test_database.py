@@ -52,7 +52,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         pytest.skip(str(error))
 
 
-def test_a_client_stopped_in_a_transaction_does_not_hold_up_the_others_for_long(
+def test_a_client_stopped_in_a_transaction_delays_the_others_only_briefly(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "LOCK_TIMEOUT_S", 3.0)
@@ -69,7 +69,7 @@ def test_a_client_stopped_in_a_transaction_does_not_hold_up_the_others_for_long(
                 Ledger(url).take(["device a"], Holder("me"), "run")
         else:
             Ledger(url).take(["device a"], Holder("me"), "run")
-        # A client that only reads is not held up.
+        # A client that only reads is not delayed.
         assert "other" in {lease.resource for lease in Ledger(url).held()}
     finally:
         process.send_signal(signal.SIGCONT)
@@ -79,7 +79,7 @@ def test_a_client_stopped_in_a_transaction_does_not_hold_up_the_others_for_long(
     Ledger(url).take(["device a"], Holder("me"), "run")
 
 
-def test_several_processes_create_the_tables_of_one_ledger_at_once(tmp_path: Path) -> None:
+def test_several_processes_can_create_a_ledgers_tables_at_once(tmp_path: Path) -> None:
     command, pipe = [sys.executable, "-c", BEGIN, str(tmp_path)], subprocess.PIPE
     processes = [
         subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for _ in range(6)
@@ -91,7 +91,7 @@ def test_several_processes_create_the_tables_of_one_ledger_at_once(tmp_path: Pat
     assert [process.communicate(start, timeout=300)[1][-300:] for process in processes] == [""] * 6
 
 
-def test_a_ledger_created_again_gives_larger_tokens_than_the_lost_one(
+def test_a_recreated_ledger_issues_larger_tokens_than_the_lost_one(
     tmp_path: Path,
 ) -> None:
     lost = Ledger(f"sqlite:///{tmp_path / 'lost.sqlite'}")

@@ -1,4 +1,4 @@
-"""Leases: all or none, one holder, ended by release, expiry or the holder's death.
+"""Leases: all or none, one holder, ended by release, expiry or the end of the holder's process.
 
 Real processes, real SQLite.
 """
@@ -43,7 +43,7 @@ def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'ledger.sqlite'}"
 
 
-def test_all_resources_are_taken_or_none_and_the_holder_is_named(url: str) -> None:
+def test_a_lease_takes_all_resources_or_none_and_names_the_holder(url: str) -> None:
     ledger = Ledger(url)
     ledger.take(["device a"], Holder("alice"), "run-1")
     with pytest.raises(RunHeld, match="device a is held by alice for run-1") as caught:
@@ -52,7 +52,7 @@ def test_all_resources_are_taken_or_none_and_the_holder_is_named(url: str) -> No
     assert [lease.resource for lease in ledger.held()] == ["device a"]
 
 
-def test_a_run_takes_its_own_again_with_a_larger_token(url: str) -> None:
+def test_a_run_that_leases_its_resources_again_gets_a_larger_token(url: str) -> None:
     ledger = Ledger(url)
     first = ledger.take(["device a"], Holder("alice"), "run-1")
     assert ledger.take(["device a", "device b"], Holder("alice"), "run-1") > first
@@ -60,7 +60,7 @@ def test_a_run_takes_its_own_again_with_a_larger_token(url: str) -> None:
     assert ledger.release("run-1") == 0
 
 
-def test_a_lease_ends_by_expiry_and_its_late_holder_can_not_renew(url: str) -> None:
+def test_an_expired_lease_can_not_be_renewed(url: str) -> None:
     ledger = Ledger(url)
     ledger.take(["device a"], Holder("alice"), "run-1", ttl_s=0.05)
     time.sleep(0.1)
@@ -83,7 +83,7 @@ def test_a_lease_ends_with_its_holders_process(url: str) -> None:
     ledger.take(["device a"], Holder("me", os.getpid()), "run-2")
 
 
-def test_a_heartbeat_keeps_a_lease_and_notices_its_loss(url: str) -> None:
+def test_a_heartbeat_renews_a_lease_and_notices_its_loss(url: str) -> None:
     ledger = Ledger(url)
     ledger.take(["device a"], Holder("alice"), "run-1", ttl_s=6)
     with Heartbeat(ledger, "run-1", ["device a"], ttl_s=6) as beat:
@@ -120,7 +120,7 @@ def test_a_heartbeat_that_never_reached_the_ledger_does_not_confirm_the_lease(
         pass
 
 
-def test_processes_that_start_at_once_never_share_a_device(url: str) -> None:
+def test_concurrent_processes_never_share_a_device(url: str) -> None:
     start = str(time.time() + 1.5)
     racers = [
         subprocess.Popen(
@@ -134,13 +134,13 @@ def test_processes_that_start_at_once_never_share_a_device(url: str) -> None:
     assert Ledger(url).held() == []
 
 
-def test_a_ledger_out_of_reach_is_named_without_its_password(tmp_path: Path) -> None:
+def test_an_unreachable_ledger_is_named_without_its_password(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ServiceUnreachable, match="TRAINWRIGHT_LEDGER"):
         Ledger(f"sqlite:///{tmp_path}/file/ledger.sqlite").held()
 
 
-def test_a_holder_that_lost_its_lease_can_not_touch_its_successors_even_for_the_same_run(
+def test_a_holder_that_lost_its_lease_can_not_change_its_successors_even_for_the_same_run(
     url: str,
 ) -> None:
     ledger = Ledger(url)
@@ -154,7 +154,7 @@ def test_a_holder_that_lost_its_lease_can_not_touch_its_successors_even_for_the_
     assert [lease.holder for lease in ledger.held()] == ["awake"]
 
 
-def test_a_holder_whose_ledger_fails_learns_of_it_when_its_lease_expires(
+def test_a_holder_whose_ledger_fails_notices_it_when_its_lease_expires(
     url: str, tmp_path: Path
 ) -> None:
     ledger = Ledger(url)

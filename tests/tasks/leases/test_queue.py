@@ -1,4 +1,4 @@
-"""The queue on a real database: turns, expiry, fencing, revocation; and processes that fight."""
+"""The queue on a real database: turns, expiry, fencing, revocation, competing processes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_run_takes_devices_in_its_turn_and_not_before(ledger: Ledger) -> None:
     assert queue.waiting() == []
 
 
-def test_a_run_keeps_the_devices_it_holds_although_others_wait_for_them(ledger: Ledger) -> None:
+def test_a_run_keeps_its_devices_while_others_wait_for_them(ledger: Ledger) -> None:
     queue = Queue(ledger)
     first = queue.take("mine", Holder("mine"), ["a"])
     look(queue, "other", ["a"])
@@ -55,7 +55,7 @@ def test_a_run_keeps_the_devices_it_holds_although_others_wait_for_them(ledger: 
     assert again > first
 
 
-def test_a_waiting_run_that_died_or_slept_delays_nobody(ledger: Ledger) -> None:
+def test_a_waiting_run_that_died_or_slept_delays_no_other(ledger: Ledger) -> None:
     queue = Queue(ledger)
     with subprocess.Popen(["sleep", "60"]) as process:
         queue.look("killed", Holder("killed", process.pid), ["a"], 1)
@@ -76,7 +76,7 @@ def test_a_later_lease_of_the_same_run_and_holder_fences_the_earlier_one(ledger:
     assert ledger.renew("run", ["a"], holder=me.name, token=retry)
 
 
-def test_a_run_of_a_strictly_higher_priority_asks_for_devices_and_the_holder_learns_of_it(
+def test_a_run_of_a_strictly_higher_priority_requests_devices_and_the_holder_notices(
     ledger: Ledger,
 ) -> None:
     queue = Queue(ledger)
@@ -107,7 +107,7 @@ with Heartbeat(ledger, "run", ["a"], 1.0, holder="sleeper", token=token) as beat
 """
 
 
-def test_a_holder_stopped_past_its_expiry_does_not_write_when_it_wakes(
+def test_a_holder_stopped_past_its_expiry_does_not_write_after_it_continues(
     ledger: Ledger, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-c", SLEEPER, f"sqlite:///{tmp_path / 'ledger.sqlite'}"]
@@ -150,16 +150,16 @@ def safe(found: dict[str, Any]) -> None:
     assert found["turns"] > 0
     assert found["killed"] > 0
     assert found["stopped"] > 0
-    # Waits are figures of the benchmark; that nobody starves is a law (test_queue_order).
+    # The benchmark measures waits; test_queue_order proves that no run starves.
     never = ("unsafe", "harmful", "mixed", "lost")
     assert {name: found[name] for name in never} == dict.fromkeys(never, 0), found
 
 
-def test_processes_that_fight_while_some_are_killed_and_stopped_share_no_device() -> None:
+def test_competing_processes_never_share_a_device_while_some_are_killed_and_stopped() -> None:
     safe(fight("--processes", "12", "--seconds", "10"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("url", ["sqlite", "postgresql"])
-def test_fifty_processes_fight_for_a_minute(url: str) -> None:
+def test_fifty_processes_compete_for_a_minute(url: str) -> None:
     safe(fight("--url", url))

@@ -1,4 +1,4 @@
-"""The order of the queue, by its laws: nobody starves, nobody is delayed by those behind."""
+"""The laws of the queue's order: no run starves, and none is delayed by a run behind it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_priority_goes_first_then_deadline_then_arrival() -> None:
 
 
 @given(arrivals, st.floats(200, 2000))
-def test_a_run_that_arrives_late_enough_stands_behind_whatever_its_priority(
+def test_a_run_that_arrives_late_enough_stays_behind_at_any_priority(
     drawn: list[tuple[int, float | None, float, set[str]]], now: float
 ) -> None:
     waiting = queue(drawn)
@@ -59,7 +59,7 @@ def test_a_run_that_arrives_late_enough_stands_behind_whatever_its_priority(
 
 
 @given(arrivals, wishes)
-def test_a_run_takes_nothing_that_one_ahead_wants(
+def test_a_run_takes_no_device_that_a_run_ahead_wants(
     drawn: list[tuple[int, float | None, float, set[str]]], taken: set[str]
 ) -> None:
     ordered = in_order(queue(drawn), 300, AGE_S)
@@ -72,10 +72,10 @@ def test_a_run_takes_nothing_that_one_ahead_wants(
 
 
 @given(st.data())
-def test_a_run_is_served_in_bounded_time_against_a_stream_of_higher_priorities(
+def test_a_run_starts_in_bounded_time_despite_a_stream_of_higher_priorities(
     data: st.DataObject,
 ) -> None:
-    """On a simulated clock: one device, jobs of 3 s, a run of higher priority each second."""
+    """Simulated clock: one device, jobs of 3 s, one run of higher priority per second."""
     priority = data.draw(st.integers(0, 4))
     patient = waiter("patient", 0, 0.0, {DEVICES[0]})
     waiting, busy_until = [patient], 0.0
@@ -87,12 +87,14 @@ def test_a_run_is_served_in_bounded_time_against_a_stream_of_higher_priorities(
             busy_until = now + 3.0
             if first is patient:
                 break
-    # All who arrived within (priority + 1) ages, at 3 s each, may go before it.
+    # All runs that arrived within (priority + 1) ages may go first, at 3 s each.
     assert patient not in waiting
     assert now <= ((priority + 1) * AGE_S + 2) * 3 + 3
 
 
-def test_the_fewest_runs_of_the_least_priority_are_asked_and_none_if_that_is_not_enough() -> None:
+def test_preemption_takes_the_fewest_runs_of_the_lowest_priority_or_none_if_all_are_too_few() -> (
+    None
+):
     held = [
         Holding("a", 0, 1, frozenset(DEVICES[:2])),
         Holding("b", 1, 2, frozenset(DEVICES[2:3])),
@@ -114,7 +116,7 @@ def test_the_fewest_runs_of_the_least_priority_are_asked_and_none_if_that_is_not
     st.integers(1, 8),
     st.integers(0, 5),
 )
-def test_no_run_is_asked_if_the_others_are_enough(
+def test_no_unnecessary_run_is_preempted(
     drawn: list[tuple[int, str | None]], needed: int, priority: int
 ) -> None:
     names = [f"device {number}" for number in range(len(drawn))]
@@ -141,6 +143,6 @@ def test_no_run_is_asked_if_the_others_are_enough(
 
 
 @pytest.mark.parametrize("priority", [0, 5])
-def test_waiting_does_not_let_a_run_ask_for_the_devices_of_its_equals(priority: int) -> None:
+def test_a_long_wait_does_not_let_a_run_preempt_its_equals(priority: int) -> None:
     held = [Holding("a", priority, 1, frozenset(DEVICES))]
     assert to_revoke(waiter("w", priority, at=-1e9), [], held) == []

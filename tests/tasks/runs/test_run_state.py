@@ -111,7 +111,7 @@ def test_a_step_fails_with_its_own_error_also_where_that_can_not_be_noted(
 
     with pytest.raises(TrainingFailed, match="a cable came loose"):
         run_step(run, work)
-    assert heard[-1]["message"].startswith("cannot record how train ended: ")
+    assert heard[-1]["message"].startswith("can't record how train ended: ")
     assert doors.ledger().held() == []
 
 
@@ -125,7 +125,7 @@ def test_a_disk_of_this_machine_that_is_full_is_one_line(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)
 
     with pytest.raises(
-        TrainwrightError, match=f"train: cannot write .*{where}.* .No space left.*; free some space"
+        TrainwrightError, match=f"train: can't write .*{where}.* .No space left.*; free some space"
     ):
         run_step(run, work)
     assert run.status().state == "failed"

@@ -17,7 +17,7 @@ SCREENSHOTS = Path(__file__).parents[3] / "build" / "screenshots"
 
 @contextmanager
 def browser() -> Iterator[Any]:
-    """A browser without a window. Skips the test where there is none."""
+    """A headless browser. Skips the test if none is installed."""
     if CHROMIUM is None:
         pytest.skip("chromium is missing: `make setup-system` installs it")
     api = pytest.importorskip(
@@ -55,13 +55,13 @@ class Watched:
         self.page.on("request", self._note)
 
     def open(self, screen: str) -> Any:
-        """Go to a screen, loaded anew."""
+        """Load a screen."""
         self.page.goto("about:blank")
         self.page.goto(f"{self.address}/page/#/{screen}")
         return self.page
 
     def picture(self, name: str) -> None:
-        """Leave a picture of the whole page."""
+        """Save a picture of the whole page."""
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=str(SCREENSHOTS / f"{name}.png"), full_page=True)
 
@@ -75,7 +75,7 @@ class Watched:
 
 
 def values(page: Any, region: str) -> list[list[str | None]]:
-    """The figures of a table, by its label: `data-value` of each cell, or else its text."""
+    """The figures of a table with this label: `data-value` of each cell, else its text."""
     found: list[list[str | None]] = page.eval_on_selector_all(
         f'table[aria-label="{region}"] tbody tr',
         "rows => rows.map(row => [...row.cells].map(cell => "
@@ -85,7 +85,7 @@ def values(page: Any, region: str) -> list[list[str | None]]:
 
 
 def tile(page: Any, name: str) -> str | None:
-    """The exact value that a tile shows."""
+    """The exact value in a tile."""
     found: str | None = page.get_attribute(f'[data-tile="{name}"] .value', "data-value")
     return found
 

@@ -1,4 +1,4 @@
-"""A real `trainwright serve` for tests, and what they send it."""
+"""A real `trainwright serve` for tests, and requests for it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def serving(home: Path, *options: str) -> Iterator[str]:
         finally:
             process.terminate()
             code = process.wait(120)
-        assert code == 130  # it closed what it had open
+        assert code == 130  # a regular shutdown
 
 
 def client(address: str, token: str = RUN) -> httpx.Client:

@@ -1,4 +1,4 @@
-"""Whatever numbers a request holds, the answer is JSON of finite numbers or the client's error."""
+"""For any numbers in a request, the answer is JSON with finite numbers, or the client's error."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     st.sampled_from(["cpu", "nvidia-t4"]),
 )
 @settings(max_examples=200, deadline=None)
-def test_odd_numbers_give_an_answer_or_bad_input(
+def test_unusual_numbers_give_an_answer_or_bad_input(
     changes: dict[tuple[Any, ...], Any], device_type: str
 ) -> None:
     structure = json.loads(json.dumps(_STRUCTURE))

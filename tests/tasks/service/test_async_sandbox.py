@@ -1,4 +1,4 @@
-"""The service's sandbox server: started when it is needed, and again after it was killed."""
+"""The service's sandbox server starts when needed, and again after a kill."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ EARLIER: dict[str, list[psutil.Process]] = {"children": []}
 
 @pytest.fixture(autouse=True)
 def _earlier(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The children that the process of these tests has already, such as the session's S3 server."""
+    """The children that the test process already has, such as the session's S3 server."""
     monkeypatch.setitem(EARLIER, "children", psutil.Process().children())
 
 
 def own_children() -> list[psutil.Process]:
-    """The children that this test has started."""
+    """The children of this test."""
     return [one for one in psutil.Process().children() if one not in EARLIER["children"]]
 
 
@@ -32,7 +32,7 @@ def _sandbox(function: str) -> AsyncSandbox:
     return AsyncSandbox(function, limits, confined=True, warm_up={}, environment=environment)
 
 
-def test_a_server_that_was_killed_is_started_again_for_the_next_request() -> None:
+def test_a_killed_server_restarts_for_the_next_request() -> None:
     async def killed_in_between() -> list[bytes]:
         sandbox = _sandbox("json:dumps")
         try:
@@ -47,7 +47,7 @@ def test_a_server_that_was_killed_is_started_again_for_the_next_request() -> Non
     assert asyncio.run(killed_in_between()) == [b'{"number": 1}', b'{"number": 2}']
 
 
-def test_a_server_that_does_not_start_is_an_error_for_each_request() -> None:
+def test_a_server_that_does_not_start_gives_each_request_an_error() -> None:
     async def asked_twice() -> None:
         sandbox = _sandbox("no_such_module:answer")
         for _ in range(2):
@@ -58,7 +58,7 @@ def test_a_server_that_does_not_start_is_an_error_for_each_request() -> None:
     asyncio.run(asked_twice())
 
 
-def test_requests_at_the_same_time_start_one_server() -> None:
+def test_concurrent_requests_start_one_server() -> None:
     async def at_once() -> None:
         sandbox = _sandbox("json:dumps")
         try:

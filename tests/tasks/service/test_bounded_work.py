@@ -1,4 +1,4 @@
-"""The laws of bounded work, of the cache, and of what is checked before parsing."""
+"""The laws of bounded work, of the cache, and of the checks before parsing."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ def _depth(value: Any) -> int:
 
 
 @given(st.dictionaries(st.text(st.characters(codec="utf-8")), _VALUES))
-def test_what_json_writes_is_read_back(value: dict[str, Any]) -> None:
+def test_every_json_value_survives_a_round_trip(value: dict[str, Any]) -> None:
     assert parse(json.dumps(value).encode()) == value
 
 
 @given(_VALUES, st.integers(0, 2 * MAX_DEPTH))
-def test_depth_is_counted_as_it_is_whatever_the_texts_hold(value: Any, levels: int) -> None:
+def test_brackets_inside_texts_do_not_count_as_depth(value: Any, levels: int) -> None:
     for level in range(levels):
         value = [value] if level % 2 else {'"]}\\': value}
     assert too_deep(json.dumps(value).encode()) == (_depth(value) > MAX_DEPTH)
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_read_or_refused_as_bad_input(body: bytes) -> None:
+def test_any_bytes_are_parsed_or_refused_as_bad_input(body: bytes) -> None:
     with contextlib.suppress(BadInput):
         assert isinstance(parse(body), dict)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 60)), max_size=60))
-def test_the_cache_never_holds_more_than_its_bound_and_answers_what_was_put_last(
+def test_the_cache_keeps_its_bound_and_returns_the_latest_value(
     puts: list[tuple[int, int]],
 ) -> None:
     cache, last = Cache(100), dict[str, bytes]()
@@ -68,7 +68,7 @@ def test_the_cache_never_holds_more_than_its_bound_and_answers_what_was_put_last
     assert all(cache.get(key) in (None, answer) for key, answer in last.items())
 
 
-def test_an_answer_grows_old_and_the_least_used_goes_first() -> None:
+def test_answers_expire_and_the_least_recently_used_is_dropped_first() -> None:
     now = [0.0]
     cache = Cache(2, lambda: now[0])
     cache.put("a", b"1", 10)
@@ -83,14 +83,14 @@ def test_an_answer_grows_old_and_the_least_used_goes_first() -> None:
 
 
 @given(st.lists(st.text(), max_size=3), st.lists(st.text(), max_size=3))
-def test_keys_are_alike_only_for_alike_parts(one: list[str], two: list[str]) -> None:
+def test_keys_are_equal_only_for_equal_parts(one: list[str], two: list[str]) -> None:
     def key(parts: list[str]) -> str:
         return content_key(*(part.encode("utf-8", "surrogatepass") for part in parts))
 
     assert (key(one) == key(two)) == (one == two)
 
 
-def test_alike_work_is_done_once_and_the_rest_is_bounded() -> None:
+def test_equal_work_is_done_once_and_other_work_is_bounded() -> None:
     async def scenario() -> None:
         work, gate, begun = BoundedWork(1, 1), asyncio.Event(), list[str]()
 
@@ -115,7 +115,7 @@ def test_alike_work_is_done_once_and_the_rest_is_bounded() -> None:
     asyncio.run(scenario())
 
 
-def test_work_is_cancelled_when_the_last_who_waits_has_gone_and_not_before() -> None:
+def test_work_is_cancelled_when_its_last_caller_has_gone() -> None:
     async def scenario() -> None:
         work, begun, ended = BoundedWork(1, 0), list[str](), list[str]()
 
@@ -149,7 +149,7 @@ def test_work_is_cancelled_when_the_last_who_waits_has_gone_and_not_before() -> 
     asyncio.run(scenario())
 
 
-def test_an_error_reaches_everyone_who_waits_and_is_not_kept() -> None:
+def test_an_error_reaches_all_callers_and_is_not_cached() -> None:
     async def scenario() -> None:
         work, times = BoundedWork(1, 0), [0]
 

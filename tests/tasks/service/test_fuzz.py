@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from serving import RUN, serving
 
-# Without positive_data_acceptance: JSON Schema can't say that a job's fields agree with each other,
-# or that a source exists, so schemathesis takes a 422 for these as a refusal of valid data.
+# Without positive_data_acceptance: JSON Schema can't express that a job's fields agree, or that a
+# source exists, so schemathesis would report a 422 for these as a refusal of valid data.
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",
@@ -25,7 +25,7 @@ CHECKS = (
 def fuzz(
     address: str, folder: Path, examples: int, phases: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run schemathesis over every route; what it keeps goes to the folder."""
+    """Run schemathesis over every route; it writes its files to the folder."""
     command = [
         str(Path(sys.executable).with_name("schemathesis")),
         "run",
@@ -49,14 +49,14 @@ def fuzz(
     return subprocess.run(command, capture_output=True, text=True, timeout=1200, cwd=folder)
 
 
-def test_no_request_gets_a_server_error_or_what_the_schema_does_not_say(tmp_path: Path) -> None:
+def test_no_request_gets_a_server_error_or_an_answer_outside_the_schema(tmp_path: Path) -> None:
     with serving(tmp_path / "home", "--workers", "2", "--timeout", "20") as address:
         done = fuzz(address, tmp_path, 10, "fuzzing")
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
 @pytest.mark.slow
-def test_the_same_with_many_more_requests(tmp_path: Path) -> None:
+def test_many_more_requests_get_answers_within_the_schema(tmp_path: Path) -> None:
     with serving(tmp_path / "home", "--workers", "2", "--timeout", "20") as address:
         done = fuzz(address, tmp_path, 100, "examples,coverage,fuzzing,stateful")
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -22,7 +22,7 @@ from trainwright.tasks.service.service import Service, ServiceLimits
 
 @pytest.fixture(scope="module")
 def refusal() -> Iterator[Callable[..., str]]:
-    """Sends a model's code to a service; what the error says."""
+    """Sends a model's code to a service, and returns the error's message."""
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as runner:
         patch.setenv("TRAINWRIGHT_SERVICE_TOKEN", SECRET)
         service = Service(
@@ -50,7 +50,7 @@ def test_a_model_reaches_nothing_outside_its_sandbox(
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())
-def test_an_attack_is_contained_and_told_in_one_line(
+def test_an_attack_is_contained_and_reported_in_one_line(
     refusal: Callable[..., str], attack: Attack
 ) -> None:
     message = refusal(HEAD + attack.code, attack.timeout_s)

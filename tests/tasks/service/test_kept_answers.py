@@ -1,4 +1,4 @@
-"""What the service caches: an answer that was computed once is not computed again."""
+"""The service's cache: it computes an answer only once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainwright.tasks.service.compute.async_sandbox import AsyncSandbox
 from trainwright.tasks.service.service import Service, ServiceLimits
 
 
-def test_that_nothing_is_feasible_is_cached_like_any_other_answer(home: Path) -> None:
+def test_an_infeasible_plan_is_cached_like_any_other_answer(home: Path) -> None:
     model = {"source": str(JOBS / "cnn.py"), "config": {"width": 8}}
     spec = BatchSpec.model_validate(SPEC)
     structure = extract_model(model, doors.settings(), spec=spec).model_dump(mode="json")
@@ -41,7 +41,7 @@ def test_that_nothing_is_feasible_is_cached_like_any_other_answer(home: Path) ->
                     await service.plan(body, caller)
                 said.append(str(caught.value))
                 service.compute.close()
-                service.compute = AsyncSandbox(  # which can't compute anything
+                service.compute = AsyncSandbox(  # a sandbox that can't compute
                     "no_such_module:answer",
                     SandboxLimits(1, 2**30),
                     confined=False,

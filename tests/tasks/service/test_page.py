@@ -1,5 +1,5 @@
-"""The page in a real browser: its screens show what the API answers, follow a live run, and run
-nothing that a run has recorded.
+"""The page in a real browser: its screens show the API's answers, follow a live run, and never run
+content that a run has recorded.
 """
 
 from __future__ import annotations
@@ -112,13 +112,13 @@ def _get(address: str, path: str) -> Any:
 
 
 def _shown(value: float | None) -> str:
-    """A number as JavaScript writes it."""
+    """A number in JavaScript's format."""
     if value is None:
         return "–"
     return str(int(value)) if value == int(value) else repr(value)
 
 
-def test_the_pool_is_what_the_api_says(tab: Watched, address: str) -> None:
+def test_the_page_shows_the_apis_pool(tab: Watched, address: str) -> None:
     page = tab.open("pool?pool=two-cpus")
     page.wait_for_selector('table[aria-label="Devices and their leases"]')
     state = _get(address, "/pool?name=two-cpus")
@@ -129,7 +129,7 @@ def test_the_pool_is_what_the_api_says(tab: Watched, address: str) -> None:
     assert tile(page, "devices") == str(len(state["devices"]))
 
 
-def test_a_pool_says_when_its_hosts_are_there(tab: Watched, address: str) -> None:
+def test_the_page_shows_the_hosts_windows(tab: Watched, address: str) -> None:
     page = tab.open("pool?pool=windows")
     page.wait_for_selector('table[aria-label="Devices and their leases"]')
     shut, there, ever = _get(address, "/pool?name=windows")["devices"]
@@ -144,9 +144,7 @@ def test_a_pool_says_when_its_hosts_are_there(tab: Watched, address: str) -> Non
     tab.picture("pool-windows")
 
 
-def test_the_list_is_what_the_api_says_and_leads_to_a_comparison(
-    tab: Watched, address: str
-) -> None:
+def test_the_page_lists_the_apis_runs_and_compares_them(tab: Watched, address: str) -> None:
     page = tab.open("runs")
     page.wait_for_selector('table[aria-label="Runs"]')
     runs = _get(address, "/runs")["runs"]
@@ -163,7 +161,7 @@ def test_the_list_is_what_the_api_says_and_leads_to_a_comparison(
     assert figures["accuracy"] == [_shown(one["metrics"]["accuracy"]) for one in runs[1:3]]
 
 
-def test_a_run_is_what_the_api_says(tab: Watched, address: str) -> None:
+def test_the_page_shows_the_apis_run(tab: Watched, address: str) -> None:
     page = tab.open(SCREENS["run"])
     name = SCREENS["run"].removeprefix("run/")
     page.wait_for_selector("figure[data-last]")
@@ -198,7 +196,7 @@ def test_a_run_is_what_the_api_says(tab: Watched, address: str) -> None:
     assert Path(download.value.path()).read_bytes() == b"<h1>report</h1>"
 
 
-def test_history_is_what_the_api_says(tab: Watched, address: str) -> None:
+def test_the_page_shows_the_apis_history(tab: Watched, address: str) -> None:
     page = tab.open("compare")
     page.wait_for_selector('table[aria-label="Jobs"]')
     jobs = _get(address, "/history")["jobs"]
@@ -214,7 +212,7 @@ def test_history_is_what_the_api_says(tab: Watched, address: str) -> None:
     ]
 
 
-def test_curves_move_while_training_runs_and_events_appear(tab: Watched, home: Path) -> None:
+def test_curves_and_events_update_during_training(tab: Watched, home: Path) -> None:
     run = begin_run(f"file://{home / 'store'}", "moving", 9)
     write_outcome_of_a_plan_only(run)
     Ledger(f"sqlite:///{home / 'ledger.sqlite'}").take(
@@ -229,9 +227,7 @@ def test_curves_move_while_training_runs_and_events_appear(tab: Watched, home: P
         step = 0
         while not ended.is_set():
             for rank, rows in enumerate(ranks):
-                device = (
-                    "there/cpu-7" if rank and step >= 10 else f"here/cpu-{rank}"
-                )  # planned anew
+                device = "there/cpu-7" if rank and step >= 10 else f"here/cpu-{rank}"  # a new plan
                 rows.add(
                     step=step,
                     epoch=0,
@@ -269,7 +265,7 @@ def test_curves_move_while_training_runs_and_events_appear(tab: Watched, home: P
         until(page, f"{last} > {first + 25}")
         assert page.evaluate(
             "document.querySelector('figure canvas').mark === window.mark"
-        )  # drawn on, not made anew
+        )  # updated, not recreated
         page.wait_for_selector("text=rank 1 (here/cpu-1) was lost")
         page.wait_for_selector("figure[aria-label*='rank 1 (here/cpu-1, then there/cpu-7)']")
         tab.picture("live-light")
@@ -282,15 +278,13 @@ def test_curves_move_while_training_runs_and_events_appear(tab: Watched, home: P
 
 
 def write_outcome_of_a_plan_only(run: Run) -> None:
-    """As a run has it while it trains."""
+    """A progress file as of a live training."""
     write_outcome(run, metrics={})
     run.objects.delete("result.json")
     run.note(started_at=run.status().updated_at)
 
 
-def test_a_what_if_from_a_run_shows_the_plan_that_the_api_makes(
-    tab: Watched, home: Path, address: str
-) -> None:
+def test_a_what_if_from_a_run_shows_the_apis_plan(tab: Watched, home: Path, address: str) -> None:
     name = "small/20260101T000003Z-abcdef"
     run = doors.run_at(f"file://{home / 'store'}/runs/{name}")
     with client(address) as asker:
@@ -335,7 +329,7 @@ def test_a_what_if_from_a_run_shows_the_plan_that_the_api_makes(
     ]  # the browser's own line on that answer
 
 
-def test_what_was_stored_or_addressed_is_text_whatever_it_says(tab: Watched) -> None:
+def test_stored_names_and_addresses_are_shown_as_text(tab: Watched) -> None:
     for screen in (
         "run/hostile/20260101T000004Z-abcdef",
         "runs",
@@ -354,13 +348,13 @@ def test_what_was_stored_or_addressed_is_text_whatever_it_says(tab: Watched) -> 
         assert page.locator("main script, main img").count() == 0
     tab.complaints[:] = [
         one for one in tab.complaints if "404" not in one
-    ]  # of the pool of that name
+    ]  # the pool with that name
     page = tab.open("run/hostile/20260101T000004Z-abcdef")
     page.wait_for_selector("[role=alert]")
     assert SCRIPT in page.inner_text("[role=alert]")
 
 
-def test_a_pool_file_that_is_wrong_says_why_and_another_can_be_chosen(
+def test_a_wrong_pool_file_shows_its_error_and_another_can_be_chosen(
     tab: Watched, address: str
 ) -> None:
     with client(address, READ) as reader:
@@ -378,7 +372,7 @@ def test_a_pool_file_that_is_wrong_says_why_and_another_can_be_chosen(
     ]  # the browser's own line on that answer
 
 
-def test_a_run_of_a_dag_run_is_found_from_airflows_tab(tab: Watched, home: Path) -> None:
+def test_the_tab_in_airflow_finds_the_run_of_a_dag_run(tab: Watched, home: Path) -> None:
     run = doors.run_at(f"file://{home / 'store'}/runs/small/20260101T000001Z-abcdef")
     run.note(holder="Airflow retrain manual__2026-01-01T10:00:00+00:00")
     page = tab.page
@@ -389,12 +383,12 @@ def test_a_run_of_a_dag_run_is_found_from_airflows_tab(tab: Watched, home: Path)
 
 
 @pytest.mark.parametrize("screen", SCREENS)
-def test_everything_has_a_name_for_screen_readers_and_is_reached_by_keyboard(
+def test_every_control_has_an_accessible_name_and_is_reachable_by_keyboard(
     tab: Watched, screen: str
 ) -> None:
     page = tab.open(SCREENS[screen])
     page.wait_for_selector("main h1")
-    page.wait_for_load_state("networkidle")  # what it asked for is there
+    page.wait_for_load_state("networkidle")  # its requests are answered
     page.wait_for_timeout(500)
     assert page.evaluate(UNLABELLED) == []
     reached = "a[href], button:not(:disabled), input, select, [tabindex='0']"
@@ -436,9 +430,7 @@ def test_pictures_of_every_screen_in_light_and_dark(
     narrow.context.close()
 
 
-def test_without_a_token_the_page_asks_for_it_and_shows_nothing_before(
-    chromium: Any, address: str
-) -> None:
+def test_the_page_asks_for_the_token_before_it_shows_data(chromium: Any, address: str) -> None:
     tab = Watched(chromium, address, None)
     page = tab.open("runs")
     page.wait_for_selector("input[name=token]")
@@ -454,7 +446,9 @@ def test_without_a_token_the_page_asks_for_it_and_shows_nothing_before(
     tab.context.close()
 
 
-def test_a_reader_who_asks_for_what_needs_more_is_told_so(chromium: Any, address: str) -> None:
+def test_a_reader_sees_that_an_action_needs_the_right_to_start_runs(
+    chromium: Any, address: str
+) -> None:
     tab = Watched(chromium, address, READ)
     page = tab.open("what-if")
     page.select_option("select[name=model]", "file:cnn.py")

@@ -1,4 +1,4 @@
-"""The routes of runs and of the page's files: what they answer, to whom, what they refuse."""
+"""The routes of runs and of the page's files: answers, access, refusals."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _run(home: Path, name: str) -> Any:
     return doors.run_at(f"file://{home / 'store'}/runs/{name}")
 
 
-def test_runs_are_listed_newest_first_page_by_page_without_one_left_out_or_twice(
+def test_paging_lists_every_run_once_newest_first(
     address: str,
 ) -> None:
     with client(address, READ) as reader:
@@ -79,14 +79,14 @@ def test_runs_are_listed_newest_first_page_by_page_without_one_left_out_or_twice
             RunRow.model_validate(row)
 
 
-def test_a_run_is_found_by_who_works_on_it(address: str) -> None:
+def test_a_run_is_found_by_its_holder(address: str) -> None:
     with client(address, READ) as reader:
         (row,) = reader.get("/runs", params={"holder": SCRIPT}).json()["runs"]
         assert (row["job"], row["holder"]) == ("other", SCRIPT)
         assert reader.get("/runs", params={"holder": "nobody"}).json()["runs"] == []
 
 
-def test_a_run_is_what_the_command_line_shows_and_more(address: str, home: Path) -> None:
+def test_a_run_contains_the_output_of_the_command_line(address: str, home: Path) -> None:
     with client(address, READ) as reader:
         for row in reader.get("/runs?job=small").json()["runs"]:
             document = reader.get(f"/runs/small/{row['id']}").json()
@@ -100,7 +100,7 @@ def test_a_run_is_what_the_command_line_shows_and_more(address: str, home: Path)
             }
 
 
-def test_history_says_of_each_job_what_its_runs_came_to(address: str) -> None:
+def test_history_lists_the_outcomes_of_each_jobs_runs(address: str) -> None:
     with client(address, READ) as reader:
         found = reader.get("/history").json()
         small = next(one for one in found["jobs"] if one["job"] == "small")
@@ -109,7 +109,7 @@ def test_history_says_of_each_job_what_its_runs_came_to(address: str) -> None:
         assert reader.get("/history?job=other").json()["runs"] == []
 
 
-def test_long_runs_are_thinned_evenly_and_followed_without_a_gap(address: str) -> None:
+def test_rows_of_long_runs_are_thinned_evenly_and_followed_without_a_gap(address: str) -> None:
     with client(address, READ) as reader:
         (row,) = reader.get("/runs", params={"holder": SCRIPT}).json()["runs"]
         path = f"/runs/other/{row['id']}/metrics"
@@ -138,7 +138,7 @@ ROUTES = (
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_without_a_token_nothing_is_answered(address: str, path: str) -> None:
+def test_routes_refuse_requests_without_a_token(address: str, path: str) -> None:
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Cookie": "_token=x"}):
         answer = httpx.get(f"{address}/{path}", headers=headers, timeout=60)
         assert (answer.status_code, answer.json()["error"]["kind"]) == (401, "unauthorized")
@@ -158,7 +158,7 @@ def test_without_a_token_nothing_is_answered(address: str, path: str) -> None:
         "a%00b/20260101T000001Z-abcdef",
     ],
 )
-def test_names_that_are_none_are_refused_before_anything_is_read(address: str, path: str) -> None:
+def test_invalid_names_are_refused_before_the_store_is_read(address: str, path: str) -> None:
     with client(address, READ) as reader:
         for rest in ("", "/metrics", "/structure", "/report"):
             answer = reader.get(httpx.URL(f"{address}/runs/{path}{rest}"))
@@ -166,9 +166,7 @@ def test_names_that_are_none_are_refused_before_anything_is_read(address: str, p
             assert answer.headers["content-type"] == "application/json"
 
 
-def test_a_run_that_is_not_there_is_not_found_and_leaves_nothing_behind(
-    address: str, home: Path
-) -> None:
+def test_a_missing_run_is_not_found_and_leaves_no_files(address: str, home: Path) -> None:
     with client(address, READ) as reader:
         answer = reader.get("/runs/nobody/20260101T000001Z-abcdef/metrics")
         assert (answer.status_code, answer.json()["error"]["kind"]) == (404, "not_found")
@@ -178,7 +176,7 @@ def test_a_run_that_is_not_there_is_not_found_and_leaves_nothing_behind(
     assert not (home / "work").exists()
 
 
-def test_bad_queries_are_refused_in_one_line(address: str) -> None:
+def test_bad_queries_give_one_clear_line(address: str) -> None:
     with client(address, READ) as reader:
         for query in ("limit=0", "limit=100000", "after=../../x", "job=%3Cscript%3E", "limit=x"):
             answer = reader.get(f"/runs?{query}")
@@ -190,7 +188,7 @@ def test_bad_queries_are_refused_in_one_line(address: str) -> None:
         )
 
 
-def test_every_answer_says_what_browsers_may_do_with_it(address: str) -> None:
+def test_every_answer_has_security_headers(address: str) -> None:
     with client(address, READ) as reader:
         page = reader.get("/page/")
         policy = page.headers["content-security-policy"]
@@ -210,13 +208,13 @@ def test_every_answer_says_what_browsers_may_do_with_it(address: str) -> None:
         report = reader.get("/runs/small/20260101T000001Z-abcdef/report")
         assert report.headers["content-security-policy"].startswith(
             "sandbox allow-scripts;"
-        )  # an origin of its own
+        )  # from another origin
         assert b"<script>" not in page.content.replace(b"<script src=", b"").replace(
             b"<script type=", b""
         )
 
 
-def test_the_page_holds_only_its_own_files_and_nothing_of_other_hosts(address: str) -> None:
+def test_the_page_loads_only_its_own_files(address: str) -> None:
     for name in (
         "../app.py",
         "..%2fapp.py",
@@ -239,7 +237,7 @@ def test_the_page_holds_only_its_own_files_and_nothing_of_other_hosts(address: s
             assert "://" not in path.read_text().replace("s3://", "").replace(" ://", ""), path
 
 
-def test_tensorboard_is_started_by_who_may_start_runs_and_reached_by_its_secret_alone(
+def test_tensorboard_needs_the_right_to_start_runs_and_is_reachable_only_by_its_secret(
     address: str, home: Path
 ) -> None:
     from torch.utils.tensorboard import SummaryWriter

@@ -1,4 +1,4 @@
-"""`trainwright serve`: a real server, its clients, its bounds, and models that misbehave."""
+"""`trainwright serve`: a real server, its clients, its limits, and misbehaving models."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _refusal(answer: httpx.Response, status: int, kind: str) -> str:
     return str(error["message"])
 
 
-def test_the_structure_is_what_the_command_line_extracts(structure: Any) -> None:
+def test_the_structure_equals_the_command_lines(structure: Any) -> None:
     same = extract_model(
         {"source": str(JOBS / "cnn.py"), "config": {"width": 8}},
         doors.settings(),
@@ -64,7 +64,7 @@ def test_the_structure_is_what_the_command_line_extracts(structure: Any) -> None
     assert structure == same.model_dump(mode="json")
 
 
-def test_an_estimate_from_a_structure_is_the_command_lines(
+def test_an_estimate_from_a_structure_equals_the_command_lines(
     address: str, structure: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "structure.json"
@@ -87,7 +87,7 @@ def test_an_estimate_from_a_structure_is_the_command_lines(
         assert reader.post("/estimates", json=request).json() == json.loads(printed)
 
 
-def test_a_plan_for_a_job_is_the_command_lines(address: str, tmp_path: Path) -> None:
+def test_a_plan_for_a_job_equals_the_command_lines(address: str, tmp_path: Path) -> None:
     job = JOB | {"model": {"source": "cnn.py", "config": {"width": 8}}}
     with client(address) as run:
         answer = run.post("/plans", json=job)
@@ -116,7 +116,7 @@ def test_a_reader_plans_from_a_structure_and_rows_and_an_impossible_deadline_is_
     assert late.json()["error"]["nearest_deadline_s"] > 0
 
 
-def test_without_a_token_or_with_a_wrong_one_nothing_is_answered(address: str) -> None:
+def test_requests_without_a_valid_token_are_refused(address: str) -> None:
     for method, path in (
         ("GET", "/devices"),
         ("GET", "/pool"),
@@ -135,9 +135,7 @@ def test_without_a_token_or_with_a_wrong_one_nothing_is_answered(address: str) -
             assert answer.headers["WWW-Authenticate"] == "Bearer"
 
 
-def test_a_reader_runs_no_code_reads_no_data_and_measures_nothing(
-    address: str, structure: Any
-) -> None:
+def test_a_reader_can_not_run_code_read_data_or_measure(address: str, structure: Any) -> None:
     with client(address, READ) as reader:
         _refusal(reader.post("/structures", json={"model": model(CNN)}), 403, "forbidden")
         estimate = {"model": model(CNN), "batch_size": 8, "device_type": "cpu"}
@@ -172,7 +170,7 @@ def test_a_reader_runs_no_code_reads_no_data_and_measures_nothing(
         ("/estimates", {"model": {"source": "cnn.py"}, "batch_size": 0, "device_type": "cpu"}),
     ],
 )
-def test_what_is_wrong_or_not_served_is_refused_in_one_line(
+def test_wrong_or_unserved_inputs_give_one_clear_line(
     address: str, path: str, request_: Any
 ) -> None:
     with client(address) as run:
@@ -203,7 +201,7 @@ def test_what_is_wrong_or_not_served_is_refused_in_one_line(
         ),
     ],
 )
-def test_a_shape_that_can_not_be_is_told_by_its_field(
+def test_an_impossible_shape_is_reported_with_its_field(
     address: str, change: dict[str, Any], says: str
 ) -> None:
     with client(address) as run:
@@ -211,9 +209,7 @@ def test_a_shape_that_can_not_be_is_told_by_its_field(
         assert says in _refusal(run.post("/structures", json=request), 422, "bad_input")
 
 
-def test_a_device_type_that_nobody_knows_is_told_and_not_taken_for_another(
-    address: str, structure: Any
-) -> None:
+def test_an_unknown_device_type_is_refused(address: str, structure: Any) -> None:
     with client(address, READ) as reader:
         for name in ("", "abacus", "x" * 5000):
             request = {"structure": structure, "batch_size": 64, "device_type": name}
@@ -222,7 +218,7 @@ def test_a_device_type_that_nobody_knows_is_told_and_not_taken_for_another(
             assert len(message) < 500
 
 
-def test_rows_of_a_schema_that_can_not_be_are_told(address: str, structure: Any) -> None:
+def test_an_impossible_number_of_rows_is_refused(address: str, structure: Any) -> None:
     schema = {
         "task": "image-classification",
         "rows": 100,
@@ -253,7 +249,7 @@ def test_rows_of_a_schema_that_can_not_be_are_told(address: str, structure: Any)
             assert next(iter(change)) in message
 
 
-def test_an_accuracy_in_percent_is_told_as_no_share(address: str, structure: Any) -> None:
+def test_an_accuracy_in_percent_is_refused(address: str, structure: Any) -> None:
     asked = JOB | {"structure": structure, "rows": 1000, "train": {"target": {"value": 97}}}
     with client(address, READ) as reader:
         message = _refusal(reader.post("/plans", json=asked), 422, "bad_input")
@@ -263,7 +259,7 @@ def test_an_accuracy_in_percent_is_told_as_no_share(address: str, structure: Any
     )
 
 
-def test_a_structure_that_was_extracted_with_another_optimizer_or_precision_is_the_clients_error(
+def test_a_structure_with_another_optimizer_or_precision_is_the_clients_error(
     address: str, structure: Any
 ) -> None:
     with client(address, READ) as reader:
@@ -287,7 +283,7 @@ def test_a_structure_that_was_extracted_with_another_optimizer_or_precision_is_t
             assert f"the structure's {name}" in message
 
 
-def test_a_structure_with_senseless_numbers_is_the_clients_error(
+def test_a_structure_with_impossible_numbers_is_the_clients_error(
     address: str, structure: Any
 ) -> None:
     first = structure["trace"][0]
@@ -355,7 +351,7 @@ def test_a_model_that_ends_its_process_is_its_senders_error(address: str) -> Non
     assert message == "model: tracing model.py ended its process with exit code 3"
 
 
-def test_beyond_what_is_worked_on_and_waits_is_429_and_who_leaves_frees_the_place(
+def test_requests_beyond_the_capacity_get_429_and_a_disconnected_client_frees_its_slot(
     address: str, structure: Any
 ) -> None:
     def sleepers() -> list[psutil.Process]:
@@ -364,7 +360,7 @@ def test_beyond_what_is_worked_on_and_waits_is_429_and_who_leaves_frees_the_plac
         ]
 
     async def until(found: Callable[[], bool]) -> None:
-        async with asyncio.timeout(40):  # less than a request may take: else it ends by itself
+        async with asyncio.timeout(40):  # shorter than a request's own time limit
             while not found():
                 await asyncio.sleep(0.05)
 
@@ -376,7 +372,7 @@ def test_beyond_what_is_worked_on_and_waits_is_429_and_who_leaves_frees_the_plac
             asked = [
                 asyncio.ensure_future(run.post("/structures", json=request)) for request in requests
             ]
-            # One is worked on, one waits: the third, whichever that is, is refused.
+            # One runs, one waits, and the third, whichever that is, is refused.
             (refused,), left = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
             _refusal(refused.result(), 429, "busy")
             assert int(refused.result().headers["Retry-After"]) >= 1
@@ -391,11 +387,11 @@ def test_beyond_what_is_worked_on_and_waits_is_429_and_who_leaves_frees_the_plac
     asyncio.run(crowd())
     with client(address) as run:
         again = run.post("/structures", json={"model": model(CNN, width=4), "spec": SPEC})
-        assert again.status_code == 200  # the one place to work is free: its process was ended
+        assert again.status_code == 200  # the only slot is free, because its process was ended
     assert not sleepers()
 
 
-def test_one_request_can_not_take_longer_than_allowed(tmp_path: Path) -> None:
+def test_a_request_can_not_take_longer_than_allowed(tmp_path: Path) -> None:
     with serving(tmp_path, "--timeout", "2", "--workers", "1") as address, client(address) as run:
         assert "within 2 s" in _refusal(
             run.post("/structures", json={"model": model(SLEEPS)}), 422, "bad_input"
@@ -407,9 +403,7 @@ def test_one_request_can_not_take_longer_than_allowed(tmp_path: Path) -> None:
     assert not alive  # the fork servers end with the server
 
 
-def test_many_clients_with_the_same_question_get_the_same_answer(
-    address: str, structure: Any
-) -> None:
+def test_clients_with_equal_requests_get_the_same_answer(address: str, structure: Any) -> None:
     request = {"structure": structure, "batch_size": 96, "device_type": "nvidia-a10"}
     answers: list[tuple[int, str]] = []
 
@@ -428,7 +422,7 @@ def test_many_clients_with_the_same_question_get_the_same_answer(
     assert len({text for _, text in answers}) == 1
 
 
-def test_pool_and_devices_are_the_command_lines(address: str) -> None:
+def test_pool_and_devices_equal_the_command_lines(address: str) -> None:
     with client(address, READ) as reader:
         pool = reader.get("/pool", params={"name": "two-cpus"}).json()
         assert [one["id"] for one in pool["devices"]] == ["here/cpu-0", "here/cpu-1"]
@@ -436,11 +430,11 @@ def test_pool_and_devices_are_the_command_lines(address: str) -> None:
         says = _refusal(
             reader.get("/pool", params={"name": "../jobs/digits.yaml/"}), 422, "bad_input"
         )
-        assert "hosts: required field is missing" in says  # a file that is served, and no pool
+        assert "hosts: required field is missing" in says  # a served file that is not a pool
         assert "nvidia-t4" in [one["name"] for one in reader.get("/devices").json()["devices"]]
 
 
-def test_a_field_of_the_query_that_no_route_knows_is_refused_once_who_asks_is_known(
+def test_an_unknown_query_field_is_refused_after_authentication(
     address: str,
 ) -> None:
     with client(address, READ) as reader:
@@ -461,7 +455,7 @@ def test_a_field_of_the_query_that_no_route_knows_is_refused_once_who_asks_is_kn
     _refusal(httpx.get(f"{address}/pool?nme=x", timeout=60), 401, "unauthorized")
 
 
-def test_the_openapi_document_describes_the_requests_and_refers_to_nothing_that_is_missing(
+def test_the_openapi_document_describes_the_requests_and_has_no_dangling_reference(
     address: str,
 ) -> None:
     with client(address, READ) as reader:
@@ -491,7 +485,7 @@ def test_the_openapi_document_describes_the_requests_and_refers_to_nothing_that_
         )
 
 
-def test_a_token_file_is_made_for_its_owner_only_and_kept(tmp_path: Path) -> None:
+def test_a_token_file_is_created_for_its_owner_only_and_reused(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "token"
     token = token_from(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -506,9 +500,7 @@ def test_a_token_file_is_made_for_its_owner_only_and_kept(tmp_path: Path) -> Non
         (lambda path: path.mkdir(mode=0o700), "token-file"),
     ],
 )
-def test_a_token_file_that_will_not_do_ends_with_2(
-    tmp_path: Path, prepare: Any, expected: str
-) -> None:
+def test_an_unusable_token_file_exits_with_2(tmp_path: Path, prepare: Any, expected: str) -> None:
     path = tmp_path / "token"
     prepare(path)
     command = [
@@ -537,13 +529,13 @@ def test_a_service_without_a_worker_or_a_limit_is_refused(option: str, value: st
     )
 
 
-def test_the_address_that_is_told_leads_to_the_page(address: str) -> None:
+def test_the_printed_address_opens_the_page(address: str) -> None:
     found = httpx.get(address, follow_redirects=True, timeout=60)
     assert found.status_code == 200
     assert str(found.url) == f"{address}/page/"
 
 
-def test_answers_are_sent_at_once() -> None:
+def test_answers_are_sent_without_delay() -> None:
     with listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
         connection, _ = listener.accept()
         with connection:

@@ -1,4 +1,4 @@
-"""The TensorBoards that the service runs: none is left behind."""
+"""The service's TensorBoards: none outlives the service."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainwright.tasks.service.records.tensorboards import TensorBoards
 
 
 def running() -> list[psutil.Process]:
-    """The TensorBoards below this process."""
+    """The TensorBoard processes below this process."""
     found = []
     for process in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -22,7 +22,7 @@ def running() -> list[psutil.Process]:
     return found
 
 
-def test_one_whose_asker_has_left_meanwhile_is_kept_for_the_next(home: Path) -> None:
+def test_a_tensorboard_keeps_starting_after_its_caller_has_left(home: Path) -> None:
     run = begin_run(f"file://{home / 'store'}", "small", 1)
     run.objects.put("events/events.out.tfevents.1.here", b"")
 
@@ -34,7 +34,7 @@ def test_one_whose_asker_has_left_meanwhile_is_kept_for_the_next(home: Path) -> 
         with contextlib.suppress(asyncio.CancelledError):
             await asked
         assert await tensorboards.open(run)
-        assert len(running()) == 1  # it ends with the thread that started it, which is the loop's
+        assert len(running()) == 1  # it ends with the thread that started it: the event loop's
 
     tensorboards = TensorBoards()
     try:
@@ -44,7 +44,7 @@ def test_one_whose_asker_has_left_meanwhile_is_kept_for_the_next(home: Path) -> 
     assert running() == []
 
 
-def test_one_that_starts_while_the_service_ends_ends_too(home: Path) -> None:
+def test_a_tensorboard_that_starts_during_the_services_shutdown_ends_too(home: Path) -> None:
     run = begin_run(f"file://{home / 'store'}", "small", 1)
     run.objects.put("events/events.out.tfevents.1.here", b"")
 
@@ -55,7 +55,7 @@ def test_one_that_starts_while_the_service_ends_ends_too(home: Path) -> None:
             await asyncio.sleep(0.05)
         tensorboards.close()
         await asyncio.wait({asked})
-        assert "the service is ending" in str(asked.exception())
+        assert "the service is shutting down" in str(asked.exception())
 
     asyncio.run(end_meanwhile())
     assert running() == []

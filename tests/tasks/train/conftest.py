@@ -1,4 +1,4 @@
-"""What the tests of trainings share."""
+"""Fixtures of the training tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainwright.tasks import progress
 
 @pytest.fixture
 def heard() -> Iterator[list[dict[str, Any]]]:
-    """What is said about progress while the test runs."""
+    """The progress events during the test."""
     events: list[dict[str, Any]] = []
     with progress.listening(events.append):
         yield events

@@ -1,4 +1,4 @@
-"""A small training for the tests of this folder: data, model, plan and request; and the same in one plain process."""
+"""A small training for the tests of this folder, and the same training in one plain process."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from trainwright.tasks.train.checkpoint.fence import read_index
 
 LEARNING_RATE = 0.01
 NO_SPARE: dict[str, Any] = {"faults": {"restarts": 0}}
-"""For trainings in which no rank is lost: no process is loaded to take the place of one."""
+"""For trainings that lose no rank: start no spare process."""
 SLOW = [{"type": "emulated", "speed": 1.0}, {"type": "emulated", "speed": 0.5}]
 """Devices on which a step of 40 and 20 samples takes 40 ms."""
 ROWS = 1438
-"""of the digits that train where a fifth of them validates"""
+"""number of training digits if a fifth of all digits validates"""
 MODEL = """
 import torch
 
@@ -36,7 +36,8 @@ import torch
 class Net(torch.nn.Module):
     def __init__(self, norm, dropout, broken):
         super().__init__()
-        self.conv = torch.nn.Conv2d(1, 6, 3, bias=norm is not True)  # before a norm, its gradient is rounding noise
+        # before a norm, the gradient of a bias is rounding noise
+        self.conv = torch.nn.Conv2d(1, 6, 3, bias=norm is not True)
         self.norm = torch.nn.BatchNorm2d(6) if norm in (True, "biased") else torch.nn.Identity()
         self.flat = torch.nn.BatchNorm1d(6 * 36) if norm == "features" else torch.nn.Identity()
         self.drop = torch.nn.Dropout(dropout)
@@ -92,7 +93,7 @@ def request(
     validation_fraction: float = 0.2,
     **train: Any,
 ) -> TrainRequest:
-    """The digits, a small network, these batch sizes on emulated devices that are faster than they need be."""
+    """A training of a small network on the digits with these batch sizes, on emulated devices."""
     source = folder / "source"
     source.mkdir(parents=True, exist_ok=True)
     (source / "net.py").write_text(MODEL)
@@ -138,11 +139,12 @@ def alone(
     reordered: int | None = None,
     metrics: list[dict[str, float]] | None = None,
 ) -> dict[str, Any]:
-    """The parameters and buffers after the same training in one process that takes the joint batches, by plain torch.
+    """The parameters and buffers after the same training by plain torch in one process.
 
-    With `parts`, it takes this many samples of each batch after another, and sums their gradients in fp32. With `reordered`, the
-    samples of each batch stand in another order, drawn with this seed. To `metrics` is added what each joint batch has before its
-    update, and the held-out rows after each epoch (with its number): loss and accuracy, each of all these rows at once.
+    It trains on the joint batches. With `parts`, it processes each batch in parts of this many
+    samples, and sums their gradients in fp32. With `reordered`, the samples of each batch are
+    shuffled with this seed. Appends loss and accuracy to `metrics`: of each joint batch before its
+    update, and of the held-out rows after each epoch (with the epoch's number).
     """
     import torch
 
@@ -241,7 +243,7 @@ def ranks() -> dict[int, psutil.Process]:
 
 
 def when_checkpoint(folder: Path, step: int, then: Callable[[], object]) -> threading.Thread:
-    """Do something as soon as a checkpoint of this step, or a later one, counts in the run's folder."""
+    """Call `then` when the run's folder has a valid checkpoint of this or a later step."""
 
     def there() -> bool:
         index, _ = read_index(FolderStore(folder / "run"))
@@ -251,7 +253,7 @@ def when_checkpoint(folder: Path, step: int, then: Callable[[], object]) -> thre
 
 
 def rows(asked: TrainRequest, kind: str) -> list[dict[str, Any]]:
-    """What a training recorded under metrics/, in the order of the files."""
+    """A training's rows under metrics/, in the order of the files."""
     import pyarrow.parquet as pq
 
     folder = Path(asked.work_folder).parent / "run" / "metrics"
@@ -260,11 +262,11 @@ def rows(asked: TrainRequest, kind: str) -> list[dict[str, Any]]:
 
 
 def scalars(asked: TrainRequest) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard shows of a training: by tag (step, value), in fp32; a step's number counts from 1."""
+    """A training's TensorBoard scalars: by tag (step, value), in fp32; steps count from 1."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = Path(asked.work_folder).parent / "run" / "events"
-    found = EventAccumulator(str(folder), size_guidance={"scalars": 0})  # all of them
+    found = EventAccumulator(str(folder), size_guidance={"scalars": 0})  # keep all values
     found.Reload()
     return {
         tag: [(one.step, one.value) for one in found.Scalars(tag)]
@@ -273,7 +275,7 @@ def scalars(asked: TrainRequest) -> dict[str, list[tuple[int, float]]]:
 
 
 def once(condition: Callable[[], bool], then: Callable[[], object]) -> threading.Thread:
-    """Do something as soon as a condition holds."""
+    """Call `then` as soon as a condition holds."""
 
     def wait() -> None:
         until = time.monotonic() + 400  # ranks may take a minute to start on a busy machine
@@ -289,7 +291,7 @@ def once(condition: Callable[[], bool], then: Callable[[], object]) -> threading
 
 
 def assert_every_sample_once(asked: TrainRequest, ranks: int, epochs: int) -> list[float]:
-    """Each rank has each of its steps once; each step takes its rows, each epoch all of them. The losses."""
+    """Check that each rank has each step once, and each epoch all rows; returns the losses."""
     by_rank = [rows(asked, f"steps-rank{rank}") for rank in range(ranks)]
     for own in by_rank:
         assert max(Counter(row["step"] for row in own).values(), default=0) <= 1
@@ -304,7 +306,7 @@ def assert_every_sample_once(asked: TrainRequest, ranks: int, epochs: int) -> li
 
 
 def with_min_count(asked: TrainRequest, count: int) -> TrainRequest:
-    """The same, that needs so many devices."""
+    """The same training with another `devices.min_count`."""
     devices = asked.job.devices.model_copy(update={"min_count": count})
     return asked.model_copy(update={"job": asked.job.model_copy(update={"devices": devices})})
 

@@ -472,7 +472,7 @@ def test_a_rank_killed_while_it_writes_costs_that_checkpoint_alone(
     progress.listen(at_step(45, kill))
     result = train(asked)
     assert result.steps == 96
-    assert "was killed by SIGKILL; goes on with 1 of 2" in result.split_events[0].reason
+    assert "was killed by SIGKILL; continues with 1 of 2" in result.split_events[0].reason
     kept = files.list_states(store)
     assert {state.step for state in kept} >= {12, 24, 96}
     assert 36 not in {state.step for state in kept}

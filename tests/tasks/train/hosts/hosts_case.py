@@ -27,7 +27,7 @@ def on_hosts(
     here: int = 0,
     **wanted: Any,
 ) -> TrainRequest:
-    """A training with one such device on each host; the first `here` ranks are on this machine."""
+    """A training with one device per host; the first `here` ranks are on this machine."""
     places = [{"host": "here", "address": "localhost", "id": f"here/{n}"} for n in range(here)]
     places += [
         {"host": host.name, "address": host.address, "id": f"{host.name}/cpu"}
@@ -42,7 +42,7 @@ def on_hosts(
 
 
 def act(made: Lab, number: int, program: str, instead: str) -> None:
-    """On this host, these words of sh are run in the place of one of our programs."""
+    """Replace one of our programs on this host by a shell command."""
     python = made.hosts[number].python
     python.write_text(
         python.read_text().replace(
@@ -52,7 +52,7 @@ def act(made: Lab, number: int, program: str, instead: str) -> None:
 
 
 def other_sources(made: Lab, number: int, folder: Path) -> None:
-    """From now on this host runs other sources than we do, which lie in the folder."""
+    """Make this host use other sources, from the folder."""
     here, there = Path(train.__code__.co_filename).parents[3], folder / "there" / "trainwright"
     for package in ("tasks", "estimator", "infra"):
         shutil.copytree(
@@ -67,12 +67,12 @@ def other_sources(made: Lab, number: int, folder: Path) -> None:
 
 
 def no_python(made: Lab, number: int) -> None:
-    """From now on this host has no Python."""
+    """Make Python fail on this host."""
     made.hosts[number].python.write_text('#!/bin/sh\nexec /nowhere/python "$@"\n')
 
 
 def until(condition: Callable[[], bool], seconds: float = 120) -> bool:
-    """Whether it comes true in this time."""
+    """Whether the condition holds within this time."""
     for _ in range(int(seconds / 0.1)):
         if condition():
             return True

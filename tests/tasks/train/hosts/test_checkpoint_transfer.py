@@ -1,4 +1,4 @@
-"""What a rank on another host exchanges with the launcher: parts of checkpoints, and rows."""
+"""Transfers between a rank on another host and the launcher: parts of checkpoints, and rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAME = "model-00002-of-00002.safetensors"
 
 
 def server(folder: Path) -> TransferServer:
-    """Of rank 1."""
+    """The server for rank 1."""
     return TransferServer(folder / "work", "mine", 1)
 
 
@@ -60,7 +60,7 @@ def test_a_part_arrives_in_the_launchs_staging_folder(tmp_path: Path, place: str
         assert serves.paths(part) == []
 
 
-def test_the_checkpoint_to_begin_with_comes_to_the_host(tmp_path: Path) -> None:
+def test_the_checkpoint_to_resume_from_is_copied_to_the_host(tmp_path: Path) -> None:
     resume = tmp_path / "work" / "resume"
     resume.mkdir(parents=True)
     data = os.urandom(600_000)
@@ -94,9 +94,7 @@ def test_a_missing_checkpoint_is_an_error_of_the_rank(tmp_path: Path) -> None:
         {},
     ],
 )
-def test_a_question_that_can_not_be_answered_gets_an_error(
-    message: dict[str, Any], tmp_path: Path
-) -> None:
+def test_an_invalid_request_gets_an_error(message: dict[str, Any], tmp_path: Path) -> None:
     answer = server(tmp_path).answer(message)
     assert set(answer) == {"error"}
     assert answer["error"]["message"]
@@ -111,7 +109,7 @@ def test_a_question_that_can_not_be_answered_gets_an_error(
         st.text(), st.integers(max_value=-1), st.booleans(), st.none(), st.floats(allow_nan=True)
     )
 )
-def test_rows_name_a_step_and_nothing_else(tmp_path: Path, begins: object) -> None:
+def test_rows_with_an_invalid_step_are_refused(tmp_path: Path, begins: object) -> None:
     with pytest.raises(BadInput, match=r"journal: rank 1 named step .*; allowed: "):
         server(tmp_path).note(begins=begins, text="evil\n")  # type: ignore[arg-type]
     assert not (tmp_path / "work").exists()

@@ -1,4 +1,4 @@
-"""How hosts of a lab come by the data: what they lack is brought to them once, and one that can't have it is told."""
+"""Staging data on the hosts of a lab: missing data is copied once, and failures name the host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trainwright.tasks.train import TrainRequest, train
 
 
 def table(path: Path, rows: int = 400) -> str:
-    """A csv file of two classes."""
+    """Write a csv file with two classes."""
     lines = [
         f"{n % 7},{n % 11},{'long' * 50 if n == 0 else n % 13},{'yes' if n % 7 > 3 else 'no'}"
         for n in range(1, rows)
@@ -35,7 +35,7 @@ def table(path: Path, rows: int = 400) -> str:
 
 
 def images(folder: Path) -> str:
-    """A folder of images of two classes."""
+    """Write a folder of images with two classes."""
     import numpy as np
     from PIL import Image
 
@@ -58,7 +58,7 @@ def build_model():
 
 
 def with_data(asked: TrainRequest, uri: str) -> TrainRequest:
-    """The same training of a linear model on a table."""
+    """A training of a linear model on a table."""
     from trainwright.tasks.data import dataset
 
     (Path(asked.source_folder) / "net.py").write_text(LINEAR)
@@ -69,9 +69,7 @@ def with_data(asked: TrainRequest, uri: str) -> TrainRequest:
     return asked.model_copy(update={"job": job, "schema_": dataset.describe(spec)})
 
 
-def test_a_stop_is_heeded_while_a_host_brings_its_data(
-    tmp_path: Path, lab: Callable[..., Lab]
-) -> None:
+def test_a_stop_interrupts_the_staging_of_data(tmp_path: Path, lab: Callable[..., Lab]) -> None:
     made = lab(cores=[None, None])
     asked = on_hosts(tmp_path, made, [40, 20])
     act(made, 1, "train.hosts.stage_data", "exec sleep 600")
@@ -91,7 +89,7 @@ def test_data_that_hosts_lack_is_copied_there_once(
     heard: list[dict[str, Any]],
 ) -> None:
     made = lab(cores=[None, None])
-    uri = make(made.private / "table.csv")  # here; the hosts' folder of that name is their own
+    uri = make(made.private / "table.csv")  # on this machine; each host has its own folder here
     asked = with_data(on_hosts(tmp_path, made, [40, 20]), uri)
     train(asked)
     copied = {
@@ -103,7 +101,7 @@ def test_data_that_hosts_lack_is_copied_there_once(
     assert not [one for one in heard if one["event"] == "preload"]
 
 
-def test_data_missing_on_one_host_is_told_with_the_host_and_its_uri(
+def test_missing_data_is_reported_with_host_and_uri(
     tmp_path: Path, lab: Callable[..., Lab]
 ) -> None:
     made = lab(cores=[None, None], private_size="512k")
@@ -117,7 +115,7 @@ def test_data_missing_on_one_host_is_told_with_the_host_and_its_uri(
 
 
 class Doorkeeper(socketserver.ThreadingTCPServer):
-    """Passes connections from these addresses on to another server, and ends those of others."""
+    """Forwards connections from these addresses to another server, and closes all others."""
 
     allow_reuse_address = daemon_threads = True
 
@@ -148,7 +146,7 @@ class Passage(socketserver.BaseRequestHandler):
 
 
 @pytest.mark.slow
-def test_hosts_fetch_what_lies_in_s3_and_one_that_can_not_is_told(
+def test_hosts_fetch_data_from_s3_and_a_host_without_access_is_named(
     tmp_path: Path, lab: Callable[..., Lab], s3: S3Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = lab(cores=[None, None])

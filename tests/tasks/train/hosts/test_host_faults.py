@@ -1,4 +1,4 @@
-"""One clear line for whatever is wrong with a host of a lab: its address, its key, its sources, what it says, its silence."""
+"""One clear line for each fault of a lab's host: address, key, sources, messages, silence."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_host_with_another_key_or_an_unknown_one_is_refused(
     assert until(lambda: [host.words() for host in made.hosts] == [[], []])
 
 
-def test_a_host_that_runs_other_sources_is_told(tmp_path: Path, lab: Callable[..., Lab]) -> None:
+def test_a_host_with_other_sources_is_reported(tmp_path: Path, lab: Callable[..., Lab]) -> None:
     made = lab(cores=[None, None])
     asked = on_hosts(tmp_path, made, [40, 20])
     other_sources(made, 1, tmp_path)
@@ -84,14 +84,14 @@ def test_a_host_that_runs_other_sources_is_told(tmp_path: Path, lab: Callable[..
         pytest.param("{}", "KeyError", marks=pytest.mark.slow),
     ],
 )
-def test_a_host_that_says_what_no_rank_may_say_is_given_up(
+def test_a_host_that_sends_an_invalid_message_is_disconnected(
     says: str, why: str, tmp_path: Path, lab: Callable[..., Lab]
 ) -> None:
     made = lab(cores=[None, None])
     asked = on_hosts(tmp_path, made, [40, 20])
     (tmp_path / "says").write_text(says + "\n")
     act(made, 1, "train.worker", f"cat {tmp_path}/says >&$TRAINWRIGHT_CHANNEL; exec sleep 600")
-    train(asked)  # by the other
+    train(asked)  # on the other host
     assert why in (tmp_path / "work" / "logs" / "rank-1.log").read_text()
     journals = [path for path in tmp_path.rglob("*.jsonl") if path.name != "events.jsonl"]
     assert not [path for path in journals if "evil" in path.read_text()]
@@ -99,12 +99,12 @@ def test_a_host_that_says_what_no_rank_may_say_is_given_up(
     assert until(lambda: [host.words() for host in made.hosts] == [[], []])
 
 
-def test_a_host_whose_node_is_stopped_is_given_up_after_a_silence(
+def test_a_host_with_a_stopped_agent_is_disconnected_after_a_silence(
     tmp_path: Path, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "SILENCE_S", 2 * BEAT_S)
     made = lab(cores=[None, None])
     asked = on_hosts(tmp_path, made, [40, 20])
     act(made, 1, "train.hosts.stage_data", "kill -STOP $PPID; exec sleep 600")
-    with pytest.raises(TrainingFailed, match=r"host h2 \(.*it said nothing for 10 s"):
+    with pytest.raises(TrainingFailed, match=r"host h2 \(.*no message for 10 s"):
         train(asked)

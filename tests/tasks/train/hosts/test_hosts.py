@@ -1,4 +1,4 @@
-"""Training over ssh on hosts of a lab: the same losses as here, whoever is lost; and nothing is left there."""
+"""Training over ssh on hosts of a lab: same losses as here, losses of hosts, clean-up."""
 
 from __future__ import annotations
 
@@ -76,14 +76,15 @@ def test_this_machine_trains_with_hosts_over_a_slow_link(
     assert losses(mixed) == losses(local)
 
 
-def test_hosts_are_left_empty_when_the_launcher_is_killed(
+def test_a_killed_launcher_leaves_nothing_on_the_hosts(
     tmp_path: Path, lab: Callable[..., Lab]
 ) -> None:
     made = lab(cores=[None, None])
     asked = on_hosts(tmp_path, made, [40, 20], SLOW, epochs=100)
     (tmp_path / "request.json").write_text(asked.model_dump_json(by_alias=True))
     code = (
-        "import sys; from pathlib import Path; from trainwright.tasks.train import TrainRequest, train; "
+        "import sys; from pathlib import Path; "
+        "from trainwright.tasks.train import TrainRequest, train; "
         "train(TrainRequest.model_validate_json(Path(sys.argv[1]).read_text()))"
     )
     launcher = subprocess.Popen(
@@ -104,7 +105,7 @@ def test_hosts_are_left_empty_when_the_launcher_is_killed(
 
 
 def kill_rank(made: Lab, number: int, signal_number: int = signal.SIGKILL) -> None:
-    """Send a signal to the rank of this number, on whichever host it is."""
+    """Send a signal to the rank with this number, on its host."""
     for pid in [pid for host in made.hosts for pid in host.pids()]:
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -116,7 +117,7 @@ def kill_rank(made: Lab, number: int, signal_number: int = signal.SIGKILL) -> No
 
 
 def crash(made: Lab, number: int) -> None:
-    """End all that runs on a host, and with it the connection to it; its sshd takes new ones."""
+    """Kill all processes and connections of a host; its sshd still accepts new connections."""
     host = made.hosts[number]
     for pid in host.pids():
         if pid != host.sshd.pid:
@@ -133,7 +134,7 @@ def crash(made: Lab, number: int) -> None:
         pytest.param("torch", 1, 1, marks=pytest.mark.slow),
     ],
 )
-def test_the_others_go_on_when_a_rank_on_a_host_is_killed_and_it_comes_back(
+def test_training_continues_when_a_rank_on_a_host_is_killed_and_it_comes_back(
     backend: str,
     victim: int,
     here: int,
@@ -156,30 +157,32 @@ def test_the_others_go_on_when_a_rank_on_a_host_is_killed_and_it_comes_back(
     second.join()
     reasons = [event["reason"] for event in heard if event["event"] == "split"]
     name = asked.plan.devices[victim].id
-    assert reasons[0] == f"rank {victim} ({name}) was killed by SIGKILL; goes on with 1 of 2"
-    assert f"rank {victim} ({name}) is back; goes on with 2 of 2" in reasons
+    assert reasons[0] == f"rank {victim} ({name}) was killed by SIGKILL; continues with 1 of 2"
+    assert f"rank {victim} ({name}) is back; continues with 2 of 2" in reasons
     taken: Counter[int] = Counter()
     for row in [row for rank in (0, 1) for row in rows(asked, f"steps-rank{rank}")]:
         taken[row["step"]] += row["batch_size"]
     full = [
         taken[step] for step in range(len(taken)) if (step + 1) % 24
-    ]  # the last of an epoch takes what is left
+    ]  # the last batch of an epoch has the remaining rows
     assert set(full) == {60}
     assert sorted(taken) == list(range(len(taken)))
 
 
 @pytest.mark.slow
-def test_the_others_go_on_without_a_host_that_falls_silent(
+def test_training_continues_without_a_silent_host(
     tmp_path: Path, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconnect, "TRY_EVERY_S", 0.5)  # it is being tried when the training ends
+    monkeypatch.setattr(
+        reconnect, "TRY_EVERY_S", 0.5
+    )  # so that the training ends during an attempt
     made = lab(cores=[None, None])
     asked = on_hosts(tmp_path, made, [40, 20], SLOW, epochs=3)
     watcher = when_checkpoint(tmp_path, 5, lambda: made.cut("h2"))
     result = train(asked)
     watcher.join()
     assert re.search(
-        r"rank 1 \(h2/cpu\) is lost: .*host h2.*; goes on with 1 of 2",
+        r"rank 1 \(h2/cpu\) is lost: .*host h2.*; continues with 1 of 2",
         result.split_events[0].reason,
     )
     assert result.steps == 72
@@ -195,12 +198,12 @@ def test_a_stopped_rank_on_a_host_counts_as_lost_after_the_stall_timeout(
     watcher = when_checkpoint(tmp_path, 5, lambda: kill_rank(made, 1, signal.SIGSTOP))
     result = train(asked)
     watcher.join()
-    assert "2 s and was killed; goes on with 1 of 2" in result.split_events[0].reason
+    assert "2 s and was killed; continues with 1 of 2" in result.split_events[0].reason
     assert_every_sample_once(asked, 2, 1)
 
 
 @pytest.mark.slow
-def test_when_all_hosts_lose_their_ranks_training_begins_again_at_the_last_checkpoint(
+def test_when_all_hosts_lose_their_ranks_training_resumes_from_the_last_checkpoint(
     tmp_path: Path, lab: Callable[..., Lab]
 ) -> None:
     made = lab(cores=[None, None])
@@ -215,7 +218,7 @@ def test_when_all_hosts_lose_their_ranks_training_begins_again_at_the_last_check
 
 
 @pytest.mark.slow
-def test_a_store_that_is_away_costs_hosts_no_step_and_gets_their_checkpoints_afterwards(
+def test_an_unreachable_store_costs_hosts_no_step_and_gets_their_checkpoints_later(
     tmp_path: Path, lab: Callable[..., Lab], home: Path, heard: list[dict[str, Any]]
 ) -> None:
     made = lab(cores=[None, None])
@@ -246,7 +249,7 @@ def test_a_store_that_is_away_costs_hosts_no_step_and_gets_their_checkpoints_aft
         assert [row["step"] for row in read_rows(store, f"steps-rank{rank}")] == list(range(96))
 
 
-def test_a_stop_while_hosts_are_reached_changes_nothing_there(
+def test_a_stop_during_the_connection_to_hosts_changes_nothing_there(
     tmp_path: Path, lab: Callable[..., Lab]
 ) -> None:
     made = lab(cores=[None, None])
@@ -259,7 +262,7 @@ def test_a_stop_while_hosts_are_reached_changes_nothing_there(
 
 
 @pytest.mark.slow
-def test_a_stop_reaches_the_hosts_and_leaves_a_checkpoint(
+def test_a_stop_ends_the_ranks_on_hosts_with_a_checkpoint(
     tmp_path: Path, lab: Callable[..., Lab]
 ) -> None:
     made = lab(cores=[None, None])
@@ -272,7 +275,7 @@ def test_a_stop_reaches_the_hosts_and_leaves_a_checkpoint(
     assert until(lambda: [host.words() for host in made.hosts] == [[], []])
 
 
-def test_a_host_that_was_lost_takes_part_again(
+def test_a_lost_host_rejoins_the_training(
     tmp_path: Path,
     lab: Callable[..., Lab],
     heard: list[dict[str, Any]],
@@ -284,18 +287,21 @@ def test_a_host_that_was_lost_takes_part_again(
     first = when_checkpoint(tmp_path, 5, lambda: crash(made, 1))
     stop = threading.Event()
     second = once(
-        lambda: any("goes on with 2 of 2" in event.get("reason", "") for event in heard), stop.set
+        lambda: any("continues with 2 of 2" in event.get("reason", "") for event in heard), stop.set
     )
     with pytest.raises(Interrupted, match=r"stopped after step \d+; its checkpoint is kept"):
         train(asked, stop=stop)
     first.join()
     second.join()
     reasons = [event["reason"] for event in heard if event["event"] == "split"]
-    assert re.fullmatch(r"rank 1 \(h2/cpu\) is lost: .*host h2.*; goes on with 1 of 2", reasons[0])
-    # Horovod may keep the other in the broken sum, until that one is killed too: then it is the one who comes back last.
+    assert re.fullmatch(
+        r"rank 1 \(h2/cpu\) is lost: .*host h2.*; continues with 1 of 2", reasons[0]
+    )
+    # Horovod may keep the other rank in the broken sum until it is killed too. Then that rank comes
+    # back last.
     stuck = "rank 0 (h1/cpu) did not leave a group" in reasons[0]
     assert ("rank 1 (h2/cpu) is back" in reasons[0]) == stuck
-    assert reasons[1] == f"rank {'0 (h1' if stuck else '1 (h2'}/cpu) is back; goes on with 2 of 2"
+    assert reasons[1] == f"rank {'0 (h1' if stuck else '1 (h2'}/cpu) is back; continues with 2 of 2"
     assert f"host h2 ({made.hosts[1].address}) answers again" in notices(heard)
     taken: Counter[int] = Counter()
     for row in [row for rank in (0, 1) for row in rows(asked, f"steps-rank{rank}")]:
@@ -316,7 +322,7 @@ def test_a_host_that_was_lost_takes_part_again(
     ],
     ids=["python is gone", "other sources"],
 )
-def test_a_lost_host_that_can_not_take_part_again_is_told_of_once_and_the_training_goes_on_without_it(
+def test_a_lost_host_that_can_not_rejoin_gives_one_notice_and_the_training_continues(
     mishap: Callable[[Lab, Path], None],
     why: str,
     tmp_path: Path,
@@ -333,7 +339,9 @@ def test_a_lost_host_that_can_not_take_part_again_is_told_of_once_and_the_traini
         crash(made, 1)
 
     def trained_on() -> bool:
-        told = [at for at, event in enumerate(heard) if "tried again" in str(event.get("message"))]
+        told = [
+            at for at, event in enumerate(heard) if "reconnecting to" in str(event.get("message"))
+        ]
         return bool(told) and sum(event["event"] == "train" for event in heard[told[0] :]) > 3
 
     first = when_checkpoint(tmp_path, 5, change)
@@ -343,10 +351,10 @@ def test_a_lost_host_that_can_not_take_part_again_is_told_of_once_and_the_traini
         train(asked, stop=stop)
     first.join()
     second.join()
-    told = [message for message in notices(heard) if "tried again" in message]
-    assert len(told) == 1  # however often it was tried
+    told = [message for message in notices(heard) if "reconnecting to" in message]
+    assert len(told) == 1  # despite several attempts
     assert re.fullmatch(
-        rf"a lost host is tried again every 0.5 s: host h2 \([0-9.]+\): {why}", told[0]
+        rf"reconnecting to a lost host every 0.5 s: host h2 \([0-9.]+\): {why}", told[0]
     )
     splits = [event["batch_sizes"] for event in heard if event["event"] == "split"]
     assert splits == [[60, 0]]
@@ -355,7 +363,7 @@ def test_a_lost_host_that_can_not_take_part_again_is_told_of_once_and_the_traini
 
 
 @pytest.mark.slow
-def test_when_all_hosts_are_lost_they_are_waited_for(
+def test_when_all_hosts_are_lost_the_training_waits_for_them(
     tmp_path: Path,
     lab: Callable[..., Lab],
     heard: list[dict[str, Any]],
@@ -368,11 +376,11 @@ def test_when_all_hosts_are_lost_they_are_waited_for(
     assert train(asked).steps == 192
     watcher.join()
     assert_every_sample_once(asked, 2, 8)
-    assert any("goes on from the checkpoint of step" in message for message in notices(heard))
+    assert any("continues from the checkpoint of step" in message for message in notices(heard))
 
 
 @pytest.mark.slow
-def test_when_no_lost_host_comes_back_in_time_training_fails_and_says_so(
+def test_if_no_lost_host_comes_back_in_time_training_fails_with_that_cause(
     tmp_path: Path, lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconnect, "TRY_EVERY_S", 0.5)

@@ -1,4 +1,4 @@
-"""Where ranks are among hosts, who may ask where the others are, what makes two machines equal, how ssh is called."""
+"""The ranks' numbers and addresses on hosts, access to the rendezvous, versions, ssh options."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_ranks_are_numbered_on_each_host_and_across_hosts(addresses: list[str]) 
     )
 
 
-def test_only_the_machines_of_the_launch_are_told_where_its_ranks_are() -> None:
+def test_only_the_launchs_machines_may_query_the_rendezvous() -> None:
     pytest.importorskip("horovod")
     server = horovod_server("127.0.0.1", ["localhost"])
     try:
@@ -81,7 +81,7 @@ def test_machines_differ_by_versions_and_sources() -> None:
         assert any(one.startswith("horovod: ") for one in differences(here, there, "horovod"))
 
 
-def test_a_pool_says_how_to_log_in(tmp_path: Path) -> None:
+def test_the_pool_file_defines_the_login(tmp_path: Path) -> None:
     pool = tmp_path / "pool.yaml"
     hosts = "hosts: [{name: a, address: 10.0.0.1, devices: [{type: cpu}]}]"
     text = f"name: p\n{hosts}\nssh: {{known_hosts: keys, user: train, port: 2222}}\n"
@@ -112,7 +112,7 @@ def test_a_pool_says_how_to_log_in(tmp_path: Path) -> None:
         ({"LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "4"}, "127.0.0.1"),
     ],
 )
-def test_a_rank_is_reached_where_it_was_told_or_by_its_interface_or_on_its_one_machine(
+def test_a_rank_listens_on_the_given_address_or_its_interface_or_the_loopback(
     monkeypatch: pytest.MonkeyPatch, given_: dict[str, str], expected: str
 ) -> None:
     for name in (ADDRESS, INTERFACE, "LOCAL_WORLD_SIZE", "WORLD_SIZE"):
@@ -122,7 +122,7 @@ def test_a_rank_is_reached_where_it_was_told_or_by_its_interface_or_on_its_one_m
     assert own_address() == expected
 
 
-def test_an_interface_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ADDRESS, raising=False)
     monkeypatch.setenv(INTERFACE, "none0")
     with pytest.raises(OSError, match="no interface 'none0'"):

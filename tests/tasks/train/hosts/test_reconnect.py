@@ -1,4 +1,4 @@
-"""Lost hosts that are tried again: what goes wrong with one keeps no other from coming back."""
+"""Reconnection of lost hosts: an error with one host does not affect the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainwright.tasks.train.hosts.reconnect import Returning, Shares
 from trainwright.tasks.train.hosts.session import Session
 
 
-def test_an_error_that_nobody_foresaw_ends_no_attempt_but_its_own(
+def test_an_unexpected_error_with_one_host_does_not_stop_the_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(reconnect, "TRY_EVERY_S", 0.001)

@@ -1,4 +1,4 @@
-"""A host's cache of data: nothing but the content that was validated comes in, and what was damaged there is replaced."""
+"""A host's data cache: only the validated content enters it, and damaged content is replaced."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from trainwright.tasks.train.hosts.stage_data import cache_of, keep, look
 
 TEXT = "a,label\n1,yes\n2,no\n"
 SHA256 = hashlib.sha256(hashlib.sha256(TEXT.encode()).digest()).hexdigest()
-"""of the checksums of its one file"""
+"""the digest of the checksum of its only file"""
 
 
 def copied(folder: Path, text: str) -> Path:
-    """A table, as the launcher has copied it into a launch's folder."""
+    """A table, copied into a launch's folder as the launcher does."""
     path = folder / "copy" / "table.csv"
     path.parent.mkdir(parents=True)
     path.write_text(text)
@@ -26,14 +26,14 @@ def copied(folder: Path, text: str) -> Path:
 
 @pytest.fixture
 def spec(tmp_path: Path) -> DataSpec:
-    """Of a table that this machine lacks."""
+    """The spec of a table that this machine lacks."""
     return DataSpec(uri=str(tmp_path / "elsewhere" / "table.csv"), target="label")
 
 
-def test_a_copy_that_was_cut_short_does_not_come_into_the_cache(
+def test_a_truncated_copy_does_not_enter_the_cache(
     spec: DataSpec, home: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(BadInput, match="another content than was validated"):
+    with pytest.raises(BadInput, match="not the content that was validated"):
         keep(spec, copied(tmp_path / "cut", TEXT[:-3]), SHA256)
     assert not cache_of(SHA256).exists()
     keep(spec, copied(tmp_path / "whole", TEXT), SHA256)
@@ -41,7 +41,7 @@ def test_a_copy_that_was_cut_short_does_not_come_into_the_cache(
 
 
 @pytest.mark.parametrize("there", [TEXT[:-3], TEXT, None])
-def test_what_lies_in_the_cache_is_replaced_where_it_is_damaged(
+def test_damaged_data_in_the_cache_is_replaced(
     there: str | None, spec: DataSpec, home: Path, tmp_path: Path
 ) -> None:
     cache_of(SHA256).mkdir(parents=True)

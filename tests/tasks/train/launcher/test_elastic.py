@@ -1,4 +1,4 @@
-"""Real ranks are killed or stopped while they train: nothing is lost or done twice."""
+"""Real ranks are killed or stopped during training: no step is lost or done twice."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from trainwright.tasks.train import ramp, train
         pytest.param("horovod", 2, 1, marks=pytest.mark.slow),
     ],
 )
-def test_the_others_go_on_when_a_rank_is_killed_and_it_comes_back(
+def test_training_continues_when_a_rank_is_killed_and_it_comes_back(
     tmp_path: Path, heard: list[dict[str, Any]], backend: str, ranks: int, victim: int
 ) -> None:
     batches = [60 // ranks] * ranks
@@ -60,10 +60,8 @@ def test_the_others_go_on_when_a_rank_is_killed_and_it_comes_back(
     lost = result.split_events[0]
     killed = f"rank {victim} (here/{victim}) was killed by SIGKILL; "
     assert lost.reason.startswith(killed)
-    if (
-        backend == "torch"
-    ):  # Horovod may keep another in the broken sum, until that one is killed too
-        assert lost.reason.startswith(f"{killed}goes on with {ranks - 1} of {ranks}")
+    if backend == "torch":  # Horovod may keep another rank in the broken sum until it is killed too
+        assert lost.reason.startswith(f"{killed}continues with {ranks - 1} of {ranks}")
     assert lost.batch_sizes[victim] == 0
     assert sum(lost.batch_sizes) == 60
     assert lost.step >= 5
@@ -75,7 +73,7 @@ def test_the_others_go_on_when_a_rank_is_killed_and_it_comes_back(
         event.step for event in result.split_events
     ]
 
-    if ranks == 2:  # the order of a sum of two is none: a replay is exact
+    if ranks == 2:  # a sum of two has only one order, so a replay is exact
         again = request(tmp_path / "b", batches, **spec).model_copy(
             update={"replay_events": result.split_events}
         )
@@ -105,7 +103,7 @@ def test_a_replacement_joins_between_two_steps(
         train(asked, stop=stop)
     first.join()
     second.join()
-    assert back[0]["reason"] == "rank 1 (here/1) is back; goes on with 2 of 2"
+    assert back[0]["reason"] == "rank 1 (here/1) is back; continues with 2 of 2"
     assert back[0]["batch_sizes"] == [40, 20]
     assert not any(
         event["state"] == "was killed by SIGABRT" for event in heard if event["event"] == "rank"
@@ -116,7 +114,7 @@ def test_a_replacement_joins_between_two_steps(
 
 
 @pytest.mark.slow
-def test_fewer_than_the_minimum_is_a_checkpoint_and_a_clear_failure(
+def test_with_too_few_devices_training_saves_a_checkpoint_and_fails_clearly(
     tmp_path: Path, heard: list[dict[str, Any]]
 ) -> None:
     spec = {"devices": SLOW, "epochs": 50, "backend": "torch", "checkpoint": {"every_steps": 7}}
@@ -133,7 +131,7 @@ def test_fewer_than_the_minimum_is_a_checkpoint_and_a_clear_failure(
 
 
 @pytest.mark.slow
-def test_when_all_ranks_are_killed_training_begins_again_at_the_last_checkpoint(
+def test_when_all_ranks_are_killed_training_resumes_from_the_last_checkpoint(
     tmp_path: Path, heard: list[dict[str, Any]]
 ) -> None:
     asked = request(
@@ -171,14 +169,16 @@ def test_a_stopped_rank_counts_as_lost_after_the_stall_timeout(
     watcher = when_checkpoint(tmp_path, 5, lambda: os.kill(pids(heard)[1], signal.SIGSTOP))
     result = train(asked)
     watcher.join()
-    assert "2 s and was killed; goes on with 1 of 2" in result.split_events[0].reason
+    assert "2 s and was killed; continues with 1 of 2" in result.split_events[0].reason
     assert_every_sample_once(asked, 2, 1)
 
 
-def test_a_rank_that_is_left_with_many_times_its_planned_batch_does_not_count_as_hanging(
+def test_a_rank_with_many_times_its_planned_batch_does_not_count_as_hung(
     tmp_path: Path, heard: list[dict[str, Any]]
 ) -> None:
-    planned = Interval(median=0.08, low=0.08, high=0.081)  # alone, the slow one's step takes 2.5 s
+    planned = Interval(
+        median=0.08, low=0.08, high=0.081
+    )  # a step of the slow rank alone takes 2.5 s
     devices = [{"type": "emulated", "speed": speed, "step_time_s": planned} for speed in (3.0, 0.1)]
     faults = {"restarts": 0, "stall_timeout": "2s"}
     asked = request(
@@ -217,7 +217,7 @@ class Net(torch.nn.Sequential):
 def build_model():
     return Net(torch.nn.Flatten(), torch.nn.Linear(64, 10))
 """
-"""A model that hangs in its 14th pass, once on each of these ranks."""
+"""a model that hangs in its 14th forward pass, once on each of these ranks"""
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def build_model():
         pytest.param("torch", [40, 20], [0, 1], marks=pytest.mark.slow),
     ],
 )
-def test_only_the_ranks_that_hang_in_the_model_count_as_lost_even_where_no_other_waits(
+def test_only_ranks_that_hang_in_the_model_count_as_lost_even_if_no_other_waits(
     tmp_path: Path,
     heard: list[dict[str, Any]],
     backend: str,
@@ -248,11 +248,11 @@ def test_only_the_ranks_that_hang_in_the_model_count_as_lost_even_where_no_other
 
 
 @pytest.mark.slow
-def test_a_launcher_that_is_killed_leaves_no_rank_and_what_follows_is_the_same(
+def test_a_killed_launcher_leaves_no_rank_and_the_resumed_training_has_the_same_losses(
     tmp_path: Path,
 ) -> None:
     spec: dict[str, Any] = {"backend": "torch", "model": {"norm": True, "dropout": 0.2}}
-    # Ranks that nobody ends would train for eight minutes: longer than they are waited for.
+    # Surviving ranks would train for eight minutes, longer than the test waits.
     endless = request(tmp_path / "a", [40, 20], devices=SLOW, epochs=500, **spec)
     (tmp_path / "request.json").write_text(endless.model_dump_json(by_alias=True))
     program = (
@@ -287,7 +287,7 @@ def test_a_launcher_that_is_killed_leaves_no_rank_and_what_follows_is_the_same(
     reached = max(
         int(one.name.removeprefix("step-")) for one in tmp_path.glob("a/run/checkpoints/step-*")
     )
-    epochs = reached // 24 + 2  # this machine may keep a checkpoint that is a little newer
+    epochs = reached // 24 + 2  # the local checkpoint may be slightly newer
     asked = request(tmp_path / "a", [40, 20], epochs=epochs, **spec)
     assert train(asked).resumed_from_step is not None
     whole = request(tmp_path / "b", [40, 20], epochs=epochs, **spec)
@@ -303,7 +303,7 @@ def _alive(pid: int) -> bool:
 
 
 RATES = [1e-4 * 1.05**number for number in range(60)]
-"""of a ramp that takes some seconds on slow devices"""
+"""steps of a ramp that takes some seconds on slow devices"""
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ RATES = [1e-4 * 1.05**number for number in range(60)]
         pytest.param("horovod", 0, signal.SIGSTOP, marks=pytest.mark.slow),
     ],
 )
-def test_a_lost_rank_is_replaced_and_the_ramp_begins_anew_and_finds_the_same(
+def test_a_search_that_loses_a_rank_restarts_and_finds_the_same_points(
     tmp_path: Path, heard: list[dict[str, Any]], backend: str, victim: int, by: signal.Signals
 ) -> None:
     faults = {"stall_timeout": "2s"} if by == signal.SIGSTOP else {}
@@ -333,12 +333,12 @@ def test_a_lost_rank_is_replaced_and_the_ramp_begins_anew_and_finds_the_same(
         else "sent no heartbeat for 2 s and was killed"
     )
     assert f"rank {victim} (here/{victim}) {how}" in said
-    assert said.endswith("goes on with 2 of 2")
+    assert said.endswith("continues with 2 of 2")
     assert found == ramp(request(tmp_path / "undisturbed", [40, 20], backend=backend), RATES)
 
 
 @pytest.mark.slow
-def test_the_ramp_goes_on_with_the_rest_where_a_lost_rank_is_not_replaced(
+def test_the_ramp_continues_without_a_rank_that_is_not_replaced(
     tmp_path: Path, heard: list[dict[str, Any]]
 ) -> None:
     asked = request(tmp_path, [20] * 3, devices=[SLOW[1]] * 3, backend="torch", **NO_SPARE)
@@ -355,7 +355,7 @@ def test_the_ramp_goes_on_with_the_rest_where_a_lost_rank_is_not_replaced(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch", "horovod"])
-def test_twenty_kills_in_a_row_end_in_the_accuracy_of_an_undisturbed_training(
+def test_twenty_kills_in_a_row_do_not_change_the_final_accuracy(
     tmp_path: Path, heard: list[dict[str, Any]], backend: str
 ) -> None:
     import random
@@ -373,7 +373,7 @@ def test_twenty_kills_in_a_row_end_in_the_accuracy_of_an_undisturbed_training(
                 list(pids(heard).items()),
                 sum(event["event"] == "checkpoint" for event in heard),
             )
-            if alive and checkpoints > seen:  # it has gone on since the last kill
+            if alive and checkpoints > seen:  # it has made progress since the last kill
                 number, pid = draw.choice(alive)
                 os.kill(pid, signal.SIGKILL)
                 kills.append(number)
@@ -396,7 +396,7 @@ def test_twenty_kills_in_a_row_end_in_the_accuracy_of_an_undisturbed_training(
 
 
 @pytest.mark.slow
-def test_the_rate_of_a_growing_batch_outlives_a_lost_rank_and_is_the_same_in_a_replay(
+def test_the_rate_of_a_growing_batch_survives_a_lost_rank_and_is_the_same_in_a_replay(
     tmp_path: Path, heard: list[dict[str, Any]]
 ) -> None:
     spec: dict[str, Any] = {
@@ -428,7 +428,7 @@ def test_the_rate_of_a_growing_batch_outlives_a_lost_rank_and_is_the_same_in_a_r
 
 
 @pytest.mark.slow
-def test_a_split_event_of_an_absent_rank_is_replayed_as_a_share_of_nothing(tmp_path: Path) -> None:
+def test_a_split_event_of_an_absent_rank_is_replayed_with_an_empty_share(tmp_path: Path) -> None:
     events = [
         SplitEvent(step=4, batch_sizes=[60, 0], reason="gone"),
         SplitEvent(step=9, batch_sizes=[20, 40], reason="back"),

@@ -1,4 +1,4 @@
-"""A training process whose holder ended while it started trains nothing."""
+"""A training process whose holder ended during the start does not train."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainwright.tasks.runs.artefacts import Status
 from trainwright.tasks.spec.job import Job
 
 
-def test_a_training_process_that_outlives_its_holder_from_the_start_takes_and_writes_nothing(
+def test_a_training_process_whose_holder_has_ended_takes_and_writes_nothing(
     home: Path, tmp_path: Path
 ) -> None:
     job = Job.model_validate({"name": "left", "data": {"uri": "builtin:digits"}})

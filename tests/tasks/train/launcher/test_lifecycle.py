@@ -1,4 +1,4 @@
-"""Trainings that are stopped, killed, damaged, replayed, or lose the lease on their devices."""
+"""Trainings that are stopped, killed, damaged or replayed, or lose the lease on their devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainwright.tasks.runs.artefacts import SplitEvent
 from trainwright.tasks.train import ramp, train
 
 SLOW = [{"type": "emulated", "speed": 1.0}, {"type": "emulated", "speed": 0.5}]
-"""Devices on which a step of 40 and 20 samples takes 40 ms: long enough to interfere."""
+"""devices on which a step of 40 and 20 samples takes 40 ms: long enough to interrupt"""
 
 
 def losses(asked: Any, rank: int) -> list[tuple[int, float, int]]:
@@ -38,7 +38,7 @@ def weights(folder: Path, step: int) -> bytes:
     return (folder / f"run/checkpoints/step-{step:08d}/model.safetensors").read_bytes()
 
 
-def test_a_stopped_training_goes_on_from_its_last_whole_checkpoint_to_the_last_digit(
+def test_a_stopped_training_resumes_from_its_checkpoint_with_identical_losses(
     tmp_path: Path, heard: list[dict[str, Any]]
 ) -> None:
     # 1,438 rows in steps of 60: 24 an epoch. The stop falls into the second epoch.
@@ -68,7 +68,7 @@ def test_a_stopped_training_goes_on_from_its_last_whole_checkpoint_to_the_last_d
     assert ranks() == {}
     kept = sorted(tmp_path.glob("stopped/run/checkpoints/*/state.json"))
     newest = kept[-1].parent / "model.safetensors"
-    newest.write_bytes(newest.read_bytes()[:-1])  # so the one before has to do
+    newest.write_bytes(newest.read_bytes()[:-1])  # so the training must use the previous one
 
     result = train(stopped)
     assert result.resumed_from_step == int(kept[-2].parent.name.removeprefix("step-"))
@@ -95,7 +95,7 @@ def test_a_stopped_training_goes_on_from_its_last_whole_checkpoint_to_the_last_d
 
 
 def assert_tensorboard_shows_the_metrics(asked: Any) -> None:
-    """Every step and epoch once, also across a resume; of ranks those steps that were written."""
+    """Every step and epoch occurs once, also across a resume; ranks have the written steps."""
     shown = scalars(asked)
     by_rank = [
         {row["step"] + 1: row for row in rows(asked, f"steps-rank{rank}")} for rank in (0, 1)
@@ -118,7 +118,7 @@ def assert_tensorboard_shows_the_metrics(asked: Any) -> None:
         )
 
 
-def test_ranks_die_with_a_killed_launcher(tmp_path: Path) -> None:
+def test_ranks_end_with_a_killed_launcher(tmp_path: Path) -> None:
     asked = request(tmp_path, [40, 20], devices=SLOW, epochs=500)
     (tmp_path / "request.json").write_text(asked.model_dump_json(by_alias=True))
     program = (
@@ -150,7 +150,7 @@ def test_a_lost_lease_ends_the_training_without_another_checkpoint(tmp_path: Pat
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-00000020"]
 
 
-def test_a_training_that_lost_its_lease_before_it_began_changes_nothing(tmp_path: Path) -> None:
+def test_a_training_that_lost_its_lease_before_its_start_changes_nothing(tmp_path: Path) -> None:
     asked = request(tmp_path, [40, 20])
     train(asked)
     folder = tmp_path / "run"
@@ -160,7 +160,7 @@ def test_a_training_that_lost_its_lease_before_it_began_changes_nothing(tmp_path
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_a_single_row_left_over_does_not_stop_batch_normalisation_over_features(
+def test_a_last_batch_of_one_row_does_not_break_batch_normalisation(
     tmp_path: Path,
 ) -> None:
     asked = request(tmp_path, [300, 179], epochs=2, model={"norm": "features"})
@@ -172,7 +172,7 @@ def test_a_single_row_left_over_does_not_stop_batch_normalisation_over_features(
     assert sum(last) == 1
 
 
-def test_ctrl_c_reaches_the_launcher_alone_and_keeps_a_checkpoint(tmp_path: Path) -> None:
+def test_ctrl_c_stops_only_the_launcher_and_saves_a_checkpoint(tmp_path: Path) -> None:
     asked = request(
         tmp_path, [40, 20], devices=SLOW, epochs=50, checkpoint={"every_steps": 15}, **NO_SPARE
     )
@@ -186,7 +186,7 @@ def test_ctrl_c_reaches_the_launcher_alone_and_keeps_a_checkpoint(tmp_path: Path
     ).exists()
 
 
-def test_the_ramp_ends_where_the_loss_runs_away_and_keeps_nothing(tmp_path: Path) -> None:
+def test_the_ramp_ends_when_the_loss_diverges_and_keeps_nothing(tmp_path: Path) -> None:
     asked = request(tmp_path, [60], optimizer={"name": "sgd"})
     rates = [10 ** (-3 + step / 4) for step in range(40)]
     points = ramp(asked, rates)
@@ -197,7 +197,7 @@ def test_the_ramp_ends_where_the_loss_runs_away_and_keeps_nothing(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_no_number_fails_at_a_named_step(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_a_number_fails_with_its_step(tmp_path: Path) -> None:
     asked = request(tmp_path, [40, 20], optimizer={"name": "sgd"}).model_copy(
         update={"learning_rate": 1e30}
     )
@@ -206,13 +206,13 @@ def test_a_loss_that_is_no_number_fails_at_a_named_step(tmp_path: Path) -> None:
     assert ranks() == {}
 
 
-def test_a_device_that_is_not_here_is_bad_input(tmp_path: Path) -> None:
+def test_a_missing_device_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"here/0: .*no such GPU"):
         train(request(tmp_path, [60], devices=[{"type": "nvidia-t4"}]))
 
 
 @pytest.mark.parametrize("act", [train, lambda asked: ramp(asked, [0.1])])
-def test_data_that_changed_since_it_was_validated_is_bad_input_before_a_rank_starts(
+def test_data_changed_after_validation_is_bad_input_before_a_rank_starts(
     tmp_path: Path, heard: list[dict[str, Any]], act: Callable[[Any], object]
 ) -> None:
     table = tmp_path / "data.csv"
@@ -232,17 +232,17 @@ def test_data_that_changed_since_it_was_validated_is_bad_input_before_a_rank_sta
     assert not (tmp_path / "run").exists()
 
 
-def test_a_plan_of_a_strategy_that_is_not_ours_is_bad_input(tmp_path: Path) -> None:
+def test_a_plan_with_another_strategy_is_bad_input(tmp_path: Path) -> None:
     asked = request(tmp_path, [60])
     other = asked.plan.model_copy(update={"strategy": {"name": "pipeline"}})
     with pytest.raises(
-        BadInput, match=r"strategy: got 'pipeline'; allowed where trainwright trains: data-parallel"
+        BadInput, match=r"strategy: got 'pipeline'; allowed if trainwright trains: data-parallel"
     ):
         train(asked.model_copy(update={"plan": other}))
 
 
 @pytest.mark.slow
-def test_the_split_follows_the_devices_speeds_and_its_changes_can_be_replayed(
+def test_the_split_adapts_to_the_devices_speeds_and_can_be_replayed(
     tmp_path: Path,
 ) -> None:
     devices = [{"type": "emulated", "speed": 2.0}, {"type": "emulated", "speed": 1.0}]
@@ -260,7 +260,9 @@ def test_the_split_follows_the_devices_speeds_and_its_changes_can_be_replayed(
     assert losses(again, 1) == losses(first, 1)
 
 
-def test_ranks_of_fractions_of_a_core_are_held_to_them_and_leave_no_cgroup(tmp_path: Path) -> None:
+def test_ranks_with_fractions_of_a_core_are_limited_to_them_and_leave_no_cgroup(
+    tmp_path: Path,
+) -> None:
     asked = request(
         tmp_path,
         [40, 20],
@@ -274,7 +276,7 @@ def test_ranks_of_fractions_of_a_core_are_held_to_them_and_leave_no_cgroup(tmp_p
         while not (seen.is_set() or ended.wait(0.02)):
             with contextlib.suppress(
                 KeyError, OSError
-            ):  # the rank, or a thread of it, comes or goes
+            ):  # the rank, or one of its threads, is starting or ending
                 for line in Path(f"/proc/{ranks()[1].pid}/task").glob("*/cgroup"):
                     if own in line.read_text():
                         seen.set()
@@ -295,7 +297,7 @@ def test_ranks_of_fractions_of_a_core_are_held_to_them_and_leave_no_cgroup(tmp_p
     assert result.measured.energy_j > 0
 
 
-def test_a_duty_cycle_stops_and_continues_a_process_and_lets_it_go_at_the_end() -> None:
+def test_a_duty_cycle_stops_and_continues_a_process_and_finally_lets_it_run() -> None:
     from trainwright.tasks.train.cpu_share import DutyCycle
 
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:

@@ -1,4 +1,4 @@
-"""A rank keeps the memory that it has freed from its first update on, and not before."""
+"""A rank keeps freed memory after its first update, and not before."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ collective.shutdown()
 """
 
 
-def test_a_rank_keeps_what_it_has_freed_from_its_first_update_on(tmp_path: Path) -> None:
+def test_a_rank_keeps_freed_memory_after_its_first_update(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _CODE, str(tmp_path)],
         capture_output=True,

@@ -34,7 +34,7 @@ def memory_cgroup(tmp_path: Path) -> Iterator[Path]:
     group.rmdir()
 
 
-def test_a_kill_by_the_kernel_for_want_of_memory_differs_from_another(memory_cgroup: Path) -> None:
+def test_an_out_of_memory_kill_by_the_kernel_differs_from_another_kill(memory_cgroup: Path) -> None:
     before = kernel_oom_kills()
     tasks = str(memory_cgroup / "cgroup.procs")
     join = f"open({tasks!r}, 'w').write(str(__import__('os').getpid())); "
@@ -43,13 +43,13 @@ def test_a_kill_by_the_kernel_for_want_of_memory_differs_from_another(memory_cgr
     kills = kernel_oom_kills() - before
     assert process.out_of_memory(kills)
     assert process.how_it_ended(kills) == (
-        "was killed by SIGKILL, most likely by the kernel for want of memory"
+        "was killed by SIGKILL, most likely by the kernel for lack of memory"
     )
     assert not process.out_of_memory(0)
     assert process.how_it_ended(0) == "was killed by SIGKILL"
 
 
-def test_a_process_that_the_launcher_killed_ended_for_its_first_reason() -> None:
+def test_a_process_killed_by_the_launcher_keeps_the_first_reason() -> None:
     process = process_of("import time; time.sleep(600)")
     process.kill("hung and was killed")
     process.kill()
@@ -57,16 +57,16 @@ def test_a_process_that_the_launcher_killed_ended_for_its_first_reason() -> None
     assert not process.out_of_memory(7)
 
 
-def test_an_exit_is_told_by_its_code() -> None:
+def test_an_exit_is_reported_with_its_code() -> None:
     assert process_of("raise SystemExit(3)").how_it_ended(0) == "ended with 3"
 
 
-def test_two_processes_of_a_device_have_used_the_larger_memory_and_the_time_of_both() -> None:
+def test_the_usage_of_two_processes_is_their_maximum_memory_and_total_time() -> None:
     first, second = Usage(8e8, 3.0), Usage.of({"peak_memory_bytes": 5e8, "cpu_s": 4.0, "step": 1})
     assert first.then(second) == Usage(8e8, 7.0)
 
 
-def test_an_error_names_its_rank_and_log_unless_every_rank_would_report_the_same() -> None:
+def test_an_error_names_its_rank_and_log_unless_all_ranks_report_the_same() -> None:
     def told(document: dict[str, object]) -> object:
         return error_of_rank(1, "here/1", document, Path("its.log"))
 

@@ -1,4 +1,4 @@
-"""What a result reports of devices that were left out, and of those of an earlier plan."""
+"""A result's devices: those that were left out, and those of an earlier plan."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def build_model():
 """
 
 
-def test_a_device_that_holds_not_one_sample_is_left_out_and_the_others_train_to_the_end(
+def test_a_device_too_small_for_one_sample_is_left_out_and_the_others_finish(
     tmp_path: Path,
 ) -> None:
     asked = request(tmp_path, [40, 1], backend="torch")
@@ -47,7 +47,7 @@ def test_a_device_that_holds_not_one_sample_is_left_out_and_the_others_train_to_
 
 
 def replanned(tmp_path: Path, pool: dict[str, Any]) -> tuple[Result, int]:
-    """A training that was replanned after this step; each device is credited with its own work."""
+    """A training with a new plan after this step; each device's own work counts."""
     first = [
         {"type": "emulated", "speed": speed, "id": f"here/emulated-{n}"}
         for n, speed in enumerate((2.0, 1.0))
@@ -65,18 +65,18 @@ def replanned(tmp_path: Path, pool: dict[str, Any]) -> tuple[Result, int]:
     before = int(max((tmp_path / "run/checkpoints").glob("step-*")).name.removeprefix("step-"))
     plan = planned([{"type": "emulated", "speed": 1e6, "id": "here/emulated-2"}], [60])
     result = train(asked.model_copy(update={"plan": plan}))
-    epochs, steps = divmod(before, 24)  # of 60 samples; an epoch's last is of 58
+    epochs, steps = divmod(before, 24)  # steps of 60 samples, the last of an epoch of 58
     [device] = result.devices
     assert (device.id, result.steps) == ("here/emulated-2", 96)
     assert device.samples == 4 * ROWS - (epochs * ROWS + 60 * steps)
     return result, before
 
 
-def test_energy_and_cost_count_the_devices_of_an_earlier_plan_for_as_long_as_they_were_held(
+def test_energy_and_cost_include_the_devices_of_an_earlier_plan_while_they_were_held(
     tmp_path: Path, heard: list[dict[str, Any]]
 ) -> None:
     devices = [{"type": "emulated", "speed": speed} for speed in (2.0, 1.0, 1e6)]
-    prices = {"emulated": "3600/h"}  # one for a second that a device is held
+    prices = {"emulated": "3600/h"}  # 1 per second for which a device is held
     result, before = replanned(
         tmp_path, {"name": "p", "hosts": [{"name": "here", "devices": devices}], "prices": prices}
     )
@@ -89,16 +89,14 @@ def test_energy_and_cost_count_the_devices_of_an_earlier_plan_for_as_long_as_the
     assert not [event for event in heard if "no longer in the pool" in event.get("message", "")]
 
 
-def test_devices_of_an_earlier_plan_that_left_the_pool_are_told_to_be_left_out(
+def test_a_notice_names_devices_of_an_earlier_plan_that_left_the_pool(
     tmp_path: Path, heard: list[dict[str, Any]]
 ) -> None:
     replanned(tmp_path, {"name": "p", "hosts": [{"name": "here", "devices": [{"type": "cpu"}]}]})
     [said] = [
         event["message"] for event in heard if "no longer in the pool" in event.get("message", "")
     ]
-    assert (
-        said == "energy and cost leave out here/emulated-0, here/emulated-1: no longer in the pool"
-    )
+    assert said == "energy and cost exclude here/emulated-0, here/emulated-1: no longer in the pool"
 
 
 SHOWS_ENVIRONMENT = """

@@ -1,4 +1,4 @@
-"""What a spare process holds before it is given a device, and after."""
+"""What a spare process has loaded before and after it is assigned a device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def build_model():
 
 
 def on_a_table(folder: Path) -> TrainRequest:
-    """A training on 64 MB of data; the model's source leaves a mark when it is imported."""
+    """A training on 64 MB of data. Importing the model's source creates a file."""
     asked = request(folder, [20])
     draw = np.random.default_rng(0)
     table = {
@@ -58,7 +58,7 @@ def wait_for(process: RankProcess, kind: str) -> dict[str, Any]:
     raise AssertionError(f"no {kind} in 300 s")
 
 
-def test_a_spare_process_loads_the_models_code_and_the_data_only_when_it_is_given_a_device(
+def test_a_spare_process_loads_the_data_only_when_it_is_assigned_a_device(
     tmp_path: Path,
 ) -> None:
     asked, work = on_a_table(tmp_path), tmp_path / "work"
@@ -68,7 +68,7 @@ def test_a_spare_process_loads_the_models_code_and_the_data_only_when_it_is_give
     work.mkdir()
     (work / "order.json").write_text(order.model_dump_json(by_alias=True))
     table, elsewhere = tmp_path / "table.npz", tmp_path / "elsewhere.npz"
-    table.rename(elsewhere)  # who reads it now fails
+    table.rename(elsewhere)  # reading it fails now
     spare = start_process(
         work / "order.json", None, slot=2, threads=1, log=work / "log", way=LOOPBACK_WAY
     )

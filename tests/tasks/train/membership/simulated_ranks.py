@@ -1,7 +1,7 @@
-"""Simulated ranks for the membership state machine: they obey its instructions and make its events.
+"""Simulated ranks for the membership state machine: they follow its instructions and send events.
 
-Every instruction is checked against what the ranks are doing. What they report waits in an outbox
-until it is delivered, as in a socket, so that a test can choose any order of events.
+Every instruction is checked against the ranks' current state. Their messages wait in an outbox
+until delivery, as in a socket, so a test can choose any order of events.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainwright.tasks.train.worker_group import WorkerGroup
 
 BATCH = 8
 Hang = Literal["silent", "computes", "idle", "deaf"]
-"""No heartbeat; computes for ever; neither computes nor waits; waits, and notices no abort."""
+"""no heartbeat; computes for ever; neither computes nor waits; waits, and ignores an abort"""
 
 
 def policy(
@@ -34,7 +34,7 @@ def policy(
     restarts: int = 2,
     wait_for_devices: float = 60.0,
 ) -> MembershipPolicy:
-    """Of a launch on so many devices, each with its own host unless they are local."""
+    """The policy of a launch on so many devices, each on its own host unless local."""
     step = Interval(median=0.01, low=0.01, high=0.02)
     devices = tuple(
         PlannedDevice.model_validate(
@@ -67,7 +67,7 @@ class Process:
     done: bool = False
     hang: Hang | None = None
     since: float | None = None
-    """since when it waits, or computes"""
+    """the time since which it waits, or computes"""
     leave: bool = False
     aborted: bool = False
     stop: bool = False
@@ -76,10 +76,10 @@ class Process:
 
 
 class SimulatedRanks:
-    """The processes of a launch, and the state machine that leads them."""
+    """The processes of a launch, and the state machine that controls them."""
 
     def __init__(self, policy: MembershipPolicy, *, steps: int = 40, checkpoint_step: int = 0):
-        """`steps`: of the whole training; it starts from a checkpoint of `checkpoint_step`."""
+        """A training of `steps` steps that starts from a checkpoint of `checkpoint_step`."""
         self.policy, self.count, self.total_steps = policy, len(policy.devices), steps
         folder = "folder" if checkpoint_step else None
         self.machine = Membership(policy, checkpoint=folder, committed=checkpoint_step)
@@ -93,20 +93,20 @@ class SimulatedRanks:
         self.restore_asked = False
         self.split, self.limits = [BATCH] * self.count, dict[int, int]()
         self.starts: Counter[int] = Counter()
-        """of each device's processes since a checkpoint"""
+        """starts of each device's processes since the last checkpoint"""
         self.stop_asked_at: float | None = None
         self.end: instruction.Finish | instruction.GiveUp | None = None
         self._ended_now: set[int] = set()
         self._hopeless = False
         self._left: set[int] = set()
-        """members of the group that have reported to be out of it"""
+        """members that have reported that they left the group"""
         self._asked_to_leave = False
         self.seen: list[instruction.Instruction] = []
 
     # -- the machine's side ------------------------------------------------------------------------
 
     def tell(self, *events: event.MembershipEvent) -> None:
-        """Give events to the machine, and obey."""
+        """Pass events to the machine, and follow its instructions."""
         group, broken = self.group, [self._breaks_group(one) for one in events]
         for happened in events:
             self._note_limits(happened)
@@ -122,7 +122,7 @@ class SimulatedRanks:
             assert all(one.aborted for one in self.inside()), "they wait for one that is gone"
 
     def _breaks_group(self, happened: event.MembershipEvent) -> bool:
-        """Whether a member of the group is lost, or comes out of a sum that has failed."""
+        """Whether a member of the group is lost, or its sum has failed."""
         if not isinstance(happened, event.RankEvent) or self.group is None:
             return False
         inside = happened.number in set(self.group.members) - self._left
@@ -132,7 +132,7 @@ class SimulatedRanks:
         return inside and isinstance(happened, event.ProcessEnded)
 
     def _note_limits(self, happened: event.MembershipEvent) -> None:
-        """Which batches a device was seen not to hold."""
+        """The batches that did not fit on a device."""
         if isinstance(happened, event.SplitChanged):
             self.split = list(happened.batch_sizes)
         elif isinstance(happened, event.ProcessEnded) and happened.out_of_memory:
@@ -144,14 +144,14 @@ class SimulatedRanks:
             self.limits[happened.number] = min(short.batch_size - 1, most)
 
     def tick(self, seconds: float = 0.05) -> None:
-        """Let time pass: heartbeats, then a tick."""
+        """Advance the time: send heartbeats, then a tick."""
         self.now += seconds
         self.tell(*self.heartbeats(), event.Tick(self.now))
         if self.stop_asked_at is not None and self.now - self.stop_asked_at > 34.0:
             assert self.end is not None, "stop has no end"
 
     def heartbeats(self) -> list[event.MembershipEvent]:
-        """Of all processes that are not silent."""
+        """Send heartbeats from all processes that are not silent."""
         found: list[event.MembershipEvent] = []
         for one in self.processes.values():
             if one.hang != "silent" and one.killed is None:
@@ -223,16 +223,16 @@ class SimulatedRanks:
     def _members(self, numbers: tuple[int, ...], generation: int) -> list[Process]:
         assert self.group is not None
         assert generation == self.group.generation
-        # One that has left by itself may not have reported it yet.
+        # A rank that has left may not have reported it yet.
         return [one for one in self._living(numbers) if one.status in ("joining", "in")]
 
     def _living(self, numbers: tuple[int, ...]) -> list[Process]:
-        """These processes, but for those whose end is news to the machine."""
+        """These processes, except for those whose end the machine does not know yet."""
         assert numbers
         return [self.processes[number] for number in numbers if number not in self._ended_now]
 
     def _usable(self) -> list[Process]:
-        """Those that have reported to be ready, and have memory."""
+        """The ranks that have reported that they are ready, and have memory."""
         every = self.processes.values()
         ready = [one for one in every if one.status == "ready" and not one.outbox]
         return [one for one in ready if self.limits.get(one.number) != 0]
@@ -268,18 +268,18 @@ class SimulatedRanks:
     # -- the ranks' side ---------------------------------------------------------------------------
 
     def deliver(self, one: Process, count: int | None = None) -> None:
-        """Deliver the first reports of a process's outbox, or all."""
+        """Deliver the first messages of a process's outbox, or all."""
         sent, one.outbox = one.outbox[:count], one.outbox[len(one.outbox[:count]) :]
         if sent:
             self.tell(*sent)
 
     def load(self, one: Process) -> None:
-        """A process has loaded."""
+        """Let a process finish loading."""
         one.status = "ready"
         one.outbox.append(event.RankReady(self.now, one.number, None))
 
     def join(self, one: Process) -> None:
-        """It meets the others, who are all on their way."""
+        """Let a rank connect to the other members, who are all joining."""
         one.status = "in"
         one.outbox.append(event.RankJoined(self.now, one.number))
         members = self.members()
@@ -295,20 +295,20 @@ class SimulatedRanks:
                 one.outbox.append(event.SplitChanged(self.now, tuple(split)))
 
     def members(self) -> list[Process]:
-        """Those members of the group that live."""
+        """The living members of the group."""
         numbers = self.group.members if self.group is not None else []
         return [self.processes[number] for number in numbers if number in self.processes]
 
     def inside(self) -> list[Process]:
-        """Those of them that have not left it."""
+        """The living members that have not left the group."""
         return [one for one in self.members() if one.status in ("joining", "in")]
 
     def joined(self) -> bool:
-        """Whether those that are in the group have all met."""
+        """Whether all ranks in the group have connected."""
         return bool(self.inside()) and all(one.status == "in" for one in self.inside())
 
     def healthy(self) -> bool:
-        """Whether the group can make a step, or can yet be met."""
+        """Whether the group can make a step, or can still connect."""
         inside = self.inside()
         return (
             self.group is not None
@@ -318,7 +318,7 @@ class SimulatedRanks:
         )
 
     def make_step(self) -> None:
-        """All members finish a step, and end or leave if they were asked to."""
+        """Let all members finish a step, and end or leave if requested."""
         members = self.inside()
         assert self.group is not None
         for one in members:
@@ -337,19 +337,19 @@ class SimulatedRanks:
                 self.leave(one)
 
     def finish_search(self) -> None:
-        """All members have searched to the end."""
+        """Let all members finish their search."""
         for one in self.inside():
             one.done = True
             one.outbox.append(event.RankDone(self.now, one.number, None))
             self.leave(one)
 
     def leave(self, one: Process, **why: object) -> None:
-        """A rank leaves its group, and waits for another."""
+        """Let a rank leave its group, and wait for another."""
         one.status, one.since = "ready", None
         one.outbox.append(event.RankReady(self.now, one.number, one.step, **why))  # type: ignore[arg-type]  # one of two
 
     def store_checkpoint(self) -> None:
-        """What the members have done is stored."""
+        """Store the members' progress."""
         step = next(one.step for one in self.inside())
         if step is not None and step > self.stored_step:
             self.stored_step = step
@@ -358,7 +358,7 @@ class SimulatedRanks:
             self.tell(event.CheckpointStored(self.now, step))
 
     def restore(self) -> None:
-        """The newest checkpoint is fetched, as was asked."""
+        """Fetch the newest checkpoint, as requested."""
         self.restore_asked = False
         self.restored = ("folder" if self.stored_step else None, self.stored_step)
         self.tell(event.CheckpointRestored(self.now, *self.restored))
@@ -366,14 +366,14 @@ class SimulatedRanks:
     def die(
         self, one: Process, how: str = "was killed by SIGKILL", *, out_of_memory: bool = False
     ) -> None:
-        """A process ends. What it had sent before arrives."""
+        """End a process. Its earlier messages still arrive."""
         del self.processes[one.number]
         memory = out_of_memory and one.killed is None and one.status == "in"
         ended = event.ProcessEnded(self.now, one.number, one.killed or how, "its.log", memory)
         self.tell(*one.outbox, ended)
 
     def fail(self, one: Process, *, final: bool = False) -> None:
-        """A rank's code raises an error; the process ends."""
+        """Let a rank's code raise an error, which ends the process."""
         error = TrainingFailed(f"rank {one.number}: a cable came loose")
         said = "a cable came loose"
         failed = event.RankFailed(self.now, one.number, error, said, one.step, final)
@@ -383,9 +383,9 @@ class SimulatedRanks:
     # -- fair play ---------------------------------------------------------------------------------
 
     def play_fairly(self, *, rounds: int = 5000) -> None:
-        """From now on nothing new fails. Whatever has, it all comes to an end.
+        """Run to the end without new failures.
 
-        Every process does what it can, killed ones end, and time passes, ever faster while nothing
+        Every process does what it can, killed ones end, and time advances, faster while nothing
         happens.
         """
         pause = 0.05
@@ -398,7 +398,7 @@ class SimulatedRanks:
         raise AssertionError(f"no end after {rounds} rounds: …, {self.seen[-20:]}")
 
     def act(self) -> bool:
-        """Let every process do the next thing that it can; whether one did."""
+        """Let every process take its next action; whether one did."""
         acted = False
         for one in list(self.processes.values()):
             if self.end is not None:
@@ -422,7 +422,7 @@ class SimulatedRanks:
         return acted
 
     def train(self) -> bool:
-        """Make a step, or search to the end, if the group can."""
+        """Make a step, or finish the search, if the group can."""
         able = self.end is None and self.healthy() and self.joined()
         if able and self.policy.searches:
             self.finish_search()

@@ -12,7 +12,7 @@ from trainwright.tasks.train.membership.event import MemoryShortage
     fits=st.integers(0, 10_000),
     predicted=st.none() | st.integers(0, 10_000),
 )
-def test_each_time_that_memory_is_short_the_batch_shrinks(
+def test_each_memory_shortage_shrinks_the_batch(
     batch: int, fits: int, predicted: int | None
 ) -> None:
     limit = TrainingCapacity([batch], min_count=1).limit(0, MemoryShortage(batch, fits), predicted)
@@ -20,7 +20,7 @@ def test_each_time_that_memory_is_short_the_batch_shrinks(
     assert limit <= max(fits, batch // 2)
 
 
-def test_a_device_gets_what_it_has_held_or_what_the_plan_predicts_but_at_most_half() -> None:
+def test_a_limit_is_a_batch_that_fitted_or_the_plans_prediction_but_at_most_half() -> None:
     capacity = TrainingCapacity([64], min_count=1)
     assert capacity.limit(0, MemoryShortage(64), None) == 32
     assert capacity.limit(0, MemoryShortage(64), 20) == 20
@@ -28,7 +28,7 @@ def test_a_device_gets_what_it_has_held_or_what_the_plan_predicts_but_at_most_ha
     assert capacity.limit(0, MemoryShortage(64, fits=50), 20) == 50
 
 
-def test_a_shortage_names_what_is_short() -> None:
+def test_a_shortage_names_its_cause() -> None:
     capacity = TrainingCapacity([8, 8, 8], min_count=2)
     assert capacity.shortage([0, 1]) is None
     assert capacity.shortage([]) == "none of 3 devices is left"
@@ -42,7 +42,7 @@ def test_a_shortage_names_what_is_short() -> None:
     assert capacity.shortage([0, 2]) is None
 
 
-def test_a_device_that_holds_no_sample_is_of_no_use_and_what_is_lacking_is_memory() -> None:
+def test_a_device_too_small_for_one_sample_is_unusable_for_lack_of_memory() -> None:
     capacity = TrainingCapacity([8, 8], min_count=2)
     assert not capacity.lacks_memory([0, 1])
     capacity.limit(1, MemoryShortage(1), None)
@@ -51,5 +51,5 @@ def test_a_device_that_holds_no_sample_is_of_no_use_and_what_is_lacking_is_memor
     assert not capacity.lacks_memory([0])
 
 
-def test_more_devices_than_there_are_can_not_be_required() -> None:
+def test_requiring_more_devices_than_exist_is_refused() -> None:
     assert TrainingCapacity([8], min_count=3).shortage([0]) is None

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: the laws of membership hold, and it all comes to an end."""
+"""For any events in any order, the laws of membership hold, and the training ends."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ HANGS = st.sampled_from(["silent", "computes", "idle", "deaf"])
 class AnyOrder(RuleBasedStateMachine):
     """Ranks that load, train, leave, hang, fail and die, hosts that come and go, and a stop.
 
-    `SimulatedRanks` checks each instruction. At the end nothing new fails, and the training must
-    end: with its last step, or with an error.
+    `SimulatedRanks` checks each instruction. Finally, without new failures, the training must end:
+    with its last step, or with an error.
     """
 
     ranks: SimulatedRanks
@@ -144,7 +144,7 @@ class AnyOrder(RuleBasedStateMachine):
         if one.status == "loading" and how == "silent":
             one.hang = "silent"
         elif one in inside and (how != "idle" or len(inside) > 1):
-            # One that hangs alone, outside of a step, and sends heartbeats, is not noticed.
+            # The watchdog misses a rank that hangs alone, outside a step, and sends heartbeats.
             one.hang, one.since = how, None  # type: ignore[assignment]  # one of them
 
     @precondition(running)

@@ -6,7 +6,7 @@ from trainwright.tasks.errors import TrainingFailed
 from trainwright.tasks.train.membership.restarts import FruitlessGroups, RestartLimits
 
 
-def test_a_device_is_given_up_after_its_restarts_unless_it_reaches_a_checkpoint() -> None:
+def test_a_device_is_abandoned_after_its_restarts_unless_it_reaches_a_checkpoint() -> None:
     limits = RestartLimits(restarts=2)
     for _ in range(2):
         limits.died(1)
@@ -20,14 +20,14 @@ def test_a_device_is_given_up_after_its_restarts_unless_it_reaches_a_checkpoint(
     assert limits.allows(0)
 
 
-def test_an_error_is_a_repetition_only_at_its_own_step() -> None:
+def test_an_error_counts_as_repeated_only_at_the_same_step() -> None:
     limits = RestartLimits(restarts=2)
     assert not limits.repeats(3)
     assert not limits.repeats(4)
     assert limits.repeats(3)
 
 
-def test_an_error_is_forgotten_when_a_checkpoint_was_reached() -> None:
+def test_an_error_is_forgotten_after_a_checkpoint() -> None:
     limits = RestartLimits(restarts=2)
     assert not limits.repeats(3)
     limits.reached_checkpoint([0])
@@ -44,7 +44,7 @@ def test_after_a_fruitless_group_the_next_one_waits_a_second() -> None:
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_fruitless_groups_in_a_row_over_the_patience_are_an_error_with_what_a_rank_reported(
+def test_too_many_fruitless_groups_in_a_row_raise_the_ranks_error(
     kept: bool,
 ) -> None:
     groups = FruitlessGroups(patience_s=3.0)
@@ -58,7 +58,7 @@ def test_fruitless_groups_in_a_row_over_the_patience_are_an_error_with_what_a_ra
     assert str(error.value).endswith("the last checkpoint is kept") == kept
 
 
-def test_a_fruitful_group_ends_the_row() -> None:
+def test_a_fruitful_group_resets_the_count() -> None:
     groups = FruitlessGroups(patience_s=0.0)
     for generation in range(1, 20, 2):
         groups.allow_next(generation, 10.0, fruitful=False, kept=False)

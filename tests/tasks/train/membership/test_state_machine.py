@@ -1,4 +1,4 @@
-"""What the membership state machine decides, case by case. (`test_orders_of_events`: any order.)"""
+"""The membership state machine's decisions, case by case (`test_orders_of_events`: any order)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainwright.tasks.train.worker_group import WorkerGroup
 
 
 def training(count: int = 3, *, steps: int = 3, committed: int = 0, **rules: Any) -> SimulatedRanks:
-    """Ranks that have joined their first group and made some steps."""
+    """Ranks that have joined their first group and finished some steps."""
     ranks = SimulatedRanks(policy(count, **rules), checkpoint_step=committed)
     ranks.tick()
     go_on(ranks, ranks.joined)
@@ -35,7 +35,7 @@ def training(count: int = 3, *, steps: int = 3, committed: int = 0, **rules: Any
 
 
 def go_on(ranks: SimulatedRanks, until: Callable[[], bool], *, train: bool = False) -> None:
-    """Let all do what they can, `train` too, until something is so."""
+    """Let all processes act, also `train`, until a condition holds."""
     for _ in range(20):
         if until():
             return
@@ -88,7 +88,7 @@ def test_the_first_group_waits_for_all_to_load() -> None:
     assert (first.members, first.reason, first.broken) == ([0, 1], "begins with 2 of 2", False)
 
 
-def test_the_others_leave_at_once_and_go_on_when_a_rank_is_killed_and_it_comes_back() -> None:
+def test_when_a_rank_is_killed_the_others_regroup_at_once_and_it_comes_back() -> None:
     ranks = training(3)
     kill(ranks, 1)
     assert ranks.seen == [instruction.AbortGroup((0, 2), 1), instruction.StartProcess(1)]
@@ -97,15 +97,15 @@ def test_the_others_leave_at_once_and_go_on_when_a_rank_is_killed_and_it_comes_b
     leave(ranks, 2, sum_error="reset")
     [smaller] = groups(ranks)
     assert (smaller.generation, smaller.members, smaller.broken) == (2, [0, 2], True)
-    assert smaller.reason == "rank 1 (h1/cpu) was killed by SIGKILL; goes on with 2 of 3"
+    assert smaller.reason == "rank 1 (h1/cpu) was killed by SIGKILL; continues with 2 of 3"
     go_on(ranks, lambda: instruction.AskToLeave((0, 2), 2) in ranks.seen)
     go_on(ranks, lambda: len(groups(ranks)) == 2, train=True)
     larger = groups(ranks)[1]
     assert (larger.members, larger.broken) == ([0, 1, 2], False)
-    assert larger.reason == "rank 1 (h1/cpu) is back; goes on with 3 of 3"
+    assert larger.reason == "rank 1 (h1/cpu) is back; continues with 3 of 3"
 
 
-def test_ranks_may_be_lost_and_come_back_again_and_again() -> None:
+def test_ranks_may_be_lost_and_come_back_repeatedly() -> None:
     ranks = training(3)
     for number in (1, 2, 0):
         kill(ranks, number)
@@ -117,7 +117,7 @@ def test_ranks_may_be_lost_and_come_back_again_and_again() -> None:
         ranks.seen.clear()
 
 
-def test_a_rank_that_comes_back_joins_no_group_that_is_about_to_end() -> None:
+def test_a_returning_rank_does_not_join_a_group_that_is_about_to_end() -> None:
     ranks = training(2, steps=38)
     kill(ranks, 1)
     leave(ranks, 0, sum_error="reset")
@@ -132,7 +132,7 @@ def test_a_rank_that_comes_back_joins_no_group_that_is_about_to_end() -> None:
     assert isinstance(ranks.end, instruction.Finish)
 
 
-def test_who_has_left_as_asked_does_not_wait_for_one_that_does_not() -> None:
+def test_ranks_that_have_left_do_not_wait_for_one_that_has_not() -> None:
     ranks = training(3)
     kill(ranks, 2)
     go_on(ranks, lambda: instruction.AskToLeave((0, 1), 2) in ranks.seen)
@@ -144,7 +144,7 @@ def test_who_has_left_as_asked_does_not_wait_for_one_that_does_not() -> None:
     assert instruction.AbortGroup((1,), 2) in ranks.seen
 
 
-def test_a_device_is_not_started_again_beyond_its_restarts() -> None:
+def test_a_device_is_not_restarted_beyond_its_limit() -> None:
     ranks = training(2, restarts=2)
     for _ in range(3):
         kill(ranks, 1)
@@ -154,7 +154,7 @@ def test_a_device_is_not_started_again_beyond_its_restarts() -> None:
     assert isinstance(ranks.end, instruction.Finish)
 
 
-def test_a_checkpoint_allows_its_members_all_restarts_again() -> None:
+def test_a_checkpoint_resets_its_members_restarts() -> None:
     ranks = training(2, restarts=1)
     kill(ranks, 1)
     go_on(ranks, lambda: len(groups(ranks)) == 2, train=True)
@@ -180,7 +180,7 @@ def test_if_all_are_lost_they_start_from_the_newest_checkpoint() -> None:
     assert (group.checkpoint, group.committed) == ("folder", 7)
 
 
-def test_all_ranks_that_are_done_are_the_end_and_one_that_dies_before_is_replaced() -> None:
+def test_the_training_ends_when_all_ranks_are_done_and_one_that_dies_before_is_replaced() -> None:
     ranks = training(2, steps=40)
     ranks.deliver(ranks.processes[0])
     ranks.processes[1].outbox.clear()
@@ -191,7 +191,7 @@ def test_all_ranks_that_are_done_are_the_end_and_one_that_dies_before_is_replace
     assert isinstance(ranks.end, instruction.Finish)
 
 
-def test_a_group_is_told_what_is_stored() -> None:
+def test_a_group_contains_the_stored_step() -> None:
     ranks = training(2, steps=7)
     ranks.store_checkpoint()
     kill(ranks, 1)
@@ -211,7 +211,7 @@ def test_after_a_rollback_the_older_checkpoint_counts() -> None:
 # -- the spare process -----------------------------------------------------------------------------
 
 
-def test_a_spare_process_is_started_once_a_training_lasts_and_takes_a_lost_ranks_place() -> None:
+def test_a_long_training_starts_a_spare_process_which_replaces_a_lost_rank() -> None:
     ranks = training(2)
     ranks.tick(SPARE_AFTER_S / 2)
     assert ranks.seen == []
@@ -221,11 +221,11 @@ def test_a_spare_process_is_started_once_a_training_lasts_and_takes_a_lost_ranks
     ranks.tell(event.SpareLoaded(ranks.now))
     kill(ranks, 1)
     assert instruction.AssignSpare(1) in ranks.seen
-    assert instruction.StartSpare() not in ranks.seen[1:]  # the lost rank's process loads first
+    assert instruction.StartSpare() not in ranks.seen[1:]  # the lost rank's replacement loads first
     go_on(ranks, lambda: ranks.seen.count(instruction.StartSpare()) == 2)
 
 
-def test_a_spare_process_that_still_loads_is_not_waited_for() -> None:
+def test_a_loading_spare_process_does_not_delay_a_replacement() -> None:
     ranks = training(2)
     ranks.tick(2 * SPARE_AFTER_S)
     kill(ranks, 1)
@@ -233,13 +233,13 @@ def test_a_spare_process_that_still_loads_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("rules", [{"restarts": 0}, {"local": False}, {"searches": True}])
-def test_no_spare_process_is_started_that_could_not_be_used(rules: dict[str, Any]) -> None:
+def test_no_useless_spare_process_is_started(rules: dict[str, Any]) -> None:
     ranks = training(2, steps=0, **rules)
     ranks.tick(10 * SPARE_AFTER_S)
     assert ranks.seen == []
 
 
-def test_a_spare_process_that_dies_is_started_again_but_not_for_ever() -> None:
+def test_a_dead_spare_process_is_restarted_a_limited_number_of_times() -> None:
     ranks = training(2)
     for _ in range(30):
         ranks.tick(2 * SPARE_AFTER_S)
@@ -266,7 +266,7 @@ def test_with_a_minimum_of_all_the_others_wait_for_the_replacement_and_say_so_on
     assert group.reason.startswith("rank 0 (h0/cpu) was killed by SIGKILL; rank 0 (h0/cpu) is back")
 
 
-def test_too_few_for_too_long_is_a_checkpoint_and_a_clear_failure() -> None:
+def test_too_few_ranks_for_too_long_save_a_checkpoint_and_fail_clearly() -> None:
     ranks = training(2, min_count=2, steps=7)
     kill(ranks, 0)
     leave(ranks, 1, sum_error="reset")
@@ -277,12 +277,12 @@ def test_too_few_for_too_long_is_a_checkpoint_and_a_clear_failure() -> None:
     assert str(error(ranks)) == (
         "1 of 2 devices left, and devices.min_count is 2 and none came back in 61 s "
         "(rank 0 (h0/cpu) was killed by SIGKILL; its log is its.log); "
-        "the checkpoint of step 7 is kept: run it again to go on from there"
+        "the checkpoint of step 7 is kept: run it again to continue from there"
     )
     assert error(ranks).details["step"] == 7
 
 
-def test_each_shortage_is_waited_for_as_long() -> None:
+def test_each_shortage_has_the_full_patience() -> None:
     ranks = training(2, min_count=2)
     for _ in range(2):
         kill(ranks, 0)
@@ -295,7 +295,7 @@ def test_each_shortage_is_waited_for_as_long() -> None:
     assert [group.members for group in groups(ranks)] == [[0, 1]] * 2
 
 
-def test_a_training_that_is_being_given_up_waits_for_nothing() -> None:
+def test_a_training_that_is_ending_waits_for_no_rank() -> None:
     ranks = training(2, min_count=2, local=False, restarts=1)
     for _ in range(2):
         kill(ranks, 0)
@@ -308,7 +308,7 @@ def test_a_training_that_is_being_given_up_waits_for_nothing() -> None:
     assert str(error(ranks)).startswith("none of 2 devices is left (rank 1")
 
 
-def test_if_no_replacement_can_come_too_few_is_a_failure_at_once() -> None:
+def test_if_no_replacement_is_possible_too_few_ranks_fail_at_once() -> None:
     ranks = training(2, min_count=2, restarts=0)
     kill(ranks, 0)
     leave(ranks, 1, sum_error="reset")
@@ -316,14 +316,14 @@ def test_if_no_replacement_can_come_too_few_is_a_failure_at_once() -> None:
     assert notices(ranks) == []
 
 
-def test_if_no_rank_has_the_state_too_few_is_a_failure_without_another_checkpoint() -> None:
+def test_if_no_rank_has_the_state_too_few_ranks_fail_without_another_checkpoint() -> None:
     ranks = training(1, restarts=0, committed=5)
     kill(ranks, 0)
     assert str(error(ranks)).startswith("none of 1 devices is left (rank 0 (h0/cpu) was killed by")
     assert str(error(ranks)).endswith("; the last checkpoint is kept")
 
 
-def test_a_training_that_was_given_up_goes_on_if_enough_are_there_again() -> None:
+def test_a_training_that_is_ending_continues_if_enough_ranks_return() -> None:
     ranks = training(2, min_count=2, restarts=1)
     kill(ranks, 0)
     leave(ranks, 1, sum_error="reset")
@@ -340,13 +340,13 @@ def test_a_training_that_was_given_up_goes_on_if_enough_are_there_again() -> Non
 # -- hosts -----------------------------------------------------------------------------------------
 
 
-def test_a_lost_hosts_rank_is_started_again_when_the_host_is_back() -> None:
+def test_a_lost_hosts_rank_restarts_when_the_host_is_back() -> None:
     ranks = training(2, local=False)
     ranks.unreachable = {1}
     ranks.tell(event.HostsLost(ranks.now, frozenset({1})))
     kill(ranks, 1, how="is lost: no route")
     leave(ranks, 0, sum_error="reset")
-    assert groups(ranks)[0].reason == "rank 1 (h1/cpu) is lost: no route; goes on with 1 of 2"
+    assert groups(ranks)[0].reason == "rank 1 (h1/cpu) is lost: no route; continues with 1 of 2"
     ranks.tick(100.0)
     assert instruction.StartProcess(1) not in ranks.seen
     ranks.unreachable = set()
@@ -354,7 +354,7 @@ def test_a_lost_hosts_rank_is_started_again_when_the_host_is_back() -> None:
     assert instruction.StartProcess(1) in ranks.seen
 
 
-def test_a_lost_host_that_is_needed_is_waited_for_as_long_as_the_job_says() -> None:
+def test_a_required_lost_host_is_waited_for_up_to_the_jobs_limit() -> None:
     ranks = training(1, local=False, wait_for_devices=30.0)
     ranks.unreachable = {0}
     ranks.tell(event.HostsLost(ranks.now, frozenset({0})))
@@ -369,7 +369,7 @@ def test_a_lost_host_that_is_needed_is_waited_for_as_long_as_the_job_says() -> N
 # -- the search of the learning rate ---------------------------------------------------------------
 
 
-def test_a_search_waits_for_the_replacement_and_starts_again_with_all() -> None:
+def test_a_search_waits_for_the_replacement_and_restarts_with_all_ranks() -> None:
     ranks = training(2, steps=0, searches=True)
     kill(ranks, 0)
     leave(ranks, 1, sum_error="reset")
@@ -381,7 +381,7 @@ def test_a_search_waits_for_the_replacement_and_starts_again_with_all() -> None:
     assert (group.members, group.checkpoint) == ([0, 1], None)
 
 
-def test_a_search_goes_on_with_the_rest_if_a_lost_rank_is_not_replaced() -> None:
+def test_a_search_continues_without_a_rank_that_is_not_replaced() -> None:
     ranks = training(3, steps=0, searches=True, restarts=0)
     kill(ranks, 2)
     leave(ranks, 0, sum_error="reset")
@@ -409,11 +409,13 @@ def fail(ranks: SimulatedRanks, number: int, error: TrainwrightError, **said: An
     ranks.die(one, "ended with 1")
 
 
-def test_an_error_costs_a_process_and_twice_at_a_step_the_training() -> None:
+def test_one_error_costs_a_process_and_two_at_the_same_step_the_training() -> None:
     ranks = training(2)
     fail(ranks, 0, TrainingFailed("rank 0: a cable came loose"))
     leave(ranks, 1, sum_error="reset")
-    assert groups(ranks)[0].reason.startswith("rank 0 (h0/cpu) failed (a cable came loose); goes")
+    assert groups(ranks)[0].reason.startswith(
+        "rank 0 (h0/cpu) failed (a cable came loose); continues"
+    )
     go_on(ranks, ranks.joined)
     fail(ranks, 1, TrainingFailed("rank 1: a cable came loose"))
     assert str(error(ranks)) == "rank 1: a cable came loose"
@@ -428,7 +430,7 @@ def test_an_error_costs_a_process_and_twice_at_a_step_the_training() -> None:
         (True, TrainingFailed("rank 0: a cable came loose"), {}),
     ],
 )
-def test_an_error_that_would_come_again_ends_the_training_at_once(
+def test_a_permanent_error_ends_the_training_at_once(
     searches: bool, failure: TrainwrightError, said: dict[str, Any]
 ) -> None:
     ranks = training(2, steps=0, searches=searches)
@@ -443,7 +445,7 @@ def test_an_error_while_a_rank_loads_ends_the_training() -> None:
     assert str(error(ranks)) == "rank 0: no module torch"
 
 
-def test_sums_that_fail_again_and_again_without_a_lost_rank_end_the_training() -> None:
+def test_repeatedly_failing_sums_without_a_lost_rank_end_the_training() -> None:
     ranks = training(2, steps=0, wait_for_devices=3.0)
     began = ranks.now
     while ranks.end is None:
@@ -458,7 +460,7 @@ def test_sums_that_fail_again_and_again_without_a_lost_rank_end_the_training() -
 # -- memory ----------------------------------------------------------------------------------------
 
 
-def test_a_rank_without_memory_gets_a_batch_that_fits_and_the_others_take_more() -> None:
+def test_a_rank_out_of_memory_gets_a_smaller_batch_and_the_others_take_more() -> None:
     ranks = training(2)
     leave(ranks, 0, shortage=event.MemoryShortage(8, fits=3))
     leave(ranks, 1, sum_error="reset")
@@ -466,11 +468,11 @@ def test_a_rank_without_memory_gets_a_batch_that_fits_and_the_others_take_more()
     assert (group.members, group.limits) == ([0, 1], {0: 4})
     assert group.reason == (
         "rank 0 (h0/cpu) has no memory for a batch of 8; from now on it takes at most 4; "
-        "goes on with 2 of 2"
+        "continues with 2 of 2"
     )
 
 
-def test_the_plans_memory_curve_says_what_fits() -> None:
+def test_the_plans_memory_curve_limits_the_batch() -> None:
     rules = policy(1)
     line = Affine(fixed=100.0, per_sample=10.0)
     device = rules.devices[0].model_copy(update={"memory_bytes": line})
@@ -483,7 +485,7 @@ def test_the_plans_memory_curve_says_what_fits() -> None:
     assert "(at most device 0: 3)" in str(error(ranks))
 
 
-def test_a_rank_that_the_kernel_killed_for_want_of_memory_comes_back_with_half_the_batch() -> None:
+def test_a_rank_killed_for_lack_of_memory_comes_back_with_half_the_batch() -> None:
     ranks = training(2, min_count=2)
     kill(ranks, 0, out_of_memory=True)
     leave(ranks, 1, sum_error="reset")
@@ -491,7 +493,7 @@ def test_a_rank_that_the_kernel_killed_for_want_of_memory_comes_back_with_half_t
     assert groups(ranks)[0].limits == {0: 4}
 
 
-def test_a_device_that_holds_no_sample_is_left_out() -> None:
+def test_a_device_too_small_for_one_sample_is_left_out() -> None:
     ranks = training(2)
     ranks.tell(event.SplitChanged(ranks.now, (15, 1)))
     leave(ranks, 1, shortage=event.MemoryShortage(1))
@@ -504,14 +506,14 @@ def test_a_device_that_holds_no_sample_is_left_out() -> None:
     assert isinstance(ranks.end, instruction.Finish)
 
 
-def test_a_batch_that_fits_nowhere_is_a_failure_that_says_what_was_held() -> None:
+def test_a_batch_that_fits_nowhere_fails_with_the_batches_that_fit() -> None:
     ranks = training(2)
     for number in (0, 1):
         leave(ranks, number, shortage=event.MemoryShortage(8, fits=2))
     ranks.play_fairly()
     assert "global batch of 16 does not fit into the memory of 2 of 2" in str(error(ranks))
     assert error(ranks).details["most_batch_sizes"] == {"h0/cpu": 4, "h1/cpu": 4}
-    assert str(error(ranks)).endswith("is kept")  # running it again would not help
+    assert str(error(ranks)).endswith("is kept")  # no hint to run it again, which would not help
 
 
 # -- ranks that hang -------------------------------------------------------------------------------
@@ -536,7 +538,7 @@ def test_a_rank_that_hangs_is_killed_with_the_reason_and_replaced(hang: Any, why
     assert [group.members for group in groups(ranks)][:2] == [[0, 2], [0, 1, 2]]
 
 
-def test_what_a_rank_reported_in_its_last_group_does_not_count_in_the_next() -> None:
+def test_heartbeats_of_the_last_group_do_not_count_in_the_next() -> None:
     ranks = training(2)
     ranks.tell(event.RankHeartbeat(ranks.now, 0, 61.0, None, False))
     kill(ranks, 1)
@@ -570,7 +572,7 @@ def test_a_rank_that_reads_a_checkpoint_may_keep_the_others_waiting() -> None:
     assert list(kills(ranks)) == [0]
 
 
-def test_a_process_that_loads_may_be_silent_for_long_but_not_for_ever() -> None:
+def test_a_loading_process_may_be_silent_for_a_limited_time() -> None:
     ranks = SimulatedRanks(policy(2))
     ranks.tick()
     ranks.processes[0].hang = "silent"
@@ -580,9 +582,9 @@ def test_a_process_that_loads_may_be_silent_for_long_but_not_for_ever() -> None:
     assert list(kills(ranks)) == [0]
 
 
-def test_heartbeats_that_arrive_late_together_kill_nobody() -> None:
+def test_heartbeats_that_arrive_late_together_kill_no_rank() -> None:
     ranks = training(2)
-    ranks.tick(1000.0)  # the launcher was held up
+    ranks.tick(1000.0)  # the launcher was delayed
     assert kills(ranks) == {}
 
 
@@ -594,7 +596,7 @@ def stop(ranks: SimulatedRanks) -> None:
     ranks.tell(event.StopRequested(ranks.now))
 
 
-def test_a_stop_ends_the_training_after_the_step_at_hand() -> None:
+def test_a_stop_ends_the_training_after_the_current_step() -> None:
     ranks = training(2)
     stop(ranks)
     assert ranks.seen == [instruction.AskToStop((0, 1))]
@@ -619,7 +621,7 @@ def test_a_stop_before_the_first_group_ends_at_once(committed: int, told: str) -
     assert str(error(ranks)) == told
 
 
-def test_a_step_that_takes_too_long_is_not_waited_for_unless_a_checkpoint_is_written() -> None:
+def test_a_stop_does_not_wait_for_a_long_step_unless_a_checkpoint_is_being_written() -> None:
     for saving in (False, True):
         ranks = training(2)
         ranks.processes[0].hang = "computes"
@@ -630,10 +632,10 @@ def test_a_step_that_takes_too_long_is_not_waited_for_unless_a_checkpoint_is_wri
         assert ranks.end is None
         ranks.tick(0.2)
         assert isinstance(error(ranks), Interrupted)
-        assert "took too long to wait for" in str(error(ranks))
+        assert "took too long" in str(error(ranks))
 
 
-def test_a_stop_while_a_rank_is_replaced_has_the_others_write_a_checkpoint() -> None:
+def test_a_stop_during_a_replacement_lets_the_others_write_a_checkpoint() -> None:
     ranks = training(2)
     kill(ranks, 1)
     stop(ranks)
@@ -645,7 +647,7 @@ def test_a_stop_while_a_rank_is_replaced_has_the_others_write_a_checkpoint() -> 
     assert isinstance(ranks.end, instruction.Finish)
 
 
-def test_after_a_stop_no_process_is_started() -> None:
+def test_no_process_starts_after_a_stop() -> None:
     ranks = training(3)
     stop(ranks)
     kill(ranks, 1)
@@ -663,11 +665,11 @@ def test_a_stop_while_no_rank_has_the_state_ends_at_once() -> None:
     )
 
 
-def test_a_search_that_is_stopped_starts_no_other_group() -> None:
+def test_a_stopped_search_forms_no_further_group() -> None:
     ranks = training(2, steps=0, searches=True)
     stop(ranks)
     kill(ranks, 1)
-    assert str(error(ranks)) == "stopped while the learning rate was searched"
+    assert str(error(ranks)) == "stopped during the learning-rate search"
 
 
 def test_a_lost_lease_ends_everything_at_once() -> None:
@@ -676,7 +678,7 @@ def test_a_lost_lease_ends_everything_at_once() -> None:
     assert isinstance(error(ranks), RunHeld)
 
 
-def test_events_of_a_process_that_has_ended_and_after_the_end_change_nothing() -> None:
+def test_events_of_ended_processes_and_events_after_the_end_are_ignored() -> None:
     ranks = training(2, restarts=0)
     kill(ranks, 1)
     ranks.seen.clear()

@@ -31,20 +31,20 @@ def test_a_rank_that_computes_while_the_others_wait_too_long_hangs() -> None:
     assert (rank.number, why) == (1, "kept the others waiting for 60 s and was killed")
 
 
-def test_a_silent_rank_hangs_and_those_that_wait_for_it_do_not() -> None:
+def test_a_silent_rank_counts_as_hung_and_ranks_that_wait_for_it_do_not() -> None:
     ranks = [member(0, waits_s=70.0), member(1, heard_s_ago=65.0)]
     [(rank, why)] = hung_members(ranks, NOW, 60.0)
     assert (rank.number, why) == (1, "sent no heartbeat for 60 s and was killed")
 
 
-def test_if_all_wait_too_long_one_is_killed_and_if_some_began_late_none() -> None:
+def test_if_all_wait_too_long_one_is_killed_unless_some_began_late() -> None:
     assert numbers(hung_members([member(0, waits_s=61.0), member(1, waits_s=62.0)], NOW, 60.0)) == [
         1
     ]
     assert hung_members([member(0, waits_s=61.0), member(1, waits_s=5.0)], NOW, 60.0) == []
 
 
-def test_a_rank_that_does_not_finish_its_step_hangs_whether_others_wait_or_not() -> None:
+def test_a_rank_that_does_not_finish_its_step_counts_as_hung_even_if_no_other_waits() -> None:
     [(_, why)] = hung_members([member(0, computes_s=61.0)], NOW, 60.0)
     assert why == "computed for 60 s without finishing a step and was killed"
     assert hung_members([member(0, computes_s=59.0)], NOW, 60.0) == []
@@ -56,14 +56,14 @@ def test_a_rank_that_does_not_finish_its_step_hangs_whether_others_wait_or_not()
     ]
 
 
-def test_a_rank_that_writes_a_checkpoint_has_longer() -> None:
+def test_a_rank_that_writes_a_checkpoint_has_more_time() -> None:
     ranks = [member(0, writing=True), member(1, waits_s=61.0)]
     assert hung_members(ranks, NOW, 60.0) == []
     ranks[1].waits_s = STORE_S + 1
     assert numbers(hung_members(ranks, NOW, 60.0)) == [0]
 
 
-def test_of_an_aborted_group_those_that_wait_or_join_must_leave_at_once() -> None:
+def test_waiting_or_joining_ranks_must_leave_an_aborted_group_at_once() -> None:
     ranks = [
         member(0, waits_s=2.5),
         member(1),
@@ -78,19 +78,19 @@ def test_of_an_aborted_group_those_that_wait_or_join_must_leave_at_once() -> Non
     assert stuck_members(ranks, NOW, 60.0, aborted_s=1.0) == []
 
 
-def test_of_an_aborted_group_a_rank_that_waits_long_is_not_the_one_that_hangs() -> None:
+def test_a_long_wait_in_an_aborted_group_does_not_count_as_hanging() -> None:
     assert stuck_members([member(0, waits_s=61.0)], NOW, 60.0, aborted_s=1.0) == []
     silent = stuck_members([member(0, heard_s_ago=65.0)], NOW, 60.0, aborted_s=1.0)
     assert [why for _, why in silent] == ["sent no heartbeat for 60 s and was killed"]
 
 
-def test_of_an_aborted_group_one_that_neither_waits_nor_computes_must_leave_in_time() -> None:
+def test_an_idle_rank_must_leave_an_aborted_group_in_time() -> None:
     assert stuck_members([member(0)], NOW, 60.0, aborted_s=59.0) == []
     assert numbers(stuck_members([member(0)], NOW, 60.0, aborted_s=61.0)) == [0]
     assert stuck_members([member(0, writing=True)], NOW, 60.0, aborted_s=61.0) == []
 
 
-def test_how_long_a_rank_may_take_follows_its_current_batch() -> None:
+def test_a_ranks_time_limit_follows_its_current_batch() -> None:
     devices = policy(2).devices  # planned: 8 samples in 20 ms at most
     assert stall_timeout_s(1.0, devices, [8, 8]) == 1.0
     assert stall_timeout_s(1.0, devices, [0, 240]) == pytest.approx(20 * 0.02 * 240 / 8)

@@ -1,4 +1,4 @@
-"""Work that leaves the CPU to the training beside it."""
+"""Work at low priority, which leaves the CPU to the training."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def own_niceness() -> int:
     return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
-def test_the_work_has_a_low_priority_and_its_caller_keeps_its_own() -> None:
+def test_work_runs_at_low_priority_and_its_caller_keeps_its_own() -> None:
     before = own_niceness()
     assert at_low_priority(own_niceness) == max(before, NICE)
     assert own_niceness() == before
 
 
-def test_the_caller_gets_the_error_that_the_work_raises() -> None:
+def test_the_caller_gets_the_works_error() -> None:
     with pytest.raises(ValueError, match="invalid literal"):
         at_low_priority(int, "none")

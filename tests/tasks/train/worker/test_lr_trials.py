@@ -1,4 +1,4 @@
-"""Which rates are tried after the ramp, and which is taken."""
+"""Which rates are tried after the ramp, and which one is chosen."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainwright.tasks.train.worker.lr_trials import (
 
 
 def tried(edge: float, loss: object) -> dict[float, float]:
-    """All trials of a search where `loss` says what a rate reaches."""
+    """All trials of a search, with `loss(rate)` as the result of each."""
     scores: dict[float, float] = {}
     while (rate := next_trial(edge, scores)) is not None:
         scores[rate] = loss(rate)  # type: ignore[operator]
@@ -32,7 +32,7 @@ def tried(edge: float, loss: object) -> dict[float, float]:
 
 
 @given(edge=st.floats(1e-4, 10), place=st.floats(-1, 5), width=st.floats(0.3, 3))
-def test_the_value_is_near_the_best_rate_within_reach_of_the_trials(
+def test_the_chosen_rate_is_near_the_best_rate_in_the_trials_range(
     edge: float, place: float, width: float
 ) -> None:
     best = edge / 3**place
@@ -55,7 +55,7 @@ def test_the_value_is_near_the_best_rate_within_reach_of_the_trials(
         st.floats(1e-6, 10), st.one_of(st.floats(-1e6, 1e6), st.just(math.inf)), max_size=6
     )
 )
-def test_whatever_the_trials_gave_the_value_lies_among_them(scores: dict[float, float]) -> None:
+def test_the_chosen_rate_is_within_the_range_of_the_trials(scores: dict[float, float]) -> None:
     found = settle(scores)
     if found is None:
         assert all(math.isinf(one) for one in scores.values())
@@ -65,21 +65,21 @@ def test_whatever_the_trials_gave_the_value_lies_among_them(scores: dict[float, 
     assert low * (1 - 1e-9) <= value <= high * (1 + 1e-9)
 
 
-def test_a_rate_that_ran_away_is_never_the_value() -> None:
+def test_a_diverging_rate_is_never_chosen() -> None:
     found = settle({0.1: 1.0, 0.3: 0.5, 0.9: math.inf})
     assert found == (0.3, (0.1, 0.9))
     assert settle({0.1: math.inf}) is None
     assert settle({}) is None
 
 
-def test_a_trial_that_ended_early_or_at_no_number_has_no_score() -> None:
+def test_a_trial_that_ended_early_or_diverged_has_no_score() -> None:
     assert score([1.0] * 19, 20) == math.inf
     assert score([1.0] * 19 + [math.nan], 20) == math.inf
     assert score([9.0] * 15 + [1.0] * 5, 20) == 1.0
 
 
 @given(st.integers(1, 10**7))
-def test_a_trial_takes_a_part_of_the_training_within_bounds(steps: int) -> None:
+def test_the_length_of_a_trial_is_a_share_of_the_training_within_bounds(steps: int) -> None:
     assert 20 <= trial_steps(steps) <= 300
 
 
@@ -104,7 +104,7 @@ def test_the_trials_decide_and_the_reason_and_the_plot_show_them() -> None:
     assert "trials" in plot(search)
 
 
-def test_where_the_best_trial_is_the_highest_it_is_taken_and_the_reason_says_no_more() -> None:
+def test_if_the_best_trial_has_the_highest_rate_it_is_chosen() -> None:
     trials = [
         LearningRateTrial(learning_rate=rate, loss=loss, steps=50)
         for rate, loss in ((0.1, 0.6), (0.3, 0.5), (0.9, 0.4), (2.7, math.inf))
@@ -115,7 +115,7 @@ def test_where_the_best_trial_is_the_highest_it_is_taken_and_the_reason_says_no_
     assert search.reason.endswith("0.9 reached the least loss (0.4)")
 
 
-def test_without_a_trial_that_held_the_ramps_choice_stays() -> None:
+def test_if_all_trials_diverge_the_ramps_rate_is_chosen() -> None:
     ramp = falling()
     ran_away = [LearningRateTrial(learning_rate=0.1, loss=math.inf, steps=3)]
     for trials in ([], ran_away):
@@ -129,7 +129,7 @@ def test_without_a_trial_that_held_the_ramps_choice_stays() -> None:
     )
 
 
-def test_the_runaway_rate_is_where_the_loss_climbs_for_good_breaks_off_or_the_ramp_ends() -> None:
+def test_the_runaway_rate_is_the_first_lasting_rise_of_the_loss_or_its_end() -> None:
     rates = ladder(1e-4, 1.0, 81)
     climbing = [(rate, 1.0 if rate < 0.1 else 50.0 * rate, None) for rate in rates]
     assert 0.1 <= (runaway_rate(climbing) or 0) <= 0.2

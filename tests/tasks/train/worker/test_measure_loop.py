@@ -1,4 +1,4 @@
-"""The loop's cost, measured by a process of its own."""
+"""The training loop's cost, measured in a separate process."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from pathlib import Path
 from trainwright.estimator.predict.loop_cost import LoopCost, LoopWork
 
 
-def test_it_is_measured_and_costs_something_and_more_for_a_larger_model(
-    tmp_path: Path, home: Path
-) -> None:
+def test_the_loops_cost_is_positive_and_grows_with_the_model(tmp_path: Path, home: Path) -> None:
     out = tmp_path / "loop.json"
     command = [
         sys.executable,

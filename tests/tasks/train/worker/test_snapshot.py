@@ -1,4 +1,4 @@
-"""What a learning-rate search changes of a rank, it puts back; and a difference would be seen."""
+"""A learning-rate search restores the rank's state, and the hash would detect a difference."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from trainwright.tasks.train.worker.snapshot import Snapshot
 
 
 class Silent:
-    """A launcher's channel that nobody listens to."""
+    """A channel that drops all messages."""
 
     def progress(self, kind: str, **fields: Any) -> None:
-        """Say nothing."""
+        """Drop the message."""
 
 
 @pytest.fixture
 def rank(tmp_path: Path) -> Any:
-    """A rank after a few steps of training: it has buffers, an optimizer's state and a noise scale."""
+    """A rank after a few steps: it has buffers, an optimizer state and a noise scale."""
     asked = request(
         tmp_path,
         [60],
@@ -47,7 +47,7 @@ def rank(tmp_path: Path) -> Any:
     collective.shutdown()
 
 
-def test_after_a_search_everything_has_the_hash_it_had(rank: Rank) -> None:
+def test_a_search_restores_the_hash_of_the_state(rank: Rank) -> None:
     from trainwright.tasks.train.worker.lr_ramp import search
 
     before = Snapshot(rank).digest()
@@ -57,7 +57,7 @@ def test_after_a_search_everything_has_the_hash_it_had(rank: Rank) -> None:
     assert all(parameter.grad is None for parameter in rank.model.parameters())
 
 
-def test_a_state_that_can_not_be_put_back_fails_the_search(
+def test_a_state_that_can_not_be_restored_fails_the_search(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from trainwright.tasks.train.worker.lr_ramp import search
@@ -71,7 +71,9 @@ def test_a_state_that_can_not_be_put_back_fails_the_search(
 @pytest.mark.parametrize(
     "part", ["parameter", "buffer", "optimizer", "torch", "numpy", "python", "noise", "split"]
 )
-def test_the_hash_sees_a_change_of_each_part_and_restoring_undoes_it(rank: Rank, part: str) -> None:
+def test_the_hash_covers_each_part_of_the_state_and_restoring_undoes_a_change(
+    rank: Rank, part: str
+) -> None:
     kept = Snapshot(rank)
     with torch.no_grad():
         if part == "parameter":
@@ -96,6 +98,6 @@ def test_the_hash_sees_a_change_of_each_part_and_restoring_undoes_it(rank: Rank,
 
 
 @pytest.mark.slow
-def test_a_ramp_by_ranks_gives_the_same_points_each_time(tmp_path: Path) -> None:
+def test_a_ramp_by_several_ranks_is_deterministic(tmp_path: Path) -> None:
     asked = request(tmp_path, [40, 20], optimizer={"name": "sgd"})
     assert ramp(asked, [0.1] * 5) == ramp(asked, [0.1] * 5)

@@ -1,4 +1,4 @@
-"""The worker under torchrun: it trains as a launcher's ranks do, and never beside another that trains the same run."""
+"""The worker under torchrun: it trains like a launcher's ranks, and refuses a run in training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SLOW = {"type": "emulated", "speed": 1.0}
 
 
 def command(asked: TrainRequest, processes: int, stale: str = "") -> list[str]:
-    """torchrun with so many ranks, and an order as a training of this request has left it."""
+    """The torchrun command for so many ranks, with the order of a training of this request."""
     path = Path(asked.work_folder) / "order.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     words = {
@@ -66,7 +66,7 @@ def test_torchrun_starts_the_same_worker(tmp_path: Path, home: Path) -> None:
     local = request(tmp_path / "local", [40, 20], backend="torch")
     train(local)
     left = claim(asked.store(), None).owner
-    claim(asked.store(), None)  # by another since
+    claim(asked.store(), None)  # another launch has claimed the run since
     done = run(asked, 2, left)
     assert done.returncode == 0, done.stderr[-2000:]
     assert losses(asked) == losses(local)
@@ -79,7 +79,7 @@ def test_torchrun_starts_the_same_worker(tmp_path: Path, home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_under_torchrun_a_rank_that_hangs_ends_all_after_the_stall_timeout_and_they_go_on_from_the_checkpoint(
+def test_under_torchrun_a_hung_rank_ends_all_after_the_stall_timeout_and_they_resume(
     tmp_path: Path, home: Path
 ) -> None:
     faults = {"stall_timeout": "2s"}
@@ -109,7 +109,7 @@ def test_under_torchrun_a_rank_that_hangs_ends_all_after_the_stall_timeout_and_t
     assert [row["step"] for row in rows(asked, "steps-rank0")] == list(range(96))
 
 
-def test_torchrun_brings_what_waits_here_for_the_store_and_goes_on_from_there(
+def test_torchrun_uploads_checkpoints_kept_on_this_machine_and_resumes_from_them(
     tmp_path: Path, home: Path
 ) -> None:
     train(request(tmp_path, [40], backend="torch"))
@@ -125,7 +125,7 @@ def test_torchrun_brings_what_waits_here_for_the_store_and_goes_on_from_there(
     asked = request(tmp_path, [40], backend="torch", epochs=2)
     before = [
         row["compute_s"] for row in rows(asked, "steps-rank0")
-    ]  # so that what is trained anew is seen
+    ]  # to detect steps that are trained again
     done = run(asked, 1)
     assert done.returncode == 0, done.stderr[-2000:]
     after = rows(asked, "steps-rank0")
@@ -136,7 +136,7 @@ def test_torchrun_brings_what_waits_here_for_the_store_and_goes_on_from_there(
 
 
 @pytest.mark.parametrize("words", [[], ["nowhere/order.json"]])
-def test_without_an_order_the_worker_says_what_it_needs(words: list[str]) -> None:
+def test_without_an_order_the_worker_names_its_arguments(words: list[str]) -> None:
     environment = os.environ | {"TORCHELASTIC_RUN_ID": "none", "RANK": "0"}
     done = subprocess.run(
         [sys.executable, "-m", "trainwright.tasks.train.worker.entry", *words],
@@ -154,7 +154,7 @@ def test_without_an_order_the_worker_says_what_it_needs(words: list[str]) -> Non
 
 
 @pytest.mark.parametrize("what", ["launcher", pytest.param("hold", marks=pytest.mark.slow)])
-def test_torchrun_leaves_a_run_alone_that_another_trains_or_holds(
+def test_torchrun_refuses_a_run_that_another_process_trains_or_holds(
     what: str, tmp_path: Path, home: Path
 ) -> None:
     uri = (tmp_path / "runs" / "case" / "20260101T000001Z-abcdef").as_uri()
@@ -177,7 +177,7 @@ def test_torchrun_leaves_a_run_alone_that_another_trains_or_holds(
     assert journal.read_text() == "{}\n"
 
 
-def test_torchrun_holds_the_run_while_it_trains_and_stops_when_that_is_taken_away(
+def test_torchrun_holds_the_run_during_training_and_stops_if_it_loses_the_lease(
     tmp_path: Path, home: Path
 ) -> None:
     trained = doors.run_at((tmp_path / "runs" / "case" / "20260101T000001Z-abcdef").as_uri())
@@ -204,4 +204,4 @@ def test_torchrun_holds_the_run_while_it_trains_and_stops_when_that_is_taken_awa
     assert trained.status().holder == "me"
     assert [holder.split()[0] for holder in holders] == ["launcher"]
     assert done.returncode == 1
-    assert "the right to train this run was taken away" in done.stdout
+    assert "another process took over the right to train this run" in done.stdout
