@@ -1,4 +1,4 @@
-"""TaskFlow decorators, one for each step: a function returns the job, and the operator does the work.
+"""TaskFlow decorators, one per step: a function returns the job, and the operator does the work.
 
     @task.trainwright_train(device_pool="lab.yaml")
     def train(table: str, width: int) -> dict:
@@ -7,8 +7,8 @@
 
     train.partial(table=make_table()).expand(width=[32, 64])
 
-A decorator's name is `trainwright_` and the step's. For `trainwright_validate` the function returns
-the data (`{"uri": …}`).
+A decorator's name is `trainwright_` plus the step's name. With `trainwright_validate` the function
+returns the data (`{"uri": …}`).
 
 The function runs on the worker and gets upstream results and the context as any TaskFlow function
 does. The decorator takes the operator's inputs. Templates in the returned value are not rendered.
@@ -61,8 +61,8 @@ class FromFunction(DecoratedOperator):
             return os.fspath(returned)
         allowed = "a mapping, as in a job file" + (", or a job file's path" if may_be_path else "")
         raise BadInput(
-            f"{self.task_id}: the function returned {returned!r:.80} for `{self.function_returns}`; "
-            f"allowed: {allowed}"
+            f"{self.task_id}: the function returned {returned!r:.80} "
+            f"for `{self.function_returns}`; allowed: {allowed}"
         )
 
 

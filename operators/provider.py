@@ -128,7 +128,7 @@ _CONFIG = {
 
 
 def _steps() -> Sequence[StepSpec]:
-    """All steps, or none if a registered one is broken: that must not keep Airflow from starting."""
+    """All steps, or none if a registered one is broken, so that Airflow still starts."""
     try:
         return steps()
     except BadInput as error:

@@ -334,4 +334,4 @@ def test_a_registered_step_that_is_broken_leaves_airflow_without_decorators_but_
         assert get_provider_info()["task-decorators"] == []
     finally:
         chain.steps.cache_clear()
-    assert "step own of mine: cannot be loaded" in caplog.text
+    assert "step own of mine: can't be loaded" in caplog.text

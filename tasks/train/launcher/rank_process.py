@@ -19,8 +19,8 @@ from trainwright.tasks.errors import RunHeld, TrainingFailed, TrainwrightError, 
 from trainwright.tasks.train.channel import VARIABLE, LauncherChannel
 from trainwright.tasks.train.hosts.remote_rank import RemoteRank
 
-# Variables that ranks must not inherit: those of an outer launcher, another training or Airflow, and
-# credentials, because ranks run the user's model, and only the launcher uses store and ledger.
+# Variables that ranks must not inherit: those of an outer launcher, another training or Airflow,
+# and credentials, because ranks run the user's model, and only the launcher uses store and ledger.
 _SCRUBBED = (
     "AIRFLOW",
     "_AIRFLOW",
