@@ -268,7 +268,7 @@ def run_step(context: RunContext, spec: StepSpec) -> Reference:
                 run.note(step=None, steps=took)
             progress.emit("step", name=spec.name, state="done", seconds=seconds, summary=reference)
         except MustWait as wait:
-            progress.emit("queue", message=str(wait), run=run.uri, **wait.details)
+            progress.emit("queue", message=str(wait), **wait.details)
             run.note(steps=_steps_with(context, spec, time.monotonic() - started))
             raise
         except BaseException as error:

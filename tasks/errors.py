@@ -47,7 +47,10 @@ class RunHeld(TrainwrightError):
 
 
 class MustWait(TrainwrightError):
-    """The run waits for devices. Not a failure: call the step again."""
+    """The run waits for devices. Not a failure: call the step again.
+
+    Its details are the fields of the `queue` event: run, holder and place in the queue.
+    """
 
     kind = "waiting"
 

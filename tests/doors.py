@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+import types
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from trainwright.tasks import chain
 from trainwright.tasks.context import Reference, RunContext
 from trainwright.tasks.leases.ledger import Holder, Ledger
+from trainwright.tasks.runs.artefacts import Result
 from trainwright.tasks.runs.run import Run
 from trainwright.tasks.settings import Settings
 from trainwright.tasks.spec.job import Job
@@ -41,3 +47,13 @@ def do(run: Run, name: str, replay: str | None = None, **terms: Any) -> Referenc
     """Run a step, after the missing earlier ones."""
     replayed = run_at(replay) if replay is not None else None
     return chain.do(attach(run, replay=replayed, **terms), name)
+
+
+def run_work(context: RunContext, work: Callable[[RunContext], Any]) -> Reference:
+    """Run a step whose work is this function."""
+    module = types.ModuleType("step_of_a_test")
+    module.work = work  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, module.__name__, module)
+        spec = chain.StepSpec("train", Result, module.__name__, operator="")
+        return chain.run_step(context, spec)

@@ -13,6 +13,7 @@ import pytest
 from train.training_case import planned
 
 from trainwright.operators.triggers import DevicesTrigger
+from trainwright.tasks import progress
 from trainwright.tasks.allocate import acquire
 from trainwright.tasks.context import RunContext
 from trainwright.tasks.errors import Infeasible, Interrupted, MustWait, RunHeld
@@ -118,6 +119,22 @@ def test_the_trigger_keeps_the_place_in_the_queue_and_fires_at_the_runs_turn(
 
     assert asyncio.run(wait()).payload == {"run": second.run.uri}
     assert acquire.lease(second, PLAN)[0] == PLAN
+
+
+def test_a_step_that_defers_reports_its_place_and_keeps_its_hold(
+    home: Path, tmp_path: Path
+) -> None:
+    first, second = make(tmp_path, "first"), make(tmp_path, "second")
+    acquire.lease(first, PLAN)
+    second.defers = True
+    events: list[dict[str, Any]] = []
+    with progress.listening(events.append), pytest.raises(MustWait):
+        doors.run_work(second, lambda context: acquire.lease(context, PLAN))
+    (queued,) = [event for event in events if event["event"] == "queue"]
+    assert queued["run"] == second.run.uri
+    assert queued["place"] == 1
+    assert second.run.status().state == "running"
+    assert second.run.uri in {lease.run for lease in doors.ledger().held()}
 
 
 def test_a_killed_deferred_task_leaves_the_queue_and_releases_the_run(

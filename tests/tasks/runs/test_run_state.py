@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,10 @@ from typing import Any
 import doors
 import pytest
 
-from trainwright.tasks import chain, progress
+from trainwright.tasks import progress
 from trainwright.tasks.context import Reference, RunContext
 from trainwright.tasks.errors import TrainingFailed, TrainwrightError
 from trainwright.tasks.leases.ledger import Holder
-from trainwright.tasks.runs.artefacts import Result
 from trainwright.tasks.runs.listing import Listing
 from trainwright.tasks.runs.run import Run, open_run
 from trainwright.tasks.spec.job import Job
@@ -46,12 +44,7 @@ chain.run_step(RunContext(run, Holder("worker", os.getpid())), step)
 
 def run_step(run: Run, work: Callable[[RunContext], Reference]) -> Reference:
     """Run a step whose work is this function."""
-    module = types.ModuleType("step_of_a_test")
-    module.work = work  # type: ignore[attr-defined]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, module.__name__, module)
-        spec = chain.StepSpec("train", Result, module.__name__, operator="")
-        return chain.run_step(doors.attach(run), spec)
+    return doors.run_work(doors.attach(run), work)
 
 
 def opened(folder: Path, holder: Holder) -> Run:
