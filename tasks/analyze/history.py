@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Engine = Literal["dask", "pandas"]
 _SHOWN_RUNS = 200
-_LOCAL_CLUSTER_BYTES = 2 * 2**30
+LOCAL_CLUSTER_BYTES = 2 * 2**30
 """From this size on, processes of a LocalCluster read the parquet parts; below, threads do."""
 
 
@@ -89,7 +89,7 @@ def _rows_of(run: Run, prefix: str) -> pd.DataFrame:
     if not parts:
         return pd.DataFrame()
     tasks = [dask.delayed(_part)(run.uri, run.settings, key) for key, _ in parts]
-    if sum(size for _, size in parts) > _LOCAL_CLUSTER_BYTES:
+    if sum(size for _, size in parts) > LOCAL_CLUSTER_BYTES:
         from distributed import Client, LocalCluster
 
         before = set(os.environ)

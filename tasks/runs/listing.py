@@ -33,8 +33,8 @@ JOB_PATTERN = r"^[a-z0-9-]{1,63}$"
 ID_PATTERN = r"^[0-9]{8}T[0-9]{6}Z-[0-9a-f]{6}$"
 MOST_ROWS = 1000
 _NAME = re.compile(rf"{JOB_PATTERN[:-1]}/{ID_PATTERN[1:]}")
-_FRESH_S = 2.0
-_ENDED_FRESH_S = 10.0  # for a run that has ended, but may be continued
+FRESH_S = 2.0
+ENDED_FRESH_S = 10.0  # for a run that has ended, but may be continued
 _READERS = 8
 _KEPT_ROWS = 20_000
 
@@ -90,7 +90,7 @@ class Listing:
         self._settings = settings
         self._store: ObjectStore = open_store(store_uri, settings)
         self._lock = threading.Lock()
-        self._names: tuple[float, list[Name]] = (-_FRESH_S, [])
+        self._names: tuple[float, list[Name]] = (-FRESH_S, [])
         self._rows = dict[Name, _Kept]()
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="listing")
 
@@ -134,7 +134,7 @@ class Listing:
     def _all(self) -> list[Name]:
         with self._lock:
             read_at, names = self._names
-        if time.monotonic() - read_at < _FRESH_S:
+        if time.monotonic() - read_at < FRESH_S:
             return names
         found = [
             (identifier, job)
@@ -177,13 +177,13 @@ class Listing:
             and before.status == status
             and before.row.state != "running"
         ):
-            return dataclasses.replace(before, until=now + _ENDED_FRESH_S)
+            return dataclasses.replace(before, until=now + ENDED_FRESH_S)
         run = Run(f"{self._store.uri}/{key}", self._settings)
         row = row_of(run)
         if row is None or row.state == "running":
-            return _Kept(row, status, now + _FRESH_S)
+            return _Kept(row, status, now + FRESH_S)
         sealed = row.state == "success" and run.find(Manifest) is not None
-        return _Kept(row, status, math.inf if sealed else now + _ENDED_FRESH_S)
+        return _Kept(row, status, math.inf if sealed else now + ENDED_FRESH_S)
 
 
 def row_of(run: Run) -> RunRow | None:

@@ -344,7 +344,7 @@ def test_large_rows_are_read_by_a_clusters_processes(
 ) -> None:
     run = finished_training(store)
     threads = analyze(run, store)
-    monkeypatch.setattr(step, "_LOCAL_CLUSTER_BYTES", 0)
+    monkeypatch.setattr(step, "LOCAL_CLUSTER_BYTES", 0)
     before = dict(os.environ)
     assert analyze(run, store).devices == threads.devices
     assert dict(os.environ) == before

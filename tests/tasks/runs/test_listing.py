@@ -18,8 +18,8 @@ from trainwright.tasks.runs.listing import Listing
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that may change counts without another look."""
-    monkeypatch.setattr(listing, "_FRESH_S", -1.0)
-    monkeypatch.setattr(listing, "_ENDED_FRESH_S", -1.0)
+    monkeypatch.setattr(listing, "FRESH_S", -1.0)
+    monkeypatch.setattr(listing, "ENDED_FRESH_S", -1.0)
 
 
 @pytest.mark.usefixtures("always")
