@@ -25,10 +25,10 @@ from trainwright.tasks.train.exchange.host_name import ADDRESS
 from trainwright.tasks.train.exchange.rendezvous import INTERFACE
 from trainwright.tasks.train.hosts import versions
 from trainwright.tasks.train.hosts.checkpoint_transfer import TransferServer
+from trainwright.tasks.train.hosts.data_staging import DataStaging
 from trainwright.tasks.train.hosts.reconnect import Returning, Shares
 from trainwright.tasks.train.hosts.remote_rank import RemoteChannel, RemoteRank, RemoteShare
 from trainwright.tasks.train.hosts.session import Session
-from trainwright.tasks.train.hosts.staging import Preloading
 from trainwright.tasks.train.request import Order
 
 _END_GRACE_S = 5.0
@@ -130,7 +130,7 @@ class Hosts:
         ):
             session.put(f"source/{path.relative_to(folder).as_posix()}", path)
         session.sync()
-        self._data[session.address] = Preloading(session, self._order).run()
+        self._data[session.address] = DataStaging(session, self._order).run()
 
     def _reach(self) -> None:
         """Check that every host can connect to this machine, and record the interface it uses.

@@ -11,7 +11,7 @@ from trainwright.tasks.spec.job import FaultPolicy
 from trainwright.tasks.train.membership import event
 from trainwright.tasks.train.membership.capacity import TrainingCapacity
 from trainwright.tasks.train.membership.instruction import Instruction
-from trainwright.tasks.train.membership.restarts import FruitlessGroups, RestartLimits
+from trainwright.tasks.train.membership.restart_limits import FruitlessGroups, RestartLimits
 from trainwright.tasks.train.request import Order
 
 

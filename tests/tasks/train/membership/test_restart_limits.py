@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from trainwright.tasks.errors import TrainingFailed
-from trainwright.tasks.train.membership.restarts import FruitlessGroups, RestartLimits
+from trainwright.tasks.train.membership.restart_limits import FruitlessGroups, RestartLimits
 
 
 def test_a_device_is_abandoned_after_its_restarts_unless_it_reaches_a_checkpoint() -> None:

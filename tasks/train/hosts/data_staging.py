@@ -21,7 +21,7 @@ _DATA = "data"
 Message = dict[str, Any]
 
 
-class Preloading:
+class DataStaging:
     """Stages the data on one host before its ranks start.
 
     Uses the host's own copy, lets the host download from S3, or copies the data of this machine.
