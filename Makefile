@@ -1,8 +1,9 @@
-# `make help` lists the targets. Everything is installed in .venv, which PYTHON creates.
+# `make help` lists the targets. Everything is installed in VENV, which PYTHON creates.
 SHELL := /bin/bash
 PYTHON ?= python3
-BIN := .venv/bin
-READY := .venv/ready
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
 PACKAGES := dags operators tasks estimator infra
 # What Horovod's build imports; the lock file has the versions.
 BUILD_TOOLS := torch setuptools packaging cloudpickle psutil pyyaml cffi
@@ -12,7 +13,7 @@ BESIDE := -n 2 --dist loadfile --no-loadscope-reorder
 SYSTEM_PACKAGES := postgresql redis-server openssh-server chromium openssh-client iproute2
 RETRIES := -o Acquire::Retries=3
 
-.PHONY: help setup setup-system run test test-all lint bench clean
+.PHONY: help setup setup-system run test test-all test-with lint bench clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -21,9 +22,9 @@ setup: $(READY) ## install everything into .venv
 
 # Horovod compiles for minutes: its wheel is built in parallel with the other installs, and cached.
 $(READY): infra/requirements.lock pyproject.toml infra/horovod.py
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo >&2 "trainwright needs Python 3.11 or later, \
-	and $(PYTHON) is $$($(PYTHON) -V 2>&1 || true); name another: make setup PYTHON=python3.11"; exit 1; }
-	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv 2>/dev/null || { $(PYTHON) -m venv --clear --without-pip .venv \
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { echo >&2 "trainwright needs \
+	Python 3.11 to 3.13, and $(PYTHON) is $$($(PYTHON) -V 2>&1 || true); name another: make setup PYTHON=python3.11"; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) 2>/dev/null || { $(PYTHON) -m venv --clear --without-pip $(VENV) \
 	&& $(PYTHON) -m pip --python $(BIN)/python install -q pip; }
 	@echo "installing torch and what the build of Horovod needs"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c infra/requirements.lock $(BUILD_TOOLS)
@@ -50,6 +51,14 @@ test: setup ## run the tests, without the slow ones
 test-all: setup setup-system ## run all tests
 	$(BIN)/python -m pytest -m "not slow" $(BESIDE)
 	$(BIN)/python -m pytest -m slow
+
+# In a fresh environment of its own. pip may report conflicts with pins of the lock file: that is the test.
+test-with: ## run TESTS with other versions: make test-with PYTHON=python3.12 WITH='torch==2.11.*' TESTS=tests/estimator
+	rm -rf build/test-with
+	$(MAKE) setup VENV=build/test-with
+	@test -z "$(WITH)" || build/test-with/bin/python -m pip install --progress-bar off $(foreach one,$(WITH),'$(one)')
+	@build/test-with/bin/python -m trainwright.infra.horovod
+	build/test-with/bin/python -m pytest -m "not slow" $(BESIDE) $(TESTS)
 
 # mypy and import-linter need packages in folders with their names: these links give them that view.
 lint: setup ## run ruff, mypy and import-linter

@@ -8,6 +8,7 @@ dependency. Here a compiler wrapper rewrites the flag. The wheel is kept in
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import shutil
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from urllib.parse import unquote
 
 VERSION = "0.28.1"
 _COMPILER_WRAPPER = """#!/bin/bash
@@ -41,11 +43,18 @@ def wheel_cache() -> Path:
 
 
 def installed() -> bool:
-    """Whether the Horovod that is built here is installed, for the installed torch."""
+    """Whether Horovod is installed, can be imported, and was not built for another torch."""
     try:
-        if importlib.metadata.version("horovod") != VERSION:
-            return False
+        found = importlib.metadata.distribution("horovod")
     except importlib.metadata.PackageNotFoundError:
+        return False
+    if found.version != VERSION:
+        return False
+    # pip records the wheel that it installed. A wheel for another torch may still import, but
+    # torch keeps no binary interface from version to version.
+    source = json.loads(found.read_text("direct_url.json") or "{}").get("url", "")
+    cache = Path(unquote(source)).parent.name
+    if cache.startswith(f"horovod-{VERSION}-torch-") and cache != wheel_cache().name:
         return False
     import_check = [sys.executable, "-c", "import horovod.torch as hvd; hvd.init()"]
     return subprocess.run(import_check, capture_output=True, check=False).returncode == 0

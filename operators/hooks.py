@@ -216,29 +216,16 @@ _HOOKS: dict[str, type[StoreHook | LedgerHook | HostHook]] = {
 }
 
 
-def _with(
-    settings: Settings, field: str, connection: Connection, extra: Mapping[str, Any]
-) -> Settings:
-    """The settings, replaced by one connection's. Its password is masked in logs."""
-    values = _HOOKS[field].variables(connection, extra)
-    if "TRAINWRIGHT_LEDGER" in values:
-        mask_secret(values["TRAINWRIGHT_LEDGER"])  # the URL contains the encoded password
-    return settings.replaced(values)
-
-
 def settings_of(ids: Mapping[str, str]) -> Settings:
-    """The settings with these connections applied. Raises BadInput if one lacks a field."""
+    """The settings with these connections applied. Raises BadInput if one lacks a field.
+
+    It waits for Airflow's answers: a trigger calls it in a thread, not in the event loop.
+    """
     settings = configured()
     for field, name in ids.items():
         connection = BaseHook.get_connection(name)
-        settings = _with(settings, field, connection, connection.extra_dejson)
-    return settings
-
-
-async def settings_in_triggerer(ids: Mapping[str, str]) -> Settings:
-    """`settings_of` for the triggerer, whose event loop must not block."""
-    settings = configured()
-    for field, name in ids.items():
-        connection = await BaseHook.aget_connection(name)
-        settings = _with(settings, field, connection, await connection.aextra_dejson())
+        values = _HOOKS[field].variables(connection, connection.extra_dejson)
+        if "TRAINWRIGHT_LEDGER" in values:
+            mask_secret(values["TRAINWRIGHT_LEDGER"])  # the URL contains the encoded password
+        settings = settings.replaced(values)
     return settings

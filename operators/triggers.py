@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from trainwright.operators.hooks import settings_in_triggerer
+from trainwright.operators.hooks import settings_of
 
 if TYPE_CHECKING:
     from trainwright.tasks.context import RunContext
@@ -54,13 +54,13 @@ class RunTrigger(BaseTrigger):
 
     async def context(self) -> RunContext:
         """The run's context. Made in a thread, because the event loop serves many triggers."""
-        settings = await settings_in_triggerer(self.connections)
 
         def attach() -> RunContext:
             from trainwright.tasks.context import RunContext
             from trainwright.tasks.runs.run import Run
 
-            return RunContext.attach(Run(self.run_uri, settings), self.holder)
+            run = Run(self.run_uri, settings_of(self.connections))
+            return RunContext.attach(run, self.holder)
 
         return await asyncio.to_thread(attach)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
@@ -66,16 +68,50 @@ def test_the_wheel_contains_the_command_the_provider_and_the_licence(
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
-def test_the_lock_file_pins_every_package_the_extras_ask_for() -> None:
-    lines = (ROOT / "infra" / "requirements.lock").read_text().split()
-    pinned = {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in lines}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [
-        *project["dependencies"],
-        *(one for extra in project["optional-dependencies"].values() for one in extra),
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+ASKED = [
+    one
+    for one in map(
+        Requirement,
+        [*PROJECT["dependencies"], *itertools.chain(*PROJECT["optional-dependencies"].values())],
+    )
+    if one.name != PROJECT["name"]
+]
+
+
+def _lock() -> dict[str, str]:
+    lines = (ROOT / "infra" / "requirements.lock").read_text().splitlines()
+    exact = {}
+    for requirement in map(Requirement, lines):
+        (pin,) = requirement.specifier
+        assert pin.operator == "==", requirement
+        exact[canonicalize_name(requirement.name)] = pin.version
+    assert len(exact) == len(lines)
+    return exact
+
+
+def test_the_lock_file_pins_every_package_the_extras_ask_for_within_its_range() -> None:
+    pinned = _lock()
+    for requirement in ASKED:
+        assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), (
+            requirement
+        )
+
+
+def test_the_metadata_asks_for_ranges_and_pins_nothing() -> None:
+    for requirement in ASKED:
+        operators = {one.operator for one in requirement.specifier}
+        assert not operators & {"==", "==="}, requirement
+        if not requirement.name.startswith("types-"):
+            assert ">=" in operators, f"{requirement} has no oldest version"
+
+
+def test_the_metadata_and_the_makefile_name_the_same_versions_of_python() -> None:
+    prefix = "Programming Language :: Python :: 3."
+    minors = [
+        int(one.removeprefix(prefix)) for one in PROJECT["classifiers"] if one.startswith(prefix)
     ]
-    for requirement in map(Requirement, asked):
-        if requirement.name != "trainwright":
-            assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), (
-                requirement
-            )
+    allowed = SpecifierSet(PROJECT["requires-python"])
+    assert [minor for minor in range(8, 20) if allowed.contains(f"3.{minor}.5")] == minors
+    makefile = (ROOT / "Makefile").read_text()
+    assert f"(3, {minors[0]}) <= sys.version_info < (3, {minors[-1] + 1})" in makefile

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from trainwright.infra import horovod
 
@@ -20,7 +21,7 @@ def test_the_wheel_is_cached_by_versions_of_horovod_torch_and_python(
     cache = horovod.wheel_cache()
     assert cache.is_relative_to(tmp_path / "trainwright" / "wheels")
     assert horovod.VERSION in cache.name
-    assert str(torch.__version__) in cache.name
+    assert importlib.metadata.version("torch") in cache.name
     assert f"cp{sys.version_info.major}{sys.version_info.minor}" in cache.name
 
 
@@ -67,3 +68,18 @@ def test_an_installed_horovod_is_not_rebuilt() -> None:
         check=True,
     )
     assert done.stdout == ""
+
+
+def test_horovod_that_was_built_for_another_torch_is_not_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = tmp_path / f"horovod-{horovod.VERSION}.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text(f"Name: horovod\nVersion: {horovod.VERSION}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    here = importlib.metadata.version("torch")
+    for version, accepted in ((here, True), ("2.0.0", False)):
+        folder = horovod.wheel_cache().name.replace(here, version)
+        url = (tmp_path / folder / "horovod.whl").as_uri()
+        (described / "direct_url.json").write_text(json.dumps({"url": url}))
+        assert horovod.installed() == accepted

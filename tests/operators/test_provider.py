@@ -30,14 +30,9 @@ from trainwright import operators
 from trainwright.infra.s3_server import S3Access
 from trainwright.operators import AnalyzeOperator
 from trainwright.operators.base import StepOperator
-from trainwright.operators.hooks import (
-    HostHook,
-    LedgerHook,
-    StoreHook,
-    settings_in_triggerer,
-    settings_of,
-)
+from trainwright.operators.hooks import HostHook, LedgerHook, StoreHook, settings_of
 from trainwright.operators.provider import get_provider_info
+from trainwright.operators.triggers import TrainingTrigger
 from trainwright.tasks import chain
 from trainwright.tasks.errors import BadInput
 from trainwright.tasks.spec.pool import Ssh
@@ -218,26 +213,34 @@ def test_a_ledger_connection_opens_its_database(
         LedgerHook.variables(Connection(conn_id="l"), {})
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [settings_of, lambda ids: asyncio.run(settings_in_triggerer(ids))],
-    ids=["worker", "triggerer"],
-)
-def test_no_log_of_a_worker_or_triggerer_shows_the_ledgers_url(
-    asked: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    password = f"p@ss/{asked.__name__}"
+def test_no_log_shows_the_ledgers_url(monkeypatch: pytest.MonkeyPatch) -> None:
     connection = {
         "conn_type": "trainwright_ledger",
         "host": "db",
         "schema": "w",
         "login": "me",
-        "password": password,
+        "password": "p@ss/word",
     }
     monkeypatch.setenv("AIRFLOW_CONN_MY_LEDGER", json.dumps(connection))
-    url = asked({"ledger_conn_id": "my_ledger"}).ledger_url
-    assert make_url(url).password == password
+    url = settings_of({"ledger_conn_id": "my_ledger"}).ledger_url
+    assert make_url(url).password == "p@ss/word"
     assert url not in str(redact(f"can't reach {url}"))
+
+
+def test_a_trigger_uses_the_connections_of_its_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = {
+        "conn_type": "trainwright_ledger",
+        "schema": str(tmp_path / "l.sqlite"),
+        "extra": {"driver": "sqlite"},
+    }
+    monkeypatch.setenv("AIRFLOW_CONN_MY_LEDGER", json.dumps(connection))
+    ids = {"ledger_conn_id": "my_ledger"}
+    run = (tmp_path / "store" / "runs" / "j" / "20260101T000000Z-abcdef").as_uri()
+    context = asyncio.run(TrainingTrigger(run, "holder", connections=ids).context())
+    assert context.holder.name == "holder"
+    assert (tmp_path / "l.sqlite").exists()
 
 
 def test_a_host_that_looks_like_an_ssh_option_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
