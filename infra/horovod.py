@@ -20,6 +20,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 VERSION = "0.28.1"
+_CUDA_TOOLS = "/usr/local/cuda/bin"  # where NVIDIA's installer puts them, without changing PATH
 _COMPILER_WRAPPER = """#!/bin/bash
 args=()
 for arg in "$@"; do case "$arg" in -std=*14) args+=(-std=gnu++20) ;; *) args+=("$arg") ;; esac; done
@@ -84,6 +85,8 @@ def build(into: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix="trainwright-horovod-") as folder:
         environment = os.environ | {
             "CXX": str(write_compiler(Path(folder))),
+            # CMake looks for CUDA's headers beside the first nvcc, which may be a wrapper script.
+            "PATH": os.pathsep.join([_CUDA_TOOLS, os.environ["PATH"]]),
             "MAKEFLAGS": f"-j{os.cpu_count() or 1}",
             "HOROVOD_WITH_PYTORCH": "1",
             "HOROVOD_WITHOUT_TENSORFLOW": "1",
