@@ -43,7 +43,7 @@ from trainwright.infra import local
 from trainwright.infra.s3_server import start_s3, stop_s3
 
 E2E, DAGS = Path(__file__).parents[1] / "e2e", Path(__file__).parents[2] / "dags"
-sys.path.insert(0, str(E2E))
+sys.path[:0] = [str(E2E.parent), str(E2E)]
 
 from airflow_client import AirflowClient, until  # noqa: E402
 from celery_stack import celery_stack  # noqa: E402

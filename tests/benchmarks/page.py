@@ -21,7 +21,7 @@ from typing import Any
 import doors
 
 TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS / "tasks" / "service"), str(TESTS / "tasks")]
+sys.path[:0] = [str(TESTS), str(TESTS / "tasks" / "service"), str(TESTS / "tasks")]
 from browsing import Watched, browser  # noqa: E402
 from finished_run import finished_training  # noqa: E402
 from serving import RUN, serving  # noqa: E402

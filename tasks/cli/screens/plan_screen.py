@@ -177,7 +177,7 @@ def _show_predicted(plan: Plan) -> None:
         unit, (text,) = column([limit], units)
         if limit is not None or name == "deadline":
             rows.append((f"{name}, {unit}" if limit is not None else name, "", "", "", text))
-    held = f"at most,\n{most.confidence:.4g} sure" if most is not None else "limit"
+    held = f"at most,\n{100 * most.confidence:.4g} % sure" if most is not None else "limit"
     table(
         f"predicted, least {plan.objective}",
         ("", "median", "5 %", "95 %", held),

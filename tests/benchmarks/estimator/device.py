@@ -12,10 +12,10 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from baselines import MeasuredStep
 from timing import Sentinel, time_steps
 from zoo import Case
 
-from trainwright.estimator.fit.baselines import MeasuredStep
 from trainwright.estimator.measure.networks.benchmark import BenchmarkNetwork, networks
 from trainwright.estimator.predict.calibration import Calibration, load, op_count
 from trainwright.estimator.structure import Structure

@@ -23,10 +23,10 @@ from pathlib import Path
 
 import device
 import torch
+from accuracy import noise_floor, percent, table
 from zoo import Case, cases
 
 from trainwright.estimator.curves import DeviceCurve, Interval
-from trainwright.estimator.fit.accuracy import noise_floor, percent, table
 from trainwright.estimator.predict.calibration import load
 from trainwright.estimator.predict.correction import Finding, FinishedRun, learn
 from trainwright.estimator.predict.step_time import predict_curve

@@ -18,9 +18,9 @@ import allocator
 import mem_tracker
 import safe
 import torch
+from accuracy import HEADER, percent, row, summarise, table
 from zoo import Case, cases
 
-from trainwright.estimator.fit.accuracy import HEADER, percent, row, summarise, table
 from trainwright.estimator.memory.step_memory import peak_bytes
 from trainwright.estimator.trace.trace import trace
 

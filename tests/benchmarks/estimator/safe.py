@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from accuracy import percent, table
 from resident import MORE_STEPS, STEPS, case_of
 from scipy.optimize import linprog, nnls
 from zoo import Case
 
-from trainwright.estimator.fit.accuracy import percent, table
 from trainwright.estimator.measure.networks.single_layers import SINGLES
 from trainwright.estimator.memory.step_memory import (
     block_bytes,

@@ -30,19 +30,19 @@ import device
 import figure
 import op_replay
 import torch
-from other_process import OtherProcess, drawn
-from step_time_report import DATASHEET, FEW, OURS, Piece, Row, panels, report
-from timing import Sentinel, Timed, run_rounds
-from zoo import Case
-
-from trainwright.estimator.devices import DEVICE_TYPES
-from trainwright.estimator.fit.baselines import (
+from baselines import (
     Predictor,
     datasheet_roofline,
     fit_regression,
     fit_totals,
     torch_roofline,
 )
+from other_process import OtherProcess, drawn
+from step_time_report import DATASHEET, FEW, OURS, Piece, Row, panels, report
+from timing import Sentinel, Timed, run_rounds
+from zoo import Case
+
+from trainwright.estimator.devices import DEVICE_TYPES
 from trainwright.estimator.predict.calibration import Calibration, load, op_count
 from trainwright.estimator.predict.step_time import predict_curve
 from trainwright.estimator.trace.trace import trace

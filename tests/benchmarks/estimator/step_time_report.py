@@ -13,9 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import figure
-from timing import CLOCKS
-
-from trainwright.estimator.fit.accuracy import (
+from accuracy import (
     HEADER,
     Accuracy,
     noise_floor,
@@ -25,6 +23,7 @@ from trainwright.estimator.fit.accuracy import (
     summarise,
     table,
 )
+from timing import CLOCKS
 
 OURS, FEW, DATASHEET = "trainwright, calibrated", "trainwright, few-shot", "trainwright, datasheet"
 MODES = (OURS, FEW, DATASHEET)

@@ -17,10 +17,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.extend(
     str(Path(__file__).parents[2] / "tasks" / "train" / room) for room in ("", "hosts", "rank")
 )
+sys.path.append(str(Path(__file__).parents[1] / "estimator"))
 
+from accuracy import table
 from joint_batch_case import (
     BOUNDS,
     SPLITS,
@@ -34,7 +37,6 @@ from joint_batch_case import (
 )
 from training_case import alone
 
-from trainwright.estimator.fit.accuracy import table
 from trainwright.tasks.train import train
 
 STEPS, BIASED_BOUND, REORDERINGS = 50, 1e-8, 3

@@ -11,6 +11,7 @@ from typing import Any
 
 from trainwright.tasks.train.batch.sampling import samples_after
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.extend(
     str(Path(__file__).parents[2] / "tasks" / "train" / room) for room in ("", "hosts", "rank")
 )

@@ -37,6 +37,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.extend(
     str(Path(__file__).parents[2] / "tasks" / "train" / room) for room in ("", "hosts", "rank")
 )

@@ -29,6 +29,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.extend(
     str(Path(__file__).parents[2] / "tasks" / "train" / room) for room in ("", "hosts", "rank")
 )

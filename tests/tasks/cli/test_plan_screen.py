@@ -170,7 +170,7 @@ def test_a_plan_in_micro_batches_says_so_and_shows_its_limits_beside_what_they_a
     lines = capsys.readouterr().out.splitlines()
     assert plan.not_exceeded is not None
     assert any(f"in {plan.accumulation} micro-batches" in line for line in lines)
-    assert any("0.95 sure" in line for line in lines)
+    assert any("95 % sure" in line for line in lines)
     rows = {
         words[0]: (words[1], float(words[-1]))
         for words in map(str.split, lines)

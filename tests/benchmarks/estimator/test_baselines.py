@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from trainwright.estimator.curves import Affine
-from trainwright.estimator.fit.baselines import (
+from baselines import (
     MeasuredStep,
     Totals,
     datasheet_roofline,
@@ -20,6 +14,10 @@ from trainwright.estimator.fit.baselines import (
     torch_roofline,
     totals,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainwright.estimator.curves import Affine
 from trainwright.estimator.structure import Operation, Structure
 
 
@@ -168,9 +166,3 @@ def test_torchs_formula_halves_flops_and_leaves_out_views_creations_and_recurren
 def test_nothing_is_fitted_to_no_steps(fit: object) -> None:
     with pytest.raises(ValueError, match="at least one measured step"):
         fit([])  # type: ignore[operator]
-
-
-def test_baselines_and_accuracy_load_no_torch() -> None:
-    code = "import sys, trainwright.estimator.fit.baselines, trainwright.estimator.fit.accuracy"
-    code += "; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)

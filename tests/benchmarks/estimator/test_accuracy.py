@@ -8,10 +8,7 @@ import re
 import statistics
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from trainwright.estimator.fit.accuracy import (
+from accuracy import (
     HEADER,
     coverage,
     errors,
@@ -22,6 +19,8 @@ from trainwright.estimator.fit.accuracy import (
     summarise,
     table,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 SECONDS = st.floats(1e-6, 1e3)
 
