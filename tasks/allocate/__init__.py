@@ -1,9 +1,9 @@
 """Step `allocate`: plans which devices a run uses, and leases them.
 
-`step` first. `planner` makes the plan: `problem` says what to minimise, `batch_choice` tries global
-batches, `strategies` searches. `alternatives`, `front` and `infeasible` say what else there was.
-`acquire` leases the devices, `replan` plans again, `joint_planner` plans several jobs (`schedule`),
-`preview` plans without a run.
+Read `step` first. `planner` makes the plan: `problem` defines the goal, `batch_choice` tries global
+batches, `strategies` searches. `alternatives` and `front` list other configurations, and
+`infeasible` explains why there is no plan. `acquire` leases the devices, `replan` plans again,
+`joint_planner` plans several jobs (`schedule`), `preview` plans without a run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Step `estimate`: the cost of a training step by kind of device; calibration; finished runs.
 
-`step` first, then `pool_estimate`. `calibrate` and `link` measure this machine at first use;
-`finished_runs` and `memory_limits` are what earlier runs taught.
+Read `step` first, then `pool_estimate`. `calibrate` and `link` measure this machine at first use;
+`finished_runs` and `memory_limits` hold the measurements of earlier runs.
 """
 
 from __future__ import annotations

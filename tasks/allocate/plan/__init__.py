@@ -1,6 +1,6 @@
-"""Values a plan is made of: configurations, their cost, their placement, and what is searched.
+"""The values of a plan: configurations, their cost, their placement, and the search space.
 
-`configuration` and `cost` first. `topology`, `kinds` and `placement` are the devices; `split`
-shares the batch; `collectives` times the sums; `search_request` and `search_space` are what is
-searched.
+Read `configuration` and `cost` first. `topology`, `kinds` and `placement` describe the devices;
+`split` splits the batch; `collectives` predicts the time of sums; `search_request` and
+`search_space` define a search.
 """

@@ -1,4 +1,4 @@
-"""How far the batch of each of a plan's devices may grow before its memory is full."""
+"""The largest batch of each device of a plan that fits in its memory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from trainwright.tasks.allocate.plan.topology import machine_of
 
 
 def most_samples(chosen: Configuration, bound: int) -> dict[str, int | None]:
-    """Samples a step that each device's memory holds, by device id, at most `bound`.
+    """Samples per step that fit in each device's memory, by device id, at most `bound`.
 
-    None if the device's memory is unknown. Ranks that share a machine's memory may all grow in
-    proportion to what they need now.
+    None if the device's memory is unknown. Ranks that share a machine's memory grow in proportion
+    to their current need.
     """
     model = chosen.topology.model
     shares = [(device, batch, model.kind(device)) for device, batch in chosen.devices()]

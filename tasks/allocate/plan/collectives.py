@@ -1,7 +1,7 @@
-"""Time of a step's all-reduces, by how its ranks sit on machines.
+"""Time of a step's all-reduces, depending on the ranks' placement on machines.
 
-One flat ring of all ranks, as Horovod and Gloo make it: it runs at the pace of its slowest link.
-Gradients are reduced bucket by bucket; the step's metrics follow.
+The ranks form one flat ring, as in Horovod and Gloo: its slowest link determines the speed.
+Gradients are reduced bucket by bucket, then the step's metrics.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from trainwright.tasks.allocate.plan.confidence import Triple
 from trainwright.tasks.allocate.plan.cost import CollectiveTime
 from trainwright.tasks.runs.artefacts import Estimate
 
-# The prior for a link between two ranks of one machine, if nobody has measured it. The reduction
-# happens in the host's memory on whatever device a rank computes, so one link serves all kinds.
+# The prior for an unmeasured link between two ranks of one machine. The reduction happens in the
+# host's memory for every kind of device, so one link serves all kinds.
 # It is never slower than the pool's network. Rounded from the middle of 21 measurements on a
 # two-core machine, idle and busy: 0.56 (0.24 to 1.23) GB/s, 0.29 (0.11 to 3.1) ms;
 # `tests/benchmarks/all_reduce.py` measures and prints the link of the machine it runs on.
@@ -33,7 +33,7 @@ _UNMEASURED_LOW, _UNMEASURED_HIGH = 1 / 2, 3.0
 
 
 class RingShape(NamedTuple):
-    """All that the time of an all-reduce ring depends on."""
+    """The quantities that determine the time of an all-reduce ring."""
 
     machines: int
     widest: int
@@ -61,7 +61,7 @@ class CollectiveModel:
             spread=0.0,
         )
         self.lower_bounds: dict[object, Any] = {}
-        """Kept for `search.collective_bound`, which asks for the same ones in each search."""
+        """cache for `search.collective_bound`, which needs the same times in each search"""
 
     @functools.lru_cache(maxsize=100_000)  # noqa: B019 - lives as long as one plan's search
     def time(self, ring: RingShape) -> CollectiveTime:
@@ -75,7 +75,7 @@ class CollectiveModel:
         )
 
     def _all_reduces(self, size: float, pieces: int, ring: RingShape) -> Triple:
-        """So many bytes in so many pieces, one after another: the slower of inside and between."""
+        """The time of consecutive sums: the slower of inside and between machines."""
         estimate, found = self._estimate, Triple(0.0, 0.0, 0.0)
         if ring.here > 1 and estimate.local_link is not None:
             agreed = all_reduce(estimate.local_link, FIGURES_BYTES, ring.total)

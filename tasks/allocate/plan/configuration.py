@@ -1,4 +1,4 @@
-"""One configuration: ranks, their shares and their placement; and the limits that it must keep."""
+"""One configuration: ranks, their shares and their placement; and the limits that it must meet."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from trainwright.tasks.allocate.plan.topology import Topology
 from trainwright.tasks.spec.pool import Device
 
 Goal = Literal["time", "energy", "cost", "upper_time", "upper_cost"]
-"""What is minimised: medians, or (`upper_…`) what is not exceeded at the job's confidence."""
+"""The quantity to minimise: a median, or (`upper_…`) a bound at the job's confidence."""
 TOLERANCE = 1e-9
 """Two values this close, relatively, are a tie: the difference is rounding."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a configuration must keep at the job's confidence. Infinite: no limit."""
+    """The limits of a configuration at the job's confidence. Infinite: no limit."""
 
     deadline_s: float = math.inf
     budget: float = math.inf
@@ -62,7 +62,7 @@ class Configuration:
         return min(share.kind.available_s for share in self.shares)
 
     def excess(self, limits: Limits) -> float:
-        """By what share it misses limits and hosts' windows; 0 if it keeps them all."""
+        """The relative excess over limits and hosts' windows; 0 if it meets them all."""
         duration_s, over = self.cost.upper_duration_s, 0.0
         if limits.deadline_s < math.inf:
             over = duration_s / limits.deadline_s - 1

@@ -8,8 +8,8 @@ collectives one after another, A the micro-batches of a step, and S the number o
     energy    = Σ_r S · (load_r · t_r + idle_r · (step − t_r)) + start · idle_r
     cost      = Σ_r price_r · duration + price of energy · energy
 
-Gradients travel while the slowest rank's backward pass runs. C' is what remains after it: its last
-bucket, and the all-reduce of the step's metrics. The high end of the interval hides nothing.
+Gradients are summed during the slowest rank's backward pass. C' is the time after it: the last
+bucket, and the all-reduce of the step's metrics. The high end of the interval assumes no overlap.
 
 The energy's interval is the duration's, widened by the uncertainty of the powers. A leased device
 draws its load power while it computes, and its idle power while it waits.
@@ -46,7 +46,7 @@ START_S = Triple(median=6.0, low=3.0, high=20.0)
 
 
 class CollectiveTime(NamedTuple):
-    """Seconds of a step's all-reduces: all of them, and those that no backward pass can hide."""
+    """Seconds of a step's all-reduces: in total, and those that can't overlap the backward pass."""
 
     total: Triple
     tail: Triple
@@ -54,7 +54,7 @@ class CollectiveTime(NamedTuple):
     def step_s(self, busy_s: Any, accumulation: int = 1) -> Any:
         """Median step time if the slowest rank computes for `busy_s` (a number or a numpy array).
 
-        Gradients travel during the last micro-batch only.
+        Gradients are summed only during the last micro-batch.
         """
         import numpy as np
 
@@ -64,7 +64,7 @@ class CollectiveTime(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a configuration takes. None: a price or a power is unknown.
+    """The cost of a configuration. None: a price or a power is unknown.
 
     `upper_…` is not exceeded at the job's confidence.
     """
@@ -86,7 +86,7 @@ class Cost(NamedTuple):
         )
 
     def not_exceeded(self, confidence: float) -> NotExceeded:
-        """What the limits are checked against, as an artefact; `confidence` is the job's."""
+        """The values that the limits apply to, as an artefact; `confidence` is the job's."""
         return NotExceeded(
             confidence=confidence,
             duration_s=self.upper_duration_s,
@@ -97,7 +97,7 @@ class Cost(NamedTuple):
 class CostModel:
     """The cost of a job's configurations on the devices of a pool.
 
-    `now` (UTC) is when the plan begins, for the hosts' windows; None ignores the windows.
+    `now` (UTC) is the plan's start, for the hosts' windows; None ignores the windows.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class CostModel:
         self._rented = any(name != "energy" for name in pool.prices)
 
     def kind(self, device: Device) -> Kind:
-        """The device's kind. Raises BadInput if its curve or its powers make no sense."""
+        """The device's kind. Raises BadInput if its curve or its powers are impossible."""
         key = (device.variant, self._windows.get(device.host, math.inf))
         if key not in self._kinds:
             curve = self.estimate.curve(device)
@@ -138,7 +138,7 @@ class CostModel:
         return math.ceil(self.data.train_rows / batch) * self.job.train.epochs
 
     def times(self, kind: Kind, batch: int, accumulation: int) -> Any:
-        """Median seconds for 1, 2, … samples, up to `batch` or what memory holds: a numpy array."""
+        """Median seconds for 1, 2, … samples, up to `batch` or the memory limit (numpy array)."""
         import numpy as np
 
         micro = largest_batch(kind.curve, batch, self._kept_bytes(accumulation))
@@ -167,7 +167,7 @@ class CostModel:
         batch: int,
         accumulation: int = 1,
     ) -> Cost:
-        """The cost of these shares. Does not look at memory, limits or windows."""
+        """The cost of these shares. Ignores memory, limits and windows."""
         times = [share.kind.curve.median_s(share.batch, accumulation) for share in shares]
         step = _step(shares, times, collectives, accumulation)
         steps = self.steps(batch)

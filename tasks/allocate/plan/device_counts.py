@@ -1,4 +1,4 @@
-"""Devices counted by kind, as a person reads them."""
+"""Counts devices by kind, with readable names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds of devices as a plan's cost sees them: step time, memory, power, price and availability."""
+"""Kinds of devices for a plan's cost: step time, memory, power, price and availability."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainwright.tasks.errors import BadInput
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """Devices that a plan's cost can't tell apart, except for their host."""
+    """Devices that differ, for a plan's cost, only in their host."""
 
     index: int
     device_type: str
@@ -31,7 +31,7 @@ class Kind:
         return self.device_type in HOST_MEMORY_TYPES and self.curve.memory_limit_bytes is not None
 
     def ranks_that_fit(self, need_bytes: float) -> float:
-        """How many ranks that need so much fit into one machine's memory.
+        """How many ranks with this need fit into one machine's memory.
 
         Infinite if each device has its own memory.
         """
@@ -52,7 +52,7 @@ class Share(NamedTuple):
 def largest_batch(curve: DeviceCurve, most: int, kept_bytes: float = 0.0) -> int:
     """The largest batch up to `most` that fits into the device's memory; 0 if no sample does.
 
-    `kept_bytes` are needed beside the batch.
+    `kept_bytes` are needed in addition to the batch.
     """
     limit = curve.memory_limit_bytes
     if curve.most_batch_size is not None:

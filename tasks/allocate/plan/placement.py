@@ -1,4 +1,4 @@
-"""Placement: on which machines the ranks of a configuration sit."""
+"""Placement: the machines on which the ranks of a configuration run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainwright.tasks.spec.pool import Device
 
 
 class Placement(NamedTuple):
-    """So many machines of each site, with the site's ranks spread evenly over them."""
+    """A number of machines of each site, with the site's ranks spread evenly over them."""
 
     ring: RingShape
     machines: tuple[tuple[int, int], ...]
@@ -33,7 +33,7 @@ def placements(
         if not most[number]:
             return []
         used[number] = sum(counts[place] for place in places)
-        # The ranks of each kind need at least so many machines.
+        # The minimum number of machines for the ranks of each kind.
         least[number] = max(
             -(-counts[place] // min(site.room[groups[place].kind.index], most[number]))
             for place in places
@@ -71,7 +71,7 @@ def placed_devices(topology: Topology, counts: Sequence[int], placement: Placeme
         site, places = topology.sites[number], places_of[number]
         loads = [0] * used
         for place in places:
-            # Evenly, and one more on those with the fewest ranks: loads differ by one at most.
+            # Evenly, with the rest on machines with the fewest ranks: loads differ by at most one.
             base, more = divmod(counts[place], used)
             extra = set(sorted(range(used), key=lambda one: loads[one])[:more])
             for one in range(used):

@@ -1,4 +1,4 @@
-"""What a strategy is asked, and its answer."""
+"""The request to a strategy, and its result."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SearchResult:
     """Every configuration whose cost was computed, within the limits or not."""
 
     def merged(self, other: SearchResult, goal: Goal) -> SearchResult:
-        """What two searches for the same request prove together."""
+        """The combined result of two searches for the same request."""
         best = min(
             (one for one in (self.best, other.best) if one is not None),
             key=lambda one: one.value(goal),
@@ -60,7 +60,7 @@ class SearchResult:
         return SearchResult(best, bound, self.nodes + other.nodes, self.seen + other.seen)
 
     def gap(self, goal: Goal) -> float:
-        """The optimality gap: by what share another configuration can be better. 0: none can."""
+        """The optimality gap: the share by which another configuration can be better at most."""
         if self.best is None:
             return 0.0 if math.isinf(self.bound) else math.inf
         value = self.best.value(goal)

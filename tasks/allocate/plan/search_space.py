@@ -90,7 +90,7 @@ class SearchSpace:
     def _ranks_that_fit(
         self, counts: Sequence[int], largest: dict[int, int], accumulation: int
     ) -> dict[int, int]:
-        """By site in use: how many ranks of a kind one machine's memory holds.
+        """By site in use: how many ranks of a kind fit in one machine's memory.
 
         Each rank counts with the largest share of its kind.
         """

@@ -5,8 +5,8 @@ time with
 
     Σ_r max(1, |{b: t_r(b) <= W}|) >= B
 
-Every rank gets what it finishes before W, and one sample at least. The rest goes, in the order of
-the ranks, to those that finish one more sample exactly at W. No other split has a lower
+Every rank gets the samples that it finishes before W, and at least one. The rest goes, in the order
+of the ranks, to those that finish one more sample exactly at W. No other split has a lower
 max_r t_r(b_r), and each rank is within one sample of its real-valued share.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 Times = Any
-"""A numpy array: seconds for 1, 2, … samples, as many as memory holds. Never falls."""
+"""A numpy array: seconds for 1, 2, … samples, as many as fit in memory. Never falls."""
 
 
 def split_batch(

@@ -2,11 +2,11 @@
 
 Machines with the same devices and network form a site: a plan that uses one of them is as good as
 a plan that uses another. Devices of a kind at a site are a group, and a configuration is a number
-of ranks for each group. This machine, whose link was measured, is a site of its own. So is each
+of ranks for each group. This machine, whose link was measured, is a separate site. So is each
 machine whose memory ranks of several kinds may exhaust together.
 
-How ranks sit on the machines is in `placement`; what their collectives take is in `collectives`.
-How a model is divided among ranks is not looked at here: a topology knows devices, no parallelism.
+`placement` puts ranks on machines; `collectives` predicts the time of their sums. A topology knows
+only devices, not how a model is divided among ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainwright.tasks.allocate.plan.kinds import Kind
 from trainwright.tasks.spec.pool import Device, Network
 
 THIS_MACHINE = "this machine"
-"""The machine of every local device, whatever address the pool's hosts give it."""
+"""The machine of every local device, at any address in the pool file."""
 Inventory = tuple[tuple[int, int], ...]
 """Kind and number of devices of a machine."""
 
@@ -55,7 +55,7 @@ class Group:
 
 
 class Topology:
-    """The sites and groups of some devices. With `apart`, every machine is a site of its own."""
+    """The sites and groups of some devices. With `apart`, every machine is a separate site."""
 
     def __init__(self, model: CostModel, devices: Sequence[Device], *, apart: bool = False) -> None:
         self.model = model
@@ -105,9 +105,9 @@ class Topology:
         return found
 
     def _roomy(self, held: dict[int, list[Device]], kinds: dict[int, Kind]) -> bool:
-        """Whether memory never depends on which kinds share the machine.
+        """Whether memory does not depend on which kinds share the machine.
 
-        So it is if the machine has one kind only, or room for the largest batch on every rank.
+        True if the machine has only one kind, or memory for the largest batch on every rank.
         """
         if len(held) == 1:
             return True

@@ -3,8 +3,8 @@
 Branches over accumulation, width, water level, number of ranks, and ranks by kind and group. A
 subproblem whose lower bound (`lower_bounds`) is not below the incumbent is pruned; the others are
 divided (`branching`), the lowest bound first. When none is left, the incumbent is optimal. If the
-search is cut short, `SearchResult.bound` says how much better any other configuration can be. The
-effort is counted in nodes, not in seconds, so the same question always has the same answer.
+search is truncated, `SearchResult.bound` says how much better any other configuration can be. The
+effort is counted in nodes, not in seconds, so the same request always has the same result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ACCEPTED_GAP = 1e-3
 
 
 class BranchAndBound:
-    """One search: what is minimised within which limits, and the incumbent."""
+    """One search: the goal, the limits, and the incumbent."""
 
     def __init__(
         self, space: SearchSpace, goal: Goal, limits: Limits, cutoff: float = math.inf
@@ -101,12 +101,12 @@ class BranchAndBound:
         return found
 
     def _upper_bound(self) -> float:
-        """What a bound must be below for its subproblem to be kept."""
+        """The value below which a bound must be for its subproblem to be kept."""
         best = self.incumbent.value(self.goal) if self.incumbent else math.inf
         return min(best * (1 - TOLERANCE), self.cutoff)
 
     def _promising(self, bound: float, nodes: int) -> bool:
-        """Whether a subproblem with this bound is expanded after so many nodes."""
+        """Whether a subproblem with this bound is expanded after this many nodes."""
         late = self.incumbent is not None and nodes >= EXACT_NODES
         return bound < self._upper_bound() * (1 - (_ACCEPTED_GAP if late else 0.0))
 

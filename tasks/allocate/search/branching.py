@@ -12,7 +12,7 @@ from trainwright.tasks.allocate.search.lower_bounds import LowerBounds
 from trainwright.tasks.allocate.search.packing import pack
 from trainwright.tasks.allocate.search.subproblem import Relaxation, Subproblem
 
-_FEW = 24  # a subproblem with at most so many counts is enumerated
+_FEW = 24  # a subproblem with at most this many counts is enumerated
 
 
 def enumerated(node: Subproblem, by_kind: Any) -> Iterator[tuple[int, ...]] | None:
@@ -54,7 +54,7 @@ class Branching:
             "levels": node.levels[0] < node.levels[1],
             "ranks": node.ranks[0] < node.ranks[1],
             "kinds": not node.kinds_fixed,
-            "width": low < high,  # it limits the placement and loosens no bound: last of all
+            "width": low < high,  # last, because it limits only the placement
         }
         loose = {what: getattr(relaxed.loose, what, 0.0) for what, can in divisible.items() if can}
         loosest = max(loose, key=lambda what: loose[what])
@@ -89,7 +89,7 @@ class Branching:
         yield replace(node, levels=(middle + 1, high))
 
     def _by_ranks(self, node: Subproblem, counts: Any) -> Iterator[Subproblem]:
-        """Fewer ranks than the relaxed solution has, and as many or more."""
+        """Two parts: fewer ranks than the relaxed solution, and as many or more."""
         first, last = node.ranks
         size = math.ceil(float(counts.sum()) - 1e-6)
         middle = (

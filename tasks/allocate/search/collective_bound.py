@@ -13,11 +13,11 @@ _CLOSE = 1e-9
 
 
 class CollectiveBound:
-    """Lower bounds for so many ranks or more; they never fall with the number of ranks.
+    """Lower bounds for a minimum number of ranks; they never fall with that number.
 
     `width` is an interval of the most ranks on a machine other than this one; (0, 0): all ranks
-    are on this machine. `room` is how many ranks of a group that leaves room for, and `holds` how
-    many ranks a site holds.
+    are on this machine. `room` is the number of ranks of a group that still fit, and `holds` the
+    number of ranks that fit on a site.
     """
 
     def __init__(self, topology: Topology, max_ranks: int, width: tuple[int, int]) -> None:
@@ -60,7 +60,7 @@ class CollectiveBound:
         return np.minimum.accumulate(least[:, ::-1], axis=1)[:, ::-1]
 
     def at_least(self, ranks: int) -> CollectiveTime:
-        """The bound for so many ranks or more."""
+        """The bound for this many ranks or more."""
         return _collective_time(self._least[:, ranks])
 
     def _seats_of(self, on_each: Any) -> Any:
@@ -71,7 +71,7 @@ class CollectiveBound:
         return np.cumsum([0, *np.sort(seats[seats > 0])[::-1]])
 
     def _machines_for(self, ranks: float, of: Any) -> int | None:
-        """Machines that so many ranks of these kinds (a mask) need at least; None: too few."""
+        """The fewest machines for this many ranks of these kinds (a mask); None: too few exist."""
         import numpy as np
 
         key = of.tobytes()
@@ -81,7 +81,7 @@ class CollectiveBound:
         return found if found < len(self._seats[key]) else None
 
     def covering(self, samples: Any, batch: int) -> tuple[int, Any] | None:
-        """The fewest machines that hold a batch, with so many samples on a rank of each kind.
+        """The fewest machines that hold a batch, with these samples on a rank of each kind.
 
         Returns their number and the ranks by group on them. None: all machines hold less.
         """
@@ -106,7 +106,7 @@ class CollectiveBound:
     def at(
         self, ranks: int, counts: Any, least: Any, most: Any, machines: int = 1
     ) -> CollectiveTime:
-        """The bound for so many ranks or more on so many machines or more.
+        """The bound for this many ranks or more on this many machines or more.
 
         `counts` are the fewest ranks by group; `least` and `most` the fewest and most by kind.
         Infinite if they do not fit.
@@ -146,7 +146,7 @@ class CollectiveBound:
         return kept[key]
 
     def _ends(self, machines: int, here: int, total: int, elsewhere: bool = False) -> Any:
-        """The bound for so many ranks, machines and ranks on this machine, or more of each.
+        """The bound for these numbers of ranks, machines and ranks on this machine, or more.
 
         `elsewhere`: no rank is on this machine.
         """

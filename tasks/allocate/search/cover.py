@@ -1,7 +1,7 @@
 """The covering relaxation: the cheapest ranks that hold a batch, as a linear program.
 
     min Σ p_k · n_k   with   Σ s_k · n_k >= B,   least <= Σ n_k <= most,
-                             low_k <= n_k <= high_k,   n within `Capacity`
+                             low_k <= n_k <= high_k,   n within the capacity
 
 Kinds share machines: a set S of kinds finds room for f(S) = Σ_sites min(room of S, what the site
 holds) ranks at most, a polymatroid (J. Edmonds, "Submodular functions, matroids, and certain

@@ -1,4 +1,4 @@
-"""Lower bounds of subproblems: what their configurations take at least.
+"""Lower bounds of subproblems: the least cost of their configurations.
 
 At a water level of w1 or more, a rank that holds b samples of kind k, for t_k(b) seconds, costs at
 least p_k(b): its power while it computes, and its idle power and price for a step of
@@ -157,8 +157,8 @@ class LowerBounds:
             lowest = float(factors[tight.counts.high > 0].min())
             high_s = np.maximum(choices.times * factors, tight.level * lowest)
             high_s = high_s + collectives.total.high
-            # The time at work is no shorter than at the median. How much longer it is falls as
-            # collectives take more of a step, so nothing is added for it.
+            # The computing time is at least that at the median. The difference falls as collectives
+            # take more of a step, so the bound ignores it.
             high = leased * (steps * high_s + START_S.high) + steps * computing * choices.times
             prices = self._upper(prices, high)
         counts = replace(tight.counts, high=np.where(unknown, 0.0, tight.counts.high))
@@ -174,8 +174,8 @@ class LowerBounds:
     def _looseness(
         self, found: Cover, leased: Any, node: Subproblem, tight: Tightened
     ) -> Looseness:
-        """What a cover's ranks would cost more, if all waited for their slowest and for the
-        collectives of so many ranks, as a share of the bound."""
+        """The relative additional cost of a cover's ranks if all waited for the slowest one and for
+        the collectives of this many ranks."""
         import numpy as np
 
         there, collectives = found.counts > 1e-9, tight.collectives
@@ -205,7 +205,7 @@ class LowerBounds:
     def _slower(
         self, node: Subproblem, collectives: CollectiveTime, ranks: int, busy_s: float
     ) -> float:
-        """By how much so many ranks make a step longer than the bound's collectives do."""
+        """By how much the collectives of this many ranks exceed the bound's."""
         most = node.collectives.at_least(ranks)
         found = float(most.step_s(busy_s, node.accumulation)) - float(
             collectives.step_s(busy_s, node.accumulation)

@@ -12,8 +12,8 @@ def pack(by_kind: Any, low: Any, high: Any, room: CollectiveBound) -> Any | None
     """Ranks by group, from `low` to `high`, that add up to `by_kind` and fit on the sites.
 
     `room` says how many ranks a site holds. Returns None if there are no such numbers. Sites are
-    filled greedily: first those whose machines hold most of what is asked for, and there the
-    scarcest kinds first, so that few machines are used. If that leaves a rank over, a maximum flow
+    filled greedily: first those whose machines hold the most of the requested ranks, with the
+    scarcest kinds first, so that few machines are used. If a rank is left over, a maximum flow
     decides.
     """
     import numpy as np

@@ -1,4 +1,4 @@
-"""A node of the branch-and-bound tree: an interval of everything that is chosen, and its bound."""
+"""A node of the branch-and-bound tree: an interval for every choice, and its bound."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Subproblem:
 
 
 class Looseness(NamedTuple):
-    """By what share of the bound each interval of a subproblem loosens it: what to branch on."""
+    """The share of the bound by which each interval loosens it; decides what to branch on."""
 
     levels: float = 0.0
     ranks: float = 0.0
@@ -45,7 +45,7 @@ class Relaxation(NamedTuple):
 
     bound: float
     subproblem: Subproblem
-    """Tightened."""
+    """the subproblem after tightening"""
     counts: Any
     """Ranks by kind."""
     samples: Any = None

@@ -18,7 +18,7 @@ _MAX_ROUNDS = 4
 
 
 class Tightened(NamedTuple):
-    """What the limits leave of a subproblem."""
+    """The part of a subproblem that the limits allow."""
 
     level: float
     """The first water level, in seconds."""
@@ -29,7 +29,7 @@ class Tightened(NamedTuple):
     collectives: CollectiveTime
     """A lower bound."""
     busy_s: float
-    """How long the slowest rank computes, at least."""
+    """The least computing time of the slowest rank."""
     counts: CountLimits
     fewest: Any
     """Ranks by kind (real numbers) of the fewest ranks that hold the batch."""
@@ -90,10 +90,10 @@ class Tightening:
         return self._finished[key]
 
     def of(self, node: Subproblem, cutoff: float) -> Tightened | None:
-        """What the limits leave of a subproblem; None: nothing that can be below `cutoff`.
+        """The part of a subproblem within the limits; None if nothing in it can beat `cutoff`.
 
-        More ranks make collectives slower, which leaves less time to compute, which takes more
-        ranks: so it repeats for a few rounds, or until the number of ranks no longer changes.
+        More ranks make collectives slower, which leaves less time to compute, which needs more
+        ranks. So it repeats for a few rounds, or until the number of ranks is stable.
         """
         import numpy as np
 
@@ -152,7 +152,7 @@ class Tightening:
         return replace(node, levels=(low, node.levels[1]))
 
     def _until(self, cutoff: float) -> Any:
-        """By kind: when training must have ended, at the job's confidence."""
+        """By kind: the latest end of the training, at the job's confidence."""
         import numpy as np
 
         until = np.minimum(self.windows, self._limits.deadline_s)
@@ -161,7 +161,7 @@ class Tightening:
         return until * (1 + TOLERANCE)
 
     def _ranks_on_a_machine(self, node: Subproblem, samples: Any) -> Any:
-        """By kind: how many ranks with so many samples fit into one machine's memory."""
+        """By kind: how many ranks with this many samples fit into one machine's memory."""
         import numpy as np
 
         key = (node.accumulation, node.levels[0])

@@ -1,8 +1,8 @@
-"""Step times of all kinds as tables, and the shares of a rank that the relaxation must look at.
+"""Step times of all kinds as tables, and the shares of a rank that the relaxation must consider.
 
 A rank's time is a straight line between the knots of its kind's curve, and its cost is a convex
 function of its time that bends in a few places. So the minimum of cost minus a price for each
-sample lies at an end of the interval of shares, at a knot, or beside a bend: no other share can
+sample lies at an end of the interval of shares, at a knot, or next to a bend: no other share can
 be better.
 """
 

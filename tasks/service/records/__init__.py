@@ -1,5 +1,5 @@
 """Answers about runs, TensorBoards, and the page.
 
-`routes` has the routes, `run_records` the answers from the listing of runs; `tensorboards` starts
+`routes` has the routes, `run_records` the answers about runs; `tensorboards` starts
 TensorBoards, `pages` serves the files under page/.
 """

@@ -69,9 +69,9 @@ class HostAgent:
         self.work.mkdir(mode=0o700)
         self._children: dict[str, _Child] = {}
         self._shares: dict[str, CpuShare] = {}
-        self._heard_at = time.monotonic()
-        self._brought: dict[Path, int] = {}
-        self._bringing = threading.Lock()
+        self._last_message_at = time.monotonic()
+        self._sent_bytes: dict[Path, int] = {}
+        self._sending_events = threading.Lock()
 
     def run(self) -> None:
         """Handle messages until the connection to the launcher ends."""
@@ -80,7 +80,7 @@ class HostAgent:
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
         try:
             for line in self._source:
-                self._heard_at = time.monotonic()
+                self._last_message_at = time.monotonic()
                 message = json.loads(line)
                 try:
                     self._do(**message)
@@ -142,28 +142,28 @@ class HostAgent:
 
     def _watch(self) -> None:
         """Send heartbeats and appended events; end everything after a silence of the launcher."""
-        beaten_at = -BEAT_S
-        while time.monotonic() - self._heard_at < SILENCE_S:
-            if time.monotonic() - beaten_at >= BEAT_S:
-                beaten_at = time.monotonic()
+        beat_at = -BEAT_S
+        while time.monotonic() - self._last_message_at < SILENCE_S:
+            if time.monotonic() - beat_at >= BEAT_S:
+                beat_at = time.monotonic()
                 self.send("beat")
             time.sleep(_LOOK_S)
-            self.bring_back()
+            self.send_events()
         for child in list(self._children.values()):
             child.kill()
         shutil.rmtree(self.work, ignore_errors=True)
         os._exit(1)  # the main thread is blocked in reading a line that will not come
 
-    def bring_back(self) -> None:
+    def send_events(self) -> None:
         """Send what was appended to the event files since the last call."""
         # the work folder disappears when the launch ends
-        with self._bringing, contextlib.suppress(FileNotFoundError):
+        with self._sending_events, contextlib.suppress(FileNotFoundError):
             for path in sorted(self.work.glob("events/*")):
                 with path.open("rb") as file:
-                    file.seek(self._brought.get(path, 0))
+                    file.seek(self._sent_bytes.get(path, 0))
                     while data := file.read(1 << 18):
                         self.send("file", path=path.name, data=base64.b64encode(data).decode())
-                    self._brought[path] = file.tell()
+                    self._sent_bytes[path] = file.tell()
 
 
 class _Child:
@@ -174,7 +174,7 @@ class _Child:
     ) -> None:
         self._agent, self._name = agent, name
         self._socket, other = socket.socketpair()
-        self._words, self._kills_before = queue.SimpleQueue[bytes | None](), kernel_oom_kills()
+        self._to_send, self._kills_before = queue.SimpleQueue[bytes | None](), kernel_oom_kills()
         with other:
             self.process = subprocess.Popen(
                 dying_with_parent(command),
@@ -187,15 +187,15 @@ class _Child:
                 start_new_session=True,
             )
         threading.Thread(target=self._relay, name=f"relay-{name}", daemon=True).start()
-        threading.Thread(target=self._tell, name=f"tell-{name}", daemon=True).start()
+        threading.Thread(target=self._send_queued, name=f"send-{name}", daemon=True).start()
 
     def say(self, text: bytes) -> None:
         """Queue a message for the process: one that is stopped must not block the others."""
-        self._words.put(text)
+        self._to_send.put(text)
 
-    def _tell(self) -> None:
+    def _send_queued(self) -> None:
         with contextlib.suppress(OSError):  # the process has ended: `_relay` reports that
-            while (text := self._words.get()) is not None:
+            while (text := self._to_send.get()) is not None:
                 self._socket.sendall(text)
 
     def kill(self) -> None:
@@ -221,11 +221,11 @@ class _Child:
                     for line in lines:
                         self._agent.send(kind, name=self._name, text=line.decode(errors="replace"))
         log.close()
-        self._words.put(None)
+        self._to_send.put(None)
         self._socket.close()
         self._agent.let_go(self._name)
         code = self.process.wait()
-        self._agent.bring_back()
+        self._agent.send_events()
         kills = kernel_oom_kills() - self._kills_before
         self._agent.send("ended", name=self._name, code=code, oom_kills=kills)
 

@@ -28,7 +28,7 @@ class DataStaging:
     """
 
     def __init__(self, session: Session, order: Order) -> None:
-        self._session, self._words = session, queue.SimpleQueue[Message]()
+        self._session, self._messages = session, queue.SimpleQueue[Message]()
         self._spec, self._sha256 = order.request.job.data, order.request.schema_.sha256
         self._settings = order.request.settings
         self._log: list[str] = []
@@ -60,7 +60,7 @@ class DataStaging:
         def went(count: int) -> None:
             nonlocal done
             done += count
-            self._tell(done, total)
+            self._report(done, total)
 
         for path in dict.fromkeys(files):
             self._session.put(
@@ -78,7 +78,7 @@ class DataStaging:
     def _below(root: Path) -> str:
         return f"{root.name}/" if root.is_dir() else ""
 
-    def _tell(self, done: int, total: int) -> None:
+    def _report(self, done: int, total: int) -> None:
         progress.emit("preload", host=self._session.name, uri=self._spec.uri, bytes=done, of=total)
 
     def _look(self, spec: DataSpec, copied: str | None) -> Message:
@@ -99,17 +99,17 @@ class DataStaging:
             self,
         )
         found: Message | None = None
-        while (word := self._words.get())["kind"] != "ended":
-            if word["kind"] == "fetched":
-                self._tell(word["bytes"], word["of"])
-            elif word["kind"] in ("found", "missing"):
-                found = word
-        why = word["lost"] or (self._log or ["it exited without reporting an error"])[-1]
+        while (message := self._messages.get())["kind"] != "ended":
+            if message["kind"] == "fetched":
+                self._report(message["bytes"], message["of"])
+            elif message["kind"] in ("found", "missing"):
+                found = message
+        why = message["lost"] or (self._log or ["it exited without reporting an error"])[-1]
         return found or {"kind": "missing", "error": TrainingFailed(why).document()}
 
     def said(self, line: str) -> None:
         """Queue a message from the host."""
-        self._words.put(json.loads(line))
+        self._messages.put(json.loads(line))
 
     def logged(self, line: str) -> None:
         """Keep the last lines, which explain an exit without a message."""
@@ -117,7 +117,7 @@ class DataStaging:
 
     def ended(self, code: int, lost: str | None, oom_kills: int = 0) -> None:
         """Queue the end, after all other messages."""
-        self._words.put({"kind": "ended", "lost": lost})
+        self._messages.put({"kind": "ended", "lost": lost})
 
 
 def _embedded(settings: Settings) -> bool:

@@ -26,13 +26,13 @@ from trainwright.tasks.train.exchange.rendezvous import INTERFACE
 from trainwright.tasks.train.hosts import versions
 from trainwright.tasks.train.hosts.checkpoint_transfer import TransferServer
 from trainwright.tasks.train.hosts.data_staging import DataStaging
-from trainwright.tasks.train.hosts.reconnect import Returning, Shares
+from trainwright.tasks.train.hosts.reconnect import Reconnector, Shares
 from trainwright.tasks.train.hosts.remote_rank import RemoteChannel, RemoteRank, RemoteShare
 from trainwright.tasks.train.hosts.session import Session
 from trainwright.tasks.train.request import Order
 
 _END_GRACE_S = 5.0
-_HEED_EVERY_S = 0.5
+_CHECK_EVERY_S = 0.5
 _ORDER = "order.json"
 LOOPBACK_WAY = {INTERFACE: "lo"}
 """The interface variables of the ranks if all of them run on this machine."""
@@ -46,15 +46,15 @@ def machine(device: PlannedDevice) -> str:
 class Hosts:
     """Connections to the hosts of a launch, checked and prepared for ranks. Ends with `close`."""
 
-    def __init__(self, order: Order, folder: Path, heed: Callable[[], None]) -> None:
-        """Prepares all hosts. Calls `heed` twice a second, which raises to end the preparation."""
-        self._order, self._folder, self._heed = order, folder, heed
+    def __init__(self, order: Order, folder: Path, check_stop: Callable[[], None]) -> None:
+        """Prepares all hosts. Calls `check_stop` twice a second; it raises to end the preparation."""
+        self._order, self._folder, self._check_stop = order, folder, check_stop
         self._devices = order.request.plan.devices
         self._pool = load_pool(order.request.job.pool)
         self._sessions: dict[str, Session] = {}
         self._ways: dict[str, dict[str, str]] = {}
         self._data: dict[str, str] = {}
-        self._returning: Returning | None = None
+        self._reconnector: Reconnector | None = None
         self.peers: set[str] = set()
         """The addresses from which ranks connect."""
         try:
@@ -89,8 +89,8 @@ class Hosts:
         with ThreadPoolExecutor(max_workers=len(self._sessions)) as pool:
             tasks = [pool.submit(action, one) for one in self._sessions.values()]
             try:
-                while wait(tasks, timeout=_HEED_EVERY_S).not_done:
-                    self._heed()
+                while wait(tasks, timeout=_CHECK_EVERY_S).not_done:
+                    self._check_stop()
             except BaseException:
                 for session in self._sessions.values():
                     session.hang_up("the launch has ended")
@@ -168,7 +168,7 @@ class Hosts:
         for session in self._sessions.values():
             self._give_order(order, session)
         if order.mode == "train":
-            self._returning = Returning(self._lost, self._session_with, self._admit)
+            self._reconnector = Reconnector(self._lost, self._session_with, self._admit)
 
     def _give_order(self, order: Order, session: Session) -> None:
         text = self._order_there(order, session).model_dump_json(by_alias=True)
@@ -197,7 +197,7 @@ class Hosts:
     def returned(self) -> Shares:
         """The ranks on hosts that have reconnected since the last call, with their CPU shares."""
         ranks: Shares = {}
-        found = self._returning.back if self._returning is not None else {}
+        found = self._reconnector.back if self._reconnector is not None else {}
         for address, (session, shares) in list(found.items()):
             self._sessions[address].close(_END_GRACE_S)  # its connection ended earlier
             self._sessions[address] = session
@@ -251,13 +251,13 @@ class Hosts:
 
     def close(self) -> None:
         """End all processes on the hosts, and the connections."""
-        if self._returning is not None:
-            self._returning.settle()
+        if self._reconnector is not None:
+            self._reconnector.settle()
         if self._sessions:
             with ThreadPoolExecutor(max_workers=len(self._sessions)) as pool:
                 list(pool.map(lambda session: session.close(_END_GRACE_S), self._sessions.values()))
-        if self._returning is not None:
-            self._returning.close()
+        if self._reconnector is not None:
+            self._reconnector.close()
 
 
 def _way(interface: str, address: str) -> dict[str, str]:

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 Shares = dict[int, RemoteShare]
 
 
-class Returning:
+class Reconnector:
     """The thread that reconnects.
 
     `lost` returns the addresses whose connection has ended. `connect` opens a new connection.
@@ -34,13 +34,13 @@ class Returning:
         self.back: dict[str, tuple[Session, Shares]] = {}
         """The reconnected hosts by address, until the caller removes them."""
         self._trying: Session | None = None
-        self._told: dict[str, str] = {}
-        self._ending, self._idle, self._may_go = (
+        self._reported: dict[str, str] = {}
+        self._ending, self._idle, self._may_end = (
             threading.Event(),
             threading.Event(),
             threading.Event(),
         )
-        self._thread = threading.Thread(target=self._run, name="returning-hosts", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="reconnector", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
@@ -51,7 +51,7 @@ class Returning:
                         self._try(address)
         finally:
             self._idle.set()
-            self._may_go.wait()  # the kernel ends a connection with the thread that made it
+            self._may_end.wait()  # the kernel ends a connection with the thread that made it
 
     def _try(self, address: str) -> None:
         session = None
@@ -60,13 +60,13 @@ class Returning:
             if self._ending.is_set():  # `settle` may not have seen this session
                 session.hang_up("the launch has ended")
             self.back[address] = session, self._admit(session)
-            self._told.pop(address, None)
+            self._reported.pop(address, None)
             progress.emit("notice", message=f"{session} answers again")
         except (TrainwrightError, OSError) as why:
             if session is not None:
                 session.close(_END_GRACE_S)
-            if self._told.get(address) != str(why) and not self._ending.is_set():
-                self._told[address] = str(why)
+            if self._reported.get(address) != str(why) and not self._ending.is_set():
+                self._reported[address] = str(why)
                 progress.emit(
                     "notice",
                     message=f"reconnecting to a lost host every {TRY_EVERY_S:g} s: {why}",
@@ -90,5 +90,5 @@ class Returning:
         self.settle()
         for session, _ in self.back.values():
             session.close(_END_GRACE_S)
-        self._may_go.set()
+        self._may_end.set()
         self._thread.join()

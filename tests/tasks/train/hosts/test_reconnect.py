@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from trainwright.tasks.train.hosts import reconnect
-from trainwright.tasks.train.hosts.reconnect import Returning, Shares
+from trainwright.tasks.train.hosts.reconnect import Reconnector, Shares
 from trainwright.tasks.train.hosts.session import Session
 
 
@@ -27,7 +27,7 @@ def test_an_unexpected_error_with_one_host_does_not_stop_the_others(
     def admit(session: Session) -> Shares:
         raise AssertionError(session)
 
-    hosts = Returning(lambda: ["a", "b"], connect, admit)
+    hosts = Reconnector(lambda: ["a", "b"], connect, admit)
     try:
         assert enough.wait(60)
     finally:
