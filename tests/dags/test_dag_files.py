@@ -1,4 +1,4 @@
-"""The DAG files: what they load, which DAGs they make, how they are wired. Nothing is run here."""
+"""The DAG files: their imports, their DAGs, their wiring. No test here runs a DAG."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class DagProcess:
         )
 
     def __call__(self, code: str, jobs: Path = SHIPPED) -> Any:
-        """What the code leaves in `answer`, with these job files. It must load no heavy package."""
+        """Run code with these job files; its `answer`. The code must load no heavy package."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         environment = {
@@ -108,11 +108,11 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DagProcess]:
 
 @pytest.fixture
 def look(airflow: DagProcess, home: Path) -> Look:
-    """The DAGs that `retrain` makes of a folder of job files."""
+    """The DAGs that `retrain` makes from a folder of job files."""
     return lambda jobs=SHIPPED: airflow(LOOK, jobs)
 
 
-def test_the_shipped_dags_load_nothing_heavy_and_every_operator_is_ours(look: Look) -> None:
+def test_the_shipped_dags_load_nothing_heavy_and_use_only_our_operators(look: Look) -> None:
     dags = look()
     assert set(dags) == {"retrain", "retrain_digits"}
     for dag in dags.values():
@@ -148,7 +148,7 @@ def test_the_steps_are_chained_in_order_and_release_follows_train(look: Look) ->
     assert "release" in tasks["train"][1]
 
 
-def test_a_job_file_with_a_schedule_makes_a_scheduled_dag_and_a_wrong_one_harms_nobody(
+def test_a_job_file_with_a_schedule_makes_a_dag_and_a_wrong_one_does_not_affect_others(
     look: Look, tmp_path: Path
 ) -> None:
     jobs = tmp_path / "jobs"
@@ -174,7 +174,7 @@ def test_operators_are_exported_lazily() -> None:
     )
 
 
-def test_a_job_file_with_a_strange_name_or_schedule_takes_no_other_dag_away(
+def test_a_job_file_with_an_unusual_name_or_schedule_does_not_hide_other_dags(
     look: Look, tmp_path: Path
 ) -> None:
     jobs = tmp_path / "jobs"
@@ -189,7 +189,7 @@ def test_a_job_file_with_a_strange_name_or_schedule_takes_no_other_dag_away(
     assert "schedule.cron: got '61 3 * * *'" in dags["retrain_late"]["doc"]
 
 
-def test_what_is_due_trains_anew_and_what_a_person_triggers_goes_on(
+def test_scheduled_dag_runs_start_new_runs_and_manual_ones_continue(
     airflow: DagProcess, home: Path
 ) -> None:
     code = """
@@ -204,9 +204,7 @@ answer = [task.render_template(task.new, {"dag_run": run}) for run in runs]
     assert [str(one) for one in airflow(code)] == ["True", "True", "False"]
 
 
-def test_two_job_files_of_one_name_are_one_dag_and_a_word_about_the_other(
-    look: Look, tmp_path: Path
-) -> None:
+def test_two_job_files_with_one_name_make_one_dag_and_an_error(look: Look, tmp_path: Path) -> None:
     jobs = tmp_path / "jobs"
     jobs.mkdir()
     for file in ("a.json", "a.yaml", "b.yaml"):
@@ -222,7 +220,7 @@ def test_two_job_files_of_one_name_are_one_dag_and_a_word_about_the_other(
         )
 
 
-def test_new_data_and_the_clock_both_run_a_job_that_asks_for_it_and_its_deadline_is_an_alert(
+def test_a_job_runs_on_new_data_and_on_schedule_and_its_deadline_is_an_alert(
     look: Look, tmp_path: Path
 ) -> None:
     jobs = tmp_path / "jobs"
@@ -333,7 +331,7 @@ for module in (dags.analyze_history, dags.calibrate_pool, dags.retrain):
 """
 
 
-def test_what_runs_by_the_clock_does_not_begin_with_what_was_missed_before_it_was_there(
+def test_scheduled_dags_do_not_catch_up_on_missed_runs(
     airflow: DagProcess, home: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "nightly.yaml").write_text(

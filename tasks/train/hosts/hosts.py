@@ -47,7 +47,7 @@ class Hosts:
     """Connections to the hosts of a launch, checked and prepared for ranks. Ends with `close`."""
 
     def __init__(self, order: Order, folder: Path, check_stop: Callable[[], None]) -> None:
-        """Prepares all hosts. Calls `check_stop` twice a second; it raises to end the preparation."""
+        """Prepares all hosts. Calls `check_stop` twice a second; it raises to stop this."""
         self._order, self._folder, self._check_stop = order, folder, check_stop
         self._devices = order.request.plan.devices
         self._pool = load_pool(order.request.job.pool)

@@ -1,4 +1,4 @@
-"""Step `analyze`: both engines compute the same; the page works offline and escapes text."""
+"""Step `analyze`: both engines give equal results; the page works offline and escapes text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def store(tmp_path: Path) -> str:
 
 
 class _Page(HTMLParser):
-    """What a page would load, the text that a reader sees, and its elements."""
+    """The resources that a page would load, its visible text, and its elements."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def test_dask_and_pandas_give_the_same_history(store: str) -> None:
     assert history(runs, "dask") == _no_nan(history(runs, "pandas"))
 
 
-def test_device_use_is_what_the_rows_add_up_to(store: str) -> None:
+def test_device_use_is_the_sum_of_the_rows(store: str) -> None:
     run = begin_run(store, "small", 1)
     rows = write_metrics(run, 30)
     write_outcome(run, metrics={"accuracy": 0.95})
@@ -120,7 +120,7 @@ def test_device_use_is_what_the_rows_add_up_to(store: str) -> None:
         assert found["computing"] + found["waiting"] == pytest.approx(1.0)
 
 
-def test_steps_of_a_rank_are_of_the_device_that_it_had_then(store: str) -> None:
+def test_steps_of_a_rank_count_for_its_device_at_that_time(store: str) -> None:
     result = finished_training(store).read(Result)
     first, second = (device.id for device in result.devices)
     rows = pd.DataFrame(
@@ -146,14 +146,14 @@ def test_steps_of_a_rank_are_of_the_device_that_it_had_then(store: str) -> None:
     assert (found[first]["samples"], found[second]["samples"]) == (22, 22)
 
 
-def test_epochs_come_in_their_order_from_all_parts(store: str) -> None:
+def test_epochs_of_all_parts_are_in_order(store: str) -> None:
     run = finished_training(store)
     epochs = analyze(run, store).epochs
     assert [row["epoch"] for row in epochs] == [0, 1, 2]
     assert [row["accuracy"] for row in epochs] == pytest.approx([0.9, 0.92, 0.94])
 
 
-def test_predicted_stands_beside_measured_with_error_and_whether_the_interval_held(
+def test_predicted_and_measured_values_have_an_error_and_whether_the_interval_held(
     store: str,
 ) -> None:
     run = finished_training(store)
@@ -170,7 +170,7 @@ def test_predicted_stands_beside_measured_with_error_and_whether_the_interval_he
     assert rows["own step time of here/cpu-1"]["predicted"] == pytest.approx(0.016)
 
 
-def test_a_time_that_is_set_and_not_predicted_has_no_interval_to_be_outside_of(store: str) -> None:
+def test_a_configured_step_time_has_no_interval(store: str) -> None:
     run = finished_training(store)
     result = run.read(Result)
     assert result.predicted is not None
@@ -184,7 +184,7 @@ def test_a_time_that_is_set_and_not_predicted_has_no_interval_to_be_outside_of(s
     assert (duration["error"], duration["inside"]) == (pytest.approx(0.25), None)
 
 
-def test_the_memory_of_a_step_in_micro_batches_is_compared_with_one_of_them_and_the_kept_sum(
+def test_the_memory_of_accumulated_steps_is_compared_with_one_micro_batch_plus_gradients(
     store: str,
 ) -> None:
     run = finished_training(store)
@@ -218,7 +218,7 @@ def test_only_earlier_runs_are_compared_newest_first(store: str) -> None:
     assert report.runs_compared == 1
 
 
-def test_unfinished_and_damaged_runs_are_shown_as_such_and_break_nothing(store: str) -> None:
+def test_unfinished_and_damaged_runs_are_listed_as_such(store: str) -> None:
     begin_run(store, "small", 1)
     for number, key in ((2, "result.json"), (3, "status.json")):
         damaged = local_path(finished_training(store, "small", number), key)
@@ -228,10 +228,10 @@ def test_unfinished_and_damaged_runs_are_shown_as_such_and_break_nothing(store: 
     report = analyze(run, store)
     states = {row["id"]: row["state"] for row in report.history[1:]}
     assert [states[key] for key in sorted(states)] == ["running", "damaged", "damaged", "damaged"]
-    assert _page(run).text.count("smalldamaged") == 3  # job and state stand in neighbouring cells
+    assert _page(run).text.count("smalldamaged") == 3  # job and state are in adjacent cells
 
 
-def test_the_report_is_what_was_returned_and_is_sealed(store: str) -> None:
+def test_the_report_equals_the_returned_one_and_is_sealed(store: str) -> None:
     run = finished_training(store)
     save_model(run)
     seal(run)
@@ -244,12 +244,12 @@ def test_the_report_is_what_was_returned_and_is_sealed(store: str) -> None:
     verify(run)
 
 
-def test_the_numbers_are_the_same_when_it_is_analysed_again(store: str) -> None:
+def test_a_second_analysis_gives_the_same_numbers(store: str) -> None:
     run = finished_training(store)
     assert analyze(run, store) == analyze(run, store)
 
 
-def test_the_page_loads_nothing_and_shows_the_numbers(store: str) -> None:
+def test_the_page_is_self_contained_and_shows_the_numbers(store: str) -> None:
     earlier, run = (finished_training(store, "small", number) for number in (1, 2))
     report = analyze(run, store)
     page = _page(run)
@@ -260,7 +260,7 @@ def test_the_page_loads_nothing_and_shows_the_numbers(store: str) -> None:
     assert f"{report.devices[0]['samples']:,}" in page.text
 
 
-def test_what_people_named_is_text_on_the_page_and_never_markup(store: str) -> None:
+def test_names_by_users_are_text_on_the_page_and_never_markup(store: str) -> None:
     run = begin_run(store, "small", 1)
     write_metrics(run, 30)
     write_outcome(
@@ -275,7 +275,7 @@ def test_what_people_named_is_text_on_the_page_and_never_markup(store: str) -> N
     assert page.text.count("<script>alert(1)</script>") == 2
 
 
-def test_a_model_without_accuracy_and_a_run_without_rows_have_a_report_too(store: str) -> None:
+def test_a_model_without_accuracy_or_a_run_without_rows_has_a_report(store: str) -> None:
     regression = begin_run(store, "small", 1)
     write_metrics(regression, 30, accuracy=False)
     write_outcome(regression, metrics={"loss": 0.3})
@@ -288,7 +288,7 @@ def test_a_model_without_accuracy_and_a_run_without_rows_have_a_report_too(store
     assert (report.epochs, report.devices[0]["samples_per_s"]) == ([], None)
 
 
-def test_a_run_whose_training_has_not_finished_is_not_analysed(store: str) -> None:
+def test_an_unfinished_training_is_not_analysed(store: str) -> None:
     run = begin_run(store, "small", 1)
     with pytest.raises(FileNotFoundError):
         analyze(run, store)
@@ -296,11 +296,11 @@ def test_a_run_whose_training_has_not_finished_is_not_analysed(store: str) -> No
     assert [one.uri for one in list_runs(store, doors.settings())] == [run.uri]
 
 
-def test_this_run_shows_its_outcome_and_not_the_step_that_writes_the_report(store: str) -> None:
+def test_the_report_shows_the_runs_outcome_not_its_current_step(store: str) -> None:
     assert analyze(finished_training(store), store).history[0]["state"] == "success"
 
 
-def test_this_jobs_runs_come_before_those_of_other_jobs(store: str) -> None:
+def test_this_jobs_runs_are_listed_before_those_of_other_jobs(store: str) -> None:
     own = finished_training(store, "mine", 1)
     for number in range(2, 62):
         begin_run(store, "other", number)
@@ -309,14 +309,14 @@ def test_this_jobs_runs_come_before_those_of_other_jobs(store: str) -> None:
     assert own.id in run.objects.get("report/report.html").decode()
 
 
-def test_runs_compared_are_those_that_were_read(store: str) -> None:
+def test_the_number_of_compared_runs_is_that_of_readable_ones(store: str) -> None:
     for number in range(1, 206):
         begin_run(store, "other", number)
     report = analyze(finished_training(store, "mine", 999), store)
     assert report.runs_compared == len(report.history) - 1
 
 
-def test_a_plan_of_devices_that_the_estimate_does_not_know_is_analysed_without_them(
+def test_devices_missing_from_the_estimate_are_left_out_of_the_comparison(
     store: str,
 ) -> None:
     run = finished_training(store)
@@ -327,7 +327,7 @@ def test_a_plan_of_devices_that_the_estimate_does_not_know_is_analysed_without_t
     assert "memory of here/cpu-1" not in named
 
 
-def test_an_earlier_run_that_took_no_time_breaks_nothing(store: str) -> None:
+def test_an_earlier_run_of_zero_duration_is_handled(store: str) -> None:
     write_outcome(finished_training(store, "small", 1), metrics={"accuracy": 0.9}, duration_s=0.0)
     assert analyze(finished_training(store, "small", 2), store).runs_compared == 1
 
@@ -339,7 +339,7 @@ def test_a_metric_that_a_model_names_is_text_on_the_page(store: str) -> None:
     assert b"<img src=x>" not in run.objects.get("report/report.html")
 
 
-def test_large_rows_are_read_by_a_clusters_processes(
+def test_large_row_files_are_read_by_a_clusters_processes(
     store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = finished_training(store)
@@ -350,7 +350,7 @@ def test_large_rows_are_read_by_a_clusters_processes(
     assert dict(os.environ) == before
 
 
-def test_what_goes_to_a_clusters_processes_can_be_sent_there_from_an_s3_store(
+def test_tasks_on_an_s3_store_can_be_sent_to_a_clusters_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in (

@@ -1,4 +1,4 @@
-"""How a run is shown whose worker is gone: killed in a step, or done with the only step that was asked for."""
+"""The state of a run without a worker: killed in a step, or after its only requested step."""
 
 from __future__ import annotations
 

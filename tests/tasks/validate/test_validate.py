@@ -31,7 +31,7 @@ def digits() -> Validation:
 
 
 def table(path: Path, changes: dict[int, str] | None = None, rows: int = 40) -> str:
-    """A csv of columns a, colour, label; the changed rows by number."""
+    """Write a csv with columns a, colour, label; `changes` replaces rows by number."""
     lines = [
         f"{number}.5,{'red' if number % 3 else 'blue'},{'yes' if number % 2 else 'no'}"
         for number in range(rows)
@@ -50,7 +50,7 @@ def failed(validation: Validation) -> dict[tuple[str, str | None], Expectation]:
     }
 
 
-def test_the_digits_meet_the_suite_that_they_suggest(digits: Validation) -> None:
+def test_the_digits_meet_their_inferred_suite(digits: Validation) -> None:
     assert digits.success
     assert (digits.suite_source, digits.checked_rows) == ("inferred", 1797)
     assert digits.data == load(DIGITS).schema
@@ -73,9 +73,7 @@ def test_the_digits_meet_the_suite_that_they_suggest(digits: Validation) -> None
         [3e38] * 40,
     ],
 )
-def test_data_meets_the_suite_that_it_suggests_whatever_its_numbers(
-    tmp_path: Path, column: list[float]
-) -> None:
+def test_any_data_meets_its_inferred_suite(tmp_path: Path, column: list[float]) -> None:
     lines = [f"{value!r},{'ab'[place % 2]}" for place, value in enumerate(column)]
     (tmp_path / "data.csv").write_text("\n".join(["x,label", *lines]) + "\n")
     found = validate(DataSpec(uri=str(tmp_path / "data.csv")))
@@ -83,7 +81,7 @@ def test_data_meets_the_suite_that_it_suggests_whatever_its_numbers(
 
 
 @pytest.mark.parametrize("value", [1e300, 1.7e308])
-def test_numbers_too_large_to_train_on_are_found_unusable_without_an_error(
+def test_numbers_too_large_for_training_fail_the_validation_without_an_error(
     tmp_path: Path, value: float
 ) -> None:
     lines = [f"{value * (-1) ** place!r},{'ab'[place % 3 % 2]}" for place in range(40)]
@@ -92,7 +90,7 @@ def test_numbers_too_large_to_train_on_are_found_unusable_without_an_error(
     assert list(failed(found)) == [("data_to_be_usable_for_training", None)]
 
 
-def test_a_validation_is_json(digits: Validation) -> None:
+def test_a_validation_can_be_written_as_json(digits: Validation) -> None:
     assert (
         Validation.model_validate(
             json.loads(json.dumps(digits.model_dump(mode="json"), allow_nan=False))
@@ -130,7 +128,7 @@ def test_a_kept_suite_names_images_with_an_unknown_label_or_without_a_value(
     assert "\n" not in line
 
 
-def test_data_seen_first_is_rejected_for_what_no_data_may_have(tmp_path: Path) -> None:
+def test_the_first_data_is_rejected_for_faults_that_no_data_may_have(tmp_path: Path) -> None:
     changes = {3: ",red,yes", 5: "inf,red,yes", 9: "9.5,red,maybe", 11: "11.5,blue,"}
     validation = validate(DataSpec(uri=table(tmp_path / "bad.csv", changes)))
     assert not validation.success
@@ -170,7 +168,9 @@ GIVEN: list[dict[str, Any]] = [
 ]
 
 
-def test_a_given_suite_decides_alone_and_names_rows_and_missing_columns(tmp_path: Path) -> None:
+def test_a_given_suite_replaces_the_inferred_one_and_names_rows_and_missing_columns(
+    tmp_path: Path,
+) -> None:
     suite = tmp_path / "suite.json"
     suite.write_text(json.dumps({"name": "mine", "expectations": GIVEN, "meta": {}}))
     spec = DataSpec(uri=table(tmp_path / "data.csv"), expectations=str(suite))
@@ -193,7 +193,7 @@ def test_a_given_suite_decides_alone_and_names_rows_and_missing_columns(tmp_path
     assert "Traceback" not in json.dumps(validation.great_expectations)
 
 
-def test_data_that_a_given_suite_lets_pass_must_still_be_fit_for_training(tmp_path: Path) -> None:
+def test_data_that_passes_a_given_suite_must_still_be_usable_for_training(tmp_path: Path) -> None:
     suite = tmp_path / "suite.json"
     suite.write_text(json.dumps(GIVEN[3:]))
     validation = validate(
@@ -203,7 +203,7 @@ def test_data_that_a_given_suite_lets_pass_must_still_be_fit_for_training(tmp_pa
     assert "column 'a': 1 of 40 values are missing" in failure_line(validation)
 
 
-def test_a_very_large_table_is_judged_by_a_sample_that_holds_every_odd_row(tmp_path: Path) -> None:
+def test_a_very_large_table_is_checked_by_a_sample_with_every_unusual_row(tmp_path: Path) -> None:
     rows = 2_600_000
     array = np.zeros(rows, dtype=[("a", "f4"), ("label", "i4")])
     array["a"] = np.arange(rows) % 1000
@@ -228,7 +228,7 @@ def test_a_very_large_table_is_judged_by_a_sample_that_holds_every_odd_row(tmp_p
         ('[{"kwargs": {}}]', r"expectation 0: got .*; allowed: \{\"type\""),
     ],
 )
-def test_a_suite_file_that_is_none_is_refused_at_once(
+def test_an_invalid_suite_file_is_refused_at_once(
     tmp_path: Path, content: str | None, said: str
 ) -> None:
     suite = tmp_path / "suite.json"
@@ -238,23 +238,23 @@ def test_a_suite_file_that_is_none_is_refused_at_once(
         validate(DataSpec(uri="builtin:digits", expectations=str(suite)))
 
 
-def test_an_expectation_that_does_not_exist_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_unknown_expectation_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "suite.json").write_text('[{"type": "expect_bananas"}]')
     with pytest.raises(BadInput, match="expect_bananas not found"):
         validate(DataSpec(uri="builtin:digits", expectations=str(tmp_path / "suite.json")))
 
 
-def test_a_target_that_no_column_has_is_the_jobs_mistake(tmp_path: Path) -> None:
+def test_a_target_without_a_column_is_an_error_of_the_job(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"data\.target: got 'lable'; allowed: .*: a, colour, label"):
         validate(DataSpec(uri=table(tmp_path / "data.csv"), target="lable"))
 
 
-def test_a_file_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="there is no such file"):
         validate_data({"uri": str(tmp_path / "none.csv")}, doors.settings())
 
 
-def test_a_check_that_takes_too_long_is_ended() -> None:
+def test_a_check_that_takes_too_long_is_stopped() -> None:
     before = set(psutil.Process().children(recursive=True))
     with pytest.raises(TrainwrightError, match=r"did not finish within 0\.05 s"):
         validate(DIGITS, timeout_s=0.05)
@@ -262,7 +262,7 @@ def test_a_check_that_takes_too_long_is_ended() -> None:
 
 
 def start_validation() -> tuple[subprocess.Popen[bytes], psutil.Process]:
-    """A process that validates, and the process that it started for Great Expectations."""
+    """A validating process, and its child process with Great Expectations."""
     code = """if True:
         from trainwright.tasks.spec.job import DataSpec
         from trainwright.tasks.validate import validate
@@ -277,7 +277,7 @@ def start_validation() -> tuple[subprocess.Popen[bytes], psutil.Process]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_parent_that_is_stopped_leaves_no_process(how: signal.Signals) -> None:
+def test_an_interrupted_parent_leaves_no_process(how: signal.Signals) -> None:
     parent, child = start_validation()
     parent.send_signal(how)
     assert parent.wait(30) != 0
@@ -285,7 +285,7 @@ def test_a_parent_that_is_stopped_leaves_no_process(how: signal.Signals) -> None
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
-def test_the_process_is_given_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_gets_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINWRIGHT_S3_SECRET_KEY", "not-for-it")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-for-it")
     parent, child = start_validation()
