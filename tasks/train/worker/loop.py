@@ -176,6 +176,7 @@ class Training:
         judge(state, found.loss, rate)
         rank.update(rate)
         updated = time.perf_counter()
+        # Recording a step happens after its row is written, so its time counts for the next step.
         taken_s = updated - started + recording_s
         own_s = taken_s - (rank.collective.wait_s - waited_s)
         parts, own = shares(found.samples, rank.split), found.figures
@@ -200,7 +201,7 @@ class Training:
             memory_bytes=own.memory_bytes,
             energy_j=None if math.isnan(own.energy_j) else own.energy_j,
         )
-        if found.samples == sum(rank.split):
+        if found.samples == sum(rank.split):  # the last batch of an epoch may be smaller
             self.batch.note(own_s, taken_s)
         state.epoch_loss_sum += found.loss * found.samples
         state.epoch_samples += found.samples
@@ -228,6 +229,7 @@ class Training:
         members = self._members
         self.steps.cut()
         self.saver.settle()
+        # A barrier: the launcher may drop checkpoints only when no rank writes one.
         rank.collective.sum_(torch.zeros(1, dtype=torch.float64), "settled")
         begin(self, go_back(self) if rank.first else None)
         take_all(self, 0)

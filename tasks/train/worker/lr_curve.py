@@ -43,6 +43,7 @@ def course(raw_loss: list[float], loss: list[float]) -> tuple[int, float, float,
     # the median, because one unusual first batch must not move it
     begin = statistics.median(raw_loss[: max(3, len(raw_loss) // 9)])
     fall, noise = begin - loss[least], _noise(raw_loss[: max(least, 8)])
+    # Above this bound for good, the loss has diverged: half of the fall lost, and beyond noise.
     bound = loss[least] + max(0.5 * fall, 0.05 * abs(begin), noise)
     last = max((k for k in range(len(loss)) if loss[k] <= bound), default=least)
     return least, begin, noise, last + 1 if last + 1 < len(loss) else None

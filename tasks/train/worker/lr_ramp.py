@@ -71,7 +71,8 @@ def _series(
     """Train one step at each rate, starting with the training's first batch.
 
     Returns loss and accuracy before each update, and whether a stop was requested. Ends early if
-    the loss is not finite, or rises by more than DIVERGED times its initial value.
+    the loss is not finite, or its smoothed value exceeds the minimum by DIVERGED times the larger
+    of the minimum and the initial loss.
     """
     points: list[dict[str, Any]] = []
     smoothed, best, samples = 0.0, math.inf, 0

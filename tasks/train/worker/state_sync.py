@@ -30,6 +30,8 @@ def agree(training: Training, group: WorkerGroup) -> None:
     """Take the state of the member with the most steps, and complete the journals up to it."""
     peers, state = training.rank.collective, training.state
     training.steps.cut()  # before the first member lets the launcher align all journals
+    # Each member fills its own slot with its finished steps + 1 (0: no state), so the sum is the
+    # list of all members' counts.
     finished = torch.zeros(peers.size, dtype=torch.float64)
     finished[peers.rank] = state.step + 1 if state is not None else 0
     counts = peers.sum_(finished, "finished").tolist()
