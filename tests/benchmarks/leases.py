@@ -1,24 +1,24 @@
-"""Processes fight for devices while some are killed (-9) or stopped (SIGSTOP) at random.
+"""Processes compete for devices while some are killed (-9) or stopped (SIGSTOP) at random.
 
     python tests/benchmarks/leases.py [--processes 50] [--devices 8] [--seconds 60]
                                       [--url sqlite|postgresql|URL] [--json]
 
-Are the leases safe, live and fair? Each process repeatedly waits in the queue for one to three
-devices, works on them, and releases them. To work is to renew the lease, by token, and then to
-write a checkpoint into the device's folder, through the fence that training writes through. Now
-and then a holder stops itself in the middle of that write, and is continued when another process
-has worked on its device since. Counted from the processes' logs:
+Tests whether leases are safe, live and fair. Each process repeatedly waits in the queue for one to
+three devices, works on them, and releases them. Its work is to renew the lease, by token, and then
+to write a checkpoint into the device's folder through the fence of training. Sometimes a holder
+stops itself in the middle of that write, and continues after another process has worked on its
+device. Counts from the processes' logs:
 
 - unsafe: the ledger confirmed a token although a newer one had worked on the device before. Must
   be 0.
-- late: writes in whose middle a holder woke after a newer one had worked. refused: those that the
+- late: writes during which a holder woke after a newer one had worked. refused: those that the
   fence refused. harmful: those that the fence let through and that count as checkpoints; must be
-  0. mixed: checkpoints that count at the end and hold another token's bytes; must be 0.
-- lost: devices that nobody can take after every lease has expired. Must be 0.
+  0. mixed: final checkpoints that contain another token's bytes; must be 0.
+- lost: devices that no process can take after every lease has expired. Must be 0.
 - starved: waits longer than STARVED times the fair one. The fair wait is processes * seconds /
-  turns: what each would wait if they took turns. A wait counts while the process is alive and
-  awake, from its arrival in the queue; a process stopped so long that its place expired arrives
-  again. Must be 0 on a machine with time for many turns each.
+  turns: the wait of each if they took turns. A wait counts while the process is alive and awake,
+  from its arrival in the queue; a process stopped so long that its place expired arrives again.
+  Must be 0 on a machine with time for many turns each.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from trainwright.tasks.leases.ledger import Holder, Ledger
 
 FORK = multiprocessing.get_context("fork")  # starts a process in milliseconds
 KILLED = 0.3
-"""Share of the disturbances that kill a process; the others stop it for a while."""
+"""Share of the disturbances that kill a process; the others stop it for a while"""
 STARVED = 3.0
-MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # devices faster than a disk
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # faster than a disk
 
 
 @dataclass
 class Fought:
-    """The outcome of a fight."""
+    """The outcome of a competition."""
 
     turns: int
     work: int
@@ -73,7 +73,7 @@ class Fought:
 
 
 class Crowd:
-    """The processes that fight: one for each slot, replaced when it is killed."""
+    """The competing processes: one per slot, replaced when it is killed."""
 
     def __init__(self, url: str, folder: Path, processes: int, until: float) -> None:
         self._url, self._folder, self._until, self._started = url, folder, until, 0
@@ -112,7 +112,7 @@ class Crowd:
             (self._folder / "dozing" / name).unlink(missing_ok=True)
             self.killed += 1
             self._start(slot)
-        else:  # sometimes until after the expiry of what it holds
+        else:  # sometimes until after its leases expire
             self._signal(slot, signal.SIGSTOP)
             now = time.monotonic()
             self._asleep[slot] = now, now + chance.uniform(0.1, 2 * fighter.TTL_S)
@@ -139,7 +139,7 @@ class Crowd:
 
 
 def fight(url: str, processes: int, devices: int, seconds: float, seed: int = 0) -> Fought:
-    """Let them fight, and count."""
+    """Run the competition, and count."""
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="trainwright-leases-", dir=MEMORY) as name:
         folder = Path(name)
@@ -187,7 +187,7 @@ def fight(url: str, processes: int, devices: int, seconds: float, seed: int = 0)
 
 
 def _lost(url: str, devices: int) -> int:
-    """How many devices can't be taken."""
+    """The number of devices that can't be taken."""
     ledger, lost = Ledger(url), 0
     for number in range(devices):
         try:
@@ -198,7 +198,7 @@ def _lost(url: str, devices: int) -> int:
 
 
 def main() -> None:
-    """Fight, print."""
+    """Run the competition, and print the counts."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,10 +1,10 @@
-"""How long the page's list of runs takes to open with a thousand runs, in Debian's Chromium.
+"""The time to open the page's list of a thousand runs, in Debian's Chromium.
 
     python tests/benchmarks/page.py [--runs 1000] [--rounds 5]
 
-Bar: all rows are shown in less than 3 s. Opened once cold (the service has not read any run), then
-several times in random order with its noise floor, the same page for a job without runs. Browser
-and service share this machine's cores.
+Bar: all rows appear in less than 3 s. The list opens once cold (the service has not read any run),
+then several times in random order with its noise floor, the same page for a job without runs.
+Browser and service share this machine's cores.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from serving import RUN, serving  # noqa: E402
 
 
 def _filled(store: str, runs: int) -> None:
-    """Fill a store with finished runs of ten jobs: one is made, the others are copies of it."""
+    """Fill a store with finished runs of ten jobs, all copies of one run."""
     first = finished_training(store, "job-0", 1)
     first.note(state="success", steps={"train": 20.0})
     names = (
@@ -48,7 +48,7 @@ def _filled(store: str, runs: int) -> None:
 
 
 def _opened(tab: Watched, screen: str, rows: int) -> tuple[float, float]:
-    """Seconds until the first rows stand there, and until all do."""
+    """Seconds until the first rows appear, and until all do."""
     page: Any = tab.page
     page.goto("about:blank")
     started, first = time.perf_counter(), 0.0

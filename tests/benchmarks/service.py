@@ -3,13 +3,13 @@
     python tests/benchmarks/service.py [--clients 50] [--requests 20] [--runs 5] [--pairs 10]
 
 Bars: p99 below 300 ms for cached answers, in each run; p99 below 3 s for two new structures of a
-small model at once. The noise floor: the same clients ask for `GET /devices`, which needs no work.
-A run asks the three kinds in random order. Clients and server share this machine's cores, and each
-client asks again as soon as it has an answer.
+small model at once. The noise floor: the same clients request `GET /devices`, which needs no work.
+A run sends the three kinds of requests in random order. Clients and server share this machine's
+cores, and each client sends its next request as soon as it has an answer.
 
-The clients are coroutines on bare sockets, so that the service is what is timed: fifty threads of
-an HTTP library take five times the server's CPU time, and their waits for Python's lock and garbage
-collection would count too.
+The clients are coroutines on bare sockets, so that only the service is timed: fifty threads of an
+HTTP library take five times the server's CPU time, and would add their waits for Python's lock and
+garbage collection.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _request(address: str, method: str, path: str, body: str = "") -> bytes:
 async def _answer(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes
 ) -> int:
-    """The status of the answer, once all of it is there."""
+    """The status of the answer, after reading all of it."""
     writer.write(request)
     status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
     headers = dict(line.lower().split(": ", 1) for line in lines if line)
@@ -56,7 +56,7 @@ async def _answer(
 
 
 def _at_once(address: str, clients: int, requests: int, ask: Callable[[int], bytes]) -> list[float]:
-    """Seconds that each answer took, of so many clients that ask one after the other each."""
+    """Seconds per answer, of concurrent clients that each send one request after another."""
     took: list[float] = []
     statuses: Counter[int] = Counter()
 
@@ -65,7 +65,7 @@ def _at_once(address: str, clients: int, requests: int, ask: Callable[[int], byt
         reader, writer = await asyncio.open_connection(where.hostname, where.port)
         await _answer(
             reader, writer, _request(address, "GET", "/devices")
-        )  # the connection is there
+        )  # the connection is open
         await gate.wait()
         for index in range(requests):
             request = ask(number * requests + index)
@@ -132,7 +132,7 @@ def main() -> None:
         }
         took: dict[str, list[list[float]]] = {name: [] for name in questions}
         for _ in range(chosen.runs):
-            for name, body in sent.items():  # a plan is kept for a minute
+            for name, body in sent.items():  # plans are cached for a minute
                 first.post(f"/{name}", content=body).raise_for_status()
             for name, request in random.sample(list(questions.items()), len(questions)):
                 took[name].append(

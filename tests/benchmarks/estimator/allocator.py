@@ -9,9 +9,9 @@ _MARK = "the measured step"
 
 
 def peak_bytes(case: Case) -> float:
-    """The most bytes alive in the third step, with the model, the optimizer's state and the batch.
+    """Peak live bytes in the third step, with the model, the optimizer's state and the batch.
 
-    The profiler counts what is allocated while it runs, so that the model is built within it.
+    The profiler counts only allocations while it runs, so the model is built within it.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step = case.step()

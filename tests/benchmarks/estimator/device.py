@@ -1,4 +1,4 @@
-"""The device under test: its calibration, steps to fit the baselines to, and its peaks."""
+"""The device under test: its calibration, steps to fit the baselines, and its peaks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LONGEST_STEP_S = 0.4
 
 
 def calibrated(seconds: float, threads: int, *more: str) -> Calibration:
-    """This CPU's calibration, measured in a process of its own as `trainwright calibrate` does."""
+    """This CPU's calibration, measured in a separate process as by `trainwright calibrate`."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cpu.json"
         numbers = [f"--budget={seconds}", f"--threads={threads}", "--most-drift=inf"]
@@ -65,7 +65,7 @@ def _whole(seed: int) -> Iterator[BenchmarkNetwork]:
 
 
 def in_family_cases(count: int, seed: int = 0) -> list[Case]:
-    """Networks of the families that calibration measures, with other sizes."""
+    """Networks of the families that calibration measures, in other sizes."""
     return list(islice(_cases(_OTHER_SEED + seed), count))
 
 

@@ -1,4 +1,4 @@
-"""Predicted against measured times as an SVG, with a panel for each method."""
+"""Predicted against measured times as an SVG, with one panel per method."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHAPES = ("circle", "square", "triangle")
 
 @dataclass(frozen=True)
 class Point:
-    """A case, in seconds: what was measured, with its spread, and predicted, with its interval."""
+    """A case in seconds: the measured time with its spread, the predicted one with its interval."""
 
     family: str
     measured: float

@@ -1,12 +1,12 @@
-"""What finished runs teach: `python tests/benchmarks/estimator/learning.py [--models N] …`.
+"""The correction by finished runs: `python tests/benchmarks/estimator/learning.py [--models N] …`.
 
 Calibrates, then trains models of families that calibration does not measure, each at several batch
 sizes, as a sequence of short runs in random order. Before each run, a learning and a plain
-predictor predict its step; after it, the learning one gets the result. The tables have the error of
-both by thirds of the sequence, for runs of a model that ran before and of one that did not; as if
-the machine had become slower half way; and for the same runs in other orders, to remove chance.
-Beside them is the noise floor, the difference between the halves of a run. For intervals: the share
-that contains the measurement, and the ratio of their ends.
+predictor predict its step; after it, the learning one gets the result. The tables show the error of
+both by thirds of the sequence, for models that ran before and for new ones; for a machine that
+becomes slower half way; and for the same runs in other orders, to remove chance. They also show the
+noise floor, the difference between the halves of a run. For intervals: the share that contains the
+measurement, and the ratio of their ends.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LEAST_STEPS = 8
 
 @dataclass
 class Trained:
-    """A run: what the calibration alone says of it, and the seconds of its steps."""
+    """A run: its prediction by the calibration alone, and the seconds of its steps."""
 
     case: Case
     curve: DeviceCurve
@@ -53,7 +53,7 @@ class Trained:
         return statistics.median(self.steps_s)
 
     def told(self, number: int) -> FinishedRun:
-        """What step `store` would append."""
+        """The finding that step `store` would append."""
         assert self.curve.basis is not None
         low, median, high = (quantile(self.steps_s, share) for share in (0.05, 0.5, 0.95))
         size = self.case.batch_size
@@ -72,7 +72,7 @@ class Trained:
         return FinishedRun(run=f"{number:06d}", device_type="cpu", findings=(found,))
 
     def noise(self) -> float:
-        """What the medians of its first and second half differ by."""
+        """The difference between the medians of its two halves."""
         return noise_floor(self.steps_s)
 
 
@@ -91,7 +91,7 @@ class Outcome:
         return abs(predicted.median / self.trained.seconds - 1)
 
     def inside(self, learning: bool) -> bool:
-        """Whether the interval held what was measured."""
+        """Whether the interval contains the measurement."""
         predicted = self.learned if learning else self.plain
         return predicted.low <= self.trained.seconds <= predicted.high
 
@@ -113,7 +113,7 @@ def drawn(seed: int, models: int, batches: int) -> list[Case]:
 
 
 def train(case: Case, curve: DeviceCurve, seconds: float) -> Trained:
-    """Step for so long, each step timed as ranks time their own work."""
+    """Run steps for a while, each timed as ranks time their own work."""
     step = case.step()
     step()
     taken: list[float] = []
@@ -130,7 +130,7 @@ def sequence(
     curves: Sequence[DeviceCurve],
     batches: Sequence[int],
 ) -> list[Outcome]:
-    """Predict, run, tell: one after the other."""
+    """For each run: predict it, run it, and pass the result to the predictor."""
     told: list[FinishedRun] = []
     models: set[str] = set()
     found = []
@@ -152,7 +152,7 @@ def again(outcomes: Sequence[Outcome], seed: int) -> list[Outcome]:
 
 
 def slowed(outcomes: Sequence[Outcome], by: float) -> list[Outcome]:
-    """The same runs, with the later half computed as if the machine took `by` times as long."""
+    """The same runs, with the later half slowed down by the factor `by`."""
     half = len(outcomes) // 2
     runs = [
         replace(
@@ -171,7 +171,7 @@ def parts(outcomes: Sequence[Outcome], names: Sequence[str]) -> dict[str, list[O
 
 
 def lines(named: dict[str, list[Outcome]]) -> list[tuple[str, ...]]:
-    """A row of figures for each part."""
+    """One row of figures per part."""
     made = []
     for name, part in named.items():
         if not part:
@@ -211,16 +211,16 @@ HEADER = (
 def main() -> None:
     """Calibrate, then run the sequence."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=75.0, help="for calibrating")
-    parser.add_argument("--calibration", type=Path, help="one made before, instead")
-    parser.add_argument("--out", type=Path, help="what each run told, as JSON lines")
+    parser.add_argument("--seconds", type=float, default=75.0, help="seconds to calibrate")
+    parser.add_argument("--calibration", type=Path, help="an existing calibration to use")
+    parser.add_argument("--out", type=Path, help="write each run's finding as JSON lines")
     parser.add_argument("--models", type=int, default=7)
     parser.add_argument(
-        "--batches", type=int, default=3, help="batch sizes of each, by factors of two"
+        "--batches", type=int, default=3, help="batch sizes per model, by factors of two"
     )
     parser.add_argument("--run-seconds", type=float, default=3.0)
     parser.add_argument(
-        "--slower", type=float, default=1.5, help="of a machine whose speed changes half way"
+        "--slower", type=float, default=1.5, help="slow-down of the machine half way"
     )
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()

@@ -9,7 +9,7 @@ from zoo import Case
 
 
 def peak_bytes(case: Case) -> float:
-    """The most bytes of tensors alive in the second of two real steps."""
+    """Peak bytes of live tensors in the second of two real steps."""
     step = case.step()
     batch = [one for one in tree_leaves(step.micro_batches) if isinstance(one, torch.Tensor)]
     tracker = MemTracker()

@@ -1,9 +1,9 @@
 """Predicted against allocated memory: `python tests/benchmarks/estimator/memory.py [--cases N] …`.
 
 For models that calibration does not measure: the predicted peak of live bytes against that of
-torch's CPU allocator, from the profiler's events. The predictions are from a trace at the batch
-size itself and from one at another; without the workspace of operations (lifetimes of tensors
-only); and by torch's MemTracker in a real step.
+torch's CPU allocator, from the profiler's events. There are predictions from a trace at the same
+batch size and at another one; without the workspace of operations (lifetimes of tensors only); and
+by torch's MemTracker in a real step.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from trainwright.estimator.trace.trace import trace
 
 METHODS = ("predicted", "from another batch size", "lifetimes only", "MemTracker")
 ELSEWHERE = 4
-"""The other batch size; where a case has it already, its double."""
+"""The other batch size; its double if the case already has this one."""
 
 
 def measure(case: Case) -> tuple[float, dict[str, float]]:
-    """Bytes of the allocator's peak, and by each method."""
+    """Bytes of the allocator's peak, and of each prediction."""
     elsewhere = ELSEWHERE if case.batch_size != ELSEWHERE else 2 * ELSEWHERE
     here = trace(case.spec(), case.batch_size)
     predicted = {
@@ -53,7 +53,7 @@ def main() -> None:
         "--safe",
         type=int,
         default=24,
-        help="cases of the safe bound, a process each; 300 take half an hour",
+        help="cases of the safe bound, one process each; 300 take half an hour",
     )
     parser.add_argument("--out", type=Path, help="the cases as JSON")
     given = parser.parse_args()

@@ -1,7 +1,7 @@
-"""The baseline that measures most: the sum of a step's operations, each timed alone.
+"""The most expensive baseline: the sum of a step's operations, each timed alone.
 
 Operations are distinct by kind, shapes, dtypes, strides and other arguments. The model must run
-once on the device. The sum leaves out what operations cost one another in caches, and the costs of
+once on the device. The sum omits the effect of operations on one another's caches, and the costs of
 autograd and Python.
 """
 
@@ -23,7 +23,7 @@ _MOST_RUNS = 20
 
 
 class _Calls(TorchDispatchMode):
-    """Counts the calls of a step, and keeps the first of those alike with tensors of its own."""
+    """Counts the calls of a step, and keeps the first of equal ones with copies of its tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,19 +50,19 @@ def _described(one: Any) -> Any:
 
 
 def _copied(one: Any) -> Any:
-    """A tensor laid out alike, with the same values: indices must stay in range."""
+    """A copy with the same layout and values, because indices must stay in range."""
     if not isinstance(one, torch.Tensor):
         return one
     if (
         one.layout is not torch.strided or 0 in one.stride()
-    ):  # opaque, or expanded: a copy would not be laid out alike
+    ):  # opaque, or expanded: a copy would have another layout
         return one.detach()
     return torch.empty_strided(one.shape, one.stride(), dtype=one.dtype).copy_(one.detach())
 
 
 def replay(step: TrainingStep) -> float:
     """Seconds of a step: Σ count · the median of the operation alone."""
-    step()  # the optimizer's state exists from the second step on
+    step()  # creates the optimizer's state
     calls = _Calls()
     with calls:
         step()

@@ -1,8 +1,8 @@
-"""Another process with the same cases: what their steps take there, while this one waits.
+"""Times the same cases in another process, while this one waits.
 
-The places of a step's memory differ between processes, and so does its time; no prediction can know
-that. The other process is fresh, while the benchmark's own has traced and predicted: the difference
-includes that too.
+Memory addresses differ between processes, and so do step times; no prediction can know that. The
+other process is new, while the benchmark's own has traced and predicted: the difference includes
+that too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zoo import LIKE_CALIBRATED, Case, cases
 
 
 def drawn(seed: int, held_out: int, in_family: int) -> list[tuple[str, Case]]:
-    """Cases with their group, the same for the same arguments."""
+    """Cases with their group; deterministic in the arguments."""
     made = [
         (IN_FAMILY if one.family in LIKE_CALIBRATED else HELD_OUT, one)
         for one in cases(seed, held_out)
@@ -62,7 +62,7 @@ class OtherProcess:
 
 
 def main(words: Sequence[str]) -> None:
-    """Say that all is ready, then time the steps whose numbers come on stdin, until that ends."""
+    """Report ready, then time the steps whose numbers arrive on stdin, until it ends."""
     threads, seed, held_out, in_family = map(int, words)
     torch.set_num_threads(threads)
     steps = [case.step() for _, case in drawn(seed, held_out, in_family)]

@@ -1,12 +1,12 @@
 """Measures the resident memory of real trainings: `python resident.py` answers lines with JSON.
 
 A line names a case: FAMILY SEED NUMBER BATCH_SIZE, and `rank` if it should map and keep memory as
-ranks do. Each case runs in a process that is forked from this one after torch was imported. It
-first trains a tiny model, so that torch's own start is over; the resident memory then is the
-baseline. Then the case's model is built and steps. The kernel's maximum since (VmHWM, reset by
-/proc/self/clear_refs) minus the baseline is the result: after three steps, and after six (20 steps
-hold some 3 % more). It also reports how much more malloc has in use between steps, tensors
-included, and the page faults of a later step.
+ranks do. Each case runs in a process that is forked from this one after importing torch. It first
+trains a tiny model to finish torch's own start-up; the resident memory then is the baseline. Then
+it builds the case's model and runs steps. The result is the kernel's maximum since (VmHWM, reset by
+/proc/self/clear_refs) minus the baseline: after three steps, and after six (20 steps hold some 3 %
+more). It also reports the growth of malloc's used memory between steps, tensors included, and the
+page faults of a later step.
 
 `python resident.py FAMILY SEED NUMBER BATCH_SIZE [rank]` measures a case in this process.
 """
@@ -23,7 +23,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-import torch._dynamo  # what the first optimizer of a process imports
+import torch._dynamo  # the first optimizer of a process imports this
 from zoo import Case, cases
 
 from trainwright.estimator.measure.networks.benchmark import networks
@@ -51,7 +51,7 @@ def case_of(family: str, seed: int, number: int) -> Case:
 
 
 def status(field: str) -> int:
-    """Bytes that the kernel accounts this process for."""
+    """Resident bytes of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
@@ -77,7 +77,7 @@ class Mallinfo2(ctypes.Structure):
 
 
 def in_use() -> int:
-    """Bytes that malloc has given out, on the heap and mapped."""
+    """Bytes in use according to malloc, on the heap and mapped."""
     mallinfo2 = ctypes.CDLL(None).mallinfo2
     mallinfo2.restype = Mallinfo2
     said = mallinfo2()
@@ -85,7 +85,7 @@ def in_use() -> int:
 
 
 def warm_up() -> None:
-    """Train a tiny model once, so that torch's own start is over."""
+    """Train a tiny model once, to finish torch's own start-up."""
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 2)
     )
@@ -95,7 +95,7 @@ def warm_up() -> None:
 
 
 def train(case: Case, batch_size: int, *, rank: bool = False) -> TrainingStep:
-    """Build the case's model and do the first steps; `rank` keeps memory freed after the first."""
+    """Build the case's model and run the first steps; `rank` keeps memory freed after the first."""
     torch.manual_seed(0)
     definition = ModelDefinition(case.build, case.example_batch, case.loss)
     step = prepare(
@@ -112,7 +112,7 @@ def train(case: Case, batch_size: int, *, rank: bool = False) -> TrainingStep:
 def measured(
     family: str, seed: int, number: int, batch_size: int, *, rank: bool = False
 ) -> dict[str, int]:
-    """Bytes of one case, in this process; `rank`: it maps and keeps memory as our ranks do."""
+    """Bytes of one case in this process; with `rank`, it maps and keeps memory like our ranks."""
     if rank:
         map_blocks()
     case = case_of(family, seed, number)
@@ -143,7 +143,7 @@ def show(family: str, seed: str, number: str, batch_size: str, process: str = "p
 
 
 def main() -> None:
-    """Measure one case, or those that are asked for."""
+    """Measure one case, or the requested ones."""
     if len(sys.argv) > 1:
         show(*sys.argv[1:])
         return

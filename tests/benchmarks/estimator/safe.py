@@ -1,9 +1,9 @@
 """The safe bound against the resident memory of real processes: `… safe.py [--cases N] …`.
 
-Each case trains in a separate process (`resident.py`), at a batch size for which live bytes lie
-between 10 MB and --most. `memory.py` ends with the same table of fewer cases. The constants of
-`estimator.memory` are fitted to six steps of networks that calibration trains; no case of the zoo
-has a part in them. A long session is done in pieces (300 cases take 30 minutes):
+Each case trains in a separate process (`resident.py`), at a batch size whose live bytes are between
+10 MB and --most. `memory.py` ends with the same table of fewer cases. The constants of
+`estimator.memory` are fitted to six steps of calibration's networks, and to no case of the zoo. A
+long session can be split (300 cases take 30 minutes):
 
     for seed in 1 2; do safe.py --cases 150 --seed $seed --out cases.jsonl; done
     safe.py --report cases.jsonl
@@ -45,13 +45,13 @@ _MOST_BATCH = 4096
 _FORKS = 10
 _QUANTILE = 0.99
 _LEAST_BLOCKS = 100
-"""Least blocks in the start and a step of a case to fit to: of few, one more or less is much."""
+"""Minimum number of blocks in a case for the fit: with fewer, a single block matters too much."""
 _RESIDENT = Path(__file__).with_name("resident.py")
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One case: the most its process held above its baseline after some steps and after more, and
+    """One case: the peak of its process above the baseline after some and after more steps, and
     the predictions.
     """
 
@@ -78,7 +78,7 @@ class Seen:
 class Processes:
     """Trains each case in a separate process, forked from one that is replaced after some cases.
 
-    A fresh one has other addresses.
+    A new process has other addresses.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Processes:
     def measure(
         self, which: str, seed: int, number: int, batch_size: int, process: str = "plain"
     ) -> dict[str, int]:
-        """What `resident` says of the case; `process` is plain, or a rank's."""
+        """The result of `resident` for the case; `process` is plain, or like a rank's."""
         if self._parent is None or not self._left:
             self.close()
             self._parent = subprocess.Popen(
@@ -110,20 +110,20 @@ class Processes:
         return found
 
     def close(self) -> None:
-        """End the one that others were forked from."""
+        """End the process from which the others are forked."""
         if self._parent is not None:
             self._parent.communicate()
             self._parent = None
 
 
 def draw(which: str, seed: int, number: int, most: float) -> tuple[Case, Structure, int] | None:
-    """The case of this number with its structure and a batch size.
+    """The case with this number, its structure and a batch size.
 
     None if it is too large or a single layer.
     """
     case = case_of(which, seed, number)
     if case.family in SINGLES:
-        return None  # single layers tell of operations, not of steps
+        return None  # a single layer is an operation rather than a step
     structure = trace(case.spec(), case.batch_size)
     drawn = random.Random(f"{which} {seed} {number}")
     target, batch_size = _LEAST_BYTES * (most / _LEAST_BYTES) ** drawn.random(), 1
@@ -160,7 +160,7 @@ def fit_code(seen: Sequence[Seen]) -> dict[str, float]:
 
 
 def fit_lasting(seen: Sequence[Seen]) -> list[float]:
-    """Non-negative least squares of what stays on the heap besides tensors, in MiB.
+    """Non-negative least squares of the heap's other contents than tensors, in MiB.
 
     For all, for a convolution, and for a product.
     """
@@ -172,7 +172,7 @@ def fit_lasting(seen: Sequence[Seen]) -> list[float]:
 
 
 def report(seen: Sequence[Seen]) -> str:
-    """Cases, the share that held more than the bound, and the headroom."""
+    """The number of cases, the share above the bound, and the headroom."""
     rows = [("safe", "cases", "under", "median", "p10", "p90")]
     for steps, headroom in (
         (STEPS, np.array([one.headroom for one in seen])),
@@ -195,7 +195,7 @@ def compare(
     out: Path | None = None,
     process: str = "plain",
 ) -> list[Seen]:
-    """Measure so many cases; print each, and add it to a file at once."""
+    """Measure this many cases. Prints each, and appends it to a file at once."""
     seen: list[Seen] = []
     processes = Processes()
     for number in itertools.count():
@@ -240,23 +240,30 @@ def compare(
 
 
 def main() -> None:
-    """Measure and compare, or compare what was measured before; fit where asked."""
+    """Measure and compare, or compare earlier measurements; fit if requested."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", type=int, default=300, help="of the zoo")
+    parser.add_argument("--cases", type=int, default=300, help="number of cases of the zoo")
     parser.add_argument(
-        "--networks", type=int, default=0, help="those that calibration trains, in place of the zoo"
+        "--networks",
+        type=int,
+        default=0,
+        help="number of calibration's networks to use in place of the zoo",
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--most", type=float, default=MOST_BYTES, help="bytes")
+    parser.add_argument(
+        "--most", type=float, default=MOST_BYTES, help="maximum live bytes of a case"
+    )
     parser.add_argument(
         "--process",
         choices=("plain", "rank"),
         default="plain",
-        help="as our ranks treat memory, or not",
+        help="treat memory like our ranks, or not",
     )
-    parser.add_argument("--out", type=Path, help="the cases are added to it, a line of JSON each")
     parser.add_argument(
-        "--report", type=Path, help="measure nothing: put together the cases in this file"
+        "--out", type=Path, help="append the cases to this file, one line of JSON each"
+    )
+    parser.add_argument(
+        "--report", type=Path, help="measure nothing: report the cases in this file"
     )
     parser.add_argument("--fit", action="store_true", help="fit the constants of estimator.memory")
     given = parser.parse_args()

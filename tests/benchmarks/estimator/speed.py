@@ -1,11 +1,11 @@
-"""How fast extraction and estimates are: `python tests/benchmarks/estimator/speed.py …`.
+"""The speed of extraction and estimates: `python tests/benchmarks/estimator/speed.py …`.
 
 `trainwright extract` extracts a transformer of a billion parameters and ResNet-50 at 224 px at
 batch 32. Their structures, and that of LSTM cells with many small operations, are then estimated on
 a calibrated CPU (--calibration FILE from `trainwright calibrate`; without it, this machine's
 calibration is used, or measured) and on a GPU by its datasheet. Each figure comes from 5 separate
 processes in random order: median, lowest and highest seconds, the median of CPU seconds (which
-other programs change less), the most memory of any of its processes, and whether torch was loaded.
+other programs affect less), the peak memory of any of its processes, and whether torch was loaded.
 The noise floor is a fixed loop of Python in separate processes among them.
 """
 
@@ -122,7 +122,7 @@ print(json.dumps({"seconds": seconds, "cpu_s": cpu_s, "torch": False}))
 
 @dataclass(frozen=True)
 class Case:
-    """What is timed, and what it may take."""
+    """A case to time, and its limits."""
 
     name: str
     command: Sequence[str]
@@ -132,7 +132,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Seen:
-    """One process: wall-clock and CPU seconds, its and its children's most memory, torch loaded."""
+    """One process: wall-clock and CPU seconds, peak memory with children, whether torch is loaded."""
 
     seconds: float
     cpu_s: float
@@ -141,7 +141,7 @@ class Seen:
 
 
 def run(case: Case) -> Seen:
-    """Run a case; the seconds are those it tells of, or the whole process's."""
+    """Run a case; its reported seconds, else those of the whole process."""
     started = time.perf_counter()
     with (
         tempfile.TemporaryFile() as answer,
@@ -164,7 +164,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--calibration", type=Path, help="left out: this machine's, measured where none is kept"
+        "--calibration", type=Path, help="default: this machine's, measured if none is cached"
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)

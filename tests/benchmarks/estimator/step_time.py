@@ -8,7 +8,7 @@ and by the thread's CPU time. The tables also have the noise floor (the differen
 halves of the rounds) and the difference between the medians of two processes: each case is timed in
 a second process in turns (`--one-process` leaves that out).
 
-A long session is done in pieces with different seeds and combined, with `--figure` as an SVG:
+A long session can be split into pieces with different seeds, and combined; `--figure` writes an SVG:
 
     for seed in 1 2 3; do step_time.py --seed $seed --cases 40 --out cases.jsonl; done
     step_time.py --report cases.jsonl --figure cases.svg
@@ -51,7 +51,7 @@ REPLAY = "op replay"
 
 
 def say(message: str) -> None:
-    """Progress, beside the result."""
+    """Print progress on standard error."""
     print(message, file=sys.stderr, flush=True)
 
 
@@ -81,7 +81,7 @@ def predicted(
     others: dict[str, Predictor],
     threads: int,
 ) -> tuple[Row, Timed]:
-    """A case with the predictions that need no run of it, and what is to be timed."""
+    """A case with the predictions that need no run of it, and its step to time."""
     structure, size = trace(case.spec(), case.batch_size), case.batch_size
     intervals = {}
     for name, fitted in modes.items():
@@ -128,7 +128,7 @@ def measured(given: argparse.Namespace) -> Piece:
                 one.elsewhere = partial(other, number)
         sentinel.seen.clear()
         run_rounds(timed, given.rounds // 2, sentinel, say)
-        if not given.alone:  # between the halves, so that the machine's drift is shared
+        if not given.alone:  # between the halves, so that both share the machine's drift
             for (_, case), (row, _) in zip(chosen, made, strict=True):
                 row.predicted_s[REPLAY] = op_replay.replay(case.step())
         run_rounds(timed, given.rounds - given.rounds // 2, sentinel, say)
@@ -146,39 +146,41 @@ def measured(given: argparse.Namespace) -> Piece:
 
 
 def main() -> None:
-    """Calibrate, measure, compare; or compare what was measured before."""
+    """Calibrate, measure, compare; or compare earlier measurements."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=90.0, help="for calibrating")
-    parser.add_argument("--calibration", type=Path, help="one made before, instead")
+    parser.add_argument("--seconds", type=float, default=90.0, help="seconds to calibrate")
+    parser.add_argument("--calibration", type=Path, help="an existing calibration to use")
     parser.add_argument(
         "--alone", action="store_true", help="no few-shot mode, no datasheet, no baselines"
     )
-    parser.add_argument("--probe-seconds", type=float, default=20.0, help="for the few-shot mode")
+    parser.add_argument(
+        "--probe-seconds", type=float, default=20.0, help="seconds of the few-shot mode"
+    )
     parser.add_argument(
         "--baseline-seconds",
         type=float,
-        help="for the baselines' steps (default: as for calibrating)",
+        help="seconds for the baselines' steps (default: as for calibrating)",
     )
     parser.add_argument("--cases", type=int, default=72)
     parser.add_argument(
         "--in-family",
         type=int,
         default=0,
-        help="networks of the calibrated families, of other sizes",
+        help="use networks of the calibrated families, in other sizes",
     )
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument(
-        "--one-process", action="store_true", help="the cases are not timed in another one, too"
+        "--one-process", action="store_true", help="don't time the cases in a second process"
     )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--out",
         type=Path,
-        help="all that was predicted and measured is added to it, as a line of JSON",
+        help="append all predictions and measurements to this file, as a line of JSON",
     )
     parser.add_argument(
-        "--report", type=Path, help="measure nothing: put together the pieces in this file"
+        "--report", type=Path, help="measure nothing: combine the pieces in this file"
     )
     parser.add_argument("--figure", type=Path, help="predicted against measured, as SVG")
     given = parser.parse_args()

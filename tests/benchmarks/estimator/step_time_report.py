@@ -1,7 +1,8 @@
 """Tables and a figure of `step_time.py`: all methods on the same measurements, by group and clock.
 
-The pieces of a session, each with its own calibration, are combined by number of threads. Intervals
-are judged on all cases together and shown by session: on a busy machine more times lie outside.
+The pieces of a session, each with its own calibration, are combined by number of threads. The bar
+for intervals applies to all cases together; the table shows each session, because on a busy machine
+more times are outside.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ class Row:
         return statistics.median(self.rounds_s[clock])
 
     def between_processes(self, clock: str) -> float | None:
-        """What the medians of the two processes differ by; None where there was one."""
+        """The difference between the medians of two processes; None if there was only one."""
         elsewhere = self.elsewhere_s.get(clock)
         return abs(statistics.median(elsewhere) / self.seconds(clock) - 1) if elsewhere else None
 
 
 @dataclass
 class Piece:
-    """What one start of the benchmark found."""
+    """The results of one run of the benchmark."""
 
     processor: str
     torch: str
@@ -77,7 +78,7 @@ class Piece:
 
     @staticmethod
     def read(document: dict[str, Any]) -> Piece:
-        """The piece that a document holds."""
+        """The piece in a JSON document."""
         return Piece(**{**document, "rows": [Row(**one) for one in document["rows"]]})
 
 
@@ -100,7 +101,7 @@ def compare(rows: Sequence[Row], clock: str) -> dict[str, Accuracy]:
 
 
 def report(pieces: Sequence[Piece]) -> None:
-    """Print what the pieces are of, and the tables of each thread count."""
+    """Print the pieces' origins, and the tables of each thread count."""
     for one in pieces:
         print(
             f"piece of seed {one.seed}: {len(one.rows)} cases, {one.threads} thread(s), "
@@ -118,14 +119,14 @@ def report(pieces: Sequence[Piece]) -> None:
             if members:
                 for clock in (
                     CLOCKS if threads == 1 else CLOCKS[:2]
-                ):  # the CPU's seconds of more threads are no step's
+                ):  # CPU seconds of several threads are not a step time
                     _tables(group, members, clock, threads)
                 _families(members, CLOCKS[1])
     _intervals(pieces)
 
 
 def _intervals(pieces: Sequence[Piece]) -> None:
-    """How many cases lie in their intervals, beside how wide those are: by session, and of all."""
+    """The share of cases inside their intervals, and the intervals' width: by session, and of all."""
     print(f"\n{OURS}: in interval")
     lines = [("session", "threads", "group", "cases", *CLOCKS[:2], "high / low")]
     for one in pieces:
@@ -149,13 +150,13 @@ def _intervals(pieces: Sequence[Piece]) -> None:
 
 
 def _inside(rows: Sequence[Row]) -> tuple[str, str, str, str]:
-    """How many, the shares by the first two clocks, and the median width."""
+    """The number of cases, the shares inside by the first two clocks, and the median width."""
     wall, told = (compare(rows, clock)[OURS] for clock in CLOCKS[:2])
     return str(len(rows)), percent(wall.coverage), percent(told.coverage), f"{wall.width:.2f}"
 
 
 def _tables(group: str, rows: Sequence[Row], clock: str, threads: int) -> None:
-    """The methods, the noise below them, and how the bars are met: by the first of them."""
+    """Print the methods, the noise, and whether the first method meets the bars."""
     found = compare(rows, clock)
     ours = found[OURS]
     floors = [_floor("noise floor", [noise_floor(one.rounds_s[clock]) for one in rows])]
@@ -215,7 +216,7 @@ def _families(rows: Sequence[Row], clock: str) -> None:
 
 
 def panels(pieces: Sequence[Piece], group: str = HELD_OUT) -> list[figure.Panel]:
-    """Of the lowest thread count: ours, then the two best of the others."""
+    """The panels of the lowest thread count: ours, then the two best other methods."""
     threads, clock = min(one.threads for one in pieces), CLOCKS[1]
     rows = [
         row for one in pieces if one.threads == threads for row in one.rows if row.group == group

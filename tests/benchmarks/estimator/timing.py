@@ -1,4 +1,4 @@
-"""Times steps of many models in blocks, in random order, a sentinel kernel round every block."""
+"""Times steps of many models in blocks, in random order, with a sentinel around each block."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ BLOCK = 3
 _LEAST_S = 0.1
 _MOST_STEPS = 20
 CLOCKS = ("wall-clock", "wall-clock at the calibrated speed", "thread-CPU")
-"""Times of a step: wall-clock; normalised to the speed at calibration; of the CPU."""
+"""Clocks for a step: wall-clock; wall-clock normalised to the speed at calibration; CPU."""
 
 
 class Sentinel:
-    """The speed of the machine at the moment, beside that of its calibration."""
+    """The current speed of the machine, relative to that of its calibration."""
 
     def __init__(self, calibrated: Speed) -> None:
         self.seen: list[Speed] = []
         self._kernels, self._calibrated = Kernels(), calibrated
 
     def __call__(self) -> Speed:
-        """What the kernels take now."""
+        """The current times of the kernels."""
         self.seen.append(self._kernels())
         return self.seen[-1]
 
@@ -41,7 +41,7 @@ class Sentinel:
         return seconds / between.slower(self._calibrated, seconds, flops, calls)
 
     def summary(self) -> str:
-        """How fast the machine was, and how unsteady: (p90 - p10) / median of each kernel."""
+        """The machine's speed and its drift: (p90 - p10) / median of each kernel."""
         parts = []
         for name in ("compute_s", "memory_s", "calls_s"):
             seen = [getattr(one, name) for one in self.seen]
@@ -78,7 +78,7 @@ class Timed:
 def run_rounds(
     timed: Sequence[Timed], rounds: int, sentinel: Sentinel, say: Callable[[str], None]
 ) -> None:
-    """Add `rounds` rounds, each of every step in an order of its own."""
+    """Add `rounds` rounds over all steps, each in another order."""
     for number in range(rounds):
         order = list(timed)
         random.Random(f"{number} {len(timed[0].rounds[CLOCKS[0]])}").shuffle(order)
@@ -109,7 +109,7 @@ def run_rounds(
 def time_steps(step: Callable[[], None]) -> tuple[float, float]:
     """Wall-clock and CPU seconds of a step, the medians of several after one that warms the caches.
 
-    The CPU's are of this thread, or with more threads of all of the process.
+    CPU seconds are this thread's, or the whole process's with several threads.
     """
     cpu = time.thread_time if torch.get_num_threads() == 1 else time.process_time
     step()

@@ -1,4 +1,4 @@
-"""Counts what the processes of the benchmark `leases` did, from their logs."""
+"""Counts the events in the logs of the benchmark `leases`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def lines(log: Path) -> Log:
 
 
 def awake_waits(log: Log, sleeps: list[tuple[float, float]], ended: float) -> list[float]:
-    """How long each wait of a process took, until its turn or its end, without its sleeps.
+    """The duration of each wait of a process, until its turn or its end, without its sleeps.
 
-    A sleep so long that its place in the queue expired begins the wait again.
+    A sleep so long that its place in the queue expired starts the wait again.
     """
     waits: list[float] = []
     since: float | None = None
@@ -59,7 +59,7 @@ def unsafe(logs: Collection[Log]) -> int:
 def late(logs: Collection[Log]) -> tuple[int, int, int]:
     """Holders that woke in the middle of a write after a newer one had worked on the device.
 
-    Returns how many there were, how many the fence refused, and how many did harm.
+    Returns their number, how many the fence refused, and how many did harm.
     """
     work = _of_kind(logs, "work")
     found = refused = harmful = 0
@@ -78,7 +78,7 @@ def late(logs: Collection[Log]) -> tuple[int, int, int]:
 
 
 def mixed(folder: Path) -> int:
-    """Checkpoints that count although their bytes are another token's."""
+    """Valid checkpoints with another token's bytes."""
     stores = [DeviceFolder(device) for device in (folder / "devices").iterdir()]
     return sum(
         store.get(f"checkpoints/step-{one.step:08d}/model") != str(one.token).encode()

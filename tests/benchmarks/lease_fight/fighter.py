@@ -1,4 +1,4 @@
-"""One process of the benchmark `leases`: it takes turns on devices, and logs what it did."""
+"""One process of the benchmark `leases`: it takes turns on devices, and logs its actions."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class DeviceFolder(FolderStore):
         self.doze: Callable[[], None] | None = None
 
     def create(self, key: str, data: Content, digest: str | None = None) -> bool:
-        """Write, perhaps after dozing."""
+        """Write, possibly after dozing."""
         self._maybe_doze()
         return super().create(key, data, digest)
 
     def swap(
         self, key: str, data: Content, version: str | None, digest: str | None = None
     ) -> str | None:
-        """Write, perhaps after dozing."""
+        """Write, possibly after dozing."""
         self._maybe_doze()
         return super().swap(key, data, version, digest)
 
@@ -55,14 +55,14 @@ class DeviceFolder(FolderStore):
         """The checkpoints that count, by step."""
         found = []
         for entry in fence.read_index(self)[0].checkpoints:
-            with contextlib.suppress(FileNotFoundError):  # its holder dropped it meanwhile
+            with contextlib.suppress(FileNotFoundError):  # its holder has just dropped it
                 state = self.get(f"{fence.folder_name(entry.step)}/{fence.STATE}")
                 found.append(SimpleNamespace(**json.loads(state)))
         return found
 
 
 def fight(url: str, folder: Path, name: str, seed: int, until: float) -> None:
-    """Take turns until then. The process's main function."""
+    """Take turns until `until`. The process's main function."""
     random.seed(seed)
     _Fighter(url, folder, f"{name}-{seed}", until).run()
 
@@ -74,12 +74,12 @@ class _Fighter:
         self._run, self._folder, self._until = run, folder, until
         self._ledger = Ledger(url)
         self._queue = Queue(self._ledger, AGE_S)
-        self._me = Holder(run)  # no pid: only expiry ends what a killed process held
+        self._me = Holder(run)  # no pid: only expiry ends a killed process's leases
         self._devices = sorted(path.name for path in (folder / "devices").iterdir())
         self._log = (folder / "logs" / run).open("a", buffering=1)
 
     def run(self) -> None:
-        """Turn after turn."""
+        """Take one turn after another."""
         while time.monotonic() < self._until:
             try:
                 self._turn(random.sample(self._devices, random.randint(1, 3)))
@@ -136,7 +136,7 @@ class _Fighter:
     def _work(
         self, name: str, store: DeviceFolder, right: fence.Fence, token: int, asked_at: float
     ) -> None:
-        """Write a checkpoint; old ones are dropped with it."""
+        """Write a checkpoint, which drops old ones."""
         step = 1 + max((one.step for one in store.states()), default=0)
         where = fence.folder_name(step)
         state = json.dumps({"step": step, "token": token}).encode()
@@ -147,7 +147,7 @@ class _Fighter:
         self._note("work", device=name, token=token, step=step, asked_at=asked_at, counts=counts)
 
     def _doze(self, device: str, token: int) -> None:
-        """Stop until another has worked on the device (`wake` continues it)."""
+        """Stop until another process has worked on the device (`wake` continues it)."""
         note = self._folder / "dozing" / self._run
         part = note.with_suffix(".part")
         part.write_text(json.dumps({"pid": os.getpid(), "device": device, "token": token}))
@@ -158,7 +158,7 @@ class _Fighter:
 
 
 def wake(folder: Path) -> None:
-    """Continue the processes that doze while another has worked on their device since."""
+    """Continue the dozing processes on whose device another process has worked since."""
     for note in (folder / "dozing").glob("*[0-9]"):
         dozing = json.loads(note.read_text())
         states = DeviceFolder(folder / "devices" / dozing["device"]).states()

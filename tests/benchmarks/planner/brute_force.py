@@ -1,8 +1,8 @@
-"""The planner's answer by enumeration: every set of devices, global batch and accumulation.
+"""The optimal plan by enumeration of every set of devices, global batch and accumulation.
 
-Written to be read, not to be fast. It shares with the planner what one configuration costs
-(`CostModel`, the time of collectives) and nothing else: not the groups of alike devices, the split,
-the placement, the bounds, or the search.
+Simple rather than fast. It shares with the planner only the cost of one configuration (`CostModel`,
+the time of collectives): not the groups of alike devices, the split, the placement, the bounds, or
+the search.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Tried:
         return found.median if found is not None else math.inf
 
     def keeps(self, deadline_s: float, budget: float) -> bool:
-        """Whether it keeps the limits and its hosts' windows."""
+        """Whether it meets the limits and its hosts' windows."""
         in_time = self.cost.upper_duration_s <= min(deadline_s, self.available_s)
         return in_time and (math.isinf(budget) or self.cost.upper_cost <= budget)
 
@@ -98,7 +98,7 @@ def configuration(
     batch: int,
     accumulation: int,
 ) -> Tried | None:
-    """These devices; each sample in turn goes to the one that is first done with one more."""
+    """These devices' shares: each sample goes to the device that finishes one more sample first."""
     kinds = [model.kind(device) for device in chosen]
     times = [model.times(kind, batch, accumulation) for kind in kinds]
     batches = [1] * len(chosen)

@@ -1,13 +1,13 @@
-"""Trains by plans, and compares them with other ways to divide the batch.
+"""Trains by plans, and compares them with other splits of the batch.
 
     python tests/benchmarks/planner/carried_out.py [--rounds N] [--only emulated|quota]
 
 Each pool's job is planned for least time and for least energy at a given global batch. It is
 trained from start to end by those plans and by (a) an even split over all devices, (b) the fastest
-device alone, (c) all devices, each with its share. Rounds are interleaved in random order. Compared
-are the median step time with the prediction, and time and energy per step among them. The energy is
-the measured times by the pool's power. The noise floor is the distance between medians of the same
-configuration.
+device alone, (c) all devices, each with its share. Rounds are interleaved in random order. The
+table compares the median step time with the prediction, and time and energy per step of all
+configurations. The energy is the measured times multiplied by the pool's power. The noise floor is
+the difference between medians of the same configuration.
 
 `emulated`: four devices of speed 4 : 2 : 1 : 1. `quota`: `dags/pools/two-cpus.yaml`, its shares of
 a core scaled down if this process may use fewer cores than they add up to.
@@ -42,7 +42,7 @@ from trainwright.tasks.spec.pool import Device, Pool
 from trainwright.tasks.train import TrainRequest, train
 
 REPOSITORY = Path(__file__).parents[3]
-USED_CORES = 0.9  # of the cores there are: launcher and collectives need some too
+USED_CORES = 0.9  # the share of the cores for ranks: launcher and collectives need the rest
 SMALL = """from torch.nn import *
 
 
@@ -62,10 +62,9 @@ EMULATED = {
 
 @dataclass
 class Way:
-    """One way to divide the batch, its prediction, and the measured seconds and joules a step.
+    """One split of the batch, its prediction, and the measured seconds and joules per step.
 
-    `quiet_s` is the 5th percentile of a round's steps: those that other work on this machine
-    disturbed least.
+    `quiet_s` is the 5th percentile of a round's steps, those least disturbed by other work.
     """
 
     devices: list[PlannedDevice]
@@ -119,7 +118,7 @@ def job_of(
 
 
 def ways_of(job: Job, pool: Pool, estimate: Estimate, schema: dataset.DataSchema) -> list[Way]:
-    """The plans and the other ways; two that are the same are one, with both names."""
+    """The plans and the other splits. Merges equal ones, with both names."""
     devices = pool.devices()
     topology = Topology(CostModel(job, pool, estimate, schema), devices)
     batch = int(job.train.global_batch_size)
@@ -163,7 +162,7 @@ def ways_of(job: Job, pool: Pool, estimate: Estimate, schema: dataset.DataSchema
 
 
 def planned(device: Device, batch: int, estimate: Estimate) -> PlannedDevice:
-    """A device with a share, as in a plan."""
+    """A device with its share, as in a plan."""
     curve = estimate.curve(device)
     return PlannedDevice(
         **device.model_dump(),
@@ -175,7 +174,7 @@ def planned(device: Device, batch: int, estimate: Estimate) -> PlannedDevice:
 
 
 def carry_out(job: Job, way: Way, plan: Plan, schema: dataset.DataSchema, folder: Path) -> None:
-    """Train this way, and note the median step time and its energy."""
+    """Train with this split, and record the median step time and its energy."""
     assert job.model is not None
     source = Path(job.model.source)
     result = train(

@@ -2,10 +2,10 @@
 
     python tests/benchmarks/planner/exactness.py [--cases N] [--seed N]
 
-Random small pools and jobs (`planner_cases`) are planned without limits, and again with limits
-without slack: deadline and budget exactly as one of the configurations needs them. Compared is the
-objective's value, or the nearest deadline if nothing is feasible. Prints how many differ, by how
-much at most, and how large the search spaces were.
+Random small pools and jobs (`planner_cases`) are planned without limits, and with tight limits:
+deadline and budget exactly as one of the configurations needs them. The comparison is of the
+objective's value, or of the nearest deadline if no plan is feasible. Prints the number of
+differences, the largest one, and the sizes of the search spaces.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def brute(case: Case, tried: dict[int, list[Tried]], deadline_s: float, budget: 
 
 
 def compare(case: Case, pick: float, tally: Tally) -> None:
-    """One case without limits, and four with."""
+    """Compare one case without limits, and four with limits."""
     model = CostModel(case.job, case.pool, case.estimate, case.data, NOW)
     began = time.perf_counter()
     tried = by_size(case, model)
@@ -134,7 +134,7 @@ def compare(case: Case, pick: float, tally: Tally) -> None:
             if nearest is not None:
                 got = nearest.cost.upper_duration_s
             elif not math.isinf(got):
-                got = -1.0  # a plan, although nothing is feasible
+                got = -1.0  # a plan, although no configuration is feasible
         off = 0.0 if expected == got else math.inf
         if off and 0 < expected < math.inf:
             off = abs(got / expected - 1)

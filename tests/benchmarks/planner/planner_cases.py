@@ -1,6 +1,6 @@
-"""Random small pools and jobs, made to be awkward.
+"""Random small pools and jobs with many corner cases.
 
-Ties, limits without slack, memory that binds, a single device, devices that are all alike.
+Ties, tight limits, binding memory, a single device, identical devices.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Case:
     most_accumulation: int
 
     def within(self, deadline_s: float, budget: float) -> Case:
-        """The same with these limits."""
+        """The same case with these limits."""
         limits = {
             "deadline": None if math.isinf(deadline_s) else deadline_s,
             "budget": None if math.isinf(budget) else budget,
@@ -44,7 +44,7 @@ class Case:
 
 
 def data_of(rows: int) -> DataSchema:
-    """A data schema with so many rows to train on."""
+    """A data schema with this many training rows."""
     return DataSchema(
         task="image-classification",
         rows=rows,

@@ -1,11 +1,11 @@
-"""Measures how long planning takes as the pool grows.
+"""Measures planning time for growing pools.
 
     python tests/benchmarks/planner/scale.py [--rounds N] [--jobs A,B] [--largest-only] [--figure F]
 
 Pools of 8 types on hosts of 8 devices (of one type each, or mixed), up to 10,000 devices; and up to
 100 types of 100 devices each. Time is CPU time of `make_plan`, alternatives and front included.
 Rounds are interleaved in random order, and the spread between them is the noise. `solved` is the
-wall time until the plan was found. The gap is what the search proves: 0 is exact.
+wall time until the search found the plan. The gap is the search's bound: 0 is exact.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def estimate_for(devices: list[Device], types: int, seed: int) -> Estimate:
 
 
 def gpu_pool(count: int, *, mixed: bool) -> Pool:
-    """So many devices of 8 types, 8 to a host, each host of one type or (`mixed`) of two."""
+    """A pool of 8 types, with 8 devices per host, each host of one type or (`mixed`) of two."""
     hosts = []
     for number in range(count // 8):
         one, other = GPUS[number % 8], GPUS[(number // 8) % 8]
@@ -93,7 +93,7 @@ def gpu_pool(count: int, *, mixed: bool) -> Pool:
 
 
 def typed_pool(types: int, each: int) -> Pool:
-    """So many types (emulated devices of different speed) with `each` devices, 10 to a host."""
+    """A pool of types (emulated devices of different speed) with `each` devices, 10 per host."""
     hosts = [
         {
             "name": f"h{kind}-{number}",
@@ -174,14 +174,14 @@ def main() -> None:
 
 
 def commit() -> str:
-    """The commit that was measured."""
+    """The measured commit."""
     words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     return f"commit {done.stdout.strip()}"
 
 
 def drawn(taken: dict[tuple[str, int, str], list[float]]) -> str:
-    """Median seconds over devices, a line for each job and kind of pool: SVG, logarithmic axes."""
+    """Median seconds over devices, one line per job and kind of pool: SVG, logarithmic axes."""
     lines: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for (name, count, job), times in taken.items():
         kind = "mixed hosts" if "mixed" in name else "8 types"
