@@ -132,7 +132,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Seen:
-    """One process: wall-clock and CPU seconds, peak memory with children, whether torch is loaded."""
+    """One process: wall-clock and CPU seconds, peak memory with children, whether torch loaded."""
 
     seconds: float
     cpu_s: float

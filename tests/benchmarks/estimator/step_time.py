@@ -8,7 +8,7 @@ and by the thread's CPU time. The tables also have the noise floor (the differen
 halves of the rounds) and the difference between the medians of two processes: each case is timed in
 a second process in turns (`--one-process` leaves that out).
 
-A long session can be split into pieces with different seeds, and combined; `--figure` writes an SVG:
+A long session can be split into pieces with different seeds; `--report` combines them:
 
     for seed in 1 2 3; do step_time.py --seed $seed --cases 40 --out cases.jsonl; done
     step_time.py --report cases.jsonl --figure cases.svg

@@ -126,7 +126,7 @@ def report(pieces: Sequence[Piece]) -> None:
 
 
 def _intervals(pieces: Sequence[Piece]) -> None:
-    """The share of cases inside their intervals, and the intervals' width: by session, and of all."""
+    """Print the share of cases inside their intervals, and the width: by session, and of all."""
     print(f"\n{OURS}: in interval")
     lines = [("session", "threads", "group", "cases", *CLOCKS[:2], "high / low")]
     for one in pieces:
