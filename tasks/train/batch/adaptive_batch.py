@@ -1,13 +1,15 @@
-"""How the global batch grows while training, and how the learning rate follows. Pure.
+"""Grows the global batch during training and scales the learning rate with it. Pure.
 
-What counts is progress per second, Pollux's goodput (Qiao et al. 2021, equations 6 and 7):
+The goal is progress per second, Pollux's goodput (Qiao et al. 2021, equations 6 and 7):
 
     goodput(B) = throughput(B) · efficiency(B) = B / T(B) · (φ + B0) / (φ + B)
 
-with φ the gradient noise scale, B0 the batch that the training began with, and T(B) = a + s·B the step time, measured. The batch
-grows to at most twice itself where that gains LEAST_GAIN, and goes back where by the step time then measured it has lost as much:
-less is within the noise of both, and φ rises while a network learns. As long as one batch is all that was measured, a step is
-taken to cost the same for twice the batch, the most that growing can gain: so a batch that may pay is tried.
+φ is the gradient noise scale, B0 the initial batch, and T(B) = a + s·B the measured step time.
+The batch grows, at most twofold at a time, if that gains LEAST_GAIN. It shrinks back if the step
+time measured afterwards shows a loss of LEAST_GAIN. Smaller differences are within the noise of
+φ and T, and φ rises while a network learns. While only one batch size has been measured, the step
+time is assumed to be the same for twice the batch. That is the most that growing can gain, so
+every batch that may pay is tried.
 """
 
 from __future__ import annotations
@@ -38,17 +40,18 @@ def goodput(batch: float, step_time_s: float, base: float, noise_scale: float) -
 
 
 def rule_for(rule: Rule, optimizer: str) -> Rule:
-    """`auto` is `sqrt` for optimizers that divide by the gradient's size (Malladi et al. 2022), `adascale` for the others."""
+    """Resolve `auto`: `sqrt` for Adam and AdamW (Malladi et al. 2022), else `adascale`."""
     if rule != "auto":
         return rule
     return "sqrt" if optimizer in ("adam", "adamw") else "adascale"
 
 
 def rate_factor(rule: Rule, batch: float, base: float, noise_scale: float | None) -> float:
-    """By what the learning rate of the base batch is multiplied at another batch.
+    """The factor on the base batch's learning rate at another batch size.
 
-    `adascale` is the gain of Johnson et al. 2020, (σ² + μ²) / (σ²/S + μ²) with S = B / B0, σ² = tr Σ / B0, μ² = |G|²: in terms of
-    φ, S · (φ + B0) / (φ + B). It lies between 1 and S; without a noise scale it is 1.
+    `adascale` is the gain of Johnson et al. 2020, (σ² + μ²) / (σ²/S + μ²) with S = B / B0,
+    σ² = tr Σ / B0 and μ² = |G|². With φ = tr Σ / |G|² that is S · (φ + B0) / (φ + B). It lies
+    between 1 and S; without a noise scale it is 1.
     """
     scale = batch / base
     if rule == "linear":
@@ -62,27 +65,30 @@ def rate_factor(rule: Rule, batch: float, base: float, noise_scale: float | None
 
 @dataclass
 class BatchGrowth:
-    """The global batch of one training and its learning rate's factor. Every rank has the same, and decides the same."""
+    """The global batch of one training and the factor on its learning rate.
+
+    All ranks hold the same state, so all make the same decision.
+    """
 
     base: int
     most: int
     rule: Rule
     batch: int = 0
     times_s: dict[int, float] = field(default_factory=dict)
-    """the latest step time by batch"""
+    """measured step time by batch size"""
     changes: int = 0
     came_from: int | None = None
-    """the batch before, as long as the present one has not been measured"""
+    """the previous batch, until the current one has been measured"""
     changed_at: int = 0
     factor_before: float = 1.0
     worked_s: float = 0.0
-    """by all ranks together, in the windows that were observed"""
+    """compute time of all ranks together in the observed windows"""
 
     def __post_init__(self) -> None:
         self.batch = self.batch or self.base
 
     def observe(self, step_time_s: float, noise_scale: float | None) -> tuple[int, str] | None:
-        """Take in a window's mean step time; a better global batch and the reason, or None."""
+        """Add a window's mean step time. Returns a better global batch and the reason, or None."""
         known = self.times_s.get(self.batch)
         self.times_s[self.batch] = step_time_s if known is None else (known + step_time_s) / 2
         if noise_scale is None or self.changes >= MOST_CHANGES or step_time_s <= 0:
@@ -92,7 +98,7 @@ class BatchGrowth:
             before, worth = self.came_from, self._goodput(self.came_from, noise_scale)
             self.came_from = None
             if worth / now - 1 >= LEAST_GAIN:
-                return self._propose(before, noise_scale, now, worth, "was")
+                return self._propose(before, noise_scale, now, worth, "before")
         sizes = self._larger()
         if not sizes:
             return None
@@ -108,12 +114,12 @@ class BatchGrowth:
         self, batch: int, noise_scale: float, now: float, then: float, word: str
     ) -> tuple[int, str]:
         return batch, (
-            f"global batch {self.batch} to {batch}: noise scale {noise_scale:.3g} samples, "
-            f"goodput {now:.4g} samples/s, {then:.4g} {word}"
+            f"global batch from {self.batch} to {batch}: noise scale {noise_scale:.3g} samples, "
+            f"goodput now {now:.4g} samples/s, {word} {then:.4g}"
         )
 
     def _larger(self) -> list[int]:
-        """Up to twice the present batch; only that one as long as the step time's slope is not known."""
+        """Candidates up to twice the current batch; only twice it until T's slope is known."""
         top = min(2 * self.batch, self.most)
         if len(self.times_s) < 2:
             return [top] if top > self.batch else []
@@ -125,7 +131,7 @@ class BatchGrowth:
         return goodput(batch, self._step_time_s(batch), self.base, noise_scale)
 
     def _step_time_s(self, batch: int) -> float:
-        """As measured, else by the line through the present batch and the measured one farthest from it."""
+        """The measured time, or a line through the current and the farthest measured batch."""
         if batch in self.times_s:
             return self.times_s[batch]
         here = self.times_s[self.batch]
@@ -133,10 +139,11 @@ class BatchGrowth:
         if other == self.batch:
             return here
         slope = (self.times_s[other] - here) / (other - self.batch)
+        # Noise can give any slope. The bounds: samples cost nothing, or steps have no fixed cost.
         return max(here + min(max(slope, 0.0), here / self.batch) * (batch - self.batch), 1e-9)
 
     def change(self, batch: int, step: int, noise_scale: float | None) -> None:
-        """From `step` on, this is the global batch: decided here, or replayed."""
+        """Use this global batch from `step` on, whether decided here or replayed."""
         if batch == self.batch:
             return
         self.factor_before = self.factor(step, noise_scale)
@@ -145,11 +152,14 @@ class BatchGrowth:
         self.changes += 1
 
     def forget_times(self) -> None:
-        """What was measured says nothing from now on: other ranks train."""
+        """Discard the measured step times: the set of ranks has changed."""
         self.times_s, self.came_from = {}, None
 
     def factor(self, step: int, noise_scale: float | None) -> float:
-        """What the learning rate is multiplied by at a step; `linear` gets there over WARM_UP_STEPS (Goyal et al. 2017)."""
+        """The factor on the learning rate at a step.
+
+        `linear` warms up over WARM_UP_STEPS (Goyal et al. 2017).
+        """
         aim = rate_factor(self.rule, self.batch, self.base, noise_scale)
         if self.rule != "linear":
             return aim
@@ -157,19 +167,23 @@ class BatchGrowth:
         return self.factor_before + (aim - self.factor_before) * done
 
     def document(self) -> dict[str, Any]:
-        """For a checkpoint; `restored` reads it."""
+        """JSON for a checkpoint; `restored` reads it."""
         return asdict(self)
 
 
 def restored(document: dict[str, Any]) -> BatchGrowth:
-    """What `BatchGrowth.document` wrote down (JSON's keys are text)."""
+    """Rebuild what `BatchGrowth.document` wrote (JSON keys are strings)."""
     times_s = {int(size): time for size, time in document["times_s"].items()}
     return BatchGrowth(**{**document, "times_s": times_s})
 
 
 def mean_step_time_s(steps_s: Sequence[float]) -> float:
-    """A window's T(B). Not the median: what a step waits now and then costs a small batch's steps as much as a large one's, which
-    are fewer. A long stall of the machine has nothing to do with the batch, and counts as MOST_OF_MEDIAN medians at most."""
+    """A window's T(B): the mean, with outliers capped at MOST_OF_MEDIAN medians.
+
+    A median would hide occasional waits. They cost every step the same, so they favour large
+    batches, which need fewer steps. A long stall of the machine has nothing to do with the batch;
+    hence the cap.
+    """
     most_s = MOST_OF_MEDIAN * statistics.median(steps_s)
     return statistics.fmean(min(one, most_s) for one in steps_s)
 
@@ -177,9 +191,10 @@ def mean_step_time_s(steps_s: Sequence[float]) -> float:
 def largest_batch(
     split: Sequence[int], limits: Sequence[int | None], bound: int, *, follows_speed: bool
 ) -> int:
-    """The largest global batch within a bound and what each rank's memory holds, in samples.
+    """The largest global batch within `bound` and each rank's memory limit, in samples.
 
-    Where the split follows measured speeds, what one rank can't hold another takes; else the split's proportions stay.
+    If the split follows measured speeds, other ranks take what one can't hold. Otherwise the
+    proportions of the split stay fixed.
     """
     total = sum(split)
     if all(limit is None for limit in limits):

@@ -1,4 +1,7 @@
-"""The global batch and who takes how much of it: as planned, as the members change, as their speed does, or as a replay says."""
+"""Splits the global batch over ranks: by the plan, by measured speed, or as a replay dictates.
+
+The split changes when ranks join or leave, when their speed changes, and when the batch grows.
+"""
 
 from __future__ import annotations
 
@@ -26,33 +29,40 @@ if TYPE_CHECKING:
     from trainwright.tasks.train.worker_group import WorkerGroup
 
 WINDOW_STEPS, WINDOW_S = 20, 1.5
-"""at least, at the ranks' mean; shorter windows measure the machine's noise"""
+"""The least length of a measuring window, WINDOW_S as the mean over ranks; less is only noise."""
 EARLY_WINDOW = 0.1
-"""of the time so far is enough for the batch to grow: a training that is soon over would else be so before the batch has grown"""
+"""For batch growth, a window of this share of the training so far is enough.
+
+Otherwise a short training would end before its batch could grow.
+"""
 
 
 class BatchSplit:
-    """What a rank knows of all ranks' batches. Every rank decides the same; each change is an event, noted with its reason."""
+    """One rank's view of the batch split.
+
+    All ranks hold the same state and make the same decision. Each change is recorded as an event
+    with its reason.
+    """
 
     def __init__(self, rank: Rank, channel: Channel) -> None:
         self._rank, self._channel = rank, channel
         self.weights = [float(planned.batch_size) for planned in rank.request.plan.devices]
-        """in what proportion those who are there share the batch"""
+        """by device: the proportions in which the current members share the batch"""
         self._limits: dict[int, int] = {}
         self._replay = {event.step: event for event in rank.request.replay_events or []}
         self._rebalancer: Rebalancer | None = None
         self.growth: BatchGrowth | None = None
-        """where the job lets the global batch grow"""
+        """None unless the job allows an adaptive batch"""
         self._recent_s: list[float] = []
         self._recent_steps_s: list[float] = []
 
     def document(self) -> dict[str, Any]:
-        """The noise scale, and the batch's growth where the job lets it grow: for a checkpoint, and for other ranks."""
+        """JSON for a checkpoint and for other ranks: the noise scale, and the growth if allowed."""
         growth = {"growth": self.growth.document()} if self.growth is not None else {}
         return {"noise": self._rank.noise_document(), **growth}
 
     def take_up(self, document: dict[str, Any]) -> None:
-        """Go on from a `document`; anew where it is empty."""
+        """Restore the state from a `document`; an empty one starts from scratch."""
         spec, planned = self._rank.spec, self._rank.request.plan.devices
         self.growth = None
         if "growth" in document:
@@ -66,15 +76,15 @@ class BatchSplit:
             self._rank.load_noise(document["noise"])
 
     def rate_factor(self, step: int) -> float:
-        """By how much the learning rate follows the grown batch."""
+        """The factor on the learning rate due to the grown batch."""
         return (
             1.0 if self.growth is None else self.growth.factor(step, self._rank.noise_scale.value)
         )
 
-    # -- among whom --------------------------------------------------------------------------------------------------
+    # -- when members change -----------------------------------------------------------------------
 
     def enter(self, state: State, group: WorkerGroup) -> None:
-        """The members' batches in this worker group, and what they can be from now on. Raises TrainingFailed."""
+        """Split the batch over the members of a new worker group. Raises TrainingFailed."""
         self._limits = group.limits
         stays = self._stays(state, group.members)
         self._rank.split = list(state.split)
@@ -85,26 +95,29 @@ class BatchSplit:
             reason = f"another plan; {group.reason}" if of_another_plan else group.reason
             self._change(state, self._among(state, group.members), reason)
         elif group.generation > 1 and not group.end:
-            self._tell(state, group.reason)
+            self._record(state, group.reason)
         state.members = group.members
-        self._weigh_anew(group.members)
+        self._reset(group.members)
 
     def go_back(self, state: State, members: list[int], reason: str) -> None:
-        """As `enter`, where the same members return to an earlier state. Raises TrainingFailed."""
+        """Like `enter`, when the same members return to an earlier state. Raises TrainingFailed."""
         split = list(state.split) if self._stays(state, members) else self._among(state, members)
         self._rank.split, state.members = split, members
-        self._weigh_anew(members)
+        self._reset(members)
         self._change(state, split, reason)
 
     def _stays(self, state: State, members: list[int]) -> bool:
-        """Whether the state's split is for these members, and within their limits; or a replay says what they take."""
+        """Whether the state's split fits these members and their limits, or a replay sets it."""
         if self._rank.request.replay_events is not None and len(members) == len(state.split):
             return True
         within = all(state.split[number] <= limit for number, limit in self._limits.items())
         return _members_of(state) == members and within
 
     def _among(self, state: State, members: list[int]) -> list[int]:
-        """The state's global batch among these members; less of it where it had grown and their memory does not hold it."""
+        """Split the state's global batch over these members.
+
+        A grown batch shrinks, at most to its base, if the members' memory does not hold it.
+        """
         total = sum(state.split)
         if self.growth is not None:
             total = max(
@@ -113,10 +126,14 @@ class BatchSplit:
             )
         split = split_among(total, members, self.weights, self._limits)
         if split is None:
-            raise TrainingFailed("the members' memory does not hold the global batch", final=True)
+            raise TrainingFailed(
+                f"a global batch of {total} does not fit into the memory of the remaining ranks",
+                final=True,
+            )
         return split
 
-    def _weigh_anew(self, members: list[int]) -> None:
+    def _reset(self, members: list[int]) -> None:
+        """Start to measure the speeds of these members; set the bound of the global batch."""
         rank, spec = self._rank, self._rank.spec
         split, limits = (
             [rank.split[number] for number in members],
@@ -132,24 +149,24 @@ class BatchSplit:
         self._recent_s, self._recent_steps_s = [], []
 
     def _most(self, number: int) -> int | None:
-        """The largest batch of a device, as planned and as it was seen; None: not known."""
+        """A device's largest batch, by the plan and by out-of-memory errors; None if unknown."""
         known = [self._rank.request.plan.devices[number].most_batch_size, self._limits.get(number)]
         return min((limit for limit in known if limit is not None), default=None)
 
-    # -- between steps -----------------------------------------------------------------------------------------------
+    # -- between steps -----------------------------------------------------------------------------
 
     def note(self, own_s: float, step_time_s: float) -> None:
-        """What a step with the whole batch took this rank, and all."""
+        """Record a step with a full batch: this rank's compute time and the step time."""
         self._recent_s.append(own_s)
         self._recent_steps_s.append(step_time_s)
 
     def obey_replay(self, state: State) -> None:
-        """The split that was taken at this step when the training ran first."""
+        """Apply the split that the recorded run changed to at this step."""
         event = self._replay.get(state.step)
         if event is None or event.model_dump() in state.events:
             return
         split, members = list(event.batch_sizes), state.members or []
-        if len(split) != len(self.weights):  # of an earlier plan's devices
+        if len(split) != len(self.weights):  # recorded under an earlier plan
             split = shares(sum(split), self._rank.split)
         if any(size > 0 and number not in members for number, size in enumerate(split)):
             weights = [float(size) for size in split]
@@ -157,11 +174,12 @@ class BatchSplit:
         self._change(state, split, event.reason)
 
     def rebalance(self, state: State) -> None:
-        """Every so often, compare the members' own times and weigh a larger batch; change the split where it pays."""
+        """Every WINDOW_STEPS, compare the members' times; change split or batch if it pays."""
         rank, peers, members = self._rank, self._rank.collective, state.members or []
         grows = self.growth is not None and rank.request.replay_events is None
         if not (self._rebalancer or grows) or state.step % WINDOW_STEPS != 0:
             return
+        # One sum: each member's median, the first rank's step time, and all compute time.
         figures = torch.zeros(peers.size + 2, dtype=torch.float64)
         figures[peers.rank] = statistics.median(self._recent_s) if self._recent_s else 0.0
         figures[-2] = (
@@ -169,7 +187,7 @@ class BatchSplit:
         )
         figures[-1] = sum(self._recent_s)
         *medians_s, step_time_s, worked_s = peers.sum_(figures, "medians").tolist()
-        whole = worked_s >= WINDOW_S * peers.size  # by all ranks together
+        whole = worked_s >= WINDOW_S * peers.size
         early = (
             grows
             and self.growth is not None
@@ -192,7 +210,7 @@ class BatchSplit:
             self._change(state, split, better[1])
 
     def _grown(self, members: list[int], step_time_s: float) -> tuple[list[int], str] | None:
-        """The members' split of a better global batch, and the reason."""
+        """The members' split of a better global batch and the reason, or None."""
         assert self.growth is not None
         found = self.growth.observe(step_time_s, self._rank.noise_scale.value)
         if found is None:
@@ -207,14 +225,17 @@ class BatchSplit:
             self.growth.change(sum(split), state.step, self._rank.noise_scale.value)
         self._rank.split, state.split = list(split), list(split)
         self._recent_s, self._recent_steps_s = [], []
-        self._tell(state, reason)
+        self._record(state, reason)
 
-    def _tell(self, state: State, reason: str) -> None:
-        """Why the split is what it is from this step on, also where it stays: other processes may take the same shares."""
+    def _record(self, state: State, reason: str) -> None:
+        """Record the split from this step on and its reason.
+
+        Also if the split itself stays: other processes may have taken over the same shares.
+        """
         event = SplitEvent(
             step=state.step, batch_sizes=list(state.split), reason=reason
         ).model_dump()
-        if state.events and state.events[-1] == event:  # groups that finished no step
+        if state.events and state.events[-1] == event:  # the last group finished no step
             return
         state.events.append(event)
         if self._rank.first:
@@ -222,5 +243,5 @@ class BatchSplit:
 
 
 def _members_of(state: State) -> list[int]:
-    """The members that the state's split is for."""
+    """The members for which the state's split was made."""
     return state.members if state.members is not None else list(range(len(state.split)))

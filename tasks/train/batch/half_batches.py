@@ -1,4 +1,4 @@
-"""The noise scale of a rank that is alone: from the two halves of its own batch, every so many steps."""
+"""The noise scale on a single rank: from the two halves of its batch, every few steps."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch  # noqa: TID253 - only ranks import this
 from trainwright.tasks.train.batch.noise_scale import LEAST_ESTIMATES
 
 EVERY_STEPS = 16
-"""Both halves together cost one more forward and backward pass: a sixteenth of the training,"""
+"""The two halves cost one more forward and backward pass: 1/16 of the training time."""
 FIRST_EVERY_STEPS = 4
-"""and a quarter until there are enough estimates to say something."""
+"""Until there are LEAST_ESTIMATES, measure more often: 1/4 of the training time."""
 
 
 def due(step: int, estimates: int) -> bool:
-    """Whether a rank that is alone measures at this step."""
+    """Whether a single rank measures at this step."""
     return step % (FIRST_EVERY_STEPS if estimates < LEAST_ESTIMATES else EVERY_STEPS) == 0
 
 
@@ -26,9 +26,10 @@ def half_squares(
     rows: Sequence[int] | Any,
     count: int | None = None,
 ) -> tuple[list[int], list[float], float]:
-    """Batches and |g|² of both halves of these rows, and |g|² of them together. Leaves model, buffers and gradients as they were.
+    """The batch sizes and |g|² of both halves of these rows, and |g|² of the whole.
 
-    `loss_of` is the mean loss over some rows; the halves are equal, unless `count` says how many rows the first one has.
+    Leaves parameters, buffers and gradients unchanged. `loss_of` returns the mean loss over some
+    rows. `count` is the size of the first half, by default half of the rows.
     """
     parameters = [one for one in model.parameters() if one.requires_grad]
     buffers = [(one, one.detach().clone()) for one in model.buffers()]
@@ -47,6 +48,7 @@ def half_squares(
                 buffer.copy_(kept)
     a, b = len(parts[0]), len(parts[1])
     squares = [_inner(first, first), _inner(second, second)]
+    # |g|² of g = (a·g₁ + b·g₂) / (a + b), without another pass.
     joint = (a * a * squares[0] + 2 * a * b * _inner(first, second) + b * b * squares[1]) / (
         a + b
     ) ** 2

@@ -1,14 +1,19 @@
-"""When the batch split changes: from measured step times, by a fit that outlives one change, where that pays. Pure.
+"""Decides from measured step times when a new batch split pays. Pure.
 
-A rank's time for b samples is taken as t = a + s·b; with one batch size seen, a = 0. What is known of it is the mean of n windows
-with one split, wrong by σ/√n or so. A step takes as long as its slowest rank, so that the split b' gains
+A rank's time for b samples is modelled as t = a + s·b, with a = 0 while only one batch size has
+been measured. The times are means over n windows with the same split, with a relative standard
+error of σ/√n. A step takes as long as its slowest rank, so split b' gains over split b
 
     E[max_r t_r(b_r) · (1 + ε_r)] / E[max_r t_r(b'_r) · (1 + ε_r)] - 1        ε_r ~ N(0, σ²/n)
 
-over b. Of ranks that differ only as chance would have it, the slowest is about as slow in any split, and nothing is gained; one
-that stands out is gained in full. A change needs LEAST_GAIN, by ERRORS times these errors, still so when another window has gone
-into the mean. σ is by how much windows with one split differ; what all ranks have in common moves no split, and is not counted. A
-rank that differs by far more has another speed now, and what was known of it is forgotten.
+If ranks differ only by chance, the expected slowest rank is about as slow in any split and the gain
+is near zero. If one rank is clearly slower, the full gain counts. The split changes if the gain is
+at least LEAST_GAIN even with ERRORS times the standard error, and is so again after another
+window.
+
+σ is the relative difference between windows of the same split. A difference that all ranks share
+is left out, since it favours no split. If a rank's time differs by much more than σ, its speed has
+changed and its earlier measurements are discarded.
 """
 
 from __future__ import annotations
@@ -23,35 +28,41 @@ from trainwright.tasks.train.batch.sampling import shares
 
 LEAST_GAIN, ERRORS = 0.02, 3.0
 MOST_WINDOWS = 8
-"""of those that a mean is of: slow changes are followed"""
+"""The most windows that a mean counts, so that it follows slow changes."""
 FIRST_NOISE, NOISE_SMOOTHING = 0.05, 0.9
 OTHER_SPEED, OTHER_SPEED_NOISES = 0.10, 4.0
-"""A window says so if it differs by this, and by so many times the noise."""
+"""A rank's speed has changed if a window differs by this much and by this many times the noise."""
 MOST_CHANGES = 8
-"""At the same speeds: by then, what is measured does not lead to a better split."""
+"""The most changes of the split while no rank's speed changes; more would not find a better one."""
 _TAIL_ERRORS, _POINTS = 5.0, 64
-"""How far from a mean, in errors, the expectation of the largest is integrated, and at how many points."""
+"""The range, in standard errors, and the number of points of the integral in `expected_largest`."""
 
 
 @dataclass
 class Rebalancer:
-    """Remembers, for each rank, the mean of its windows' times by batch size. Every rank has the same, and decides the same."""
+    """Holds, for each rank, the mean window time by batch size.
+
+    All ranks hold the same state, so all make the same decision.
+    """
 
     split: list[int]
     limits: Sequence[int | None] | None = None
-    """what each rank's memory holds, in samples"""
+    """the most samples that fit into each rank's memory"""
     seen: list[dict[int, float]] = field(default_factory=list)
     changes: int = 0
     asked_before: bool = False
     noise: float = FIRST_NOISE
     """σ: the relative standard deviation of one window's times"""
     windows: int = 0
-    """with the present split and speeds, MOST_WINDOWS at most"""
+    """windows in the current means, at most MOST_WINDOWS"""
     since_other_speed: int = 0
-    """changes since a rank's speed was another"""
+    """changes of the split since a rank's speed last changed"""
 
     def observe(self, medians: Sequence[float]) -> tuple[list[int], str] | None:
-        """Take in each rank's median own-work time (s) with the present split; a better split and the reason, or None."""
+        """Add each rank's median compute time (s) with the current split.
+
+        Returns a better split and the reason, or None.
+        """
         if len(self.split) < 2 or min(medians) <= 0:
             return None
         if not self.seen:
@@ -100,14 +111,18 @@ class Rebalancer:
         if len(differences) > 1:
             common = sum(differences) / len(differences)
             squares = sum((one - common) ** 2 for one in differences) / (len(differences) - 1)
-            square = squares / (1 + 1 / before)  # of a window against the mean of those before it
+            # A window minus the mean of `before` windows has the variance σ² · (1 + 1 / before).
+            square = squares / (1 + 1 / before)
             self.noise = math.sqrt(NOISE_SMOOTHING * self.noise**2 + (1 - NOISE_SMOOTHING) * square)
 
     def _curves(self) -> list[Affine]:
         return [_fit(known, batch) for known, batch in zip(self.seen, self.split, strict=True)]
 
     def resized(self, total: int) -> list[int]:
-        """The split of another global batch, from now on; in the present proportions where no times are known yet."""
+        """Switch to the split of another global batch.
+
+        Keeps the current proportions if no times have been measured yet.
+        """
         known = bool(self.seen) and all(
             batch in times for times, batch in zip(self.seen, self.split, strict=True)
         )
@@ -122,9 +137,10 @@ class Rebalancer:
 
 
 def expected_largest(times: Sequence[float], error: float) -> float:
-    """The expectation of the largest of independent normal times (s), each with this relative standard deviation.
+    """The expected maximum of independent normal times (s).
 
-    E[max] = h - ∫ Π_r Φ((x - t_r) / (error · t_r)) dx up to an h that none exceeds, by the midpoint rule.
+    `error` is their relative standard deviation. E[max] = h - ∫ Π_r Φ((x - t_r) / (error · t_r)) dx
+    up to h, with h above all times. The integral is computed by the midpoint rule.
     """
     if error <= 0 or len(times) == 1:
         return max(times)
@@ -142,7 +158,10 @@ def expected_largest(times: Sequence[float], error: float) -> float:
 
 
 def _fit(known: dict[int, float], batch: int) -> Affine:
-    """The line through the present point and the one farthest from it in batch size, where that says something."""
+    """The line through the current batch and the farthest measured one.
+
+    Goes through the origin if they lie too close together or give no plausible line.
+    """
     time = known[batch]
     other = max(known, key=lambda size: abs(size - batch))
     if abs(other - batch) >= 0.1 * batch:

@@ -1,7 +1,8 @@
-"""Which samples each rank takes at each step. Pure: a function of seed, epoch, position and split.
+"""Chooses the samples of each rank at each step. Pure: a function of seed, epoch, position, split.
 
-An epoch is one permutation of the training rows. A step takes the next B of them, and the ranks take consecutive parts of
-those. So every row is taken exactly once an epoch for any split, and for any change of the split or of B within the epoch.
+An epoch is one permutation of the training rows. A step takes the next B rows, and the ranks take
+consecutive parts of those. So each row is used exactly once per epoch for any split, even if the
+split or B changes within the epoch.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 def epoch_order(
     rows: Sequence[int] | NDArray[np.int64], seed: int, epoch: int
 ) -> NDArray[np.int64]:
-    """The training rows in the order of an epoch."""
+    """The training rows in the order of this epoch."""
     import numpy as np
 
     return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(
@@ -27,12 +28,12 @@ def epoch_order(
 
 
 def steps_per_epoch(rows: int, global_batch_size: int) -> int:
-    """How many steps take every row once; the last one may be smaller."""
+    """The number of steps that take every row once; the last step may be smaller."""
     return math.ceil(rows / global_batch_size)
 
 
 def steps_left(samples: int, rows: int, epochs: int, global_batch_size: int) -> int:
-    """How many steps there are from here on, with this batch, after so many samples."""
+    """The number of remaining steps with this batch, after `samples` samples of the training."""
     epoch, begin = divmod(samples, rows)
     if epoch >= epochs:
         return 0
@@ -41,13 +42,16 @@ def steps_left(samples: int, rows: int, epochs: int, global_batch_size: int) -> 
 
 
 def samples_after(step: int, rows: int, global_batch_size: int) -> int:
-    """How many samples so many steps take, with one batch throughout."""
+    """The number of samples in `step` steps with a constant batch."""
     epochs, steps = divmod(step, steps_per_epoch(rows, global_batch_size))
     return epochs * rows + min(rows, steps * global_batch_size)
 
 
 def shares(count: int, split: Sequence[int]) -> list[int]:
-    """`count` samples in the proportion of the split (largest remainder, ties to the earlier rank)."""
+    """Split `count` samples in proportion to `split`.
+
+    Largest-remainder method; the earlier rank wins ties.
+    """
     total = sum(split)
     if count == total:
         return list(split)
@@ -65,9 +69,10 @@ def split_among(
     weights: Sequence[float],
     limits: Mapping[int, int] | None = None,
 ) -> list[int] | None:
-    """The batch of each device, 0 for those that are no members: in the proportion of the weights, none above its limit.
+    """Each device's batch, in proportion to the weights and within the limits; 0 for non-members.
 
-    At least one sample each where there are enough. None where the limits hold fewer than `total`.
+    Each member gets at least one sample if there are enough. Returns None if the limits sum up to
+    less than `total`.
     """
     limits = limits or {}
     free, left, split = list(members), total, [0] * len(weights)
@@ -82,7 +87,7 @@ def split_among(
             for number, size in zip(free, part, strict=True):
                 split[number] = size
             return split
-        for number in over:  # what they can't take, the others share
+        for number in over:  # the other members share the rest
             split[number] = limits[number]
             left -= limits[number]
         free = [number for number in free if number not in over]
@@ -103,7 +108,10 @@ def _proportional(total: int, weights: Sequence[float]) -> list[int]:
 def own_part(
     order: NDArray[np.int64], begin: int, split: Sequence[int], rank: int
 ) -> tuple[NDArray[np.int64], int]:
-    """A rank's rows at the step that begins after so many of the epoch's, and how many all take together (B, or what is left)."""
+    """A rank's rows at the step that begins at row `begin` of the epoch, and the size of that step.
+
+    The size is B, or the rows left in the epoch.
+    """
     rows = order[begin : begin + sum(split)]
     parts = shares(len(rows), split)
     first = sum(parts[:rank])

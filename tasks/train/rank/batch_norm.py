@@ -1,7 +1,8 @@
-"""BatchNorm over the joint batch of unequal ranks.
+"""BatchNorm over the joint batch of ranks with unequal batches.
 
-Forward: one sum of [Σx, Σx², n] over ranks gives mean and variance of the joint batch. Backward: one sum of [Σg, Σg·x̂] gives
-dx = (g − Σg/n − x̂ · Σ(g·x̂)/n) / σ. Sums are carried in float64, so that E[x²] − E[x]² loses nothing in float32.
+Forward: one sum of [Σx, Σx², n] over ranks gives mean and variance of the joint batch. Backward:
+one sum of [Σg, Σg·x̂] gives dx = (g − Σg/n − x̂ · Σ(g·x̂)/n) / σ. The sums are in float64, so that
+E[x²] − E[x]² keeps full float32 precision.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from trainwright.tasks.train.exchange.collective import Collective
 
 
 class JointForward:
-    """The `forward` of a BatchNorm while training together; its parameters, buffers and names stay as they are.
+    """Replaces the `forward` of a BatchNorm module. Its parameters, buffers and names stay.
 
-    `weight` is 0 on a rank whose samples do not count: it takes part in the sums, and adds nothing.
+    `weight` is 0 while this rank has no samples: it then takes part in the sums but adds nothing.
     """
 
     def __init__(
@@ -41,14 +42,15 @@ class JointForward:
             torch.cat([wide.sum(axes), (wide * wide).sum(axes), count]) * self.weight, "forward"
         )
         total = float(sums[-1])
-        if total <= 1:  # one value has no variance: what was learnt of it so far stands in
+        if total <= 1:  # one value has no variance: use the running statistics instead
             if (
                 norm.running_mean is None
                 or norm.running_var is None
                 or not norm.num_batches_tracked
             ):
-                raise ValueError(
-                    f"Expected more than 1 value per channel when training, got input size {inputs.shape}"
+                raise ValueError(  # torch's own message
+                    "Expected more than 1 value per channel when training, "
+                    f"got input size {inputs.shape}"
                 )
             return nn.functional.batch_norm(
                 inputs,
@@ -70,7 +72,7 @@ class JointForward:
         return normal.to(inputs.dtype)
 
     def sum(self, sums: torch.Tensor, direction: str) -> torch.Tensor:
-        """Sum over ranks, in the host's memory."""
+        """Sum over ranks in host memory."""
         return self.collective.sum_(sums.cpu(), f"{self.name}.{direction}").to(sums.device)
 
     def _track(self, mean: torch.Tensor, unbiased_variance: torch.Tensor) -> None:
@@ -80,7 +82,7 @@ class JointForward:
         momentum = norm.momentum
         if norm.num_batches_tracked is not None:
             norm.num_batches_tracked.add_(1)
-            if momentum is None:  # torch's word for a cumulative average
+            if momentum is None:  # in torch, this means a cumulative average
                 momentum = 1.0 / float(norm.num_batches_tracked)
         for running, value in ((norm.running_mean, mean), (norm.running_var, unbiased_variance)):
             running.copy_(
@@ -89,7 +91,7 @@ class JointForward:
 
 
 class _Normalise(torch.autograd.Function):
-    """x̂ = (x − mean) · scale; its gradient knows that mean and scale depend on every rank's x."""
+    """x̂ = (x − mean) · scale, with mean and scale as functions of every rank's x."""
 
     @staticmethod
     def forward(
@@ -120,7 +122,7 @@ class _Normalise(torch.autograd.Function):
         sums = torch.cat([gradient.sum(axes), (gradient * normal).sum(axes)]) * ctx.weight
         means = ctx.owner.sum(sums, "backward") / ctx.total
         about_mean, about_scale = means[:channels].view(shape), means[channels:].view(shape)
-        # Samples that do not count had no part in mean and scale either.
+        # With weight 0, the samples did not influence mean and scale and get no gradient.
         result = scale.view(shape) * (gradient - about_mean - normal * about_scale) * ctx.weight
         return result.to(inputs.dtype), None, None, None, None
 
@@ -130,11 +132,12 @@ def _beside_channels(inputs: torch.Tensor) -> list[int]:
 
 
 def join_batch_norms(model: nn.Module, collective: Collective) -> list[JointForward]:
-    """Let every BatchNorm of a model, while training, see the joint batch."""
+    """Make every BatchNorm of a model use the joint batch in training mode."""
     joined = []
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             forward = JointForward(module, collective, f"batch_norm.{name}")
-            module.forward = forward  # type: ignore[assignment, method-assign]  # on the instance: class and names stay
+            # On the instance, so that the module's class and names stay the same.
+            module.forward = forward  # type: ignore[assignment, method-assign]
             joined.append(forward)
     return joined

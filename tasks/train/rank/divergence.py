@@ -1,4 +1,7 @@
-"""When the loss has run away. Every rank has the same loss and the same parameters, and decides the same."""
+"""Detects a diverging loss.
+
+All ranks have the same loss and the same parameters, so all make the same decision.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ if TYPE_CHECKING:
 
 SMOOTHING = 0.9
 RAN_AWAY, FIRST_LOSSES, JUDGED_AFTER = 10.0, 10, 20
-"""The smoothed loss is ten times the mean of the first ten, from the twentieth step on."""
+"""Diverged: the smoothed loss is ten times the mean of the first ten, from the 20th step on."""
 
 
-class RanAway(Exception):  # an event, met by going back
-    """The loss is no number or runs away."""
+class RanAway(Exception):  # not a TrainwrightError: the training loop goes back to a checkpoint
+    """The loss diverged or is not finite."""
 
 
 def judge(state: State, loss: float, rate: float) -> None:
-    """Take in a step's loss. Raises RanAway where it is no number, or has left its beginning far behind."""
+    """Add a step's loss. Raises RanAway if it is not finite or the smoothed loss has diverged."""
     where = f"at step {state.step} (learning rate {rate:.3g})"
     if not math.isfinite(loss):
         raise RanAway(f"the loss is {loss} {where}")
@@ -33,14 +36,15 @@ def judge(state: State, loss: float, rate: float) -> None:
     beginning = statistics.fmean(state.first_losses)
     if state.step >= JUDGED_AFTER and beginning > 0 and state.smoothed_loss > RAN_AWAY * beginning:
         raise RanAway(
-            f"the loss runs away: {state.smoothed_loss:.3g}, {beginning:.3g} at first, {where}"
+            f"the loss diverged {where}: smoothed {state.smoothed_loss:.3g}, "
+            f"at the start {beginning:.3g}"
         )
 
 
 def require_finite(model: nn.Module, step: int) -> None:
-    """Raises RanAway where a parameter is no number: such a checkpoint would be no good one."""
-    # A sum is no number where a part is none; it may also overflow, and then each number is looked at, which takes longer.
+    """Raises RanAway if a parameter is not finite, so that no such checkpoint is taken."""
+    # The sum is fast. It may overflow though all values are finite: only then, check each value.
     if not all(
         bool(tensor.sum().isfinite() or tensor.isfinite().all()) for tensor in model.parameters()
     ):
-        raise RanAway(f"parameters are no numbers any more after step {step - 1}")
+        raise RanAway(f"parameters are NaN or infinite after step {step - 1}")

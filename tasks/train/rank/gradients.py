@@ -1,12 +1,13 @@
 """Gradients of the joint batch from ranks with unequal batches.
 
-With loss_r the mean over rank r's b_r samples, the mean over all B is Σ_r (b_r / B) · loss_r. So each rank scales its loss by
-b_r / B before the backward pass, and the gradients are summed (not averaged: at a split of 3:1 that would be off by 25 %), in
-fp32 at least.
+With loss_r the mean over rank r's b_r samples, the mean over all B is Σ_r (b_r / B) · loss_r. So
+each rank scales its loss by b_r / B before the backward pass, and the gradients are summed in fp32
+or fp64. (Averaging the ranks' means instead would weight their samples wrongly.)
 
-Gradients travel in buckets, each sent as soon as the backward pass has filled it, while the pass goes on; a model that fits one
-bucket is spared the hooks that tell when. What lies where in a bucket is fixed: with three ranks or more, the order of a sum is
-part of its last digit, and a replay must have the same.
+Gradients are sent in buckets. Each bucket is sent as soon as the backward pass has filled it,
+while the pass continues. A model that fits into one bucket needs no hooks for that. The layout of
+the buckets is fixed: with three or more ranks, the order of additions affects the last digit of a
+sum, and a replay must reproduce it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from trainwright.tasks.train.exchange.collective import Collective
 
 @dataclass
 class _Bucket:
-    """A flat buffer in the host's memory, and the part of it that belongs to each of some parameters."""
+    """A flat buffer in host memory for the gradients of some parameters, and each one's part."""
 
     name: str
     flat: torch.Tensor
@@ -36,7 +37,10 @@ class _Bucket:
 
 
 class GradientSum:
-    """Sums the gradients of some parameters over all ranks: `begin`, the backward passes, `send_rest`, `finish`."""
+    """Sums the gradients of some parameters over all ranks.
+
+    Each step calls `begin`, runs the backward passes, then calls `send_rest` and `finish`.
+    """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], collective: Collective) -> None:
         # The backward pass reaches the last parameters first.
@@ -45,16 +49,16 @@ class GradientSum:
         self._buckets = _buckets(self._parameters)
         self._sent = 0
         self.own_square = 0.0
-        """|.|² of what this rank has sent in this step: its gradient times b_r / B."""
+        """|h|² of what this rank has sent in this step, h = (b_r / B) · g_r."""
         self.used = [0.0] * len(self._parameters)
-        """1 for every parameter that had a gradient in this step."""
+        """1 for each parameter that had a gradient in this step, else 0."""
         self.overflowed = False
-        """Whether a gradient that this rank sent was no finite number."""
+        """Whether this rank sent a gradient that is not finite."""
         self.loss_scale = 1.0
-        """By what the loss was multiplied, beside b_r / B."""
+        """The factor on the loss besides b_r / B."""
         self._widened: dict[int, torch.Tensor] = {}
         self.last = True
-        """Whether the backward pass is the step's last: those before it only add to the gradients."""
+        """Whether this is the step's last backward pass; earlier ones only accumulate."""
         for at, bucket in enumerate(self._buckets):
             for number in bucket.parts:
                 short = wide(self._parameters[number].dtype) != self._parameters[number].dtype
@@ -64,7 +68,7 @@ class GradientSum:
                     )
 
     def begin(self) -> None:
-        """Forget the step before."""
+        """Start a step: drop the gradients of the previous one."""
         for bucket in self._buckets:
             bucket.handle = None
             bucket.missing.update(bucket.parts)
@@ -85,7 +89,8 @@ class GradientSum:
                 return
             if self._sent > at:
                 raise TrainingFailed(
-                    "model: a parameter gets its gradient in several parts (reentrant checkpointing?)"
+                    "model: a parameter receives its gradient in several parts, which is not "
+                    "supported; if the model uses torch.utils.checkpoint, pass use_reentrant=False"
                 )
             bucket.missing.discard(number)
             if not bucket.missing:
@@ -94,7 +99,7 @@ class GradientSum:
         return arrived
 
     def _widen(self, number: int) -> None:
-        """Micro-batches' gradients add up in `grad`, but for half precision: it is too short for sums."""
+        """Accumulate a half-precision gradient in fp32: `grad` has too few digits for sums."""
         parameter, before = self._parameters[number], self._widened.get(number)
         if parameter.grad is not None:
             gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
@@ -104,7 +109,7 @@ class GradientSum:
             parameter.grad = None
 
     def _fill(self, bucket: _Bucket) -> None:
-        """Put the gradients into their bucket; a parameter that this rank did not use adds nothing."""
+        """Copy the gradients into their bucket, zeros for parameters that were not used."""
         parts, gradients = [], []
         for number, part in bucket.parts.items():
             gradient = self._widened.pop(number, self._parameters[number].grad)
@@ -125,20 +130,22 @@ class GradientSum:
             self._fill(bucket)
             if self.loss_scale != 1:
                 bucket.flat.div_(self.loss_scale)
-            square = float(
-                torch.dot(bucket.flat, bucket.flat)
-            )  # now: the sum takes place in the buffer
+            # Before the sum, which overwrites the buffer.
+            square = float(torch.dot(bucket.flat, bucket.flat))
             self.overflowed |= not math.isfinite(square) and not bool(bucket.flat.isfinite().all())
             self.own_square += square
             bucket.handle = self._collective.start_sum(bucket.flat, bucket.name)
             self._sent += 1
 
     def send_rest(self) -> None:
-        """After the backward pass: what was not sent yet."""
+        """Send the remaining buckets after the backward pass."""
         self._send(only_full=False)
 
     def finish(self, used_anywhere: Sequence[float]) -> None:
-        """Every `grad` becomes the sum over ranks; None for a parameter that no rank used (`used`, summed, is 0)."""
+        """Set every `grad` to the sum over ranks, or to None if no rank used the parameter.
+
+        `used_anywhere` is the sum of `used` over ranks.
+        """
         for bucket in self._buckets:
             self._collective.finish(bucket.handle)
             for number, part in bucket.parts.items():
@@ -148,13 +155,14 @@ class GradientSum:
                 )
 
     def joint_square(self) -> float:
-        """|.|² of the summed gradient, after `finish`."""
+        """|g|² of the summed gradient, after `finish`."""
         return sum(float(torch.dot(bucket.flat, bucket.flat)) for bucket in self._buckets)
 
     def clip(self, bound: float) -> None:
         """Scale the gradients so that their norm is at most `bound`.
 
-        The norm is taken in float64: ranks with other numbers of threads add in another order, and must find the same.
+        The norm is computed in float64: ranks with different numbers of threads add in different
+        orders, but must get the same result.
         """
         gradients = [one.grad for one in self._parameters if one.grad is not None]
         norms = torch._foreach_norm(gradients, dtype=torch.float64) if gradients else []

@@ -1,9 +1,10 @@
-"""By what the loss is multiplied before the backward pass, so that fp16 gradients do not vanish. Pure.
+"""The loss scale: a factor on the loss that keeps fp16 gradients from underflowing. Pure.
 
-The rule of torch.amp.GradScaler: halved where a gradient overflows, and that step is left out; doubled after a long while
-without. All ranks have the same scale, whatever half precision they compute in: batch normalisation sums gradients within the
-backward pass. That a gradient has overflowed on any rank is agreed on before the optimizer's step, so that all leave it out.
-Powers of two, so that scaling changes no digit.
+The rule is that of torch.amp.GradScaler. If a gradient overflows, the step is skipped and the scale
+halved; after GROWS_AFTER_STEPS steps without overflow it doubles. All ranks use the same scale,
+also those that compute in bf16, because batch normalisation sums gradients over ranks within the
+backward pass. Before the optimizer step, ranks share whether any of them overflowed, so all skip
+the same step. The scale is a power of two, so that scaling is exact.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ GROWS_AFTER_STEPS = 2000
 
 @dataclass
 class LossScale:
-    """The scale, and for how many steps it has held."""
+    """The scale, and the number of steps since it changed."""
 
     value: float = FIRST
     held_steps: int = 0
 
     def after_step(self, *, overflowed: bool) -> None:
-        """Take in whether a gradient of the joint batch had overflowed."""
+        """Adapt the scale after a step; `overflowed`: whether any rank's gradient overflowed."""
         self.held_steps += 1
         if overflowed:
             self.value, self.held_steps = max(LEAST, self.value / 2), 0
@@ -31,5 +32,5 @@ class LossScale:
             self.value, self.held_steps = min(MOST, self.value * 2), 0
 
     def document(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """JSON for a checkpoint."""
         return asdict(self)

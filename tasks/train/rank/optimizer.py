@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def make_optimizer(
     parameters: Iterable[torch.nn.Parameter], spec: Optimizer, learning_rate: float
 ) -> torch.optim.Optimizer:
-    """The job's optimizer (torch.optim)."""
+    """Create the job's optimizer (torch.optim)."""
     import torch
 
     chosen = list(parameters)
@@ -31,7 +31,10 @@ def make_optimizer(
 
 
 def learning_rate_at(done: float, whole: float, base: float, schedule: str) -> float:
-    """The learning rate after a part of the training: constant, or cosine: base · (1 + cos(π · done / whole)) / 2."""
+    """The learning rate after `done` of `whole` samples.
+
+    Constant, or for the cosine schedule base · (1 + cos(π · done / whole)) / 2.
+    """
     if schedule == "constant":
         return base
     return base * (1 + math.cos(math.pi * done / whole)) / 2

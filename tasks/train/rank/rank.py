@@ -1,7 +1,7 @@
-"""What one rank does within a step, and in validation.
+"""One rank's work within a step and in validation.
 
-Its model and data are `replica`, the loops over steps `loop`; how sums over ranks become those of one process on the joint
-batch, `gradients` and `batch_norm`.
+`replica` holds its model and data; the worker's `loop` runs the steps. `gradients` and `batch_norm`
+make the result equal to that of one process on the joint batch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NO_MEMORY = (
 
 @dataclass(frozen=True)
 class StepFigures:
-    """What a step found on the joint batch, and what this rank's passes took, without waiting for the others."""
+    """The results of a step on the joint batch, and this rank's own time without waiting."""
 
     loss: float
     correct: float
@@ -52,17 +52,17 @@ class StepFigures:
     leave: bool
     own_s: float
     figures: RankFigures
-    """its own"""
+    """of this rank"""
 
 
 class OutOfMemory(TrainingFailed):
-    """This rank's part of the batch does not fit into its device's memory."""
+    """This rank's share of the batch does not fit into its device's memory."""
 
     kind = "out_of_memory"
 
 
 class Rank(Replica):
-    """A rank, which takes part in every step with its share of the batch."""
+    """A rank that takes part in every step with its share of the batch."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Rank(Replica):
         self.leave_asked: Callable[[], bool] = lambda: False
         self._speed = request.plan.devices[number].speed
         self.rest_s = 0.0
-        """what the rank's own work takes besides `StepFigures.own_s`, by the step before"""
+        """the rank's compute time outside `StepFigures.own_s`, measured in the previous step"""
         self._proven = self._skip = self._updated = False
         self._batch_size = 0
         halves = [half_precision(device.type) for device in request.plan.devices]
@@ -92,14 +92,17 @@ class Rank(Replica):
         self._with_buffers = [module for module in self.model.modules() if module._buffers]
         self._before_step: list[tuple[torch.nn.Module, str, torch.Tensor]] | None = None
         self.fits = 0
-        """the largest batch that a step was finished with"""
+        """the largest batch of this rank in a finished step"""
         self.computing_since: float | None = None
-        """since when it is at its passes and sums of a step (time.monotonic); not of its first one, in which much is prepared"""
+        """when the current step began (time.monotonic); None between steps and in the first one
+
+        The first step takes longer, since libraries initialise themselves.
+        """
         devices = request.plan.devices
         self._figures = Figures(collective, device, own_meter(devices[number], devices, device))
 
     def used(self) -> dict[str, float]:
-        """The most memory that it has held, of its device, and the CPU time that its process took."""
+        """Peak memory on its device, and the CPU time of its process."""
         on_gpu = self.device.type == "cuda"
         peak = (
             {"peak_memory_bytes": float(torch.cuda.max_memory_reserved(self.device))}
@@ -109,7 +112,7 @@ class Rank(Replica):
         return usage_of_this_process() | peak
 
     def stop_on(self, number: signal.Signals) -> None:
-        """From now on, this signal asks for a stop at the end of the step."""
+        """Install a handler: on this signal, the training stops at the end of the step."""
 
         def ask(*_: object) -> None:
             self.stop_asked = True
@@ -117,20 +120,20 @@ class Rank(Replica):
         signal.signal(number, ask)
 
     def begin_anew(self) -> None:
-        """Parameters, buffers, optimizer and noise scale as they were before the first step."""
+        """Reset parameters, buffers, optimizer, noise scale and loss scale."""
         super().begin_anew()
         self.noise_scale, self._joint_square = NoiseScale(), 0.0
         self.loss_scale = LossScale()
 
     def _buffers(self) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor]]:
-        """As `model.named_buffers()`, which walks the whole tree of modules, and that at every step."""
+        """All buffers. Faster per step than `model.named_buffers()`, which walks all modules."""
         for module in self._with_buffers:
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     yield module, name, buffer
 
     def abandon_step(self) -> None:
-        """Undo what a step has changed that did not come to its end: the forward pass moves running statistics."""
+        """Undo the changes of an unfinished step: the forward pass updates running statistics."""
         if self._before_step is not None:
             for module, name, value in self._before_step:
                 module._buffers[name].copy_(value)  # type: ignore[union-attr]
@@ -139,10 +142,12 @@ class Rank(Replica):
         self.model.train()
 
     def step(self, order: Any, begin: int, step: int) -> StepFigures:
-        """Forward, backward and the sums; `update` is the other half. `order` holds the epoch's rows, `begin` of them taken.
+        """Run forward and backward passes and sum over ranks; `update` completes the step.
 
-        Where the plan accumulates, the share is taken in micro-batches. What they add up to is the gradient of the joint batch,
-        but where a sample's loss depends on others: batch normalisation takes the statistics of a micro-batch, over all ranks.
+        `order` holds the epoch's rows; the first `begin` of them are done. If the plan accumulates
+        gradients, the share is split into micro-batches. They add up to the gradient of the joint
+        batch unless a sample's loss depends on other samples: batch normalisation uses the
+        statistics of a micro-batch over all ranks.
         """
         rows, total = own_part(order, begin, self.split, self.number)
         started, waited = time.perf_counter(), self.collective.wait_s
@@ -165,17 +170,19 @@ class Rank(Replica):
             raise OutOfMemory(
                 f"a batch of {len(rows)} does not fit into memory", batch_size=len(rows)
             ) from None
+        # An emulated device sleeps until its nominal compute time is over.
         own = time.perf_counter() - started - (self.collective.wait_s - waited)
         if self._speed is not None:
             emulated = EMULATED_SAMPLE_S * passes * len(rows) / self._speed - self.rest_s
             time.sleep(max(0.0, emulated - own))
             own = max(own, emulated)
-        # With h = (b / B) · g, what was sent, b · |g|² is B² / b · |h|². |g|² of the step before comes from the first rank: a
-        # sum's last digit may differ between unlike devices, and what is decided by it may not.
+        # This rank sent h = (b / B) · g, so b · |g|² = B² / b · |h|². The previous step's joint |g|²
+        # comes from the first rank: its last digit may differ between device types, but all ranks
+        # must decide by the same value.
         spread = total**2 / len(rows) * self._gradients.own_square if len(rows) else 0.0
         joint_square = self._joint_square if self.first else 0.0
         asked = [self.stop_asked, self.leave_asked()]
-        said = [
+        scalars = [
             loss,
             correct,
             *asked,
@@ -184,14 +191,16 @@ class Rank(Replica):
             joint_square,
             self._gradients.overflowed,
         ]
-        head = torch.tensor([*said, *self._gradients.used], dtype=torch.float64)
+        head = torch.tensor([*scalars, *self._gradients.used], dtype=torch.float64)
         figures = torch.cat([head, self._figures.arrive(own + self.rest_s)])
         summed = self.collective.sum_(figures, "figures").tolist()
-        # Where ranks share a core, those that were waiting leave the sum first: else they begin when this one's work is done.
+        # If ranks share a core, let those that wait in the sum leave it before this one goes on.
         os.sched_yield()
-        self._gradients.finish(summed[len(said) : len(head)])
+        self._gradients.finish(summed[len(scalars) : len(head)])
         self._figures.finish(summed[len(head) :])
-        loss, correct, stops, leaves, spread, ranks, joint_square, overflows = summed[: len(said)]
+        loss, correct, stops, leaves, spread, ranks, joint_square, overflows = summed[
+            : len(scalars)
+        ]
         self._skip = self._scales and overflows > 0
         self.noise_scale.complete(joint_square)
         self.noise_scale.begin(spread, total, round(ranks))
@@ -203,14 +212,15 @@ class Rank(Replica):
 
     @property
     def figures_of_all(self) -> list[RankFigures]:
-        """What each member's last step took, in the order of their ranks."""
+        """The figures of each member's last step, by rank."""
         return self._figures.all
 
     def _measure_alone(self, parts: list[Any], step: int) -> float:
-        """The only device of a plan measures the noise from halves of its batch now and then; how many more passes that took.
+        """On a single-device plan, measure the noise scale from halves of the batch.
 
-        Where its batch is in several parts, since it does not fit at once, two of them are the halves. One that is left of
-        several does not: in a replay, where all are there again, it would have to do so too.
+        Returns the cost in passes over the batch, 0 at steps without a measurement. If the batch
+        is split into micro-batches, the first two of them serve as halves. The last remaining
+        rank of a larger plan does not measure: a replay with all ranks could not repeat it.
         """
         rows, first = np.concatenate(parts[:2]), len(parts[0]) if len(parts) > 1 else None
         wanted = len(self.request.plan.devices) == 1 and self.spec.adaptive_batch and len(rows) >= 4
@@ -224,12 +234,12 @@ class Rank(Replica):
         return len(rows) / sum(map(len, parts))
 
     def noise_document(self) -> dict[str, Any]:
-        """What the noise scale is made of, and the loss scale where there is one, for a checkpoint."""
+        """JSON for a checkpoint: the state of the noise scale, and of the loss scale if used."""
         scale = {"loss_scale": self.loss_scale.document()} if self._scales else {}
         return self.noise_scale.document() | {"joint_square": self._joint_square} | scale
 
     def load_noise(self, document: dict[str, Any]) -> None:
-        """Take up `noise_document`."""
+        """Restore a `noise_document`."""
         self._joint_square = document["joint_square"]
         self.noise_scale = NoiseScale(
             **{name: document[name] for name in self.noise_scale.document()}
@@ -237,9 +247,10 @@ class Rank(Replica):
         self.loss_scale = LossScale(**document.get("loss_scale", {}))
 
     def _micro_batches(self, rows: Any, total: int) -> list[Any]:
-        """The share in as many parts as the plan accumulates, or as samples allow, and as even as can be.
+        """Split the rank's rows evenly into as many micro-batches as the plan and the rows allow.
 
-        Where ranks normalise together, all have as many parts; otherwise one that is empty is left out, except where all are.
+        With joint batch normalisation, all ranks have the same number of parts, some perhaps empty.
+        Without it, empty parts are dropped, but one part always remains.
         """
         if self.request.plan.accumulation == 1:
             return [rows]
@@ -256,13 +267,16 @@ class Rank(Replica):
             self._gradients.last = number == len(parts) - 1
             for joint in self._joined:
                 joint.weight = 1.0 if len(part) else 0.0
-            # A part without samples takes part in every sum, with a sample that does not count.
+            # An empty part must still join the sums: it runs one sample with weight 0.
             found = self._forward_backward(part if len(part) else order[:1], len(part) / total)
             loss, correct = loss + found[0], correct + (found[1] if len(part) else 0.0)
         return loss, correct
 
     def _seed(self, step: int) -> None:
-        """Dropout and the like: the same in a replay. (`torch.manual_seed` would record a stack trace each time.)"""
+        """Seed torch for this step and rank, so that dropout is the same in a replay.
+
+        Not by `torch.manual_seed`, which is slow: it records a stack trace each time.
+        """
         on_gpu = self.device.type == "cuda"
         generator = (
             torch.cuda.default_generators[self.device.index] if on_gpu else torch.default_generator
@@ -279,7 +293,7 @@ class Rank(Replica):
             return outputs, self._loss(outputs, targets)
 
     def _forward_backward(self, rows: Any, weight: float) -> tuple[float, float]:
-        """The rank's part of the joint loss, and how many samples are classified rightly."""
+        """This part's share of the joint loss, and its number of correct classifications."""
         inputs, targets = self._batch(rows)
         try:
             outputs, loss = self._forward(inputs, targets)
@@ -293,21 +307,21 @@ class Rank(Replica):
             if self._proven or is_out_of_memory(error) or isinstance(error.__cause__, PeersLost):
                 raise
             raise BadInput(
-                f"model: a batch of inputs {_shapes(inputs)} and targets {_shapes(targets)} ends in "
+                f"model: a batch of inputs {_shapes(inputs)} and targets {_shapes(targets)} raised "
                 f"{type(error).__name__}: {error}"
             ) from error
         self._proven = True
         return float(loss.detach()) * weight if weight else 0.0, correct
 
     def update(self, learning_rate: float) -> None:
-        """One step of the optimizer with the summed gradients; none where a scaled gradient overflowed."""
+        """Run the optimizer with the summed gradients, unless a scaled gradient overflowed."""
         if not self._skip:
             if self.spec.clip_norm is not None:
                 self._gradients.clip(self.spec.clip_norm)
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self.optimizer.step()
-            if not self._updated:  # what stays for the whole training is there now
+            if not self._updated:  # all long-lived tensors are allocated now
                 keep_freed_memory()
             self._updated = True
         if self._scales:
@@ -317,7 +331,7 @@ class Rank(Replica):
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Loss (and accuracy) on the held-out rows, each rank its share of them."""
+        """Loss (and accuracy for classifiers) on the held-out rows, split over the ranks."""
         parts = shares(len(self.validation_rows), self.split)
         begin = sum(parts[: self.number])
         rows = self.validation_rows[begin : begin + parts[self.number]]
@@ -338,7 +352,7 @@ class Rank(Replica):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether Python, torch's allocators or the driver had no memory left."""
+    """Whether Python, torch's allocators or the GPU driver ran out of memory."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
     )

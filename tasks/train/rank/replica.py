@@ -1,4 +1,4 @@
-"""One rank's copy of the model and the optimizer, its data, and its place among the others."""
+"""One rank's copy of model and optimizer, with its data and its device."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from trainwright.tasks.train.request import TrainRequest
 
 
 class Replica:
-    """A model whose parameters are those of all other ranks, with its optimizer and its data.
+    """A model with the same parameters as on all other ranks, its optimizer and its data.
 
-    `number` is that of its device in the plan and stays; its place in `collective` changes with the members.
+    `number` is the index of its device in the plan and never changes. Its rank in `collective`
+    changes with the members.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Replica:
         number: int,
         definition: ModelDefinition | None = None,
     ) -> None:
-        """`definition`: the model's source, if it is loaded."""
+        """`definition`: the model's source, if it is loaded already."""
         self.request, self.collective, self.device, self.number = (
             request,
             collective,
@@ -54,11 +55,11 @@ class Replica:
 
     @property
     def first(self) -> bool:
-        """Whether this rank speaks and writes for all."""
+        """Whether this rank reports and writes on behalf of all."""
         return self.collective.rank == 0
 
     def memory_bytes(self) -> float:
-        """The memory that this rank can have: what it holds and what is free."""
+        """The memory available to this rank: what it holds plus what is free."""
         if self.device.type == "cuda":
             return float(
                 torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
@@ -94,8 +95,9 @@ class Replica:
         for name, parameter in self.model.named_parameters():
             if parameter.is_complex() and parameter.requires_grad:
                 raise BadInput(
-                    f"model: the parameter {name} is {str(parameter.dtype).removeprefix('torch.')}, and gradients are summed as "
-                    "real numbers; hold its real and imaginary parts, and join them by torch.view_as_complex"
+                    f"model: parameter {name} is {str(parameter.dtype).removeprefix('torch.')}; "
+                    "gradients can only be summed as real numbers: store its real and imaginary "
+                    "parts, and join them by torch.view_as_complex"
                 )
         self.model.train()
         self._loss: Callable[[Any, Any], torch.Tensor] = model_source.loss_function(
@@ -111,17 +113,23 @@ class Replica:
         return cast(self._new(), self.spec.precision).to(self.device)
 
     def begin_anew(self) -> None:
-        """Parameters, buffers, and optimizer as they were before the first step."""
+        """Reset parameters, buffers and optimizer to their initial state."""
         self.model.load_state_dict(self._newly_built().state_dict())
         self.optimizer.state.clear()
 
     def take_state_from_first(self, source: int = 0) -> None:
-        """All go on from one rank's parameters, buffers and optimizer: unlike devices round differently."""
+        """Copy parameters, buffers and optimizer state from one rank to all.
+
+        Needed because different device types round differently.
+        """
         state = [*self.model.state_dict().values(), *optimizer_tensors(self.optimizer).values()]
         take_from_first(self.collective, state, "state", source)
 
     def expect_optimizer(self, shapes: dict[str, list[Any]]) -> None:
-        """Make room for an optimizer's state that another rank has: shape and type by name (`optimizer_shapes`)."""
+        """Allocate an optimizer state to receive another rank's.
+
+        `shapes` is the other rank's `optimizer_shapes`.
+        """
         if shapes != self.optimizer_shapes():
             tensors = {
                 name: torch.zeros(shape, dtype=getattr(torch, kind))
@@ -131,14 +139,14 @@ class Replica:
             load_optimizer(self.optimizer, tensors)
 
     def optimizer_shapes(self) -> dict[str, list[Any]]:
-        """Shape and type of each tensor of the optimizer's state."""
+        """Shape and type of each tensor of the optimizer's state, by name."""
         return {
             name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
             for name, tensor in optimizer_tensors(self.optimizer).items()
         }
 
     def load_state(self, model: dict[str, torch.Tensor]) -> None:
-        """Take parameters and buffers from a checkpoint. Raises TrainingFailed where they are another model's."""
+        """Load a checkpoint's parameters and buffers. Raises TrainingFailed if they don't fit."""
         try:
             self.model.load_state_dict(model)
         except RuntimeError as error:

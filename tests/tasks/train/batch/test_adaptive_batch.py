@@ -1,4 +1,4 @@
-"""The batch grows where it pays, within its bounds, and the learning rate follows the rule."""
+"""The batch grows if that pays, within its bounds, and the learning rate follows the rule."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOISE = st.floats(0.1, 1e6)
 def settled(
     fixed_s: float, per_sample_s: float, noise: float, *, base: int = 32, most: int = 4096
 ) -> list[int]:
-    """The batches of 60 windows on a machine of T(B) = a + s·B."""
+    """The batch after each of 60 windows on a machine with T(B) = a + s·B."""
     growth, batches = BatchGrowth(base, most, "sqrt"), []
     for window in range(60):
         found = growth.observe(fixed_s + per_sample_s * growth.batch, noise)
@@ -59,7 +59,7 @@ def test_the_batch_stays_within_its_bounds_grows_at_most_twofold_and_settles(
 
 
 @given(fixed=st.floats(0, 0.5), per_sample=st.floats(1e-4, 1e-2), noise=NOISE)
-def test_where_it_settles_nothing_up_to_twice_as_large_is_better_by_much(
+def test_no_batch_up_to_twice_the_settled_one_is_much_better(
     fixed: float, per_sample: float, noise: float
 ) -> None:
     batch = settled(fixed, per_sample, noise)[-1]
@@ -71,15 +71,13 @@ def test_where_it_settles_nothing_up_to_twice_as_large_is_better_by_much(
     assert all(worth(size) <= worth(batch) * 1.06 for size in range(batch, min(4096, 2 * batch)))
 
 
-def test_a_machine_without_fixed_cost_tries_a_larger_batch_once_and_goes_back() -> None:
+def test_without_fixed_cost_per_step_it_tries_a_larger_batch_once_and_goes_back() -> None:
     assert settled(0.0, 1e-3, 100.0)[-1] == 32
     assert max(settled(0.0, 1e-3, 100.0)) == 64
 
 
 @pytest.mark.parametrize(("loses", "after"), [(0.04, 64), (0.06, 32)])
-def test_it_goes_back_where_growing_has_lost_as_much_as_it_has_to_gain(
-    loses: float, after: int
-) -> None:
+def test_it_goes_back_if_growing_has_lost_at_least_the_least_gain(loses: float, after: int) -> None:
     growth = BatchGrowth(32, 64, "sqrt")
     assert growth.observe(0.1, math.inf) is not None
     growth.change(64, 20, math.inf)
@@ -87,27 +85,27 @@ def test_it_goes_back_where_growing_has_lost_as_much_as_it_has_to_gain(
     assert (found[0] if found is not None else growth.batch) == after
 
 
-def test_a_windows_step_time_counts_what_steps_wait_now_and_then_and_little_of_a_stall() -> None:
+def test_mean_step_time_counts_occasional_waits_and_caps_a_stall() -> None:
     assert mean_step_time_s([1.0] * 18 + [2.0] * 2) == pytest.approx(1.1)
     assert mean_step_time_s([1.0] * 19 + [100.0]) == pytest.approx((19 + MOST_OF_MEDIAN) / 20)
 
 
-def test_a_gradient_with_little_noise_never_tries() -> None:
+def test_the_batch_never_grows_if_the_gradient_has_little_noise() -> None:
     assert set(settled(0.5, 1e-5, 1.0)) == {32}
 
 
-def test_nothing_is_decided_before_the_noise_is_known() -> None:
+def test_the_batch_does_not_change_before_the_noise_scale_is_known() -> None:
     growth = BatchGrowth(32, 4096, "sqrt")
     assert [growth.observe(0.1, None) for _ in range(5)] == [None] * 5
 
 
-def test_a_change_says_from_what_to_what_and_why() -> None:
+def test_a_change_names_both_batches_and_the_reason() -> None:
     growth = BatchGrowth(32, 4096, "sqrt")
     found = growth.observe(0.1, 500.0)
     assert found is not None
     assert found[0] == 64
     assert found[1].startswith(
-        "global batch 32 to 64: noise scale 500 samples, goodput 320 samples/s, "
+        "global batch from 32 to 64: noise scale 500 samples, goodput now 320 samples/s, "
     )
 
 
@@ -131,7 +129,7 @@ def test_adascale_lies_between_one_and_linear_and_follows_its_definition(
     assert gain == pytest.approx((variance + square) / (variance / times + square))
 
 
-def test_the_rules_multiply_the_rate_as_they_are_named() -> None:
+def test_each_rule_scales_the_learning_rate_by_its_formula() -> None:
     assert rate_factor("constant", 128, 32, 100.0) == 1
     assert rate_factor("linear", 128, 32, 100.0) == 4
     assert rate_factor("sqrt", 128, 32, 100.0) == 2
@@ -149,13 +147,13 @@ def test_the_rules_multiply_the_rate_as_they_are_named() -> None:
         ("linear", "adamw", "linear"),
     ],
 )
-def test_a_job_chooses_the_rule_and_auto_goes_by_the_optimizer(
+def test_the_job_chooses_the_rule_and_auto_depends_on_the_optimizer(
     rule: str, optimizer: str, expected: str
 ) -> None:
     assert rule_for(rule, optimizer) == expected  # type: ignore[arg-type]
 
 
-def test_linear_warms_up_from_where_the_rate_was_and_the_others_do_not() -> None:
+def test_linear_warms_up_from_the_previous_rate_and_the_other_rules_do_not() -> None:
     linear, root = BatchGrowth(32, 4096, "linear"), BatchGrowth(32, 4096, "sqrt")
     for growth in (linear, root):
         growth.change(64, 100, 50.0)
@@ -166,7 +164,7 @@ def test_linear_warms_up_from_where_the_rate_was_and_the_others_do_not() -> None
     assert root.factor(100, 50.0) == math.sqrt(2)
 
 
-def test_a_second_change_within_the_warm_up_goes_on_from_the_rate_at_hand() -> None:
+def test_a_second_change_during_warm_up_starts_from_the_current_rate() -> None:
     growth = BatchGrowth(32, 4096, "linear")
     growth.change(64, 100, None)
     before = growth.factor(119, None)
@@ -175,9 +173,7 @@ def test_a_second_change_within_the_warm_up_goes_on_from_the_rate_at_hand() -> N
 
 
 @given(noise=NOISE, windows=st.integers(0, 12))
-def test_growth_goes_on_from_a_checkpoint_as_if_nothing_had_been(
-    noise: float, windows: int
-) -> None:
+def test_a_checkpoint_restores_the_growth_exactly(noise: float, windows: int) -> None:
     growth = BatchGrowth(32, 1000, "linear")
     for window in range(windows):
         found = growth.observe(0.1 + 1e-4 * growth.batch, noise)
@@ -188,7 +184,7 @@ def test_growth_goes_on_from_a_checkpoint_as_if_nothing_had_been(
     assert again.factor(999, noise) == growth.factor(999, noise)
 
 
-def test_memory_bounds_the_batch_in_proportion_or_where_the_split_is_free_in_sum() -> None:
+def test_memory_limits_count_in_sum_if_the_split_is_free_and_in_proportion_if_fixed() -> None:
     assert largest_batch([40, 20], [None, None], 500, follows_speed=True) == 500
     assert largest_batch([40, 20], [80, 50], 500, follows_speed=True) == 130
     assert largest_batch([40, 20], [80, 50], 500, follows_speed=False) == 120

@@ -1,4 +1,7 @@
-"""A training whose global batch changes, replayed and resumed to the last digit; and a search that leaves no trace."""
+"""Trainings with a changing global batch replay and resume to the last digit.
+
+A learning-rate search leaves no trace in the training after it.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ from trainwright.tasks.train.rank.optimizer import learning_rate_at
 
 SLOW = [{"type": "emulated", "speed": 1.0}, {"type": "emulated", "speed": 0.5}]
 GROWN = [
-    SplitEvent(step=12, batch_sizes=[60, 30], reason="so it is told"),
-    SplitEvent(step=28, batch_sizes=[100, 80], reason="so it is told"),
+    SplitEvent(step=12, batch_sizes=[60, 30], reason="set by the test"),
+    SplitEvent(step=28, batch_sizes=[100, 80], reason="set by the test"),
 ]
 
 
@@ -35,7 +38,7 @@ def losses(asked: Any, rank: int) -> list[tuple[int, float, float, int]]:
 
 
 @pytest.mark.parametrize("rule", ["adascale", pytest.param("linear", marks=pytest.mark.slow)])
-def test_a_stopped_training_with_a_grown_batch_goes_on_to_the_last_digit(
+def test_a_stopped_training_with_a_grown_batch_resumes_to_the_last_digit(
     tmp_path: Path, rule: str
 ) -> None:
     settings: dict[str, Any] = {
@@ -80,7 +83,9 @@ def test_a_stopped_training_with_a_grown_batch_goes_on_to_the_last_digit(
     assert [losses(stopped, rank) for rank in (0, 1)] == [losses(whole, rank) for rank in (0, 1)]
 
 
-def test_a_batch_that_has_grown_is_shared_among_the_devices_of_another_plan(tmp_path: Path) -> None:
+def test_a_resumed_run_shares_its_grown_batch_over_the_devices_of_another_plan(
+    tmp_path: Path,
+) -> None:
     settings: dict[str, Any] = {
         "epochs": 3,
         "adaptive_batch": True,
@@ -111,9 +116,9 @@ def test_a_batch_that_has_grown_is_shared_among_the_devices_of_another_plan(tmp_
         assert sum(row["batch_size"] for row in recorded if row["epoch"] == epoch) == 1438
 
 
-def test_a_checkpoint_that_began_with_another_batch_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_with_another_initial_batch_is_refused(tmp_path: Path) -> None:
     asked = request(tmp_path, [40, 20], adaptive_batch=True, validation_fraction=0.9)
-    grown = [SplitEvent(step=1, batch_sizes=[60, 60], reason="so it is told")]
+    grown = [SplitEvent(step=1, batch_sizes=[60, 60], reason="set by the test")]
     train(asked.model_copy(update={"replay_events": grown}))
     other = request(tmp_path, [80, 40], adaptive_batch=True, validation_fraction=0.9)
     with pytest.raises(
@@ -122,8 +127,8 @@ def test_a_checkpoint_that_began_with_another_batch_is_refused(tmp_path: Path) -
         train(other)
 
 
-def test_the_batch_grows_by_itself_where_steps_cost_the_same_and_says_why(tmp_path: Path) -> None:
-    # Devices a thousand times as fast as they need be: a step's cost is the processes', whatever the batch.
+def test_the_batch_grows_if_larger_steps_cost_the_same_and_records_why(tmp_path: Path) -> None:
+    # The emulated devices are so fast that a step costs the same for every batch.
     asked = request(
         tmp_path,
         [6, 2],
@@ -138,17 +143,17 @@ def test_the_batch_grows_by_itself_where_steps_cost_the_same_and_says_why(tmp_pa
     assert result.split_events
     first = result.split_events[0]
     assert sum(first.batch_sizes) == 16
-    assert first.reason.startswith("global batch 8 to 16: noise scale ")
+    assert first.reason.startswith("global batch from 8 to 16: noise scale ")
     assert all(sum(event.batch_sizes) <= 64 for event in result.split_events)
     recorded = rows(asked, "steps-rank0") + rows(asked, "steps-rank1")
     for epoch in range(12):
         assert sum(row["batch_size"] for row in recorded if row["epoch"] == epoch) == 1438
 
 
-def test_a_batch_that_grows_stays_as_it_is_when_a_rank_is_lost_and_when_it_comes_back(
+def test_a_growing_batch_does_not_change_when_a_rank_is_lost_or_comes_back(
     tmp_path: Path, heard: list[dict[str, Any]]
 ) -> None:
-    """The first rank is lost, so that what the last checkpoint holds is what its replacement was told by the others."""
+    """Kills the first rank: its replacement takes its state from the others and checkpoints it."""
     asked = request(
         tmp_path,
         [6, 2],
@@ -160,12 +165,15 @@ def test_a_batch_that_grows_stays_as_it_is_when_a_rank_is_lost_and_when_it_comes
         checkpoint={"every_steps": 100},
     )
 
-    def split_for(word: str) -> bool:
+    def split_because_of(word: str) -> bool:
         return any(event["event"] == "split" and word in event["reason"] for event in heard)
 
     stop = threading.Event()
-    first = once(lambda: split_for("global batch"), lambda: os.kill(pids(heard)[0], signal.SIGKILL))
-    second = once(lambda: split_for("is back"), stop.set)
+    first = once(
+        lambda: split_because_of("global batch"),
+        lambda: os.kill(pids(heard)[0], signal.SIGKILL),
+    )
+    second = once(lambda: split_because_of("is back"), stop.set)
     with pytest.raises(Interrupted, match="its checkpoint is kept"):
         train(asked, stop=stop)
     first.join()
@@ -174,7 +182,9 @@ def test_a_batch_that_grows_stays_as_it_is_when_a_rank_is_lost_and_when_it_comes
     events = [SplitEvent.model_validate(event) for event in state.events]
     batches = [8, *(sum(event.batch_sizes) for event in events)]
     for before, after, event in zip(batches[:-1], batches[1:], events, strict=True):
-        assert (before != after) == event.reason.startswith(f"global batch {before} to {after}")
+        assert (before != after) == event.reason.startswith(
+            f"global batch from {before} to {after}"
+        )
     growth = state.adaptive["growth"]
     assert growth["base"] == 8
     assert growth["batch"] == batches[-1] == sum(state.split)
@@ -192,11 +202,11 @@ def test_a_batch_that_grows_stays_as_it_is_when_a_rank_is_lost_and_when_it_comes
     changed_at = [0, *(event.step for event in events), state.step]
     for batch, (begin, end) in zip(batches, itertools.pairwise(changed_at), strict=True):
         taken = {sum(row["batch_size"] for row in by_step[step]) for step in range(begin, end)}
-        assert max(taken, default=batch) == batch  # the last of an epoch takes what is left
+        assert max(taken, default=batch) == batch  # the last step of an epoch may be smaller
 
 
 @pytest.mark.slow
-def test_memory_keeps_the_batch_where_it_is(tmp_path: Path) -> None:
+def test_the_batch_does_not_grow_beyond_the_ranks_memory(tmp_path: Path) -> None:
     devices = [{"type": "emulated", "speed": 1e6, "most_batch_size": most} for most in (6, 2)]
     asked = request(
         tmp_path,
@@ -211,7 +221,7 @@ def test_memory_keeps_the_batch_where_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_search_leaves_parameters_optimizer_and_random_numbers_as_they_were(
+def test_a_search_leaves_parameters_optimizer_and_random_state_unchanged(
     tmp_path: Path,
 ) -> None:
     settings: dict[str, Any] = {
@@ -237,10 +247,10 @@ def test_a_search_leaves_parameters_optimizer_and_random_numbers_as_they_were(
 
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.slow)])
-def test_a_search_on_unlike_ranks_finds_what_one_process_finds_with_the_joint_batch(
+def test_a_search_on_unequal_ranks_equals_one_process_with_the_joint_batch(
     tmp_path: Path, backend: str
 ) -> None:
-    """In fp64: where the loss runs away, what sums round grows with it."""
+    """In fp64: when the loss diverges, so do rounding errors."""
     settings: dict[str, Any] = {
         "model": {"norm": True},
         "precision": "fp64",
@@ -286,7 +296,7 @@ def build_model():
 """
 
 
-def test_a_lone_device_that_accumulates_measures_the_noise_in_passes_no_larger_than_its_micro_batches(
+def test_a_single_device_measures_the_noise_in_passes_of_at_most_a_micro_batch(
     tmp_path: Path,
 ) -> None:
     asked = request(

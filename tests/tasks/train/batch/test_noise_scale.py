@@ -20,7 +20,7 @@ SPLITS = st.lists(st.integers(1, 40), min_size=2, max_size=5)
 def drawn(
     rng: np.random.Generator, split: list[int], mean: np.ndarray, deviation: np.ndarray
 ) -> tuple[float, float]:
-    """One step's estimates where a sample's gradient is normal with this mean and these deviations."""
+    """One step's estimates from normally distributed gradients of single samples."""
     own = [mean + rng.normal(size=len(mean)) * deviation / math.sqrt(batch) for batch in split]
     joint = sum(batch * gradient for batch, gradient in zip(split, own, strict=True)) / sum(split)
     return noise_and_signal(split, [float(one @ one) for one in own], float(joint @ joint))
@@ -39,7 +39,7 @@ def test_both_estimates_are_unbiased_for_any_split(
     assert (np.abs(estimates.mean(axis=0) - expected) < 6 * error).all()
 
 
-def test_the_mean_of_ranks_that_are_weighed_alike_would_be_biased_where_this_is_not() -> None:
+def test_the_estimate_is_unbiased_for_very_unequal_batches() -> None:
     rng = np.random.default_rng(0)
     mean, deviation = np.full(20, 0.2), np.ones(20)
     noise = [drawn(rng, [30, 2], mean, deviation)[0] for _ in range(4000)]
@@ -47,7 +47,7 @@ def test_the_mean_of_ranks_that_are_weighed_alike_would_be_biased_where_this_is_
 
 
 @given(split=SPLITS, squares=st.data())
-def test_equal_gradients_have_no_noise(split: list[int], squares: st.DataObject) -> None:
+def test_equal_gradients_give_zero_noise(split: list[int], squares: st.DataObject) -> None:
     square = squares.draw(st.floats(1e-3, 1e3))
     noise, signal = noise_and_signal(split, [square] * len(split), square)
     assert noise == pytest.approx(0, abs=1e-9 * square * sum(split))
@@ -55,12 +55,12 @@ def test_equal_gradients_have_no_noise(split: list[int], squares: st.DataObject)
 
 
 @pytest.mark.parametrize("split", [[], [8], [8, 0, 0]])
-def test_one_rank_alone_has_no_noise_to_show(split: list[int]) -> None:
-    with pytest.raises(ValueError, match="two or more ranks"):
+def test_fewer_than_two_ranks_with_samples_are_refused(split: list[int]) -> None:
+    with pytest.raises(ValueError, match="needs at least 2"):
         noise_and_signal(split, [1.0] * len(split), 1.0)
 
 
-def test_the_smoothed_scale_tends_to_the_true_one_and_waits_until_it_knows_something() -> None:
+def test_the_smoothed_scale_is_none_at_first_and_then_tends_to_the_true_scale() -> None:
     rng, scale = np.random.default_rng(1), NoiseScale()
     mean, deviation = np.full(400, 0.1), np.ones(400)
     values = []
@@ -71,7 +71,7 @@ def test_the_smoothed_scale_tends_to_the_true_one_and_waits_until_it_knows_somet
     assert np.mean([value for value in values[100:] if value]) == pytest.approx(400 / 4, rel=0.15)
 
 
-def test_a_gradient_lost_in_noise_has_an_infinite_scale_and_no_noise_a_scale_of_zero() -> None:
+def test_the_scale_is_infinite_without_signal_and_zero_without_noise() -> None:
     lost, still = NoiseScale(), NoiseScale()
     for _ in range(LEAST_ESTIMATES):
         lost.add(1.0, -0.1)
@@ -79,7 +79,7 @@ def test_a_gradient_lost_in_noise_has_an_infinite_scale_and_no_noise_a_scale_of_
     assert (lost.value, still.value) == (math.inf, 0.0)
 
 
-def test_estimates_that_are_no_numbers_are_passed_over() -> None:
+def test_estimates_that_are_not_finite_are_ignored() -> None:
     scale = NoiseScale()
     scale.add(1.0, 1.0)
     kept = scale.document()
@@ -89,9 +89,7 @@ def test_estimates_that_are_no_numbers_are_passed_over() -> None:
     assert scale.document() == kept
 
 
-def test_a_step_is_complete_when_its_joint_square_is_known_and_goes_on_from_a_checkpoint_in_between() -> (
-    None
-):
+def test_a_checkpoint_between_begin_and_complete_loses_nothing() -> None:
     direct, interrupted = NoiseScale(), NoiseScale()
     direct.add(*noise_and_signal([3, 1], [2.0, 4.0], 1.5))
     interrupted.begin(3 * 2.0 + 1 * 4.0, 4, 2)
@@ -112,7 +110,7 @@ def _net(norm: bool) -> torch.nn.Module:
     return torch.nn.Sequential(*layers, torch.nn.Tanh(), torch.nn.Linear(16, 1)).double()
 
 
-def test_halves_find_what_single_samples_gradients_say_of_a_real_model() -> None:
+def test_two_halves_estimate_the_same_noise_as_gradients_of_single_samples() -> None:
     model = _net(norm=False)
     inputs = torch.randn(600, 6, dtype=torch.float64)
     targets = torch.sin(inputs[:, :1] * 2) + 0.5 * torch.randn(600, 1, dtype=torch.float64)
@@ -149,7 +147,7 @@ def test_halves_find_what_single_samples_gradients_say_of_a_real_model() -> None
     assert found.mean(axis=0)[0] / found.mean(axis=0)[1] == pytest.approx(noise / signal, rel=0.3)
 
 
-def test_measuring_by_halves_changes_neither_buffers_nor_gradients() -> None:
+def test_measuring_with_halves_changes_neither_buffers_nor_gradients() -> None:
     model = _net(norm=True)
     inputs = torch.randn(20, 6, dtype=torch.float64)
     model(inputs).sum().backward()

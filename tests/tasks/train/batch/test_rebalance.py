@@ -30,7 +30,7 @@ def settle(
     return balance.split, balance.changes
 
 
-def test_an_even_split_over_devices_of_2_to_1_becomes_2_to_1() -> None:
+def test_an_even_split_over_devices_with_speeds_2_to_1_becomes_2_to_1() -> None:
     split, _ = settle([60, 60], [0.0, 0.0], [1e-3, 2e-3], 0.0, 0)
     assert split == [80, 40]
 
@@ -40,7 +40,7 @@ def test_an_even_split_over_devices_of_2_to_1_becomes_2_to_1() -> None:
     fixed=st.floats(0, 20e-3),
     seed=st.integers(0, 1000),
 )
-def test_the_split_settles_with_every_rank_at_work_and_all_samples_taken(
+def test_the_split_settles_with_all_samples_and_at_least_one_per_rank(
     slowness: list[float], fixed: float, seed: int
 ) -> None:
     start = [30] * len(slowness)
@@ -59,7 +59,7 @@ def test_the_split_settles_with_every_rank_at_work_and_all_samples_taken(
     seed=st.integers(0, 1000),
     data=st.data(),
 )
-def test_other_speeds_in_mid_run_are_followed_within_three_changes(
+def test_the_split_follows_changed_speeds_within_three_changes(
     before: list[float], fixed: float, seed: int, data: st.DataObject
 ) -> None:
     after = data.draw(
@@ -83,15 +83,15 @@ def test_other_speeds_in_mid_run_are_followed_within_three_changes(
 
 
 @given(seed=st.integers(0, 1000))
-def test_noise_on_a_good_split_moves_little_and_that_seldom(seed: int) -> None:
+def test_noise_changes_a_good_split_rarely_and_only_slightly(seed: int) -> None:
     split, changes = settle([80, 40], [0.0, 0.0], [1e-3, 2e-3], 0.04, seed)
     assert 0.08 / max(split[0] * 1e-3, split[1] * 2e-3) >= 0.97
     assert changes <= 3
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
-def test_of_many_trainings_with_a_good_split_noise_moves_few(ranks: int) -> None:
-    """Windows are off by 4 % (one standard deviation), as medians of 20 steps are that are off by 14 % each."""
+def test_noise_changes_a_good_split_in_at_most_5_percent_of_trainings(ranks: int) -> None:
+    """Windows have a standard deviation of 4 %: medians of 20 steps with 14 % each."""
     moved, speeds = 0, [1 + number % 3 for number in range(ranks)]
     for seed in range(100):
         source, balance = random.Random(seed), Rebalancer([30 * speed for speed in speeds])
@@ -105,7 +105,7 @@ def test_of_many_trainings_with_a_good_split_noise_moves_few(ranks: int) -> None
 
 
 @given(seed=st.integers(0, 1000))
-def test_an_imbalance_as_small_as_the_noise_of_a_window_is_seen_in_many(seed: int) -> None:
+def test_many_windows_reveal_an_imbalance_as_small_as_the_noise_of_one(seed: int) -> None:
     source, balance = random.Random(seed), Rebalancer([160, 80])
 
     def times() -> list[float]:
@@ -121,8 +121,8 @@ def test_an_imbalance_as_small_as_the_noise_of_a_window_is_seen_in_many(seed: in
 
 
 @given(seed=st.integers(0, 1000))
-def test_a_fixed_cost_that_the_first_change_shows_is_counted_in_the_next(seed: int) -> None:
-    """With one batch size seen, all of a rank's time seems to grow with its batch."""
+def test_the_second_change_accounts_for_a_fixed_cost_per_step(seed: int) -> None:
+    """Until a second batch size is measured, all time seems proportional to the batch."""
     source, balance = random.Random(seed), Rebalancer([192, 96])
 
     def times(speeds: list[float]) -> list[float]:
@@ -137,9 +137,9 @@ def test_a_fixed_cost_that_the_first_change_shows_is_counted_in_the_next(seed: i
     assert balance.changes <= 3
 
 
-def test_a_batch_grows_in_the_present_proportions_where_no_times_are_known() -> None:
+def test_without_measured_times_a_batch_is_resized_in_the_current_proportions() -> None:
     balance = Rebalancer([40, 20])
-    assert balance.observe([0.0, 0.1]) is None  # a rank that has timed no step yet
+    assert balance.observe([0.0, 0.1]) is None  # 0.0: the rank has not timed a step yet
     assert balance.resized(120) == [80, 40]
     balance.observe([0.08, 0.08])
     assert balance.resized(60) == [40, 20]
@@ -148,7 +148,7 @@ def test_a_batch_grows_in_the_present_proportions_where_no_times_are_known() -> 
 
 
 @given(seed=st.integers(0, 1000))
-def test_what_all_ranks_have_in_common_hides_no_imbalance(seed: int) -> None:
+def test_noise_that_all_ranks_share_hides_no_imbalance(seed: int) -> None:
     source, balance = random.Random(seed), Rebalancer([129, 77, 34])
 
     def times() -> list[float]:
@@ -163,7 +163,7 @@ def test_what_all_ranks_have_in_common_hides_no_imbalance(seed: int) -> None:
 
 
 @given(st.lists(st.floats(1e-4, 10.0), min_size=2, max_size=6), st.floats(0.001, 0.2))
-def test_the_expected_largest_lies_above_the_largest_by_what_chance_adds(
+def test_the_expected_largest_lies_between_the_largest_and_its_upper_bound(
     times: list[float], error: float
 ) -> None:
     found = expected_largest(times, error)
@@ -175,7 +175,7 @@ def test_the_expected_largest_lies_above_the_largest_by_what_chance_adds(
 
 
 @given(st.floats(1e-4, 10.0), st.floats(0.001, 0.2))
-def test_of_two_equal_times_the_larger_is_expected_as_the_formula_says(
+def test_the_expected_larger_of_two_equal_times_follows_the_closed_formula(
     time: float, error: float
 ) -> None:
     assert math.isclose(
@@ -183,8 +183,8 @@ def test_of_two_equal_times_the_larger_is_expected_as_the_formula_says(
     )
 
 
-def test_an_imbalance_pays_once_it_stands_out_of_the_noise() -> None:
-    """The mean of one window with 5 % of noise may be wrong by as much as these ranks differ; that of eight is not."""
+def test_an_imbalance_pays_once_it_exceeds_the_noise() -> None:
+    """At 5 % of noise, one window can't show that these ranks differ; eight can."""
     uneven, level = [1.04, 1.0], [1.02, 1.02]
     gains = [
         expected_largest(uneven, error) / expected_largest(level, error) - 1

@@ -25,7 +25,7 @@ SPLITS = st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(sum)
     seed=st.integers(0, 2**31 - 1),
     epoch=st.integers(0, 1000),
 )
-def test_an_epoch_takes_every_row_exactly_once_whatever_the_split(
+def test_an_epoch_takes_every_row_exactly_once_for_any_split(
     rows: int, split: list[int], seed: int, epoch: int
 ) -> None:
     order = epoch_order(np.arange(rows) * 3, seed, epoch)
@@ -39,7 +39,7 @@ def test_an_epoch_takes_every_row_exactly_once_whatever_the_split(
 
 
 @given(rows=st.integers(1, 300), splits=st.lists(SPLITS, min_size=1, max_size=8))
-def test_an_epoch_takes_every_row_exactly_once_when_split_and_batch_change_within_it(
+def test_an_epoch_takes_every_row_exactly_once_if_split_and_batch_change_within_it(
     rows: int, splits: list[list[int]]
 ) -> None:
     order, taken, begin = epoch_order(np.arange(rows), 0, 0), [], 0
@@ -59,7 +59,7 @@ def test_an_epoch_takes_every_row_exactly_once_when_split_and_batch_change_withi
     epochs=st.integers(1, 5),
     step=st.integers(0, 2000),
 )
-def test_samples_and_steps_say_the_same_of_a_training_with_one_batch(
+def test_samples_and_steps_agree_for_a_constant_batch(
     rows: int, batch: int, epochs: int, step: int
 ) -> None:
     batch = min(batch, rows)
@@ -90,7 +90,7 @@ WEIGHTS = st.lists(st.integers(1, 50), min_size=1, max_size=6)
 
 
 @given(weights=WEIGHTS, total=st.integers(1, 500), data=st.data())
-def test_the_members_share_the_whole_batch_within_their_limits(
+def test_the_members_share_the_whole_batch_within_their_limits_or_get_none(
     weights: list[int], total: int, data: st.DataObject
 ) -> None:
     members = sorted(data.draw(st.sets(st.integers(0, len(weights) - 1), min_size=1)))
